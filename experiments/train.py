@@ -1,0 +1,34 @@
+"""Trains the model of a config; resumes by itself from the newest good checkpoint in the workdir.
+
+    python experiments/train.py --config=configs/gpt_tiny.py --workdir=/tmp/gpt_tiny [--config.mesh.data=4 …]
+
+Any field of the config can be overridden. Ctrl-C and SIGTERM save and exit; the same command goes on from there.
+"""
+
+import json
+import pathlib
+
+from absl import flags
+
+from fiddlex.flags import define_config, run
+
+_CONFIG = define_config()
+_WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run", required=True)
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
+
+
+def main(argv: list[str]) -> None:
+    """Trains; prints the sample, or the outcome as JSON."""
+    config = _CONFIG.value.validate()
+
+    from fiddlex.train.loop import train  # jax is imported once the command line is known to be right
+
+    outcome = train(config, pathlib.Path(_WORKDIR.value))
+    if outcome.sample:
+        print(outcome.sample)
+    if _FORMAT.value == "json":
+        print(json.dumps(outcome.to_dict()))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,32 @@
+"""Data: documents → tokens → examples → batches.
+
+`load_corpus` reads what a config names and splits it, an `ExampleSource` cuts the tokens into examples, and `Loader`
+and `eval_batches` make batches of them.
+"""
+
+from fiddlex.data.corpus import Corpus, TokenStream, load_corpus
+from fiddlex.data.documents import Document, read_stdlib, read_text
+from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
+from fiddlex.data.loader import Batch, Loader, eval_batches
+from fiddlex.data.token_files import open_token_file
+from fiddlex.data.tokenizers import ByteTokenizer, JsonTokenizer, Tokenizer, make_tokenizer
+
+__all__ = [
+    "Batch",
+    "ByteTokenizer",
+    "Corpus",
+    "Document",
+    "ExampleSource",
+    "HeldoutExamples",
+    "JsonTokenizer",
+    "Loader",
+    "NextTokenExamples",
+    "TokenStream",
+    "Tokenizer",
+    "eval_batches",
+    "load_corpus",
+    "make_tokenizer",
+    "open_token_file",
+    "read_stdlib",
+    "read_text",
+]

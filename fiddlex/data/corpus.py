@@ -1,0 +1,219 @@
+"""From `DataConfig` to two streams of tokens, one to train on and one held out.
+
+Invariant: no token of the held-out stream is in the training stream. With several documents the split is by document
+and decided by the document's name alone, so that adding files moves no other file across; a single text or token file
+gives its last share. `data.eval_source`, or the `val.bin` of a token folder, is held out whole instead.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fiddlex.config import DataConfig
+from fiddlex.data.documents import Document, read_stdlib, read_text
+from fiddlex.data.token_files import open_token_file
+from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
+from fiddlex.errors import DataError
+
+_ENCODED_AT_ONCE = 256  # documents; bounds the memory of ids that are not yet in the smallest dtype
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenStream:
+    """Tokens of concatenated documents.
+
+    Attributes:
+      tokens: unsigned integers, [tokens]; a memory map for token files.
+      num_bytes: UTF-8 bytes of the text; None for token files, whose text is unknown.
+      num_documents: whole documents in the stream; None when it is a token file or a part of a file.
+    """
+
+    tokens: np.ndarray
+    num_bytes: int | None = None
+    num_documents: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """By which a loss per token is divided to give the loss per byte; None for token files and empty streams."""
+        return self.num_bytes / len(self.tokens) if self.num_bytes and len(self.tokens) else None
+
+    def describe(self) -> str:
+        """The stream's size: '14 files, 0.4 MB, 412,345 tokens'."""
+        parts = []
+        if self.num_documents is not None:
+            parts.append(f"{self.num_documents:,} file{'s' * (self.num_documents != 1)}")
+        if self.num_bytes is not None:
+            parts.append(_readable_size(self.num_bytes))
+        return ", ".join([*parts, f"{len(self):,} tokens"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+    """What a run trains on and is evaluated on.
+
+    Attributes:
+      source: `data.source`.
+      train: the training stream.
+      heldout: the held-out stream; empty when nothing is held out.
+      tokenizer: what made the tokens; None for token files whose tokenizer the config does not name.
+    """
+
+    source: str
+    train: TokenStream
+    heldout: TokenStream
+    tokenizer: Tokenizer | None
+
+    def describe(self) -> str:
+        """A line for the log: 'stdlib: 231 files, 7.1 MB, … for training; 14 files, 0.4 MB, … held out'."""
+        heldout = f"{self.heldout.describe()} held out" if len(self.heldout) else "nothing held out"
+        return f"{self.source}: {self.train.describe()} for training; {heldout}"
+
+
+def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
+    """Reads the sources that `config` names.
+
+    Args:
+      config: the data section; `source`, `eval_source`, `eval_fraction`, `tokenizer` and `token_dtype` are used.
+      vocab_size: `model.vocab_size`; every token is below it.
+      seq_len: `model.seq_len`; there is at least one training example of this length.
+
+    Raises:
+      ConfigError: when a field of `config` is out of its range.
+      DataError: when data is missing, empty, too short, or outside the vocabulary.
+    """
+    config.validate()
+    tokenizer = _make_tokenizer(config, vocab_size)
+    if config.eval_source:
+        train, _ = _load(config.source, config, fraction=0.0, tokenizer=tokenizer, vocab_size=vocab_size)
+        heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size)
+    else:
+        train, heldout = _load(
+            config.source, config, fraction=config.eval_fraction, tokenizer=tokenizer, vocab_size=vocab_size
+        )
+    if len(train) < seq_len + 1:
+        raise DataError(
+            f"data.source={config.source!r} has {len(train)} tokens for training, and one example takes "
+            f"model.seq_len+1={seq_len + 1}. Use more data, a smaller data.eval_fraction (now {config.eval_fraction}) "
+            "or a smaller model.seq_len."
+        )
+    if len(heldout) < 2 and (config.eval_source or config.eval_fraction):
+        raise DataError(
+            f"{config.eval_source or config.source!r} has {len(heldout)} held-out tokens, and an evaluation takes at "
+            f"least 2. Use more data, set data.eval_source, a larger data.eval_fraction (now {config.eval_fraction}), "
+            "or data.eval_fraction=0 to hold nothing out."
+        )
+    return Corpus(source=config.source, train=train, heldout=heldout, tokenizer=tokenizer)
+
+
+def split_documents(documents: Sequence[Document], *, fraction: float) -> tuple[list[Document], list[Document]]:
+    """Splits by document, each on its own: by the SHA-256 of its name, as a number from 0 to 1, against `fraction`.
+
+    Whatever the hashes, two documents or more give at least one to either side: the one nearest to the other side.
+
+    Args:
+      documents: with distinct names; their order is kept.
+      fraction: share of the documents to hold out; 0 holds out none.
+
+    Returns:
+      The documents to train on and those held out.
+    """
+    if not fraction:
+        return list(documents), []
+    heldout = {document.name for document in documents if _hash01(document.name) < fraction}
+    by_hash = sorted((document.name for document in documents), key=_hash01)
+    if len(documents) > 1:  # the lowest hash is among the held out already, unless there are none
+        heldout = heldout | {by_hash[0]} if len(heldout) < len(documents) else heldout - {by_hash[-1]}
+    return (
+        [document for document in documents if document.name not in heldout],
+        [document for document in documents if document.name in heldout],
+    )
+
+
+def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> TokenStream:
+    """Concatenates the tokens of `documents`, with the tokenizer's separator between them, in the smallest dtype."""
+    dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
+    separator = [] if tokenizer.separator is None else [np.array([tokenizer.separator], dtype)]
+    pieces: list[np.ndarray] = []
+    for start in range(0, len(documents), _ENCODED_AT_ONCE):
+        texts = [document.text for document in documents[start : start + _ENCODED_AT_ONCE]]
+        for ids in tokenizer.encode_batch(texts):
+            pieces += [*separator, ids.astype(dtype)] if pieces else [ids.astype(dtype)]
+    return TokenStream(
+        tokens=np.concatenate(pieces) if pieces else np.zeros(0, dtype),
+        num_bytes=sum(len(document.text.encode("utf-8")) for document in documents),
+        num_documents=len(documents),
+    )
+
+
+def _make_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
+    """The tokenizer of the run, or None when the tokens come from files and it is not known."""
+    if config.source.startswith("tokens:") and config.tokenizer == "bytes" and vocab_size != ByteTokenizer.vocab_size:
+        return None  # 'bytes' is the default of the config, and these tokens are not bytes
+    tokenizer = make_tokenizer(config.tokenizer)
+    if tokenizer.vocab_size > vocab_size:
+        raise DataError(
+            f"data.tokenizer={config.tokenizer!r} has {tokenizer.vocab_size} tokens, more than "
+            f"model.vocab_size={vocab_size}: the model has no embedding for the rest. "
+            f"Set model.vocab_size={tokenizer.vocab_size}."
+        )
+    return tokenizer
+
+
+def _load_eval_source(config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int) -> TokenStream:
+    """All of `data.eval_source`; of a token folder, its val.bin."""
+    kind, _, path = config.eval_source.partition(":")
+    folder = Path(path).expanduser()
+    if kind == "tokens" and folder.is_dir():
+        val = open_token_file(folder / "val.bin", dtype=config.token_dtype, vocab_size=vocab_size)
+        return TokenStream(val)
+    return _load(config.eval_source, config, fraction=0.0, tokenizer=tokenizer, vocab_size=vocab_size)[0]
+
+
+def _load(
+    source: str, config: DataConfig, *, fraction: float, tokenizer: Tokenizer | None, vocab_size: int
+) -> tuple[TokenStream, TokenStream]:
+    """The training and held-out streams of one source."""
+    kind, _, path = source.partition(":")
+    if kind == "tokens":
+        return _load_tokens(Path(path).expanduser(), config.token_dtype, fraction=fraction, vocab_size=vocab_size)
+    if tokenizer is None:
+        raise DataError(
+            f"data.eval_source={source!r} is text, and the tokenizer of data.source={config.source!r} is not known "
+            f"(model.vocab_size={vocab_size}, not the 256 of bytes). Set data.tokenizer to the JSON file of the "
+            "tokenizer that made those tokens, or give tokens:PATH for evaluation too."
+        )
+    documents = read_stdlib() if kind == "stdlib" else read_text(Path(path).expanduser())
+    if len(documents) == 1 and fraction:
+        text, num_heldout = documents[0].text, round(len(documents[0].text) * fraction)
+        parts = text[: len(text) - num_heldout], text[len(text) - num_heldout :]
+        streams = [encode_documents([Document(documents[0].name, part)], tokenizer) for part in parts]
+        train, heldout = (dataclasses.replace(stream, num_documents=None) for stream in streams)
+        return train, heldout
+    train_documents, heldout_documents = split_documents(documents, fraction=fraction)
+    return encode_documents(train_documents, tokenizer), encode_documents(heldout_documents, tokenizer)
+
+
+def _load_tokens(path: Path, dtype: str, *, fraction: float, vocab_size: int) -> tuple[TokenStream, TokenStream]:
+    """A token file cut at the share, or a folder's train.bin and val.bin (without val.bin, train.bin is cut)."""
+    if path.is_dir() and (path / "val.bin").is_file():
+        train, val = (
+            open_token_file(path / name, dtype=dtype, vocab_size=vocab_size) for name in ("train.bin", "val.bin")
+        )
+        return TokenStream(train), TokenStream(val)
+    tokens = open_token_file(path / "train.bin" if path.is_dir() else path, dtype=dtype, vocab_size=vocab_size)
+    cut = len(tokens) - round(len(tokens) * fraction)
+    return TokenStream(tokens[:cut]), TokenStream(tokens[cut:])
+
+
+def _hash01(name: str) -> float:
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6]) / 2**48
+
+
+def _readable_size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 50_000 else f"{num_bytes:,} bytes"

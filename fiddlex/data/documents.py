@@ -1,0 +1,133 @@
+"""Text read as documents: the sources `stdlib` and `text:PATH`.
+
+Invariant: documents come in the order of their names (POSIX paths relative to the source), so that the same files give
+the same corpus on every machine; none is empty.
+"""
+
+import dataclasses
+import os
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fiddlex.errors import DataError
+
+_BINARY_PROBE_BYTES = 8192
+
+# Names of folders and files that are not part of `stdlib`: other people's packages, tests, generated data.
+_SKIPPED_NAMES = frozenset(
+    {
+        *("site-packages", "dist-packages", "_bundled"),
+        *("test", "tests", "idle_test"),
+        *("pydoc_data", "__phello__"),
+    }
+)
+_SKIPPED_PREFIXES = ("test_", "_sysconfigdata", "_sysconfig_vars", "config-")
+# What the program that writes charmap codecs leaves in each of them.
+_CHARMAP_MARKS = ("decoding_table = ", "decoding_map = ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """A text and its name, the POSIX path relative to the source."""
+
+    name: str
+    text: str
+
+
+def read_stdlib() -> list[Document]:
+    """The Python sources of the running interpreter's standard library, without tests and generated tables.
+
+    About 9 MB of text that every machine has. It differs between Python versions; runs to be compared use the same.
+
+    Raises:
+      DataError: when the library is not there as source files (zipped or embedded interpreters).
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    documents = []
+    for name, path in _files_below(root, skip=_is_not_stdlib):
+        # Distributions link their own configuration into the library (Debian's sitecustomize.py).
+        if not name.endswith(".py") or path.is_symlink():
+            continue
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        if text and not _is_charmap(name, text):
+            documents.append(Document(name, text))
+    if not documents:
+        raise DataError(
+            f"data.source='stdlib': there are no .py files in {str(root)!r}, where this interpreter keeps its standard "
+            "library (zipped or stripped?). Use another Python build, or data.source=text:PATH."
+        )
+    return documents
+
+
+def read_text(path: Path) -> list[Document]:
+    """The text file `path`, or every text file below the folder `path`.
+
+    In a folder, hidden files and folders, files with a NUL byte in their first 8 KiB, files that are not UTF-8 and
+    empty files are left out. Newlines are kept as they are.
+
+    Raises:
+      DataError: when there is no such file or folder, no text in it, or a single file that is not UTF-8.
+    """
+    if path.is_file():
+        documents = [Document(path.name, _decode_file(path))]
+    elif path.is_dir():
+        documents = [
+            Document(name, text) for name, file in _files_below(path, skip=_is_hidden) if (text := _text_or_none(file))
+        ]
+    else:
+        raise DataError(f"text:{path}: there is no such file or folder. Check the path, or use data.source=stdlib.")
+    if not any(document.text for document in documents):
+        what = "the file is empty" if path.is_file() else "the folder has no UTF-8 text file that is not hidden"
+        raise DataError(f"text:{path}: {what}. Give a text file, or a folder with text files at any depth.")
+    return documents
+
+
+def _files_below(root: Path, *, skip: Callable[[str], bool]) -> list[tuple[str, Path]]:
+    """Name and path of the regular files below `root`, in the order of their names; `skip` judges each path part."""
+    return sorted((path.relative_to(root).as_posix(), path) for path in _walk(root, skip) if path.is_file())
+
+
+def _walk(root: Path, skip: Callable[[str], bool]) -> Iterator[Path]:
+    for folder, subfolders, names in os.walk(root, onerror=_raise):
+        subfolders[:] = [name for name in subfolders if not skip(name)]
+        yield from (Path(folder, name) for name in names if not skip(name))
+
+
+def _raise(error: OSError) -> None:
+    raise error  # os.walk would pass over a folder that it may not read
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".")
+
+
+def _is_not_stdlib(name: str) -> bool:
+    return _is_hidden(name) or name in _SKIPPED_NAMES or name.startswith(_SKIPPED_PREFIXES)
+
+
+def _is_charmap(name: str, text: str) -> bool:
+    return name.startswith("encodings/") and any(mark in text for mark in _CHARMAP_MARKS)
+
+
+def _decode_file(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"text:{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start} "
+            f"({error.reason}). Convert the file (iconv -t UTF-8), or read token files with tokens:PATH."
+        ) from error
+
+
+def _text_or_none(path: Path) -> str | None:
+    """The file's text, or None when it is binary."""
+    with path.open("rb") as file:
+        head = file.read(_BINARY_PROBE_BYTES)
+        if b"\0" in head:
+            return None
+        data = head + file.read()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,95 @@
+"""Examples: tokens, targets and weights of one sequence.
+
+`ExampleSource` is the interface between data and loader; any kind of example (next token, masked) joins by it.
+
+Invariant: an example depends on its index and epoch alone, so that the loader can fetch any of them at any time, from
+any thread.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from fiddlex.errors import DataError
+
+
+class ExampleSource(Protocol):
+    """Random access to examples of one shape."""
+
+    def __len__(self) -> int:
+        """Number of examples in an epoch."""
+
+    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+        """Example `index` as it is in `epoch` (masks are drawn anew in each).
+
+        Returns:
+          `tokens` int32[seq_len], `targets` int32[seq_len] and `weights` float32[seq_len], the share of each target
+          in the loss.
+        """
+
+
+class NextTokenExamples:
+    """Windows for next-token prediction: each token of the stream but the first is a target once.
+
+    Window i reads seq_len + 1 tokens from i·seq_len on, so that neighbours share one token: the last target of one is
+    the first input of the next. A rest shorter than a window is left out.
+
+    Args:
+      tokens: integers, [tokens]; may be memory-mapped.
+      seq_len: length of an example.
+    """
+
+    def __init__(self, tokens: np.ndarray, seq_len: int):
+        _check_seq_len(seq_len)
+        self._tokens = tokens
+        self._seq_len = seq_len
+
+    def __len__(self) -> int:
+        return max(len(self._tokens) - 1, 0) // self._seq_len
+
+    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+        """Window `index`, the same in every epoch; all weights are 1."""
+        return _window(self._tokens, _checked(index, len(self)), seq_len=self._seq_len)
+
+
+class HeldoutExamples:
+    """The windows of `NextTokenExamples` and the rest: every token but the first is scored exactly once.
+
+    The last window is filled up with token 0 at weight 0.
+
+    Args:
+      tokens: integers, [tokens]; may be memory-mapped.
+      seq_len: length of an example.
+    """
+
+    def __init__(self, tokens: np.ndarray, seq_len: int):
+        _check_seq_len(seq_len)
+        self._tokens = tokens
+        self._seq_len = seq_len
+
+    def __len__(self) -> int:
+        return -(-max(len(self._tokens) - 1, 0) // self._seq_len)
+
+    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+        """Window `index`, the same in every epoch; weights are 1 on tokens of the stream."""
+        return _window(self._tokens, _checked(index, len(self)), seq_len=self._seq_len)
+
+
+def _window(tokens: np.ndarray, index: int, *, seq_len: int) -> dict[str, np.ndarray]:
+    """seq_len + 1 tokens from index·seq_len on as one example, filled up where the stream ends."""
+    window = tokens[index * seq_len : (index + 1) * seq_len + 1]
+    filled = np.zeros(seq_len + 1, np.int32)
+    filled[: len(window)] = window
+    weights = (np.arange(1, seq_len + 1) < len(window)).astype(np.float32)
+    return {"tokens": filled[:-1], "targets": filled[1:], "weights": weights}
+
+
+def _checked(index: int, length: int) -> int:
+    if not 0 <= index < length:
+        raise IndexError(f"example {index} of {length}")
+    return index
+
+
+def _check_seq_len(seq_len: int) -> None:
+    if seq_len < 1:
+        raise DataError(f"seq_len={seq_len} must be at least 1; set model.seq_len.")

@@ -1,0 +1,175 @@
+"""Batches of examples: shuffled ones for training, all in order for evaluation.
+
+Invariant: a training batch is a function of the seed and the step. Example k of a run, k = step·global_batch_size +
+row, is example k mod n of epoch k div n, each epoch a permutation of all n examples that `grain` computes index by
+index. So a run resumes from its step alone, each example comes once per epoch, batches go on from one epoch into the
+next, and processes that load different rows need not talk to each other.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import grain
+import numpy as np
+
+from fiddlex.data.examples import ExampleSource
+from fiddlex.errors import DataError
+
+Batch = dict[str, np.ndarray]
+
+# Batches prepared ahead, and the threads that do it: slicing and stacking release the interpreter now and then, and
+# two threads keep up with a step of a few milliseconds.
+_NUM_THREADS = 2
+_PREFETCHED_BATCHES = 4
+
+
+class Loader:
+    """Training batches in an order fixed by `seed`.
+
+    Args:
+      source: the examples.
+      global_batch_size: examples per step over all processes; may exceed the number of examples.
+      seed: of the order, at least 0.
+      vocab_size: every token and target must be below it.
+      rows: of the global batch that this process loads.
+
+    Raises:
+      DataError: when there are no examples, no rows, or the seed is negative.
+    """
+
+    def __init__(
+        self,
+        source: ExampleSource,
+        *,
+        global_batch_size: int,
+        seed: int,
+        vocab_size: int,
+        rows: slice = slice(None),
+    ):
+        if not len(source):
+            raise DataError("There are no examples to load. Use more data or a smaller model.seq_len.")
+        if seed < 0:
+            raise DataError(f"data.seed={seed} must be at least 0.")
+        self._rows = range(global_batch_size)[rows]
+        if not self._rows:
+            raise DataError(
+                f"Rows {rows.start}:{rows.stop} of a batch of data.global_batch_size={global_batch_size} are none. "
+                "Raise data.global_batch_size, or let fewer processes load data."
+            )
+        self._source = source
+        self._global_batch_size = global_batch_size
+        self._vocab_size = vocab_size
+        # `repeat` seeds each epoch anew; nothing of the size of the data is stored. An index costs microseconds, but
+        # milliseconds when there are only a few examples.
+        self._order = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat()
+        _ = self._order[0]  # grain sets up its statistics at the first access, which must not be in two threads
+
+    def batch(self, step: int) -> Batch:
+        """The rows that this process loads of the global batch of `step`, counted from 0.
+
+        Returns:
+          What the source's examples hold, stacked: `tokens` int32[rows, seq_len] and so on.
+
+        Raises:
+          DataError: when a token lies outside the vocabulary.
+        """
+        if step < 0:
+            raise IndexError(f"step {step} is negative")
+        first = step * self._global_batch_size
+        batch = _stack([self._example(first + row) for row in self._rows])
+        _check_vocab(batch, self._vocab_size, where=f"step {step}", rows=self._rows)
+        return batch
+
+    def iterate(self, start_step: int, *, num_steps: int | None = None) -> Iterator[Batch]:
+        """`batch(start_step)`, `batch(start_step + 1)`, …, prepared ahead by background threads.
+
+        The threads end with the iteration, or when the iterator is closed or dropped.
+
+        Args:
+          start_step: the first step.
+          num_steps: how many; None: without end.
+        """
+        stop = sys.maxsize if num_steps is None else start_step + num_steps
+        steps = grain.MapDataset.source(_Steps(self, stop))[start_step:]
+        options = grain.ReadOptions(num_threads=_NUM_THREADS, prefetch_buffer_size=_PREFETCHED_BATCHES)
+        iterator = iter(steps.to_iter_dataset(options))
+        try:
+            yield from iterator
+        finally:
+            iterator.close()
+
+    def _example(self, k: int) -> Batch:
+        return self._source.example(int(self._order[k]), epoch=k // len(self._source))
+
+
+def eval_batches(source: ExampleSource, *, batch_size: int, vocab_size: int, limit: int = 0) -> Sequence[Batch]:
+    """All examples in order, in batches of one shape: the last is filled up with rows of zeros, weights included.
+
+    Args:
+      source: the examples, as they are in epoch 0.
+      batch_size: rows of each batch.
+      vocab_size: every token and target must be below it.
+      limit: of the number of batches; 0: all.
+
+    Returns:
+      A sequence of batches, made when they are asked for; iterating raises DataError at a token outside the
+      vocabulary.
+    """
+    return _EvalBatches(source, batch_size=batch_size, vocab_size=vocab_size, limit=limit)
+
+
+class _EvalBatches(Sequence[Batch]):
+    """Consecutive examples in batches of one shape."""
+
+    def __init__(self, source: ExampleSource, *, batch_size: int, vocab_size: int, limit: int):
+        self._source = source
+        self._batch_size = batch_size
+        self._vocab_size = vocab_size
+        num_batches = -(-len(source) // batch_size)
+        self._num_batches = min(num_batches, limit) if limit else num_batches
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __getitem__(self, index: int) -> Batch:  # type: ignore[override]  # no slices
+        if not 0 <= index < len(self):
+            raise IndexError(f"evaluation batch {index} of {len(self)}")
+        first = index * self._batch_size
+        last = min(first + self._batch_size, len(self._source))
+        examples = [self._source.example(i, epoch=0) for i in range(first, last)]
+        filler = {name: np.zeros_like(values) for name, values in examples[0].items()}
+        batch = _stack(examples + [filler] * (self._batch_size - len(examples)))
+        _check_vocab(batch, self._vocab_size, where=f"evaluation batch {index}", rows=range(self._batch_size))
+        return batch
+
+
+class _Steps:
+    """The loader's batches as a random-access source for grain."""
+
+    def __init__(self, loader: Loader, stop: int):
+        self._loader = loader
+        self._stop = stop
+
+    def __len__(self) -> int:
+        return self._stop
+
+    def __getitem__(self, step: int) -> Batch:
+        return self._loader.batch(int(step))
+
+
+def _stack(examples: Sequence[Batch]) -> Batch:
+    return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
+
+
+def _check_vocab(batch: Batch, vocab_size: int, *, where: str, rows: Sequence[int]) -> None:
+    """Raises DataError when `tokens` or `targets` go beyond the vocabulary; an embedding would clamp them silently."""
+    for name in ("tokens", "targets"):
+        # As unsigned, ids that int32 cannot hold (of a uint32 file) are the large values that they were.
+        ids = batch[name].view(np.uint32)
+        if ids.max() >= vocab_size:
+            row, column = (int(i) for i in np.unravel_index(np.argmax(ids >= vocab_size), ids.shape))
+            raise DataError(
+                f"{where}, row {rows[row]}: {name}[{column}] is {ids[row, column]}, outside the vocabulary of "
+                f"model.vocab_size={vocab_size}. Set model.vocab_size, or data.token_dtype if the file's dtype is "
+                "another."
+            )

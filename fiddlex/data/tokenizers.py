@@ -1,0 +1,114 @@
+"""Text to token ids and back.
+
+Invariant: every id that `encode` returns lies in [0, vocab_size), and encoding adds nothing to the text: no special
+tokens, no padding, no truncation. Documents are joined by `corpus`, which puts `separator` between them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+
+from fiddlex.errors import DataError
+
+# End of text in GPT, RoBERTa/T5 and BERT vocabularies, in the order in which they are looked for.
+_SEPARATORS = ("<|endoftext|>", "</s>", "[SEP]")
+
+
+class Tokenizer(Protocol):
+    """What fiddlex asks of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids: the largest id plus one."""
+
+    @property
+    def separator(self) -> int | None:
+        """The token put between documents, if the vocabulary has one."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of `text`, int32[tokens]."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text, possibly in parallel."""
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids`."""
+
+
+class ByteTokenizer:
+    """One token per UTF-8 byte. Byte 0, which text does not use, separates documents."""
+
+    vocab_size = 256
+    separator = 0
+
+    def encode(self, text: str) -> np.ndarray:
+        """The UTF-8 bytes of `text`, int32[bytes]."""
+        return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids`; bytes that are not UTF-8, as in a sample cut short, become U+FFFD."""
+        return bytes(np.asarray(ids, np.uint8)).decode("utf-8", errors="replace")
+
+
+class JsonTokenizer:
+    """A `tokenizer.json` of the Hugging Face `tokenizers` library.
+
+    A separator that is written out in the text (`<|endoftext|>` between stories) is read as that token, which is how
+    such files are meant.
+
+    Args:
+      path: of the JSON file.
+
+    Raises:
+      DataError: when there is no such file or it is not a tokenizer.
+    """
+
+    def __init__(self, path: str | Path):
+        if not Path(path).is_file():
+            raise DataError(
+                f"data.tokenizer={str(path)!r}: there is no such file. "
+                "Use 'bytes' or the path of a tokenizer.json of the tokenizers library."
+            )
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise DataError(
+                f"data.tokenizer={str(path)!r} is not a JSON file of the tokenizers library ({error}). "
+                "Write one with tokenizers.Tokenizer.save, or use the model's tokenizer.json, not its vocab.json."
+            ) from error
+        # A file may carry the lengths of some other use; a corpus is neither cut nor filled up.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        # Not the number of entries: vocabularies may have gaps, and embeddings are indexed by id.
+        self.vocab_size: int = max(vocab.values(), default=-1) + 1
+        self.separator: int | None = next((vocab[name] for name in _SEPARATORS if name in vocab), None)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of `text`, int32[tokens], without special tokens around it."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text, on all cores."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids`, separators included."""
+        return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+
+
+def make_tokenizer(spec: str) -> Tokenizer:
+    """The tokenizer that `data.tokenizer` names: 'bytes', or the path of a `tokenizers` JSON file.
+
+    Raises:
+      DataError: when the path is not such a file.
+    """
+    return ByteTokenizer() if spec == "bytes" else JsonTokenizer(Path(spec).expanduser())

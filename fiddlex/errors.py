@@ -1,0 +1,25 @@
+"""The exceptions that fiddlex raises for mistakes a person can mend; binaries print their text without a traceback."""
+
+
+class FiddlexError(Exception):
+    """Base of every error whose message is meant for the person who runs the program."""
+
+
+class ConfigError(FiddlexError, ValueError):
+    """A config field that is unknown, of the wrong type, out of range, or at odds with another field."""
+
+
+class DataError(FiddlexError, ValueError):
+    """Data that is missing, empty, truncated, of another dtype than declared, or outside the vocabulary."""
+
+
+class CheckpointError(FiddlexError, RuntimeError):
+    """A workdir or checkpoint that cannot be read, written or resumed with this config."""
+
+
+class DeviceError(FiddlexError, RuntimeError):
+    """A mesh that does not fit the devices of this process."""
+
+
+class NonFiniteError(FiddlexError, FloatingPointError):
+    """A loss or gradient that is not finite; training cannot go on."""

@@ -1,0 +1,209 @@
+"""The command line of the binaries in `experiments/`: `--config=file.py` and `--config.section.field=value`.
+
+`ml_collections.config_flags` does the parsing, so that its syntax holds as it stands: `--config=file.py:argument`,
+`--config.mesh.pipe 4`, `--noconfig.mesh.sequence_parallel`. Invariant: a mistake in the command line, in a config file
+or in what a program was given ends it with a message of a line or two and no traceback; a traceback is a bug of
+fiddlex. Imports no jax.
+"""
+
+import copy
+import dataclasses
+import difflib
+import logging
+import operator
+import os
+import re
+import reprlib
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn, TextIO
+
+from absl import app, flags
+from absl import logging as absl_logging
+from ml_collections import config_flags
+
+from fiddlex.config import Config, check_field
+from fiddlex.errors import ConfigError, FiddlexError
+
+USAGE_STATUS = 2  # the command line or the config is wrong
+FAILURE_STATUS = 1  # anything else that a FiddlexError tells of
+
+_OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
+
+flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
+
+
+def define_config() -> flags.FlagHolder[Config]:
+    """Defines the required `--config=file.py`, with overrides; for programs that start from a config file.
+
+    Returns:
+      The flag. Its value is the file's config under the command line's overrides, not yet validated.
+    """
+    holder = _define("config file, file.py or file.py:argument; --config.section.field=value overrides it", load_config)
+    flags.mark_flag_as_required(holder)
+    return holder
+
+
+def define_overrides() -> None:
+    """Defines `--config.section.field=value` alone; for programs whose config is in a workdir (`apply_overrides`)."""
+    _define("--config.section.field=value overrides the workdir's config", _refuse_file)
+
+
+def apply_overrides(config: Config) -> Config:
+    """A copy of `config` under the command line's overrides, not yet validated; see `define_overrides`."""
+    config = copy.deepcopy(config)
+    for path, value in config_flags.get_override_values(flags.FLAGS["config"]).items():
+        section, field = path.split(".")
+        setattr(getattr(config, section), field, value)
+    return config
+
+
+def run(main: Callable[[list[str]], None]) -> NoReturn:
+    """Parses the flags, calls `main` and exits, as `absl.app.run`, with messages instead of tracebacks.
+
+    The exit status is `USAGE_STATUS` for flags that cannot be parsed and for a ConfigError wherever it is raised, and
+    `FAILURE_STATUS` for any other FiddlexError that `main` raises. Positional arguments are refused: absl would end the
+    flags at the first of them without a word.
+
+    Args:
+      main: takes the program's name in a list, as absl's.
+    """
+
+    def guarded(argv: list[str]) -> None:
+        _show_log()
+        try:
+            main(argv)
+        except FiddlexError as error:
+            _exit(str(error), USAGE_STATUS if isinstance(error, ConfigError) else FAILURE_STATUS)
+
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+def load_config(spec: str) -> Config:
+    """Runs the config file of `--config`.
+
+    Args:
+      spec: `file.py`, or `file.py:argument` where its `get_config` takes one (a string).
+
+    Returns:
+      What `get_config` returned.
+
+    Raises:
+      ConfigError: when the file is missing, fails (with the line at fault), or does not give a `Config`.
+    """
+    path, colon, argument = spec.partition(":")
+    if not os.path.isfile(path):
+        raise ConfigError(f"there is no config file {os.path.abspath(path)}.{_similar_file(path)}")
+    try:
+        get_config = runpy.run_path(path).get("get_config")
+        if not callable(get_config):
+            raise ConfigError(f"{path} has no function get_config(); --config needs one that returns a Config.")
+        config = get_config(argument) if colon else get_config()
+    except FiddlexError:
+        raise
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}.") from error
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        place = f"{path}, line {lines[-1]}" if lines else path
+        raise ConfigError(f"{place}: {type(error).__name__}: {error}") from error
+    if not isinstance(config, Config):
+        raise ConfigError(f"get_config() of {path} returned {reprlib.repr(config)}; it must return a Config.")
+    return config
+
+
+class _StderrHandler(logging.StreamHandler):
+    """Writes to whatever `sys.stderr` is at the moment: a progress bar stands in for it while it is shown."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def _show_log() -> None:
+    """Shows fiddlex's own messages as plain lines, and of other libraries only what absl lets through."""
+    log = logging.getLogger("fiddlex")
+    log.setLevel(logging.INFO)
+    log.addHandler(_StderrHandler())
+    log.propagate = False
+    if not flags.FLAGS["verbosity"].present:
+        absl_logging.set_verbosity(absl_logging.WARNING)
+
+
+def _define(help_text: str, parse_file: Callable[[str], Config]) -> flags.FlagHolder[Config]:
+    # config_flags fails with a KeyError, some of the time while the binary is still being imported, on an override that
+    # names no field. Those that it is not shown reach absl as unknown flags, which `_explain` knows how to report.
+    try:
+        arguments = flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False)
+    except flags.Error as error:  # a --flagfile that cannot be read
+        _exit(str(error), USAGE_STATUS)
+    shown = [argument for argument in arguments if _unknown_field(argument) is None]
+    holder = config_flags.DEFINE_config_dataclass("config", Config(), help_text, sys_argv=shown, parse_fn=parse_file)
+    # The default told config_flags the types of the fields; a run without a config file must not train that one.
+    flags.set_default(holder, None)
+    return holder
+
+
+def _refuse_file(spec: str) -> NoReturn:
+    raise ConfigError(
+        f"--config={spec}: this program takes its config from the workdir. "
+        "Override single fields of it, as --config.section.field=value."
+    )
+
+
+def _unknown_field(argument: str) -> str | None:
+    """What is wrong with the field that an override argument names; None when nothing is, or it is no override."""
+    override = _OVERRIDE.match(argument)
+    if not override:
+        return None
+    path = override[1]
+    try:
+        check_field(path)
+    except ConfigError as error:
+        return str(error)
+    section = operator.attrgetter(path)(Config())
+    if dataclasses.is_dataclass(section):
+        names = ", ".join(field.name for field in dataclasses.fields(section))
+        return f"config.{path} is a section and has no value of its own. Set one of its fields: {names}."
+    return None
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+    try:
+        remaining = flags.FLAGS(argv)
+    except (flags.Error, ValueError) as error:  # absl has a bare ValueError for --noflag=value
+        _exit(_explain(error), USAGE_STATUS)
+    if remaining[1:]:
+        _exit(f"{remaining[1]!r} is not a flag. Write --name=value, and --name or --noname for a bool.", USAGE_STATUS)
+    return remaining
+
+
+def _explain(error: Exception) -> str:
+    """The message of `error`, or a plainer one where absl knows less than we do."""
+    if isinstance(error.__context__, ConfigError):  # raised by load_config and wrapped by absl
+        return str(error.__context__)
+    if isinstance(error, flags.UnrecognizedFlagError):
+        return _unknown_field(error.flagname) or str(error)
+    if missing := re.search(r"Flag --(\S+) must have a value other than None", str(error)):
+        return f"--{missing[1]} is required: {flags.FLAGS[missing[1]].help}."
+    if wrong := re.match(r"flag --config\.([\w.]+)=(.*?): ", str(error), re.DOTALL):
+        kind = type(operator.attrgetter(wrong[1])(Config()))
+        return f"config.{wrong[1]}={wrong[2]!r} must be of type {kind.__name__}."
+    return str(error)
+
+
+def _similar_file(path: str) -> str:
+    folder, name = os.path.split(path)
+    entries = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    close = difflib.get_close_matches(name, [entry for entry in entries if entry.endswith(".py")], n=1)
+    return f" Did you mean {os.path.join(folder, close[0])}?" if close else ""
+
+
+def _exit(message: str, status: int) -> NoReturn:
+    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {message}\n")
+    sys.exit(status)

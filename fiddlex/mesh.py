@@ -1,0 +1,94 @@
+"""Devices and the mesh they form.
+
+There is one mesh, with axes `data`, `pipe` and `tensor`. `tensor` varies fastest, so that the ranks that exchange most
+are neighbours (PTD, SC 2021, takeaway 1: tensor parallelism inside a server, pipeline across servers, data beyond).
+Axes are automatic outside `shard_map`, where XLA places the optimizer, and manual over all three inside it.
+"""
+
+import logging
+import math
+import os
+import re
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh
+
+from fiddlex.config import MeshConfig
+from fiddlex.errors import DeviceError
+
+logger = logging.getLogger(__name__)
+
+AXES = ("data", "pipe", "tensor")
+
+
+def request_devices(num_devices: int) -> None:
+    """Asks jax for `num_devices` fake CPU devices, for the case that the platform turns out to be the CPU.
+
+    Has an effect only before jax's first use in the process; on accelerators it changes nothing that a run sees.
+    Leaves the number alone where the user has set it (`jax_num_cpu_devices` or XLA_FLAGS) or runs several processes.
+    """
+    by_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if by_flag or jax.config.jax_num_cpu_devices != -1 or jax.distributed.is_initialized():
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", num_devices)
+    except RuntimeError:  # jax is already running; make_mesh checks what it has
+        return
+    if jax.default_backend() == "cpu" and num_devices > 1:
+        logger.info("The platform is CPU: made %d fake devices on %d cores.", num_devices, num_cores())
+
+
+def num_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """Builds the mesh, on CPU after making the fake devices it needs.
+
+    Returns:
+      A mesh of shape [data, pipe, tensor]; when the process has more devices than that, on the first of them.
+
+    Raises:
+      DeviceError: when there are fewer devices than the mesh needs, or, with several processes, another number.
+    """
+    needed = config.num_devices
+    request_devices(needed)
+    devices = jax.devices()
+    shape = f"mesh data={config.data} × pipe={config.pipe} × tensor={config.tensor}"
+    if len(devices) < needed or (jax.process_count() > 1 and len(devices) != needed):
+        raise DeviceError(
+            f"{shape} needs {needed} devices; there are {len(devices)} ({devices[0].platform}). "
+            + _remedy(len(devices), devices[0].platform)
+        )
+    if len(devices) > needed:
+        logger.info("%s uses %d of %d devices.", shape, needed, len(devices))
+    sizes = (config.data, config.pipe, config.tensor)
+    if len(devices) == needed and devices[0].platform != "cpu":
+        grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    else:
+        grid = np.asarray(devices[:needed]).reshape(sizes)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _remedy(num_devices: int, platform: str) -> str:
+    fits = f"Choose mesh.data, mesh.pipe and mesh.tensor with a product of {num_devices}"
+    if platform != "cpu":
+        return f"{fits} or run on more devices."
+    flag = re.search(r"xla_force_host_platform_device_count=\d+", os.environ.get("XLA_FLAGS", ""))
+    if flag:
+        return f"{fits} or take {flag.group()} out of XLA_FLAGS: fiddlex makes the fake devices itself."
+    return (
+        f"{fits}, or, in a program or notebook that has already used jax, restart it and build the Trainer first (or "
+        f"call fiddlex.mesh.request_devices before anything else): fake devices can be made only before jax starts."
+    )
+
+
+def describe(mesh: Mesh) -> str:
+    """One line for a log: `data=2 × pipe=1 × tensor=2 on 4 cpu devices`."""
+    axes = " × ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    device = mesh.devices.flat[0]
+    kind = "" if device.platform == "cpu" else f" ({device.device_kind})"
+    return f"{axes} on {math.prod(mesh.shape.values())} {device.platform} devices{kind}"

@@ -1,0 +1,71 @@
+"""Dropout whose masks depend on the seed and on what is dropped, never on the layout.
+
+Every mask element is addressed by (seed, step, example of the global batch, site, position or head, feature): the key
+is folded down that path and the element's bits come from jax's counter-based generator. A device draws just the
+elements it holds, and cutting the batch, the sequence or the heads another way draws the same ones.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+SITES_PER_LAYER = 3
+EMBEDDING_SITE = 0
+ATTENTION_SITE, ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE = 1, 2, 3  # of layer 0; each layer adds SITES_PER_LAYER
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropout:
+    """The random stream of one microbatch.
+
+    Attributes:
+      rate: probability that an element is zeroed.
+      keys_B: one key per example, from `example_keys`.
+      layer: number of the layer in the whole model, int32 scalar.
+    """
+
+    rate: float
+    keys_B: jax.Array
+    layer: jax.Array | int = 0
+
+    def in_layer(self, layer: jax.Array) -> "Dropout":
+        """The stream as one layer sees it."""
+        return dataclasses.replace(self, layer=layer)
+
+    def residual(self, x_BTH: jax.Array, site: int, *, sequence_parallel: bool) -> jax.Array:
+        """Drops elements of activations; with sequence parallelism `x_BTH` is this tensor rank's part of the sequence."""
+        length = x_BTH.shape[1]
+        first = lax.axis_index("tensor") * length if sequence_parallel else 0
+        return self._drop(x_BTH, site, first + jnp.arange(length))
+
+    def attention(self, probabilities_BNQK: jax.Array) -> jax.Array:
+        """Drops attention probabilities; `probabilities_BNQK` holds this tensor rank's heads."""
+        num_heads = probabilities_BNQK.shape[1]
+        return self._drop(probabilities_BNQK, ATTENTION_SITE, lax.axis_index("tensor") * num_heads + jnp.arange(num_heads))
+
+    def _drop(self, x: jax.Array, site: int, indices: jax.Array) -> jax.Array:
+        number = site + SITES_PER_LAYER * self.layer if site else EMBEDDING_SITE
+        keys_BI = jax.vmap(lambda key: jax.vmap(lambda i: _fold(key, number, i))(indices))(self.keys_B)
+        shape = x.shape[2:]
+        keep = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - self.rate, shape)))(keys_BI)
+        return jnp.where(keep, x / (1.0 - self.rate), jnp.zeros((), x.dtype))
+
+
+def example_keys(key: jax.Array, step: jax.Array, examples_B: jax.Array) -> jax.Array:
+    """One key for each example of a microbatch.
+
+    Args:
+      key: the run's dropout key.
+      step: int32 scalar, number of updates so far.
+      examples_B: int32, rows of the global batch.
+    """
+    key = jax.random.fold_in(key, step)
+    return jax.vmap(lambda example: jax.random.fold_in(key, example))(examples_B)
+
+
+def _fold(key: jax.Array, *numbers: jax.Array | int) -> jax.Array:
+    for number in numbers:
+        key = jax.random.fold_in(key, number)
+    return key

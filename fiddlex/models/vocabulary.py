@@ -1,0 +1,67 @@
+"""Embedding and cross-entropy with the vocabulary sharded over `pipe` × `tensor`.
+
+Every device embeds and scores its own slice of the vocabulary; no device ever holds the logits of the whole one
+(Megatron-LM, section 3, extended to the pipeline axis so that the first and last stage are not heavier than others).
+The loss is exact: maximum, sum of exponentials and target logit are each reduced over the shards. Rows beyond
+`vocab_size` only make the shards equal: they start at zero, are never scored, and receive no gradient.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fiddlex.parallel.collectives import leave_tensor_parallel
+
+VOCAB_AXES = ("pipe", "tensor")
+
+
+def embed_tokens(table_VH: jax.Array, tokens_BS: jax.Array, *, sequence_parallel: bool) -> jax.Array:
+    """Looks tokens up in this rank's slice and sums over the slices.
+
+    Args:
+      table_VH: this rank's rows.
+      tokens_BS: int32 ids in the whole vocabulary.
+      sequence_parallel: whether each tensor rank keeps just its part of the sequence.
+
+    Returns:
+      [B, T, H] in the table's dtype.
+    """
+    local_BS = tokens_BS - _first_row(table_VH)
+    mine_BS = (local_BS >= 0) & (local_BS < table_VH.shape[0])
+    rows_BSH = table_VH[jnp.where(mine_BS, local_BS, 0)]
+    rows_BSH = jnp.where(mine_BS[..., None], rows_BSH, jnp.zeros((), rows_BSH.dtype))
+    return leave_tensor_parallel(lax.psum(rows_BSH, "pipe"), sequence_parallel=sequence_parallel)
+
+
+def local_logits(x_BSH: jax.Array, table_VH: jax.Array, *, vocab_size: int) -> jax.Array:
+    """Scores this rank's slice of the vocabulary; padding rows score the lowest float.
+
+    Returns:
+      float32 [B, S, V] with V this rank's rows.
+    """
+    logits_BSV = jnp.einsum("bsh,vh->bsv", x_BSH, table_VH, preferred_element_type=jnp.float32)
+    rows_V = _first_row(table_VH) + jnp.arange(table_VH.shape[0])
+    return jnp.where(rows_V < vocab_size, logits_BSV, jnp.finfo(jnp.float32).min)
+
+
+def cross_entropy(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:
+    """Negative log-likelihood of each target, exact over all shards.
+
+    Args:
+      logits_BSV: float32, this rank's slice (`local_logits`).
+      targets_BS: int32 ids in the whole vocabulary.
+
+    Returns:
+      float32 [B, S], the same on every rank of `pipe` and `tensor`.
+    """
+    highest_BS = lax.pmax(lax.stop_gradient(logits_BSV).max(axis=-1), VOCAB_AXES)
+    shifted_BSV = logits_BSV - highest_BS[..., None]
+    total_BS = lax.psum(jnp.exp(shifted_BSV).sum(axis=-1), VOCAB_AXES)
+    rows_V = lax.axis_index(VOCAB_AXES) * logits_BSV.shape[-1] + jnp.arange(logits_BSV.shape[-1])
+    target_BS = lax.psum(jnp.where(rows_V == targets_BS[..., None], shifted_BSV, 0).sum(axis=-1), VOCAB_AXES)
+    return jnp.log(total_BS) - target_BS
+
+
+def _first_row(table_VH: jax.Array) -> jax.Array:
+    return lax.axis_index(VOCAB_AXES) * table_VH.shape[0]
+

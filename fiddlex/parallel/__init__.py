@@ -1,0 +1,1 @@
+"""What parallel layers share: the sharding table, the collectives of tensor parallelism, ZeRO-1."""

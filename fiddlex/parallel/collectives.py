@@ -1,0 +1,64 @@
+"""The collectives inside `shard_map`: tensor parallelism's two, and the reduction of gradients.
+
+Varying-axes types (`check_vma=True`) carry the bookkeeping of Megatron's f and g operators: the transpose of the
+reduction after a row-parallel product is the identity, and the transpose of a replicated activation's entry into a
+column-parallel product is one reduction. With sequence parallelism (Korthikanti et al., MLSys 2023, section 4.2.2) the
+pair is all-gather and reduce-scatter along the sequence instead; the bytes on the wire are the same.
+
+Activations outside attention and MLP are `x_BSH`, or with sequence parallelism `x_BTH` with T = S / tensor.
+"""
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.parallel.sharding import mesh_axes_of, zero_dimension
+
+SEQUENCE_DIMENSION = 1
+
+
+def enter_tensor_parallel(x_BTH: jax.Array, *, sequence_parallel: bool) -> jax.Array:
+    """Activations as a column-parallel product wants them: the whole sequence on every tensor rank."""
+    if not sequence_parallel:
+        return x_BTH
+    return lax.all_gather(x_BTH, "tensor", axis=SEQUENCE_DIMENSION, tiled=True)
+
+
+def leave_tensor_parallel(partial_BSH: jax.Array, *, sequence_parallel: bool) -> jax.Array:
+    """Sums the partial results of a row-parallel product; with sequence parallelism each rank keeps its part."""
+    if not sequence_parallel:
+        return lax.psum(partial_BSH, "tensor")
+    return lax.psum_scatter(partial_BSH, "tensor", scatter_dimension=SEQUENCE_DIMENSION, tiled=True)
+
+
+def as_varying(tree: Any, specs: Any, axes: frozenset[str]) -> Any:
+    """Weights marked as varying over those of `axes` they are replicated on.
+
+    Without the mark, autodiff would sum a replicated weight's gradient over the axis at every use, in every
+    microbatch; with it the gradient stays a per-device partial sum and `reduce_gradients` sums it once per batch.
+    """
+
+    def cast(x: jax.Array, spec: P) -> jax.Array:
+        replicated = tuple(sorted(axes - mesh_axes_of(spec)))
+        return lax.pcast(x, replicated, to="varying") if replicated else x
+
+    return jax.tree.map(cast, tree, specs)
+
+
+def reduce_gradients(grads: Any, specs: Any, zero_specs: Any, axes: frozenset[str]) -> Any:
+    """Sums partial gradients over those of `axes` their weight is replicated on, once per batch.
+
+    Over `data` it is a reduce-scatter onto the shard whose master weights this rank holds (`zero_spec`).
+    """
+
+    def reduce(g: jax.Array, spec: P, zero: P) -> jax.Array:
+        replicated = axes - mesh_axes_of(spec)
+        dimension = zero_dimension(zero)
+        if "data" in replicated and dimension is not None:
+            g = lax.psum_scatter(g, "data", scatter_dimension=dimension, tiled=True)
+            replicated -= {"data"}
+        return lax.psum(g, tuple(sorted(replicated))) if replicated else g
+
+    return jax.tree.map(reduce, grads, specs, zero_specs)

@@ -1,0 +1,80 @@
+"""Every sharding of the program, in one table.
+
+A weight names the logical axis of each of its dimensions; `MESH_AXES` says over which mesh axes that logical axis is
+sharded. Compute weights have exactly that sharding and are whole on every `data` rank; master weights and optimizer
+state are sharded over `data` as well (`zero_spec`; ZeRO stage 1, Rajbhandari et al., SC 2020).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.config import MeshConfig
+
+LogicalAxes = tuple[str | None, ...]
+
+MESH_AXES: dict[str, tuple[str, ...]] = {
+    "layers": ("pipe",),
+    "vocab": ("pipe", "tensor"),
+    "heads": ("tensor",),
+    "mlp": ("tensor",),
+    "hidden": (),
+    "positions": (),
+}
+
+BATCH = P("data")  # [example, ...]
+STACKED_BATCH = P(None, "data")  # [batch, example, ...]
+
+
+def compute_spec(axes: LogicalAxes) -> P:
+    """Sharding of a compute weight (and of its gradient before the reduction over `data`)."""
+    return P(*(MESH_AXES[axis] or None if axis else None for axis in axes))
+
+
+def zero_spec(spec: P, shape: Sequence[int], config: MeshConfig) -> P:
+    """`spec` with `data` added to the largest dimension that it divides, after the sharding already there.
+
+    A weight with no such dimension stays whole on every `data` rank (small biases whose size is odd).
+    """
+    if config.data == 1:
+        return spec
+    sizes = {"data": config.data, "pipe": config.pipe, "tensor": config.tensor}
+    names = [_names(entry) for entry in (*spec, *[None] * (len(shape) - len(spec)))]
+    local = [size // _product(sizes, axes) for size, axes in zip(shape, names, strict=True)]
+    fitting = [i for i, size in enumerate(local) if size % config.data == 0]
+    if not fitting:
+        return spec
+    chosen = max(fitting, key=lambda i: local[i])
+    names[chosen] = (*names[chosen], "data")
+    return P(*(axes or None for axes in names))
+
+
+def zero_dimension(spec: P) -> int | None:
+    """The dimension that `zero_spec` sharded over `data`, or None."""
+    return next((i for i, entry in enumerate(spec) if "data" in _names(entry)), None)
+
+
+def mesh_axes_of(spec: P) -> frozenset[str]:
+    """All mesh axes that appear in a spec."""
+    return frozenset(axis for entry in spec for axis in _names(entry))
+
+
+def named(mesh: Mesh, specs: Any) -> Any:
+    """A tree of PartitionSpecs as a tree of NamedShardings."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _product(sizes: dict[str, int], axes: tuple[str, ...]) -> int:
+    product = 1
+    for axis in axes:
+        product *= sizes[axis]
+    return product

@@ -1,0 +1,1 @@
+"""Training: state, step, optimizer, checkpoints, metrics, and the `Trainer` that puts them together."""

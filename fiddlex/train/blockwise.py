@@ -1,0 +1,197 @@
+"""Optimizer parts whose statistics belong to one tensor of one layer, for layers stacked in a single array.
+
+LAMB's trust ratio and Adafactor's second moments, clipping and step size are defined for a layer's matrix or vector.
+optax computes them over a whole leaf, which would mix the layers of a stacked leaf and count the padding rows of the
+embedding. Here they are taken per layer and over real elements. Invariant: on the real elements every transform does to
+a stacked, padded tree what optax does to the unstacked, unpadded one; padding rows whose weights and gradients are zero
+stay zero. The statistics run over global arrays: use these transforms under `jit`, not inside `shard_map`.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+# Adafactor's proposed hyperparameters (Shazeer & Stern 2018) and optax's bound below which factoring saves nothing.
+FACTORED_EPSILON = 1e-30  # the paper's ε₁, added to squared gradients
+FACTORED_DECAY_EXPONENT = 0.8  # second moments decay by 1 − t^−0.8
+MIN_FACTORED_SIZE = 128
+CLIP_THRESHOLD = 1.0  # the paper's d
+MIN_PARAM_RMS = 1e-3  # the paper's ε₂
+
+Blocks = Any  # a tree of `Block` in the structure of the weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """What the optimizer has to know about a weight besides its shape.
+
+    Attributes:
+      stacked: the first axis counts layers.
+      decay: weight decay applies.
+      padding: elements of the array over its real elements, at least 1. The others are zero rows at the end of the
+        first axis, and stacked weights have none.
+    """
+
+    stacked: bool
+    decay: bool
+    padding: float
+
+
+def scale_by_trust_ratio(blocks: Blocks) -> optax.GradientTransformation:
+    """Scales each layer's update u of weights w by ‖w‖ / ‖u‖, or by 1 where either norm is 0.
+
+    Zero padding adds nothing to a norm, so it needs no correction.
+
+    Args:
+      blocks: a `Block` for every weight.
+
+    References:
+      You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes, ICLR 2020, algorithm 2, with
+      φ the identity.
+    """
+
+    def scale(block: Block, update: jax.Array, weight: jax.Array) -> jax.Array:
+        weight_norm, update_norm = _norm(weight, block), _norm(update, block)
+        defined = (weight_norm > 0) & (update_norm > 0)
+        return update * jnp.where(defined, weight_norm / jnp.where(defined, update_norm, 1), 1)
+
+    return optax.stateless(lambda updates, weights: jax.tree.map(scale, blocks, updates, weights))
+
+
+def clip_by_block_rms(blocks: Blocks) -> optax.GradientTransformation:
+    """Divides each layer's update u by max(1, RMS(u) / d) with d = `CLIP_THRESHOLD`.
+
+    Args:
+      blocks: a `Block` for every weight.
+
+    References:
+      Shazeer & Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, ICML 2018, section 6.
+    """
+
+    def clip(block: Block, update: jax.Array) -> jax.Array:
+        return update / jnp.maximum(1, _rms(update, block) / CLIP_THRESHOLD)
+
+    return optax.stateless(lambda updates, weights: jax.tree.map(clip, blocks, updates))
+
+
+def scale_by_param_block_rms(blocks: Blocks) -> optax.GradientTransformation:
+    """Multiplies each layer's update of weights w by max(ε₂, RMS(w)) with ε₂ = `MIN_PARAM_RMS`.
+
+    Args:
+      blocks: a `Block` for every weight.
+
+    References:
+      Shazeer & Stern 2018, section 8.
+    """
+
+    def scale(block: Block, update: jax.Array, weight: jax.Array) -> jax.Array:
+        return update * jnp.maximum(MIN_PARAM_RMS, _rms(weight, block))
+
+    return optax.stateless(lambda updates, weights: jax.tree.map(scale, blocks, updates, weights))
+
+
+def scale_by_factored_rms(blocks: Blocks) -> optax.GradientTransformation:
+    """Divides gradients g by the root of a running mean of g² + ε₁ that is stored factored where that saves memory.
+
+    For a matrix, R and C are running means over its columns and rows, and the second moment of element (i, j) is
+    R_i · C_j / mean(C). Where `factored_axes` is None all second moments V are kept.
+
+    The state is `optax.FactoredState(count, v_row, v_col, v)`. Each of the trees has the structure of the weights. A
+    factored weight has `v_row` of its own shape without the second of its `factored_axes`, `v_col` without the first,
+    and any other has `v` of its own shape; what is not used is a zero of shape (1,).
+
+    Args:
+      blocks: a `Block` for every weight.
+
+    References:
+      Shazeer & Stern 2018, algorithms 4 and 5.
+    """
+    # Looked up by path, not mapped beside the weights: `optax.tree.map_params` calls `init` with a placeholder tree.
+    by_path = dict(jax.tree.leaves_with_path(blocks))
+
+    def init(weights: optax.Params) -> optax.FactoredState:
+        def zeros(name: str) -> optax.Params:
+            return jax.tree.map_with_path(
+                lambda path, w: jnp.zeros(_moment_shapes(w.shape, by_path[path])[name], w.dtype), weights
+            )
+
+        return optax.FactoredState(jnp.zeros((), jnp.int32), zeros("v_row"), zeros("v_col"), zeros("v"))
+
+    def update(
+        grads: optax.Updates, state: optax.OptState, weights: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.FactoredState]:
+        del weights
+        count = state.count + 1
+        decay = 1 - count.astype(jnp.float32) ** -FACTORED_DECAY_EXPONENT
+        structure = jax.tree.structure(grads)
+        trees = (blocks, grads, state.v_row, state.v_col, state.v)
+        leaves = zip(*map(jax.tree.leaves, trees), strict=True)
+        results = zip(*(_factored_update(*leaf, decay=decay) for leaf in leaves), strict=True)
+        updates, v_row, v_col, v = (jax.tree.unflatten(structure, result) for result in results)
+        return updates, optax.FactoredState(count, v_row, v_col, v)
+
+    return optax.GradientTransformation(init, update)
+
+
+def factored_axes(shape: tuple[int, ...], block: Block) -> tuple[int, int] | None:
+    """Axes (rows, columns), in this order, over which a weight's second moments are factored.
+
+    They are the two largest of one layer's axes, provided that both have at least `MIN_FACTORED_SIZE` real elements:
+    counting the padding would let the number of vocabulary shards choose the algorithm.
+
+    Returns:
+      Axes of the whole, stacked array; None when all second moments are kept.
+    """
+    sizes = [round(size / block.padding) if axis == 0 else size for axis, size in enumerate(shape)]
+    largest = sorted(range(int(block.stacked), len(shape)), key=sizes.__getitem__)[-2:]
+    if len(largest) < 2 or sizes[largest[0]] < MIN_FACTORED_SIZE:
+        return None
+    return min(largest), max(largest)
+
+
+def _moment_shapes(shape: tuple[int, ...], block: Block) -> dict[str, tuple[int, ...]]:
+    axes = factored_axes(shape, block)
+    if axes is None:
+        return {"v_row": (1,), "v_col": (1,), "v": shape}
+    rows, columns = axes
+    return {"v_row": _without(shape, columns), "v_col": _without(shape, rows), "v": (1,)}
+
+
+def _factored_update(
+    block: Block, grad: jax.Array, v_row: jax.Array, v_col: jax.Array, v: jax.Array, *, decay: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    square = jnp.square(grad)
+    axes = factored_axes(grad.shape, block)
+    if axes is None:
+        v = decay * v + (1 - decay) * (square + FACTORED_EPSILON)
+        return grad * lax.rsqrt(v), v_row, v_col, v
+    rows, columns = axes
+    v_row = decay * v_row + (1 - decay) * (square.mean(columns) + FACTORED_EPSILON)
+    v_col = decay * v_col + (1 - decay) * (square.mean(rows) * block.padding + FACTORED_EPSILON)
+    # v_row and v_col have the same mean but for padding rows, which are in v_row alone. Without the factor `padding`
+    # this update would be the same, but a run resumed on a mesh with another padding would average unlike means.
+    mean = v_col.mean(columns - 1, keepdims=True)
+    # Roots are multiplied one by one: v_row / mean of a row without gradient could underflow.
+    row_factor = jnp.expand_dims(lax.rsqrt(v_row), columns)
+    col_factor = jnp.expand_dims(lax.rsqrt(v_col) * jnp.sqrt(mean), rows)
+    return grad * row_factor * col_factor, v_row, v_col, v
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _norm(x: jax.Array, block: Block) -> jax.Array:
+    return jnp.sqrt(jnp.sum(jnp.square(x), axis=_block_axes(x, block), keepdims=True))
+
+
+def _rms(x: jax.Array, block: Block) -> jax.Array:
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=_block_axes(x, block), keepdims=True) * block.padding)
+
+
+def _block_axes(x: jax.Array, block: Block) -> tuple[int, ...]:
+    return tuple(range(int(block.stacked), x.ndim))

@@ -1,0 +1,168 @@
+"""Checkpoints of a workdir: saved in the background, verified when read, resumable on another layout.
+
+A checkpoint is two orbax items, `weights` and `optimizer`, with global shapes, and a JSON item `meta` with the step and
+a checksum of every array. Data order and dropout follow from the seeds and the step, so the step is all the position
+that there is to save. The checksum adds up the bits of an array's numbers, which depends neither on the sharding nor on
+zero padding: a file that was truncated or changed is noticed, and the newest checkpoint that is whole is used. Nothing
+is deleted but checkpoints beyond `keep`; damaged ones are moved aside.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from jax import lax
+
+from fiddlex.errors import CheckpointError
+from fiddlex.train.state import TrainState
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one workdir. A context manager: leaving it waits for the background writer.
+
+    Args:
+      workdir: the run's directory; nothing is created in it before the first save.
+      keep: how many of the newest to keep.
+    """
+
+    def __init__(self, workdir: Path, *, keep: int = 1):
+        self.directory = workdir.absolute() / "checkpoints"
+        self._keep = keep
+        self._manager: ocp.CheckpointManager | None = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def steps(self) -> list[int]:
+        """Steps that have a finished checkpoint, in ascending order."""
+        return sorted(self._open().all_steps()) if self.directory.is_dir() else []
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.directory / str(step)
+
+    def save(self, state: TrainState, step: int) -> None:
+        """Copies the state to the host and goes on writing in the background.
+
+        Raises:
+          CheckpointError: when the directory cannot be written, or the previous background write failed.
+        """
+        sums = {name: int(value) for name, value in jax.device_get(_checksums(_arrays(state))).items()}
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._open().save(
+                step,
+                args=ocp.args.Composite(
+                    weights=ocp.args.StandardSave(state.weights),
+                    optimizer=ocp.args.StandardSave(state.optimizer),
+                    meta=ocp.args.JsonSave({"step": step, "checksums": sums}),
+                ),
+            )
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"Cannot save step {step} under {self.directory}: {error}") from error
+
+    def restore_newest(self, abstract: TrainState, *, move_damaged: bool) -> TrainState | None:
+        """The newest checkpoint that is whole, laid out as `abstract` says; None when there is no checkpoint.
+
+        Args:
+          abstract: ShapeDtypeStructs with shardings. The padded vocabulary may differ from the saved one. With an empty
+            `optimizer` (`()`) only the weights are read.
+          move_damaged: move checkpoints that cannot be read to `damaged_checkpoints`, beside `checkpoints`.
+
+        Raises:
+          CheckpointError: when there are checkpoints and none can be read.
+        """
+        damaged: dict[int, str] = {}
+        for step in reversed(self.steps()):
+            try:
+                state = self._restore(step, abstract)
+            except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
+                damaged[step] = f"{self.path(step)}: {_first_line(error)}"
+                logger.warning("The checkpoint of step %d cannot be read and is passed over. %s", step, damaged[step])
+                continue
+            if move_damaged:
+                self._move(damaged)
+            return state
+        if damaged:
+            raise CheckpointError(
+                f"None of the checkpoints under {self.directory} can be read:\n  "
+                + "\n  ".join(damaged.values())
+                + "\nPut back an intact copy, or choose a new --workdir to start again."
+            )
+        return None
+
+    def wait(self) -> None:
+        """Returns when everything is on disk."""
+        if self._manager is not None:
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, and releases the writer's threads."""
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def _open(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, create=False)
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        return self._manager
+
+    def _move(self, damaged: Iterable[int]) -> None:
+        self.close()  # the manager remembers what was there when it opened
+        for step in damaged:
+            target = self.directory.with_name("damaged_checkpoints") / f"{step}-{int(time.time())}"
+            target.parent.mkdir(exist_ok=True)
+            self.path(step).rename(target)
+            logger.warning("Moved it to %s.", target)
+
+    def _restore(self, step: int, abstract: TrainState) -> TrainState:
+        # strict=False lets orbax fit the padded vocabulary to this mesh; the checksums catch any other cut.
+        items = {"weights": abstract.weights, "optimizer": abstract.optimizer}
+        restored = self._open().restore(
+            step,
+            args=ocp.args.Composite(
+                meta=ocp.args.JsonRestore(),
+                **{name: ocp.args.StandardRestore(item, strict=False) for name, item in items.items() if item},
+            ),
+        )
+        state = TrainState(
+            step=jax.device_put(jnp.int32(step), abstract.step.sharding),
+            weights=restored["weights"],
+            optimizer=restored["optimizer"] if abstract.optimizer else (),
+        )
+        expected = restored["meta"]["checksums"]
+        for name, value in jax.device_get(_checksums(_arrays(state))).items():
+            if int(value) != expected[name]:
+                raise ValueError(f"{name} is not what was saved (checksum {int(value)}, saved {expected[name]})")
+        return state
+
+
+def _arrays(state: TrainState) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path({"weights": state.weights, "optimizer": state.optimizer})
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+@jax.jit
+def _checksums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The sum of each array's 32-bit words, modulo 2³²; zeros of either sign count nothing."""
+
+    def checksum(x: jax.Array) -> jax.Array:
+        words = lax.bitcast_convert_type(x, jnp.uint32)
+        return jnp.sum(jnp.where(x == 0, jnp.uint32(0), words), dtype=jnp.uint32)
+
+    return jax.tree.map(checksum, arrays)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,0 +1,215 @@
+"""A whole training run in a workdir, readable from top to bottom.
+
+The host stays one step behind the devices: while step k runs it reads the numbers of step k − 1, so the devices never
+wait for logging. Before a checkpoint or an evaluation it reads those of the step itself, so nothing that is not finite
+is ever saved.
+"""
+
+import dataclasses
+import logging
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from fiddlex.config import Config
+from fiddlex.errors import NonFiniteError
+from fiddlex.mesh import describe
+from fiddlex.sizes import num_parameters
+from fiddlex.train import workdir as workdirs
+from fiddlex.train.checkpoint import Checkpoints
+from fiddlex.train.metrics import MetricsWriter, Record, Reporter, readable_time
+from fiddlex.train.trainer import Dispatched, Trainer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+      step: updates done.
+      interrupted: a signal stopped it before `train.num_steps`.
+      record: the last training record; None when no step was taken.
+      evaluation: the last evaluation record; None when there was none.
+      sample: text sampled at the end; empty unless the config asks for it.
+    """
+
+    step: int
+    interrupted: bool
+    record: Record | None
+    evaluation: Record | None
+    sample: str
+
+    def to_dict(self) -> Record:
+        """One flat JSON object: the last record and evaluation, how the run ended, and the sample."""
+        end = {"step": self.step, "interrupted": self.interrupted, "sample": self.sample}
+        return (self.record or {}) | (self.evaluation or {}) | end
+
+
+def train(config: Config, workdir: Path) -> Outcome:
+    """Trains to `train.num_steps`, going on from the newest good checkpoint in the workdir.
+
+    SIGINT and SIGTERM let the running step finish, save, and return; a second one ends the process at once.
+
+    Raises:
+      FiddlexError: of every kind. For a loss that is not finite the message names the last good checkpoint.
+    """
+    start_time = time.monotonic()
+    with StopSignals() as stop, Checkpoints(workdir, keep=config.train.keep_checkpoints) as checkpoints:
+        # Mesh, data, model.
+        trainer = Trainer(config)
+        workdirs.prepare(workdir, config)
+        logger.info("%s", trainer.corpus.describe())
+        logger.info(
+            "%s with %s parameters, %s", config.model.family, f"{num_parameters(config.model):,}", describe(trainer.mesh)
+        )
+
+        # Resume.
+        if trainer.restore(checkpoints):
+            logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))
+        first, last = trainer.step, config.train.num_steps
+        if first >= last:
+            logger.info("Nothing to train: the checkpoint is of step %d, train.num_steps is %d.", first, last)
+
+        # Train.
+        with MetricsWriter(workdir, resumed_step=first) as writer, Reporter(first, last) as reporter:
+            run = _Run(trainer, checkpoints, writer, reporter)
+            if first < last:
+                reporter.compiled(trainer.compile())
+            while trainer.step < last and not stop.requested:
+                run.step()
+                if _due(trainer.step, config.train.eval_every):
+                    run.evaluate()
+                if _due(trainer.step, config.train.checkpoint_every):
+                    run.save()
+            run.finish_step()
+            interrupted = trainer.step < last
+
+            # Leave a checkpoint and a last evaluation behind.
+            if trainer.step > first:
+                if config.train.checkpoint_every or interrupted:
+                    run.save()
+                if config.train.eval_every and not interrupted:
+                    run.evaluate()
+
+        checkpoints.wait()
+        sample = ""
+        if config.train.sample_tokens and not interrupted:
+            sample = "".join(trainer.generate("", config.train.sample_tokens))
+    outcome = Outcome(trainer.step, interrupted, run.last_record, run.last_evaluation, sample)
+    logger.info("%s", _summary(outcome, config, workdir, time.monotonic() - start_time))
+    return outcome
+
+
+class _Run:
+    """The bookkeeping of one run: which step is in flight, what was last written, evaluated and saved."""
+
+    def __init__(self, trainer: Trainer, checkpoints: Checkpoints, writer: MetricsWriter, reporter: Reporter):
+        self.last_record: Record | None = None
+        self.last_evaluation: Record | None = None
+        self._trainer, self._checkpoints = trainer, checkpoints
+        self._writer, self._reporter = writer, reporter
+        self._in_flight: Dispatched | None = None
+        self._saved_step = trainer.step
+        self._times: list[float] = []
+
+    def step(self) -> None:
+        """Dispatches the next step, then reads the numbers of the one before it."""
+        dispatched = self._trainer.dispatch()
+        self.finish_step()
+        self._in_flight = dispatched
+
+    def finish_step(self) -> None:
+        """Waits for the step in flight, if there is one; writes its record when it is due or the last."""
+        if self._in_flight is None:
+            return
+        config = self._trainer.config.train
+        try:
+            record = self._trainer.record(self._in_flight)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error}\n{self._remedy()}") from error
+        self._in_flight = None
+        self._times.append(record["step_time_s"])
+        self._reporter.advance(record["step"])
+        self.last_record = record
+        if _due(record["step"], config.log_every) or (config.log_every and record["step"] == config.num_steps):
+            mean_time = sum(self._times) / len(self._times)
+            tokens_per_second = self._trainer.config.tokens_per_step / mean_time
+            record |= {"step_time_s": mean_time, "tokens_per_second": tokens_per_second}
+            self._times.clear()
+            self._writer.write(record)
+            self._reporter.record(record)
+
+    def evaluate(self) -> None:
+        """Evaluates the present weights, unless that was the last thing done."""
+        self.finish_step()
+        if self.last_evaluation is None or self.last_evaluation["step"] != self._trainer.step:
+            self.last_evaluation = self._trainer.evaluate()
+            self._writer.write(self.last_evaluation)
+            self._reporter.record(self.last_evaluation)
+
+    def save(self) -> None:
+        """Saves the present state, unless it is on disk."""
+        self.finish_step()
+        if self._saved_step != self._trainer.step:
+            self._checkpoints.save(self._trainer.state, self._trainer.step)
+            self._saved_step = self._trainer.step
+
+    def _remedy(self) -> str:
+        self._checkpoints.wait()
+        steps = self._checkpoints.steps()
+        kept = f"The last good checkpoint is {self._checkpoints.path(steps[-1])}" if steps else "There is no checkpoint"
+        return (
+            f"{kept}. A lower optimizer.learning_rate, a longer optimizer.warmup_steps or optimizer.clip_norm=1.0 often "
+            "help; running the same command again resumes from the checkpoint."
+        )
+
+
+class StopSignals:
+    """Turns SIGINT and SIGTERM into a request to stop after the running step. A context manager.
+
+    Attributes:
+      requested: whether a signal has come.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self.requested:
+            raise KeyboardInterrupt(f"second {name}")
+        self.requested = True
+        logger.info("%s: stopping after the running step and saving; send it again to stop at once.", name)
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _summary(outcome: Outcome, config: Config, workdir: Path, seconds: float) -> str:
+    parts = [f"Stopped by a signal at step {outcome.step}" if outcome.interrupted else f"Done: step {outcome.step}"]
+    parts[0] += f" after {readable_time(seconds)}"
+    if outcome.record:
+        parts.append(f"loss {outcome.record['loss']:.4f}")
+    if outcome.evaluation:
+        parts.append(f"held-out loss {outcome.evaluation['eval_loss']:.4f} nats per token")
+    saved = ", checkpoints/" if config.train.checkpoint_every or outcome.interrupted else ""
+    parts.append(f"metrics.jsonl{saved} in {workdir}")
+    if outcome.interrupted:
+        parts.append("run the same command again to go on")
+    return "; ".join(parts) + "."

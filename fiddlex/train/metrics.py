@@ -1,0 +1,143 @@
+"""Where a run's numbers go: `metrics.jsonl`, TensorBoard, and the terminal.
+
+A record is a flat dictionary with `step`. Training records and evaluation records (`eval_loss`) are lines of the same
+file, in the order of their steps. On resume, lines of steps that will be trained again are dropped, so that the file of
+an interrupted run is that of an uninterrupted one.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tensorboardX import SummaryWriter
+
+Record = dict[str, Any]
+
+
+class MetricsWriter:
+    """Writes records to a workdir. A context manager.
+
+    Args:
+      workdir: an existing directory.
+      resumed_step: the step training goes on from; records of later steps are dropped.
+    """
+
+    def __init__(self, workdir: Path, *, resumed_step: int):
+        self.path = workdir / "metrics.jsonl"
+        _drop_records_after(self.path, resumed_step)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_step + 1, flush_secs=10)
+
+    def write(self, record: Record) -> None:
+        """Appends one record; it is in the file when the call returns."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        for name, value in record.items():
+            if name != "step":
+                self._tensorboard.add_scalar(name, value, record["step"])
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+        self._tensorboard.close()
+
+
+class Reporter:
+    """Tells a person how the run goes: a progress bar on a terminal, a line a record elsewhere. A context manager.
+
+    Args:
+      start_step: step the run goes on from.
+      num_steps: step it ends at.
+    """
+
+    def __init__(self, start_step: int, num_steps: int):
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._num_steps = num_steps
+        self._start_step, self._start_time = start_step, time.monotonic()
+        self._progress: Progress | None = None
+        if self._console.is_terminal:
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=self._console)
+            self._task = self._progress.add_task("compiling", total=num_steps, completed=start_step)
+
+    def __enter__(self) -> "Reporter":
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def compiled(self, seconds: float) -> None:
+        """Tells how long compilation took; time left is counted from here."""
+        self.line(f"Compiled the train step in {readable_time(seconds)}.")
+        self._start_time = time.monotonic()
+        if self._progress:
+            self._progress.reset(self._task, completed=self._start_step, total=self._num_steps)
+
+    def advance(self, step: int) -> None:
+        """Moves the bar."""
+        if self._progress:
+            self._progress.update(self._task, completed=step)
+
+    def record(self, record: Record) -> None:
+        """Shows a training or evaluation record."""
+        step = record["step"]
+        if "eval_loss" in record:
+            text = f"held-out loss {record['eval_loss']:.4f}"
+        else:
+            text = f"loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tokens/s"
+        if self._progress and "eval_loss" not in record:
+            self._progress.update(self._task, completed=step, description=text)
+        elif self._progress:
+            self.line(f"step {step}: {text}")
+        else:
+            self.line(f"step {step}/{self._num_steps}  {text}  {self._time_left(step)}".rstrip())
+
+    def line(self, text: str) -> None:
+        """Prints a line, above the bar if there is one."""
+        (self._progress.console if self._progress else self._console).print(text, markup=False)
+
+    def _time_left(self, step: int) -> str:
+        done = step - self._start_step
+        if done <= 0 or step >= self._num_steps:
+            return ""
+        seconds = (time.monotonic() - self._start_time) / done * (self._num_steps - step)
+        return f"{readable_time(seconds)} left"
+
+
+def readable_time(seconds: float) -> str:
+    """`42 s`, `3 min 05 s` or `2 h 03 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _drop_records_after(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:  # a line cut short when the process was killed
+            continue
+        if record["step"] <= step:
+            kept.append(line + "\n")
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, path)

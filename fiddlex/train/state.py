@@ -1,0 +1,96 @@
+"""The train state: what a step consumes and returns, what a checkpoint holds, and how it lies on the mesh."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.config import Config
+from fiddlex.models.functional import Weights
+from fiddlex.models.gpt import GPT
+from fiddlex.parallel.sharding import compute_spec, named, zero_spec
+from fiddlex.train.blockwise import Block
+
+
+class TrainState(NamedTuple):
+    """Everything that training changes.
+
+    Attributes:
+      step: int32 scalar, updates done; with the seeds it gives the data position and the dropout stream.
+      weights: float32 master weights, sharded as `Layout.master` says.
+      optimizer: the optimizer's state, sharded alike.
+    """
+
+    step: jax.Array
+    weights: Weights
+    optimizer: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where every weight lies: trees of PartitionSpecs in the structure of the weights.
+
+    Attributes:
+      compute: sharding of the weights that forward and backward use.
+      master: sharding of master weights and optimizer state (ZeRO-1: over `data` too).
+      shapes: ShapeDtypeStructs of the master weights, global shapes.
+    """
+
+    compute: Weights
+    master: Weights
+    shapes: Weights
+
+
+def make_layout(model: GPT, config: Config) -> Layout:
+    """Applies the sharding table to a model's weights."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    compute = jax.tree.map(compute_spec, model.axes(), is_leaf=lambda x: isinstance(x, tuple))
+    master = compute
+    if config.optimizer.zero1:
+        master = jax.tree.map(lambda spec, x: zero_spec(spec, x.shape, config.mesh), compute, shapes)
+    return Layout(compute=compute, master=master, shapes=shapes)
+
+
+def make_blocks(model: GPT, config: Config, layout: Layout) -> Weights:
+    """What the optimizer is told about each weight: decayed or not, stacked by layer or not, how much is padding."""
+    padding = config.padded_vocab_size / config.model.vocab_size
+
+    def block(axes: tuple[str | None, ...], x: jax.ShapeDtypeStruct) -> Block:
+        stacked = axes[0] == "layers"
+        return Block(stacked=stacked, decay=_is_matrix(axes), padding=padding if "vocab" in axes else 1.0)
+
+    return jax.tree.map(block, model.axes(), layout.shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def state_specs(optimizer: optax.GradientTransformation, layout: Layout) -> TrainState:
+    """PartitionSpecs of a whole train state; parts of the optimizer's state that mirror no weight are replicated."""
+    optimizer_state = jax.eval_shape(optimizer.init, layout.shapes)
+    specs = optax.tree.map_params(
+        optimizer,
+        lambda x, spec, weight: spec if x.shape == weight.shape else P(),
+        optimizer_state,
+        layout.master,
+        layout.shapes,
+        transform_non_params=lambda x: P(),
+    )
+    return TrainState(step=P(), weights=layout.master, optimizer=specs)
+
+
+def init_state(model: GPT, optimizer: optax.GradientTransformation, key: jax.Array, *, mesh: Mesh, specs: TrainState) -> TrainState:
+    """A fresh train state, each device making just the shards it keeps."""
+
+    def init(key: jax.Array) -> TrainState:
+        weights = model.init(key)
+        return TrainState(step=jnp.zeros((), jnp.int32), weights=weights, optimizer=optimizer.init(weights))
+
+    return jax.jit(init, out_shardings=named(mesh, specs))(key)
+
+
+def _is_matrix(axes: tuple[str | None, ...]) -> bool:
+    # Kernels and tables have `hidden` and something else; norms and biases have one of them alone.
+    per_layer = axes[1:] if axes[0] == "layers" else axes
+    return "hidden" in per_layer and len(per_layer) > 1

@@ -1,0 +1,339 @@
+"""The `Trainer`: a config brought to life on a mesh, for programs and notebooks.
+
+    trainer = Trainer(config)
+    losses = [record["loss"] for record in trainer.steps(100)]
+    weights = trainer.weights()
+
+The binaries are thin over it: `fiddlex.train.loop` adds the workdir, checkpoints and the terminal.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+
+from fiddlex.config import Config
+from fiddlex.data import Batch, HeldoutExamples, Loader, NextTokenExamples, eval_batches, load_corpus
+from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from fiddlex.mesh import make_mesh
+from fiddlex.models import make_model
+from fiddlex.models.functional import Weights
+from fiddlex.parallel.sharding import BATCH, named
+from fiddlex.train.checkpoint import Checkpoints
+from fiddlex.train.metrics import Record
+from fiddlex.train.optimizer import learning_rate_schedule, make_optimizer
+from fiddlex.train.sampling import SamplingConfig, generate
+from fiddlex.train.state import TrainState, init_state, make_blocks, make_layout, state_specs
+from fiddlex.train.step import Metrics, init_key, make_eval_step, make_logits, make_train_step
+from fiddlex.train.workdir import check_same_shapes, read_config
+
+
+class Dispatched(NamedTuple):
+    """A step that the devices have been given; `Trainer.record` waits for it.
+
+    Attributes:
+      step: its number, 1 for the first batch.
+      metrics: device values, see `fiddlex.train.step.make_train_step`.
+      time_s: when it was dispatched, by the monotonic clock.
+    """
+
+    step: int
+    metrics: Metrics
+    time_s: float
+
+
+class Trainer:
+    """Model, data, optimizer and compiled steps of one config.
+
+    Args:
+      config: validated here.
+
+    Attributes:
+      config: the config.
+      mesh: the mesh it runs on.
+      corpus: its data.
+      step: updates done; the next step trains on batch number `step`, counted from 0.
+
+    Raises:
+      ConfigError, DataError, DeviceError: before anything is computed.
+    """
+
+    def __init__(self, config: Config):
+        self.config = config.validate()
+        self.mesh = make_mesh(config.mesh)
+        self.corpus = load_corpus(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.seq_len)
+        self.step = 0
+        self._model = make_model(config)
+        self._layout = make_layout(self._model, config)
+        blocks = make_blocks(self._model, config, self._layout)
+        self._optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
+        self._learning_rate = learning_rate_schedule(config.optimizer, config.train.num_steps)
+        self._specs = state_specs(self._optimizer, self._layout)
+        self._train_step = make_train_step(
+            self._model, config, self._optimizer, mesh=self.mesh, layout=self._layout, specs=self._specs
+        )
+        self._eval_step = make_eval_step(self._model, config, mesh=self.mesh, layout=self._layout)
+        self._logits = make_logits(self._model, config, mesh=self.mesh, layout=self._layout)
+        self._batch_sharding = NamedSharding(self.mesh, BATCH)
+        self._compiled: jax.stages.Compiled | None = None
+        self._state: TrainState | None = None
+        self._batches: Iterator[Batch] | None = None
+        self._ready: Batch | None = None
+        self._last_done_s = -math.inf
+
+    @property
+    def state(self) -> TrainState:
+        """The train state, made from `train.seed` when nothing was restored. Every step donates and replaces it."""
+        if self._state is None:
+            self._state = init_state(
+                self._model, self._optimizer, init_key(self.config.train.seed), mesh=self.mesh, specs=self._specs
+            )
+        return self._state
+
+    def compile(self) -> float:
+        """Compiles the train step, if that is still to do; returns the seconds it took."""
+        start = time.monotonic()
+        if self._compiled is None:
+            self._compiled = self._train_step.lower(self._abstract_state(), self._abstract_batch()).compile()
+        return time.monotonic() - start
+
+    def dispatch(self) -> Dispatched:
+        """Gives the devices one step and returns without waiting for it; prepares the next batch meanwhile."""
+        self.compile()
+        assert self._compiled is not None
+        batch = self._ready if self._ready is not None else self._next_batch()
+        self._state, metrics = self._compiled(self.state, batch)
+        dispatched = Dispatched(self.step + 1, metrics, time.monotonic())
+        self.step += 1
+        self._ready = self._next_batch()
+        return dispatched
+
+    def record(self, dispatched: Dispatched) -> Record:
+        """Waits for a step and returns its record.
+
+        Returns:
+          `step`, `loss` (mean over the batch's tokens, at the weights before the update), `grad_norm` (before
+          clipping), `learning_rate`, `step_time_s` and `tokens_per_second`.
+
+        Raises:
+          NonFiniteError: when loss or gradient norm is not finite, naming the tensors.
+        """
+        loss, grad_norm = map(float, jax.device_get((dispatched.metrics["loss"], dispatched.metrics["grad_norm"])))
+        now = time.monotonic()
+        step_time = now - max(self._last_done_s, dispatched.time_s)
+        self._last_done_s = now
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise NonFiniteError(_describe_nonfinite(dispatched, loss, grad_norm))
+        return {
+            "step": dispatched.step,
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "learning_rate": float(self._learning_rate(dispatched.step - 1)),
+            "step_time_s": step_time,
+            "tokens_per_second": self.config.tokens_per_step / step_time,
+        }
+
+    def steps(self, num_steps: int) -> Iterator[Record]:
+        """Takes `num_steps` steps and yields their records, each while the next step is running."""
+        previous = None
+        for _ in range(num_steps):
+            dispatched = self.dispatch()
+            if previous is not None:
+                yield self.record(previous)
+            previous = dispatched
+        if previous is not None:
+            yield self.record(previous)
+
+    def evaluate(self) -> Record:
+        """Scores the held-out data with the present weights, every held-out token once (or `data.eval_batches`).
+
+        Returns:
+          `step`, `eval_loss` (nats per token), `eval_perplexity`, `eval_tokens`, and where the text is known
+          `eval_loss_per_byte`.
+
+        Raises:
+          DataError: when nothing is held out.
+        """
+        config, stream = self.config, self.corpus.heldout
+        if len(stream) < 2:
+            raise DataError(
+                f"Nothing is held out of {self.corpus.source}: set data.eval_source, or data.eval_fraction above 0."
+            )
+        examples = HeldoutExamples(stream.tokens, config.model.seq_len)
+        batches = eval_batches(
+            examples,
+            batch_size=config.data.global_batch_size,
+            vocab_size=config.model.vocab_size,
+            limit=config.data.eval_batches,
+        )
+        sums = [self._eval_step(self.state.weights, self._put_whole(batches[i])) for i in range(len(batches))]
+        loss_sum, tokens = (
+            math.fsum(float(batch[name]) for batch in sums) for name in ("loss_sum", "weight_sum")
+        )
+        loss = loss_sum / tokens
+        record = {
+            "step": self.step,
+            "eval_loss": loss,
+            "eval_perplexity": math.exp(min(loss, 700.0)),
+            "eval_tokens": int(tokens),
+        }
+        if stream.bytes_per_token:
+            record["eval_loss_per_byte"] = loss / stream.bytes_per_token
+        return record
+
+    def generate(self, prompt: str, num_tokens: int, sampling: SamplingConfig | None = None) -> Iterator[str]:
+        """Yields pieces of text that continue `prompt`; together they are the whole continuation.
+
+        Raises:
+          ConfigError: when the data has no tokenizer, or for sampling values out of range.
+        """
+        tokenizer = self.corpus.tokenizer
+        if tokenizer is None:
+            raise ConfigError(
+                f"{self.corpus.source} has no tokenizer to turn text into tokens: set data.tokenizer to the JSON file "
+                "its tokens were made with."
+            )
+        weights = self.state.weights
+        start = list(tokenizer.encode(prompt)) or [tokenizer.separator or 0]
+        drawn: list[int] = []
+        shown = ""
+        for token in generate(
+            lambda tokens, positions: self._logits(weights, tokens, positions),
+            start,
+            num_tokens,
+            seq_len=self.config.model.seq_len,
+            config=sampling or SamplingConfig(),
+        ):
+            drawn.append(token)
+            text = tokenizer.decode(drawn)
+            if not text.endswith("\ufffd"):  # a character whose last byte is still to come
+                yield text[len(shown) :]
+                shown = text
+        yield tokenizer.decode(drawn)[len(shown) :]
+
+    def weights(self) -> Weights:
+        """A copy of the master weights on the host: float32, whole, without padding rows, layers stacked."""
+        weights = self.state.weights
+        whole = jax.tree.map(
+            lambda w: np.asarray(w) if w.is_fully_addressable else multihost_utils.process_allgather(w, tiled=True),
+            weights,
+        )
+        whole["embedding"]["tokens"] = whole["embedding"]["tokens"][: self.config.model.vocab_size]
+        return whole
+
+    def restore(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> bool:
+        """Goes on from the newest checkpoint that is whole; returns whether there is one.
+
+        Args:
+          checkpoints: of the run's workdir.
+          weights_only: leave the optimizer's state where it is, for a trainer that only evaluates or samples.
+
+        Raises:
+          CheckpointError: when there are checkpoints and none can be read.
+        """
+        abstract = self._abstract_state()
+        if weights_only:
+            abstract = abstract._replace(optimizer=())
+        state = checkpoints.restore_newest(abstract, move_damaged=not weights_only)
+        if state is None:
+            return False
+        self._state, self.step = state, int(state.step)
+        self._batches = self._ready = None
+        return True
+
+    def _next_batch(self) -> Batch:
+        if self._batches is None:
+            config = self.config
+            self._batches = Loader(
+                NextTokenExamples(self.corpus.train.tokens, config.model.seq_len),
+                global_batch_size=config.data.global_batch_size,
+                seed=config.data.seed,
+                vocab_size=config.model.vocab_size,
+                rows=self._local_rows(),
+            ).iterate(self.step)
+        batch = next(self._batches)
+        shape = (self.config.data.global_batch_size, self.config.model.seq_len)
+        return {
+            name: jax.make_array_from_process_local_data(self._batch_sharding, values, shape)
+            for name, values in batch.items()
+        }
+
+    def _local_rows(self) -> slice:
+        # Rows of the global batch that this process's devices hold; data is the mesh's slowest axis, so they adjoin.
+        size = self.config.data.global_batch_size
+        index = self._batch_sharding.addressable_devices_indices_map((size,))
+        bounds = [rows.indices(size) for (rows,) in index.values()]
+        return slice(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
+
+    def _put_whole(self, batch: Batch) -> Batch:
+        return {
+            name: jax.make_array_from_callback(values.shape, self._batch_sharding, values.__getitem__)
+            for name, values in batch.items()
+        }
+
+    def _abstract_state(self) -> TrainState:
+        key = jax.eval_shape(lambda: jax.random.key(0))
+
+        def init(key: jax.Array) -> TrainState:
+            weights = self._model.init(key)
+            return TrainState(np.int32(0), weights, self._optimizer.init(weights))
+
+        return jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            jax.eval_shape(init, key),
+            named(self.mesh, self._specs),
+        )
+
+    def _abstract_batch(self) -> dict[str, Any]:
+        shape = (self.config.data.global_batch_size, self.config.model.seq_len)
+        dtypes = {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
+        return {
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=self._batch_sharding) for name, dtype in dtypes.items()
+        }
+
+
+def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda config: config) -> Trainer:
+    """The trainer of a run, with the weights of its newest good checkpoint, to evaluate or sample from.
+
+    Args:
+      workdir: the run's directory; nothing in it is changed.
+      change: gives the config to use from the run's own.
+
+    Raises:
+      CheckpointError: when there is no run, no checkpoint, or none that can be read, or when the changed config has
+        weights of other shapes.
+    """
+    saved = read_config(workdir)
+    config = change(saved)
+    check_same_shapes(saved, config, workdir)
+    trainer = Trainer(config)
+    with Checkpoints(workdir) as checkpoints:
+        if not trainer.restore(checkpoints, weights_only=True):
+            raise CheckpointError(
+                f"--workdir={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for the "
+                "first one."
+            )
+    return trainer
+
+
+def _describe_nonfinite(dispatched: Dispatched, loss: float, grad_norm: float) -> str:
+    names = []
+    flags = jax.device_get(dispatched.metrics["nonfinite"])
+    for path, flag in jax.tree_util.tree_leaves_with_path(flags):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        layers = np.flatnonzero(flag)
+        if flag.ndim and len(layers):
+            which = "all layers" if len(layers) == len(flag) else f"layers {', '.join(map(str, layers))}"
+            names.append(f"{name} ({which})")
+        elif flag.any():
+            names.append(name)
+    return (
+        f"Step {dispatched.step} is not finite: loss {loss}, gradient norm {grad_norm}. "
+        f"Gradients that are not finite: {', '.join(names) or 'none'}."
+    )

@@ -1,0 +1,45 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import P
+
+from fiddlex.config import MeshConfig
+from fiddlex.mesh import make_mesh
+from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE, Dropout, example_keys
+
+
+def masks(site: int, layer: int, *, step: int = 0, seed: int = 0, rate: float = 0.25, tensor: int = 1) -> np.ndarray:
+    """Dropped ones, [4 examples, 64 positions, 96 features], the sequence cut over `tensor`."""
+
+    def draw() -> jax.Array:
+        keys = example_keys(jax.random.key(seed), jnp.int32(step), jnp.arange(4))
+        ones = jnp.ones((4, 64 // tensor, 96))
+        return Dropout(rate, keys, layer).residual(ones, site, sequence_parallel=tensor > 1)
+
+    mesh = make_mesh(MeshConfig(tensor=tensor))
+    return np.asarray(jax.shard_map(draw, mesh=mesh, in_specs=(), out_specs=P(None, "tensor"))())
+
+
+def test_rate_and_scale() -> None:
+    mask = masks(MLP_OUTPUT_SITE, 0)
+    assert set(np.unique(mask)) == {np.float32(0), np.float32(1 / 0.75)}
+    assert abs((mask == 0).mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / mask.size)
+
+
+def test_every_coordinate_draws_its_own_mask() -> None:
+    base = masks(MLP_OUTPUT_SITE, 0) == 0
+    others = [
+        masks(ATTENTION_OUTPUT_SITE, 0),
+        masks(MLP_OUTPUT_SITE, 1),
+        masks(MLP_OUTPUT_SITE, 0, step=1),
+        masks(MLP_OUTPUT_SITE, 0, seed=1),
+        np.roll(masks(MLP_OUTPUT_SITE, 0), 1, axis=0),
+        np.roll(masks(MLP_OUTPUT_SITE, 0), 1, axis=1),
+    ]
+    chance = 2 * 0.25 * 0.75  # two independent masks differ in this share of elements
+    for other in others:
+        assert abs(((other == 0) != base).mean() - chance) < 0.02
+
+
+def test_cutting_the_sequence_changes_no_mask() -> None:
+    np.testing.assert_array_equal(masks(MLP_OUTPUT_SITE, 2, tensor=4), masks(MLP_OUTPUT_SITE, 2))

@@ -1,0 +1,46 @@
+"""Tensor parallelism costs what Megatron-LM says: one reduction for each product pair and direction."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import P
+
+from fiddlex.config import Config, MeshConfig
+from fiddlex.mesh import make_mesh
+from fiddlex.models import make_model
+from fiddlex.models.layers import Context
+from fiddlex.parallel.collectives import as_varying
+from fiddlex.train.state import make_layout
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_layer_has_two_reductions_each_way(sequence_parallel: bool) -> None:
+    config = Config(mesh=MeshConfig(tensor=2, sequence_parallel=sequence_parallel))
+    config.model.num_layers, config.model.hidden_size, config.model.seq_len = 2, 32, 16
+    model = make_model(config)
+    layout = make_layout(model, config)
+    context = Context(sequence_parallel=sequence_parallel)
+    varying = frozenset({"data", "pipe", "tensor"} if sequence_parallel else {"data", "pipe"})
+
+    def layers_and_gradients(weights: dict, x: jax.Array) -> tuple:
+        weights = as_varying(weights, layout.compute["layers"], varying)
+        x = jax.lax.pcast(x, ("data", "pipe"), to="varying")
+        y, pull = jax.vjp(lambda weights, x: model.apply_layers(weights, x, 0, context), weights, x)
+        return pull(y)
+
+    sequence = P(None, "tensor") if sequence_parallel else P()
+    mapped = jax.shard_map(
+        layers_and_gradients,
+        mesh=make_mesh(config.mesh),
+        in_specs=(layout.compute["layers"], sequence),
+        out_specs=(jax.tree.map(lambda spec: P(("data", "pipe", "tensor")), layout.compute["layers"]), P(("data", "pipe"), sequence[1] if sequence_parallel else None)),
+    )
+    x = jax.ShapeDtypeStruct((2, 16, 32), jnp.float32)
+    text = jax.jit(mapped).lower(layout.shapes["layers"], x).as_text()
+    counts = {kind: len(re.findall(rf"stablehlo\.{kind}\b", text)) for kind in ("all_reduce", "all_gather", "reduce_scatter")}
+    if sequence_parallel:
+        assert counts == {"all_reduce": 0, "all_gather": 4, "reduce_scatter": 4}
+    else:
+        assert counts == {"all_reduce": 4, "all_gather": 0, "reduce_scatter": 0}

@@ -1,0 +1,200 @@
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from fiddlex.config import Config, MeshConfig
+from fiddlex.errors import ConfigError
+from fiddlex.flags import load_config
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+TRAIN = '''
+"""Prints the config that it would run; --error raises what training might."""
+import sys
+from absl import flags
+import fiddlex.flags
+from fiddlex.errors import DataError
+
+_CONFIG = fiddlex.flags.define_config()
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
+_ERROR = flags.DEFINE_enum("error", "", ["", "data", "bug"], "what to raise")
+
+def main(argv):
+    if _ERROR.value == "data":
+        raise DataError("the data is gone.")
+    if _ERROR.value == "bug":
+        raise ZeroDivisionError
+    assert "jax" not in sys.modules
+    print(_CONFIG.value.validate().to_json())
+
+if __name__ == "__main__":
+    fiddlex.flags.run(main)
+'''
+EVALUATE = '''
+"""Prints the config of its imagined workdir, under the overrides."""
+from absl import flags
+import fiddlex.flags
+from fiddlex.config import Config, MeshConfig
+
+fiddlex.flags.define_overrides()
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
+
+def main(argv):
+    saved = Config(mesh=MeshConfig(data=4, tensor=2))
+    config = fiddlex.flags.apply_overrides(saved)
+    assert saved == Config(mesh=MeshConfig(data=4, tensor=2))
+    print(config.to_json())
+
+if __name__ == "__main__":
+    fiddlex.flags.run(main)
+'''
+CONFIG_FILE = """
+from fiddlex.config import Config, MeshConfig
+
+def get_config():
+    return Config(mesh=MeshConfig(data=2, sequence_parallel=True))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    texts = {"train.py": TRAIN, "evaluate.py": EVALUATE, "tiny.py": CONFIG_FILE, "flagfile": "--config.mesh.dta=2\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def run(folder: pathlib.Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    command = (sys.executable, *command, "--workdir=w")
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_overrides_are_laid_over_the_file(folder):
+    done = run(
+        folder,
+        "train.py",
+        "--config=tiny.py",
+        "--config.mesh.tensor=2",
+        "--config.model.hidden_size",
+        "64",
+        "--noconfig.mesh.sequence_parallel",
+        "--config.optimizer.learning_rate=1",
+        "--config.data.source=text:a=b",
+    )
+    assert done.returncode == 0, done.stderr
+    expected = Config(mesh=MeshConfig(data=2, tensor=2))
+    expected.model.hidden_size, expected.optimizer.learning_rate, expected.data.source = 64, 1.0, "text:a=b"
+    assert Config.from_json(done.stdout) == expected
+
+
+def test_overrides_are_laid_over_the_workdirs_config(folder):
+    done = run(folder, "evaluate.py", "--config.mesh.data", "1", "--config.mesh.sequence_parallel")
+    assert done.returncode == 0, done.stderr
+    assert Config.from_json(done.stdout) == Config(mesh=MeshConfig(data=1, tensor=2, sequence_parallel=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config.model.hiden_size=8"], "config.model has no field 'hiden_size'. Did you mean 'hidden_size'?"),
+        (["--noconfig.mesh.sequence_paralel"], "config.mesh has no field 'sequence_paralel'. Did you mean"),
+        (["--config.modle.hidden_size", "8"], "config has no field 'modle'. Did you mean 'model'?"),
+        (["--config.mesh=2"], "config.mesh is a section and has no value of its own. Set one of its fields: data, "),
+        (["--config.model.hidden_size=1.5"], "config.model.hidden_size='1.5' must be of type int."),
+        (["--config.optimizer.zero1=maybe"], "config.optimizer.zero1='maybe' must be of type bool."),
+        (["--config.mesh.sequence_parallel", "False"], "'False' is not a flag. Write --name=value"),
+        (["--workdri=a"], "Unknown command line flag 'workdri'. Did you mean: workdir ?"),
+        (["--config.model.num_heads=3"], "model.hidden_size=128 is not a multiple of model.num_heads=3"),
+        (["--flagfile=flagfile"], "config.mesh has no field 'dta'. Did you mean 'data'?"),
+        (["--flagfile=nothere"], "Unable to open flagfile"),
+        (["--config=tny.py"], "tny.py. Did you mean tiny.py?"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_mistake_in_the_command_line(folder, arguments, message):
+    assert_message(run(folder, "train.py", "--config=tiny.py", *arguments), message, program="train.py")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--config.mesh.data=2"]])
+def test_config_is_required(folder, arguments):
+    assert_message(run(folder, "train.py", *arguments), "--config is required: config file, ", program="train.py")
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--config.mesh.dta=1", "config.mesh has no field 'dta'. Did you mean 'data'?"),
+        ("--config.mesh.data=one", "config.mesh.data='one' must be of type int."),
+        ("--config=tiny.py", "--config=tiny.py: this program takes its config from the workdir."),
+    ],
+)
+def test_mistake_where_the_config_is_in_a_workdir(folder, argument, message):
+    assert_message(run(folder, "evaluate.py", argument), message, program="evaluate.py")
+
+
+def test_message_of_a_broken_config_file_reaches_the_user(folder):
+    (folder / "broken.py").write_text("def get_config(:\n")
+    assert_message(
+        run(folder, "train.py", "--config=broken.py"), "broken.py, line 1: invalid syntax", program="train.py"
+    )
+
+
+def test_error_of_the_program_itself_has_status_1(folder):
+    done = run(folder, "train.py", "--config=tiny.py", "--error=data")
+    assert (done.returncode, done.stderr) == (1, "train.py: the data is gone.\n")
+
+
+def test_bug_keeps_its_traceback(folder):
+    done = run(folder, "train.py", "--config=tiny.py", "--error=bug")
+    assert "Traceback" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def get_config():\n    return (\n", "broken.py, line 2: '(' was never closed."),
+        ("config = 1\n", "broken.py has no function get_config(); --config needs one that returns a Config."),
+        ("get_config = 3\n", "broken.py has no function get_config()"),
+        ("def get_config():\n    return {'a': 1}\n", "get_config() of broken.py returned {'a': 1}; it must return a "),
+        ("def get_config():\n    pass\n", "get_config() of broken.py returned None; it must return a Config."),
+        ("def get_config():\n\n    return foo\n", "broken.py, line 3: NameError: name 'foo' is not defined"),
+        ("import json\n\njson.loads('{')\n", "broken.py, line 3: JSONDecodeError: "),  # raised in another file
+        ("import nothing_of_this_name\n", "broken.py, line 1: ModuleNotFoundError: No module named 'nothing_of_this_"),
+        ("def get_config(name):\n    pass\n", "broken.py: TypeError: get_config() missing 1 required positional "),
+    ],
+)
+def test_config_file_at_fault(text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        load_config("broken.py")
+    assert str(raised.value).startswith(message)
+
+
+def test_config_error_of_get_config_is_left_alone(tmp_path):
+    path = tmp_path / "choosy.py"
+    path.write_text("from fiddlex.errors import ConfigError\n\ndef get_config(name):\n    raise ConfigError(name)")
+    with pytest.raises(ConfigError, match=r"^a:b$"):
+        load_config(f"{path}:a:b")
+
+
+@pytest.mark.parametrize("path", ["nothere.py", "nofolder/nothere.py"])
+def test_missing_config_file_is_named_in_full(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as raised:
+        load_config(path)
+    assert str(raised.value) == f"there is no config file {tmp_path / path}."
+
+
+def assert_message(done: subprocess.CompletedProcess[str], message: str, *, program: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert done.stderr.startswith(f"{program}: ")
+    assert done.stderr.count("\n") <= 2

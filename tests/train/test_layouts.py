@@ -1,0 +1,99 @@
+"""Every layout trains as one device does: losses, gradient norms and weights against a plain reference."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from fiddlex.config import Config
+from fiddlex.data import Loader, NextTokenExamples
+from fiddlex.train.trainer import Trainer
+from tests import reference
+
+TOLERANCE = 1e-5  # relative, float32, five steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    data: int
+    tensor: int
+    sequence_parallel: bool = False
+    zero1: bool = True
+    microbatches: int = 1
+    dropout: float = 0.1
+    recompute: str = "none"
+    optimizer: str = "sgd"
+
+    def __str__(self) -> str:
+        words = [f"{self.data}x{self.tensor}", f"m{self.microbatches}", self.optimizer]
+        words += ["sp"] * self.sequence_parallel + ["zero"] * self.zero1 + ["dropout"] * (self.dropout > 0)
+        return "-".join([*words, self.recompute])
+
+    def apply(self, config: Config) -> Config:
+        config.mesh.data, config.mesh.tensor = self.data, self.tensor
+        config.mesh.sequence_parallel = self.sequence_parallel
+        config.pipeline.num_microbatches = self.microbatches
+        config.pipeline.recompute = self.recompute
+        config.model.dropout = self.dropout
+        config.optimizer.zero1 = self.zero1
+        config.optimizer.name = self.optimizer
+        config.optimizer.schedule = "constant"
+        config.optimizer.learning_rate = {"sgd": 0.1, "adamw": 1e-3}[self.optimizer]
+        config.optimizer.weight_decay = 0.1
+        config.optimizer.clip_norm = 0.5
+        # The bias of the keys has no effect on attention, so its gradient is rounding noise around zero: at Adam's usual
+        # 1e-8 that noise would be scaled up to whole steps, in any two programs differently.
+        config.optimizer.epsilon = 1e-6
+        return config
+
+
+CASES = [
+    Case(1, 1),
+    Case(1, 1, microbatches=4, recompute="full"),
+    Case(2, 1),
+    Case(2, 1, microbatches=8, zero1=False, dropout=0.0),
+    Case(1, 2, dropout=0.0, recompute="selective"),
+    Case(1, 2, sequence_parallel=True),
+    Case(2, 2, microbatches=2),
+    Case(2, 2, microbatches=4, sequence_parallel=True, recompute="full"),
+    Case(2, 2, zero1=False, optimizer="adamw"),
+    Case(4, 2, microbatches=2, optimizer="adamw"),
+    Case(4, 2, sequence_parallel=True, recompute="selective"),
+    Case(2, 4, zero1=False),
+    Case(2, 4, microbatches=4, sequence_parallel=True, optimizer="adamw"),
+]
+
+_references: dict[tuple[float, str], dict[str, Any]] = {}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_layout_trains_as_the_reference_does(case: Case, tiny_config: Config) -> None:
+    trainer = Trainer(case.apply(tiny_config))
+    initial = trainer.weights()
+    expected = expected_training(case, tiny_config, trainer, initial)
+    records = list(trainer.steps(5))
+    np.testing.assert_allclose([r["loss"] for r in records], expected["losses"], rtol=TOLERANCE)
+    np.testing.assert_allclose([r["grad_norm"] for r in records], expected["norms"], rtol=TOLERANCE)
+    weights = reference.unstack(trainer.weights())
+    for path, weight in jax.tree_util.tree_leaves_with_path(weights):
+        wanted = leaf_at(expected["weights"], path)
+        difference = np.linalg.norm(weight - wanted) / np.linalg.norm(wanted)
+        assert difference < TOLERANCE, f"{jax.tree_util.keystr(path)}: relative difference {difference:.2e}"
+
+
+def expected_training(case: Case, config: Config, trainer: Trainer, initial: Any) -> dict[str, Any]:
+    """The reference's run; layouts share it, since they must not differ."""
+    key = (case.dropout, case.optimizer)
+    if key not in _references:
+        source = NextTokenExamples(trainer.corpus.train.tokens, config.model.seq_len)
+        loader = Loader(source, global_batch_size=config.data.global_batch_size, seed=0, vocab_size=257)
+        _references[key] = reference.train(config, initial, [loader.batch(step) for step in range(5)])
+    return _references[key]
+
+
+def leaf_at(tree: Any, path: Any) -> np.ndarray:
+    for entry in path:
+        tree = tree[entry.key if hasattr(entry, "key") else entry.idx]
+    return np.asarray(tree)
