@@ -1,6 +1,10 @@
 """Eight fake CPU devices for every test, and small configs and data that tests share."""
 
+import os
 import pathlib
+
+# LLVM's optimizations change how fast the tests' small programs run, which is no matter, and treble their compile time.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 import hypothesis
 import jax
@@ -9,6 +13,9 @@ import pytest
 hypothesis.settings.register_profile("shared cores", deadline=None)  # times vary with the load of the machine
 hypothesis.settings.load_profile("shared cores")
 jax.config.update("jax_num_cpu_devices", 8)
+# Many tests run the same programs; between the workers, and from one run of the tests to the next, they share them.
+jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(__file__).parent.parent / ".pytest_cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 from fiddlex.config import Config  # noqa: E402  # after the devices are set
 

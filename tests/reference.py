@@ -19,7 +19,8 @@ Tree = Any
 def unstack(weights: Tree) -> Tree:
     """Canonical weights with `layers` as a list of dictionaries."""
     count = jax.tree.leaves(weights["layers"])[0].shape[0]
-    return weights | {"layers": [jax.tree.map(lambda w, i=i: jnp.asarray(w[i]), weights["layers"]) for i in range(count)]}
+    layers = [jax.tree.map(lambda w, i=i: w[i], weights["layers"]) for i in range(count)]
+    return jax.tree.map(jnp.asarray, weights | {"layers": layers})
 
 
 def train(config: Config, weights: Tree, batches: list[dict[str, np.ndarray]]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Sampling text: temperature, top-k and top-p (nucleus, Holtzman et al., ICLR 2020) over next-token logits."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -39,20 +38,18 @@ class SamplingConfig:
             raise ConfigError(f"top_p={self.top_p} must be above 0 and at most 1; 1 allows every token.")
 
 
-@functools.partial(jax.jit, static_argnames=("temperature", "top_k", "top_p"))
-def sample(key: jax.Array, logits_BV: jax.Array, *, temperature: float, top_k: int, top_p: float) -> jax.Array:
-    """Draws one token for each row; int32 [B]. The restrictions apply in the order temperature, top-k, top-p."""
-    if temperature == 0:
-        return jnp.argmax(logits_BV, axis=-1)
-    logits_BV = logits_BV / temperature
+@jax.jit
+def sample(key: jax.Array, logits_BV: jax.Array, temperature: float, top_k: int, top_p: float) -> jax.Array:
+    """Draws one token for each row; int32 [B]. See `SamplingConfig`; the order is temperature, top-k, top-p."""
     order_BV = jnp.argsort(logits_BV, axis=-1, descending=True)
-    sorted_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1)
-    if top_k:
-        sorted_BV = jnp.where(jnp.arange(sorted_BV.shape[-1]) < top_k, sorted_BV, -jnp.inf)
-    probabilities_BV = jax.nn.softmax(sorted_BV, axis=-1)
+    # At temperature 0 the first token's lead becomes infinite.
+    scaled_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1)
+    scaled_BV = (scaled_BV - scaled_BV[:, :1]) / jnp.maximum(temperature, jnp.finfo(jnp.float32).tiny)
+    ranks_V = jnp.arange(logits_BV.shape[-1])
+    scaled_BV = jnp.where((top_k == 0) | (ranks_V < top_k), scaled_BV, -jnp.inf)
+    probabilities_BV = jax.nn.softmax(scaled_BV, axis=-1)
     before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
-    sorted_BV = jnp.where(before_BV < top_p, sorted_BV, -jnp.inf)
-    chosen_B = jax.random.categorical(key, sorted_BV, axis=-1)
+    chosen_B = jax.random.categorical(key, jnp.where(before_BV < top_p, scaled_BV, -jnp.inf), axis=-1)
     return jnp.take_along_axis(order_BV, chosen_B[:, None], axis=-1)[:, 0]
 
 
@@ -84,12 +81,7 @@ def generate(
         padded = np.zeros((1, seq_len), np.int32)
         padded[0, : len(window)] = window
         logits = next_logits(padded, np.asarray([len(window) - 1], np.int32))
-        token = sample(
-            jax.random.fold_in(key, number),
-            logits,
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-        )
+        step_key = jax.random.fold_in(key, number)
+        token = sample(step_key, logits, config.temperature, config.top_k, config.top_p)
         tokens.append(int(token[0]))
         yield tokens[-1]

@@ -1,0 +1,185 @@
+"""Interrupted and resumed runs give what uninterrupted ones give; damaged checkpoints are noticed; nothing is lost."""
+
+import copy
+import json
+import pathlib
+import signal
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from fiddlex.config import Config
+from fiddlex.errors import CheckpointError, NonFiniteError
+from fiddlex.train import loop
+from fiddlex.train.checkpoint import Checkpoints
+from fiddlex.train.trainer import Trainer, load_trainer
+
+
+@pytest.fixture
+def config(tiny_config: Config) -> Config:
+    """Six steps with everything that has a state: dropout, AdamW, clipping, warm-up, ZeRO-1, microbatches."""
+    tiny_config.model.dropout = 0.1
+    tiny_config.mesh.data = tiny_config.mesh.tensor = 2
+    tiny_config.pipeline.num_microbatches = 2
+    tiny_config.optimizer.warmup_steps = 3
+    tiny_config.optimizer.clip_norm = 1.0
+    tiny_config.optimizer.weight_decay = 0.1
+    tiny_config.train.num_steps = 6
+    tiny_config.train.checkpoint_every = 2
+    return tiny_config
+
+
+def records(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl without what depends on the clock."""
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    timed = ("step_time_s", "tokens_per_second")
+    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]
+
+
+def final_state(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
+    trainer = Trainer(config)
+    with Checkpoints(workdir) as checkpoints:
+        assert trainer.restore(checkpoints)
+    return jax.device_get(jax.tree.leaves(trainer.state))
+
+
+@pytest.fixture
+def whole_run(config: Config, tmp_path: pathlib.Path) -> pathlib.Path:
+    loop.train(config, tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+def test_resume_gives_the_same_bits(config: Config, whole_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    workdir = tmp_path / "parts"
+    assert interrupted_run(config, workdir, after=3) == 3
+    # What a kill -9 leaves behind: records that go on beyond the checkpoint, the last one cut short.
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "loss": 0.0}\n{"step": 5, "lo')
+    outcome = loop.train(config, workdir)
+    assert outcome.step == 6 and not outcome.interrupted
+    assert records(workdir) == records(whole_run)
+    for resumed, whole in zip(final_state(workdir, config), final_state(whole_run, config), strict=True):
+        np.testing.assert_array_equal(resumed, whole)
+
+
+def interrupted_run(config: Config, workdir: pathlib.Path, *, after: int) -> int:
+    """Trains and sends SIGTERM while step `after` is running; returns the step it stopped at."""
+    original = Trainer.dispatch
+
+    def dispatch(self: Trainer) -> Any:
+        dispatched = original(self)
+        if dispatched.step == after:
+            signal.raise_signal(signal.SIGTERM)
+        return dispatched
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "dispatch", dispatch)
+        outcome = loop.train(config, workdir)
+    assert outcome.interrupted
+    assert Checkpoints(workdir).steps()[-1] == outcome.step
+    return outcome.step
+
+
+def test_resume_on_another_layout(config: Config, whole_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    workdir = tmp_path / "parts"
+    interrupted_run(config, workdir, after=3)
+    other = copy.deepcopy(config)
+    other.mesh.data, other.mesh.tensor, other.mesh.sequence_parallel = 1, 4, True  # 257 rows are padded to 260, not 258
+    other.pipeline.num_microbatches = 4
+    loop.train(other, workdir)
+    for resumed, whole in zip(records(workdir), records(whole_run), strict=True):
+        assert resumed["step"] == whole["step"]
+        np.testing.assert_allclose(resumed["loss"], whole["loss"], rtol=1e-5)
+        np.testing.assert_allclose(resumed["grad_norm"], whole["grad_norm"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "empty"])
+def test_damaged_checkpoint_is_passed_over_and_kept(
+    damage: str, config: Config, whole_run: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest = whole_run / "checkpoints" / "6"
+    target = max((p for p in (newest / "weights").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(target.read_bytes())
+    if damage == "truncate":
+        target.write_bytes(data[: len(data) // 2])
+    elif damage == "flip":
+        data[len(data) // 2] ^= 0x10
+        target.write_bytes(data)
+    elif damage == "remove":
+        target.unlink()
+    else:
+        (newest / "meta" / "metadata").write_text("")
+    before = records(whole_run)
+    trainer = load_trainer(whole_run)
+    assert trainer.step == 4  # the checkpoint before it; reading moves nothing
+    assert newest.is_dir()
+    assert loop.train(config, whole_run).step == 6
+    assert "cannot be read and is passed over" in caplog.text
+    assert records(whole_run) == before
+    assert len(list((whole_run / "damaged_checkpoints").iterdir())) == 1
+
+
+def test_no_readable_checkpoint_stops(config: Config, whole_run: pathlib.Path) -> None:
+    for meta in (whole_run / "checkpoints").glob("*/meta/metadata"):
+        meta.write_text("{")
+    with pytest.raises(CheckpointError, match="None of the checkpoints .* can be read(.|\n)*choose a new --workdir"):
+        loop.train(config, whole_run)
+    assert len(list((whole_run / "checkpoints").glob("[0-9]*"))) == 2
+
+
+def test_another_run_in_the_workdir_is_refused(config: Config, whole_run: pathlib.Path) -> None:
+    saved = (whole_run / "config.json").read_text()
+    other = copy.deepcopy(config)
+    other.model.hidden_size, other.data.seed = 64, 1
+    with pytest.raises(CheckpointError, match=r"model\.hidden_size is 64, was 32(.|\n)*data\.seed is 1, was 0"):
+        loop.train(other, whole_run)
+    assert (whole_run / "config.json").read_text() == saved
+
+
+def test_a_finished_run_changes_nothing(config: Config, whole_run: pathlib.Path) -> None:
+    before = records(whole_run)
+    outcome = loop.train(config, whole_run)
+    assert (outcome.step, outcome.record) == (6, None)
+    assert records(whole_run) == before
+
+
+def test_more_steps_go_on_from_the_end(config: Config, whole_run: pathlib.Path) -> None:
+    config.train.num_steps = 8
+    config.optimizer.decay_steps = 6
+    assert loop.train(config, whole_run).step == 8
+    assert [r["step"] for r in records(whole_run)] == list(range(1, 9))
+
+
+def test_workdir_that_cannot_be_written(config: Config, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"Cannot write to --workdir=.*Choose a directory you may write to"):
+        loop.train(config, tmp_path / "file" / "workdir")
+
+
+def test_non_finite_loss_names_step_tensors_and_last_good_checkpoint(config: Config, tmp_path: pathlib.Path) -> None:
+    config.optimizer.name, config.optimizer.clip_norm = "sgd", 0.0
+    config.optimizer.schedule = "constant"
+    config.train.num_steps = 20
+    loop.train(config, tmp_path)  # a good start
+    config.train.num_steps = 40
+    config.optimizer.learning_rate = 1e30
+    with pytest.raises(NonFiniteError) as caught:
+        loop.train(config, tmp_path)
+    text = str(caught.value)
+    assert "Step 2" in text and "is not finite" in text
+    assert "layers.mlp.up.kernel (all layers)" in text
+    good = Checkpoints(tmp_path).steps()[-1]
+    assert f"checkpoints/{good}" in text
+    for leaf in jax.tree.leaves(load_trainer(tmp_path).weights()):
+        assert np.isfinite(leaf).all()
+
+
+def test_signals_are_left_alone_outside_the_main_thread(config: Config, tmp_path: pathlib.Path) -> None:
+    outcomes = []
+    thread = threading.Thread(target=lambda: outcomes.append(loop.train(config, tmp_path)))
+    thread.start()
+    thread.join()
+    assert outcomes[0].step == 6

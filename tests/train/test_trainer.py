@@ -1,0 +1,157 @@
+"""The Trainer as a library: steps, records, evaluation, sampling, weights, errors, and what the compiled step is like."""
+
+import copy
+import math
+import pathlib
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from fiddlex.config import Config
+from fiddlex.errors import ConfigError, DataError, DeviceError
+from fiddlex.sizes import num_parameters
+from fiddlex.train import step as step_module
+from fiddlex.train.sampling import SamplingConfig
+from fiddlex.train.trainer import Trainer
+from tests import reference
+
+
+def test_records_and_learning(tiny_config: Config) -> None:
+    tiny_config.optimizer.learning_rate = 1e-2
+    tiny_config.optimizer.warmup_steps = 4
+    tiny_config.train.num_steps = 30
+    trainer = Trainer(tiny_config)
+    records = list(trainer.steps(30))
+    assert [r["step"] for r in records] == list(range(1, 31))
+    assert records[0]["loss"] == pytest.approx(math.log(257), rel=0.03)
+    assert records[-1]["loss"] < 4.0
+    assert records[0]["learning_rate"] == pytest.approx(1e-2 / 4)
+    assert all(r["step_time_s"] > 0 and r["tokens_per_second"] > 0 and r["grad_norm"] > 0 for r in records)
+
+
+def test_the_step_is_compiled_once_and_donates_its_state(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    chex.clear_trace_counter()
+    original = step_module.compute_weights
+    monkeypatch.setattr(step_module, "compute_weights", chex.assert_max_traces(original, n=1))
+    tiny_config.mesh.data = tiny_config.mesh.tensor = 2
+    trainer = Trainer(tiny_config)
+    state = trainer.state
+    list(trainer.steps(4))
+    list(trainer.steps(3))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("zero1", [True, False])
+def test_zero1_shards_masters_and_moments_over_data(tiny_config: Config, zero1: bool) -> None:
+    tiny_config.mesh.data, tiny_config.mesh.tensor, tiny_config.optimizer.zero1 = 4, 2, zero1
+    trainer = Trainer(tiny_config)
+    list(trainer.steps(1))
+    whole = sum(leaf.nbytes for leaf in jax.tree.leaves((trainer.state.weights, trainer.state.optimizer)))
+    held = sum(
+        shard.data.nbytes
+        for leaf in jax.tree.leaves((trainer.state.weights, trainer.state.optimizer))
+        for shard in leaf.addressable_shards
+        if shard.device == trainer.mesh.devices.flat[0]
+    )
+    assert held / whole == pytest.approx(1 / 8 if zero1 else 1 / 2, rel=0.15)
+
+
+def test_bfloat16_keeps_float32_masters_and_learns(tiny_config: Config) -> None:
+    wide = Trainer(copy.deepcopy(tiny_config))
+    tiny_config.model.dtype = "bfloat16"
+    tiny_config.mesh.data = tiny_config.mesh.tensor = 2
+    narrow = Trainer(tiny_config)
+    losses = [[record["loss"] for record in trainer.steps(5)] for trainer in (wide, narrow)]
+    assert losses[0] != losses[1]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=5e-3)
+    assert {leaf.dtype for leaf in jax.tree.leaves(narrow.weights())} == {np.dtype("float32")}
+
+
+def test_weights_are_whole_and_counted_right(tiny_config: Config) -> None:
+    tiny_config.mesh.tensor = 4
+    weights = Trainer(tiny_config).weights()
+    assert weights["embedding"]["tokens"].shape == (257, 32)
+    assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == num_parameters(tiny_config.model)
+
+
+def test_evaluation_scores_every_heldout_token_once(tiny_config: Config) -> None:
+    tiny_config.data.eval_batches = 0
+    tiny_config.data.global_batch_size = 24  # does not divide the number of windows
+    tiny_config.mesh.data, tiny_config.mesh.tensor = 2, 2
+    tiny_config.pipeline.num_microbatches = 3
+    trainer = Trainer(tiny_config)
+    record = trainer.evaluate()
+    tokens = np.asarray(trainer.corpus.heldout.tokens, np.int32)
+    losses, length = [], tiny_config.model.seq_len
+    weights = reference.unstack(trainer.weights())
+    logits_fn = jax.jit(lambda tokens: jax.nn.log_softmax(reference.logits_fn(weights, tokens, None, tiny_config)))
+    padded = np.zeros(-(-(len(tokens) - 1) // length) * length + 1, np.int32)
+    padded[: len(tokens)] = tokens
+    scores = np.asarray(logits_fn(padded[:-1].reshape(-1, length))).reshape(len(padded) - 1, -1)
+    losses = -scores[np.arange(len(tokens) - 1), tokens[1:]]
+    assert record["eval_tokens"] == len(tokens) - 1
+    assert record["eval_loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert record["eval_perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-4)
+
+
+def test_nothing_held_out(tiny_config: Config) -> None:
+    tiny_config.data.eval_fraction = 0.0
+    with pytest.raises(DataError, match=r"data\.eval_fraction above 0"):
+        Trainer(tiny_config).evaluate()
+
+
+def test_sampling_is_the_same_on_every_layout_and_follows_the_logits(tiny_config: Config) -> None:
+    tiny_config.optimizer.learning_rate = 1e-2
+    trainer = Trainer(tiny_config)
+    list(trainer.steps(20))
+    greedy = "".join(trainer.generate("def ", 24, SamplingConfig(temperature=0.0)))
+    # The reference, one token at a time, over the last seq_len tokens.
+    weights, tokens, length = reference.unstack(trainer.weights()), list(b"def "), tiny_config.model.seq_len
+    logits_fn = jax.jit(lambda tokens: reference.logits_fn(weights, tokens, None, tiny_config))
+    for _ in range(24):
+        window = tokens[-length:]
+        logits = logits_fn(np.asarray([window + [0] * (length - len(window))]))
+        tokens.append(int(np.argmax(logits[0, len(window) - 1])))
+    assert greedy == bytes(tokens[4:]).decode(errors="replace")
+    once, again = (["".join(trainer.generate("x", 12, SamplingConfig(0.9, 20, 0.9, seed=s))) for s in (1, 2)] for _ in "ab")
+    assert once == again
+    assert once[0] != once[1]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        (SamplingConfig(temperature=-1), "temperature=-1"),
+        (SamplingConfig(top_k=-1), "top_k=-1"),
+        (SamplingConfig(top_p=0), "top_p=0"),
+    ],
+)
+def test_sampling_values_out_of_range(sampling: SamplingConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sampling.validate()
+
+
+def test_too_few_devices(tiny_config: Config) -> None:
+    tiny_config.mesh.data = 16
+    with pytest.raises(DeviceError, match=r"data=16 × pipe=1 × tensor=1 needs 16 devices; there are 8 \(cpu\)"):
+        Trainer(tiny_config)
+
+
+def test_initial_weights_do_not_depend_on_the_layout(tiny_config: Config) -> None:
+    plain = Trainer(copy.deepcopy(tiny_config)).weights()
+    tiny_config.mesh.data, tiny_config.mesh.tensor = 2, 4
+    chex.assert_trees_all_equal(Trainer(tiny_config).weights(), plain)
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb", "adafactor"])
+def test_every_optimizer_trains_alike_on_a_mesh(name: str, tiny_config: Config, tmp_path: pathlib.Path) -> None:
+    tiny_config.optimizer.name = name
+    tiny_config.optimizer.learning_rate = 1e-2
+    tiny_config.optimizer.epsilon = 1e-6
+    tiny_config.optimizer.weight_decay = 0.01
+    plain = [r["loss"] for r in Trainer(copy.deepcopy(tiny_config)).steps(4)]
+    tiny_config.mesh.data, tiny_config.mesh.tensor = 2, 4
+    np.testing.assert_allclose([r["loss"] for r in Trainer(tiny_config).steps(4)], plain, rtol=1e-5)
+    assert plain[-1] < plain[0]
