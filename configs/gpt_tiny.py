@@ -1,8 +1,7 @@
 """A byte-level GPT small enough for a laptop's CPU, trained on the source of Python's standard library.
 
 The shape of nanoGPT's example for a CPU, whose README reports a validation loss of 1.88 per character of Shakespeare.
-Expect a loss that starts at ln 256 = 5.5 per byte, and a sample that has the look of Python. Four devices; on a CPU
-fiddlex makes them up.
+Four devices; on a CPU fiddlex makes them up.
 
     python experiments/train.py --config=configs/gpt_tiny.py --workdir=/tmp/gpt_tiny
 """
@@ -23,6 +22,6 @@ def get_config() -> Config:
             weight_decay=0.1,
             clip_norm=1.0,
         ),
-        data=DataConfig(source="stdlib", global_batch_size=32),
-        train=TrainConfig(num_steps=300, log_every=10, eval_every=100, checkpoint_every=100, sample_tokens=300),
+        data=DataConfig(source="stdlib", global_batch_size=16),
+        train=TrainConfig(num_steps=600, log_every=20, eval_every=300, checkpoint_every=100, sample_tokens=400),
     )

@@ -359,7 +359,7 @@ def _fraction(name: str, value: float) -> None:
 
 def _source(name: str, value: str, *, optional: bool) -> None:
     kind, _, path = value.partition(":")
-    known = kind == "stdlib" and not path or kind in ("text", "tokens") and path
+    known = (kind == "stdlib" and not path) or (kind in ("text", "tokens") and path)
     if not known and not (optional and not value):
         raise ConfigError(f"{name}={value!r} is not a data source: use stdlib, text:PATH or tokens:PATH.")
 

@@ -30,7 +30,7 @@ def request_devices(num_devices: int) -> None:
     Leaves the number alone where the user has set it (`jax_num_cpu_devices` or XLA_FLAGS) or runs several processes.
     """
     by_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if by_flag or jax.config.jax_num_cpu_devices != -1 or jax.distributed.is_initialized():
+    if by_flag or jax.config.jax_num_cpu_devices != -1 or jax.distributed.is_initialized():  # type: ignore[attr-defined]
         return
     try:
         jax.config.update("jax_num_cpu_devices", num_devices)

@@ -55,10 +55,13 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
     clip = optax.clip_by_global_norm(section.clip_norm) if section.clip_norm else optax.identity()
     if section.name == "sgd":
-        return optax.chain(clip, optax.add_decayed_weights(section.weight_decay, decay), optax.sgd(rate, section.momentum))
+        return optax.chain(
+            clip, optax.add_decayed_weights(section.weight_decay, decay), optax.sgd(rate, section.momentum)
+        )
     assert section.name == "adamw"
     return optax.chain(
-        clip, optax.adamw(rate, section.beta1, section.beta2, section.epsilon, weight_decay=section.weight_decay, mask=decay)
+        clip,
+        optax.adamw(rate, section.beta1, section.beta2, section.epsilon, weight_decay=section.weight_decay, mask=decay),
     )
 
 
@@ -83,7 +86,9 @@ def logits_fn(weights: Tree, tokens: jax.Array, number: jax.Array | None, config
 
 
 def attention(w: Tree, x: jax.Array, site: int, number: jax.Array | None, config: Config) -> jax.Array:
-    q, k, v = (jnp.einsum("bsh,hnd->bnsd", x, w["qkv"]["kernel"][:, i]) + w["qkv"]["bias"][i][:, None] for i in range(3))
+    q, k, v = (
+        jnp.einsum("bsh,hnd->bnsd", x, w["qkv"]["kernel"][:, i]) + w["qkv"]["bias"][i][:, None] for i in range(3)
+    )
     scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
     length = x.shape[1]
     scores = jnp.where(np.tri(length, dtype=bool), scores, -np.inf)

@@ -19,7 +19,9 @@ def attend(
     """Causal attention.
 
     Args:
-      q_BSND: queries; keys and values alike.
+      q_BSND: queries.
+      k_BSND: keys.
+      v_BSND: values.
       dropout: drops attention probabilities; None drops nothing.
       recompute: compute scores and probabilities again in the backward pass instead of keeping them (selective
         recomputation, Korthikanti et al., MLSys 2023, section 5). A flash kernel does so by itself.

@@ -35,7 +35,7 @@ class Dropout:
         return dataclasses.replace(self, layer=layer)
 
     def residual(self, x_BTH: jax.Array, site: int, *, sequence_parallel: bool) -> jax.Array:
-        """Drops elements of activations; with sequence parallelism `x_BTH` is this tensor rank's part of the sequence."""
+        """Drops elements of activations; with sequence parallelism of one tensor rank's part of a sequence."""
         length = x_BTH.shape[1]
         first = lax.axis_index("tensor") * length if sequence_parallel else 0
         return self._drop(x_BTH, site, first + jnp.arange(length))
@@ -43,7 +43,9 @@ class Dropout:
     def attention(self, probabilities_BNQK: jax.Array) -> jax.Array:
         """Drops attention probabilities; `probabilities_BNQK` holds this tensor rank's heads."""
         num_heads = probabilities_BNQK.shape[1]
-        return self._drop(probabilities_BNQK, ATTENTION_SITE, lax.axis_index("tensor") * num_heads + jnp.arange(num_heads))
+        return self._drop(
+            probabilities_BNQK, ATTENTION_SITE, lax.axis_index("tensor") * num_heads + jnp.arange(num_heads)
+        )
 
     def _drop(self, x: jax.Array, site: int, indices: jax.Array) -> jax.Array:
         number = site + SITES_PER_LAYER * self.layer if site else EMBEDDING_SITE

@@ -46,4 +46,3 @@ class Functional(Generic[Module]):
 def param(value: jax.Array, axes: LogicalAxes) -> nnx.Param:
     """A weight together with the logical axis of each of its dimensions (`fiddlex.parallel.sharding.MESH_AXES`)."""
     return nnx.Param(value, axes=axes)
-

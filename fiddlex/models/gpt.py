@@ -72,14 +72,18 @@ class GPT:
 
     def axes(self) -> Weights:
         """Logical axes of every weight."""
-        layers = jax.tree.map(lambda axes: ("layers", *axes), self._block.axes(), is_leaf=lambda x: isinstance(x, tuple))
+        layers = jax.tree.map(
+            lambda axes: ("layers", *axes), self._block.axes(), is_leaf=lambda x: isinstance(x, tuple)
+        )
         return {"embedding": self._embedding.axes(), "layers": layers, "head": self._head.axes()}
 
     def embed(self, weights: Weights, batch: Batch, context: Context) -> jax.Array:
         """Embeds `batch["tokens"]`, int32 [B, S]; [B, T, H], the same on every pipe rank."""
         return self._embedding.bind(weights["embedding"])(batch["tokens"], context)
 
-    def apply_layers(self, layers: Weights, x_BTH: jax.Array, first_layer: jax.Array | int, context: Context) -> jax.Array:
+    def apply_layers(
+        self, layers: Weights, x_BTH: jax.Array, first_layer: jax.Array | int, context: Context
+    ) -> jax.Array:
         """Scans a run of stacked layers, of which the first is number `first_layer` of the model."""
 
         def apply(x_BTH: jax.Array, scanned: tuple[jax.Array, Weights]) -> tuple[jax.Array, None]:
@@ -99,6 +103,6 @@ class GPT:
         return local_logits(x_BSH, weights["embedding"]["tokens"], vocab_size=self.config.vocab_size)
 
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """Sum over this replica's tokens of `batch["weights"]` times the negative log-likelihood of `batch["targets"]`."""
+        """Sum over this replica's tokens of `batch["weights"]` times −log p(`batch["targets"]`), float32 scalar."""
         losses_BS = cross_entropy(self.logits(weights, x_BTH, context), batch["targets"])
         return jnp.sum(losses_BS * batch["weights"])

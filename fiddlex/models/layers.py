@@ -82,9 +82,7 @@ class Attention(nnx.Module):
         q_BSND, k_BSND, v_BSND = jnp.moveaxis(qkv_BS3ND, 2, 0)
         y_BSND = attend(q_BSND, k_BSND, v_BSND, dropout=context.dropout, recompute=context.recompute == "selective")
         partial_BSH = product(y_BSND, self.out.kernel[...], num_inputs=2)
-        return (
-            leave_tensor_parallel(partial_BSH, sequence_parallel=context.sequence_parallel) + self.out.bias[...]
-        )
+        return leave_tensor_parallel(partial_BSH, sequence_parallel=context.sequence_parallel) + self.out.bias[...]
 
 
 class MLP(nnx.Module):
@@ -100,9 +98,7 @@ class MLP(nnx.Module):
         x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
         y_BSF = gelu(product(x_BSH, self.up.kernel[...]) + self.up.bias[...])
         partial_BSH = product(y_BSF, self.down.kernel[...])
-        return (
-            leave_tensor_parallel(partial_BSH, sequence_parallel=context.sequence_parallel) + self.down.bias[...]
-        )
+        return leave_tensor_parallel(partial_BSH, sequence_parallel=context.sequence_parallel) + self.down.bias[...]
 
 
 class Block(nnx.Module):

@@ -64,4 +64,3 @@ def cross_entropy(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:
 
 def _first_row(table_VH: jax.Array) -> jax.Array:
     return lax.axis_index(VOCAB_AXES) * table_VH.shape[0]
-

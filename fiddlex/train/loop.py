@@ -20,9 +20,12 @@ from fiddlex.sizes import num_parameters
 from fiddlex.train import workdir as workdirs
 from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.metrics import MetricsWriter, Record, Reporter, readable_time
+from fiddlex.train.sampling import SamplingConfig
 from fiddlex.train.trainer import Dispatched, Trainer
 
 logger = logging.getLogger(__name__)
+
+SAMPLING = SamplingConfig(temperature=0.7)  # of the text at the end of a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,10 @@ def train(config: Config, workdir: Path) -> Outcome:
         workdirs.prepare(workdir, config)
         logger.info("%s", trainer.corpus.describe())
         logger.info(
-            "%s with %s parameters, %s", config.model.family, f"{num_parameters(config.model):,}", describe(trainer.mesh)
+            "%s with %s parameters, %s",
+            config.model.family,
+            f"{num_parameters(config.model):,}",
+            describe(trainer.mesh),
         )
 
         # Resume.
@@ -98,7 +104,7 @@ def train(config: Config, workdir: Path) -> Outcome:
         checkpoints.wait()
         sample = ""
         if config.train.sample_tokens and not interrupted:
-            sample = "".join(trainer.generate("", config.train.sample_tokens))
+            sample = "".join(trainer.generate("", config.train.sample_tokens, SAMPLING))
     outcome = Outcome(trainer.step, interrupted, run.last_record, run.last_evaluation, sample)
     logger.info("%s", _summary(outcome, config, workdir, time.monotonic() - start_time))
     return outcome
@@ -163,8 +169,8 @@ class _Run:
         steps = self._checkpoints.steps()
         kept = f"The last good checkpoint is {self._checkpoints.path(steps[-1])}" if steps else "There is no checkpoint"
         return (
-            f"{kept}. A lower optimizer.learning_rate, a longer optimizer.warmup_steps or optimizer.clip_norm=1.0 often "
-            "help; running the same command again resumes from the checkpoint."
+            f"{kept}. A lower optimizer.learning_rate, a longer optimizer.warmup_steps or optimizer.clip_norm=1.0 "
+            "often help; the same command with them goes on from the checkpoint."
         )
 
 

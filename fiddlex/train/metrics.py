@@ -7,7 +7,6 @@ an interrupted run is that of an uninterrupted one.
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from types import TracebackType

@@ -9,7 +9,9 @@ import numpy as np
 
 from fiddlex.errors import ConfigError
 
-NextLogits = Callable[[np.ndarray, np.ndarray], jax.Array]  # tokens int32[rows, seq_len], positions int32[rows] → logits
+NextLogits = Callable[
+    [np.ndarray, np.ndarray], jax.Array
+]  # tokens int32[rows, seq_len], positions int32[rows] → logits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The train state: what a step consumes and returns, what a checkpoint holds, and how it lies on the mesh."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from fiddlex.train.blockwise import Block
 
 
 class TrainState(NamedTuple):
-    """Everything that training changes.
+    """Everything that training changes; also the structure of its specs and abstract shapes.
 
     Attributes:
       step: int32 scalar, updates done; with the seeds it gives the data position and the dropout stream.
@@ -25,7 +26,7 @@ class TrainState(NamedTuple):
       optimizer: the optimizer's state, sharded alike.
     """
 
-    step: jax.Array
+    step: Any
     weights: Weights
     optimizer: Any
 
@@ -80,14 +81,27 @@ def state_specs(optimizer: optax.GradientTransformation, layout: Layout) -> Trai
     return TrainState(step=P(), weights=layout.master, optimizer=specs)
 
 
-def init_state(model: GPT, optimizer: optax.GradientTransformation, key: jax.Array, *, mesh: Mesh, specs: TrainState) -> TrainState:
+def init_state(
+    model: GPT, optimizer: optax.GradientTransformation, key: jax.Array, *, mesh: Mesh, specs: TrainState
+) -> TrainState:
     """A fresh train state, each device making just the shards it keeps."""
+    return jax.jit(_make_init(model, optimizer), out_shardings=named(mesh, specs))(key)
 
+
+def abstract_state(model: GPT, optimizer: optax.GradientTransformation, *, mesh: Mesh, specs: TrainState) -> TrainState:
+    """Shapes, dtypes and shardings of a train state."""
+    shapes = jax.eval_shape(_make_init(model, optimizer), jax.random.key(0))
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, named(mesh, specs)
+    )
+
+
+def _make_init(model: GPT, optimizer: optax.GradientTransformation) -> Callable[[jax.Array], TrainState]:
     def init(key: jax.Array) -> TrainState:
         weights = model.init(key)
         return TrainState(step=jnp.zeros((), jnp.int32), weights=weights, optimizer=optimizer.init(weights))
 
-    return jax.jit(init, out_shardings=named(mesh, specs))(key)
+    return init
 
 
 def _is_matrix(axes: tuple[str | None, ...]) -> bool:

@@ -27,8 +27,6 @@ from fiddlex.train.optimizer import clip_by_global_norm
 from fiddlex.train.state import Layout, TrainState
 
 Metrics = dict[str, Any]
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-EvalStep = Callable[[Weights, Batch], Metrics]
 
 
 def make_train_step(
@@ -39,7 +37,7 @@ def make_train_step(
     mesh: Mesh,
     layout: Layout,
     specs: TrainState,
-) -> TrainStep:
+) -> jax.stages.Wrapped:
     """Compiles `(state, batch) -> (state, metrics)`; the state is donated.
 
     The batch has int32 `tokens` and `targets` and float32 `weights`, each [global batch, sequence], sharded over
@@ -79,7 +77,6 @@ def make_gradients(
         weights = as_varying(weights, layout.compute, partial_axes)
         total_weight = lax.psum(batch["weights"].sum(), "data")
         first_example = lax.axis_index("data") * config.replica_batch_size
-        microbatches = jax.tree.map(lambda x: x.reshape(num_microbatches, size, *x.shape[1:]), batch)
 
         def accumulate(carry: tuple[jax.Array, Weights], scanned: tuple[jax.Array, Batch]) -> tuple[Any, None]:
             number, microbatch = scanned
@@ -89,11 +86,14 @@ def make_gradients(
                 lambda weights: _forward(model, weights, microbatch, context) / total_weight
             )(weights)
             loss_sum, grad_sums = carry
-            return (loss_sum + loss, jax.tree.map(lambda total, g: total + g.astype(total.dtype), grad_sums, grads)), None
+            return (
+                loss_sum + loss,
+                jax.tree.map(lambda total, g: total + g.astype(total.dtype), grad_sums, grads),
+            ), None
 
         zeros = jax.tree.map(lambda w: jnp.zeros_like(w, jnp.float32), weights)
         start = (lax.pcast(jnp.zeros(()), "data", to="varying"), zeros)
-        (loss, grads), _ = lax.scan(accumulate, start, (jnp.arange(num_microbatches), microbatches))
+        (loss, grads), _ = lax.scan(accumulate, start, (jnp.arange(num_microbatches), _microbatches(config, batch)))
         return lax.psum(loss, "data"), reduce_gradients(grads, layout.compute, layout.master, partial_axes)
 
     return jax.shard_map(
@@ -104,14 +104,15 @@ def make_gradients(
     )
 
 
-def make_eval_step(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> EvalStep:
+def make_eval_step(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> jax.stages.Wrapped:
     """Compiles `(master weights, batch) -> {loss_sum, weight_sum}` over a global batch, without dropout."""
     context = Context(sequence_parallel=config.mesh.sequence_parallel)
     dtype = jnp.dtype(config.model.dtype)
 
     def local_sums(weights: Weights, batch: Batch) -> Metrics:
-        sums = {"loss_sum": _forward(model, weights, batch, context), "weight_sum": batch["weights"].sum()}
-        return lax.psum(sums, "data")
+        # One microbatch after another, as in training: an evaluation needs no more memory than a step.
+        losses = lax.map(lambda microbatch: _forward(model, weights, microbatch, context), _microbatches(config, batch))
+        return lax.psum({"loss_sum": losses.sum(), "weight_sum": batch["weights"].sum()}, "data")
 
     mapped = jax.shard_map(local_sums, mesh=mesh, in_specs=(layout.compute, BATCH), out_specs=P())
     return jax.jit(
@@ -120,7 +121,7 @@ def make_eval_step(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) ->
     )
 
 
-def make_logits(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> Callable[[Weights, Any, Any], jax.Array]:
+def make_logits(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> jax.stages.Wrapped:
     """Compiles `(master weights, tokens, positions) -> logits` at one position of each row.
 
     Tokens are int32 [rows, sequence], the same on all devices; logits are float32 [rows, padded vocabulary], sharded
@@ -158,6 +159,11 @@ def nonfinite(grads: Weights) -> Weights:
         )
         for part, leaves in grads.items()
     }
+
+
+def _microbatches(config: Config, batch: Batch) -> Batch:
+    shape = (config.pipeline.num_microbatches, config.microbatch_size)
+    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch)
 
 
 def _training_context(config: Config, step: jax.Array, examples: jax.Array) -> Context:

@@ -11,25 +11,24 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
 
 from fiddlex.config import Config
-from fiddlex.data import Batch, HeldoutExamples, Loader, NextTokenExamples, eval_batches, load_corpus
-from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from fiddlex.data import load_corpus
+from fiddlex.errors import CheckpointError, ConfigError, NonFiniteError
 from fiddlex.mesh import make_mesh
 from fiddlex.models import make_model
 from fiddlex.models.functional import Weights
-from fiddlex.parallel.sharding import BATCH, named
 from fiddlex.train.checkpoint import Checkpoints
+from fiddlex.train.feed import DeviceBatch, Feed
 from fiddlex.train.metrics import Record
 from fiddlex.train.optimizer import learning_rate_schedule, make_optimizer
 from fiddlex.train.sampling import SamplingConfig, generate
-from fiddlex.train.state import TrainState, init_state, make_blocks, make_layout, state_specs
+from fiddlex.train.state import TrainState, abstract_state, init_state, make_blocks, make_layout, state_specs
 from fiddlex.train.step import Metrics, init_key, make_eval_step, make_logits, make_train_step
 from fiddlex.train.workdir import check_same_shapes, read_config
 
@@ -80,11 +79,12 @@ class Trainer:
         )
         self._eval_step = make_eval_step(self._model, config, mesh=self.mesh, layout=self._layout)
         self._logits = make_logits(self._model, config, mesh=self.mesh, layout=self._layout)
-        self._batch_sharding = NamedSharding(self.mesh, BATCH)
+        self._feed = Feed(self.corpus, config, self.mesh)
+        self._abstract_state = abstract_state(self._model, self._optimizer, mesh=self.mesh, specs=self._specs)
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
-        self._batches: Iterator[Batch] | None = None
-        self._ready: Batch | None = None
+        self._batches: Iterator[DeviceBatch] | None = None
+        self._ready: DeviceBatch | None = None
         self._last_done_s = -math.inf
 
     @property
@@ -100,14 +100,14 @@ class Trainer:
         """Compiles the train step, if that is still to do; returns the seconds it took."""
         start = time.monotonic()
         if self._compiled is None:
-            self._compiled = self._train_step.lower(self._abstract_state(), self._abstract_batch()).compile()
+            self._compiled = self._train_step.lower(self._abstract_state, self._feed.abstract()).compile()
         return time.monotonic() - start
 
     def dispatch(self) -> Dispatched:
         """Gives the devices one step and returns without waiting for it; prepares the next batch meanwhile."""
         self.compile()
         assert self._compiled is not None
-        batch = self._ready if self._ready is not None else self._next_batch()
+        batch = self._ready or self._next_batch()
         self._state, metrics = self._compiled(self.state, batch)
         dispatched = Dispatched(self.step + 1, metrics, time.monotonic())
         self.step += 1
@@ -160,22 +160,16 @@ class Trainer:
         Raises:
           DataError: when nothing is held out.
         """
-        config, stream = self.config, self.corpus.heldout
-        if len(stream) < 2:
-            raise DataError(
-                f"Nothing is held out of {self.corpus.source}: set data.eval_source, or data.eval_fraction above 0."
-            )
-        examples = HeldoutExamples(stream.tokens, config.model.seq_len)
-        batches = eval_batches(
-            examples,
-            batch_size=config.data.global_batch_size,
-            vocab_size=config.model.vocab_size,
-            limit=config.data.eval_batches,
-        )
-        sums = [self._eval_step(self.state.weights, self._put_whole(batches[i])) for i in range(len(batches))]
-        loss_sum, tokens = (
-            math.fsum(float(batch[name]) for batch in sums) for name in ("loss_sum", "weight_sum")
-        )
+        batches = self._feed.heldout()
+        batch: DeviceBatch | None = next(batches)
+        sums: list[dict[str, float]] = []
+        while batch is not None:
+            # One batch at a time: with several programs that do not depend on each other in flight, the fake devices
+            # of a CPU can each wait for another one's collective. The host prepares the next batch meanwhile.
+            running = self._eval_step(self.state.weights, batch)
+            batch = next(batches, None)
+            sums.append(jax.device_get(running))
+        loss_sum, tokens = (math.fsum(float(part[name]) for part in sums) for name in ("loss_sum", "weight_sum"))
         loss = loss_sum / tokens
         record = {
             "step": self.step,
@@ -183,12 +177,12 @@ class Trainer:
             "eval_perplexity": math.exp(min(loss, 700.0)),
             "eval_tokens": int(tokens),
         }
-        if stream.bytes_per_token:
-            record["eval_loss_per_byte"] = loss / stream.bytes_per_token
+        if bytes_per_token := self.corpus.heldout.bytes_per_token:
+            record["eval_loss_per_byte"] = loss / bytes_per_token
         return record
 
     def generate(self, prompt: str, num_tokens: int, sampling: SamplingConfig | None = None) -> Iterator[str]:
-        """Yields pieces of text that continue `prompt`; together they are the whole continuation.
+        """Yields pieces of text that continue `prompt`, up to `num_tokens` tokens or the end of the document.
 
         Raises:
           ConfigError: when the data has no tokenizer, or for sampling values out of range.
@@ -210,6 +204,8 @@ class Trainer:
             seq_len=self.config.model.seq_len,
             config=sampling or SamplingConfig(),
         ):
+            if token == tokenizer.separator:
+                break
             drawn.append(token)
             text = tokenizer.decode(drawn)
             if not text.endswith("\ufffd"):  # a character whose last byte is still to come
@@ -237,7 +233,7 @@ class Trainer:
         Raises:
           CheckpointError: when there are checkpoints and none can be read.
         """
-        abstract = self._abstract_state()
+        abstract = self._abstract_state
         if weights_only:
             abstract = abstract._replace(optimizer=())
         state = checkpoints.restore_newest(abstract, move_damaged=not weights_only)
@@ -247,55 +243,10 @@ class Trainer:
         self._batches = self._ready = None
         return True
 
-    def _next_batch(self) -> Batch:
+    def _next_batch(self) -> DeviceBatch:
         if self._batches is None:
-            config = self.config
-            self._batches = Loader(
-                NextTokenExamples(self.corpus.train.tokens, config.model.seq_len),
-                global_batch_size=config.data.global_batch_size,
-                seed=config.data.seed,
-                vocab_size=config.model.vocab_size,
-                rows=self._local_rows(),
-            ).iterate(self.step)
-        batch = next(self._batches)
-        shape = (self.config.data.global_batch_size, self.config.model.seq_len)
-        return {
-            name: jax.make_array_from_process_local_data(self._batch_sharding, values, shape)
-            for name, values in batch.items()
-        }
-
-    def _local_rows(self) -> slice:
-        # Rows of the global batch that this process's devices hold; data is the mesh's slowest axis, so they adjoin.
-        size = self.config.data.global_batch_size
-        index = self._batch_sharding.addressable_devices_indices_map((size,))
-        bounds = [rows.indices(size) for (rows,) in index.values()]
-        return slice(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
-
-    def _put_whole(self, batch: Batch) -> Batch:
-        return {
-            name: jax.make_array_from_callback(values.shape, self._batch_sharding, values.__getitem__)
-            for name, values in batch.items()
-        }
-
-    def _abstract_state(self) -> TrainState:
-        key = jax.eval_shape(lambda: jax.random.key(0))
-
-        def init(key: jax.Array) -> TrainState:
-            weights = self._model.init(key)
-            return TrainState(np.int32(0), weights, self._optimizer.init(weights))
-
-        return jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            jax.eval_shape(init, key),
-            named(self.mesh, self._specs),
-        )
-
-    def _abstract_batch(self) -> dict[str, Any]:
-        shape = (self.config.data.global_batch_size, self.config.model.seq_len)
-        dtypes = {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
-        return {
-            name: jax.ShapeDtypeStruct(shape, dtype, sharding=self._batch_sharding) for name, dtype in dtypes.items()
-        }
+            self._batches = self._feed.train(self.step)
+        return next(self._batches)
 
 
 def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda config: config) -> Trainer:
@@ -316,8 +267,8 @@ def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda conf
     with Checkpoints(workdir) as checkpoints:
         if not trainer.restore(checkpoints, weights_only=True):
             raise CheckpointError(
-                f"--workdir={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for the "
-                "first one."
+                f"--workdir={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for "
+                "the first one."
             )
     return trainer
 

@@ -1,4 +1,4 @@
-"""The vocabulary-parallel embedding and loss against plain ones, whatever the shards, the padding and the sequence cut."""
+"""The vocabulary-parallel embedding and loss against plain ones, for any shards, padding and cut of the sequence."""
 
 import functools
 import re
@@ -70,8 +70,11 @@ def parallel_loss(shards: tuple[int, int], vocab_size: int, sequence_parallel: b
 
 
 def test_no_device_holds_the_logits_of_the_whole_vocabulary() -> None:
-    text = parallel_loss((2, 2), 4096, False).lower(
-        jnp.zeros((4096, 6)), *[jnp.zeros((3, 8), jnp.int32)] * 2, jnp.zeros((3, 8))
-    ).compile().as_text()
+    text = (
+        parallel_loss((2, 2), 4096, False)
+        .lower(jnp.zeros((4096, 6)), *[jnp.zeros((3, 8), jnp.int32)] * 2, jnp.zeros((3, 8)))
+        .compile()
+        .as_text()
+    )
     assert "[3,8,1024]" in text
     assert not re.search(r"\[[\d,]*\b4096\b[\d,]*\]", text)  # no shape with the whole vocabulary in it

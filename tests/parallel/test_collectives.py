@@ -35,11 +35,16 @@ def test_a_layer_has_two_reductions_each_way(sequence_parallel: bool) -> None:
         layers_and_gradients,
         mesh=make_mesh(config.mesh),
         in_specs=(layout.compute["layers"], sequence),
-        out_specs=(jax.tree.map(lambda spec: P(("data", "pipe", "tensor")), layout.compute["layers"]), P(("data", "pipe"), sequence[1] if sequence_parallel else None)),
+        out_specs=(
+            jax.tree.map(lambda spec: P(("data", "pipe", "tensor")), layout.compute["layers"]),
+            P(("data", "pipe"), sequence[1] if sequence_parallel else None),
+        ),
     )
     x = jax.ShapeDtypeStruct((2, 16, 32), jnp.float32)
     text = jax.jit(mapped).lower(layout.shapes["layers"], x).as_text()
-    counts = {kind: len(re.findall(rf"stablehlo\.{kind}\b", text)) for kind in ("all_reduce", "all_gather", "reduce_scatter")}
+    counts = {
+        kind: len(re.findall(rf"stablehlo\.{kind}\b", text)) for kind in ("all_reduce", "all_gather", "reduce_scatter")
+    }
     if sequence_parallel:
         assert counts == {"all_reduce": 0, "all_gather": 4, "reduce_scatter": 4}
     else:

@@ -43,8 +43,8 @@ class Case:
         config.optimizer.learning_rate = {"sgd": 0.1, "adamw": 1e-3}[self.optimizer]
         config.optimizer.weight_decay = 0.1
         config.optimizer.clip_norm = 0.5
-        # The bias of the keys has no effect on attention, so its gradient is rounding noise around zero: at Adam's usual
-        # 1e-8 that noise would be scaled up to whole steps, in any two programs differently.
+        # The bias of the keys has no effect on attention, so its gradient is rounding noise around zero; at Adam's
+        # usual 1e-8 that noise would be scaled up to whole steps, differently in any two programs.
         config.optimizer.epsilon = 1e-6
         return config
 

@@ -1,4 +1,4 @@
-"""The Trainer as a library: steps, records, evaluation, sampling, weights, errors, and what the compiled step is like."""
+"""The Trainer as a library: steps, records, evaluation, sampling, weights, errors, and the compiled step."""
 
 import copy
 import math
@@ -115,7 +115,9 @@ def test_sampling_is_the_same_on_every_layout_and_follows_the_logits(tiny_config
         logits = logits_fn(np.asarray([window + [0] * (length - len(window))]))
         tokens.append(int(np.argmax(logits[0, len(window) - 1])))
     assert greedy == bytes(tokens[4:]).decode(errors="replace")
-    once, again = (["".join(trainer.generate("x", 12, SamplingConfig(0.9, 20, 0.9, seed=s))) for s in (1, 2)] for _ in "ab")
+    once, again = (
+        ["".join(trainer.generate("x", 12, SamplingConfig(0.9, 20, 0.9, seed=s))) for s in (1, 2)] for _ in "ab"
+    )
     assert once == again
     assert once[0] != once[1]
 

@@ -1,0 +1,85 @@
+"""Batches on the devices: what the loader prepares on the host, sharded over `data`.
+
+Several processes each load the rows of the global batch that their devices hold.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from fiddlex.config import Config
+from fiddlex.data import Batch, Corpus, HeldoutExamples, Loader, NextTokenExamples, eval_batches
+from fiddlex.errors import DataError
+from fiddlex.parallel.sharding import BATCH
+
+DeviceBatch = dict[str, jax.Array]
+
+
+class Feed:
+    """Training and evaluation batches of a corpus, on a mesh."""
+
+    def __init__(self, corpus: Corpus, config: Config, mesh: Mesh):
+        self._corpus, self._config = corpus, config
+        self._sharding = NamedSharding(mesh, BATCH)
+        self._shape = (config.data.global_batch_size, config.model.seq_len)
+        self._loader = Loader(
+            NextTokenExamples(corpus.train.tokens, config.model.seq_len),
+            global_batch_size=config.data.global_batch_size,
+            seed=config.data.seed,
+            vocab_size=config.model.vocab_size,
+            rows=self._local_rows(),
+        )
+
+    def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes, dtypes and shardings of a batch: int32 `tokens` and `targets`, float32 `weights`."""
+        dtypes: dict[str, Any] = {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
+        return {
+            name: jax.ShapeDtypeStruct(self._shape, dtype, sharding=self._sharding) for name, dtype in dtypes.items()
+        }
+
+    def train(self, start_step: int) -> Iterator[DeviceBatch]:
+        """The training batches from batch number `start_step` (from 0) on, without end.
+
+        Raises:
+          DataError: at a token outside the vocabulary.
+        """
+        for batch in self._loader.iterate(start_step):
+            yield {
+                name: jax.make_array_from_process_local_data(self._sharding, values, self._shape)
+                for name, values in batch.items()
+            }
+
+    def heldout(self) -> Iterator[DeviceBatch]:
+        """The held-out batches in order, every held-out token once, or `data.eval_batches` of them.
+
+        Raises:
+          DataError: when nothing is held out, or at a token outside the vocabulary.
+        """
+        config, stream = self._config, self._corpus.heldout
+        if len(stream) < 2:
+            raise DataError(
+                f"Nothing is held out of {self._corpus.source}: set data.eval_source, or data.eval_fraction above 0."
+            )
+        batches = eval_batches(
+            HeldoutExamples(stream.tokens, config.model.seq_len),
+            batch_size=config.data.global_batch_size,
+            vocab_size=config.model.vocab_size,
+            limit=config.data.eval_batches,
+        )
+        for i in range(len(batches)):
+            yield self._put(batches[i])
+
+    def _put(self, batch: Batch) -> DeviceBatch:
+        return {
+            name: jax.make_array_from_callback(values.shape, self._sharding, values.__getitem__)
+            for name, values in batch.items()
+        }
+
+    def _local_rows(self) -> slice:
+        # `data` is the slowest axis of the mesh, so the rows of one process's devices adjoin.
+        indices = self._sharding.addressable_devices_indices_map(self._shape).values()
+        bounds = [index[0].indices(self._shape[0]) for index in indices if index is not None]
+        return slice(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
