@@ -1,0 +1,127 @@
+"""The binaries as a user runs them: train, kill, resume, evaluate, generate, mistakes on the command line."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+TINY = [
+    "--config.model.num_layers=1",
+    "--config.model.hidden_size=32",
+    "--config.model.seq_len=32",
+    "--config.data.global_batch_size=8",
+    "--config.data.eval_batches=2",
+    "--config.train.log_every=1",
+    "--config.train.eval_every=0",
+    "--config.train.sample_tokens=0",
+]
+
+
+def command(binary: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(ROOT / "experiments" / f"{binary}.py"), *map(str, arguments)]
+
+
+def call(binary: str, *arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    # The binaries make their own fake devices; the tests' must not be handed down.
+    done = subprocess.run(command(binary, *arguments), capture_output=True, text=True, timeout=300, cwd="/")
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def train_arguments(workdir: pathlib.Path, text_file: pathlib.Path, **train: int) -> list[str]:
+    fields = [f"--config.train.{name}={value}" for name, value in train.items()]
+    return [
+        f"--config={ROOT}/configs/gpt_tiny.py",
+        f"--workdir={workdir}",
+        f"--config.data.source=text:{text_file}",
+        *TINY,
+        *fields,
+    ]
+
+
+def steps(workdir: pathlib.Path) -> list[int]:
+    path = workdir / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path) -> None:
+    workdir = tmp_path / "run"
+    arguments = train_arguments(workdir, text_file, num_steps=4, checkpoint_every=2, eval_every=2, sample_tokens=5)
+    done = call("train", *arguments, "--format=json")
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert (outcome["step"], outcome["interrupted"]) == (4, False)
+    assert "made 4 fake devices" in done.stderr
+    assert f"metrics.jsonl, checkpoints/ in {workdir}" in done.stderr.splitlines()[-1]
+    assert {"config.json", "metrics.jsonl", "checkpoints", "tensorboard"} == {p.name for p in workdir.iterdir()}
+    assert steps(workdir) == [1, 2, 2, 3, 4, 4]
+    assert list((workdir / "tensorboard").glob("events.*"))
+
+    scores = json.loads(call("evaluate", f"--workdir={workdir}").stdout.splitlines()[-1])
+    assert scores["step"] == 4
+    assert scores["eval_loss"] == pytest.approx(outcome["eval_loss"], rel=1e-6)
+    other = call("evaluate", f"--workdir={workdir}", "--config.mesh.data=1", "--config.mesh.tensor=1").stdout
+    assert json.loads(other.splitlines()[-1])["eval_loss"] == pytest.approx(scores["eval_loss"], rel=1e-5)
+
+    once = call("generate", f"--workdir={workdir}", "--prompt=def ", "--num_tokens=8", "--top_k=5").stdout
+    again = call("generate", f"--workdir={workdir}", "--prompt=def ", "--num_tokens=8", "--top_k=5", "--format=json")
+    assert once.startswith("def ")
+    assert json.loads(again.stdout)["text"] == once.removeprefix("def ").removesuffix("\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_stopped_and_resumed(number: signal.Signals, tmp_path: pathlib.Path, text_file: pathlib.Path) -> None:
+    arguments = train_arguments(tmp_path, text_file, num_steps=100_000, checkpoint_every=20)
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command("train", *arguments), stdout=log, stderr=log, cwd="/")
+        deadline = time.monotonic() + 120
+        while max(steps(tmp_path), default=0) < 30 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(process.pid, number)
+        status = process.wait(timeout=60)
+    reached = max(steps(tmp_path))
+    assert reached >= 30
+    text = (tmp_path / "log").read_text()
+    if number == signal.SIGKILL:
+        assert status == -signal.SIGKILL
+    else:
+        assert status == 0
+        assert f"{number.name}: stopping after the running step" in text
+        assert f"Stopped by a signal at step {reached}" in text
+        assert "run the same command again to go on" in text
+    resumed = call("train", *arguments, f"--config.train.num_steps={reached + 3}").stderr
+    assert f"Resuming from step {reached}" in resumed or number == signal.SIGKILL
+    assert steps(tmp_path) == list(range(1, reached + 4))
+
+
+@pytest.mark.parametrize(
+    ("binary", "arguments", "status", "message"),
+    [
+        ("train", ["--config.mesh.tensor=3"], 2, "model.num_heads=4 is not a multiple of mesh.tensor=3"),
+        ("train", ["--config.model.hiden_size=3"], 2, "Did you mean 'hidden_size'?"),
+        (
+            "train",
+            ["--config.data.global_batch_size=7"],
+            2,
+            "data.global_batch_size=7 is not a multiple of mesh.data=2",
+        ),
+        ("train", ["--config.data.source=text:/nowhere"], 1, "/nowhere"),
+        ("train", ["--config.mesh.pipe=2"], 2, "mesh.pipe=2"),
+        ("train", ["--config.optimizer.name=adamw2"], 2, "Did you mean 'adamw'?"),
+        ("evaluate", [], 1, "is not the directory of a training run"),
+        ("generate", ["--top_p=0"], 2, "top_p=0"),
+    ],
+)
+def test_mistakes(binary: str, arguments: list[str], status: int, message: str, tmp_path: pathlib.Path) -> None:
+    config = [f"--config={ROOT}/configs/gpt_tiny.py"] if binary == "train" else []
+    workdir = tmp_path / "none"
+    done = call(binary, *config, f"--workdir={workdir}", *arguments, status=status)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) <= 4
+    assert not workdir.exists()
