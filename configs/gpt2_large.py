@@ -4,9 +4,9 @@ To compare with: OpenAI's own weights score 2.67 on OpenWebText's validation tok
 been trained on OpenWebText. Meant for eight GPUs; on one, --config.mesh.data=1
 --config.pipeline.num_microbatches=128.
 
-Sequence and batch are the paper's, dropout is GPT's of 2018. No learning rate was published; this one is GPT-3's for
-a model of this size (Brown et al. 2020, table 2.1), as is the rest of the optimizer. The number of steps is
-nanoGPT's.
+Sequence and batch are the paper's; nothing is dropped, as in nanoGPT's run, so that attention can use a flash kernel.
+No learning rate was published; this one is GPT-3's for a model of this size (Brown et al. 2020, table 2.1), as is the
+rest of the optimizer. The number of steps is nanoGPT's.
 
 Data: a folder with train.bin and val.bin in GPT-2's byte pairs, as nanoGPT's data/openwebtext/prepare.py writes it.
 
@@ -24,7 +24,7 @@ def get_config() -> Config:
             num_heads=20,
             vocab_size=50257,
             seq_len=1024,
-            dropout=0.1,
+            dropout=0.0,
             dtype="bfloat16",
             vocab_multiple=128,
         ),

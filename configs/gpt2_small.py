@@ -4,9 +4,9 @@ Expect a loss of about 2.85 on OpenWebText's validation tokens, where nanoGPT, w
 four days on eight A100s (its README); OpenAI's own weights, not trained on OpenWebText, score 3.12. Meant for one
 GPU; on eight, --config.mesh.data=8 --config.pipeline.num_microbatches=8.
 
-Sequence and batch are the paper's, dropout is GPT's of 2018. No learning rate was published; this one is GPT-3's for
-a model of this size (Brown et al. 2020, table 2.1), as is the rest of the optimizer. The number of steps is
-nanoGPT's.
+Sequence and batch are the paper's; nothing is dropped, as in nanoGPT's run, so that attention can use a flash kernel.
+No learning rate was published; this one is GPT-3's for a model of this size (Brown et al. 2020, table 2.1), as is the
+rest of the optimizer. The number of steps is nanoGPT's.
 
 Data: a folder with train.bin and val.bin in GPT-2's byte pairs, as nanoGPT's data/openwebtext/prepare.py writes it.
 
@@ -24,7 +24,7 @@ def get_config() -> Config:
             num_heads=12,
             vocab_size=50257,
             seq_len=1024,
-            dropout=0.1,
+            dropout=0.0,
             dtype="bfloat16",
             vocab_multiple=128,
         ),

@@ -15,10 +15,10 @@ def get_config() -> Config:
         mesh=MeshConfig(data=2, tensor=2),
         optimizer=OptimizerConfig(
             name="adamw",
-            learning_rate=3e-3,
+            learning_rate=4e-3,
             schedule="cosine",
-            warmup_steps=20,
-            final_learning_rate=3e-4,
+            warmup_steps=100,
+            final_learning_rate=4e-4,
             weight_decay=0.1,
             clip_norm=1.0,
         ),

@@ -14,14 +14,17 @@ from fiddlex.flags import apply_overrides, define_overrides, run
 
 define_overrides()
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of a training run", required=True)
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "text: a line for people before the JSON object")
 
 
 def main(argv: list[str]) -> None:
     """Prints `step`, `eval_loss` and what goes with it."""
     from fiddlex.train.trainer import load_trainer
 
-    trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides)
-    print(json.dumps(trainer.evaluate()))
+    record = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides).evaluate()
+    if _FORMAT.value == "text":
+        print(f"step {record['step']}: held-out loss {record['eval_loss']:.4f} over {record['eval_tokens']:,} tokens")
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

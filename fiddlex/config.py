@@ -9,7 +9,6 @@ and the like) are computed here and nowhere else. Imports no jax.
 import dataclasses
 import difflib
 import json
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -332,8 +331,7 @@ def _typed(kind: Any, value: Any, path: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:
-        name = kind.__name__ if isinstance(kind, type | types.GenericAlias) else str(kind)
-        raise ConfigError(f"config.{path}={value!r} is a {type(value).__name__}; it must be of type {name}.")
+        raise ConfigError(f"config.{path}={value!r} is a {type(value).__name__}; it must be of type {kind.__name__}.")
     return value
 
 

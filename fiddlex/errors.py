@@ -23,3 +23,7 @@ class DeviceError(FiddlexError, RuntimeError):
 
 class NonFiniteError(FiddlexError, FloatingPointError):
     """A loss or gradient that is not finite; training cannot go on."""
+
+
+class ScheduleError(FiddlexError, ValueError):
+    """A pipeline schedule that is unknown, impossible for these sizes, unreadable, or breaks a rule."""

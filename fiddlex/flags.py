@@ -29,6 +29,7 @@ from fiddlex.errors import ConfigError, FiddlexError
 
 USAGE_STATUS = 2  # the command line or the config is wrong
 FAILURE_STATUS = 1  # anything else that a FiddlexError tells of
+INTERRUPTED_STATUS = 130  # Ctrl-C, as shells have it
 
 _OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
 
@@ -77,6 +78,8 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             main(argv)
         except FiddlexError as error:
             _exit(str(error), USAGE_STATUS if isinstance(error, ConfigError) else FAILURE_STATUS)
+        except KeyboardInterrupt:
+            _exit("interrupted.", INTERRUPTED_STATUS)
 
     app.run(guarded, flags_parser=_parse_flags)
 

@@ -52,13 +52,17 @@ def make_mesh(config: MeshConfig) -> Mesh:
       A mesh of shape [data, pipe, tensor]; when the process has more devices than that, on the first of them.
 
     Raises:
-      DeviceError: when there are fewer devices than the mesh needs, or, with several processes, another number.
+      DeviceError: when there are fewer devices than the mesh needs, or several processes.
     """
     needed = config.num_devices
     request_devices(needed)
     devices = jax.devices()
     shape = f"mesh data={config.data} × pipe={config.pipe} × tensor={config.tensor}"
-    if len(devices) < needed or (jax.process_count() > 1 and len(devices) != needed):
+    if jax.process_count() > 1:
+        raise DeviceError(
+            f"{jax.process_count()} processes: this release trains in one process, on one host's devices."
+        )
+    if len(devices) < needed:
         raise DeviceError(
             f"{shape} needs {needed} devices; there are {len(devices)} ({devices[0].platform}). "
             + _remedy(len(devices), devices[0].platform)

@@ -54,15 +54,17 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
         return jax.tree_util.tree_map_with_path(lambda path, w: path[-1].key in decayed, weights)
 
     clip = optax.clip_by_global_norm(section.clip_norm) if section.clip_norm else optax.identity()
-    if section.name == "sgd":
-        return optax.chain(
-            clip, optax.add_decayed_weights(section.weight_decay, decay), optax.sgd(rate, section.momentum)
-        )
-    assert section.name == "adamw"
-    return optax.chain(
-        clip,
-        optax.adamw(rate, section.beta1, section.beta2, section.epsilon, weight_decay=section.weight_decay, mask=decay),
-    )
+    decayed_weights = optax.add_decayed_weights(section.weight_decay, decay)
+    adam = {"b1": section.beta1, "b2": section.beta2, "eps": section.epsilon}
+    decoupled = {"weight_decay": section.weight_decay, "mask": decay}
+    optimizers = {
+        "sgd": lambda: optax.chain(decayed_weights, optax.sgd(rate, section.momentum)),
+        "adam": lambda: optax.chain(decayed_weights, optax.adam(rate, **adam)),
+        "adamw": lambda: optax.adamw(rate, **adam, **decoupled),
+        "lamb": lambda: optax.lamb(rate, **adam, **decoupled),
+        "adafactor": lambda: optax.adafactor(section.learning_rate),
+    }
+    return optax.chain(clip, optimizers[section.name]())
 
 
 def loss_fn(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:

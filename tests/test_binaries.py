@@ -28,8 +28,11 @@ def command(binary: str, *arguments: object) -> list[str]:
 
 
 def call(binary: str, *arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
-    # The binaries make their own fake devices; the tests' must not be handed down.
-    done = subprocess.run(command(binary, *arguments), capture_output=True, text=True, timeout=300, cwd="/")
+    # Without the tests' own XLA flags: these are the programs that users run.
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        command(binary, *arguments), capture_output=True, text=True, timeout=300, cwd="/", env=environment
+    )
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     return done

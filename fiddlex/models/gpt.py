@@ -14,9 +14,11 @@ from flax import nnx
 from jax import lax
 
 from fiddlex.config import Config, ModelConfig
+from fiddlex.models.context import Context
 from fiddlex.models.dropout import EMBEDDING_SITE
 from fiddlex.models.functional import Functional, Weights, param
-from fiddlex.models.layers import Block, Context, LayerNorm
+from fiddlex.models.layers import Block, LayerNorm
+from fiddlex.models.operators import add_bias
 from fiddlex.models.vocabulary import cross_entropy, embed_tokens, local_logits
 from fiddlex.parallel.collectives import enter_tensor_parallel
 
@@ -38,7 +40,7 @@ class Embedding(nnx.Module):
         x_BTH = embed_tokens(self.tokens[...], tokens_BS, sequence_parallel=context.sequence_parallel)
         length = x_BTH.shape[1]
         first = lax.axis_index("tensor") * length if context.sequence_parallel else 0
-        x_BTH = x_BTH + lax.dynamic_slice_in_dim(self.positions[...], first, length)
+        x_BTH = add_bias(x_BTH, lax.dynamic_slice_in_dim(self.positions[...], first, length))
         if context.dropout is None:
             return x_BTH
         return context.dropout.residual(x_BTH, EMBEDDING_SITE, sequence_parallel=context.sequence_parallel)
@@ -96,13 +98,20 @@ class GPT:
         num_layers = jax.tree.leaves(layers)[0].shape[0]
         return lax.scan(apply, x_BTH, (first_layer + jnp.arange(num_layers), layers))[0]
 
-    def logits(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
-        """This rank's slice of the logits, float32 [B, S, V / vocabulary shards]."""
-        x_BTH = self._head.bind(weights["head"]).norm(x_BTH)
-        x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
-        return local_logits(x_BSH, weights["embedding"]["tokens"], vocab_size=self.config.vocab_size)
-
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
         """Sum over this replica's tokens of `batch["weights"]` times −log p(`batch["targets"]`), float32 scalar."""
-        losses_BS = cross_entropy(self.logits(weights, x_BTH, context), batch["targets"])
+        losses_BS = cross_entropy(self._logits(weights, self._normed(weights, x_BTH, context)), batch["targets"])
         return jnp.sum(losses_BS * batch["weights"])
+
+    def next_logits(self, weights: Weights, x_BTH: jax.Array, positions_B: jax.Array, context: Context) -> jax.Array:
+        """This rank's slice of the logits at one position of each row, float32 [B, V / vocabulary shards]."""
+        x_BSH = self._normed(weights, x_BTH, context)
+        x_B1H = jnp.take_along_axis(x_BSH, positions_B[:, None, None], axis=1)
+        return self._logits(weights, x_B1H)[:, 0]
+
+    def _normed(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
+        x_BTH = self._head.bind(weights["head"]).norm(x_BTH)
+        return enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
+
+    def _logits(self, weights: Weights, x_BSH: jax.Array) -> jax.Array:
+        return local_logits(x_BSH, weights["embedding"]["tokens"], vocab_size=self.config.vocab_size)

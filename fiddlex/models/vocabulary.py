@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fiddlex.models.operators import scores
 from fiddlex.parallel.collectives import leave_tensor_parallel
+from fiddlex.parallel.sharding import MESH_AXES
 
-VOCAB_AXES = ("pipe", "tensor")
+VOCAB_AXES = MESH_AXES["vocab"]
 
 
 def embed_tokens(table_VH: jax.Array, tokens_BS: jax.Array, *, sequence_parallel: bool) -> jax.Array:
@@ -28,8 +30,9 @@ def embed_tokens(table_VH: jax.Array, tokens_BS: jax.Array, *, sequence_parallel
     """
     local_BS = tokens_BS - _first_row(table_VH)
     mine_BS = (local_BS >= 0) & (local_BS < table_VH.shape[0])
-    rows_BSH = table_VH[jnp.where(mine_BS, local_BS, 0)]
-    rows_BSH = jnp.where(mine_BS[..., None], rows_BSH, jnp.zeros((), rows_BSH.dtype))
+    # Looked up in float32, so that backward adds up the gradients of a frequent token in float32.
+    rows_BSH = table_VH.astype(jnp.float32)[jnp.where(mine_BS, local_BS, 0)]
+    rows_BSH = jnp.where(mine_BS[..., None], rows_BSH, 0).astype(table_VH.dtype)
     return leave_tensor_parallel(lax.psum(rows_BSH, "pipe"), sequence_parallel=sequence_parallel)
 
 
@@ -37,9 +40,10 @@ def local_logits(x_BSH: jax.Array, table_VH: jax.Array, *, vocab_size: int) -> j
     """Scores this rank's slice of the vocabulary; padding rows score the lowest float.
 
     Returns:
-      float32 [B, S, V] with V this rank's rows.
+      float32 [B, S, V] with V this rank's rows. `x_BSH` is the same on every pipe rank and comes from
+      `enter_tensor_parallel`.
     """
-    logits_BSV = jnp.einsum("bsh,vh->bsv", x_BSH, table_VH, preferred_element_type=jnp.float32)
+    logits_BSV = scores(lax.pcast(x_BSH, "pipe", to="varying"), table_VH)
     rows_V = _first_row(table_VH) + jnp.arange(table_VH.shape[0])
     return jnp.where(rows_V < vocab_size, logits_BSV, jnp.finfo(jnp.float32).min)
 
@@ -56,9 +60,9 @@ def cross_entropy(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:
     """
     highest_BS = lax.pmax(lax.stop_gradient(logits_BSV).max(axis=-1), VOCAB_AXES)
     shifted_BSV = logits_BSV - highest_BS[..., None]
-    total_BS = lax.psum(jnp.exp(shifted_BSV).sum(axis=-1), VOCAB_AXES)
     rows_V = lax.axis_index(VOCAB_AXES) * logits_BSV.shape[-1] + jnp.arange(logits_BSV.shape[-1])
-    target_BS = lax.psum(jnp.where(rows_V == targets_BS[..., None], shifted_BSV, 0).sum(axis=-1), VOCAB_AXES)
+    target_BSV = jnp.where(rows_V == targets_BS[..., None], shifted_BSV, 0)
+    total_BS, target_BS = lax.psum((jnp.exp(shifted_BSV).sum(axis=-1), target_BSV.sum(axis=-1)), VOCAB_AXES)
     return jnp.log(total_BS) - target_BS
 
 

@@ -20,9 +20,12 @@ SEQUENCE_DIMENSION = 1
 
 
 def enter_tensor_parallel(x_BTH: jax.Array, *, sequence_parallel: bool) -> jax.Array:
-    """Activations as a column-parallel product wants them: the whole sequence on every tensor rank."""
+    """Activations as a column-parallel product wants them: the whole sequence on every tensor rank, varying over it.
+
+    The transpose sums gradients over `tensor`: of `pcast` by all-reduce, of all-gather by reduce-scatter.
+    """
     if not sequence_parallel:
-        return x_BTH
+        return lax.pcast(x_BTH, "tensor", to="varying")
     return lax.all_gather(x_BTH, "tensor", axis=SEQUENCE_DIMENSION, tiled=True)
 
 

@@ -26,7 +26,6 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
 }
 
 BATCH = P("data")  # [example, ...]
-STACKED_BATCH = P(None, "data")  # [batch, example, ...]
 
 
 def compute_spec(axes: LogicalAxes) -> P:

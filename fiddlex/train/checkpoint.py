@@ -1,10 +1,10 @@
 """Checkpoints of a workdir: saved in the background, verified when read, resumable on another layout.
 
-A checkpoint is two orbax items, `weights` and `optimizer`, with global shapes, and a JSON item `meta` with the step and
-a checksum of every array. Data order and dropout follow from the seeds and the step, so the step is all the position
-that there is to save. The checksum adds up the bits of an array's numbers, which depends neither on the sharding nor on
-zero padding: a file that was truncated or changed is noticed, and the newest checkpoint that is whole is used. Nothing
-is deleted but checkpoints beyond `keep`; damaged ones are moved aside.
+A checkpoint is two orbax items, `weights` and `optimizer`, with global shapes, and a JSON item `meta` with the step, a
+checksum of every array and a fingerprint of the training data. Data order and dropout follow from the seeds and the
+step, so the step is all the position that there is to save. The checksum depends on the bits of an array's numbers and
+on their places, not on the sharding or on zero padding: a file that was truncated or changed is noticed, and the newest
+checkpoint that is whole is used. Nothing is deleted but checkpoints beyond `keep`; damaged ones are moved aside.
 """
 
 import logging
@@ -51,8 +51,13 @@ class Checkpoints:
         """Where the checkpoint of a step lies."""
         return self.directory / str(step)
 
-    def save(self, state: TrainState, step: int) -> None:
+    def save(self, state: TrainState, step: int, *, fingerprint: str) -> None:
         """Copies the state to the host and goes on writing in the background.
+
+        Args:
+          state: what to save.
+          step: its number.
+          fingerprint: of the training data (`Corpus.fingerprint`).
 
         Raises:
           CheckpointError: when the directory cannot be written, or the previous background write failed.
@@ -65,27 +70,33 @@ class Checkpoints:
                 args=ocp.args.Composite(
                     weights=ocp.args.StandardSave(state.weights),
                     optimizer=ocp.args.StandardSave(state.optimizer),
-                    meta=ocp.args.JsonSave({"step": step, "checksums": sums}),
+                    meta=ocp.args.JsonSave({"step": step, "fingerprint": fingerprint, "checksums": sums}),
                 ),
             )
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"Cannot save step {step} under {self.directory}: {error}") from error
+            raise self._cannot_write(error) from error
 
-    def restore_newest(self, abstract: TrainState, *, move_damaged: bool) -> TrainState | None:
+    def restore_newest(
+        self, abstract: TrainState, *, fingerprint: str = "", move_damaged: bool = False
+    ) -> TrainState | None:
         """The newest checkpoint that is whole, laid out as `abstract` says; None when there is no checkpoint.
 
         Args:
           abstract: ShapeDtypeStructs with shardings. The padded vocabulary may differ from the saved one. With an empty
             `optimizer` (`()`) only the weights are read.
+          fingerprint: what the training data must be; empty: anything.
           move_damaged: move checkpoints that cannot be read to `damaged_checkpoints`, beside `checkpoints`.
 
         Raises:
-          CheckpointError: when there are checkpoints and none can be read.
+          CheckpointError: when there are checkpoints and none can be read, or the newest that can belongs to other
+            data or another kind of optimizer.
         """
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                state = self._restore(step, abstract)
+                state = self._restore(step, abstract, fingerprint)
+            except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # nothing wrong with the files
+                raise
             except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
                 damaged[step] = f"{self.path(step)}: {_first_line(error)}"
                 logger.warning("The checkpoint of step %d cannot be read and is passed over. %s", step, damaged[step])
@@ -102,15 +113,35 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Returns when everything is on disk."""
+        """Returns when everything is on disk.
+
+        Raises:
+          CheckpointError: when the background write failed.
+        """
         if self._manager is not None:
-            self._manager.wait_until_finished()
+            try:
+                self._manager.wait_until_finished()
+            except (OSError, ValueError) as error:
+                raise self._cannot_write(error) from error
 
     def close(self) -> None:
-        """Waits, and releases the writer's threads."""
+        """Waits, and releases the writer's threads.
+
+        Raises:
+          CheckpointError: when the background write failed.
+        """
         if self._manager is not None:
-            self._manager.close()
-            self._manager = None
+            manager, self._manager = self._manager, None
+            try:
+                manager.close()
+            except (OSError, ValueError) as error:
+                raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"Cannot write a checkpoint under {self.directory}: {_first_line(error)}. Earlier checkpoints are intact; "
+            "make room or permit writing there, and run the same command again."
+        )
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
@@ -126,13 +157,26 @@ class Checkpoints:
             self.path(step).rename(target)
             logger.warning("Moved it to %s.", target)
 
-    def _restore(self, step: int, abstract: TrainState) -> TrainState:
+    def _restore(self, step: int, abstract: TrainState, fingerprint: str) -> TrainState:
+        meta = self._open().restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        expected = meta["checksums"]
+        if fingerprint and meta["fingerprint"] != fingerprint:
+            raise CheckpointError(
+                f"{self.path(step)} was trained on other data: fingerprint {meta['fingerprint']}, now {fingerprint}. "
+                "The files that data.source names (for stdlib: the Python version) have changed since. Put them back "
+                "to go on with this run, or choose a new --workdir."
+            )
+        if different := sorted(set(_arrays(abstract)) ^ {name for name in expected if _is_wanted(name, abstract)}):
+            raise CheckpointError(
+                f"{self.path(step)} was made with another kind of optimizer state: {', '.join(different[:4])} "
+                f"{'is' if len(different) == 1 else 'are'} on one side only. Set the optimizer's fields back to go on "
+                "with this run, or choose a new --workdir."
+            )
         # strict=False lets orbax fit the padded vocabulary to this mesh; the checksums catch any other cut.
         items = {"weights": abstract.weights, "optimizer": abstract.optimizer}
         restored = self._open().restore(
             step,
             args=ocp.args.Composite(
-                meta=ocp.args.JsonRestore(),
                 **{name: ocp.args.StandardRestore(item, strict=False) for name, item in items.items() if item},
             ),
         )
@@ -141,11 +185,14 @@ class Checkpoints:
             weights=restored["weights"],
             optimizer=restored["optimizer"] if abstract.optimizer else (),
         )
-        expected = restored["meta"]["checksums"]
         for name, value in jax.device_get(_checksums(_arrays(state))).items():
             if int(value) != expected[name]:
                 raise ValueError(f"{name} is not what was saved (checksum {int(value)}, saved {expected[name]})")
         return state
+
+
+def _is_wanted(name: str, abstract: TrainState) -> bool:
+    return bool(abstract.optimizer) or not name.startswith("optimizer.")
 
 
 def _arrays(state: TrainState) -> dict[str, Any]:
@@ -155,11 +202,14 @@ def _arrays(state: TrainState) -> dict[str, Any]:
 
 @jax.jit
 def _checksums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The sum of each array's 32-bit words, modulo 2³²; zeros of either sign count nothing."""
+    """The sum of each array's 32-bit words times a hash of their places, modulo 2³²; zeros count nothing."""
 
     def checksum(x: jax.Array) -> jax.Array:
-        words = lax.bitcast_convert_type(x, jnp.uint32)
-        return jnp.sum(jnp.where(x == 0, jnp.uint32(0), words), dtype=jnp.uint32)
+        words = jnp.where(x == 0, jnp.uint32(0), lax.bitcast_convert_type(x, jnp.uint32))
+        place = jnp.zeros(x.shape, jnp.uint32)
+        for axis in range(x.ndim):
+            place = (place + lax.broadcasted_iota(jnp.uint32, x.shape, axis)) * jnp.uint32(0x9E3779B1)
+        return jnp.sum(words * (place | 1), dtype=jnp.uint32)  # odd, so that no bit of a word is lost
 
     return jax.tree.map(checksum, arrays)
 

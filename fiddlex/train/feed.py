@@ -1,7 +1,4 @@
-"""Batches on the devices: what the loader prepares on the host, sharded over `data`.
-
-Several processes each load the rows of the global batch that their devices hold.
-"""
+"""Batches on the devices: what the loader prepares on the host, sharded over `data`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fiddlex.config import Config
-from fiddlex.data import Batch, Corpus, HeldoutExamples, Loader, NextTokenExamples, eval_batches
+from fiddlex.data import Corpus, HeldoutExamples, Loader, NextTokenExamples, eval_batches
 from fiddlex.errors import DataError
 from fiddlex.parallel.sharding import BATCH
 
@@ -30,7 +27,6 @@ class Feed:
             global_batch_size=config.data.global_batch_size,
             seed=config.data.seed,
             vocab_size=config.model.vocab_size,
-            rows=self._local_rows(),
         )
 
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -47,10 +43,7 @@ class Feed:
           DataError: at a token outside the vocabulary.
         """
         for batch in self._loader.iterate(start_step):
-            yield {
-                name: jax.make_array_from_process_local_data(self._sharding, values, self._shape)
-                for name, values in batch.items()
-            }
+            yield jax.device_put(batch, self._sharding)
 
     def heldout(self) -> Iterator[DeviceBatch]:
         """The held-out batches in order, every held-out token once, or `data.eval_batches` of them.
@@ -70,16 +63,4 @@ class Feed:
             limit=config.data.eval_batches,
         )
         for i in range(len(batches)):
-            yield self._put(batches[i])
-
-    def _put(self, batch: Batch) -> DeviceBatch:
-        return {
-            name: jax.make_array_from_callback(values.shape, self._sharding, values.__getitem__)
-            for name, values in batch.items()
-        }
-
-    def _local_rows(self) -> slice:
-        # `data` is the slowest axis of the mesh, so the rows of one process's devices adjoin.
-        indices = self._sharding.addressable_devices_indices_map(self._shape).values()
-        bounds = [index[0].indices(self._shape[0]) for index in indices if index is not None]
-        return slice(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
+            yield jax.device_put(batches[i], self._sharding)

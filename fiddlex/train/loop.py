@@ -1,8 +1,8 @@
 """A whole training run in a workdir, readable from top to bottom.
 
 The host stays one step behind the devices: while step k runs it reads the numbers of step k − 1, so the devices never
-wait for logging. Before a checkpoint or an evaluation it reads those of the step itself, so nothing that is not finite
-is ever saved.
+wait for logging. Before a checkpoint or an evaluation it reads those of the step itself, the finiteness of the updated
+weights among them, so that weights that are not finite are never saved.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from fiddlex.config import Config
-from fiddlex.errors import NonFiniteError
+from fiddlex.errors import DataError, NonFiniteError
 from fiddlex.mesh import describe
 from fiddlex.sizes import num_parameters
 from fiddlex.train import workdir as workdirs
@@ -55,7 +55,7 @@ class Outcome:
 def train(config: Config, workdir: Path) -> Outcome:
     """Trains to `train.num_steps`, going on from the newest good checkpoint in the workdir.
 
-    SIGINT and SIGTERM let the running step finish, save, and return; a second one ends the process at once.
+    SIGINT and SIGTERM let the running step finish, save, and return; another SIGINT ends the run without saving.
 
     Raises:
       FiddlexError: of every kind. For a loss that is not finite the message names the last good checkpoint.
@@ -76,6 +76,7 @@ def train(config: Config, workdir: Path) -> Outcome:
         # Resume.
         if trainer.restore(checkpoints):
             logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))
+        workdirs.write_config(workdir)
         first, last = trainer.step, config.train.num_steps
         if first >= last:
             logger.info("Nothing to train: the checkpoint is of step %d, train.num_steps is %d.", first, last)
@@ -87,19 +88,18 @@ def train(config: Config, workdir: Path) -> Outcome:
                 reporter.compiled(trainer.compile())
             while trainer.step < last and not stop.requested:
                 run.step()
-                if _due(trainer.step, config.train.eval_every):
-                    run.evaluate()
                 if _due(trainer.step, config.train.checkpoint_every):
                     run.save()
+                if _due(trainer.step, config.train.eval_every):
+                    run.evaluate()
             run.finish_step()
             interrupted = trainer.step < last
 
             # Leave a checkpoint and a last evaluation behind.
-            if trainer.step > first:
-                if config.train.checkpoint_every or interrupted:
-                    run.save()
-                if config.train.eval_every and not interrupted:
-                    run.evaluate()
+            if config.train.checkpoint_every or interrupted:
+                run.save()
+            if config.train.eval_every and not interrupted:
+                run.evaluate()
 
         checkpoints.wait()
         sample = ""
@@ -124,7 +124,11 @@ class _Run:
 
     def step(self) -> None:
         """Dispatches the next step, then reads the numbers of the one before it."""
-        dispatched = self._trainer.dispatch()
+        try:
+            dispatched = self._trainer.dispatch()
+        except DataError:  # nothing wrong with the steps before it
+            self.save()
+            raise
         self.finish_step()
         self._in_flight = dispatched
 
@@ -150,18 +154,22 @@ class _Run:
             self._reporter.record(record)
 
     def evaluate(self) -> None:
-        """Evaluates the present weights, unless that was the last thing done."""
+        """Evaluates the present weights, unless their evaluation is in the metrics, from this run or an earlier one."""
         self.finish_step()
-        if self.last_evaluation is None or self.last_evaluation["step"] != self._trainer.step:
+        if self._writer.evaluated_step == self._trainer.step:
+            return
+        try:
             self.last_evaluation = self._trainer.evaluate()
-            self._writer.write(self.last_evaluation)
-            self._reporter.record(self.last_evaluation)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error}\n{self._remedy()}") from error
+        self._writer.write(self.last_evaluation)
+        self._reporter.record(self.last_evaluation)
 
     def save(self) -> None:
         """Saves the present state, unless it is on disk."""
         self.finish_step()
         if self._saved_step != self._trainer.step:
-            self._checkpoints.save(self._trainer.state, self._trainer.step)
+            self._trainer.save(self._checkpoints)
             self._saved_step = self._trainer.step
 
     def _remedy(self) -> str:
@@ -197,10 +205,11 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        if self.requested:
-            raise KeyboardInterrupt(f"second {name}")
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self.requested:  # launchers may send SIGTERM more than once
+            logger.info("%s: stopping after the running step and saving; Ctrl-C again stops without saving.", name)
         self.requested = True
-        logger.info("%s: stopping after the running step and saving; send it again to stop at once.", name)
 
 
 def _due(step: int, every: int) -> bool:

@@ -6,6 +6,7 @@ an interrupted run is that of an uninterrupted one.
 """
 
 import json
+import logging
 import os
 import time
 from pathlib import Path
@@ -16,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
+logger = logging.getLogger(__name__)
+
 Record = dict[str, Any]
 
 
@@ -24,12 +27,19 @@ class MetricsWriter:
 
     Args:
       workdir: an existing directory.
-      resumed_step: the step training goes on from; records of later steps are dropped.
+      resumed_step: the step training goes on from; records of later steps are dropped. A run that starts afresh (0)
+        where another has left records moves their file aside.
+
+    Attributes:
+      path: `metrics.jsonl`.
+      evaluated_step: the step of the last evaluation record, -1 when there is none.
     """
 
     def __init__(self, workdir: Path, *, resumed_step: int):
         self.path = workdir / "metrics.jsonl"
-        _drop_records_after(self.path, resumed_step)
+        self.evaluated_step = -1
+        if self.path.exists():
+            self._keep_records_until(resumed_step)
         self._file = self.path.open("a", encoding="utf-8")
         self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_step + 1, flush_secs=10)
 
@@ -37,9 +47,31 @@ class MetricsWriter:
         """Appends one record; it is in the file when the call returns."""
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
+        if "eval_loss" in record:
+            self.evaluated_step = record["step"]
         for name, value in record.items():
             if name != "step":
                 self._tensorboard.add_scalar(name, value, record["step"])
+
+    def _keep_records_until(self, step: int) -> None:
+        kept = []
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                record = json.loads(line)
+                keep = record["step"] <= step
+            except (json.JSONDecodeError, KeyError, TypeError):  # a line cut short when the process was killed
+                continue
+            if keep:
+                kept.append(line + "\n")
+                if "eval_loss" in record:
+                    self.evaluated_step = record["step"]
+        if step == 0 and self.path.stat().st_size:
+            aside = self.path.with_name(f"metrics-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
+            logger.warning("The workdir has records of an earlier run and no checkpoint of it: moved to %s.", aside)
+            self.path.rename(aside)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        os.replace(temporary, self.path)
 
     def __enter__(self) -> "MetricsWriter":
         return self
@@ -124,19 +156,3 @@ def readable_time(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def _drop_records_after(path: Path, step: int) -> None:
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:  # a line cut short when the process was killed
-            continue
-        if record["step"] <= step:
-            kept.append(line + "\n")
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, path)

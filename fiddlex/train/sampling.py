@@ -56,7 +56,13 @@ def sample(key: jax.Array, logits_BV: jax.Array, temperature: float, top_k: int,
 
 
 def generate(
-    next_logits: NextLogits, prompt: Sequence[int], num_tokens: int, *, seq_len: int, config: SamplingConfig
+    next_logits: NextLogits,
+    prompt: Sequence[int],
+    num_tokens: int,
+    *,
+    seq_len: int,
+    vocab_size: int,
+    config: SamplingConfig,
 ) -> Iterator[int]:
     """Draws tokens one after another, each from the last `seq_len` tokens before it.
 
@@ -65,6 +71,7 @@ def generate(
       prompt: at least one token.
       num_tokens: how many to draw.
       seq_len: the model's context.
+      vocab_size: tokens that may be drawn: those the tokenizer knows.
       config: how to draw.
 
     Yields:
@@ -82,8 +89,8 @@ def generate(
         window = tokens[-seq_len:]
         padded = np.zeros((1, seq_len), np.int32)
         padded[0, : len(window)] = window
-        logits = next_logits(padded, np.asarray([len(window) - 1], np.int32))
+        logits_BV = next_logits(padded, np.asarray([len(window) - 1], np.int32))
         step_key = jax.random.fold_in(key, number)
-        token = sample(step_key, logits, config.temperature, config.top_k, config.top_p)
+        token = sample(step_key, logits_BV[:, :vocab_size], config.temperature, config.top_k, config.top_p)
         tokens.append(int(token[0]))
         yield tokens[-1]

@@ -17,12 +17,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
+from fiddlex.models.context import Context, has_flash
 from fiddlex.models.dropout import Dropout, example_keys
 from fiddlex.models.functional import Weights
 from fiddlex.models.gpt import GPT, Batch
-from fiddlex.models.layers import Context
 from fiddlex.parallel.collectives import as_varying, reduce_gradients
-from fiddlex.parallel.sharding import BATCH, named
+from fiddlex.parallel.sharding import BATCH, MESH_AXES, named
 from fiddlex.train.optimizer import clip_by_global_norm
 from fiddlex.train.state import Layout, TrainState
 
@@ -34,6 +34,7 @@ def make_train_step(
     config: Config,
     optimizer: optax.GradientTransformation,
     *,
+    learning_rate: optax.Schedule,
     mesh: Mesh,
     layout: Layout,
     specs: TrainState,
@@ -42,8 +43,8 @@ def make_train_step(
 
     The batch has int32 `tokens` and `targets` and float32 `weights`, each [global batch, sequence], sharded over
     `data`. Metrics are device scalars: `loss` (mean over the batch's tokens, at the weights before the update),
-    `grad_norm` (global, before clipping), and `nonfinite`, which tells for every weight (and layer) whether its
-    gradient has a value that is not finite.
+    `grad_norm` (global, before clipping), `learning_rate`, `weights_finite` (after the update), and `nonfinite`, which
+    tells for every weight (and layer) whether its gradient has a value that is not finite.
     """
     dtype = jnp.dtype(config.model.dtype)
 
@@ -54,7 +55,14 @@ def make_train_step(
         clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)
         updates, optimizer_state = optimizer.update(clipped, state.optimizer, state.weights)
         new = TrainState(state.step + 1, optax.apply_updates(state.weights, updates), optimizer_state)
-        return new, {"loss": loss, "grad_norm": norm, "nonfinite": nonfinite(grads)}
+        metrics = {
+            "loss": loss,
+            "grad_norm": norm,
+            "learning_rate": learning_rate(state.step),
+            "weights_finite": jnp.all(jnp.asarray([jnp.isfinite(w).all() for w in jax.tree.leaves(new.weights)])),
+            "nonfinite": nonfinite(grads),
+        }
+        return new, metrics
 
     gradients = make_gradients(model, config, mesh, layout)
     shardings = named(mesh, specs)
@@ -72,6 +80,7 @@ def make_gradients(
     """The mean loss of a global batch and its float32 gradients, sharded as the master weights are."""
     partial_axes = frozenset({"data", "tensor"} if config.mesh.sequence_parallel else {"data"})
     num_microbatches, size = config.pipeline.num_microbatches, config.microbatch_size
+    flash = has_flash(config.model, mesh)
 
     def local_gradients(weights: Weights, batch: Batch, step: jax.Array) -> tuple[jax.Array, Weights]:
         weights = as_varying(weights, layout.compute, partial_axes)
@@ -81,7 +90,9 @@ def make_gradients(
         def accumulate(carry: tuple[jax.Array, Weights], scanned: tuple[jax.Array, Batch]) -> tuple[Any, None]:
             number, microbatch = scanned
             examples = first_example + number * size + jnp.arange(size)
-            context = _training_context(config, step, examples)
+            context = Context(
+                config.mesh.sequence_parallel, flash, config.pipeline.recompute, _dropout(config, step, examples)
+            )
             loss, grads = jax.value_and_grad(
                 lambda weights: _forward(model, weights, microbatch, context) / total_weight
             )(weights)
@@ -106,7 +117,7 @@ def make_gradients(
 
 def make_eval_step(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> jax.stages.Wrapped:
     """Compiles `(master weights, batch) -> {loss_sum, weight_sum}` over a global batch, without dropout."""
-    context = Context(sequence_parallel=config.mesh.sequence_parallel)
+    context = Context(config.mesh.sequence_parallel, has_flash(config.model, mesh))
     dtype = jnp.dtype(config.model.dtype)
 
     def local_sums(weights: Weights, batch: Batch) -> Metrics:
@@ -127,16 +138,15 @@ def make_logits(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> ja
     Tokens are int32 [rows, sequence], the same on all devices; logits are float32 [rows, padded vocabulary], sharded
     over the vocabulary, with the lowest float in the padding.
     """
-    context = Context(sequence_parallel=config.mesh.sequence_parallel)
+    context = Context(config.mesh.sequence_parallel, has_flash(config.model, mesh))
     dtype = jnp.dtype(config.model.dtype)
 
-    def local_logits(weights: Weights, tokens_BS: jax.Array, positions_B: jax.Array) -> jax.Array:
+    def next_logits(weights: Weights, tokens_BS: jax.Array, positions_B: jax.Array) -> jax.Array:
         x_BTH = _apply_all_layers(model, weights, {"tokens": tokens_BS}, context)
-        logits_BSV = model.logits(weights, x_BTH, context)
-        return jnp.take_along_axis(logits_BSV, positions_B[:, None, None], axis=1)[:, 0]
+        return model.next_logits(weights, x_BTH, positions_B, context)
 
     mapped = jax.shard_map(
-        local_logits, mesh=mesh, in_specs=(layout.compute, P(), P()), out_specs=P(None, ("pipe", "tensor"))
+        next_logits, mesh=mesh, in_specs=(layout.compute, P(), P()), out_specs=P(None, MESH_AXES["vocab"])
     )
     return jax.jit(
         lambda weights, tokens, positions: mapped(compute_weights(weights, dtype, mesh, layout), tokens, positions),
@@ -166,11 +176,10 @@ def _microbatches(config: Config, batch: Batch) -> Batch:
     return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch)
 
 
-def _training_context(config: Config, step: jax.Array, examples: jax.Array) -> Context:
-    dropout = None
-    if config.model.dropout > 0:
-        dropout = Dropout(config.model.dropout, example_keys(dropout_key(config.train.seed), step, examples))
-    return Context(config.mesh.sequence_parallel, config.pipeline.recompute, dropout)
+def _dropout(config: Config, step: jax.Array, examples: jax.Array) -> Dropout | None:
+    if config.model.dropout == 0:
+        return None
+    return Dropout(config.model.dropout, example_keys(dropout_key(config.train.seed), step, examples))
 
 
 def _forward(model: GPT, weights: Weights, batch: Batch, context: Context) -> jax.Array:

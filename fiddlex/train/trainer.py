@@ -15,11 +15,10 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from fiddlex.config import Config
 from fiddlex.data import load_corpus
-from fiddlex.errors import CheckpointError, ConfigError, NonFiniteError
+from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fiddlex.mesh import make_mesh
 from fiddlex.models import make_model
 from fiddlex.models.functional import Weights
@@ -72,10 +71,15 @@ class Trainer:
         self._layout = make_layout(self._model, config)
         blocks = make_blocks(self._model, config, self._layout)
         self._optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
-        self._learning_rate = learning_rate_schedule(config.optimizer, config.train.num_steps)
         self._specs = state_specs(self._optimizer, self._layout)
         self._train_step = make_train_step(
-            self._model, config, self._optimizer, mesh=self.mesh, layout=self._layout, specs=self._specs
+            self._model,
+            config,
+            self._optimizer,
+            learning_rate=learning_rate_schedule(config.optimizer, config.train.num_steps),
+            mesh=self.mesh,
+            layout=self._layout,
+            specs=self._specs,
         )
         self._eval_step = make_eval_step(self._model, config, mesh=self.mesh, layout=self._layout)
         self._logits = make_logits(self._model, config, mesh=self.mesh, layout=self._layout)
@@ -107,11 +111,17 @@ class Trainer:
         """Gives the devices one step and returns without waiting for it; prepares the next batch meanwhile."""
         self.compile()
         assert self._compiled is not None
-        batch = self._ready or self._next_batch()
+        if self._batches is None:
+            self._batches = self._feed.train(self.step)
+        batch = self._ready or next(self._batches)
+        self._ready = None
         self._state, metrics = self._compiled(self.state, batch)
         dispatched = Dispatched(self.step + 1, metrics, time.monotonic())
         self.step += 1
-        self._ready = self._next_batch()
+        try:
+            self._ready = next(self._batches)
+        except DataError:  # the next step's, not this one's: it comes again when that step is dispatched
+            self._batches = None
         return dispatched
 
     def record(self, dispatched: Dispatched) -> Record:
@@ -122,19 +132,20 @@ class Trainer:
           clipping), `learning_rate`, `step_time_s` and `tokens_per_second`.
 
         Raises:
-          NonFiniteError: when loss or gradient norm is not finite, naming the tensors.
+          NonFiniteError: when the loss, the gradient or the updated weights are not finite, naming the tensors.
         """
-        loss, grad_norm = map(float, jax.device_get((dispatched.metrics["loss"], dispatched.metrics["grad_norm"])))
+        names = ("loss", "grad_norm", "learning_rate", "weights_finite")
+        loss, grad_norm, learning_rate, finite = map(float, jax.device_get([dispatched.metrics[n] for n in names]))
         now = time.monotonic()
         step_time = now - max(self._last_done_s, dispatched.time_s)
         self._last_done_s = now
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        if not (math.isfinite(loss) and math.isfinite(grad_norm) and finite):
             raise NonFiniteError(_describe_nonfinite(dispatched, loss, grad_norm))
         return {
             "step": dispatched.step,
             "loss": loss,
             "grad_norm": grad_norm,
-            "learning_rate": float(self._learning_rate(dispatched.step - 1)),
+            "learning_rate": learning_rate,
             "step_time_s": step_time,
             "tokens_per_second": self.config.tokens_per_step / step_time,
         }
@@ -159,6 +170,7 @@ class Trainer:
 
         Raises:
           DataError: when nothing is held out.
+          NonFiniteError: when the loss is not finite.
         """
         batches = self._feed.heldout()
         batch: DeviceBatch | None = next(batches)
@@ -171,6 +183,8 @@ class Trainer:
             sums.append(jax.device_get(running))
         loss_sum, tokens = (math.fsum(float(part[name]) for part in sums) for name in ("loss_sum", "weight_sum"))
         loss = loss_sum / tokens
+        if not math.isfinite(loss):
+            raise NonFiniteError(f"The held-out loss at step {self.step} is {loss}: the weights have exploded.")
         record = {
             "step": self.step,
             "eval_loss": loss,
@@ -202,6 +216,7 @@ class Trainer:
             start,
             num_tokens,
             seq_len=self.config.model.seq_len,
+            vocab_size=tokenizer.vocab_size,
             config=sampling or SamplingConfig(),
         ):
             if token == tokenizer.separator:
@@ -215,13 +230,17 @@ class Trainer:
 
     def weights(self) -> Weights:
         """A copy of the master weights on the host: float32, whole, without padding rows, layers stacked."""
-        weights = self.state.weights
-        whole = jax.tree.map(
-            lambda w: np.asarray(w) if w.is_fully_addressable else multihost_utils.process_allgather(w, tiled=True),
-            weights,
-        )
+        whole = jax.device_get(self.state.weights)
         whole["embedding"]["tokens"] = whole["embedding"]["tokens"][: self.config.model.vocab_size]
         return whole
+
+    def save(self, checkpoints: Checkpoints) -> None:
+        """Saves the state as a checkpoint of the present step, in the background.
+
+        Raises:
+          CheckpointError: when it cannot be written.
+        """
+        checkpoints.save(self.state, self.step, fingerprint=self.corpus.fingerprint())
 
     def restore(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> bool:
         """Goes on from the newest checkpoint that is whole; returns whether there is one.
@@ -231,22 +250,18 @@ class Trainer:
           weights_only: leave the optimizer's state where it is, for a trainer that only evaluates or samples.
 
         Raises:
-          CheckpointError: when there are checkpoints and none can be read.
+          CheckpointError: when there are checkpoints and none can be read, or they are of other data.
         """
         abstract = self._abstract_state
         if weights_only:
             abstract = abstract._replace(optimizer=())
-        state = checkpoints.restore_newest(abstract, move_damaged=not weights_only)
+        fingerprint = "" if weights_only else self.corpus.fingerprint()
+        state = checkpoints.restore_newest(abstract, fingerprint=fingerprint, move_damaged=not weights_only)
         if state is None:
             return False
         self._state, self.step = state, int(state.step)
         self._batches = self._ready = None
         return True
-
-    def _next_batch(self) -> DeviceBatch:
-        if self._batches is None:
-            self._batches = self._feed.train(self.step)
-        return next(self._batches)
 
 
 def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda config: config) -> Trainer:
@@ -286,5 +301,5 @@ def _describe_nonfinite(dispatched: Dispatched, loss: float, grad_norm: float) -
             names.append(name)
     return (
         f"Step {dispatched.step} is not finite: loss {loss}, gradient norm {grad_norm}. "
-        f"Gradients that are not finite: {', '.join(names) or 'none'}."
+        f"Gradients that are not finite: {', '.join(names) or 'none; the weights overflowed in the update'}."
     )

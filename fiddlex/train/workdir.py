@@ -32,6 +32,7 @@ FIXED_FIELDS = (
     "data.source",
     "data.tokenizer",
     "data.token_dtype",
+    "data.eval_source",
     "data.eval_fraction",
     "data.global_batch_size",
     "data.seed",
@@ -40,7 +41,7 @@ FIXED_FIELDS = (
 
 
 def prepare(workdir: Path, config: Config) -> None:
-    """Creates the directory and writes `config.json`; on resume checks that the config continues the same run.
+    """Creates the directory, if it can be written, and checks that the config continues the run in it, if there is one.
 
     Raises:
       CheckpointError: when the directory cannot be written, or the run in it differs in one of `FIXED_FIELDS`.
@@ -49,13 +50,16 @@ def prepare(workdir: Path, config: Config) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
         if (workdir / "checkpoints").is_dir() and any((workdir / "checkpoints").iterdir()):
             check_same_run(read_config(workdir), config, workdir)
-        temporary = workdir / "config.json.tmp"
-        temporary.write_text(config.to_json(), encoding="utf-8")
-        os.replace(temporary, workdir / "config.json")
+        (workdir / "config.json.tmp").write_text(config.to_json(), encoding="utf-8")
     except OSError as error:
         raise CheckpointError(
             f"Cannot write to --workdir={workdir}: {error.strerror or error}. Choose a directory you may write to."
         ) from error
+
+
+def write_config(workdir: Path) -> None:
+    """Puts the config that `prepare` was given in place as `config.json`: the run goes on with it."""
+    os.replace(workdir / "config.json.tmp", workdir / "config.json")
 
 
 def read_config(workdir: Path) -> Config:

@@ -10,7 +10,7 @@ from jax import P
 from fiddlex.config import Config, MeshConfig
 from fiddlex.mesh import make_mesh
 from fiddlex.models import make_model
-from fiddlex.models.layers import Context
+from fiddlex.models.context import Context
 from fiddlex.parallel.collectives import as_varying
 from fiddlex.train.state import make_layout
 

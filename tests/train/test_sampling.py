@@ -46,8 +46,8 @@ def test_the_window_slides() -> None:
         seen.append((tokens[0].tolist(), int(positions[0])))
         return jax.nn.one_hot(jnp.asarray([len(seen)]), 16)
 
-    tokens = list(generate(next_logits, [14, 15], 4, seq_len=3, config=SamplingConfig(temperature=0.0)))
+    tokens = list(generate(next_logits, [14, 15], 4, seq_len=3, vocab_size=16, config=SamplingConfig(temperature=0.0)))
     assert tokens == [1, 2, 3, 4]
     assert seen == [([14, 15, 0], 1), ([14, 15, 1], 2), ([15, 1, 2], 2), ([1, 2, 3], 2)]
     with pytest.raises(ConfigError, match="prompt is empty"):
-        next(generate(next_logits, [], 1, seq_len=3, config=SamplingConfig()))
+        next(generate(next_logits, [], 1, seq_len=3, vocab_size=16, config=SamplingConfig()))

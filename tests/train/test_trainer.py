@@ -2,7 +2,7 @@
 
 import copy
 import math
-import pathlib
+import re
 
 import chex
 import jax
@@ -12,7 +12,6 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError, DataError, DeviceError
 from fiddlex.sizes import num_parameters
-from fiddlex.train import step as step_module
 from fiddlex.train.sampling import SamplingConfig
 from fiddlex.train.trainer import Trainer
 from tests import reference
@@ -31,16 +30,51 @@ def test_records_and_learning(tiny_config: Config) -> None:
     assert all(r["step_time_s"] > 0 and r["tokens_per_second"] > 0 and r["grad_norm"] > 0 for r in records)
 
 
-def test_the_step_is_compiled_once_and_donates_its_state(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    chex.clear_trace_counter()
-    original = step_module.compute_weights
-    monkeypatch.setattr(step_module, "compute_weights", chex.assert_max_traces(original, n=1))
+def test_nothing_is_compiled_after_the_first_round(tiny_config: Config) -> None:
+    compiled: list[str] = []
+
+    def listen(event: str, duration: float, **kwargs: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
     tiny_config.mesh.data = tiny_config.mesh.tensor = 2
     trainer = Trainer(tiny_config)
+
+    def a_round() -> None:
+        list(trainer.steps(2))
+        trainer.evaluate()
+        list(trainer.generate("a", 2))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        a_round()
+        assert compiled  # the listener hears compilations
+        compiled.clear()
+        a_round()
+        assert not compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_the_state_is_donated(tiny_config: Config) -> None:
+    trainer = Trainer(tiny_config)
     state = trainer.state
-    list(trainer.steps(4))
-    list(trainer.steps(3))
+    list(trainer.steps(1))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("zero1", [True, False])
+def test_gradients_are_reduced_over_data_once_per_batch(tiny_config: Config, zero1: bool) -> None:
+    tiny_config.mesh.data, tiny_config.optimizer.zero1 = 4, zero1
+    tiny_config.pipeline.num_microbatches = 4
+    trainer = Trainer(tiny_config)
+    trainer.compile()
+    assert trainer._compiled is not None
+    computations = re.split(r"\n(?=\S.*\{\n)", trainer._compiled.as_text())
+    kind = "reduce-scatter" if zero1 else "all-reduce"
+    over_data = [c for c in computations if re.search(rf" = .*\b{kind}\(.*replica_groups=\{{\{{0,1,2,3\}}", c)]
+    assert len(over_data) == 1
+    assert over_data[0].startswith("ENTRY")  # not in the loop over microbatches
 
 
 @pytest.mark.parametrize("zero1", [True, False])
@@ -58,15 +92,25 @@ def test_zero1_shards_masters_and_moments_over_data(tiny_config: Config, zero1: 
     assert held / whole == pytest.approx(1 / 8 if zero1 else 1 / 2, rel=0.15)
 
 
-def test_bfloat16_keeps_float32_masters_and_learns(tiny_config: Config) -> None:
-    wide = Trainer(copy.deepcopy(tiny_config))
-    tiny_config.model.dtype = "bfloat16"
-    tiny_config.mesh.data = tiny_config.mesh.tensor = 2
-    narrow = Trainer(tiny_config)
-    losses = [[record["loss"] for record in trainer.steps(5)] for trainer in (wide, narrow)]
-    assert losses[0] != losses[1]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=5e-3)
-    assert {leaf.dtype for leaf in jax.tree.leaves(narrow.weights())} == {np.dtype("float32")}
+def test_bfloat16_gradients_are_those_of_float32_up_to_rounding(tiny_config: Config) -> None:
+    # Long sequences: a sum over positions in bfloat16 would be far off.
+    tiny_config.model.seq_len = 256
+    tiny_config.optimizer.name, tiny_config.optimizer.momentum = "sgd", 0.0
+    tiny_config.optimizer.schedule, tiny_config.optimizer.learning_rate = "constant", 1.0
+    updates = {}
+    for dtype in ("float32", "bfloat16"):
+        tiny_config.model.dtype = dtype
+        tiny_config.mesh.tensor = 2 if dtype == "bfloat16" else 1
+        trainer = Trainer(copy.deepcopy(tiny_config))
+        before = trainer.weights()
+        list(trainer.steps(1))
+        after = trainer.weights()
+        assert {leaf.dtype for leaf in jax.tree.leaves(after)} == {np.dtype("float32")}
+        updates[dtype] = jax.tree.map(lambda a, b: a - b, after, before)
+    wanted = jax.tree_util.tree_leaves_with_path(updates["float32"])
+    for (path, exact), rounded in zip(wanted, jax.tree.leaves(updates["bfloat16"]), strict=True):
+        error = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
+        assert error < 0.02, f"{jax.tree_util.keystr(path)}: relative error {error:.3f}"
 
 
 def test_weights_are_whole_and_counted_right(tiny_config: Config) -> None:
@@ -145,15 +189,3 @@ def test_initial_weights_do_not_depend_on_the_layout(tiny_config: Config) -> Non
     plain = Trainer(copy.deepcopy(tiny_config)).weights()
     tiny_config.mesh.data, tiny_config.mesh.tensor = 2, 4
     chex.assert_trees_all_equal(Trainer(tiny_config).weights(), plain)
-
-
-@pytest.mark.parametrize("name", ["adam", "lamb", "adafactor"])
-def test_every_optimizer_trains_alike_on_a_mesh(name: str, tiny_config: Config, tmp_path: pathlib.Path) -> None:
-    tiny_config.optimizer.name = name
-    tiny_config.optimizer.learning_rate = 1e-2
-    tiny_config.optimizer.epsilon = 1e-6
-    tiny_config.optimizer.weight_decay = 0.01
-    plain = [r["loss"] for r in Trainer(copy.deepcopy(tiny_config)).steps(4)]
-    tiny_config.mesh.data, tiny_config.mesh.tensor = 2, 4
-    np.testing.assert_allclose([r["loss"] for r in Trainer(tiny_config).steps(4)], plain, rtol=1e-5)
-    assert plain[-1] < plain[0]

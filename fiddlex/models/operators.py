@@ -1,0 +1,133 @@
+"""The differentiable operators of a layer, with backward passes that keep little and sum in float32.
+
+Each saves only its inputs for the backward pass, in the compute dtype: nothing derived from a weight, and no float32
+copy of an activation. What a pipeline stage stashes for a microbatch in flight is the sum of these. Sums over examples
+and positions, which a bias gradient is, run in float32: in bfloat16 they would stop growing after some hundred terms.
+
+Inside `shard_map` the arguments of one call must vary over the same mesh axes (`enter_tensor_parallel` sees to it).
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Pair = tuple[jax.Array, jax.Array]
+
+
+@jax.custom_vjp
+def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Contracts the last dimensions of `x` with the first of `kernel`, as one product of two matrices.
+
+    How many, the shapes tell: `x` is [example, position, inputs…] and `kernel` [inputs…, outputs…]. Both products of
+    the backward pass are of two matrices as well: XLA's CPU backend runs a contraction over example and position as
+    they stand at half the speed.
+
+    Returns:
+      [example, position, outputs…] in the dtype of the inputs.
+    """
+    x_TI, kernel_IO = _matrices(x, kernel)
+    return (x_TI @ kernel_IO).reshape(*x.shape[:2], *kernel.shape[x.ndim - 2 :])
+
+
+def _product_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Pair]:
+    return product(x, kernel), (x, kernel)
+
+
+def _product_backward(saved: Pair, g: jax.Array) -> Pair:
+    x, kernel = saved
+    x_TI, kernel_IO = _matrices(x, kernel)
+    g_TO = g.reshape(-1, kernel_IO.shape[1])
+    return (g_TO @ kernel_IO.T).reshape(x.shape), (x_TI.T @ g_TO).reshape(kernel.shape)
+
+
+def _matrices(x: jax.Array, kernel: jax.Array) -> Pair:
+    """`x` as [token, input] and `kernel` as [input, output]."""
+    inputs = math.prod(x.shape[2:])
+    return x.reshape(-1, inputs), kernel.reshape(inputs, -1)
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+@jax.custom_vjp
+def scores(x_BSH: jax.Array, table_VH: jax.Array) -> jax.Array:
+    """Float32 products of every position with every row of a table, [B, S, V].
+
+    The backward pass rounds the gradient to the compute dtype first, so that its products run in it too.
+    """
+    return jnp.einsum("bsh,vh->bsv", x_BSH, table_VH, preferred_element_type=jnp.float32)
+
+
+def _scores_forward(x_BSH: jax.Array, table_VH: jax.Array) -> tuple[jax.Array, Pair]:
+    return scores(x_BSH, table_VH), (x_BSH, table_VH)
+
+
+def _scores_backward(saved: Pair, g_BSV: jax.Array) -> Pair:
+    x_BSH, table_VH = saved
+    g_TV = g_BSV.astype(x_BSH.dtype).reshape(-1, g_BSV.shape[-1])
+    return (g_TV @ table_VH).reshape(x_BSH.shape), g_TV.T @ x_BSH.reshape(-1, x_BSH.shape[-1])
+
+
+scores.defvjp(_scores_forward, _scores_backward)
+
+
+def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
+    """`y + bias` in the dtype of `y`; the bias's gradient is summed in float32."""
+    return (y.astype(jnp.float32) + bias.astype(jnp.float32)).astype(y.dtype)
+
+
+@jax.custom_vjp
+def gelu(x: jax.Array) -> jax.Array:
+    """The tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def _gelu_forward(x: jax.Array) -> Pair:
+    return gelu(x), x
+
+
+def _gelu_backward(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+    tanh = jnp.tanh(inner)
+    slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    # The barrier keeps XLA's CPU backend from computing this again inside both products that use it.
+    return (lax.optimization_barrier(g * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * slope)),)
+
+
+gelu.defvjp(_gelu_forward, _gelu_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def layer_norm(x: jax.Array, scale_H: jax.Array, bias_H: jax.Array, epsilon: float) -> jax.Array:
+    """Normalises the last dimension in float32 (Ba et al. 2016), then scales and shifts; the dtype of `x`."""
+    normal, _ = _normalise(x, epsilon)
+    return (normal * scale_H.astype(jnp.float32) + bias_H.astype(jnp.float32)).astype(x.dtype)
+
+
+def _layer_norm_forward(x: jax.Array, scale_H: jax.Array, bias_H: jax.Array, epsilon: float) -> tuple[jax.Array, Pair]:
+    return layer_norm(x, scale_H, bias_H, epsilon), (x, scale_H)
+
+
+def _layer_norm_backward(epsilon: float, saved: Pair, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x, scale_H = saved
+    normal, inverse = _normalise(x, epsilon)
+    g = g.astype(jnp.float32)
+    scaled = g * scale_H.astype(jnp.float32)
+    centred = scaled - scaled.mean(axis=-1, keepdims=True) - normal * (scaled * normal).mean(axis=-1, keepdims=True)
+    positions = tuple(range(g.ndim - 1))
+    dscale_H, dbias_H = (g * normal).sum(axis=positions), g.sum(axis=positions)
+    return (inverse * centred).astype(x.dtype), dscale_H.astype(scale_H.dtype), dbias_H.astype(scale_H.dtype)
+
+
+def _normalise(x: jax.Array, epsilon: float) -> Pair:
+    """`x` with mean 0 and variance 1 in float32, and what it was divided by, inverted."""
+    x = x.astype(jnp.float32)
+    x = x - x.mean(axis=-1, keepdims=True)
+    inverse = lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + epsilon)
+    return x * inverse, inverse
+
+
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
