@@ -1,0 +1,38 @@
+"""The notebooks run from top to bottom, and both of their halves say the same."""
+
+import json
+import pathlib
+import sys
+
+import jupytext
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = pathlib.Path(__file__).parent.parent / "experiments" / "notebooks"
+SOURCES = sorted(NOTEBOOKS.glob("*.py"))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_both_halves_agree(source: pathlib.Path) -> None:
+    text = jupytext.read(source)
+    notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    cells = [[(cell.cell_type, cell.source) for cell in half.cells] for half in (text, notebook)]
+    assert cells[0] == cells[1], f"edit {source.name}, then run: jupytext --to ipynb {source}"
+    assert not any(cell.get("outputs") for cell in notebook.cells), "kept without outputs"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client", "ignore::DeprecationWarning:zmq")
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_it_runs(source: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A kernel of this very interpreter, whatever kernels the machine has.
+    kernel = tmp_path / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    command = [sys.executable, "-W", "error::DeprecationWarning:fiddlex", "-m", "ipykernel_launcher"]
+    spec = {"argv": [*command, "-f", "{connection_file}"], "display_name": "Python 3", "language": "python"}
+    (kernel / "kernel.json").write_text(json.dumps(spec))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    client = NotebookClient(jupytext.read(source), timeout=300, kernel_name="python3")
+    client.execute(cwd=str(tmp_path))
