@@ -1,7 +1,6 @@
 """Interrupted and resumed runs give what uninterrupted ones give; damaged checkpoints are noticed; nothing is lost."""
 
 import copy
-import gc
 import json
 import pathlib
 import re
@@ -14,9 +13,10 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
-from fiddlex.errors import CheckpointError, NonFiniteError
+from fiddlex.errors import CheckpointError, DataError, NonFiniteError
 from fiddlex.train import loop
-from fiddlex.train.checkpoint import Checkpoints
+from fiddlex.train.checkpoint import Checkpoints, _checksums
+from fiddlex.train.feed import Feed
 from fiddlex.train.trainer import Trainer, load_trainer
 
 
@@ -98,7 +98,6 @@ def test_resume_on_another_layout(config: Config, whole_run: pathlib.Path, tmp_p
         np.testing.assert_allclose(resumed["grad_norm"], whole["grad_norm"], rtol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax drops the reads it gave up
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "empty"])
 def test_damaged_checkpoint_is_passed_over_and_kept(
     damage: str, config: Config, whole_run: pathlib.Path, caplog: pytest.LogCaptureFixture
@@ -123,7 +122,6 @@ def test_damaged_checkpoint_is_passed_over_and_kept(
     assert "cannot be read and is passed over" in caplog.text
     assert records(whole_run) == before
     assert len(list((whole_run / "damaged_checkpoints").iterdir())) == 1
-    gc.collect()  # so that those reads warn here and not in a later test
 
 
 def test_no_readable_checkpoint_stops(config: Config, whole_run: pathlib.Path) -> None:
@@ -187,3 +185,61 @@ def test_signals_are_left_alone_outside_the_main_thread(config: Config, tmp_path
     thread.start()
     thread.join()
     assert outcomes[0].step == 6
+
+
+def test_bad_data_ahead_loses_no_step(config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Feed.train
+
+    def train(self: Feed, start_step: int) -> Any:
+        for step, batch in enumerate(original(self, start_step), start_step):
+            if step == 3:
+                raise DataError("batch 3 is bad")
+            yield batch
+
+    monkeypatch.setattr(Feed, "train", train)
+    with pytest.raises(DataError, match="batch 3 is bad"):
+        loop.train(config, tmp_path)
+    assert [r["step"] for r in records(tmp_path)] == [1, 2, 3]
+    assert Checkpoints(tmp_path).steps()[-1] == 3
+
+
+def test_records_of_a_run_without_checkpoints_are_moved_aside(config: Config, tmp_path: pathlib.Path) -> None:
+    config.train.checkpoint_every = 0
+    config.train.num_steps = 2
+    loop.train(config, tmp_path)
+    before = (tmp_path / "metrics.jsonl").read_text()
+    loop.train(config, tmp_path)
+    (aside,) = tmp_path.glob("metrics-*.jsonl")
+    assert aside.read_text() == before
+    assert [r["step"] for r in records(tmp_path)] == [1, 2]
+
+
+def test_an_evaluation_that_a_kill_prevented_is_made_up_for(config: Config, whole_run: pathlib.Path) -> None:
+    config.train.eval_every = 4
+    outcome = loop.train(config, whole_run)
+    assert outcome.evaluation is not None
+    assert outcome.evaluation["step"] == 6
+    assert loop.train(config, whole_run).evaluation is None  # it is there now
+
+
+def test_other_data_under_the_same_name_is_refused(
+    config: Config, whole_run: pathlib.Path, text_file: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    saved = json.loads((whole_run / "config.json").read_text())
+    path = tmp_path / "text.txt"
+    path.write_text(text_file.read_text().replace("argument", "parameter"))
+    saved["data"]["source"] = config.data.source = f"text:{path}"  # as if the file itself had changed
+    (whole_run / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(CheckpointError, match=r"was trained on other data(.|\n)*choose a new --workdir"):
+        loop.train(config, whole_run)
+
+
+def test_checksums_tell_arrays_apart_that_hold_the_same_numbers() -> None:
+    def checksum(*values: float, width: int = 2) -> int:
+        rows = np.zeros((4, width), np.float32)
+        rows[: len(values), 0] = values
+        return int(_checksums({"x": jax.numpy.asarray(rows)})["x"])
+
+    assert checksum(1.0, 2.0) == checksum(1.0, 2.0)
+    assert checksum(1.0, 2.0) != checksum(2.0, 1.0)
+    assert checksum(1.0, 2.0) == checksum(1.0, 2.0, width=3)  # zeros beside them are padding
