@@ -1,0 +1,132 @@
+"""Schedules by name, each a function of the sizes; `make_schedule` is the one way in.
+
+Orders and placements are those of the papers: GPipe (Huang et al., NeurIPS 2019, section 2.2), 1F1B with flush and
+interleaved 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, sections
+2.2.1 and 2.2.2); the zero-bubble ones have a module of their own.
+
+To try a schedule of your own, write one function and put it in the table:
+
+    def mine(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+        rows = []
+        for rank in range(pipe):
+            forwards = [Action(rank, Kind.F, k) for k in range(num_microbatches)]
+            backwards = [Action(rank, Kind.B, k) for k in range(num_microbatches)]
+            rows.append(tuple(alternate(forwards, backwards, warmup=pipe)))
+        return Schedule("mine", tuple(rows), placement=tuple(range(pipe)))
+
+    GENERATORS["mine"] = mine
+
+It gives each rank's order and each stage's rank, and nothing else: `make_schedule` proves it legal or shows where it is
+not, and then it prints, simulates and runs as the others do. A table in a file needs no function: `file:PATH.csv`.
+Invariant: what `make_schedule` returns is legal and has the sizes asked for.
+"""
+
+import pathlib
+from collections.abc import Callable
+
+from fiddlex.config import nearest
+from fiddlex.errors import ScheduleError
+from fiddlex.pipeline.schedule import Action, Kind, Schedule, alternate
+from fiddlex.pipeline.text import from_csv
+from fiddlex.pipeline.validate import validate
+from fiddlex.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
+
+
+def gpipe(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+    """All forwards, then all backwards in the same order: every microbatch is held at once."""
+    return _one_stage_a_rank("gpipe", pipe, chunks, num_microbatches, [num_microbatches] * pipe)
+
+
+def one_forward_one_backward(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+    """1F1B with flush: rank r runs p−r−1 forwards ahead, and so holds p−r microbatches however many there are."""
+    return _one_stage_a_rank("1f1b", pipe, chunks, num_microbatches, [pipe - rank - 1 for rank in range(pipe)])
+
+
+def interleaved_1f1b(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+    """1F1B over `chunks` stages a rank, rank r holding stages r, r+p, …: 1/v of the bubble, for more hops.
+
+    A rank takes p microbatches through its first chunk, then the same through the next, and so on, and runs
+    2(p−r−1) + (v−1)p forwards ahead.
+
+    Raises:
+      ScheduleError: when the microbatches are not a multiple of the ranks.
+    """
+    if num_microbatches % pipe:
+        below = num_microbatches // pipe * pipe
+        raise ScheduleError(
+            f"interleaved_1f1b with pipe={pipe}, num_microbatches={num_microbatches}: the microbatches must be a "
+            f"multiple of the ranks, since they pass the chunks in groups of one for each rank. "
+            f"Use {f'{below} or ' if below else ''}{below + pipe} microbatches; 1f1b and zb_v take any number."
+        )
+    rows = []
+    for rank in range(pipe):
+        forwards, backwards = [], []
+        for k in range(num_microbatches * chunks):
+            chunk, microbatch = k % (pipe * chunks) // pipe, k // (pipe * chunks) * pipe + k % pipe
+            forwards.append(Action(rank + pipe * chunk, Kind.F, microbatch))
+            backwards.append(Action(rank + pipe * (chunks - 1 - chunk), Kind.B, microbatch))
+        rows.append(tuple(alternate(forwards, backwards, warmup=2 * (pipe - rank - 1) + (chunks - 1) * pipe)))
+    return Schedule("interleaved_1f1b", tuple(rows), tuple(range(pipe)) * chunks)
+
+
+def _one_stage_a_rank(name: str, pipe: int, chunks: int, num_microbatches: int, warmups: list[int]) -> Schedule:
+    del chunks  # make_schedule refuses another number than one
+    rows = []
+    for rank, warmup in enumerate(warmups):
+        forwards, backwards = (
+            [Action(rank, kind, microbatch) for microbatch in range(num_microbatches)] for kind in (Kind.F, Kind.B)
+        )
+        rows.append(tuple(alternate(forwards, backwards, warmup=warmup)))
+    return Schedule(name, tuple(rows), tuple(range(pipe)))
+
+
+GENERATORS: dict[str, Callable[..., Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved_1f1b": interleaved_1f1b,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "zb_v": zb_v,
+}
+
+
+def make_schedule(name: str, *, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+    """The schedule `name` for these sizes, proven legal.
+
+    Args:
+      name: a key of `GENERATORS`, or `file:PATH.csv` for a table in the form of `fiddlex.pipeline.text.from_csv`.
+      pipe: ranks, `mesh.pipe`.
+      chunks: most stages on a rank, `pipeline.num_chunks`.
+      num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`.
+
+    Raises:
+      ScheduleError: when there is no such schedule (with the nearest name), the schedule does not exist for these
+        sizes, a file cannot be read, or the actions break a rule (with the grid).
+    """
+    asked = {"pipe": pipe, "chunks": chunks, "num_microbatches": num_microbatches}
+    for size, value in asked.items():
+        if value < 1:
+            raise ScheduleError(f"schedule {name}: {size}={value} must be at least 1.")
+    kind, colon, path = name.partition(":")
+    if kind == "file" and colon:
+        schedule = _read(path, name)
+    elif name in GENERATORS:
+        schedule = GENERATORS[name](**asked)
+    else:
+        raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), [*GENERATORS, 'file:PATH.csv'])}")
+    validate(schedule)
+    for size, has in zip(asked, (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches), strict=True):
+        if has != asked[size]:
+            raise ScheduleError(f"schedule {name} has {size}={has}, not {asked[size]}: set {size} to {has}.")
+    return schedule
+
+
+def _read(path: str, name: str) -> Schedule:
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8-sig")  # spreadsheets put a mark ahead
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScheduleError(
+            f"schedule {name}: {pathlib.Path(path).absolute()} cannot be read ({error}). "
+            "Give the path of a CSV file with one row of actions for each rank."
+        ) from error
+    return from_csv(text, name)

@@ -1,0 +1,245 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fiddlex.errors import ScheduleError
+from fiddlex.pipeline.generators import GENERATORS
+from fiddlex.pipeline.schedule import Kind
+from fiddlex.pipeline.text import from_csv
+from fiddlex.simulate.clock import Costs, Event, free_running
+from tests.pipeline.strategies import generated_schedules, runnable, user_schedules
+
+UNIT = Costs(forward=1.0, backward_input=1.0, backward_weight=1.0)
+UNEQUAL = Costs(forward=1.0, backward_input=1.5, backward_weight=0.7)
+LONG_FORWARD = Costs(forward=2.0, backward_input=0.75, backward_weight=0.5)
+COSTS = pytest.mark.parametrize("costs", [UNIT, UNEQUAL, LONG_FORWARD], ids=["unit", "unequal", "long forward"])
+PIPES = pytest.mark.parametrize("pipe", range(2, 17))
+
+
+def run(name, pipe, num_microbatches, costs, chunks=1):
+    schedule = GENERATORS[name](pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
+    return free_running(schedule, costs)
+
+
+def whole(costs):
+    return costs.forward + costs.backward_input + costs.backward_weight
+
+
+@COSTS
+@PIPES
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_bubble_of_gpipe_and_1f1b(name, pipe, costs):
+    for m in {1, pipe - 1, pipe + 3, 128 if pipe in (2, 16) else 31}:
+        timeline = run(name, pipe, m, costs)
+        assert timeline.bubble == pytest.approx((pipe - 1) * whole(costs))
+        assert timeline.bubble_fraction == pytest.approx((pipe - 1) / m)
+        assert timeline.makespan == pytest.approx((m + pipe - 1) * whole(costs))
+
+
+@PIPES
+@pytest.mark.parametrize("chunks", range(1, 5))
+def test_bubble_of_interleaved_1f1b(pipe, chunks):
+    # One chunk takes 1/v of the time of the whole rank, in which the formulas are written.
+    costs = Costs(*(time / chunks for time in (1.0, 1.5, 0.7)))
+    for m in {pipe, 2 * pipe, 128 // pipe * pipe if pipe in (2, 5, 16) else 3 * pipe}:
+        timeline = run("interleaved_1f1b", pipe, m, costs, chunks)
+        assert timeline.bubble == pytest.approx((pipe - 1) * 3.2 / chunks)
+        assert timeline.bubble_fraction == pytest.approx((pipe - 1) / (chunks * m))
+
+
+@COSTS
+@PIPES
+def test_bubble_of_zb_h1_and_zb_h2(pipe, costs):
+    """As published where a weight gradient, which fills the gap of a missing forward, is no longer than one."""
+    assert costs.backward_weight <= costs.forward
+    critical = costs.forward + costs.backward_input
+    for m in {pipe, 2 * pipe - 1, 128 if pipe in (2, 16) else 33}:
+        bubble = run("zb_h1", pipe, m, costs).bubble
+        assert bubble == pytest.approx((pipe - 1) * (critical - costs.backward_weight))
+    for m in {2 * pipe - 1, 128 if pipe in (2, 16) else 33}:
+        bubble = run("zb_h2", pipe, m, costs).bubble
+        assert bubble == pytest.approx((pipe - 1) * (critical - 2 * costs.backward_weight))
+
+
+@PIPES
+def test_zb_h2_has_no_bubble_where_the_formula_is_negative(pipe):
+    assert run("zb_h2", pipe, 2 * pipe, Costs(2.0, 1.0, 1.75)).bubble == 0
+
+
+@PIPES
+def test_zb_v_has_no_bubble_at_unit_costs(pipe):
+    for m in {2 * pipe - 1, 2 * pipe, 128 if pipe in (2, 16) else 33}:
+        timeline = run("zb_v", pipe, m, UNIT, chunks=2)
+        assert timeline.bubble == 0
+        assert timeline.makespan == 6 * m + pipe - 1  # the last rank starts and ends as much later
+
+
+@PIPES
+@pytest.mark.parametrize("name", ["zb_h1", "zb_h2", "zb_v"])
+def test_with_fewer_microbatches_zero_bubble_schedules_still_beat_1f1b(name, pipe):
+    chunks = 2 if name == "zb_v" else 1
+    costs = Costs(*(1 / chunks for _ in range(3)))
+    for m in range(1, 2 * pipe - 1):
+        assert run(name, pipe, m, costs, chunks).bubble < (pipe - 1) * 3
+
+
+@PIPES
+def test_peaks_are_those_of_the_papers_table(pipe):
+    m = 4 * pipe
+    assert run("gpipe", pipe, m, UNIT).peak_inflight == (m,) * pipe
+    assert run("1f1b", pipe, m, UNIT).peak_inflight == tuple(pipe - rank for rank in range(pipe))
+    assert run("zb_h1", pipe, m, UNIT).peak_inflight == (pipe,) * pipe
+    assert run("zb_h2", pipe, m, UNIT).peak_inflight == (2 * pipe - 1,) * pipe
+    assert run("zb_v", pipe, m, UNIT, chunks=2).peak_inflight == (pipe,) * pipe
+    for chunks in range(1, 5):
+        peaks = run("interleaved_1f1b", pipe, m, UNIT, chunks).peak_inflight
+        assert peaks[0] == pytest.approx(pipe * (1 + (pipe - 1) / (pipe * chunks)))
+        assert max(peaks) == peaks[0]
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2)])
+def test_peaks_never_grow_with_microbatches_nor_pass_the_limit(name, chunks):
+    for pipe in range(1, 9):
+        limit = 2 * pipe - 1 if name == "zb_h2" else pipe
+        peaks = [max(run(name, pipe, m, UNIT, chunks).peak_inflight) for m in range(1, 4 * pipe)]
+        assert peaks == sorted(peaks)
+        assert peaks[0] == 1
+        assert peaks[limit - 1 :] == [limit] * len(peaks[limit - 1 :])
+
+
+def test_times_memory_and_idleness_of_a_small_schedule_by_hand():
+    schedule = from_csv("0F0,0F1,0I0,0W0,0B1\n1F0,1B0,1F1,1B1\n", "t")
+    timeline = free_running(schedule, Costs(forward=2.0, backward_input=3.0, backward_weight=1.0, hop=0.5))
+    assert [(str(action), start, end) for action, start, end in timeline.events[0]] == [
+        ("0F0", 0.0, 2.0),
+        ("0F1", 2.0, 4.0),
+        ("0I0", 9.0, 12.0),
+        ("0W0", 12.0, 13.0),
+        ("0B1", 15.0, 19.0),
+    ]
+    assert [(str(action), start, end) for action, start, end in timeline.events[1]] == [
+        ("1F0", 2.5, 4.5),
+        ("1B0", 4.5, 8.5),
+        ("1F1", 8.5, 10.5),
+        ("1B1", 10.5, 14.5),
+    ]
+    assert timeline.makespan == 19.0
+    assert timeline.work == (12.0, 12.0)
+    assert timeline.ideal == 12.0
+    assert timeline.idle == (7.0, 7.0)
+    assert timeline.bubble == 7.0
+    assert timeline.bubble_fraction == pytest.approx(7 / 12)
+    assert timeline.memory(0) == [(0.0, 1), (2.0, 2), (13.0, 1), (19.0, 0)]
+    assert timeline.memory(1) == [(2.5, 1), (8.5, 0), (8.5, 1), (14.5, 0)]
+    assert timeline.peak_inflight == (2.0, 1.0)
+
+
+def test_ideal_is_the_work_of_the_busiest_rank_when_stages_differ():
+    schedule = GENERATORS["1f1b"](pipe=2, chunks=1, num_microbatches=3)
+    timeline = free_running(schedule, Costs((1.0, 4.0), (1.0, 2.0), 0.0))
+    assert timeline.work == (6.0, 18.0)
+    assert timeline.makespan == 20.0  # 0F0, then rank 1 without a pause, then 0B2
+    assert timeline.bubble == 2.0
+    assert timeline.idle == (14.0, 2.0)
+
+
+def test_a_hop_is_paid_between_ranks_only_and_by_the_stage_that_sends():
+    schedule = from_csv("0F0,1F0,1B0,0B0\n2F0,2B0\n", "t")
+    timeline = free_running(schedule, Costs(1.0, 1.0, 0.0, hop=(7.0, 0.25, 0.5)))
+    assert [event.start for event in timeline.events[0]] == [0.0, 1.0, 4.75, 5.75]
+    assert [event.start for event in timeline.events[1]] == [2.25, 3.25]
+
+
+def test_peaks_count_a_chunk_as_its_share_of_the_rank():
+    timeline = free_running(from_csv("0F0,2F0,2B0,0B0,\n1F0,1B0\n", "t"), UNIT)
+    assert timeline.memory(0) == [(0.0, 1), (2.0, 2), (5.0, 1), (9.0, 0)]
+    assert timeline.peak_inflight == (1.0, 1.0)
+
+
+@st.composite
+def stage_costs(draw, num_stages):
+    # Quarters, so that sums are exact in any order.
+    times = st.integers(0, 12).map(lambda quarters: quarters / 4)
+    field = st.one_of(times, st.tuples(*[times] * num_stages))
+    return Costs(draw(field), draw(field), draw(field), draw(field))
+
+
+@given(st.one_of(user_schedules(), generated_schedules()), st.data())
+def test_every_action_starts_at_the_first_moment_it_can(schedule, data):
+    """Checked moment by moment, with no order worked out ahead: an action runs if and only if all it needs is there."""
+    costs = data.draw(stage_costs(schedule.num_stages))
+    timeline = free_running(schedule, costs)
+    assert [tuple(event.action for event in row) for row in timeline.events] == list(schedule.actions)
+    times = costs.per_stage(schedule.num_stages)
+    lasts = {Kind.F: times["forward"], Kind.I: times["backward_input"], Kind.W: times["backward_weight"]}
+    for row in timeline.events:
+        for (stage, kind, _), start, end in row:
+            duration = lasts[Kind.I][stage] + lasts[Kind.W][stage] if kind is Kind.B else lasts[kind][stage]
+            assert end == start + duration
+        assert all(after.start >= before.end for before, after in itertools.pairwise(row))
+    events = [event for row in timeline.events for event in row]
+    for rank, row in enumerate(timeline.events):
+        previous_end = 0.0
+        for event in row:
+            arrived = {
+                other.action: other.end
+                + (times["hop"][other.action.stage] if schedule.placement[other.action.stage] != rank else 0.0)
+                for other in events
+            }
+            at_start = {action for action, time in arrived.items() if time <= event.start}
+            assert runnable(event.action, at_start, schedule.num_stages)
+            if event.start > previous_end:
+                before = {action for action, time in arrived.items() if time < event.start}
+                assert not runnable(event.action, before, schedule.num_stages)
+            previous_end = event.end
+
+
+@given(st.one_of(user_schedules(), generated_schedules()))
+def test_memory_rises_from_nothing_and_falls_back(schedule):
+    timeline = free_running(schedule, UNIT)
+    for rank in range(schedule.num_ranks):
+        curve = timeline.memory(rank)
+        times, held = zip(*curve, strict=True)
+        assert list(times) == sorted(times)
+        assert held[-1] == 0
+        assert min(held) == 0
+        for event in timeline.events[rank]:
+            middle = (event.start + event.end) / 2
+            inside = sum(
+                started.action.kind is Kind.F and started.start <= middle < released(timeline.events[rank], started).end
+                for started in timeline.events[rank]
+            )
+            assert [count for time, count in curve if time <= middle][-1] == inside
+
+
+def released(row: tuple[Event, ...], forward: Event) -> Event:
+    """The event that ends the need for the activation of `forward`."""
+    stage, _, k = forward.action
+    return next(e for e in row if e.action in ((stage, Kind.B, k), (stage, Kind.W, k)))
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        (Costs(forward=(1.0, 2.0, 3.0)), "costs: forward has 3 times for 2 stages: give one for each stage"),
+        (Costs(hop=-0.5), "costs: hop=-0.5 must be finite and at least 0."),
+        (Costs(backward_weight=(1.0, float("nan"))), "costs: backward_weight=(1.0, nan) must be finite"),
+    ],
+)
+def test_costs_that_make_no_sense_are_refused(costs, message):
+    with pytest.raises(ScheduleError) as error:
+        run("1f1b", 2, 2, costs)
+    assert str(error.value).startswith(message)
+
+
+def test_a_schedule_that_stalls_is_refused_with_the_grid():
+    with pytest.raises(ScheduleError, match="deadlock"):
+        free_running(from_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1", "stalled"), UNIT)
+
+
+@pytest.mark.slow
+def test_a_large_schedule_is_simulated_exactly():
+    timeline = run("interleaved_1f1b", 64, 512, UNIT, chunks=4)
+    assert timeline.bubble_fraction == 63 / (4 * 512)
