@@ -10,10 +10,10 @@ import pathlib
 
 from absl import flags
 
-from fiddlex.flags import apply_overrides, define_overrides, run
+from fiddlex.flags import apply_overrides, define_overrides, define_workdir, run
 
 define_overrides()
-_WORKDIR = flags.DEFINE_string("workdir", None, "directory of a training run", required=True)
+_WORKDIR = define_workdir("directory of a training run")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "text: a line for people before the JSON object")
 
 

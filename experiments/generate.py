@@ -10,10 +10,11 @@ import pathlib
 
 from absl import flags
 
-from fiddlex.flags import apply_overrides, define_overrides, run
+from fiddlex.errors import ConfigError
+from fiddlex.flags import apply_overrides, define_overrides, define_workdir, run
 
 define_overrides()
-_WORKDIR = flags.DEFINE_string("workdir", None, "directory of a training run", required=True)
+_WORKDIR = define_workdir("directory of a training run")
 _PROMPT = flags.DEFINE_string("prompt", "", "text to continue; empty: the start of a document")
 _NUM_TOKENS = flags.DEFINE_integer("num_tokens", 200, "tokens to draw", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "divides the logits; 0: always the likeliest token")
@@ -30,6 +31,8 @@ def main(argv: list[str]) -> None:
 
     sampling = SamplingConfig(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _SEED.value)
     sampling.validate()
+    if any("\ud800" <= character <= "\udfff" for character in _PROMPT.value):
+        raise ConfigError("--prompt is not valid UTF-8.")
     trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides)
     pieces = trainer.generate(_PROMPT.value, _NUM_TOKENS.value, sampling)
     if _FORMAT.value == "json":

@@ -10,10 +10,10 @@ import pathlib
 
 from absl import flags
 
-from fiddlex.flags import define_config, run
+from fiddlex.flags import define_config, define_workdir, run
 
 _CONFIG = define_config()
-_WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run", required=True)
+_WORKDIR = define_workdir("directory of the run")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 
 

@@ -9,6 +9,7 @@ and the like) are computed here and nowhere else. Imports no jax.
 import dataclasses
 import difflib
 import json
+import math
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ MODEL_FAMILIES = ("gpt",)
 COMPUTE_DTYPES = ("float32", "bfloat16")
 RECOMPUTE_MODES = ("none", "selective", "full")
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "adafactor")
+INTEGER_LIMIT = 2**31  # steps, examples and sizes are 32-bit integers on the devices
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 
 
@@ -167,6 +169,7 @@ class DataConfig:
         _choice("data.token_dtype", self.token_dtype, ("uint16", "uint32"))
         _at_least("data.global_batch_size", self.global_batch_size, 1)
         _at_least("data.eval_batches", self.eval_batches, 0)
+        _at_least("data.seed", self.seed, 0)
         _fraction("data.eval_fraction", self.eval_fraction)
 
 
@@ -179,13 +182,14 @@ class TrainConfig:
     log_every: int = 10
     eval_every: int = 0  # an evaluation also closes the run unless this is 0
     checkpoint_every: int = 0  # a checkpoint also closes the run unless this is 0
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = 1  # besides the newest
     sample_tokens: int = 0  # length of the text sampled at the end of the run
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
         _at_least("train.num_steps", self.num_steps, 1)
         _at_least("train.keep_checkpoints", self.keep_checkpoints, 1)
+        _at_least("train.seed", self.seed, 0)
         for name in ("log_every", "eval_every", "checkpoint_every", "sample_tokens"):
             _at_least(f"train.{name}", getattr(self, name), 0)
 
@@ -285,7 +289,7 @@ class Config:
         """
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ConfigError(f"not JSON: {error}") from error
         return _from_mapping(cls, values, path="")
 
@@ -341,13 +345,17 @@ def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ConfigError(f"{name}={value} must be at least {least}.")
+    if not least <= value < _limit(value):
+        raise ConfigError(f"{name}={value} must be at least {least} and below {_limit(value)}.")
 
 
 def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ConfigError(f"{name}={value} must be greater than 0.")
+    if not 0 < value < _limit(value):
+        raise ConfigError(f"{name}={value} must be greater than 0 and below {_limit(value)}.")
+
+
+def _limit(value: float) -> float:
+    return INTEGER_LIMIT if isinstance(value, int) else math.inf
 
 
 def _fraction(name: str, value: float) -> None:
@@ -364,7 +372,8 @@ def _source(name: str, value: str, *, optional: bool) -> None:
 
 def _divides(name: str, value: int, by_name: str, by: int, why: str) -> None:
     if value % by:
-        divisors = [d for d in range(1, value + 1) if value % d == 0]
+        small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+        divisors = {*small, *(value // d for d in small)}
         near = sorted(sorted(divisors, key=lambda d: abs(d - by))[:4])
         below, above = value // by * by, -(-value // by) * by
         sizes = f"{below} or {above}" if below else f"{above}"

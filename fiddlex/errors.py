@@ -22,7 +22,15 @@ class DeviceError(FiddlexError, RuntimeError):
 
 
 class NonFiniteError(FiddlexError, FloatingPointError):
-    """A loss or gradient that is not finite; training cannot go on."""
+    """A loss, gradient or weight that is not finite; training cannot go on.
+
+    Attributes:
+      before_update: the weights that the step began with were already to blame.
+    """
+
+    def __init__(self, message: str, *, before_update: bool = True):
+        super().__init__(message)
+        self.before_update = before_update
 
 
 class ScheduleError(FiddlexError, ValueError):

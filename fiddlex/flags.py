@@ -31,6 +31,10 @@ USAGE_STATUS = 2  # the command line or the config is wrong
 FAILURE_STATUS = 1  # anything else that a FiddlexError tells of
 INTERRUPTED_STATUS = 130  # Ctrl-C, as shells have it
 
+_OUT_OF_MEMORY = (
+    "The devices ran out of memory: raise pipeline.num_microbatches or mesh.tensor, set pipeline.recompute=full, or "
+    "lower data.global_batch_size."
+)
 _OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
@@ -50,6 +54,15 @@ def define_config() -> flags.FlagHolder[Config]:
 def define_overrides() -> None:
     """Defines `--config.section.field=value` alone; for programs whose config is in a workdir (`apply_overrides`)."""
     _define("--config.section.field=value overrides the workdir's config", _refuse_file)
+
+
+def define_workdir(help_text: str) -> flags.FlagHolder[str]:
+    """Defines the required `--workdir`, which must not be empty."""
+    holder = flags.DEFINE_string("workdir", None, help_text, required=True)
+    flags.register_validator(
+        holder, lambda value: value is None or bool(value), "--workdir is empty; name a directory."
+    )
+    return holder
 
 
 def apply_overrides(config: Config) -> Config:
@@ -72,12 +85,28 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
       main: takes the program's name in a list, as absl's.
     """
 
+    def call(argv: list[str]) -> None:
+        try:
+            main(argv)
+        except Exception as error:
+            if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
+                # Threads of the backend may hang now, so leave without waiting for them.
+                sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {_OUT_OF_MEMORY}\n{str(error).splitlines()[0]}\n")
+                sys.stderr.flush()
+                os._exit(FAILURE_STATUS)
+            raise
+
     def guarded(argv: list[str]) -> None:
         _show_log()
         try:
-            main(argv)
+            call(argv)
         except FiddlexError as error:
             _exit(str(error), USAGE_STATUS if isinstance(error, ConfigError) else FAILURE_STATUS)
+        except BrokenPipeError:  # the reader of our output has gone, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(FAILURE_STATUS)
+        except OSError as error:  # a full disk, a file that cannot be read: nothing that a traceback would explain
+            _exit(str(error), FAILURE_STATUS)
         except KeyboardInterrupt:
             _exit("interrupted.", INTERRUPTED_STATUS)
 
@@ -136,6 +165,8 @@ def _show_log() -> None:
     log.propagate = False
     if not flags.FLAGS["verbosity"].present:
         absl_logging.set_verbosity(absl_logging.WARNING)
+    # What orbax and tensorstore leave behind when a read or write fails; the failure itself is raised and told once.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
 def _define(help_text: str, parse_file: Callable[[str], Config]) -> flags.FlagHolder[Config]:

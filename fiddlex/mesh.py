@@ -52,11 +52,18 @@ def make_mesh(config: MeshConfig) -> Mesh:
       A mesh of shape [data, pipe, tensor]; when the process has more devices than that, on the first of them.
 
     Raises:
-      DeviceError: when there are fewer devices than the mesh needs, or several processes.
+      DeviceError: when jax cannot start, there are fewer devices than the mesh needs, or several processes.
     """
     needed = config.num_devices
-    request_devices(needed)
-    devices = jax.devices()
+    try:
+        request_devices(needed)
+        devices = jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        raise DeviceError(
+            f"jax cannot start with JAX_PLATFORMS={platforms!r}: {error or 'no such platform here'}. Unset it, or set "
+            "it to a platform that is installed (cpu, cuda, tpu)."
+        ) from error
     shape = f"mesh data={config.data} × pipe={config.pipe} × tensor={config.tensor}"
     if jax.process_count() > 1:
         raise DeviceError(
@@ -85,8 +92,9 @@ def _remedy(num_devices: int, platform: str) -> str:
     if flag:
         return f"{fits} or take {flag.group()} out of XLA_FLAGS: fiddlex makes the fake devices itself."
     return (
-        f"{fits}, or, in a program or notebook that has already used jax, restart it and build the Trainer first (or "
-        f"call fiddlex.mesh.request_devices before anything else): fake devices can be made only before jax starts."
+        f"{fits}. Fake devices can be made only before jax starts: in a notebook that has already used jax, restart it "
+        "and build the Trainer first, or call fiddlex.mesh.request_devices before anything else; unset "
+        "JAX_NUM_CPU_DEVICES if it is set."
     )
 
 

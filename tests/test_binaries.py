@@ -62,7 +62,7 @@ def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path
     assert (outcome["step"], outcome["interrupted"]) == (4, False)
     assert "made 4 fake devices" in done.stderr
     assert f"metrics.jsonl, checkpoints/ in {workdir}" in done.stderr.splitlines()[-1]
-    assert {"config.json", "metrics.jsonl", "checkpoints", "tensorboard"} == {p.name for p in workdir.iterdir()}
+    assert {"config.json", "metrics.jsonl", "checkpoints", "tensorboard"} == {p.name for p in workdir.glob("[!.]*")}
     assert steps(workdir) == [1, 2, 2, 3, 4, 4]
     assert list((workdir / "tensorboard").glob("events.*"))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from fiddlex.parallel.sharding import LogicalAxes
@@ -44,5 +45,5 @@ class Functional(Generic[Module]):
 
 
 def param(value: jax.Array, axes: LogicalAxes) -> nnx.Param:
-    """A weight together with the logical axis of each of its dimensions (`fiddlex.parallel.sharding.MESH_AXES`)."""
-    return nnx.Param(value, axes=axes)
+    """A float32 weight with the logical axis of each of its dimensions (`fiddlex.parallel.sharding.MESH_AXES`)."""
+    return nnx.Param(value.astype(jnp.float32), axes=axes)

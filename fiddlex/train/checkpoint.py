@@ -29,7 +29,7 @@ class Checkpoints:
 
     Args:
       workdir: the run's directory; nothing is created in it before the first save.
-      keep: how many of the newest to keep.
+      keep: how many to keep besides the newest.
     """
 
     def __init__(self, workdir: Path, *, keep: int = 1):
@@ -73,7 +73,7 @@ class Checkpoints:
                     meta=ocp.args.JsonSave({"step": step, "fingerprint": fingerprint, "checksums": sums}),
                 ),
             )
-        except (OSError, ValueError) as error:
+        except Exception as error:  # orbax raises here what befell the background write before
             raise self._cannot_write(error) from error
 
     def restore_newest(
@@ -102,7 +102,7 @@ class Checkpoints:
                 logger.warning("The checkpoint of step %d cannot be read and is passed over. %s", step, damaged[step])
                 continue
             if move_damaged:
-                self._move(damaged)
+                self.set_aside(damaged)
             return state
         if damaged:
             raise CheckpointError(
@@ -121,7 +121,7 @@ class Checkpoints:
         if self._manager is not None:
             try:
                 self._manager.wait_until_finished()
-            except (OSError, ValueError) as error:
+            except Exception as error:  # whatever tensorstore makes of a full disk
                 raise self._cannot_write(error) from error
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Checkpoints:
             manager, self._manager = self._manager, None
             try:
                 manager.close()
-            except (OSError, ValueError) as error:
+            except Exception as error:
                 raise self._cannot_write(error) from error
 
     def _cannot_write(self, error: Exception) -> CheckpointError:
@@ -145,21 +145,25 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, create=False)
+            # One more than asked for: the newest proves itself only in the step after it.
+            options = ocp.CheckpointManagerOptions(max_to_keep=self._keep + 1, create=False)
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
 
-    def _move(self, damaged: Iterable[int]) -> None:
+    def set_aside(self, steps: Iterable[int]) -> None:
+        """Moves checkpoints that are of no use to `damaged_checkpoints`, beside `checkpoints`."""
         self.close()  # the manager remembers what was there when it opened
-        for step in damaged:
+        for step in steps:
             target = self.directory.with_name("damaged_checkpoints") / f"{step}-{int(time.time())}"
             target.parent.mkdir(exist_ok=True)
             self.path(step).rename(target)
-            logger.warning("Moved it to %s.", target)
+            logger.warning("Moved the checkpoint of step %d to %s.", step, target)
 
     def _restore(self, step: int, abstract: TrainState, fingerprint: str) -> TrainState:
         meta = self._open().restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
         expected = meta["checksums"]
+        if meta["step"] != step:
+            raise ValueError(f"it was saved as step {meta['step']}")
         if fingerprint and meta["fingerprint"] != fingerprint:
             raise CheckpointError(
                 f"{self.path(step)} was trained on other data: fingerprint {meta['fingerprint']}, now {fingerprint}. "

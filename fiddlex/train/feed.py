@@ -45,17 +45,22 @@ class Feed:
         for batch in self._loader.iterate(start_step):
             yield jax.device_put(batch, self._sharding)
 
+    def require_heldout(self) -> None:
+        """Raises DataError when nothing is held out."""
+        if len(self._corpus.heldout) < 2:
+            raise DataError(
+                f"Nothing is held out of {self._corpus.source} to evaluate on: set data.eval_source, or "
+                "data.eval_fraction above 0, or train.eval_every=0."
+            )
+
     def heldout(self) -> Iterator[DeviceBatch]:
         """The held-out batches in order, every held-out token once, or `data.eval_batches` of them.
 
         Raises:
           DataError: when nothing is held out, or at a token outside the vocabulary.
         """
+        self.require_heldout()
         config, stream = self._config, self._corpus.heldout
-        if len(stream) < 2:
-            raise DataError(
-                f"Nothing is held out of {self._corpus.source}: set data.eval_source, or data.eval_fraction above 0."
-            )
         batches = eval_batches(
             HeldoutExamples(stream.tokens, config.model.seq_len),
             batch_size=config.data.global_batch_size,

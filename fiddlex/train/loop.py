@@ -5,6 +5,7 @@ wait for logging. Before a checkpoint or an evaluation it reads those of the ste
 weights among them, so that weights that are not finite are never saved.
 """
 
+import contextlib
 import dataclasses
 import logging
 import signal
@@ -61,10 +62,13 @@ def train(config: Config, workdir: Path) -> Outcome:
       FiddlexError: of every kind. For a loss that is not finite the message names the last good checkpoint.
     """
     start_time = time.monotonic()
-    with StopSignals() as stop, Checkpoints(workdir, keep=config.train.keep_checkpoints) as checkpoints:
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(StopSignals())
+
         # Mesh, data, model.
         trainer = Trainer(config)
-        workdirs.prepare(workdir, config)
+        if config.train.eval_every:
+            trainer.require_heldout()
         logger.info("%s", trainer.corpus.describe())
         logger.info(
             "%s with %s parameters, %s",
@@ -74,6 +78,8 @@ def train(config: Config, workdir: Path) -> Outcome:
         )
 
         # Resume.
+        stack.enter_context(workdirs.claimed(workdir, config))
+        checkpoints = stack.enter_context(Checkpoints(workdir, keep=config.train.keep_checkpoints))
         if trainer.restore(checkpoints):
             logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))
         workdirs.write_config(workdir)
@@ -82,7 +88,8 @@ def train(config: Config, workdir: Path) -> Outcome:
             logger.info("Nothing to train: the checkpoint is of step %d, train.num_steps is %d.", first, last)
 
         # Train.
-        with MetricsWriter(workdir, resumed_step=first) as writer, Reporter(first, last) as reporter:
+        writer = stack.enter_context(MetricsWriter(workdir, resumed_step=first))
+        with Reporter(first, last) as reporter:
             run = _Run(trainer, checkpoints, writer, reporter)
             if first < last:
                 reporter.compiled(trainer.compile())
@@ -140,7 +147,8 @@ class _Run:
         try:
             record = self._trainer.record(self._in_flight)
         except NonFiniteError as error:
-            raise NonFiniteError(f"{error}\n{self._remedy()}") from error
+            blamed = self._in_flight.step - 1 if error.before_update else -1
+            raise NonFiniteError(f"{error}\n{self._remedy(blamed)}") from error
         self._in_flight = None
         self._times.append(record["step_time_s"])
         self._reporter.advance(record["step"])
@@ -161,7 +169,7 @@ class _Run:
         try:
             self.last_evaluation = self._trainer.evaluate()
         except NonFiniteError as error:
-            raise NonFiniteError(f"{error}\n{self._remedy()}") from error
+            raise NonFiniteError(f"{error}\n{self._remedy(self._trainer.step)}") from error
         self._writer.write(self.last_evaluation)
         self._reporter.record(self.last_evaluation)
 
@@ -172,13 +180,18 @@ class _Run:
             self._trainer.save(self._checkpoints)
             self._saved_step = self._trainer.step
 
-    def _remedy(self) -> str:
+    def _remedy(self, blamed: int) -> str:
+        """What to do about weights that exploded; a checkpoint of them (of step `blamed`) is set aside."""
         self._checkpoints.wait()
+        if blamed in self._checkpoints.steps():
+            self._checkpoints.set_aside([blamed])
         steps = self._checkpoints.steps()
-        kept = f"The last good checkpoint is {self._checkpoints.path(steps[-1])}" if steps else "There is no checkpoint"
+        where = "starts again, since there is no checkpoint"
+        if steps:
+            where = f"goes on from the last good checkpoint, {self._checkpoints.path(steps[-1])}"
         return (
-            f"{kept}. A lower optimizer.learning_rate, a longer optimizer.warmup_steps or optimizer.clip_norm=1.0 "
-            "often help; the same command with them goes on from the checkpoint."
+            "A lower optimizer.learning_rate, a longer optimizer.warmup_steps or optimizer.clip_norm=1.0 often help; "
+            f"the same command with them {where}."
         )
 
 

@@ -139,8 +139,10 @@ class Trainer:
         now = time.monotonic()
         step_time = now - max(self._last_done_s, dispatched.time_s)
         self._last_done_s = now
-        if not (math.isfinite(loss) and math.isfinite(grad_norm) and finite):
-            raise NonFiniteError(_describe_nonfinite(dispatched, loss, grad_norm))
+        gradient_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        if not (gradient_finite and finite):
+            text = _describe_nonfinite(dispatched, loss, grad_norm)
+            raise NonFiniteError(text, before_update=not gradient_finite)
         return {
             "step": dispatched.step,
             "loss": loss,
@@ -160,6 +162,10 @@ class Trainer:
             previous = dispatched
         if previous is not None:
             yield self.record(previous)
+
+    def require_heldout(self) -> None:
+        """Raises DataError when `evaluate` would, because nothing is held out."""
+        self._feed.require_heldout()
 
     def evaluate(self) -> Record:
         """Scores the held-out data with the present weights, every held-out token once (or `data.eval_batches`).
@@ -299,6 +305,8 @@ def _describe_nonfinite(dispatched: Dispatched, loss: float, grad_norm: float) -
             names.append(f"{name} ({which})")
         elif flag.any():
             names.append(name)
+    if len(names) == len(jax.tree.leaves(flags)):
+        names = ["all"]
     return (
         f"Step {dispatched.step} is not finite: loss {loss}, gradient norm {grad_norm}. "
         f"Gradients that are not finite: {', '.join(names) or 'none; the weights overflowed in the update'}."

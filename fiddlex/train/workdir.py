@@ -3,11 +3,14 @@
 `config.json` (resolved), `metrics.jsonl`, `checkpoints/`, `tensorboard/`.
 """
 
+import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError, ConfigError
@@ -40,25 +43,45 @@ FIXED_FIELDS = (
 )
 
 
-def prepare(workdir: Path, config: Config) -> None:
-    """Creates the directory, if it can be written, and checks that the config continues the run in it, if there is one.
+@contextlib.contextmanager
+def claimed(workdir: Path, config: Config) -> Iterator[None]:
+    """Holds the directory for one training process, creating it if need be.
 
     Raises:
-      CheckpointError: when the directory cannot be written, or the run in it differs in one of `FIXED_FIELDS`.
+      CheckpointError: when the directory cannot be written, another process is training in it, or the run in it
+        differs in one of `FIXED_FIELDS`.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        if (workdir / "checkpoints").is_dir() and any((workdir / "checkpoints").iterdir()):
-            check_same_run(read_config(workdir), config, workdir)
-        (workdir / "config.json.tmp").write_text(config.to_json(), encoding="utf-8")
+        with FileLock(workdir / ".lock", timeout=0):
+            _check_checkpoints(workdir, config)
+            (workdir / "config.json.tmp").write_text(config.to_json(), encoding="utf-8")
+            yield
+    except Timeout as error:
+        raise CheckpointError(
+            f"Another process is training in --workdir={workdir}. Wait for it, stop it, or choose another --workdir."
+        ) from error
     except OSError as error:
         raise CheckpointError(
-            f"Cannot write to --workdir={workdir}: {error.strerror or error}. Choose a directory you may write to."
+            f"Cannot write to --workdir={workdir}: {error.strerror or error}. Choose a directory you may write to, and "
+            "that has room."
         ) from error
 
 
+def _check_checkpoints(workdir: Path, config: Config) -> None:
+    checkpoints = workdir / "checkpoints"
+    if not checkpoints.exists() or not any(checkpoints.iterdir()):
+        return
+    if not (workdir / "config.json").exists():
+        raise CheckpointError(
+            f"--workdir={workdir} has checkpoints and no config.json that tells of what. Put config.json back, or "
+            "choose a new --workdir to start another run."
+        )
+    check_same_run(read_config(workdir), config, workdir)
+
+
 def write_config(workdir: Path) -> None:
-    """Puts the config that `prepare` was given in place as `config.json`: the run goes on with it."""
+    """Puts the config that `claimed` was given in place as `config.json`: the run goes on with it."""
     os.replace(workdir / "config.json.tmp", workdir / "config.json")
 
 
@@ -77,7 +100,9 @@ def read_config(workdir: Path) -> Config:
             "Train one with experiments/train.py --config=… --workdir=…"
         ) from error
     except (OSError, UnicodeDecodeError, ConfigError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {error}\nPut back an intact copy, or choose a new --workdir to start another run."
+        ) from error
 
 
 def check_same_run(saved: Config, config: Config, workdir: Path) -> None:

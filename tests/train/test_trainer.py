@@ -142,7 +142,7 @@ def test_evaluation_scores_every_heldout_token_once(tiny_config: Config) -> None
 
 def test_nothing_held_out(tiny_config: Config) -> None:
     tiny_config.data.eval_fraction = 0.0
-    with pytest.raises(DataError, match=r"data\.eval_fraction above 0"):
+    with pytest.raises(DataError, match=r"to evaluate on: set data\.eval_source, or data\.eval_fraction above 0"):
         Trainer(tiny_config).evaluate()
 
 
