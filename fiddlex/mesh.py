@@ -103,4 +103,5 @@ def describe(mesh: Mesh) -> str:
     axes = " × ".join(f"{name}={size}" for name, size in mesh.shape.items())
     device = mesh.devices.flat[0]
     kind = "" if device.platform == "cpu" else f" ({device.device_kind})"
-    return f"{axes} on {math.prod(mesh.shape.values())} {device.platform} devices{kind}"
+    count = math.prod(mesh.shape.values())
+    return f"{axes} on {count} {device.platform} device{'s' * (count > 1)}{kind}"

@@ -20,6 +20,7 @@
 # In Colab, or any environment without fiddlex, install a checkout first: `pip install -e '.[notebook]'`.
 
 # %%
+import dataclasses
 import math
 
 import jax
@@ -27,10 +28,19 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig
-from fiddlex.mesh import describe
+from fiddlex.mesh import describe, request_devices
 from fiddlex.sizes import model_flops, num_parameters
 from fiddlex.train.sampling import SamplingConfig
 from fiddlex.train.trainer import Trainer
+
+# %% [markdown]
+# Fake devices can be made only before jax starts. A Trainer asks for as many as its mesh needs; we ask here, so that
+# the order of the trainers below does not matter. The first line keeps to the CPU where there is one accelerator, as
+# in Colab; with four of them, leave both out.
+
+# %%
+jax.config.update("jax_platforms", "cpu")
+request_devices(4)
 
 # %% [markdown]
 # ## A config is typed data
@@ -63,7 +73,7 @@ config.mesh.tensor = 2
 # %% [markdown]
 # ## A Trainer brings it to life
 #
-# Build the Trainer with the largest mesh first: fake devices can be made only before jax starts.
+# It keeps the config it was made with. To change something, build another.
 
 # %%
 trainer = Trainer(config)
@@ -123,7 +133,7 @@ plt.show()
 # %%
 first_losses = {}
 for data, tensor in [(2, 2), (1, 1)]:
-    config.mesh = MeshConfig(data=data, tensor=tensor)
-    first_losses[data, tensor] = [record["loss"] for record in Trainer(config).steps(5)]
+    changed = dataclasses.replace(config, mesh=MeshConfig(data=data, tensor=tensor))
+    first_losses[data, tensor] = [record["loss"] for record in Trainer(changed).steps(5)]
     print(f"data={data} tensor={tensor}:", np.round(first_losses[data, tensor], 5))
 np.testing.assert_allclose(first_losses[2, 2], first_losses[1, 1], rtol=1e-5)

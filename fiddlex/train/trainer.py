@@ -7,6 +7,7 @@
 The binaries are thin over it: `fiddlex.train.loop` adds the workdir, checkpoints and the terminal.
 """
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -53,7 +54,7 @@ class Trainer:
       config: validated here.
 
     Attributes:
-      config: the config.
+      config: a copy of it.
       mesh: the mesh it runs on.
       corpus: its data.
       step: updates done; the next step trains on batch number `step`, counted from 0.
@@ -63,7 +64,7 @@ class Trainer:
     """
 
     def __init__(self, config: Config):
-        self.config = config.validate()
+        self.config = config = copy.deepcopy(config.validate())  # later changes of the caller's are not this run's
         self.mesh = make_mesh(config.mesh)
         self.corpus = load_corpus(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.seq_len)
         self.step = 0
@@ -153,7 +154,10 @@ class Trainer:
         }
 
     def steps(self, num_steps: int) -> Iterator[Record]:
-        """Takes `num_steps` steps and yields their records, each while the next step is running."""
+        """Takes `num_steps` steps while the caller loops over it, and yields their records.
+
+        A record comes when the next step has been dispatched, so leaving the loop early leaves a step unrecorded.
+        """
         previous = None
         for _ in range(num_steps):
             dispatched = self.dispatch()
@@ -236,7 +240,7 @@ class Trainer:
 
     def weights(self) -> Weights:
         """A copy of the master weights on the host: float32, whole, without padding rows, layers stacked."""
-        whole = jax.device_get(self.state.weights)
+        whole = jax.tree.map(np.array, jax.device_get(self.state.weights))
         whole["embedding"]["tokens"] = whole["embedding"]["tokens"][: self.config.model.vocab_size]
         return whole
 
