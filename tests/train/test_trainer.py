@@ -63,18 +63,17 @@ def test_the_state_is_donated(tiny_config: Config) -> None:
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
-@pytest.mark.parametrize("zero1", [True, False])
-def test_gradients_are_reduced_over_data_once_per_batch(tiny_config: Config, zero1: bool) -> None:
-    tiny_config.mesh.data, tiny_config.optimizer.zero1 = 4, zero1
+def test_gradients_are_reduced_over_data_once_per_batch(tiny_config: Config) -> None:
+    tiny_config.mesh.data = 4
     tiny_config.pipeline.num_microbatches = 4
     trainer = Trainer(tiny_config)
     trainer.compile()
     assert trainer._compiled is not None
     computations = re.split(r"\n(?=\S.*\{\n)", trainer._compiled.as_text())
-    kind = "reduce-scatter" if zero1 else "all-reduce"
-    over_data = [c for c in computations if re.search(rf" = .*\b{kind}\(.*replica_groups=\{{\{{0,1,2,3\}}", c)]
-    assert len(over_data) == 1
-    assert over_data[0].startswith("ENTRY")  # not in the loop over microbatches
+    scattering = [computation for computation in computations if "reduce-scatter(" in computation]
+    assert len(scattering) == 1
+    assert scattering[0].startswith("ENTRY")  # not in the loop over microbatches
+    assert scattering[0].count("reduce-scatter(") == len(jax.tree.leaves(trainer.state.weights))
 
 
 @pytest.mark.parametrize("zero1", [True, False])
