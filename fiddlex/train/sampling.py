@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fiddlex.data import Tokenizer
 from fiddlex.errors import ConfigError
 
 NextLogits = Callable[
@@ -94,3 +95,32 @@ def generate(
         token = sample(step_key, logits_BV[:, :vocab_size], config.temperature, config.top_k, config.top_p)
         tokens.append(int(token[0]))
         yield tokens[-1]
+
+
+def generate_text(
+    next_logits: NextLogits,
+    tokenizer: Tokenizer,
+    prompt: str,
+    num_tokens: int,
+    *,
+    seq_len: int,
+    config: SamplingConfig,
+) -> Iterator[str]:
+    """`generate`, from text to text: yields pieces, whole characters each, until the end of the document.
+
+    An empty prompt is the start of a document. Raises as `generate` does.
+    """
+    start = list(tokenizer.encode(prompt)) or [tokenizer.separator or 0]
+    drawn: list[int] = []
+    shown = ""
+    for token in generate(
+        next_logits, start, num_tokens, seq_len=seq_len, vocab_size=tokenizer.vocab_size, config=config
+    ):
+        if token == tokenizer.separator:
+            break
+        drawn.append(token)
+        text = tokenizer.decode(drawn)
+        if not text.endswith("\ufffd"):  # a character whose last byte is still to come
+            yield text[len(shown) :]
+            shown = text
+    yield tokenizer.decode(drawn)[len(shown) :]

@@ -27,7 +27,7 @@ from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.feed import DeviceBatch, Feed
 from fiddlex.train.metrics import Record
 from fiddlex.train.optimizer import learning_rate_schedule, make_optimizer
-from fiddlex.train.sampling import SamplingConfig, generate
+from fiddlex.train.sampling import SamplingConfig, generate_text
 from fiddlex.train.state import TrainState, abstract_state, init_state, make_blocks, make_layout, state_specs
 from fiddlex.train.step import Metrics, init_key, make_eval_step, make_logits, make_train_step
 from fiddlex.train.workdir import check_same_shapes, read_config
@@ -206,7 +206,7 @@ class Trainer:
         return record
 
     def generate(self, prompt: str, num_tokens: int, sampling: SamplingConfig | None = None) -> Iterator[str]:
-        """Yields pieces of text that continue `prompt`, up to `num_tokens` tokens or the end of the document.
+        """Pieces of text that continue `prompt`, up to `num_tokens` tokens or the end of the document.
 
         Raises:
           ConfigError: when the data has no tokenizer, or for sampling values out of range.
@@ -218,25 +218,14 @@ class Trainer:
                 "its tokens were made with."
             )
         weights = self.state.weights
-        start = list(tokenizer.encode(prompt)) or [tokenizer.separator or 0]
-        drawn: list[int] = []
-        shown = ""
-        for token in generate(
+        return generate_text(
             lambda tokens, positions: self._logits(weights, tokens, positions),
-            start,
+            tokenizer,
+            prompt,
             num_tokens,
             seq_len=self.config.model.seq_len,
-            vocab_size=tokenizer.vocab_size,
             config=sampling or SamplingConfig(),
-        ):
-            if token == tokenizer.separator:
-                break
-            drawn.append(token)
-            text = tokenizer.decode(drawn)
-            if not text.endswith("\ufffd"):  # a character whose last byte is still to come
-                yield text[len(shown) :]
-                shown = text
-        yield tokenizer.decode(drawn)[len(shown) :]
+        )
 
     def weights(self) -> Weights:
         """A copy of the master weights on the host: float32, whole, without padding rows, layers stacked."""

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from fiddlex.data import ByteTokenizer
 from fiddlex.errors import ConfigError
-from fiddlex.train.sampling import SamplingConfig, generate, sample
+from fiddlex.train.sampling import SamplingConfig, generate, generate_text, sample
 
 
 @hypothesis.settings(max_examples=25)
@@ -51,3 +52,13 @@ def test_the_window_slides() -> None:
     assert seen == [([14, 15, 0], 1), ([14, 15, 1], 2), ([15, 1, 2], 2), ([1, 2, 3], 2)]
     with pytest.raises(ConfigError, match="prompt is empty"):
         next(generate(next_logits, [], 1, seq_len=3, vocab_size=16, config=SamplingConfig()))
+
+
+def test_text_comes_in_whole_characters_and_ends_with_the_document() -> None:
+    script = iter("aé€".encode() + b"\xff!\0never")
+
+    def next_logits(tokens: np.ndarray, positions: np.ndarray) -> jax.Array:
+        return jax.nn.one_hot(jnp.asarray([next(script)]), 300) * 100  # rows beyond the tokenizer's are never drawn
+
+    pieces = generate_text(next_logits, ByteTokenizer(), "", 50, seq_len=8, config=SamplingConfig())
+    assert [piece for piece in pieces if piece] == ["a", "é", "€", "\ufffd!"]
