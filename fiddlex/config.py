@@ -196,7 +196,7 @@ class TrainConfig:
 
 @dataclasses.dataclass
 class Config:
-    """Everything that defines a run; the same config and seeds give the same weights on every layout."""
+    """Everything that defines a run; it gives the same weights, up to rounding, on every layout."""
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
