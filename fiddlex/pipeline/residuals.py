@@ -1,0 +1,245 @@
+"""A layer's backward pass taken apart from its forward: what has to be kept in between, and how little that can be.
+
+`jax.vjp` returns a pytree whose leaves are the residuals. Some are simply arguments of the function (weights, mostly);
+those are given again when the backward pass runs, and only the others are stashed. A backward pass can also run in two
+parts, the gradient of the input first and that of the weights later: the equations that the first needs are one part,
+what remains is the other, and the values that pass from the one to the other are what W has to be left (Qi et al.,
+"Zero Bubble Pipeline Parallelism", ICLR 2024, section 2). Weights whose gradient takes no matrix product, biases and
+norms, get it in the first part: the product is what is worth putting off, and a sum would keep large operands.
+
+This is the one place that looks into what `jax.vjp` returns and into jaxprs. It works on jax 0.10 to 0.12, where the
+leaves of a vjp function are those of its attributes `args_res` (one tree for each argument) and `opaque_residuals`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+Arrays = list[Any]
+Tree = Any
+
+
+class SplitVjp:
+    """The vjp of `function(given, x, again)` as separate functions of what is stashed.
+
+    `given`, the weights, and `again`, which is not differentiated, are arguments of the backward pass too.
+
+    Args:
+      function: returns one array, of the type of `x`.
+      recompute: stash nothing but `x`, and run the function again in the backward pass.
+    """
+
+    def __init__(self, function: Callable[[Tree, jax.Array, Tree], jax.Array], *, recompute: bool = False):
+        self._function, self._recompute = function, recompute
+
+    def forward(self, given: Tree, x: jax.Array, again: Tree) -> tuple[jax.Array, Arrays]:
+        """The function's value, and what to stash."""
+        if self._recompute:
+            return self._function(given, x, again), [x]
+        y, vjp = jax.vjp(self._function, given, x, again)
+        stashed = dict(zip(self._sources(given, x, again)[1], jax.tree.leaves(vjp), strict=True))
+        return y, [leaf for source, leaf in stashed.items() if source.value is None]
+
+    def backward(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> tuple[Tree, jax.Array]:
+        """Gradients of `given` and `x`; `dy` is that of the value."""
+        if self._recompute:
+            vjp = jax.vjp(self._function, given, stashed[0], again)[1]
+        else:
+            structure, sources = self._sources(given, dy, again)
+            order = [source for source in dict.fromkeys(sources) if source.value is None]
+            by_source = dict(zip(order, stashed, strict=True))
+            leaves = [by_source[source] if source.value is None else source.value for source in sources]
+            vjp = jax.tree.unflatten(structure, leaves)
+        dgiven, dx, _ = vjp(dy)
+        return dgiven, dx
+
+    def backward_input(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> "InputGradient":
+        """The first part."""
+        parts, values = self._parts(given, again, stashed, dy)
+        _evaluate(parts.first, values)
+        *dgiven, dx = [None if late else _read(values, v) for v, late in zip(parts.outputs, parts.late, strict=True)]
+        return InputGradient(dx, dgiven, [values[name] for name in parts.crossing])
+
+    def backward_weights(self, given: Tree, again: Tree, stashed: Arrays, left: Arrays, dy: jax.Array) -> Arrays:
+        """The second part.
+
+        Args:
+          given, again, stashed: as in the first part.
+          left: what the first part left.
+          dy: anything of the type of the first part's; its values are not used.
+
+        Returns:
+          Leaves of the gradient of `given`, None where the first part gave it.
+        """
+        parts, values = self._parts(given, again, stashed, dy)
+        values |= dict(zip(parts.crossing, left, strict=True))
+        _evaluate(parts.second, values)
+        return [_read(values, v) if late else None for v, late in zip(parts.outputs[:-1], parts.late, strict=False)]
+
+    def _sources(self, given: Tree, x: jax.Array, again: Tree) -> tuple[Any, list["_Source"]]:
+        """The structure of the vjp function, and where each of its leaves comes from. Only the types of `x` matter."""
+
+        def vjp(given: Tree, x: jax.Array, again: Tree) -> Any:
+            return jax.vjp(self._function, given, x, again)[1]
+
+        structure = jax.tree.structure(jax.eval_shape(vjp, given, x, again))
+        graph = _Graph(jax.make_jaxpr(lambda *args: jax.tree.leaves(vjp(*args)))(given, x, again))
+        values = graph.constants | dict(zip(graph.arguments, jax.tree.leaves((given, x, again)), strict=True))
+        del values[graph.arguments[len(jax.tree.leaves(given))]]  # x is stashed like any residual
+        sources = []
+        for name in graph.outputs:
+            value = name.val if isinstance(name, core.Literal) else values.get(name)
+            sources.append(_Source(name if value is None else id(value), value))
+        return structure, sources
+
+    def _parts(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> tuple["_Parts", "_Values"]:
+        args = (given, again, stashed, dy)
+        closed = jax.make_jaxpr(lambda *args: jax.tree.leaves(self.backward(*args)))(*args)
+        graph = _Graph(closed)
+        given_names = graph.arguments[: len(jax.tree.leaves((given, again)))]
+        values = graph.constants | dict(zip(graph.arguments, jax.tree.leaves(args), strict=True))
+        return _partition(graph, {*graph.constants, *given_names}), values
+
+
+class _Source:
+    """Where a residual comes from: the same `name` is the same value; `value` is None when it has to be stashed."""
+
+    def __init__(self, name: Any, value: Any):
+        self.name, self.value = name, value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Source) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class InputGradient(NamedTuple):
+    """What the first part of a backward pass gives.
+
+    Attributes:
+      dx: gradient of the input.
+      dgiven: leaves of the gradient of the weights, None where it is put off.
+      left: what the second part needs.
+    """
+
+    dx: jax.Array
+    dgiven: Arrays
+    left: Arrays
+
+
+_Values = dict[int, Any]
+
+
+class _Equation(NamedTuple):
+    primitive: core.Primitive
+    params: dict[str, Any]
+    inputs: list[Any]  # names, or literals
+    outputs: list[int]
+
+    def reads(self) -> Iterator[int]:
+        return (name for name in self.inputs if not isinstance(name, core.Literal))
+
+
+class _Graph:
+    """A jaxpr with its inner `jit`s written out, and a number for the name of each variable."""
+
+    def __init__(self, closed: core.ClosedJaxpr):
+        self.equations: list[_Equation] = []
+        self.constants: _Values = {}
+        self._names = itertools.count()
+        self.arguments = self._new(closed.jaxpr.invars)
+        self.outputs = self._add(closed, self.arguments)
+
+    def _add(self, closed: core.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+        jaxpr, constants = closed.jaxpr, self._new(closed.consts)
+        self.constants |= dict(zip(constants, closed.consts, strict=True))
+        names = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True))
+        for equation in jaxpr.eqns:
+            read = [v if isinstance(v, core.Literal) else names[v] for v in equation.invars]
+            if equation.primitive.name in ("jit", "pjit"):
+                written = self._add(equation.params["jaxpr"], read)
+            else:
+                written = self._new(equation.outvars)
+                self.equations.append(_Equation(equation.primitive, equation.params, read, written))
+            names |= dict(zip(equation.outvars, written, strict=True))
+        return [v if isinstance(v, core.Literal) else names[v] for v in jaxpr.outvars]
+
+    def _new(self, variables: Sequence[Any]) -> list[int]:
+        return [next(self._names) for _ in variables]
+
+    def needed(self, outputs: Sequence[Any]) -> set[int]:
+        """The equations, by position, from which `outputs` follow."""
+        wanted, positions = set(outputs), set()
+        for position in reversed(range(len(self.equations))):
+            if wanted.intersection(self.equations[position].outputs):
+                wanted.update(self.equations[position].reads())
+                positions.add(position)
+        return positions
+
+
+class _Parts(NamedTuple):
+    first: list[_Equation]
+    second: list[_Equation]
+    crossing: list[int]
+    outputs: list[Any]
+    late: list[bool]  # for each output, whether the second part gives it
+
+
+def _partition(graph: _Graph, known: set[int]) -> _Parts:
+    """Cuts a backward pass in two; what follows from `known` alone is worked out again where it is wanted."""
+    equations = graph.equations
+    *weights, dx = graph.outputs
+    first, late = graph.needed([dx]), []
+    for output in weights:
+        own = graph.needed([output]) - first
+        late.append(any(_has_product(equations[position].primitive, equations[position].params) for position in own))
+        if not late[-1]:
+            first |= own
+    known, free = set(known), set()
+    for position, equation in enumerate(equations):
+        if known.issuperset(equation.reads()):
+            known.update(equation.outputs)
+            free.add(position)
+    late_outputs = [output for output, is_late in zip(weights, late, strict=True) if is_late]
+    second = graph.needed(late_outputs) - (first - free)
+    made = {name for position in second for name in equations[position].outputs}
+    read = {name for position in second for name in equations[position].reads()} | set(late_outputs)
+    stashed = set(graph.arguments[:-1])
+    return _Parts(
+        [equations[position] for position in sorted(first)],
+        [equations[position] for position in sorted(second)],
+        sorted(read - made - stashed - set(graph.constants)),
+        graph.outputs,
+        [*late, False],
+    )
+
+
+def _has_product(primitive: core.Primitive, params: dict[str, Any]) -> bool:
+    if primitive.name in ("dot_general", "conv_general_dilated"):
+        return True
+    inner = (getattr(jaxpr, "jaxpr", jaxpr) for jaxpr in core.jaxprs_in_params(params))
+    return any(_has_product(equation.primitive, equation.params) for jaxpr in inner for equation in jaxpr.eqns)
+
+
+def _evaluate(equations: Sequence[_Equation], values: _Values) -> None:
+    """Runs equations, adding what they give to `values`."""
+    for equation in equations:
+        params = equation.primitive.get_bind_params(equation.params)
+        result = equation.primitive.bind(*(_read(values, name) for name in equation.inputs), **params)
+        results = result if equation.primitive.multiple_results else [result]
+        values |= dict(zip(equation.outputs, results, strict=True))
+
+
+def _read(values: _Values, name: Any) -> Any:
+    return name.val if isinstance(name, core.Literal) else values[name]
+
+
+def _chosen(arguments: Tree, residuals: Tree) -> Iterator[Any]:
+    """The leaves of `arguments` that are residuals; in their place `residuals` has a leaf, elsewhere an empty node."""
+    slots = jax.tree.leaves(residuals, is_leaf=lambda node: jax.tree.structure(node).num_leaves == 0)
+    leaves = jax.tree.leaves(arguments)
+    return (leaf for leaf, slot in zip(leaves, slots, strict=True) if jax.tree.structure(slot).num_leaves)

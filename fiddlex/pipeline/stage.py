@@ -1,0 +1,147 @@
+"""One stage's layers, run forward and backward with what lies in between in slots of a stash.
+
+Layers run in a loop over the rows that a chunk has in the stacked weights. Each pass works in place on the arrays it is
+handed: the forward writes each layer's residuals straight into the stash, the backward adds each layer's gradient
+straight to the accumulator, so that no copy of a stage's weights, residuals or gradients is ever made. Invariant: a
+stage with n layers touches n rows, whatever the other stages have, so stages of different sizes cost what they are.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fiddlex.pipeline.residuals import Arrays, SplitVjp
+
+Tree = Any
+
+
+class Chunk(NamedTuple):
+    """The rows of the stacked weights that a stage has on this device.
+
+    Attributes:
+      weights: stacked weights of all chunks, [row, ...].
+      row: the first row, int32 scalar.
+      layer: number of the first layer in the model.
+      num_layers: how many; an int where it is the same for all chunks.
+    """
+
+    weights: Tree
+    row: jax.Array
+    layer: jax.Array
+    num_layers: jax.Array | int
+
+
+class Slot(NamedTuple):
+    """A stash and a place in it: leaves are [slot, row, ...]."""
+
+    leaves: Arrays
+    number: jax.Array
+
+    def read(self, index: jax.Array) -> Arrays:
+        """The arrays at row `index`."""
+        return [
+            lax.dynamic_slice(leaf, (self.number, index, *[0] * (leaf.ndim - 2)), (1, 1, *leaf.shape[2:]))[0, 0]
+            for leaf in self.leaves
+        ]
+
+
+class Stage:
+    """The passes through a stage.
+
+    Args:
+      layer: `(weights of a layer, x, (number of the layer, microbatch)) -> y`, of the type of `x`.
+      recompute: stash the input of each layer only.
+    """
+
+    def __init__(self, layer: Callable[[Tree, jax.Array, Any], jax.Array], *, recompute: bool):
+        self._layer = layer
+        self._vjp = SplitVjp(layer, recompute=recompute)
+
+    def kept(self, chunk: Chunk, x: jax.Array, microbatch: Tree) -> tuple[Arrays, Arrays]:
+        """What one layer leaves in the stash and, with I and W apart, in the weight stash."""
+        weights, again = _row(chunk.weights, chunk.row), (chunk.layer, microbatch)
+        y, stashed = self._vjp.forward(weights, x, again)
+        return stashed, self._vjp.backward_input(weights, again, stashed, y).left
+
+    def forward(self, chunk: Chunk, x: jax.Array, microbatch: Tree, stash: Slot | None) -> tuple[jax.Array, Arrays]:
+        """The stage's output, and the leaves of `stash` with the residuals in its slot; without one, no leaves."""
+
+        def body(index: jax.Array, carry: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
+            x, leaves = carry
+            weights, again = _row(chunk.weights, chunk.row + index), (chunk.layer + index, microbatch)
+            if stash is None:
+                return self._layer(weights, x, again), leaves
+            x, residuals = self._vjp.forward(weights, x, again)
+            return x, _write(leaves, (stash.number, index), residuals)
+
+        return lax.fori_loop(0, chunk.num_layers, body, (x, stash.leaves if stash else []))
+
+    def backward(
+        self, chunk: Chunk, dy: jax.Array, microbatch: Tree, stash: Slot, grads: Tree
+    ) -> tuple[jax.Array, Tree]:
+        """B: the gradient of the stage's input, and `grads` [row, ...] with those of the weights added."""
+
+        def body(step: jax.Array, carry: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
+            dy, grads = carry
+            index, weights, again = _from_last(chunk, step, microbatch)
+            dweights, dx = self._vjp.backward(weights, again, stash.read(index), dy)
+            return dx, _add(grads, chunk.row + index, jax.tree.leaves(dweights))
+
+        return lax.fori_loop(0, chunk.num_layers, body, (dy, grads))
+
+    def backward_input(
+        self, chunk: Chunk, dy: jax.Array, microbatch: Tree, stash: Slot, weight_stash: Slot, grads: Tree
+    ) -> tuple[jax.Array, Arrays, Tree]:
+        """I: the input's gradient, the leaves of `weight_stash` with what W needs, and `grads` with what comes cheap."""
+
+        def body(step: jax.Array, carry: tuple[jax.Array, Arrays, Tree]) -> tuple[jax.Array, Arrays, Tree]:
+            dy, leaves, grads = carry
+            index, weights, again = _from_last(chunk, step, microbatch)
+            result = self._vjp.backward_input(weights, again, stash.read(index), dy)
+            leaves = _write(leaves, (weight_stash.number, index), result.left)
+            return result.dx, leaves, _add(grads, chunk.row + index, result.dgiven)
+
+        return lax.fori_loop(0, chunk.num_layers, body, (dy, weight_stash.leaves, grads))
+
+    def backward_weights(
+        self, chunk: Chunk, like: jax.Array, microbatch: Tree, stash: Slot, weight_stash: Slot, grads: Tree
+    ) -> Tree:
+        """W: `grads` with the gradients that I put off added; `like` is anything of the type of an activation."""
+
+        def body(step: jax.Array, grads: Tree) -> Tree:
+            index, weights, again = _from_last(chunk, step, microbatch)
+            left = weight_stash.read(index)
+            dweights = self._vjp.backward_weights(weights, again, stash.read(index), left, like)
+            return _add(grads, chunk.row + index, dweights)
+
+        return lax.fori_loop(0, chunk.num_layers, body, grads)
+
+
+def _row(weights: Tree, row: Any) -> Tree:
+    return jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, row, keepdims=False), weights)
+
+
+def _from_last(chunk: Chunk, step: jax.Array, microbatch: Tree) -> tuple[jax.Array, Tree, Any]:
+    """Index, weights and second arguments of a layer, counted from the stage's last."""
+    index = chunk.num_layers - 1 - step
+    return index, _row(chunk.weights, chunk.row + index), (chunk.layer + index, microbatch)
+
+
+def _write(leaves: Arrays, place: tuple[jax.Array, ...], values: Arrays) -> Arrays:
+    return [
+        lax.dynamic_update_slice(leaf, value[None, None], (*place, *[0] * value.ndim))
+        for leaf, value in zip(leaves, values, strict=True)
+    ]
+
+
+def _add(grads: Tree, row: jax.Array, values: Arrays) -> Tree:
+    """`grads` with `values` (None: nothing) added at a row, in the dtype of `grads`."""
+    leaves, structure = jax.tree.flatten(grads)
+    for number, value in enumerate(values):
+        if value is not None:
+            total = lax.dynamic_index_in_dim(leaves[number], row) + value[None].astype(leaves[number].dtype)
+            leaves[number] = lax.dynamic_update_slice_in_dim(leaves[number], total, row, 0)
+    return jax.tree.unflatten(structure, leaves)

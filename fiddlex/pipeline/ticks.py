@@ -1,0 +1,117 @@
+"""Lockstep: the tick of every action, when all ranks step through one table together.
+
+A tick has three slots in this order: one forward, one backward (B or I) and one W. Activations sent in a tick arrive at
+its end, input gradients at the next tick's backward slot, so a neighbour can use either one tick later; the last stage
+turns its forward into a gradient within the tick. Two rules place a schedule's actions:
+
+- With whole backwards (B) in it, a rank fills all three slots of a tick where it can. Forwards may then run ahead of
+  backwards that precede them in the schedule, as a round trip through the pipe takes twice as many ticks as stages: at
+  most `2·peak − 1` are in flight where the schedule itself holds `peak`, which is what 1F1B needs to go on without a
+  stall. Nothing else changes its place.
+- With all backwards split into I and W, each rank takes one action a tick, in the schedule's order: the actions are of
+  about equal length then, and no rank waits for another's longer tick.
+
+Invariant: placing keeps the order of each kind on a rank and never moves a backward before an action that precedes it.
+Imports no jax.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from fiddlex.pipeline.schedule import Action, Kind, Schedule
+from fiddlex.pipeline.validate import validate
+
+Ticks = tuple[tuple[int, ...], ...]  # [rank][position] → tick
+
+SLOTS = ((Kind.F,), (Kind.B, Kind.I), (Kind.W,))
+
+
+def place(schedule: Schedule) -> Ticks:
+    """The tick of each action of a legal schedule, or of one that has forwards alone (`forward_schedule`).
+
+    Raises:
+      ScheduleError: when the schedule cannot be run to its end.
+    """
+    pairs = any(action.kind is Kind.B for row in schedule.actions for action in row)
+    ranks = [_Rank(row, pairs=pairs) for row in schedule.actions]
+    ended: dict[Action, int] = {}  # the tick of each product
+    tick = 0
+    while any(rank.left for rank in ranks):
+        before = len(ended)
+        for kinds in SLOTS:
+            ran = []
+            for rank in ranks:
+                action = rank.next(kinds, tick)
+                if action and all(_arrived(need, action, ended, tick) for need in action.needs(schedule.num_stages)):
+                    rank.run(action, tick)
+                    ran.append(action.product)
+            ended.update((product, tick) for product in ran)
+        if len(ended) == before:
+            validate(schedule)  # shows where it stalls
+        tick += 1
+    return tuple(tuple(rank.ticks) for rank in ranks)
+
+
+def forward_schedule(placement: Sequence[int], num_microbatches: int) -> Schedule:
+    """The forwards alone, for evaluation: in groups of as many microbatches as ranks, each group stage by stage."""
+    num_ranks = 1 + max(placement)
+    rows: list[list[Action]] = [[] for _ in range(num_ranks)]
+    for start in range(0, num_microbatches, num_ranks):
+        group = range(start, min(start + num_ranks, num_microbatches))
+        for stage, rank in enumerate(placement):
+            rows[rank] += [Action(stage, Kind.F, microbatch) for microbatch in group]
+    return Schedule("forward", tuple(map(tuple, rows)), tuple(placement))
+
+
+class _Rank:
+    """One rank's list, how far it has come, and what its own order allows next."""
+
+    def __init__(self, row: Sequence[Action], *, pairs: bool):
+        self.ticks = [-1] * len(row)
+        self.left = len(row)
+        self._row, self._pairs = row, pairs
+        self._forwards = deque(i for i, action in enumerate(row) if action.kind is Kind.F)
+        self._others = deque(i for i, action in enumerate(row) if action.kind is not Kind.F)
+        self._cap = 2 * _peak(row) - 1 if self._others else math.inf
+        self._in_flight, self._last_tick = 0, -1
+
+    def next(self, kinds: tuple[Kind, ...], tick: int) -> Action | None:
+        """The action that may fill a slot of these kinds in this tick."""
+        forward = Kind.F in kinds
+        queue, other = (self._forwards, self._others) if forward else (self._others, self._forwards)
+        if not queue or self._row[queue[0]].kind not in kinds:
+            return None
+        first = not other or queue[0] < other[0]
+        if not self._pairs:
+            allowed = first and tick > self._last_tick
+        else:
+            allowed = self._in_flight < self._cap if forward else first
+        return self._row[queue[0]] if allowed else None
+
+    def run(self, action: Action, tick: int) -> None:
+        """Notes that what `next` gave runs in this tick."""
+        queue = self._forwards if action.kind is Kind.F else self._others
+        self.ticks[queue.popleft()] = self._last_tick = tick
+        self.left -= 1
+        self._in_flight += held_by(action)
+
+
+def held_by(action: Action) -> int:
+    """What an action adds to the stage inputs that a rank holds: F takes one, B or W gives it back."""
+    return {Kind.F: 1, Kind.I: 0}.get(action.kind, -1)
+
+
+def _peak(row: Sequence[Action]) -> int:
+    held = peak = 0
+    for action in row:
+        held += held_by(action)
+        peak = max(peak, held)
+    return peak
+
+
+def _arrived(need: Action, action: Action, ended: dict[Action, int], tick: int) -> bool:
+    if need not in ended:
+        return False
+    # What a stage leaves for itself is there at once; from a neighbour it takes the hop at the end of the tick.
+    return need.stage == action.stage or ended[need] < tick
