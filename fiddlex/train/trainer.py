@@ -85,7 +85,9 @@ class Trainer:
         self._eval_step = make_eval_step(self._model, config, mesh=self.mesh, layout=self._layout)
         self._logits = make_logits(self._model, config, mesh=self.mesh, layout=self._layout)
         self._feed = Feed(self.corpus, config, self.mesh)
-        self._abstract_state = abstract_state(self._model, self._optimizer, mesh=self.mesh, specs=self._specs)
+        self._abstract_state = abstract_state(
+            self._model, self._optimizer, mesh=self.mesh, layout=self._layout, specs=self._specs
+        )
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
         self._batches: Iterator[DeviceBatch] | None = None
@@ -97,7 +99,12 @@ class Trainer:
         """The train state, made from `train.seed` when nothing was restored. Every step donates and replaces it."""
         if self._state is None:
             self._state = init_state(
-                self._model, self._optimizer, init_key(self.config.train.seed), mesh=self.mesh, specs=self._specs
+                self._model,
+                self._optimizer,
+                init_key(self.config.train.seed),
+                mesh=self.mesh,
+                layout=self._layout,
+                specs=self._specs,
             )
         return self._state
 
@@ -228,8 +235,10 @@ class Trainer:
         )
 
     def weights(self) -> Weights:
-        """A copy of the master weights on the host: float32, whole, without padding rows, layers stacked."""
+        """A copy of the master weights on the host: float32, whole, without padding, layers stacked in their order."""
         whole = jax.tree.map(np.array, jax.device_get(self.state.weights))
+        rows = np.asarray(self._layout.placement.rows)
+        whole["layers"] = jax.tree.map(lambda w: w[rows], whole["layers"])
         whole["embedding"]["tokens"] = whole["embedding"]["tokens"][: self.config.model.vocab_size]
         return whole
 
