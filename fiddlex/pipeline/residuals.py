@@ -1,11 +1,12 @@
 """A layer's backward pass taken apart from its forward: what has to be kept in between, and how little that can be.
 
 `jax.vjp` returns a pytree whose leaves are the residuals. Some are simply arguments of the function (weights, mostly),
-as the variables of its jaxpr tell; those are given again when the backward pass runs, and only the others are stashed. A backward pass can also run in two
-parts, the gradient of the input first and that of the weights later: the equations that the first needs are one part,
-what remains is the other, and the values that pass from the one to the other are what W has to be left (Qi et al.,
-"Zero Bubble Pipeline Parallelism", ICLR 2024, section 2). Weights whose gradient takes no matrix product, biases and
-norms, get it in the first part: the product is what is worth putting off, and a sum would keep large operands.
+as the variables of its jaxpr tell; those are given again when the backward pass runs, and only the others are stashed.
+A backward pass can also run in two parts, the gradient of the input first and that of the weights later: the equations
+that the first needs are one part, what remains is the other, and the values that pass from the one to the other are
+what W has to be left (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2). Weights whose gradient
+takes no matrix product, biases and norms, get it in the first part: the product is what is worth putting off, and a sum
+would keep large operands.
 
 This is the one place that looks into jaxprs, which it reads as jax's documentation of custom interpreters does.
 """

@@ -248,7 +248,8 @@ class Trainer:
         Raises:
           CheckpointError: when it cannot be written.
         """
-        checkpoints.save(self.state, self.step, fingerprint=self.corpus.fingerprint())
+        layers = self._layout.placement.layers
+        checkpoints.save(self.state, self.step, layers=layers, fingerprint=self.corpus.fingerprint())
 
     def restore(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> bool:
         """Goes on from the newest checkpoint that is whole; returns whether there is one.
@@ -264,7 +265,12 @@ class Trainer:
         if weights_only:
             abstract = abstract._replace(optimizer=())
         fingerprint = "" if weights_only else self.corpus.fingerprint()
-        state = checkpoints.restore_newest(abstract, fingerprint=fingerprint, move_damaged=not weights_only)
+        state = checkpoints.restore_newest(
+            abstract,
+            layers=self._layout.placement.layers,
+            fingerprint=fingerprint,
+            move_damaged=not weights_only,
+        )
         if state is None:
             return False
         self._state, self.step = state, int(state.step)

@@ -14,7 +14,7 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError, DataError, NonFiniteError
-from fiddlex.train import loop
+from fiddlex.train import blockwise, loop
 from fiddlex.train import workdir as workdirs
 from fiddlex.train.checkpoint import Checkpoints, _checksums
 from fiddlex.train.feed import Feed
@@ -86,13 +86,41 @@ def interrupted_run(config: Config, workdir: pathlib.Path, *, after: int) -> int
     return outcome.step
 
 
-def test_resume_on_another_layout(config: Config, whole_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    workdir = tmp_path / "parts"
-    interrupted_run(config, workdir, after=3)
-    other = copy.deepcopy(config)
-    other.mesh.data, other.mesh.tensor, other.mesh.sequence_parallel = 1, 4, True  # 257 rows are padded to 260, not 258
-    other.pipeline.num_microbatches = 4
-    loop.train(other, workdir)
+# Layouts that a run moves through: mesh (data, pipe, tensor), schedule, chunks, microbatches, layers per stage.
+CROSSINGS = {
+    "sequence-parallel": [((1, 1, 4), "1f1b", 1, 4, "")],  # 257 rows of the vocabulary are padded to 260, not 258
+    "pipe": [((1, 2, 2), "1f1b", 1, 4, "")],
+    "there-and-back": [((1, 2, 2), "interleaved_1f1b", 2, 2, ""), ((2, 1, 2), "1f1b", 1, 2, "")],
+    "uneven": [((1, 3, 2), "1f1b", 1, 4, "1,2,1"), ((2, 2, 1), "zb_v", 2, 2, ""), ((1, 2, 1), "1f1b", 1, 2, "3,1")],
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("crossing", CROSSINGS)
+def test_resume_on_another_layout(
+    crossing: str, optimizer: str, config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blockwise, "MIN_FACTORED_SIZE", 16)  # so that Adafactor factors these small matrices
+    config.model.num_layers, config.optimizer.name = 4, optimizer
+    config.optimizer.epsilon = 1e-6  # see tests/train/test_layouts.py
+    loop.train(config, tmp_path / "whole")
+    workdir, whole_run = tmp_path / "parts", tmp_path / "whole"
+    first = copy.deepcopy(config)
+    interrupted_run(first, workdir, after=1)
+    for step, (mesh, schedule, chunks, microbatches, layers) in enumerate(CROSSINGS[crossing], start=2):
+        other = copy.deepcopy(config)
+        other.mesh.data, other.mesh.pipe, other.mesh.tensor = mesh
+        other.mesh.sequence_parallel = mesh[2] == 4
+        other.pipeline.schedule, other.pipeline.num_chunks, other.pipeline.num_microbatches = (
+            schedule,
+            chunks,
+            microbatches,
+        )
+        other.pipeline.layers_per_stage = layers
+        if step <= len(CROSSINGS[crossing]):
+            interrupted_run(other, workdir, after=step)
+        else:
+            loop.train(other, workdir)
     for resumed, whole in zip(records(workdir), records(whole_run), strict=True):
         assert resumed["step"] == whole["step"]
         np.testing.assert_allclose(resumed["loss"], whole["loss"], rtol=1e-5)
