@@ -166,7 +166,15 @@ def _show_log() -> None:
     if not flags.FLAGS["verbosity"].present:
         absl_logging.set_verbosity(absl_logging.WARNING)
     # What orbax and tensorstore leave behind when a read or write fails; the failure itself is raised and told once.
+    absl_logging.get_absl_logger().addFilter(lambda record: not record.exc_info)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    sys.unraisablehook = _print_unraisable
+
+
+def _print_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    """As Python does, but for what tensorstore prints of every write that ends after the one that failed."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _define(help_text: str, parse_file: Callable[[str], Config]) -> flags.FlagHolder[Config]:

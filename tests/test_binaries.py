@@ -27,12 +27,13 @@ def command(binary: str, *arguments: object) -> list[str]:
     return [sys.executable, str(ROOT / "experiments" / f"{binary}.py"), *map(str, arguments)]
 
 
-def call(binary: str, *arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+def call(
+    binary: str, *arguments: object, status: int = 0, shell: str = 'exec "$@"'
+) -> subprocess.CompletedProcess[str]:
     # Without the tests' own XLA flags: these are the programs that users run.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run(
-        command(binary, *arguments), capture_output=True, text=True, timeout=300, cwd="/", env=environment
-    )
+    line = ["bash", "-c", shell, "bash", *command(binary, *arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd="/", env=environment)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -76,6 +77,24 @@ def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path
     again = call("generate", f"--workdir={workdir}", "--prompt=def ", "--num_tokens=8", "--top_k=5", "--format=json")
     assert once.startswith("def ")
     assert json.loads(again.stdout)["text"] == once.removeprefix("def ").removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "fields", "message"),
+    [
+        (8, {"num_steps": 1000}, "Cannot write to {}/metrics.jsonl: File too large. Make room"),
+        (16, {"num_steps": 4, "checkpoint_every": 2}, "Cannot write a checkpoint under {}/checkpoints: "),
+    ],
+    ids=["metrics", "checkpoint"],
+)
+def test_full_disk(
+    kilobytes: int, fields: dict[str, int], message: str, tmp_path: pathlib.Path, text_file: pathlib.Path
+) -> None:
+    limited = f'ulimit -f {kilobytes} && exec "$@"'  # of each file, which is as good as a full disk
+    done = call("train", *train_arguments(tmp_path, text_file, **fields), status=1, shell=limited)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
+    assert len(lines) == 5
+    assert message.format(tmp_path) in lines[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

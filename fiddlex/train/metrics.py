@@ -5,6 +5,7 @@ file, in the order of their steps. On resume, lines of steps that will be traine
 an interrupted run is that of an uninterrupted one.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -15,7 +16,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tensorboardX import SummaryWriter
+
+from fiddlex.errors import CheckpointError
+from fiddlex.train.tensorboard import EventFile
+from fiddlex.train.workdir import writing
 
 logger = logging.getLogger(__name__)
 
@@ -33,25 +37,32 @@ class MetricsWriter:
     Attributes:
       path: `metrics.jsonl`.
       evaluated_step: the step of the last evaluation record, -1 when there is none.
+
+    Raises:
+      CheckpointError: from here and from every method, when the files cannot be written.
     """
 
     def __init__(self, workdir: Path, *, resumed_step: int):
         self.path = workdir / "metrics.jsonl"
         self.evaluated_step = -1
-        if self.path.exists():
-            self._keep_records_until(resumed_step)
-        self._file = self.path.open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_step + 1, flush_secs=10)
+        self._events_path = workdir / "tensorboard"
+        with writing(self.path):
+            if self.path.exists():
+                self._keep_records_until(resumed_step)
+            self._file = self.path.open("a", encoding="utf-8")
+        with writing(self._events_path):
+            self._events = EventFile(self._events_path, purge_step=resumed_step + 1)
 
     def write(self, record: Record) -> None:
         """Appends one record; it is in the file when the call returns."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        with writing(self.path):
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
         if "eval_loss" in record:
             self.evaluated_step = record["step"]
-        for name, value in record.items():
-            if name != "step":
-                self._tensorboard.add_scalar(name, value, record["step"])
+        scalars = {name: value for name, value in record.items() if name != "step"}
+        with writing(self._events_path):
+            self._events.write(scalars, step=record["step"])
 
     def _keep_records_until(self, step: int) -> None:
         kept = []
@@ -76,9 +87,14 @@ class MetricsWriter:
     def __enter__(self) -> "MetricsWriter":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-        self._tensorboard.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # When the run fails already, what closing adds (the same full disk, mostly) would hide the reason.
+        ignored = contextlib.suppress(CheckpointError) if value else contextlib.nullcontext()
+        with ignored, writing(self.path.parent), contextlib.ExitStack() as stack:
+            stack.callback(self._events.close)
+            stack.callback(self._file.close)
 
 
 class Reporter:

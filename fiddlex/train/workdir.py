@@ -51,20 +51,30 @@ def claimed(workdir: Path, config: Config) -> Iterator[None]:
       CheckpointError: when the directory cannot be written, another process is training in it, or the run in it
         differs in one of `FIXED_FIELDS`.
     """
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        with FileLock(workdir / ".lock", timeout=0):
+    with contextlib.ExitStack() as stack:
+        with writing(workdir):
+            workdir.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(FileLock(workdir / ".lock", timeout=0))
+            except Timeout as error:
+                raise CheckpointError(
+                    f"Another process is training in --workdir={workdir}. Wait for it, stop it, or choose another "
+                    "--workdir."
+                ) from error
             _check_checkpoints(workdir, config)
             (workdir / "config.json.tmp").write_text(config.to_json(), encoding="utf-8")
-            yield
-    except Timeout as error:
-        raise CheckpointError(
-            f"Another process is training in --workdir={workdir}. Wait for it, stop it, or choose another --workdir."
-        ) from error
+        yield
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises CheckpointError in place of an OSError, when what is done inside cannot write to `path`, a workdir's."""
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(
-            f"Cannot write to --workdir={workdir}: {error.strerror or error}. Choose a directory you may write to, and "
-            "that has room."
+            f"Cannot write to {path}: {error.strerror or error}. Make room or permit writing there and run the same "
+            "command again, or choose another --workdir."
         ) from error
 
 
@@ -82,7 +92,8 @@ def _check_checkpoints(workdir: Path, config: Config) -> None:
 
 def write_config(workdir: Path) -> None:
     """Puts the config that `claimed` was given in place as `config.json`: the run goes on with it."""
-    os.replace(workdir / "config.json.tmp", workdir / "config.json")
+    with writing(workdir):
+        os.replace(workdir / "config.json.tmp", workdir / "config.json")
 
 
 def read_config(workdir: Path) -> Config:
