@@ -149,16 +149,24 @@ def test_a_finished_run_changes_nothing(config: Config, whole_run: pathlib.Path)
     assert records(whole_run) == before
 
 
-def test_more_steps_go_on_from_the_end(config: Config, whole_run: pathlib.Path) -> None:
+def test_more_steps_go_on_from_the_end(
+    config: Config, whole_run: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config.train.num_steps = 8
     config.optimizer.decay_steps = 6
+    caplog.set_level("INFO", "fiddlex")
     assert loop.train(config, whole_run).step == 8
+    changes = "optimizer.decay_steps 0 → 6, train.num_steps 6 → 8"
+    assert f"The config has changed since this run was last started: {changes}." in caplog.messages
+    caplog.clear()
+    loop.train(config, whole_run)
+    assert "has changed" not in caplog.text
     assert [r["step"] for r in records(whole_run)] == list(range(1, 9))
 
 
 def test_workdir_that_cannot_be_written(config: Config, tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"Cannot write to --workdir=.*Choose a directory you may write to"):
+    with pytest.raises(CheckpointError, match=r"Cannot write to .*/file/workdir: Not a directory.*another --workdir"):
         loop.train(config, tmp_path / "file" / "workdir")
 
 
