@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from fiddlex.data import ByteTokenizer, JsonTokenizer, make_tokenizer
-from fiddlex.errors import DataError
+from fiddlex.errors import ConfigError, DataError
 
 WORDS = {"[UNK]": 0, "fold": 1, "bind": 2, "vote": 3}
 
@@ -86,9 +86,19 @@ def test_make_tokenizer(tmp_path):
     assert make_tokenizer(str(path)).vocab_size == 4
 
 
-def test_missing_file():
-    with pytest.raises(DataError, match=r"data\.tokenizer='byte': there is no such file\. Use 'bytes'"):
-        make_tokenizer("byte")
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("byte", DataError, "data.tokenizer='byte': {folder}/byte does not exist. Use 'bytes' or the path of a"),
+        (".", DataError, "data.tokenizer='.': {folder} is a folder. Use 'bytes' or the path of a tokenizer.json"),
+        ("", ConfigError, "data.tokenizer is empty. Use 'bytes' or the path of a tokenizer.json"),
+    ],
+)
+def test_no_file(tmp_path, monkeypatch, spec, error, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error) as raised:
+        make_tokenizer(spec)
+    assert str(raised.value).startswith(message.format(folder=tmp_path))
 
 
 @pytest.mark.parametrize("content", ["not json", '{"the": 0}', ""])
