@@ -62,7 +62,11 @@ def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert (outcome["step"], outcome["interrupted"]) == (4, False)
     assert "made 4 fake devices" in done.stderr
-    assert f"metrics.jsonl, checkpoints/ in {workdir}" in done.stderr.splitlines()[-1]
+    *_, sampling, summary, label = done.stderr.splitlines()
+    assert sampling == "Sampling 5 tokens …"
+    assert f"metrics.jsonl, checkpoints/ in {workdir}" in summary
+    assert label == "Sample after 4 steps (temperature 0.7):"
+    assert done.stdout.startswith(outcome["sample"] + "\n")
     assert {"config.json", "metrics.jsonl", "checkpoints", "tensorboard"} == {p.name for p in workdir.glob("[!.]*")}
     assert steps(workdir) == [1, 2, 2, 3, 4, 4]
     assert list((workdir / "tensorboard").glob("events.*"))
@@ -113,7 +117,7 @@ def test_stopped_and_resumed(number: signal.Signals, tmp_path: pathlib.Path, tex
     if number == signal.SIGKILL:
         assert status == -signal.SIGKILL
     else:
-        assert status == 0
+        assert status == 128 + number
         assert f"{number.name}: stopping after the running step" in text
         assert f"Stopped by a signal at step {reached}" in text
         assert "run the same command again to go on" in text

@@ -1,9 +1,11 @@
 """What is written for people and TensorBoard, and what happens when it cannot be."""
 
 import contextlib
+import itertools
 import pathlib
 import resource
 import struct
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -11,8 +13,8 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 from fiddlex.errors import CheckpointError
-from fiddlex.train import tensorboard
-from fiddlex.train.metrics import MetricsWriter
+from fiddlex.train import metrics, tensorboard
+from fiddlex.train.metrics import MetricsWriter, Reporter
 
 
 def events(workdir: pathlib.Path) -> list[Event]:
@@ -71,3 +73,27 @@ def write_losses(workdir: pathlib.Path, *, num_steps: int) -> None:
     with MetricsWriter(workdir, resumed_step=0) as writer:
         for step in range(1, num_steps + 1):
             writer.write({"step": step, "loss": 1.0})
+
+
+def test_time_left_counts_the_evaluations(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)  # or there would be a bar
+    now = 0.0
+    monkeypatch.setattr(metrics, "time", types.SimpleNamespace(monotonic=lambda: now))
+    reporter = Reporter(20, 50, eval_every=20)  # two seconds a step and ten an evaluation, at steps 40 and 50
+    now += 5
+    reporter.compiled(5)
+    for previous, step in itertools.pairwise((20, 30, 40, 45, 50)):
+        now += 2 * (step - previous)
+        reporter.record({"step": step, "loss": 1.0, "tokens_per_second": 1e3})
+        if step in (40, 50):
+            with reporter.evaluating(step):
+                now += 10
+            reporter.record({"step": step, "eval_loss": 2.0})
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "step 30/50  loss 1.0000  1,000 tokens/s  40 s and 2 evaluations left",
+        "step 40/50  loss 1.0000  1,000 tokens/s  20 s and 2 evaluations left",
+        "step 40/50  held-out loss 2.0000",
+        "step 45/50  loss 1.0000  1,000 tokens/s  20 s left",  # 10 s of steps and the closing evaluation
+        "step 50/50  loss 1.0000  1,000 tokens/s",
+        "step 50/50  held-out loss 2.0000",
+    ]

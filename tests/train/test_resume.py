@@ -62,7 +62,7 @@ def test_resume_gives_the_same_bits(config: Config, whole_run: pathlib.Path, tmp
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": 0.0}\n{"step": 5, "lo')
     outcome = loop.train(config, workdir)
-    assert (outcome.step, outcome.interrupted) == (6, False)
+    assert (outcome.step, outcome.stopped_by) == (6, None)
     assert records(workdir) == records(whole_run)
     for resumed, whole in zip(final_state(workdir, config), final_state(whole_run, config), strict=True):
         np.testing.assert_array_equal(resumed, whole)
@@ -81,7 +81,7 @@ def interrupted_run(config: Config, workdir: pathlib.Path, *, after: int) -> int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "dispatch", dispatch)
         outcome = loop.train(config, workdir)
-    assert outcome.interrupted
+    assert outcome.stopped_by == signal.SIGTERM
     assert Checkpoints(workdir).steps()[-1] == outcome.step
     return outcome.step
 
