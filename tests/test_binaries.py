@@ -142,6 +142,7 @@ def test_stopped_and_resumed(number: signal.Signals, tmp_path: pathlib.Path, tex
         ("train", ["--config.optimizer.name=adamw2"], 2, "Did you mean 'adamw'?"),
         ("evaluate", [], 1, "is not the directory of a training run"),
         ("generate", ["--top_p=0"], 2, "top_p=0"),
+        ("generate", ["--top_k=99999999999999999999"], 2, "top_k=99999999999999999999 must be at least 0 and below"),
     ],
 )
 def test_mistakes(binary: str, arguments: list[str], status: int, message: str, tmp_path: pathlib.Path) -> None:

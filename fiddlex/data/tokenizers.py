@@ -5,7 +5,7 @@ tokens, no padding, no truncation. Documents are joined by `corpus`, which puts 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -117,3 +117,26 @@ def make_tokenizer(spec: str) -> Tokenizer:
     if not spec:
         raise ConfigError("data.tokenizer is empty. Use 'bytes' or the path of a tokenizer.json.")
     return ByteTokenizer() if spec == "bytes" else JsonTokenizer(spec)
+
+
+def decode_pieces(tokenizer: Tokenizer, tokens: Iterable[int], *, after: Sequence[int] = ()) -> Iterator[str]:
+    """Decodes tokens as they come, each one a few times at most.
+
+    Args:
+      tokenizer: of the tokens.
+      tokens: to decode.
+      after: what they continue, whole characters; a tokenizer may treat the first token of a text differently.
+
+    Yields:
+      Pieces of whole characters that together are the text of `tokens`. One that ends in U+FFFD, which may be a
+      character whose last token is still to come, waits for more.
+    """
+    shown, waiting, text = list(after), list[int](), ""
+    for token in tokens:
+        waiting.append(token)
+        text = tokenizer.decode(shown + waiting)[len(tokenizer.decode(shown)) :]
+        if text and not text.endswith("\ufffd"):
+            yield text
+            shown, waiting, text = waiting, [], ""
+    if text:
+        yield text
