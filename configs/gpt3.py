@@ -6,6 +6,9 @@ hold one example, so that any pipeline is as full as its batch allows; the paper
 float16, we in bfloat16, and drop nothing, so that attention can use a flash kernel. The optimizer is that of Brown et
 al. 2020, appendix B, with the learning rate of the nearest size in its table 2.1.
 
+The meshes take as many devices as the table has GPUs, 32 to 3072. On fewer, lower mesh.data and raise the microbatches
+by as much, which trains the same: on eight, --config.mesh.data=8 --config.pipeline.num_microbatches=64 for 1.7b.
+
     python experiments/train.py --config=configs/gpt3.py:1.7b --workdir=/tmp/gpt3_1.7b
 """
 

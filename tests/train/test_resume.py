@@ -62,7 +62,7 @@ def test_resume_gives_the_same_bits(config: Config, whole_run: pathlib.Path, tmp
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": 0.0}\n{"step": 5, "lo')
     outcome = loop.train(config, workdir)
-    assert (outcome.step, outcome.interrupted) == (6, False)
+    assert (outcome.step, outcome.stopped_by) == (6, None)
     assert records(workdir) == records(whole_run)
     for resumed, whole in zip(final_state(workdir, config), final_state(whole_run, config), strict=True):
         np.testing.assert_array_equal(resumed, whole)
@@ -81,7 +81,7 @@ def interrupted_run(config: Config, workdir: pathlib.Path, *, after: int) -> int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "dispatch", dispatch)
         outcome = loop.train(config, workdir)
-    assert outcome.interrupted
+    assert outcome.stopped_by == signal.SIGTERM
     assert Checkpoints(workdir).steps()[-1] == outcome.step
     return outcome.step
 
@@ -177,16 +177,24 @@ def test_a_finished_run_changes_nothing(config: Config, whole_run: pathlib.Path)
     assert records(whole_run) == before
 
 
-def test_more_steps_go_on_from_the_end(config: Config, whole_run: pathlib.Path) -> None:
+def test_more_steps_go_on_from_the_end(
+    config: Config, whole_run: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config.train.num_steps = 8
     config.optimizer.decay_steps = 6
+    caplog.set_level("INFO", "fiddlex")
     assert loop.train(config, whole_run).step == 8
+    changes = "optimizer.decay_steps 0 → 6, train.num_steps 6 → 8"
+    assert f"The config has changed since this run was last started: {changes}." in caplog.messages
+    caplog.clear()
+    loop.train(config, whole_run)
+    assert "has changed" not in caplog.text
     assert [r["step"] for r in records(whole_run)] == list(range(1, 9))
 
 
 def test_workdir_that_cannot_be_written(config: Config, tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"Cannot write to --workdir=.*Choose a directory you may write to"):
+    with pytest.raises(CheckpointError, match=r"Cannot write to .*/file/workdir: Not a directory.*another --workdir"):
         loop.train(config, tmp_path / "file" / "workdir")
 
 

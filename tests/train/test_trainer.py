@@ -30,6 +30,15 @@ def test_records_and_learning(tiny_config: Config) -> None:
     assert all(r["step_time_s"] > 0 and r["tokens_per_second"] > 0 and r["grad_norm"] > 0 for r in records)
 
 
+def test_weights_stay_float32_where_jax_has_64_bits(tiny_config: Config) -> None:
+    with jax.enable_x64(True):
+        trainer = Trainer(tiny_config)
+        losses = [record["loss"] for record in trainer.steps(2)]
+        assert math.isfinite(trainer.evaluate()["eval_loss"])
+        assert {leaf.dtype for leaf in jax.tree.leaves(trainer.state)} == {np.dtype("int32"), np.dtype("float32")}
+    assert losses[0] == pytest.approx(math.log(257), rel=0.03)
+
+
 def test_nothing_is_compiled_after_the_first_round(tiny_config: Config) -> None:
     compiled: list[str] = []
 
