@@ -32,8 +32,9 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: ModelConfig, rows: int, *, rngs: nnx.Rngs):
         shape = (config.vocab_size, config.hidden_size)
-        tokens = config.init_std * jax.random.normal(rngs.params(), shape)
-        positions = config.init_std * jax.random.normal(rngs.params(), (config.seq_len, config.hidden_size))
+        tokens = config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32)
+        shape = (config.seq_len, config.hidden_size)
+        positions = config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32)
         self.tokens = param(jnp.pad(tokens, ((0, rows - config.vocab_size), (0, 0))), ("vocab", "hidden"))
         self.positions = param(positions, ("positions", "hidden"))
 

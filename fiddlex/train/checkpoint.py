@@ -228,4 +228,5 @@ def _checksums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if len(line) <= 300 else f"{line[:140]} … {line[-140:]}"  # the cause often stands at the end

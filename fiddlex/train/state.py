@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
+from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.models.functional import Weights
 from fiddlex.models.gpt import GPT
 from fiddlex.parallel.sharding import compute_spec, named, zero_spec
@@ -57,15 +58,17 @@ def make_layout(model: GPT, config: Config) -> Layout:
     """Makes the schedule, places the layers for it, and applies the sharding table to the model's weights.
 
     Raises:
-      ScheduleError: when the schedule does not exist for these sizes.
-      ConfigError: when the layers cannot be cut into its stages.
+      ConfigError: when the schedule does not exist for these sizes, or the layers cannot be cut into its stages.
     """
-    schedule = make_schedule(
-        config.pipeline.schedule,
-        pipe=config.mesh.pipe,
-        chunks=config.pipeline.num_chunks,
-        num_microbatches=config.pipeline.num_microbatches,
-    )
+    pipeline = config.pipeline
+    sizes = {"pipe": config.mesh.pipe, "chunks": pipeline.num_chunks, "num_microbatches": pipeline.num_microbatches}
+    try:
+        schedule = make_schedule(pipeline.schedule, **sizes)
+    except ScheduleError as error:
+        raise ConfigError(
+            f"pipeline.schedule={pipeline.schedule} with mesh.pipe={config.mesh.pipe}, pipeline.num_chunks="
+            f"{pipeline.num_chunks}, pipeline.num_microbatches={pipeline.num_microbatches}: {error}"
+        ) from error
     placement = place_layers(schedule.placement, config.model.num_layers, config.pipeline.layers_per_stage)
     shapes = jax.eval_shape(lambda key: model.init(key, placement.layers), jax.random.key(0))
     compute = jax.tree.map(compute_spec, model.axes(), is_leaf=lambda x: isinstance(x, tuple))
