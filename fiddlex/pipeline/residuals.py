@@ -12,7 +12,7 @@ This is the one place that looks into jaxprs, which it reads as jax's documentat
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -75,15 +75,22 @@ class SplitVjp:
         return [_read(values, v) if late else None for v, late in zip(parts.outputs[:-1], parts.late, strict=True)]
 
     def _sources(self, given: Tree, x: jax.Array, again: Tree) -> tuple[Any, list["_Source"]]:
-        """The structure of the vjp function, and where each of its leaves comes from. Only the types of `x` matter."""
+        """The structure of the vjp function, and where each of its leaves comes from; of `x` only the type matters.
+
+        A residual that follows from constants alone (a mask's zeros, say) is worked out again.
+        """
 
         def vjp(given: Tree, x: jax.Array, again: Tree) -> Any:
             return jax.vjp(self._function, given, x, again)[1]
 
         structure = jax.tree.structure(jax.eval_shape(vjp, given, x, again))
         graph = _Graph(jax.make_jaxpr(lambda *args: jax.tree.leaves(vjp(*args)))(given, x, again))
-        values = graph.constants | dict(zip(graph.arguments, jax.tree.leaves((given, x, again)), strict=True))
-        del values[graph.arguments[len(jax.tree.leaves(given))]]  # x is stashed like any residual
+        values = dict(graph.constants)
+        free = graph.following(values)
+        _evaluate([graph.equations[position] for position in sorted(free & graph.needed(graph.outputs))], values)
+        num_given = len(jax.tree.leaves(given))
+        names = graph.arguments[:num_given] + graph.arguments[num_given + 1 :]  # x is stashed like any residual
+        values |= dict(zip(names, jax.tree.leaves((given, again)), strict=True))
         sources = []
         for name in graph.outputs:
             value = name.val if isinstance(name, core.Literal) else values.get(name)
@@ -175,6 +182,15 @@ class _Graph:
                 positions.add(position)
         return positions
 
+    def following(self, known: Iterable[int]) -> set[int]:
+        """The equations, by position, that `known` variables and literals are enough for."""
+        known, positions = set(known), set()
+        for position, equation in enumerate(self.equations):
+            if known.issuperset(equation.reads()):
+                known.update(equation.outputs)
+                positions.add(position)
+        return positions
+
 
 class _Parts(NamedTuple):
     first: list[_Equation]
@@ -194,11 +210,7 @@ def _partition(graph: _Graph, known: set[int]) -> _Parts:
         late.append(any(_has_product(equations[position].primitive, equations[position].params) for position in own))
         if not late[-1]:
             first |= own
-    known, free = set(known), set()
-    for position, equation in enumerate(equations):
-        if known.issuperset(equation.reads()):
-            known.update(equation.outputs)
-            free.add(position)
+    free = graph.following(known)
     late_outputs = [output for output, is_late in zip(weights, late, strict=True) if is_late]
     second = graph.needed(late_outputs) - (first - free)
     made = {name for position in second for name in equations[position].outputs}
