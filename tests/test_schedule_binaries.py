@@ -1,4 +1,4 @@
-"""`experiments/schedule.py` as a user runs it: its text, its numbers against the papers' formulas, its mistakes."""
+"""`experiments/schedule.py` and `bubbles.py` as a user runs them: text, the papers' numbers, mistakes."""
 
 import json
 import pathlib
@@ -11,8 +11,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 BINARY = ROOT / "experiments" / "schedule.py"
 
 
-def call(*arguments: str, status: int = 0, **options) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", str(BINARY), *arguments]
+def call(*arguments: str, status: int = 0, binary=BINARY, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", str(binary), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
@@ -168,3 +168,21 @@ def test_it_starts_without_jax_and_matplotlib():
         "set(sys.modules) else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_bubbles_of_the_free_running_clock_are_the_formulas():
+    arguments = ["--pipe=3", "--pipe=16", "--microbatches=48", "--microbatches=128"]
+    lines = call(*arguments, binary=BINARY.with_name("bubbles.py")).stdout.splitlines()
+    header, rule, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert header == [
+        *("schedule", "p", "v", "m", "formula", "free-running", "lockstep", "ticks", "held, free", "held, lockstep")
+    ]
+    assert set(rule) == {"---"}
+    assert all(row[4] == row[5] for row in rows)
+    assert {tuple(row[:4]) for row in rows if row[1] == "3"} == {
+        *((name, "3", "1", m) for name in ("gpipe", "1f1b", "zb_h1", "zb_h2") for m in ("48", "128")),
+        *(("zb_v", "3", "2", m) for m in ("48", "128")),
+        *(("interleaved_1f1b", "3", str(v), "48") for v in range(1, 5)),  # 128 is no multiple of 3
+    }
+    assert ["1f1b", "16", "1", "128", "0.1172", "0.1172", "0.1172", "158", "16", "31"] in rows
+    assert ["interleaved_1f1b", "16", "4", "128", "0.0293", "0.0293", "0.0293", "590", "19.75", "19.75"] in rows
