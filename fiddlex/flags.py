@@ -23,7 +23,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from fiddlex.config import Config, check_field
-from fiddlex.errors import ConfigError, FiddlexError
+from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
 from fiddlex.help import help_text
 from fiddlex.log import show_log
 
@@ -73,9 +73,9 @@ def apply_overrides(config: Config) -> Config:
 def run(main: Callable[[list[str]], None]) -> NoReturn:
     """Parses the flags, calls `main` and exits, as `absl.app.run`, with messages instead of tracebacks.
 
-    The exit status is `USAGE_STATUS` for flags that cannot be parsed and for a ConfigError wherever it is raised, and
-    `FAILURE_STATUS` for any other FiddlexError that `main` raises. Positional arguments are refused: absl would end the
-    flags at the first of them without a word.
+    The exit status is `USAGE_STATUS` for flags that cannot be parsed and for a ConfigError or ScheduleError wherever it
+    is raised, and `FAILURE_STATUS` for any other FiddlexError that `main` raises. Positional arguments are refused:
+    absl would end the flags at the first of them without a word.
 
     Args:
       main: takes the program's name in a list, as absl's.
@@ -98,7 +98,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         try:
             call(argv)
         except FiddlexError as error:
-            _exit(str(error), USAGE_STATUS if isinstance(error, ConfigError) else FAILURE_STATUS)
+            _exit(str(error), USAGE_STATUS if isinstance(error, ConfigError | ScheduleError) else FAILURE_STATUS)
         except BrokenPipeError:  # the reader of our output has gone, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(FAILURE_STATUS)

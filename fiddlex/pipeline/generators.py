@@ -90,33 +90,38 @@ GENERATORS: dict[str, Callable[..., Schedule]] = {
 }
 
 
-def make_schedule(name: str, *, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+def make_schedule(
+    name: str, *, pipe: int | None = None, chunks: int | None = None, num_microbatches: int | None = None
+) -> Schedule:
     """The schedule `name` for these sizes, proven legal.
 
     Args:
       name: a key of `GENERATORS`, or `file:PATH.csv` for a table in the form of `fiddlex.pipeline.text.from_csv`.
-      pipe: ranks, `mesh.pipe`.
-      chunks: most stages on a rank, `pipeline.num_chunks`.
-      num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`.
+      pipe: ranks, `mesh.pipe`; None: as many as a file has.
+      chunks: most stages on a rank, `pipeline.num_chunks`; None: as many as a file has, or 1.
+      num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`; None: as a file has.
 
     Raises:
-      ScheduleError: when there is no such schedule (with the nearest name), the schedule does not exist for these
-        sizes, a file cannot be read, or the actions break a rule (with the grid).
+      ScheduleError: when there is no such schedule (with the nearest name), a size is missing or the schedule does not
+        exist for these sizes, a file cannot be read, or the actions break a rule (with the grid).
     """
     asked = {"pipe": pipe, "chunks": chunks, "num_microbatches": num_microbatches}
     for size, value in asked.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise ScheduleError(f"schedule {name}: {size}={value} must be at least 1.")
     kind, colon, path = name.partition(":")
     if kind == "file" and colon:
         schedule = _read(path, name)
     elif name in GENERATORS:
+        asked["chunks"] = 1 if chunks is None else chunks
+        if None in asked.values():
+            raise ScheduleError(f"schedule {name} needs pipe and the number of microbatches; only a file has its own.")
         schedule = GENERATORS[name](**asked)
     else:
         raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), [*GENERATORS, 'file:PATH.csv'])}")
     validate(schedule)
     for size, has in zip(asked, (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches), strict=True):
-        if has != asked[size]:
+        if asked[size] not in (None, has):
             raise ScheduleError(f"schedule {name} has {size}={has}, not {asked[size]}: set {size} to {has}.")
     return schedule
 

@@ -6,7 +6,7 @@ for its backward), of the weight stash (what I leaves for W) or of an inbox is t
 after it was last read. There are as many slots of each kind as are ever alive at once on one rank; the inboxes have one
 more, the trash, for what idle neighbours send.
 
-Invariant: in the order of `PHASES` nothing is read before it is written or overwritten before it was last read, and
+Invariant: in the order of `Phase` nothing is read before it is written or overwritten before it was last read, and
 each action of the schedule stands in the table once. Imports no jax.
 """
 
@@ -250,7 +250,7 @@ class _Lowering:
         return self._give_slots(values, trash=[COLUMNS["head_inbox"], *columns.values()])
 
     def _give_slots(self, values: Iterable[_Value], trash: Sequence[int] = ()) -> int:
-        """Colours the lifetimes of each rank with as few slots as can be; what is left of `trash` columns gets one more.
+        """Colours the lifetimes of each rank with as few slots as can be; cells left in `trash` columns get one more.
 
         Returns:
           The slots, without the trash.

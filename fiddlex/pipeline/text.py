@@ -8,7 +8,7 @@ import collections
 from collections.abc import Sequence
 
 from fiddlex.errors import ScheduleError
-from fiddlex.pipeline.schedule import Action, Schedule, execution_order
+from fiddlex.pipeline.schedule import Action, Kind, Schedule, execution_order
 from fiddlex.pipeline.validate import validate
 
 
@@ -63,8 +63,8 @@ def to_text(schedule: Schedule, times: Sequence[Sequence[int]] | None = None) ->
 
     Args:
       schedule: a legal schedule.
-      times: the slot of each action, [rank][position]; actions of one rank in the same slot are joined by `+`. Without
-        it, every action takes one slot and runs as early as it can.
+      times: the slot of each action, [rank][position]; actions of one rank in the same slot are joined by `+`, F before
+        B or I before W, as a tick runs them. Without it, every action takes one slot and runs as early as it can.
 
     Returns:
       The lines, the slots numbered above, each ended by a newline.
@@ -74,10 +74,11 @@ def to_text(schedule: Schedule, times: Sequence[Sequence[int]] | None = None) ->
     """
     if times is None:
         times = _earliest_slots(schedule)
+    order = tuple(Kind)
     cells: list[dict[int, list[str]]] = []
     for row, slots in zip(schedule.actions, times, strict=True):
         cells.append(collections.defaultdict(list))
-        for action, slot in zip(row, slots, strict=True):
+        for action, slot in sorted(zip(row, slots, strict=True), key=lambda pair: order.index(pair[0].kind)):
             cells[-1][slot].append(str(action))
     num_slots = 1 + max(slot for slots in times for slot in slots)
     grid = [["rank", *map(str, range(num_slots))]]

@@ -35,19 +35,19 @@ def place(schedule: Schedule) -> Ticks:
     """
     pairs = any(action.kind is Kind.B for row in schedule.actions for action in row)
     ranks = [_Rank(row, pairs=pairs) for row in schedule.actions]
-    ended: dict[Action, int] = {}  # the tick of each product
+    done: set[Action] = set()
     tick = 0
     while any(rank.left for rank in ranks):
-        before = len(ended)
+        before = len(done)
         for kinds in SLOTS:
-            ran = []
+            ran = []  # counts when the slot is over: what an action needs of another stage fills the same slot there
             for rank in ranks:
                 action = rank.next(kinds, tick)
-                if action and all(_arrived(need, action, ended, tick) for need in action.needs(schedule.num_stages)):
+                if action and done.issuperset(action.needs(schedule.num_stages)):
                     rank.run(action, tick)
                     ran.append(action.product)
-            ended.update((product, tick) for product in ran)
-        if len(ended) == before:
+            done.update(ran)
+        if len(done) == before:
             validate(schedule)  # shows where it stalls
         tick += 1
     return tuple(tuple(rank.ticks) for rank in ranks)
@@ -94,10 +94,10 @@ class _Rank:
         queue = self._forwards if action.kind is Kind.F else self._others
         self.ticks[queue.popleft()] = self._last_tick = tick
         self.left -= 1
-        self._in_flight += held_by(action)
+        self._in_flight += _held_by(action)
 
 
-def held_by(action: Action) -> int:
+def _held_by(action: Action) -> int:
     """What an action adds to the stage inputs that a rank holds: F takes one, B or W gives it back."""
     return {Kind.F: 1, Kind.I: 0}.get(action.kind, -1)
 
@@ -105,13 +105,6 @@ def held_by(action: Action) -> int:
 def _peak(row: Sequence[Action]) -> int:
     held = peak = 0
     for action in row:
-        held += held_by(action)
+        held += _held_by(action)
         peak = max(peak, held)
     return peak
-
-
-def _arrived(need: Action, action: Action, ended: dict[Action, int], tick: int) -> bool:
-    if need not in ended:
-        return False
-    # What a stage leaves for itself is there at once; from a neighbour it takes the hop at the end of the tick.
-    return need.stage == action.stage or ended[need] < tick

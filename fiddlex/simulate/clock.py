@@ -1,18 +1,18 @@
 """The free-running clock: what a schedule costs when every rank starts an action as soon as it can.
 
-This is the clock of the papers' figures and formulas; the executor's lockstep ticks are another. A rank runs one action
-at a time, in its order; a hop to the neighbouring rank takes time but keeps no rank busy. Invariant: a `Timeline` is
-made of times only, so whatever made it, its bubbles and memory are counted in one way. Imports no jax.
+This is the clock of the papers' figures and formulas; that of the executor's ticks is `lockstep`. A rank runs one
+action at a time, in its order; a hop to the neighbouring rank takes time but keeps no rank busy. Invariant: no action
+could have started earlier without another order on its rank. Imports no jax.
 """
 
 import dataclasses
-import functools
 import math
-from typing import NamedTuple
 
+from fiddlex.config import nearest
 from fiddlex.errors import ScheduleError
 from fiddlex.pipeline.schedule import Action, Kind, Schedule, execution_order
 from fiddlex.pipeline.validate import validate
+from fiddlex.simulate.timeline import Event, Timeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,84 +46,40 @@ class Costs:
                 raise ScheduleError(f"costs: {field.name}={value} must be finite and at least 0.")
         return times
 
+    def durations(self, num_stages: int) -> dict[Kind, tuple[float, ...]]:
+        """The time of each kind of action on each stage; B takes as long as I and W together.
 
-class Event(NamedTuple):
-    """One action and when it ran."""
-
-    action: Action
-    start: float
-    end: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Timeline:
-    """When each rank ran each of its actions, and what follows from that."""
-
-    schedule: Schedule
-    events: tuple[tuple[Event, ...], ...]  # [rank][position], as in the schedule
-
-    @functools.cached_property
-    def makespan(self) -> float:
-        """End of the last action of all; the first starts at 0."""
-        return max(row[-1].end for row in self.events)
-
-    @functools.cached_property
-    def work(self) -> tuple[float, ...]:
-        """Time that each rank computes."""
-        return tuple(math.fsum(event.end - event.start for event in row) for row in self.events)
-
-    @property
-    def ideal(self) -> float:
-        """Work of the busiest rank: no order can be faster. With equal stages, the work of any rank."""
-        return max(self.work)
-
-    @property
-    def idle(self) -> tuple[float, ...]:
-        """Time of the makespan in which each rank does not compute."""
-        return tuple(self.makespan - work for work in self.work)
-
-    @property
-    def bubble(self) -> float:
-        """Longest time from the first action of a rank to its last, less `ideal`.
-
-        Taken over a rank's own span, as the zero-bubble paper does (its cost is the longest time of any stage): ranks
-        that end early go on to the next batch early. Where rank 0 starts first and ends last, as in GPipe, 1F1B,
-        interleaved 1F1B and ZB-H1, it is makespan − ideal.
+        Raises:
+          ScheduleError: as `per_stage`.
         """
-        return max(row[-1].end - row[0].start for row in self.events) - self.ideal
+        times = self.per_stage(num_stages)
+        inputs, weights = times["backward_input"], times["backward_weight"]
+        whole = tuple(map(sum, zip(inputs, weights, strict=True)))
+        return {Kind.F: times["forward"], Kind.B: whole, Kind.I: inputs, Kind.W: weights}
 
-    @property
-    def bubble_fraction(self) -> float:
-        """`bubble` over `ideal`: (p−1)/m for 1F1B (Narayanan et al., SC 2021, section 2.2)."""
-        return self.bubble / self.ideal if self.ideal else 0.0
+    @classmethod
+    def parse(cls, text: str) -> "Costs":
+        """Reads `forward=1,hop=0.1`, or `forward=1:1:2` for one time for each stage; what is left out is the default.
 
-    @functools.cached_property
-    def peak_inflight(self) -> tuple[float, ...]:
-        """Most activations that each rank holds, in microbatches of the whole rank.
-
-        One chunk of a rank with v stages is 1/v of a microbatch. It is held from the start of its F to the end of its
-        B, or of its W: the weight gradient needs it too.
+        Raises:
+          ScheduleError: on an unknown or repeated name, or a time that is no number.
         """
-        return tuple(
-            max(held for _, held in self.memory(rank)) / len(self.schedule.stages_of(rank))
-            for rank in range(self.schedule.num_ranks)
-        )
-
-    def memory(self, rank: int) -> list[tuple[float, int]]:
-        """Chunk activations that `rank` holds over time: each time at which the number changes, and the number after.
-
-        What ends at a time is given back before what starts at that time is taken, so the number at a time is the last
-        one listed for it or before it.
-        """
-        curve, held = [], 0
-        for action, start, end in self.events[rank]:  # one at a time, so in order of time
-            if action.kind is Kind.F:
-                held += 1
-                curve.append((start, held))
-            elif action.kind is not Kind.I:
-                held -= 1
-                curve.append((end, held))
-        return curve
+        names = [field.name for field in dataclasses.fields(cls)]
+        values: dict[str, float | tuple[float, ...]] = {}
+        for item in filter(None, text.split(",")):
+            name, _, value = (part.strip() for part in item.partition("="))
+            if name not in names:
+                raise ScheduleError(f"costs: there is no {name!r}. {nearest(name, names)}")
+            if name in values:
+                raise ScheduleError(f"costs: {name} is given twice; write the times of stages as {name}=1:1:2.")
+            try:
+                times = tuple(map(float, value.split(":")))
+            except ValueError:
+                raise ScheduleError(
+                    f"costs: {item.strip()!r} is no time: write {name}=1.5, or {name}=1:1:2 with one for each stage."
+                ) from None
+            values[name] = times if len(times) > 1 else times[0]
+        return cls(**values)
 
 
 def free_running(schedule: Schedule, costs: Costs) -> Timeline:
@@ -131,7 +87,7 @@ def free_running(schedule: Schedule, costs: Costs) -> Timeline:
 
     Args:
       schedule: a legal schedule.
-      costs: times of the actions and hops; B takes as long as I and W together.
+      costs: times of the actions and hops.
 
     Returns:
       The timeline, in the unit of `costs`. Takes time linear in the number of actions.
@@ -139,16 +95,14 @@ def free_running(schedule: Schedule, costs: Costs) -> Timeline:
     Raises:
       ScheduleError: when `costs` do not fit the stages, or the schedule cannot be run to its end.
     """
-    times = costs.per_stage(schedule.num_stages)
-    durations = {Kind.F: times["forward"], Kind.I: times["backward_input"], Kind.W: times["backward_weight"]}
-    durations[Kind.B] = tuple(map(sum, zip(durations[Kind.I], durations[Kind.W], strict=True)))
+    durations, hops = costs.durations(schedule.num_stages), costs.per_stage(schedule.num_stages)["hop"]
     ended: dict[Action, float] = {}
     free = [0.0] * schedule.num_ranks
     events: list[list[Event]] = [[] for _ in range(schedule.num_ranks)]
     for rank, action in execution_order(schedule):
         start = free[rank]
         for need in action.needs(schedule.num_stages):
-            hop = times["hop"][need.stage] if schedule.placement[need.stage] != rank else 0.0
+            hop = hops[need.stage] if schedule.placement[need.stage] != rank else 0.0
             start = max(start, ended[need] + hop)
         end = start + durations[action.kind][action.stage]
         free[rank] = ended[action.product] = end

@@ -44,16 +44,17 @@ def is_legal(rows, placement, num_microbatches):
 
 @st.composite
 def user_schedules(draw):
-    """A legal table that no generator gives: any placement, B fused or split one by one, any order that can run."""
+    """A legal table that no generator gives: any placement, all B fused, all split or some, any order that can run."""
     num_ranks = draw(st.integers(1, 4))
     extra = draw(st.lists(st.integers(0, num_ranks - 1), max_size=4))
     placement = tuple(draw(st.permutations([*range(num_ranks), *extra])))
     stages, num_microbatches = range(len(placement)), draw(st.integers(1, 4))
+    splits = draw(st.sampled_from([st.just(False), st.just(True), st.booleans()]))
     waiting = {Action(stage, Kind.F, k) for stage in stages for k in range(num_microbatches)}
     for stage in stages:
         for k in range(num_microbatches):
-            split = draw(st.booleans())
-            waiting |= {Action(stage, kind, k) for kind in ((Kind.I, Kind.W) if split else (Kind.B,))}
+            kinds = (Kind.I, Kind.W) if draw(splits) else (Kind.B,)
+            waiting |= {Action(stage, kind, k) for kind in kinds}
     rng = draw(st.randoms(use_true_random=False))
     rows, done = [[] for _ in range(num_ranks)], set()
     while waiting:

@@ -103,6 +103,22 @@ def test_a_table_in_a_file_is_a_schedule(tmp_path):
     assert to_csv(schedule).splitlines()[0] == "0F0,0F1,3F0,3B0,0B0,3F1,3B1,0B1"
 
 
+def test_a_file_has_sizes_of_its_own(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text(to_csv(make_schedule("zb_v", pipe=3, chunks=2, num_microbatches=5)), encoding="utf-8")
+    schedule = make_schedule(f"file:{table}")
+    assert (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches) == (3, 2, 5)
+
+
+def test_by_name_only_the_chunks_may_be_left_out():
+    assert make_schedule("1f1b", pipe=2, num_microbatches=3).num_chunks == 1
+    for asked in ({"pipe": 2}, {"num_microbatches": 2}):
+        with pytest.raises(ScheduleError, match="schedule 1f1b needs pipe and the number of microbatches"):
+            make_schedule("1f1b", **asked)
+    with pytest.raises(ScheduleError, match="schedule zb_v has chunks=2, not 1: set chunks to 2"):
+        make_schedule("zb_v", pipe=2, num_microbatches=3)
+
+
 @pytest.mark.parametrize("size", ["pipe", "chunks", "num_microbatches"])
 def test_a_file_must_have_the_sizes_of_the_run(tmp_path, size):
     has = {"pipe": 3, "chunks": 1, "num_microbatches": 5}

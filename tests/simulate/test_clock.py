@@ -8,8 +8,10 @@ from fiddlex.errors import ScheduleError
 from fiddlex.pipeline.generators import GENERATORS
 from fiddlex.pipeline.schedule import Kind
 from fiddlex.pipeline.text import from_csv
-from fiddlex.simulate.clock import Costs, Event, free_running
+from fiddlex.simulate.clock import Costs, free_running
+from fiddlex.simulate.timeline import Event
 from tests.pipeline.strategies import generated_schedules, runnable, user_schedules
+from tests.simulate.strategies import stage_costs
 
 UNIT = Costs(forward=1.0, backward_input=1.0, backward_weight=1.0)
 UNEQUAL = Costs(forward=1.0, backward_input=1.5, backward_weight=0.7)
@@ -134,6 +136,16 @@ def test_times_memory_and_idleness_of_a_small_schedule_by_hand():
     assert timeline.memory(0) == [(0.0, 1), (2.0, 2), (13.0, 1), (19.0, 0)]
     assert timeline.memory(1) == [(2.5, 1), (8.5, 0), (8.5, 1), (14.5, 0)]
     assert timeline.peak_inflight == (2.0, 1.0)
+    assert timeline.memory(0, activation=0, weight_gradient=1) == [(9.0, 1), (13.0, 0)]
+    assert timeline.memory(0, activation=(100, 7), weight_gradient=30) == [
+        (0.0, 100),
+        (2.0, 200),
+        (9.0, 230),
+        (13.0, 100),
+        (19.0, 0),
+    ]
+    assert timeline.memory(1, activation=0, weight_gradient=1) == []
+    assert timeline.peak_weight_stash == (1.0, 0.0)
 
 
 def test_ideal_is_the_work_of_the_busiest_rank_when_stages_differ():
@@ -156,14 +168,6 @@ def test_peaks_count_a_chunk_as_its_share_of_the_rank():
     timeline = free_running(from_csv("0F0,2F0,2B0,0B0,\n1F0,1B0\n", "t"), UNIT)
     assert timeline.memory(0) == [(0.0, 1), (2.0, 2), (5.0, 1), (9.0, 0)]
     assert timeline.peak_inflight == (1.0, 1.0)
-
-
-@st.composite
-def stage_costs(draw, num_stages):
-    # Quarters, so that sums are exact in any order.
-    times = st.integers(0, 12).map(lambda quarters: quarters / 4)
-    field = st.one_of(times, st.tuples(*[times] * num_stages))
-    return Costs(draw(field), draw(field), draw(field), draw(field))
 
 
 @given(st.one_of(user_schedules(), generated_schedules()), st.data())
@@ -218,6 +222,38 @@ def released(row: tuple[Event, ...], forward: Event) -> Event:
     """The event that ends the need for the activation of `forward`."""
     stage, _, k = forward.action
     return next(e for e in row if e.action in ((stage, Kind.B, k), (stage, Kind.W, k)))
+
+
+@pytest.mark.parametrize(
+    ("text", "costs"),
+    [
+        ("", Costs()),
+        ("forward=2", Costs(forward=2.0)),
+        ("hop=0.1, forward=1:1:2.5", Costs(forward=(1.0, 1.0, 2.5), hop=0.1)),
+        ("forward=1,backward_input=2,backward_weight=3,hop=1e-3,", Costs(1.0, 2.0, 3.0, 1e-3)),
+    ],
+)
+def test_costs_are_read_from_text(text, costs):
+    assert Costs.parse(text) == costs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("forwards=1", "costs: there is no 'forwards'. Did you mean 'forward'?"),
+        ("1,2,3", "costs: there is no '1'. Known: forward, backward_input, backward_weight, hop."),
+        ("hop=1,hop=2", "costs: hop is given twice; write the times of stages as hop=1:1:2."),
+        (
+            "hop=1;2",
+            "costs: 'hop=1;2' is no time: write hop=1.5, or hop=1:1:2 with one for each stage.",
+        ),
+        ("hop", "costs: 'hop' is no time: write hop=1.5, or hop=1:1:2 with one for each stage."),
+    ],
+)
+def test_costs_that_cannot_be_read_are_refused_with_the_form(text, message):
+    with pytest.raises(ScheduleError) as error:
+        Costs.parse(text)
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests import reference
 
 TOLERANCE = 1e-5  # relative, float32, five steps
 NUM_LAYERS = 4
-# Stages on ranks 0, 2, 0 and 1, two of them with I and W apart: hops in several directions, chunks that some ranks lack.
+# Stages on ranks 0, 2, 0 and 1, two of them with I and W apart: hops either way, chunks that some ranks lack.
 ODD_TABLE = pathlib.Path(__file__).parents[1] / "pipeline" / "odd.csv"
 
 
@@ -35,7 +35,8 @@ class Case:
     layers_per_stage: str = ""
 
     def __str__(self) -> str:
-        words = [f"{self.data}x{self.pipe}x{self.tensor}", pathlib.Path(self.schedule).stem, f"v{self.chunks}", f"m{self.microbatches}"]
+        words = [f"{self.data}x{self.pipe}x{self.tensor}", pathlib.Path(self.schedule).stem]
+        words += [f"v{self.chunks}", f"m{self.microbatches}"]
         words += ["sp"] * self.sequence_parallel + ["zero"] * self.zero1 + ["dropout"] * (self.dropout > 0)
         return "-".join([*words, self.recompute, self.optimizer, self.layers_per_stage.replace(",", "")]).rstrip("-")
 

@@ -1,0 +1,58 @@
+"""Prints the bubbles of the named schedules as a markdown table: the papers' formulas beside both clocks.
+
+    python experiments/bubbles.py [--pipe=4 --pipe=8 --chunks=2 --microbatches=32]
+
+F, I and W of a stage take one unit each, hops none. A bubble is told as a share of the work; memory as the most
+microbatches that a rank holds. Sizes for which a schedule does not exist, or its formula does not hold, are left out.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from absl import flags
+
+from fiddlex.flags import run
+from fiddlex.pipeline.generators import make_schedule
+from fiddlex.pipeline.lowering import lower
+from fiddlex.simulate.clock import Costs, free_running
+from fiddlex.simulate.lockstep import lockstep
+
+_PIPE = flags.DEFINE_multi_integer("pipe", [2, 4, 8, 16], "ranks; may be repeated", lower_bound=1)
+_CHUNKS = flags.DEFINE_multi_integer("chunks", [1, 2, 3, 4], "stages on a rank; may be repeated", lower_bound=1)
+_MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [8, 32, 128], "may be repeated", lower_bound=1)
+
+# The bubble over the work, and the sizes for which that holds, each of p, v and m. GPipe: Huang et al., NeurIPS 2019;
+# 1F1B, interleaved: Narayanan et al., SC 2021, section 2.2; zero-bubble: Qi et al., ICLR 2024, sections 2 and 6.
+FORMULAS: dict[str, tuple[Callable[[int, int, int], float], Callable[[int, int, int], bool]]] = {
+    "gpipe": (lambda p, v, m: (p - 1) / m, lambda p, v, m: v == 1),
+    "1f1b": (lambda p, v, m: (p - 1) / m, lambda p, v, m: v == 1),
+    "interleaved_1f1b": (lambda p, v, m: (p - 1) / (v * m), lambda p, v, m: m % p == 0),
+    "zb_h1": (lambda p, v, m: (p - 1) / (3 * m), lambda p, v, m: v == 1 and m >= p),
+    "zb_h2": (lambda p, v, m: 0.0, lambda p, v, m: v == 1 and m >= 2 * p - 1),
+    "zb_v": (lambda p, v, m: 0.0, lambda p, v, m: v == 2 and m >= 2 * p - 1),
+}
+_HEADER = ("schedule", "p", "v", "m", "formula", "free-running", "lockstep", "ticks", "held, free", "held, lockstep")
+
+
+def main(argv: list[str]) -> None:
+    """Prints the table."""
+    print(f"| {' | '.join(_HEADER)} |\n|{'---|' * len(_HEADER)}", flush=True)
+    for row in _rows():
+        cells = (f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row)
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def _rows() -> Iterator[tuple[str | int | float, ...]]:
+    sizes = itertools.product(_PIPE.value, _MICROBATCHES.value, FORMULAS.items(), _CHUNKS.value)
+    for pipe, num_microbatches, (name, (formula, holds)), chunks in sizes:
+        if holds(pipe, chunks, num_microbatches):
+            schedule = make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
+            lowered = lower(schedule)
+            clocks = free_running(schedule, Costs()), lockstep(lowered, Costs())
+            bubbles = (formula(pipe, chunks, num_microbatches), *(timeline.bubble_fraction for timeline in clocks))
+            held = (f"{max(timeline.peak_inflight):g}" for timeline in clocks)
+            yield name, pipe, chunks, num_microbatches, *bubbles, lowered.num_ticks, *held
+
+
+if __name__ == "__main__":
+    run(main)

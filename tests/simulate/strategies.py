@@ -1,0 +1,13 @@
+"""Random costs."""
+
+from hypothesis import strategies as st
+
+from fiddlex.simulate.clock import Costs
+
+
+@st.composite
+def stage_costs(draw, num_stages):
+    """Costs of `num_stages` stages, alike or not, in quarters so that sums are exact in any order."""
+    times = st.integers(0, 12).map(lambda quarters: quarters / 4)
+    field = st.one_of(times, st.tuples(*[times] * num_stages))
+    return Costs(draw(field), draw(field), draw(field), draw(field))

@@ -1,0 +1,185 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fiddlex.errors import ScheduleError
+from fiddlex.pipeline.generators import GENERATORS
+from fiddlex.pipeline.lowering import lower
+from fiddlex.pipeline.schedule import Kind
+from fiddlex.pipeline.text import from_csv
+from fiddlex.simulate.clock import Costs
+from fiddlex.simulate.lockstep import lockstep
+from tests.pipeline.strategies import generated_schedules, user_schedules
+from tests.simulate.strategies import stage_costs
+
+UNIT = Costs(forward=1.0, backward_input=1.0, backward_weight=1.0)
+UNEQUAL = Costs(forward=1.0, backward_input=1.5, backward_weight=0.75)
+COSTS = pytest.mark.parametrize("costs", [UNIT, UNEQUAL], ids=["unit", "unequal"])
+PIPES = pytest.mark.parametrize("pipe", range(2, 17))
+
+
+def run(name, pipe, num_microbatches, costs, chunks=1):
+    return lockstep(lower(GENERATORS[name](pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)), costs)
+
+
+@COSTS
+@PIPES
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_gpipe_and_1f1b_cost_what_they_do_free_running(name, pipe, costs):
+    whole = costs.forward + costs.backward_input + costs.backward_weight
+    for m in {1, pipe - 1, pipe + 3, 128 if pipe in (2, 16) else 31}:
+        timeline = run(name, pipe, m, costs)
+        assert timeline.makespan == (m + pipe - 1) * whole
+        assert timeline.bubble == (pipe - 1) * whole
+        assert timeline.bubble_fraction == (pipe - 1) / m
+
+
+@PIPES
+@pytest.mark.parametrize("chunks", range(1, 5))
+def test_interleaved_1f1b_has_1_over_v_of_the_bubble(pipe, chunks):
+    # One chunk takes 1/v of the time of the whole rank, in which the formula is written.
+    costs = Costs(*(time / chunks for time in (1.0, 1.5, 0.75)))
+    for m in {pipe, 2 * pipe, 128 // pipe * pipe if pipe in (2, 5, 16) else 3 * pipe}:
+        timeline = run("interleaved_1f1b", pipe, m, costs, chunks)
+        assert timeline.bubble == pytest.approx((pipe - 1) * 3.25 / chunks)
+        assert timeline.bubble_fraction == pytest.approx((pipe - 1) / (chunks * m))
+
+
+@PIPES
+@pytest.mark.parametrize(("name", "chunks"), [("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2)])
+def test_a_tick_of_one_action_each_is_as_long_as_the_pieces_that_waiting_cuts_it_into(name, chunks, pipe):
+    """Of unit costs a tick takes 1, but where the last stage scores, others begin their I or W only then."""
+    lowered = lower(GENERATORS[name](pipe=pipe, chunks=chunks, num_microbatches=2 * pipe))
+    head, embed_backward = (lowered.column(name)[:, 0] >= 0 for name in ("head", "embed_backward"))
+    forward, backward, weight = (
+        (lowered.column(f"{slot}_chunk") >= 0).any(axis=1) for slot in ("forward", "backward", "weight")
+    )
+    alone = forward & head  # what runs behind the scores runs behind the forwards
+    total = alone.sum() + (embed_backward & weight).sum()
+    total += (np.where(alone, 0, forward) | backward | np.where(embed_backward, 0, weight)).sum()
+    assert lockstep(lowered, UNIT).makespan == total
+
+
+@PIPES
+def test_a_hop_of_1f1b_is_hidden_wherever_there_is_a_slot_beside_it(pipe):
+    """In p−1 ticks there are only forwards, so activations travel beside nothing; in p−1 gradients do."""
+    for m in (1, pipe, 3 * pipe):
+        for hop in (0.25, 1.0):
+            timeline = run("1f1b", pipe, m, Costs(1.0, 1.0, 1.0, hop))
+            assert timeline.makespan == (m + pipe - 1) * 3 + 2 * (pipe - 1) * hop
+
+
+@PIPES
+def test_peaks_of_1f1b_are_those_of_a_round_trip(pipe):
+    peaks = run("1f1b", pipe, 4 * pipe, UNIT).peak_inflight
+    assert peaks == tuple(2 * (pipe - 1 - rank) + 1 for rank in range(pipe))
+
+
+def test_times_by_hand():
+    schedule = from_csv("0F0,0F1,0I0,0B1,0W0\n1F0,1B0,1F1,1B1\n", "t")
+    timeline = lockstep(lower(schedule), Costs((2.0, 1.0), 3.0, 1.0, hop=(0.5, 2.5)))
+    assert timeline.tick_starts == (0.0, 2.5, 8.5, 14.0)
+    assert [(str(action), start, end) for action, start, end in timeline.events[0]] == [
+        ("0F0", 0.0, 2.0),  # then the hop of 0.5 beside nothing
+        ("0F1", 2.5, 4.5),
+        ("0I0", 11.0, 14.0),  # its gradient set out with the tick and took 2.5, longer than 1F1
+        ("0B1", 16.5, 20.5),
+        ("0W0", 20.5, 21.5),
+    ]
+    assert [(str(action), start, end) for action, start, end in timeline.events[1]] == [
+        ("1F0", 2.5, 3.5),
+        ("1B0", 4.5, 8.5),  # scoring waited for 0F1
+        ("1F1", 8.5, 9.5),
+        ("1B1", 9.5, 13.5),
+    ]
+    assert timeline.makespan == 21.5
+
+
+def test_a_tick_by_hand_that_is_as_long_as_its_slowest_rank():
+    schedule = from_csv("0F0,0F1,0I0,0B1,0W0\n1F0,1B0,1F1,1B1\n", "t")
+    timeline = lockstep(lower(schedule), Costs((2.0, 1.0), 3.0, 1.0, hop=(0.5, 0.0)))
+    assert timeline.tick_starts == (0.0, 2.5, 8.5, 13.5)
+
+
+ANY_SCHEDULE = st.one_of(user_schedules(), generated_schedules())
+
+
+@given(ANY_SCHEDULE, st.data())
+def test_every_start_follows_from_the_rules_of_a_tick(schedule, data):
+    """Each start is worked out anew from the other times of its tick."""
+    costs, lowered = data.draw(stage_costs(schedule.num_stages)), lower(schedule)
+    timeline, hops = lockstep(lowered, costs), costs.per_stage(schedule.num_stages)["hop"]
+    placement, last = schedule.placement, schedule.num_stages - 1
+    tick_of = {
+        action: tick
+        for row, ticks in zip(schedule.actions, lowered.ticks, strict=True)
+        for action, tick in zip(row, ticks, strict=True)
+    }
+    ends = [*timeline.tick_starts[1:], timeline.makespan]
+    for tick, (start, end) in enumerate(zip(timeline.tick_starts, ends, strict=True)):
+        ran, before = (
+            {event.action: event for row in timeline.events for event in row if tick_of[event.action] == wanted}
+            for wanted in (tick, tick - 1)
+        )
+        forward_end, backward_end, reached = {}, {}, []
+        for rank in range(schedule.num_ranks):
+            forward_end[rank] = max((e.end for a, e in ran.items() if on(a, rank, placement, "F")), default=start)
+        for action, event in ran.items():
+            if action.kind is Kind.F:
+                assert event.start == start
+                if action.stage < last and placement[action.stage + 1] != placement[action.stage]:
+                    reached.append(event.end + hops[action.stage])
+        scored = any(action.kind is Kind.F and action.stage == last for action in ran)
+        for rank in range(schedule.num_ranks):
+            gate = max(forward_end.values()) if scored else forward_end[rank]
+            for sender in before:
+                if sender.kind in (Kind.B, Kind.I) and sender.stage and placement[sender.stage - 1] == rank:
+                    gate = max(gate, start + (hops[sender.stage] if placement[sender.stage] != rank else 0))
+            backward_end[rank] = gate
+            for action, event in ran.items():
+                if on(action, rank, placement, "BI"):
+                    assert event.start == gate
+                    backward_end[rank] = event.end
+        leaves = any(action.kind in (Kind.B, Kind.I) and not action.stage for action in ran)
+        for action, event in ran.items():
+            if action.kind is Kind.W:
+                own = backward_end[placement[action.stage]]
+                assert event.start == (max(backward_end.values()) if leaves else own)
+        reached += [*backward_end.values(), *(event.end for event in ran.values())]
+        if tick + 1 < len(ends):
+            assert end == max(reached)
+
+
+def on(action, rank, placement, kinds):
+    return placement[action.stage] == rank and action.kind in kinds
+
+
+@given(ANY_SCHEDULE, st.data())
+def test_a_timeline_has_every_action_once_in_order_of_time(schedule, data):
+    timeline = lockstep(lower(schedule), data.draw(stage_costs(schedule.num_stages)))
+    for row, actions in zip(timeline.events, schedule.actions, strict=True):
+        assert sorted(event.action for event in row) == sorted(actions)
+        assert all(before.end <= after.start for before, after in itertools.pairwise(row))
+
+
+@given(ANY_SCHEDULE, st.data())
+def test_memory_is_what_the_executors_stashes_hold(schedule, data):
+    lowered = lower(schedule)
+    timeline = lockstep(lowered, data.draw(stage_costs(schedule.num_stages)))
+    ranks = range(schedule.num_ranks)
+    for slots, peaks, amounts in (
+        (lowered.stash_slots, timeline.peak_inflight, (1, 0)),
+        (lowered.weight_stash_slots, timeline.peak_weight_stash, (0, 1)),
+    ):
+        curves = [timeline.memory(rank, activation=amounts[0], weight_gradient=amounts[1]) for rank in ranks]
+        most = [max((held for _, held in curve), default=0) for curve in curves]
+        assert max(most) == slots
+        assert peaks == tuple(most[rank] / len(schedule.stages_of(rank)) for rank in ranks)
+
+
+def test_costs_that_do_not_fit_are_refused():
+    with pytest.raises(ScheduleError, match="forward has 3 times for 2 stages"):
+        run("1f1b", 2, 2, Costs(forward=(1.0, 2.0, 3.0)))

@@ -1,0 +1,188 @@
+"""`experiments/schedule.py` and `bubbles.py` as a user runs them: text, the papers' numbers, mistakes."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+BINARY = ROOT / "experiments" / "schedule.py"
+
+
+def call(*arguments: str, status: int = 0, binary=BINARY, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", str(binary), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def sizes(name, pipe, chunks, microbatches):
+    return [f"--name={name}", f"--pipe={pipe}", f"--chunks={chunks}", f"--microbatches={microbatches}"]
+
+
+TEXT = """\
+zb_h1: pipe=2, chunks=1, microbatches=3
+
+free-running, each action in one slot:
+rank  0   1   2   3   4   5   6   7   8   9
+   0 0F0 0F1  .  0I0 0W0 0F2 0I1 0W1 0I2 0W2
+   1  .  1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
+
+lockstep, 10 ticks:
+rank  0   1   2   3   4   5   6   7   8   9
+   0 0F0 0F1  .  0I0 0W0 0F2 0I1 0W1 0I2 0W2
+   1  .  1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
+
+free-running: makespan 20, bubble 0.1111 of the work
+  most activations held, in microbatches, by rank: 2 2
+  most left for W, in microbatches, by rank: 1 2
+
+lockstep: makespan 26, bubble 0.4444 of the work
+  most activations held, in microbatches, by rank: 2 2
+  most left for W, in microbatches, by rank: 1 2
+"""
+
+
+def test_text():
+    assert call(*sizes("zb_h1", 2, 1, 3), "--costs=forward=2,backward_input=2,backward_weight=2").stdout == TEXT
+
+
+def test_text_of_one_clock():
+    done = call("--name=1f1b", "--pipe=1", "--microbatches=2", "--clock=lockstep")
+    assert done.stdout == (
+        "1f1b: pipe=1, chunks=1, microbatches=2\n"
+        "\n"
+        "lockstep, 2 ticks:\n"
+        "rank    0       1\n"
+        "   0 0F0+0B0 0F1+0B1\n"
+        "\n"
+        "lockstep: makespan 6, bubble 0 of the work\n"
+        "  most activations held, in microbatches, by rank: 1\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "free_bubble", "lockstep_bubble", "free_peak", "lockstep_peak", "num_ticks"),
+    [
+        ("gpipe", 1, 3 / 8, 3 / 8, [8, 8, 8, 8], [8, 8, 8, 8], 21),
+        ("1f1b", 1, 3 / 8, 3 / 8, [4, 3, 2, 1], [7, 5, 3, 1], 14),
+        ("interleaved_1f1b", 2, 3 / 16, 3 / 16, [5.5, 4.5, 3.5, 2.5], [5.5, 4.5, 3.5, 2.5], 26),
+    ],
+)
+def test_json_has_the_papers_numbers(name, chunks, free_bubble, lockstep_bubble, free_peak, lockstep_peak, num_ticks):
+    costs = f"--costs=forward={1 / chunks},backward_input={1 / chunks},backward_weight={1 / chunks}"
+    done = call(*sizes(name, 4, chunks, 8), costs, "--format=json")
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert (facts["name"], facts["pipe"], facts["chunks"], facts["microbatches"]) == (name, 4, chunks, 8)
+    assert facts["num_ticks"] == num_ticks
+    for clock, bubble, peak in (
+        ("free_running", free_bubble, free_peak),
+        ("lockstep", lockstep_bubble, lockstep_peak),
+    ):
+        assert facts[clock]["bubble_fraction"] == pytest.approx(bubble)
+        assert facts[clock]["makespan"] == pytest.approx(24 * (1 + bubble))
+        assert facts[clock]["peak_inflight"] == peak
+        assert facts[clock]["peak_weight_stash"] == [0] * 4
+
+
+def test_costs_may_differ_by_stage():
+    costs = "--costs=forward=1:4,backward_input=1:2,backward_weight=0,hop=0.5"
+    facts = json.loads(call(*sizes("1f1b", 2, 1, 3), costs, "--format=json").stdout)
+    assert facts["free_running"]["makespan"] == 21  # 0F0, a hop, three times 4 + 2 on rank 1, a hop, 0B2
+    # Ticks of 1+½, 4+2 three times (with the hops hidden beside 1F and 1B), and ½+1.
+    assert facts["lockstep"]["makespan"] == 21
+
+
+def test_a_table_travels(tmp_path):
+    table = call(*sizes("zb_v", 3, 2, 5), "--format=csv").stdout
+    assert table.splitlines()[0].startswith("0F0,0F1,")
+    call(*sizes("zb_v", 3, 2, 5), "--format=csv", f"--output={tmp_path / 'mine.csv'}")
+    assert (tmp_path / "mine.csv").read_text() == table
+    by_name = json.loads(call(*sizes("zb_v", 3, 2, 5), "--format=json").stdout)
+    by_file = json.loads(call("--name=file:mine.csv", "--format=json", cwd=tmp_path).stdout)
+    assert by_file == by_name | {"name": "file:mine.csv"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--name is required: "),
+        (["--name=1f1c", "--pipe=4", "--microbatches=8"], "there is no schedule '1f1c'. Did you mean '1f1b'?"),
+        (["--name=1f1b", "--pipe=4"], "schedule 1f1b needs pipe and the number of microbatches; only a file has"),
+        (sizes("1f1b", 4, 2, 8), "schedule 1f1b has chunks=1, not 2: set chunks to 1."),
+        (sizes("1f1b", 0, 1, 8), "schedule 1f1b: pipe=0 must be at least 1."),
+        (sizes("interleaved_1f1b", 4, 2, 6), "Use 4 or 8 microbatches"),
+        (["--name=file:nothing.csv"], "nothing.csv cannot be read"),
+        ([*sizes("1f1b", 2, 1, 2), "--costs=forward=1:2:3"], "costs: forward has 3 times for 2 stages"),
+        ([*sizes("1f1b", 2, 1, 2), "--costs=forwards=1"], "Did you mean 'forward'?"),
+        ([*sizes("1f1b", 2, 1, 2), "--format=svg"], "--format=svg needs --output"),
+        ([*sizes("1f1b", 2, 1, 2), "--format=gif"], "gif"),
+        (["--pipe=four"], "four"),
+    ],
+)
+def test_mistakes(arguments, message):
+    done = call(*arguments, status=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("schedule.py: ")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+
+
+def test_a_table_that_breaks_a_rule_is_shown_with_the_culprit_marked(tmp_path):
+    (tmp_path / "mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B1,1F1,1B0\n")
+    done = call("--name=file:mine.csv", status=2, cwd=tmp_path)
+    assert "rank 1  1F0 >1B1< 1F1  1B0" in done.stderr
+
+
+@pytest.mark.parametrize(("format", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_pictures(format, start, tmp_path):
+    path = tmp_path / "picture"
+    done = call(*sizes("1f1b", 2, 1, 2), f"--format={format}", f"--output={path}")
+    assert done.stdout == ""
+    assert path.read_bytes().startswith(start)
+
+
+def test_a_picture_that_cannot_be_written(tmp_path):
+    done = call(*sizes("1f1b", 2, 1, 2), "--format=svg", f"--output={tmp_path}/nowhere/a.svg", status=1)
+    assert "nowhere/a.svg" in done.stderr
+
+
+def test_pictures_without_matplotlib_name_the_extra(tmp_path):
+    hidden = f"import runpy, sys; sys.modules['matplotlib'] = None; sys.argv = {[str(BINARY), *sizes('1f1b', 2, 1, 2)]}"
+    arguments = f"; sys.argv += ['--format=svg', '--output={tmp_path}/a.svg']"
+    code = f"{hidden}{arguments}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pictures need matplotlib" in done.stderr
+    assert "pip install -e '.[plot]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_it_starts_without_jax_and_matplotlib():
+    code = (
+        f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_path({str(BINARY)!r}); "
+        "sys.exit(str({'jax', 'flax', 'matplotlib'} & set(sys.modules)) if {'jax', 'flax', 'matplotlib'} & "
+        "set(sys.modules) else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_bubbles_of_the_free_running_clock_are_the_formulas():
+    arguments = ["--pipe=3", "--pipe=16", "--microbatches=48", "--microbatches=128"]
+    lines = call(*arguments, binary=BINARY.with_name("bubbles.py")).stdout.splitlines()
+    header, rule, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert header == [
+        *("schedule", "p", "v", "m", "formula", "free-running", "lockstep", "ticks", "held, free", "held, lockstep")
+    ]
+    assert set(rule) == {"---"}
+    assert all(row[4] == row[5] for row in rows)
+    assert {tuple(row[:4]) for row in rows if row[1] == "3"} == {
+        *((name, "3", "1", m) for name in ("gpipe", "1f1b", "zb_h1", "zb_h2") for m in ("48", "128")),
+        *(("zb_v", "3", "2", m) for m in ("48", "128")),
+        *(("interleaved_1f1b", "3", str(v), "48") for v in range(1, 5)),  # 128 is no multiple of 3
+    }
+    assert ["1f1b", "16", "1", "128", "0.1172", "0.1172", "0.1172", "158", "16", "31"] in rows
+    assert ["interleaved_1f1b", "16", "4", "128", "0.0293", "0.0293", "0.0293", "590", "19.75", "19.75"] in rows
