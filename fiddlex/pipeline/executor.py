@@ -147,16 +147,18 @@ class _Run:
         gradients = self._send(carry.outgoing, self._lowered.backward_shifts)
         carry, y = self._forward(carry, own, self._embed(carry, shared))
         activations = self._send(y, self._lowered.forward_shifts)
-        carry, dy = self._head(carry, shared, own, y)
+        if self._lowered.scores_between:
+            carry = self._head(carry, shared, own, y)
         if self._trains:
-            arrivals = [(own.head_inbox, dy), *zip(backward_hops, gradients, strict=True)]
-            carry = carry._replace(backward_inbox=_put(carry.backward_inbox, arrivals))
+            carry = carry._replace(backward_inbox=_put(carry.backward_inbox, backward_hops, gradients))
             carry = self._backward(carry, own)
-            carry = self._embed_backward(carry, shared, own)
         if self._splits:
             carry = self._backward_weights(carry, own)
-        arrivals = list(zip(forward_hops, activations, strict=True))
-        return carry._replace(forward_inbox=_put(carry.forward_inbox, arrivals))
+        if not self._lowered.scores_between:
+            carry = self._head(carry, shared, own, y)
+        if self._trains:
+            carry = self._embed_backward(carry, shared, own)
+        return carry._replace(forward_inbox=_put(carry.forward_inbox, forward_hops, activations))
 
     def _embed(self, carry: Carry, shared: Tick) -> jax.Array:
         def work() -> jax.Array:
@@ -176,8 +178,8 @@ class _Run:
         )
         return carry._replace(stash=stash), y
 
-    def _head(self, carry: Carry, shared: Tick, own: Tick, y: jax.Array) -> tuple[Carry, jax.Array]:
-        """Scores what leaves the last stage; with backward passes also the gradient of that."""
+    def _head(self, carry: Carry, shared: Tick, own: Tick, y: jax.Array) -> Carry:
+        """Scores what leaves the last stage; with backward passes, puts the gradient of that into its inbox."""
 
         def work(outer: Tree, values: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
             leaving, microbatch = lax.psum(jnp.where(own.is_last, y, 0), "pipe"), self._microbatch(shared.head)
@@ -199,7 +201,12 @@ class _Run:
             carry.grads.outer,
             carry.values,
         )
-        return carry._replace(grads=carry.grads._replace(outer=outer), values=values), dy
+        inbox = (
+            _put(carry.backward_inbox, jnp.asarray(own.head_inbox)[None], [dy])
+            if self._trains
+            else carry.backward_inbox
+        )
+        return carry._replace(grads=carry.grads._replace(outer=outer), values=values, backward_inbox=inbox)
 
     def _backward(self, carry: Carry, own: Tick) -> Carry:
         """B and I: takes a gradient from the inbox and leaves the one to send in `outgoing`."""
@@ -267,9 +274,9 @@ class _Run:
         return jnp.broadcast_to(element, (*sizes, *like.shape))
 
 
-def _put(inbox: jax.Array, arrivals: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
-    for slot, value in arrivals:
-        inbox = lax.dynamic_update_index_in_dim(inbox, value, slot, 0)
+def _put(inbox: jax.Array, slots: jax.Array, values: list[jax.Array]) -> jax.Array:
+    for number, value in enumerate(values):
+        inbox = lax.dynamic_update_index_in_dim(inbox, value, slots[number], 0)
     return inbox
 
 

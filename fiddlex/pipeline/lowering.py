@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.pipeline.schedule import Action, Kind, Schedule
-from fiddlex.pipeline.ticks import Ticks, place
+from fiddlex.pipeline.ticks import Ticks, fills_pairs, place
 
 NONE = -1
 
@@ -29,10 +29,10 @@ class Phase(enum.IntEnum):
 
     EMBED = 0  # the gradients of the tick before set out
     FORWARD = 1
-    HEAD = 2  # activations set out; gradients arrive
+    BETWEEN = 2  # activations set out, gradients arrive; the head scores if `Lowered.scores_between`
     BACKWARD = 3
     WEIGHT = 4
-    ARRIVE = 5  # activations arrive
+    END = 5  # activations arrive; the head scores otherwise; the first stage's gradient reaches the embedding
 
 
 class Tick(NamedTuple):
@@ -44,7 +44,7 @@ class Tick(NamedTuple):
 
     Attributes:
       embed: microbatch that enters the first stage.
-      head: microbatch that leaves the last stage and is scored.
+      head: microbatch that leaves the last stage and is scored, between the slots or at the tick's end.
       embed_backward: microbatch whose gradient leaves the first stage.
       is_last: 1 when this device's forward is the last stage's.
       is_first: 1 when this device's backward is the first stage's.
@@ -101,6 +101,9 @@ class Lowered:
     Attributes:
       schedule: what was lowered.
       ticks: the tick of each action, [rank][position].
+      scores_between: whether the head scores between the forward and the backward slot, so that the last stage can turn
+        its forward into a gradient within a tick. Where no tick has both it scores at the end, where all ranks meet
+        anyway: between the slots they would wait for each other once more.
       table: int32 [tick, rank, column], see `Tick`.
       forward_shifts: how many ranks further an activation goes, for each way that occurs, 0 … p−1.
       backward_shifts: the same for gradients.
@@ -112,6 +115,7 @@ class Lowered:
 
     schedule: Schedule
     ticks: Ticks
+    scores_between: bool
     table: np.ndarray
     forward_shifts: tuple[int, ...]
     backward_shifts: tuple[int, ...]
@@ -159,6 +163,7 @@ class _Lowering:
             for action, tick in zip(row, ticks, strict=True)
         }
         self._last_stage = schedule.num_stages - 1
+        self._scores_between = fills_pairs(schedule)
         self._forward_shifts, self._backward_shifts = self._shifts(+1), self._shifts(-1)
         num_columns = len(COLUMNS) + len(self._forward_shifts) + len(self._backward_shifts)
         shape = (1 + max(self._tick.values()), schedule.num_ranks, num_columns)
@@ -169,6 +174,7 @@ class _Lowering:
         return Lowered(
             self.schedule,
             self.ticks,
+            self._scores_between,
             self._table,
             self._forward_shifts,
             self._backward_shifts,
@@ -227,7 +233,7 @@ class _Lowering:
                     (sent, columns[self._shift(forward.stage - 1, forward.stage)]),
                     self._cell(forward, "forward_inbox"),
                 )
-                values.append(_Value(self._rank(forward), (sent, Phase.ARRIVE), (read, Phase.FORWARD), cells))
+                values.append(_Value(self._rank(forward), (sent, Phase.END), (read, Phase.FORWARD), cells))
         return self._give_slots(values, trash=list(columns.values()))
 
     def _fill_backward_inbox(self) -> int:
@@ -238,15 +244,17 @@ class _Lowering:
             backward = self._backward_of(forward)
             if backward is None:
                 continue
+            phase = Phase.BETWEEN
             if forward.stage == self._last_stage:  # the gradient comes from the head
                 arrival = self._cell(forward, "head_inbox")
+                phase = Phase.BETWEEN if self._scores_between else Phase.END
             else:
                 after = self._backward_of(forward._replace(stage=forward.stage + 1))
                 assert after is not None
                 arrival = self._tick[after] + 1, columns[self._shift(after.stage, forward.stage)]
             read = (self._tick[backward], Phase.BACKWARD)
             cells = arrival, self._cell(backward, "backward_inbox")
-            values.append(_Value(self._rank(forward), (arrival[0], Phase.HEAD), read, cells))
+            values.append(_Value(self._rank(forward), (arrival[0], phase), read, cells))
         return self._give_slots(values, trash=[COLUMNS["head_inbox"], *columns.values()])
 
     def _give_slots(self, values: Iterable[_Value], trash: Sequence[int] = ()) -> int:

@@ -33,7 +33,7 @@ def place(schedule: Schedule) -> Ticks:
     Raises:
       ScheduleError: when the schedule cannot be run to its end.
     """
-    pairs = any(action.kind is Kind.B for row in schedule.actions for action in row)
+    pairs = fills_pairs(schedule)
     ranks = [_Rank(row, pairs=pairs) for row in schedule.actions]
     done: set[Action] = set()
     tick = 0
@@ -51,6 +51,11 @@ def place(schedule: Schedule) -> Ticks:
             validate(schedule)  # shows where it stalls
         tick += 1
     return tuple(tuple(rank.ticks) for rank in ranks)
+
+
+def fills_pairs(schedule: Schedule) -> bool:
+    """Whether a forward and a backward may share a tick: where any backward is whole."""
+    return any(action.kind is Kind.B for row in schedule.actions for action in row)
 
 
 def forward_schedule(placement: Sequence[int], num_microbatches: int) -> Schedule:

@@ -1,9 +1,8 @@
 """The lockstep clock: what a lowered schedule costs when all ranks step through its ticks together, as they execute it.
 
 In a tick a rank runs F, then B or I, then W, and skips what it has not; the tick lasts as long as its slowest rank.
-Where the last stage's forward is scored, all ranks wait for each other behind the forward slot, and where a gradient
-leaves the first stage, behind the backward slot, since both take all of them. That work itself, and embedding, cost
-nothing here.
+Where the last stage's forward is scored between the slots (`Lowered.scores_between`), all ranks wait for each other
+behind the forward slot, since scoring takes all of them. That work itself, and embedding, cost nothing here.
 
 What is sent travels beside a slot. An activation sets out when its forward ends, and the tick lasts until it has
 arrived: it is hidden beside the backward slot of its tick as far as that is as long. A gradient sets out at the start
@@ -34,19 +33,17 @@ def lockstep(lowered: Lowered, costs: Costs) -> Timeline:
       ScheduleError: when `costs` do not fit the stages.
     """
     ranks = _Ranks(lowered.schedule, costs)
-    scores, leaves = ((lowered.column(name)[:, 0] != NONE).tolist() for name in ("head", "embed_backward"))
+    meets_between = ((lowered.column("head")[:, 0] != NONE) & lowered.scores_between).tolist()
     tick_starts = []
     gradients: list[_Message] = []
     for tick, (forwards, backwards, weights) in enumerate(_slots(lowered)):
         start = ranks.meet()
         tick_starts.append(start)
         activations = ranks.run(forwards)
-        if scores[tick]:
+        if meets_between[tick]:
             ranks.meet()
         ranks.receive(gradients, sent=start)
         gradients = ranks.run(backwards)
-        if leaves[tick]:
-            ranks.meet()
         ranks.run(weights)
         ranks.receive(activations)
     return Timeline(lowered.schedule, tuple(map(tuple, ranks.events)), tuple(tick_starts))

@@ -73,17 +73,19 @@ class Interpreter:
         gradients = self._send(self._outgoing, self.lowered.backward_shifts)
         outputs = [self._forward(device, tick, rows[device]) for device in devices]
         activations = self._send(outputs, self.lowered.forward_shifts)
-        scored = self._head(rows, outputs)
+        if self.lowered.scores_between:
+            self._head(rows, outputs, (tick, Phase.BETWEEN))
         for device in devices if self.trains else ():
-            arrivals = [scored, *gradients[device]]
-            slots = [rows[device].head_inbox, *hops[device][split:]]
-            self._arrive(self.backward_inbox[device], slots, arrivals, (tick, Phase.HEAD))
+            self._arrive(self.backward_inbox[device], hops[device][split:], gradients[device], (tick, Phase.BETWEEN))
         self._outgoing = [self._backward(device, tick, rows[device]) for device in devices]
-        self._embed_backward(rows)
         for device in devices:
             self._weight(device, tick, rows[device])
+        if not self.lowered.scores_between:
+            self._head(rows, outputs, (tick, Phase.END))
+        self._embed_backward(rows)
+        for device in devices:
             slots = hops[device][:split]
-            self._arrive(self.forward_inbox[device], slots, activations[device], (tick, Phase.ARRIVE))
+            self._arrive(self.forward_inbox[device], slots, activations[device], (tick, Phase.END))
 
     def _send(self, sent, shifts):
         """For each device what arrives by each shift."""
@@ -113,15 +115,18 @@ class Interpreter:
         assert row.forward_version == 0
         return ("activation", action.stage + 1, action.microbatch)
 
-    def _head(self, rows, outputs):
-        """The gradient that all devices get."""
+    def _head(self, rows, outputs, moment):
+        """Scores what leaves the last stage; all devices get the gradient."""
         leaving = [output for row, output in zip(rows, outputs, strict=True) if row.is_last]
+        num_stages, scored = self.lowered.schedule.num_stages, None
         if rows[0].head == NONE:
             assert leaving == []
-            return None
-        assert leaving == [("activation", self.lowered.schedule.num_stages, rows[0].head)]
-        self.counts["head", rows[0].head] += 1
-        return ("gradient", self.lowered.schedule.num_stages, rows[0].head)
+        else:
+            assert leaving == [("activation", num_stages, rows[0].head)]
+            self.counts["head", rows[0].head] += 1
+            scored = ("gradient", num_stages, rows[0].head)
+        for row, inbox in zip(rows, self.backward_inbox if self.trains else [], strict=self.trains):
+            self._arrive(inbox, [row.head_inbox], [scored], moment)
 
     def _backward(self, device, tick, row):
         if row.backward_chunk == NONE:
