@@ -1,10 +1,14 @@
 """The ten GPT models of Narayanan et al. 2021 (SC'21, arXiv:2104.04473), table 1: 1.7 billion to a trillion parameters.
 
-The published mesh and batch of each. Expect speed, which is what the paper reports, and not a loss: 135 to 163 TF/s
-on each A100 (43 to 52% of its peak), counted with full recomputation (`fiddlex.sizes.hardware_flops`). Microbatches
-hold one example, so that any pipeline is as full as its batch allows; the paper does not list them. It ran in
-float16, we in bfloat16, and drop nothing, so that attention can use a flash kernel. The optimizer is that of Brown et
-al. 2020, appendix B, with the learning rate of the nearest size in its table 2.1.
+The published mesh and batch of each. Pipelines are interleaved, with the fewest chunks that divide a rank's layers.
+Expect speed, which is what the paper reports, and not a loss: 135 to 163 TF/s on each A100 (43 to 52% of its peak),
+counted with full recomputation (`fiddlex.sizes.hardware_flops`). Microbatches hold one example, so that any pipeline is
+as full as its batch allows; the paper does not list them. It ran in float16, we in bfloat16, and drop nothing, so that
+attention can use a flash kernel. The optimizer is that of Brown et al. 2020, appendix B, with the learning rate of the
+nearest size in its table 2.1.
+
+The meshes take as many devices as the table has GPUs, 32 to 3072. On fewer, lower mesh.data and raise the microbatches
+by as much, which trains the same: on eight, --config.mesh.data=8 --config.pipeline.num_microbatches=64 for 1.7b.
 
     python experiments/train.py --config=configs/gpt3.py:1.7b --workdir=/tmp/gpt3_1.7b
 """
@@ -52,6 +56,8 @@ def get_config(name: str = "") -> Config:
     row = ROWS[name]
     data = row.gpus // (row.tensor * row.pipe)
     step_tokens = row.batch_size * SEQ_LEN
+    rank_layers = row.layers // row.pipe
+    num_chunks = next(c for c in range(2, rank_layers + 1) if rank_layers % c == 0) if row.pipe > 1 else 1
     return Config(
         model=ModelConfig(
             num_layers=row.layers,
@@ -63,7 +69,12 @@ def get_config(name: str = "") -> Config:
             dtype="bfloat16",
         ),
         mesh=MeshConfig(data=data, pipe=row.pipe, tensor=row.tensor),
-        pipeline=PipelineConfig(num_microbatches=row.batch_size // data, recompute="full"),
+        pipeline=PipelineConfig(
+            schedule="interleaved_1f1b" if row.pipe > 1 else "1f1b",
+            num_chunks=num_chunks,
+            num_microbatches=row.batch_size // data,
+            recompute="full",
+        ),
         optimizer=OptimizerConfig(
             name="adamw",
             learning_rate=row.learning_rate,

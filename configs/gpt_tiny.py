@@ -1,18 +1,20 @@
 """A byte-level GPT small enough for a laptop's CPU, trained on the source of Python's standard library.
 
 The shape of nanoGPT's example for a CPU, whose README reports a validation loss of 1.88 per character of Shakespeare.
-Four devices; on a CPU fiddlex makes them up.
+Eight devices, two along each axis of the mesh, with two chunks of one layer on each rank of the pipe; on a CPU fiddlex
+makes them up.
 
     python experiments/train.py --config=configs/gpt_tiny.py --workdir=/tmp/gpt_tiny
 """
 
-from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, TrainConfig
+from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig
 
 
 def get_config() -> Config:
     return Config(
         model=ModelConfig(num_layers=4, hidden_size=128, num_heads=4, vocab_size=256, seq_len=128),
-        mesh=MeshConfig(data=2, tensor=2),
+        mesh=MeshConfig(data=2, pipe=2, tensor=2),
+        pipeline=PipelineConfig(schedule="interleaved_1f1b", num_chunks=2, num_microbatches=4),
         optimizer=OptimizerConfig(
             name="adamw",
             learning_rate=4e-3,

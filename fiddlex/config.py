@@ -93,23 +93,22 @@ class MeshConfig:
         """Raises ConfigError when an axis has no devices."""
         for name in ("data", "pipe", "tensor"):
             _at_least(f"mesh.{name}", getattr(self, name), 1)
-        if self.pipe != 1:
-            raise ConfigError(
-                f"mesh.pipe={self.pipe}: pipeline parallelism is not part of this release; set mesh.pipe=1 and use "
-                "mesh.data and mesh.tensor."
-            )
 
 
 @dataclasses.dataclass
 class PipelineConfig:
-    """How one replica's batch is cut into microbatches and what is recomputed in the backward pass."""
+    """How the model is cut into stages and a replica's batch into microbatches, and in which order they run."""
 
-    num_microbatches: int = 1
+    schedule: str = "1f1b"  # gpipe | 1f1b | interleaved_1f1b | zb_h1 | zb_h2 | zb_v | file:PATH.csv
+    num_chunks: int = 1  # stages on each pipe rank
+    num_microbatches: int = 1  # of one replica's batch
+    layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as can be
     recompute: str = "none"  # none | selective (attention internals) | full (whole layers)
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
         _at_least("pipeline.num_microbatches", self.num_microbatches, 1)
+        _at_least("pipeline.num_chunks", self.num_chunks, 1)
         _choice("pipeline.recompute", self.recompute, RECOMPUTE_MODES)
 
 

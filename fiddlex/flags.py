@@ -9,7 +9,6 @@ fiddlex. Imports no jax.
 import copy
 import dataclasses
 import difflib
-import logging
 import operator
 import os
 import re
@@ -18,23 +17,20 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from absl import app, flags
-from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from fiddlex.config import Config, check_field
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
+from fiddlex.help import help_text
+from fiddlex.log import show_log
 
 USAGE_STATUS = 2  # the command line or the config is wrong
 FAILURE_STATUS = 1  # anything else that a FiddlexError tells of
 INTERRUPTED_STATUS = 130  # Ctrl-C, as shells have it
 
-_OUT_OF_MEMORY = (
-    "The devices ran out of memory: raise pipeline.num_microbatches or mesh.tensor, set pipeline.recompute=full, or "
-    "lower data.global_batch_size."
-)
 _OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
@@ -53,7 +49,7 @@ def define_config() -> flags.FlagHolder[Config]:
 
 def define_overrides() -> None:
     """Defines `--config.section.field=value` alone; for programs whose config is in a workdir (`apply_overrides`)."""
-    _define("--config.section.field=value overrides the workdir's config", _refuse_file)
+    _define("only as --config.section.field=value, which overrides the workdir's config", _refuse_file)
 
 
 def define_workdir(help_text: str) -> flags.FlagHolder[str]:
@@ -91,13 +87,14 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         except Exception as error:
             if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
                 # Threads of the backend may hang now, so leave without waiting for them.
-                sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {_OUT_OF_MEMORY}\n{str(error).splitlines()[0]}\n")
+                advice = _memory_advice(flags.FLAGS["config"].value, sys.modules["jax"].default_backend())
+                sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {advice}\n{str(error).splitlines()[0]}\n")
                 sys.stderr.flush()
                 os._exit(FAILURE_STATUS)
             raise
 
     def guarded(argv: list[str]) -> None:
-        _show_log()
+        show_log()
         try:
             call(argv)
         except FiddlexError as error:
@@ -146,27 +143,23 @@ def load_config(spec: str) -> Config:
     return config
 
 
-class _StderrHandler(logging.StreamHandler):
-    """Writes to whatever `sys.stderr` is at the moment: a progress bar stands in for it while it is shown."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
-
-
-def _show_log() -> None:
-    """Shows fiddlex's own messages as plain lines, and of other libraries only what absl lets through."""
-    log = logging.getLogger("fiddlex")
-    log.setLevel(logging.INFO)
-    log.addHandler(_StderrHandler())
-    log.propagate = False
-    if not flags.FLAGS["verbosity"].present:
-        absl_logging.set_verbosity(absl_logging.WARNING)
-    # What orbax and tensorstore leave behind when a read or write fails; the failure itself is raised and told once.
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+def _memory_advice(config: Config | None, platform: str) -> str:
+    """What may still be done about a lack of memory on `platform`; without a `config`, the program does not train."""
+    fake = platform == "cpu"
+    if config is None:
+        remedies = ["end other programs that use it", "lower data.global_batch_size (for an evaluation)"]
+    else:
+        most = config.replica_batch_size
+        useful = {
+            f"raise pipeline.num_microbatches (at most {most})": config.microbatch_size > 1,
+            "set pipeline.recompute=full": config.pipeline.recompute != "full",
+            "set optimizer.zero1=True": config.mesh.data > 1 and not config.optimizer.zero1,
+            "raise mesh.tensor": not fake and config.mesh.tensor < config.model.num_heads,
+            "train a smaller model": True,
+        }
+        remedies = [remedy for remedy, is_useful in useful.items() if is_useful]
+    where = "The machine's memory, which the fake devices share," if fake else "The memory of a device"
+    return f"{where} is full: {', or '.join(remedies)}."
 
 
 def _define(help_text: str, parse_file: Callable[[str], Config]) -> flags.FlagHolder[Config]:
@@ -207,7 +200,20 @@ def _unknown_field(argument: str) -> str | None:
     return None
 
 
+class _HelpFlag(flags.BooleanFlag):
+    """`--help` and `-h` in place of absl's, which knows nothing of configs and exits with status 1."""
+
+    def __init__(self) -> None:
+        super().__init__("help", False, "show this help", short_name="h", allow_override=True)
+
+    def parse(self, arg: str | bool) -> None:
+        if self._parse(arg):
+            print(help_text())
+            sys.exit()
+
+
 def _parse_flags(argv: list[str]) -> list[str]:
+    flags.DEFINE_flag(_HelpFlag())
     try:
         remaining = flags.FLAGS(argv)
     except (flags.Error, ValueError) as error:  # absl has a bare ValueError for --noflag=value

@@ -27,12 +27,13 @@ def command(binary: str, *arguments: object) -> list[str]:
     return [sys.executable, str(ROOT / "experiments" / f"{binary}.py"), *map(str, arguments)]
 
 
-def call(binary: str, *arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+def call(
+    binary: str, *arguments: object, status: int = 0, shell: str = 'exec "$@"'
+) -> subprocess.CompletedProcess[str]:
     # Without the tests' own XLA flags: these are the programs that users run.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run(
-        command(binary, *arguments), capture_output=True, text=True, timeout=300, cwd="/", env=environment
-    )
+    line = ["bash", "-c", shell, "bash", *command(binary, *arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd="/", env=environment)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -61,7 +62,11 @@ def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert (outcome["step"], outcome["interrupted"]) == (4, False)
     assert "made 4 fake devices" in done.stderr
-    assert f"metrics.jsonl, checkpoints/ in {workdir}" in done.stderr.splitlines()[-1]
+    *_, sampling, summary, label = done.stderr.splitlines()
+    assert sampling == "Sampling 5 tokens …"
+    assert f"metrics.jsonl, checkpoints/ in {workdir}" in summary
+    assert label == "Sample after 4 steps (temperature 0.7):"
+    assert done.stdout.startswith(outcome["sample"] + "\n")
     assert {"config.json", "metrics.jsonl", "checkpoints", "tensorboard"} == {p.name for p in workdir.glob("[!.]*")}
     assert steps(workdir) == [1, 2, 2, 3, 4, 4]
     assert list((workdir / "tensorboard").glob("events.*"))
@@ -76,6 +81,24 @@ def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path
     again = call("generate", f"--workdir={workdir}", "--prompt=def ", "--num_tokens=8", "--top_k=5", "--format=json")
     assert once.startswith("def ")
     assert json.loads(again.stdout)["text"] == once.removeprefix("def ").removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "fields", "message"),
+    [
+        (8, {"num_steps": 1000}, "Cannot write to {}/metrics.jsonl: File too large. Make room"),
+        (16, {"num_steps": 4, "checkpoint_every": 2}, "Cannot write a checkpoint under {}/checkpoints: "),
+    ],
+    ids=["metrics", "checkpoint"],
+)
+def test_full_disk(
+    kilobytes: int, fields: dict[str, int], message: str, tmp_path: pathlib.Path, text_file: pathlib.Path
+) -> None:
+    limited = f'ulimit -f {kilobytes} && exec "$@"'  # of each file, which is as good as a full disk
+    done = call("train", *train_arguments(tmp_path, text_file, **fields), status=1, shell=limited)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
+    assert len(lines) == 5
+    assert message.format(tmp_path) in lines[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
@@ -94,7 +117,7 @@ def test_stopped_and_resumed(number: signal.Signals, tmp_path: pathlib.Path, tex
     if number == signal.SIGKILL:
         assert status == -signal.SIGKILL
     else:
-        assert status == 0
+        assert status == 128 + number
         assert f"{number.name}: stopping after the running step" in text
         assert f"Stopped by a signal at step {reached}" in text
         assert "run the same command again to go on" in text
@@ -119,6 +142,7 @@ def test_stopped_and_resumed(number: signal.Signals, tmp_path: pathlib.Path, tex
         ("train", ["--config.optimizer.name=adamw2"], 2, "Did you mean 'adamw'?"),
         ("evaluate", [], 1, "is not the directory of a training run"),
         ("generate", ["--top_p=0"], 2, "top_p=0"),
+        ("generate", ["--top_k=99999999999999999999"], 2, "top_k=99999999999999999999 must be at least 0 and below"),
     ],
 )
 def test_mistakes(binary: str, arguments: list[str], status: int, message: str, tmp_path: pathlib.Path) -> None:

@@ -5,7 +5,9 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.flags import load_config
+from fiddlex.models import make_model
 from fiddlex.sizes import hardware_flops, num_parameters, paper_num_parameters
+from fiddlex.train.state import make_layout
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
@@ -23,7 +25,10 @@ SC21 = {
     "1008b": (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163),
 }
 GPT2_MILLIONS = {"small": 124, "medium": 355, "large": 774, "xl": 1558}
-SPECS = sorted(path.name for path in CONFIGS.glob("*.py") if path.name != "gpt3.py") + [f"gpt3.py:{n}" for n in SC21]
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "uneven", "recompute")
+ARGUMENTS = {"gpt3.py": SC21, "schedules.py": SCHEDULES}
+SPECS = sorted(path.name for path in CONFIGS.glob("*.py") if path.name not in ARGUMENTS)
+SPECS += [f"{path}:{name}" for path, names in ARGUMENTS.items() for name in names]
 
 
 def load(spec: str) -> Config:
@@ -33,12 +38,10 @@ def load(spec: str) -> Config:
 @pytest.mark.parametrize("spec", SPECS)
 def test_config_is_valid(spec):
     config = load(spec)
-    if config.mesh.pipe > 1:
-        with pytest.raises(ConfigError, match=r"mesh\.pipe=\d+: pipeline parallelism is not part"):
-            config.validate()
-        assert config.model.num_layers % config.mesh.pipe == 0
-        config.mesh.pipe = 1
-    config.validate()
+    layout = make_layout(make_model(config.validate()), config)
+    assert layout.placement.num_layers == config.model.num_layers
+    if "uneven" not in spec:
+        assert len(set(layout.placement.layers_per_stage)) == 1
     assert Config.from_json(config.to_json()) == config
 
 
@@ -79,7 +82,14 @@ def test_a_trillion_parameters_take_the_84_days_of_the_paper():
     assert seconds / 86400 == pytest.approx(84 * (1 + 2048 / (6 * 25600)), rel=0.003)
 
 
-@pytest.mark.parametrize("spec", ["gpt3.py", "gpt3.py:175b"])
-def test_unknown_sc21_model_lists_the_known(spec):
-    with pytest.raises(ConfigError, match=r"1\.7b\|.*\|1008b"):
+@pytest.mark.parametrize(
+    ("spec", "known"),
+    [
+        ("gpt3.py", r"1\.7b\|.*\|1008b"),
+        ("gpt3.py:175b", r"1\.7b\|.*\|1008b"),
+        ("schedules.py:dapple", r"gpipe\|1f1b\|"),
+    ],
+)
+def test_unknown_argument_lists_the_known(spec, known):
+    with pytest.raises(ConfigError, match=known):
         load(spec)

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -5,9 +6,9 @@ import sys
 
 import pytest
 
-from fiddlex.config import Config, MeshConfig
+from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.errors import ConfigError
-from fiddlex.flags import load_config
+from fiddlex.flags import _memory_advice, load_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -20,13 +21,16 @@ from fiddlex.errors import DataError
 
 _CONFIG = fiddlex.flags.define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
-_ERROR = flags.DEFINE_enum("error", "", ["", "data", "bug"], "what to raise")
+_ERROR = flags.DEFINE_enum("error", "", ["", "data", "bug", "memory"], "what to raise")
 
 def main(argv):
     if _ERROR.value == "data":
         raise DataError("the data is gone.")
     if _ERROR.value == "bug":
         raise ZeroDivisionError
+    if _ERROR.value == "memory":
+        import jax
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 byte.")
     assert "jax" not in sys.modules
     print(_CONFIG.value.validate().to_json())
 
@@ -68,7 +72,7 @@ def folder(tmp_path):
 
 
 def run(folder: pathlib.Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "JAX_PLATFORMS": "cpu"}
     command = (sys.executable, *command, "--workdir=w")
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -146,6 +150,48 @@ def test_message_of_a_broken_config_file_reaches_the_user(folder):
 def test_error_of_the_program_itself_has_status_1(folder):
     done = run(folder, "train.py", "--config=tiny.py", "--error=data")
     assert (done.returncode, done.stderr) == (1, "train.py: the data is gone.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedies"),
+    [
+        ([], "raise pipeline.num_microbatches (at most 16), or set pipeline.recompute=full, or train a smaller model."),
+        (["--config.pipeline.recompute=full", "--config.pipeline.num_microbatches=16"], "train a smaller model."),
+        (
+            ["--config.pipeline.num_microbatches=16", "--noconfig.optimizer.zero1"],
+            "set pipeline.recompute=full, or set optimizer.zero1=True, or train a smaller model.",
+        ),
+    ],
+)
+def test_lack_of_memory_names_what_the_config_still_allows(folder, arguments, remedies):
+    done = run(folder, "train.py", "--config=tiny.py", "--error=memory", *arguments)
+    where = "The machine's memory, which the fake devices share, is full"
+    assert done.returncode == 1
+    assert done.stderr == f"train.py: {where}: {remedies}\nRESOURCE_EXHAUSTED: Out of memory allocating 1 byte.\n"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "remedies"), [(2, "raise mesh.tensor, or train a smaller model"), (4, "train a smaller model")]
+)
+def test_more_devices_help_where_each_has_its_memory(tensor, remedies):
+    config = Config(mesh=MeshConfig(tensor=tensor), pipeline=PipelineConfig(num_microbatches=32, recompute="full"))
+    assert _memory_advice(config, "gpu") == f"The memory of a device is full: {remedies}."
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help(folder, flag):
+    done = run(folder, "train.py", flag)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "Prints the config that it would run; --error raises what training might."
+    assert "  --config       required: config file, file.py or file.py:argument; " in done.stdout
+    assert "  --workdir      required: folder of the run" in lines
+    assert "  mesh           data=1, pipe=1, tensor=1, sequence_parallel=False" in lines
+    sections = dataclasses.asdict(Config())
+    for section, fields in sections.items():
+        assert f"\n  {section} " in done.stdout
+        assert all(f"{name}={value!r}" in done.stdout for name, value in fields.items())
+    assert max(map(len, lines)) <= 120
 
 
 def test_bug_keeps_its_traceback(folder):

@@ -9,7 +9,7 @@ from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
 from fiddlex.data.loader import Batch, Loader, eval_batches
 from fiddlex.data.token_files import open_token_file
-from fiddlex.data.tokenizers import ByteTokenizer, JsonTokenizer, Tokenizer, make_tokenizer
+from fiddlex.data.tokenizers import ByteTokenizer, JsonTokenizer, Tokenizer, decode_pieces, make_tokenizer
 
 __all__ = [
     "Batch",
@@ -23,6 +23,7 @@ __all__ = [
     "NextTokenExamples",
     "TokenStream",
     "Tokenizer",
+    "decode_pieces",
     "eval_batches",
     "load_corpus",
     "make_tokenizer",

@@ -5,9 +5,11 @@ and decided by the document's name alone, so that adding files moves no other fi
 gives its last share. `data.eval_source`, or the `val.bin` of a token folder, is held out whole instead.
 """
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -93,17 +95,16 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
 
     Raises:
       ConfigError: when a field of `config` is out of its range.
-      DataError: when data is missing, empty, too short, or outside the vocabulary.
+      DataError: when data is missing, unreadable, empty, too short, or outside the vocabulary.
     """
     config.validate()
     tokenizer = _make_tokenizer(config, vocab_size)
+    fraction = 0.0 if config.eval_source else config.eval_fraction
+    with _reading("data.source", config.source):
+        train, heldout = _load(config.source, config, fraction=fraction, tokenizer=tokenizer, vocab_size=vocab_size)
     if config.eval_source:
-        train, _ = _load(config.source, config, fraction=0.0, tokenizer=tokenizer, vocab_size=vocab_size)
-        heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size)
-    else:
-        train, heldout = _load(
-            config.source, config, fraction=config.eval_fraction, tokenizer=tokenizer, vocab_size=vocab_size
-        )
+        with _reading("data.eval_source", config.eval_source):
+            heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size)
     if len(train) < seq_len + 1:
         raise DataError(
             f"data.source={config.source!r} has {len(train)} tokens for training, and one example takes "
@@ -159,6 +160,20 @@ def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> Tok
     )
 
 
+@contextlib.contextmanager
+def _reading(field: str, source: str) -> Iterator[None]:
+    """Makes what goes wrong inside a DataError that begins with the config's `field`."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{field}: {error}") from error
+    except OSError as error:
+        raise DataError(
+            f"{field}: cannot read {error.filename or source}: {error.strerror or error}. Check the path and its "
+            "permissions."
+        ) from error
+
+
 def _make_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
     """The tokenizer of the run, or None when the tokens come from files and it is not known."""
     if config.source.startswith("tokens:") and config.tokenizer == "bytes" and vocab_size != ByteTokenizer.vocab_size:
@@ -176,7 +191,7 @@ def _make_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
 def _load_eval_source(config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int) -> TokenStream:
     """All of `data.eval_source`; of a token folder, its val.bin."""
     kind, _, path = config.eval_source.partition(":")
-    folder = Path(path).expanduser()
+    folder = _absolute(path)
     if kind == "tokens" and folder.is_dir():
         val = open_token_file(folder / "val.bin", dtype=config.token_dtype, vocab_size=vocab_size)
         return TokenStream(val)
@@ -189,14 +204,14 @@ def _load(
     """The training and held-out streams of one source."""
     kind, _, path = source.partition(":")
     if kind == "tokens":
-        return _load_tokens(Path(path).expanduser(), config.token_dtype, fraction=fraction, vocab_size=vocab_size)
+        return _load_tokens(_absolute(path), config.token_dtype, fraction=fraction, vocab_size=vocab_size)
     if tokenizer is None:
         raise DataError(
-            f"data.eval_source={source!r} is text, and the tokenizer of data.source={config.source!r} is not known "
+            f"{source!r} is text, and the tokenizer of data.source={config.source!r} is not known "
             f"(model.vocab_size={vocab_size}, not the 256 of bytes). Set data.tokenizer to the JSON file of the "
             "tokenizer that made those tokens, or give tokens:PATH for evaluation too."
         )
-    documents = read_stdlib() if kind == "stdlib" else read_text(Path(path).expanduser())
+    documents = read_stdlib() if kind == "stdlib" else read_text(_absolute(path))
     if len(documents) == 1 and fraction:
         text, num_heldout = documents[0].text, round(len(documents[0].text) * fraction)
         parts = text[: len(text) - num_heldout], text[len(text) - num_heldout :]
@@ -217,6 +232,10 @@ def _load_tokens(path: Path, dtype: str, *, fraction: float, vocab_size: int) ->
     tokens = open_token_file(path / "train.bin" if path.is_dir() else path, dtype=dtype, vocab_size=vocab_size)
     cut = len(tokens) - round(len(tokens) * fraction)
     return TokenStream(tokens[:cut]), TokenStream(tokens[cut:])
+
+
+def _absolute(path: str) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(path)))
 
 
 def _hash01(name: str) -> float:

@@ -54,8 +54,8 @@ def read_stdlib() -> list[Document]:
             documents.append(Document(name, text))
     if not documents:
         raise DataError(
-            f"data.source='stdlib': there are no .py files in {str(root)!r}, where this interpreter keeps its standard "
-            "library (zipped or stripped?). Use another Python build, or data.source=text:PATH."
+            f"stdlib: there are no .py files in {str(root)!r}, where this interpreter keeps its standard library "
+            "(zipped or stripped?). Use another Python build, or data.source=text:PATH."
         )
     return documents
 
@@ -68,6 +68,7 @@ def read_text(path: Path) -> list[Document]:
 
     Raises:
       DataError: when there is no such file or folder, no text in it, or a single file that is not UTF-8.
+      OSError: when a file or folder cannot be read.
     """
     if path.is_file():
         documents = [Document(path.name, _decode_file(path))]

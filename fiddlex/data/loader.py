@@ -2,8 +2,8 @@
 
 Invariant: a training batch is a function of the seed and the step. Example k of a run, k = step·global_batch_size +
 row, is example k mod n of epoch k div n, each epoch a permutation of all n examples that `grain` computes index by
-index. So a run resumes from its step alone, each example comes once per epoch, batches go on from one epoch into the
-next, and processes that load different rows need not talk to each other.
+index. So a run resumes from its step alone, each example comes once per epoch, and batches go on from one epoch into
+the next.
 """
 
 import sys
@@ -28,34 +28,19 @@ class Loader:
 
     Args:
       source: the examples.
-      global_batch_size: examples per step over all processes; may exceed the number of examples.
+      global_batch_size: examples per step; may exceed the number of examples.
       seed: of the order, at least 0.
       vocab_size: every token and target must be below it.
-      rows: of the global batch that this process loads.
 
     Raises:
-      DataError: when there are no examples, no rows, or the seed is negative.
+      DataError: when there are no examples or the seed is negative.
     """
 
-    def __init__(
-        self,
-        source: ExampleSource,
-        *,
-        global_batch_size: int,
-        seed: int,
-        vocab_size: int,
-        rows: slice = slice(None),
-    ):
+    def __init__(self, source: ExampleSource, *, global_batch_size: int, seed: int, vocab_size: int):
         if not len(source):
             raise DataError("There are no examples to load. Use more data or a smaller model.seq_len.")
         if seed < 0:
             raise DataError(f"data.seed={seed} must be at least 0.")
-        self._rows = range(global_batch_size)[rows]
-        if not self._rows:
-            raise DataError(
-                f"Rows {rows.start}:{rows.stop} of a batch of data.global_batch_size={global_batch_size} are none. "
-                "Raise data.global_batch_size, or let fewer processes load data."
-            )
         self._source = source
         self._global_batch_size = global_batch_size
         self._vocab_size = vocab_size
@@ -65,10 +50,10 @@ class Loader:
         _ = self._order[0]  # grain sets up its statistics at the first access, which must not be in two threads
 
     def batch(self, step: int) -> Batch:
-        """The rows that this process loads of the global batch of `step`, counted from 0.
+        """The batch of `step`, counted from 0.
 
         Returns:
-          What the source's examples hold, stacked: `tokens` int32[rows, seq_len] and so on.
+          What the source's examples hold, stacked: `tokens` int32[global_batch_size, seq_len] and so on.
 
         Raises:
           DataError: when a token lies outside the vocabulary.
@@ -76,8 +61,8 @@ class Loader:
         if step < 0:
             raise IndexError(f"step {step} is negative")
         first = step * self._global_batch_size
-        batch = _stack([self._example(first + row) for row in self._rows])
-        _check_vocab(batch, self._vocab_size, where=f"step {step}", rows=self._rows)
+        batch = _stack([self._example(first + row) for row in range(self._global_batch_size)])
+        _check_vocab(batch, self._vocab_size, where=f"step {step}")
         return batch
 
     def iterate(self, start_step: int, *, num_steps: int | None = None) -> Iterator[Batch]:
@@ -139,7 +124,7 @@ class _EvalBatches(Sequence[Batch]):
         examples = [self._source.example(i, epoch=0) for i in range(first, last)]
         filler = {name: np.zeros_like(values) for name, values in examples[0].items()}
         batch = _stack(examples + [filler] * (self._batch_size - len(examples)))
-        _check_vocab(batch, self._vocab_size, where=f"evaluation batch {index}", rows=range(self._batch_size))
+        _check_vocab(batch, self._vocab_size, where=f"evaluation batch {index}")
         return batch
 
 
@@ -161,7 +146,7 @@ def _stack(examples: Sequence[Batch]) -> Batch:
     return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
 
 
-def _check_vocab(batch: Batch, vocab_size: int, *, where: str, rows: Sequence[int]) -> None:
+def _check_vocab(batch: Batch, vocab_size: int, *, where: str) -> None:
     """Raises DataError when `tokens` or `targets` go beyond the vocabulary; an embedding would clamp them silently."""
     for name in ("tokens", "targets"):
         # As unsigned, ids that int32 cannot hold (of a uint32 file) are the large values that they were.
@@ -169,7 +154,7 @@ def _check_vocab(batch: Batch, vocab_size: int, *, where: str, rows: Sequence[in
         if ids.max() >= vocab_size:
             row, column = (int(i) for i in np.unravel_index(np.argmax(ids >= vocab_size), ids.shape))
             raise DataError(
-                f"{where}, row {rows[row]}: {name}[{column}] is {ids[row, column]}, outside the vocabulary of "
+                f"{where}, row {row}: {name}[{column}] is {ids[row, column]}, outside the vocabulary of "
                 f"model.vocab_size={vocab_size}. Set model.vocab_size, or data.token_dtype if the file's dtype is "
                 "another."
             )

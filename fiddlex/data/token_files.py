@@ -28,9 +28,13 @@ def open_token_file(path: Path, *, dtype: str, vocab_size: int) -> np.memmap:
 
     Raises:
       DataError: when the file is missing, empty, cut short, or has ids outside the vocabulary.
+      OSError: when it cannot be read.
     """
     if not path.is_file():
-        raise DataError(f"tokens:{path}: there is no such file. Give a token file, or a folder with train.bin.")
+        raise DataError(
+            f"tokens:{path}: there is no such file. Give a token file or a folder with train.bin, such as a prepare.py "
+            "of nanoGPT's data folders writes."
+        )
     item = np.dtype(dtype).newbyteorder("<")
     size = path.stat().st_size
     if size == 0:

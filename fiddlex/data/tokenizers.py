@@ -4,14 +4,15 @@ Invariant: every id that `encode` returns lies in [0, vocab_size), and encoding 
 tokens, no padding, no truncation. Documents are joined by `corpus`, which puts `separator` between them.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import tokenizers
 
-from fiddlex.errors import DataError
+from fiddlex.errors import ConfigError, DataError
 
 # End of text in GPT, RoBERTa/T5 and BERT vocabularies, in the order in which they are looked for.
 _SEPARATORS = ("<|endoftext|>", "</s>", "[SEP]")
@@ -71,13 +72,14 @@ class JsonTokenizer:
     """
 
     def __init__(self, path: str | Path):
-        if not Path(path).is_file():
+        file = os.path.abspath(os.path.expanduser(path))
+        if not os.path.isfile(file):
             raise DataError(
-                f"data.tokenizer={str(path)!r}: there is no such file. "
+                f"data.tokenizer={str(path)!r}: {file} {'is a folder' if os.path.isdir(file) else 'does not exist'}. "
                 "Use 'bytes' or the path of a tokenizer.json of the tokenizers library."
             )
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._tokenizer = tokenizers.Tokenizer.from_file(file)
         except Exception as error:  # the library raises plain Exception
             raise DataError(
                 f"data.tokenizer={str(path)!r} is not a JSON file of the tokenizers library ({error}). "
@@ -109,6 +111,32 @@ def make_tokenizer(spec: str) -> Tokenizer:
     """The tokenizer that `data.tokenizer` names: 'bytes', or the path of a `tokenizers` JSON file.
 
     Raises:
+      ConfigError: when it is empty.
       DataError: when the path is not such a file.
     """
-    return ByteTokenizer() if spec == "bytes" else JsonTokenizer(Path(spec).expanduser())
+    if not spec:
+        raise ConfigError("data.tokenizer is empty. Use 'bytes' or the path of a tokenizer.json.")
+    return ByteTokenizer() if spec == "bytes" else JsonTokenizer(spec)
+
+
+def decode_pieces(tokenizer: Tokenizer, tokens: Iterable[int], *, after: Sequence[int] = ()) -> Iterator[str]:
+    """Decodes tokens as they come, each one a few times at most.
+
+    Args:
+      tokenizer: of the tokens.
+      tokens: to decode.
+      after: what they continue, whole characters; a tokenizer may treat the first token of a text differently.
+
+    Yields:
+      Pieces of whole characters that together are the text of `tokens`. One that ends in U+FFFD, which may be a
+      character whose last token is still to come, waits for more.
+    """
+    shown, waiting, text = list(after), list[int](), ""
+    for token in tokens:
+        waiting.append(token)
+        text = tokenizer.decode(shown + waiting)[len(tokenizer.decode(shown)) :]
+        if text and not text.endswith("\ufffd"):
+            yield text
+            shown, waiting, text = waiting, [], ""
+    if text:
+        yield text

@@ -1,4 +1,4 @@
-"""Models: NNX modules, and the three parts (`embed`, `apply_layers`, `loss`) that training puts on a mesh."""
+"""Models: NNX modules, and the three parts (`embed`, `apply_layer`, `loss`) that training puts on a mesh."""
 
 from fiddlex.config import Config
 from fiddlex.models.gpt import GPT

@@ -1,11 +1,13 @@
 """GPT-2 (Radford et al. 2019): pre-LN decoder, learned positions, tied embeddings.
 
-The model is three parts, as the pipeline wants it: an embedding before the layers, the stacked layers, and a head after
-them. Weights are a nested dictionary with those three keys; leaves under `layers` have a leading layer dimension. The
-embedding's table serves the head too, so the head takes the whole dictionary.
+The model is three parts, as the pipeline wants it: an embedding before the layers, the layers, and a head after them.
+Weights are a nested dictionary with those three keys. Leaves under `layers` have a leading dimension, a row for each
+layer (`fiddlex.pipeline.placement`). The embedding's table serves the head too, so both take the whole dictionary, but
+for its layers.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -30,8 +32,9 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: ModelConfig, rows: int, *, rngs: nnx.Rngs):
         shape = (config.vocab_size, config.hidden_size)
-        tokens = config.init_std * jax.random.normal(rngs.params(), shape)
-        positions = config.init_std * jax.random.normal(rngs.params(), (config.seq_len, config.hidden_size))
+        tokens = config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32)
+        shape = (config.seq_len, config.hidden_size)
+        positions = config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32)
         self.tokens = param(jnp.pad(tokens, ((0, rows - config.vocab_size), (0, 0))), ("vocab", "hidden"))
         self.positions = param(positions, ("positions", "hidden"))
 
@@ -63,12 +66,20 @@ class GPT:
         self._block = Functional(lambda rngs: Block(config.model, rngs=rngs))
         self._head = Functional(lambda rngs: Head(config.model))
 
-    def init(self, key: jax.Array) -> Weights:
-        """Fresh float32 weights with global shapes; the same for the same key on every mesh, padding rows apart."""
-        embedding, layers = jax.random.split(key)
+    def init(self, key: jax.Array, layers: Sequence[int]) -> Weights:
+        """Fresh float32 weights with global shapes; for the same key the same numbers on every mesh.
+
+        Args:
+          key: of the random numbers.
+          layers: number of the layer in each row of the stacked ones, negative for a row of zeros
+            (`LayerPlacement.layers`).
+        """
+        embedding, of_layers = jax.random.split(key)
+        numbers = jnp.asarray(layers)
+        rows = jax.vmap(self._block.init)(jax.random.split(of_layers, self.config.num_layers)[numbers])
         return {
             "embedding": self._embedding.init(embedding),
-            "layers": jax.vmap(self._block.init)(jax.random.split(layers, self.config.num_layers)),
+            "layers": jax.tree.map(lambda w: jnp.where(_like_rows(numbers >= 0, w), w, 0), rows),
             "head": self._head.init(key),  # draws nothing
         }
 
@@ -83,30 +94,21 @@ class GPT:
         """Embeds `batch["tokens"]`, int32 [B, S]; [B, T, H], the same on every pipe rank."""
         return self._embedding.bind(weights["embedding"])(batch["tokens"], context)
 
-    def apply_layers(
-        self, layers: Weights, x_BTH: jax.Array, first_layer: jax.Array | int, context: Context
-    ) -> jax.Array:
-        """Scans a run of stacked layers, of which the first is number `first_layer` of the model."""
-
-        def apply(x_BTH: jax.Array, scanned: tuple[jax.Array, Weights]) -> tuple[jax.Array, None]:
-            number, weights = scanned
-            dropout = context.dropout.in_layer(number) if context.dropout else None
-            return self._block.bind(weights)(x_BTH, dataclasses.replace(context, dropout=dropout)), None
-
-        if context.recompute == "full":
-            apply = jax.checkpoint(apply, prevent_cse=False)  # inside a scan nothing can be merged across the barrier
-        num_layers = jax.tree.leaves(layers)[0].shape[0]
-        return lax.scan(apply, x_BTH, (first_layer + jnp.arange(num_layers), layers))[0]
+    def apply_layer(self, layer: Weights, x_BTH: jax.Array, number: jax.Array, context: Context) -> jax.Array:
+        """Maps the residual stream through layer `number` of the model, with the weights of one row."""
+        if context.dropout is not None:
+            context = dataclasses.replace(context, dropout=context.dropout.in_layer(number))
+        return self._block.bind(layer)(x_BTH, context)
 
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
         """Sum over this replica's tokens of `batch["weights"]` times −log p(`batch["targets"]`), float32 scalar."""
         losses_BS = cross_entropy(self._logits(weights, self._normed(weights, x_BTH, context)), batch["targets"])
         return jnp.sum(losses_BS * batch["weights"])
 
-    def next_logits(self, weights: Weights, x_BTH: jax.Array, positions_B: jax.Array, context: Context) -> jax.Array:
-        """This rank's slice of the logits at one position of each row, float32 [B, V / vocabulary shards]."""
+    def next_logits(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
+        """This rank's slice of the logits at `batch["positions"]`, int32 [B]; float32 [B, V / vocabulary shards]."""
         x_BSH = self._normed(weights, x_BTH, context)
-        x_B1H = jnp.take_along_axis(x_BSH, positions_B[:, None, None], axis=1)
+        x_B1H = jnp.take_along_axis(x_BSH, batch["positions"][:, None, None], axis=1)
         return self._logits(weights, x_B1H)[:, 0]
 
     def _normed(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
@@ -115,3 +117,7 @@ class GPT:
 
     def _logits(self, weights: Weights, x_BSH: jax.Array) -> jax.Array:
         return local_logits(x_BSH, weights["embedding"]["tokens"], vocab_size=self.config.vocab_size)
+
+
+def _like_rows(x_R: jax.Array, w: jax.Array) -> jax.Array:
+    return x_R.reshape(-1, *[1] * (w.ndim - 1))

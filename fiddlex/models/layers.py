@@ -40,7 +40,7 @@ class Linear(nnx.Module):
 
     def __init__(self, shape: tuple[int, ...], axes: LogicalAxes, *, num_inputs: int, std: float, rngs: nnx.Rngs):
         """Draws the kernel from N(0, std²); the bias, zero, has the kernel's dimensions from `num_inputs` on."""
-        self.kernel = param(std * jax.random.normal(rngs.params(), shape), axes)
+        self.kernel = param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes)
         self.bias = param(jnp.zeros(shape[num_inputs:]), axes[num_inputs:])
 
 

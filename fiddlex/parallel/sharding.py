@@ -5,7 +5,7 @@ sharded. Compute weights have exactly that sharding and are whole on every `data
 state are sharded over `data` as well (`zero_spec`; ZeRO stage 1, Rajbhandari et al., SC 2020).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,15 +40,33 @@ def zero_spec(spec: P, shape: Sequence[int], config: MeshConfig) -> P:
     """
     if config.data == 1:
         return spec
-    sizes = {"data": config.data, "pipe": config.pipe, "tensor": config.tensor}
+    return _spread(spec, shape, ("data",), {"data": config.data, "pipe": config.pipe, "tensor": config.tensor})
+
+
+def whole_rows_spec(spec: P, shape: Sequence[int], sizes: Mapping[str, int]) -> P:
+    """`spec` with the first dimension whole; what sharded it goes to the largest other dimension that it divides.
+
+    Args:
+      spec: of an array with a row for each layer.
+      shape: of the array, whose number of rows may be another than the one that `spec` is for.
+      sizes: devices along each mesh axis.
+    """
+    if not spec:
+        return spec
+    moved, rest = _names(spec[0]), P(*spec[1:])
+    return P(None, *(_spread(rest, shape[1:], moved, sizes) if moved else rest))
+
+
+def _spread(spec: P, shape: Sequence[int], axes: tuple[str, ...], sizes: Mapping[str, int]) -> P:
+    """`spec` with `axes` added to the largest dimension that they divide, if there is one."""
     names = [_names(entry) for entry in (*spec, *[None] * (len(shape) - len(spec)))]
-    local = [size // _product(sizes, axes) for size, axes in zip(shape, names, strict=True)]
-    fitting = [i for i, size in enumerate(local) if size % config.data == 0]
+    local = [size // _product(sizes, present) for size, present in zip(shape, names, strict=True)]
+    fitting = [i for i, size in enumerate(local) if size % _product(sizes, axes) == 0]
     if not fitting:
         return spec
     chosen = max(fitting, key=lambda i: local[i])
-    names[chosen] = (*names[chosen], "data")
-    return P(*(axes or None for axes in names))
+    names[chosen] = (*names[chosen], *axes)
+    return P(*(present or None for present in names))
 
 
 def zero_dimension(spec: P) -> int | None:
@@ -72,7 +90,7 @@ def _names(entry: Any) -> tuple[str, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 
-def _product(sizes: dict[str, int], axes: tuple[str, ...]) -> int:
+def _product(sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:
     product = 1
     for axis in axes:
         product *= sizes[axis]

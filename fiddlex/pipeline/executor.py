@@ -22,7 +22,7 @@ from jax import lax
 from fiddlex.pipeline.lowering import NONE, Lowered, Tick
 from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.pipeline.residuals import Arrays
-from fiddlex.pipeline.stage import Chunk, Slot, Stage
+from fiddlex.pipeline.stage import Chunk, Integer, Slot, Stage
 
 Tree = Any
 
@@ -124,15 +124,14 @@ class _Run:
         # Traced for the types of their results alone; nothing uses the numbers, so that XLA drops the work.
         x = self._varying(self._model.embed(self._weights.outer, microbatch))
         value = self._model.head(self._weights.outer, lax.psum(x, "pipe"), microbatch)
-        stash, weight_stash, weights = [], [], Weights((), ())
+        kept: tuple[Arrays, Arrays] = ([], [])
         if self._trains:
-            chunk = self._chunk_of(self._varying(jnp.int32(0)))
-            stash, weight_stash = self._stage.kept(chunk, x, self._varying(microbatch))
-            weights = self._weights
+            kept = self._stage.kept(self._chunk_of(self._varying(jnp.int32(0))), x, self._varying(microbatch))
+        weights = self._weights if self._trains else Weights((), ())
         lowered, rows = self._lowered, self._chunk_of.rows
         return Carry(
-            stash=[self._empty(leaf, lowered.stash_slots, rows) for leaf in stash],
-            weight_stash=[self._empty(leaf, lowered.weight_stash_slots, rows) for leaf in weight_stash],
+            stash=[self._empty(leaf, lowered.stash_slots, rows) for leaf in kept[0]],
+            weight_stash=[self._empty(leaf, lowered.weight_stash_slots, rows) for leaf in kept[1]],
             forward_inbox=self._empty(x, lowered.forward_inbox_slots + 1),
             backward_inbox=self._empty(x, lowered.backward_inbox_slots + 1),
             outgoing=self._empty(x),
@@ -221,9 +220,9 @@ class _Run:
             left = Slot(weight_stash, own.backward_weight_stash)
             return self._stage.backward_input(*stashed(carry.stash), left, grads)
 
-        busy, split = own.backward_chunk != NONE, own.backward_weight_stash != NONE
         branches = [idle, *[whole] * self._has_whole, *[input_only] * self._splits]
-        branch = busy.astype(jnp.int32) * (1 + (split & self._has_whole).astype(jnp.int32))
+        busy = jnp.where(own.backward_weight_stash == NONE, 1, len(branches) - 1)
+        branch = jnp.where(own.backward_chunk == NONE, 0, busy)
         dx, weight_stash, grads = lax.switch(branch, branches, carry.weight_stash, carry.grads.layers)
         grads = carry.grads._replace(layers=grads)
         return carry._replace(outgoing=dx, weight_stash=weight_stash, grads=grads)
@@ -253,7 +252,7 @@ class _Run:
         rings = ([(rank, (rank + shift) % size) for rank in range(size)] for shift in shifts)
         return [lax.ppermute(x, "pipe", ring) if shift else x for shift, ring in zip(shifts, rings, strict=True)]
 
-    def _microbatch(self, number: jax.Array) -> Tree:
+    def _microbatch(self, number: Integer) -> Tree:
         return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), self._batch)
 
     def _varying(self, x: Tree) -> Tree:
@@ -285,7 +284,7 @@ class _Chunks:
         self.rows = placement.rows_per_chunk
         self._layers, self._placement = layers, placement
 
-    def __call__(self, number: jax.Array) -> Chunk:
+    def __call__(self, number: Integer) -> Chunk:
         """Chunk `number` of this device."""
         rank = lax.axis_index("pipe")
         sizes = np.asarray(self._placement.chunk_sizes())

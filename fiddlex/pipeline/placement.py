@@ -1,9 +1,9 @@
 """Which layers each stage has, and where they lie in the arrays in which weights are stacked by layer.
 
-A stacked array is sharded over `pipe` along its first dimension, so its rows are ordered by rank, then chunk, then layer
-within the stage, and every chunk of every rank has as many rows as the largest stage has layers. Rows that no layer
-fills are padding: zero weights, zero gradients, never run. Invariant: a row belongs to one layer or to none, and each
-layer has one row. Imports no jax.
+A stacked array is sharded over `pipe` along its first dimension, so its rows are ordered by rank, then chunk, then
+layer within the stage, and every chunk of every rank has as many rows as the largest stage has layers. Rows that no
+layer fills are padding: zero weights, zero gradients, never run. Invariant: a row belongs to one layer or to none, and
+each layer has one row. Imports no jax.
 """
 
 import dataclasses

@@ -1,18 +1,18 @@
 """A layer's backward pass taken apart from its forward: what has to be kept in between, and how little that can be.
 
-`jax.vjp` returns a pytree whose leaves are the residuals. Some are simply arguments of the function (weights, mostly);
-those are given again when the backward pass runs, and only the others are stashed. A backward pass can also run in two
-parts, the gradient of the input first and that of the weights later: the equations that the first needs are one part,
-what remains is the other, and the values that pass from the one to the other are what W has to be left (Qi et al.,
-"Zero Bubble Pipeline Parallelism", ICLR 2024, section 2). Weights whose gradient takes no matrix product, biases and
-norms, get it in the first part: the product is what is worth putting off, and a sum would keep large operands.
+`jax.vjp` returns a pytree whose leaves are the residuals. Some are simply arguments of the function (weights, mostly),
+as the variables of its jaxpr tell; those are given again when the backward pass runs, and only the others are stashed.
+A backward pass can also run in two parts, the gradient of the input first and that of the weights later: the equations
+that the first needs are one part, what remains is the other, and the values that pass from the one to the other are
+what W has to be left (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2). Weights whose gradient
+takes no matrix product, biases and norms, get it in the first part: the product is what is worth putting off, and a sum
+would keep large operands.
 
-This is the one place that looks into what `jax.vjp` returns and into jaxprs. It works on jax 0.10 to 0.12, where the
-leaves of a vjp function are those of its attributes `args_res` (one tree for each argument) and `opaque_residuals`.
+This is the one place that looks into jaxprs, which it reads as jax's documentation of custom interpreters does.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -60,35 +60,37 @@ class SplitVjp:
         """The first part."""
         parts, values = self._parts(given, again, stashed, dy)
         _evaluate(parts.first, values)
-        *dgiven, dx = [None if late else _read(values, v) for v, late in zip(parts.outputs, parts.late, strict=True)]
-        return InputGradient(dx, dgiven, [values[name] for name in parts.crossing])
+        *weights, dx = parts.outputs
+        dgiven = [None if late else _read(values, v) for v, late in zip(weights, parts.late, strict=True)]
+        return InputGradient(_read(values, dx), dgiven, [values[name] for name in parts.crossing])
 
     def backward_weights(self, given: Tree, again: Tree, stashed: Arrays, left: Arrays, dy: jax.Array) -> Arrays:
-        """The second part.
+        """The second part, from what the first part `left`: leaves of the gradient of `given`, None where it gave them.
 
-        Args:
-          given, again, stashed: as in the first part.
-          left: what the first part left.
-          dy: anything of the type of the first part's; its values are not used.
-
-        Returns:
-          Leaves of the gradient of `given`, None where the first part gave it.
+        Of `dy` only the type matters.
         """
         parts, values = self._parts(given, again, stashed, dy)
         values |= dict(zip(parts.crossing, left, strict=True))
         _evaluate(parts.second, values)
-        return [_read(values, v) if late else None for v, late in zip(parts.outputs[:-1], parts.late, strict=False)]
+        return [_read(values, v) if late else None for v, late in zip(parts.outputs[:-1], parts.late, strict=True)]
 
     def _sources(self, given: Tree, x: jax.Array, again: Tree) -> tuple[Any, list["_Source"]]:
-        """The structure of the vjp function, and where each of its leaves comes from. Only the types of `x` matter."""
+        """The structure of the vjp function, and where each of its leaves comes from; of `x` only the type matters.
+
+        A residual that follows from constants alone (a mask's zeros, say) is worked out again.
+        """
 
         def vjp(given: Tree, x: jax.Array, again: Tree) -> Any:
             return jax.vjp(self._function, given, x, again)[1]
 
         structure = jax.tree.structure(jax.eval_shape(vjp, given, x, again))
         graph = _Graph(jax.make_jaxpr(lambda *args: jax.tree.leaves(vjp(*args)))(given, x, again))
-        values = graph.constants | dict(zip(graph.arguments, jax.tree.leaves((given, x, again)), strict=True))
-        del values[graph.arguments[len(jax.tree.leaves(given))]]  # x is stashed like any residual
+        values = dict(graph.constants)
+        free = graph.following(values)
+        _evaluate([graph.equations[position] for position in sorted(free & graph.needed(graph.outputs))], values)
+        num_given = len(jax.tree.leaves(given))
+        names = graph.arguments[:num_given] + graph.arguments[num_given + 1 :]  # x is stashed like any residual
+        values |= dict(zip(names, jax.tree.leaves((given, again)), strict=True))
         sources = []
         for name in graph.outputs:
             value = name.val if isinstance(name, core.Literal) else values.get(name)
@@ -180,13 +182,22 @@ class _Graph:
                 positions.add(position)
         return positions
 
+    def following(self, known: Iterable[int]) -> set[int]:
+        """The equations, by position, that `known` variables and literals are enough for."""
+        known, positions = set(known), set()
+        for position, equation in enumerate(self.equations):
+            if known.issuperset(equation.reads()):
+                known.update(equation.outputs)
+                positions.add(position)
+        return positions
+
 
 class _Parts(NamedTuple):
     first: list[_Equation]
     second: list[_Equation]
     crossing: list[int]
-    outputs: list[Any]
-    late: list[bool]  # for each output, whether the second part gives it
+    outputs: list[Any]  # the gradients of the weights and that of the input
+    late: list[bool]  # for each of the weights, whether the second part gives its gradient
 
 
 def _partition(graph: _Graph, known: set[int]) -> _Parts:
@@ -199,11 +210,7 @@ def _partition(graph: _Graph, known: set[int]) -> _Parts:
         late.append(any(_has_product(equations[position].primitive, equations[position].params) for position in own))
         if not late[-1]:
             first |= own
-    known, free = set(known), set()
-    for position, equation in enumerate(equations):
-        if known.issuperset(equation.reads()):
-            known.update(equation.outputs)
-            free.add(position)
+    free = graph.following(known)
     late_outputs = [output for output, is_late in zip(weights, late, strict=True) if is_late]
     second = graph.needed(late_outputs) - (first - free)
     made = {name for position in second for name in equations[position].outputs}
@@ -214,7 +221,7 @@ def _partition(graph: _Graph, known: set[int]) -> _Parts:
         [equations[position] for position in sorted(second)],
         sorted(read - made - stashed - set(graph.constants)),
         graph.outputs,
-        [*late, False],
+        late,
     )
 
 
@@ -236,10 +243,3 @@ def _evaluate(equations: Sequence[_Equation], values: _Values) -> None:
 
 def _read(values: _Values, name: Any) -> Any:
     return name.val if isinstance(name, core.Literal) else values[name]
-
-
-def _chosen(arguments: Tree, residuals: Tree) -> Iterator[Any]:
-    """The leaves of `arguments` that are residuals; in their place `residuals` has a leaf, elsewhere an empty node."""
-    slots = jax.tree.leaves(residuals, is_leaf=lambda node: jax.tree.structure(node).num_leaves == 0)
-    leaves = jax.tree.leaves(arguments)
-    return (leaf for leaf, slot in zip(leaves, slots, strict=True) if jax.tree.structure(slot).num_leaves)

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from fiddlex.pipeline.residuals import Arrays, SplitVjp
 
 Tree = Any
+Integer = jax.Array | int  # an int32 scalar
 
 
 class Chunk(NamedTuple):
@@ -29,18 +29,18 @@ class Chunk(NamedTuple):
     """
 
     weights: Tree
-    row: jax.Array
-    layer: jax.Array
-    num_layers: jax.Array | int
+    row: Integer
+    layer: Integer
+    num_layers: Integer
 
 
 class Slot(NamedTuple):
     """A stash and a place in it: leaves are [slot, row, ...]."""
 
     leaves: Arrays
-    number: jax.Array
+    number: Integer
 
-    def read(self, index: jax.Array) -> Arrays:
+    def read(self, index: Integer) -> Arrays:
         """The arrays at row `index`."""
         return [
             lax.dynamic_slice(leaf, (self.number, index, *[0] * (leaf.ndim - 2)), (1, 1, *leaf.shape[2:]))[0, 0]
@@ -95,7 +95,7 @@ class Stage:
     def backward_input(
         self, chunk: Chunk, dy: jax.Array, microbatch: Tree, stash: Slot, weight_stash: Slot, grads: Tree
     ) -> tuple[jax.Array, Arrays, Tree]:
-        """I: the input's gradient, the leaves of `weight_stash` with what W needs, and `grads` with what comes cheap."""
+        """I: the input's gradient, the leaves of `weight_stash` with what W needs, `grads` with what comes cheap."""
 
         def body(step: jax.Array, carry: tuple[jax.Array, Arrays, Tree]) -> tuple[jax.Array, Arrays, Tree]:
             dy, leaves, grads = carry
@@ -124,20 +124,20 @@ def _row(weights: Tree, row: Any) -> Tree:
     return jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, row, keepdims=False), weights)
 
 
-def _from_last(chunk: Chunk, step: jax.Array, microbatch: Tree) -> tuple[jax.Array, Tree, Any]:
+def _from_last(chunk: Chunk, step: Integer, microbatch: Tree) -> tuple[Integer, Tree, Any]:
     """Index, weights and second arguments of a layer, counted from the stage's last."""
     index = chunk.num_layers - 1 - step
     return index, _row(chunk.weights, chunk.row + index), (chunk.layer + index, microbatch)
 
 
-def _write(leaves: Arrays, place: tuple[jax.Array, ...], values: Arrays) -> Arrays:
+def _write(leaves: Arrays, place: tuple[Integer, ...], values: Arrays) -> Arrays:
     return [
         lax.dynamic_update_slice(leaf, value[None, None], (*place, *[0] * value.ndim))
         for leaf, value in zip(leaves, values, strict=True)
     ]
 
 
-def _add(grads: Tree, row: jax.Array, values: Arrays) -> Tree:
+def _add(grads: Tree, row: Integer, values: Arrays) -> Tree:
     """`grads` with `values` (None: nothing) added at a row, in the dtype of `grads`."""
     leaves, structure = jax.tree.flatten(grads)
     for number, value in enumerate(values):

@@ -1,15 +1,16 @@
 """Checkpoints of a workdir: saved in the background, verified when read, resumable on another layout.
 
-A checkpoint is two orbax items, `weights` and `optimizer`, with global shapes, and a JSON item `meta` with the step, a
-checksum of every array and a fingerprint of the training data. Data order and dropout follow from the seeds and the
-step, so the step is all the position that there is to save. The checksum depends on the bits of an array's numbers and
-on their places, not on the sharding or on zero padding: a file that was truncated or changed is noticed, and the newest
-checkpoint that is whole is used. Nothing is deleted but checkpoints beyond `keep`; damaged ones are moved aside.
+A checkpoint is two orbax items, `weights` and `optimizer`, with global shapes, and a JSON item `meta` with the step,
+the order of the layers, a checksum of every array and a fingerprint of the training data. Data order and dropout follow
+from the seeds and the step, so the step is all the position that there is to save. The checksum depends on the bits of
+an array's numbers and on their places, not on the sharding or on zero padding: a file that was truncated or changed is
+noticed, and the newest checkpoint that is whole is used. Nothing is deleted but checkpoints beyond `keep`; damaged ones
+are moved aside.
 """
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import orbax.checkpoint as ocp
 from jax import lax
 
 from fiddlex.errors import CheckpointError
+from fiddlex.train.rows import move_rows, saved_form
 from fiddlex.train.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -51,12 +53,13 @@ class Checkpoints:
         """Where the checkpoint of a step lies."""
         return self.directory / str(step)
 
-    def save(self, state: TrainState, step: int, *, fingerprint: str) -> None:
+    def save(self, state: TrainState, step: int, *, layers: Sequence[int], fingerprint: str) -> None:
         """Copies the state to the host and goes on writing in the background.
 
         Args:
           state: what to save.
           step: its number.
+          layers: the layer of each row of its stacked weights (`LayerPlacement.layers`).
           fingerprint: of the training data (`Corpus.fingerprint`).
 
         Raises:
@@ -70,20 +73,23 @@ class Checkpoints:
                 args=ocp.args.Composite(
                     weights=ocp.args.StandardSave(state.weights),
                     optimizer=ocp.args.StandardSave(state.optimizer),
-                    meta=ocp.args.JsonSave({"step": step, "fingerprint": fingerprint, "checksums": sums}),
+                    meta=ocp.args.JsonSave(
+                        {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": sums}
+                    ),
                 ),
             )
         except Exception as error:  # orbax raises here what befell the background write before
             raise self._cannot_write(error) from error
 
     def restore_newest(
-        self, abstract: TrainState, *, fingerprint: str = "", move_damaged: bool = False
+        self, abstract: TrainState, *, layers: Sequence[int], fingerprint: str = "", move_damaged: bool = False
     ) -> TrainState | None:
         """The newest checkpoint that is whole, laid out as `abstract` says; None when there is no checkpoint.
 
         Args:
           abstract: ShapeDtypeStructs with shardings. The padded vocabulary may differ from the saved one. With an empty
             `optimizer` (`()`) only the weights are read.
+          layers: the layer of each of its rows; a checkpoint with others is read and its rows moved.
           fingerprint: what the training data must be; empty: anything.
           move_damaged: move checkpoints that cannot be read to `damaged_checkpoints`, beside `checkpoints`.
 
@@ -94,7 +100,7 @@ class Checkpoints:
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                state = self._restore(step, abstract, fingerprint)
+                state = self._restore(step, abstract, layers, fingerprint)
             except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # nothing wrong with the files
                 raise
             except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
@@ -159,7 +165,7 @@ class Checkpoints:
             self.path(step).rename(target)
             logger.warning("Moved the checkpoint of step %d to %s.", step, target)
 
-    def _restore(self, step: int, abstract: TrainState, fingerprint: str) -> TrainState:
+    def _restore(self, step: int, abstract: TrainState, layers: Sequence[int], fingerprint: str) -> TrainState:
         meta = self._open().restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
         expected = meta["checksums"]
         if meta["step"] != step:
@@ -176,8 +182,11 @@ class Checkpoints:
                 f"{'is' if len(different) == 1 else 'are'} on one side only. Set the optimizer's fields back to go on "
                 "with this run, or choose a new --workdir."
             )
-        # strict=False lets orbax fit the padded vocabulary to this mesh; the checksums catch any other cut.
         items = {"weights": abstract.weights, "optimizer": abstract.optimizer}
+        moves = list(layers) != meta["layers"]
+        if moves:
+            items = saved_form(items, layers, meta["layers"])
+        # strict=False lets orbax fit the padded vocabulary to this mesh; the checksums catch any other cut.
         restored = self._open().restore(
             step,
             args=ocp.args.Composite(
@@ -192,7 +201,7 @@ class Checkpoints:
         for name, value in jax.device_get(_checksums(_arrays(state))).items():
             if int(value) != expected[name]:
                 raise ValueError(f"{name} is not what was saved (checksum {int(value)}, saved {expected[name]})")
-        return state
+        return move_rows(state, abstract, layers, meta["layers"]) if moves else state
 
 
 def _is_wanted(name: str, abstract: TrainState) -> bool:
@@ -219,4 +228,5 @@ def _checksums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if len(line) <= 300 else f"{line[:140]} … {line[-140:]}"  # the cause often stands at the end

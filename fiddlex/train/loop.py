@@ -35,21 +35,21 @@ class Outcome:
 
     Attributes:
       step: updates done.
-      interrupted: a signal stopped it before `train.num_steps`.
+      stopped_by: the signal that stopped it before `train.num_steps`; None when it got there.
       record: the last training record; None when no step was taken.
       evaluation: the last evaluation record; None when there was none.
       sample: text sampled at the end; empty unless the config asks for it.
     """
 
     step: int
-    interrupted: bool
+    stopped_by: signal.Signals | None
     record: Record | None
     evaluation: Record | None
     sample: str
 
     def to_dict(self) -> Record:
         """One flat JSON object: the last record and evaluation, how the run ended, and the sample."""
-        end = {"step": self.step, "interrupted": self.interrupted, "sample": self.sample}
+        end = {"step": self.step, "interrupted": self.stopped_by is not None, "sample": self.sample}
         return (self.record or {}) | (self.evaluation or {}) | end
 
 
@@ -89,30 +89,31 @@ def train(config: Config, workdir: Path) -> Outcome:
 
         # Train.
         writer = stack.enter_context(MetricsWriter(workdir, resumed_step=first))
-        with Reporter(first, last) as reporter:
+        with Reporter(first, last, eval_every=config.train.eval_every) as reporter:
             run = _Run(trainer, checkpoints, writer, reporter)
             if first < last:
                 reporter.compiled(trainer.compile())
-            while trainer.step < last and not stop.requested:
+            while trainer.step < last and not stop.received:
                 run.step()
                 if _due(trainer.step, config.train.checkpoint_every):
                     run.save()
                 if _due(trainer.step, config.train.eval_every):
                     run.evaluate()
             run.finish_step()
-            interrupted = trainer.step < last
+            stopped_by = stop.received if trainer.step < last else None
 
             # Leave a checkpoint and a last evaluation behind.
-            if config.train.checkpoint_every or interrupted:
+            if config.train.checkpoint_every or stopped_by:
                 run.save()
-            if config.train.eval_every and not interrupted:
+            if config.train.eval_every and not stopped_by:
                 run.evaluate()
 
         checkpoints.wait()
         sample = ""
-        if config.train.sample_tokens and not interrupted:
+        if config.train.sample_tokens and not stopped_by:
+            logger.info("Sampling %d tokens …", config.train.sample_tokens)
             sample = "".join(trainer.generate("", config.train.sample_tokens, SAMPLING))
-    outcome = Outcome(trainer.step, interrupted, run.last_record, run.last_evaluation, sample)
+    outcome = Outcome(trainer.step, stopped_by, run.last_record, run.last_evaluation, sample)
     logger.info("%s", _summary(outcome, config, workdir, time.monotonic() - start_time))
     return outcome
 
@@ -167,7 +168,8 @@ class _Run:
         if self._writer.evaluated_step == self._trainer.step:
             return
         try:
-            self.last_evaluation = self._trainer.evaluate()
+            with self._reporter.evaluating(self._trainer.step):
+                self.last_evaluation = self._trainer.evaluate()
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}\n{self._remedy(self._trainer.step)}") from error
         self._writer.write(self.last_evaluation)
@@ -199,11 +201,11 @@ class StopSignals:
     """Turns SIGINT and SIGTERM into a request to stop after the running step. A context manager.
 
     Attributes:
-      requested: whether a signal has come.
+      received: the first signal that has come; None before.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -217,12 +219,12 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if self.requested and number == signal.SIGINT:
+        if self.received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self.requested:  # launchers may send SIGTERM more than once
-            logger.info("%s: stopping after the running step and saving; Ctrl-C again stops without saving.", name)
-        self.requested = True
+        if not self.received:  # launchers may send SIGTERM more than once
+            self.received = signal.Signals(number)
+            text = "%s: stopping after the running step and saving; Ctrl-C again stops without saving."
+            logger.info(text, self.received.name)
 
 
 def _due(step: int, every: int) -> bool:
@@ -230,14 +232,14 @@ def _due(step: int, every: int) -> bool:
 
 
 def _summary(outcome: Outcome, config: Config, workdir: Path, seconds: float) -> str:
-    parts = [f"Stopped by a signal at step {outcome.step}" if outcome.interrupted else f"Done: step {outcome.step}"]
+    parts = [f"Stopped by a signal at step {outcome.step}" if outcome.stopped_by else f"Done: step {outcome.step}"]
     parts[0] += f" after {readable_time(seconds)}"
     if outcome.record:
         parts.append(f"loss {outcome.record['loss']:.4f}")
     if outcome.evaluation:
         parts.append(f"held-out loss {outcome.evaluation['eval_loss']:.4f} nats per token")
-    saved = ", checkpoints/" if config.train.checkpoint_every or outcome.interrupted else ""
+    saved = ", checkpoints/" if config.train.checkpoint_every or outcome.stopped_by else ""
     parts.append(f"metrics.jsonl{saved} in {workdir}")
-    if outcome.interrupted:
+    if outcome.stopped_by:
         parts.append("run the same command again to go on")
     return "; ".join(parts) + "."

@@ -5,17 +5,22 @@ file, in the order of their steps. On resume, lines of steps that will be traine
 an interrupted run is that of an uninterrupted one.
 """
 
+import contextlib
 import json
 import logging
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tensorboardX import SummaryWriter
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from fiddlex.errors import CheckpointError
+from fiddlex.train.tensorboard import EventFile
+from fiddlex.train.workdir import writing
 
 logger = logging.getLogger(__name__)
 
@@ -33,25 +38,32 @@ class MetricsWriter:
     Attributes:
       path: `metrics.jsonl`.
       evaluated_step: the step of the last evaluation record, -1 when there is none.
+
+    Raises:
+      CheckpointError: from here and from every method, when the files cannot be written.
     """
 
     def __init__(self, workdir: Path, *, resumed_step: int):
         self.path = workdir / "metrics.jsonl"
         self.evaluated_step = -1
-        if self.path.exists():
-            self._keep_records_until(resumed_step)
-        self._file = self.path.open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=resumed_step + 1, flush_secs=10)
+        self._events_path = workdir / "tensorboard"
+        with writing(self.path):
+            if self.path.exists():
+                self._keep_records_until(resumed_step)
+            self._file = self.path.open("a", encoding="utf-8")
+        with writing(self._events_path):
+            self._events = EventFile(self._events_path, purge_step=resumed_step + 1)
 
     def write(self, record: Record) -> None:
         """Appends one record; it is in the file when the call returns."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        with writing(self.path):
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
         if "eval_loss" in record:
             self.evaluated_step = record["step"]
-        for name, value in record.items():
-            if name != "step":
-                self._tensorboard.add_scalar(name, value, record["step"])
+        scalars = {name: value for name, value in record.items() if name != "step"}
+        with writing(self._events_path):
+            self._events.write(scalars, step=record["step"])
 
     def _keep_records_until(self, step: int) -> None:
         kept = []
@@ -76,9 +88,14 @@ class MetricsWriter:
     def __enter__(self) -> "MetricsWriter":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-        self._tensorboard.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # When the run fails already, what closing adds (the same full disk, mostly) would hide the reason.
+        ignored = contextlib.suppress(CheckpointError) if value else contextlib.nullcontext()
+        with ignored, writing(self.path.parent), contextlib.ExitStack() as stack:
+            stack.callback(self._events.close)
+            stack.callback(self._file.close)
 
 
 class Reporter:
@@ -87,17 +104,19 @@ class Reporter:
     Args:
       start_step: step the run goes on from.
       num_steps: step it ends at.
+      eval_every: steps from one evaluation to the next; 0: none. Another closes the run.
     """
 
-    def __init__(self, start_step: int, num_steps: int):
+    def __init__(self, start_step: int, num_steps: int, *, eval_every: int = 0):
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._num_steps = num_steps
+        self._num_steps, self._eval_every = num_steps, eval_every
         self._start_step, self._start_time = start_step, time.monotonic()
+        self._evaluated_step, self._evaluation_s, self._evaluations_s = start_step, 0.0, 0.0
         self._progress: Progress | None = None
         if self._console.is_terminal:
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-            self._progress = Progress(*columns, console=self._console)
-            self._task = self._progress.add_task("compiling", total=num_steps, completed=start_step)
+            text = TextColumn("{task.description}  {task.fields[left]}")
+            self._progress = Progress(BarColumn(), MofNCompleteColumn(), text, console=self._console)
+            self._task = self._progress.add_task("compiling", total=num_steps, completed=start_step, left="")
 
     def __enter__(self) -> "Reporter":
         if self._progress:
@@ -120,19 +139,26 @@ class Reporter:
     def advance(self, step: int) -> None:
         """Moves the bar."""
         if self._progress:
-            self._progress.update(self._task, completed=step)
+            self._progress.update(self._task, completed=step, left=self._time_left(step))
+
+    @contextlib.contextmanager
+    def evaluating(self, step: int) -> Iterator[None]:
+        """Wraps an evaluation, to learn how long one takes."""
+        start = time.monotonic()
+        yield
+        self._evaluation_s = time.monotonic() - start
+        self._evaluations_s += self._evaluation_s
+        self._evaluated_step = step
 
     def record(self, record: Record) -> None:
         """Shows a training or evaluation record."""
         step = record["step"]
         if "eval_loss" in record:
-            text = f"held-out loss {record['eval_loss']:.4f}"
-        else:
-            text = f"loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tokens/s"
-        if self._progress and "eval_loss" not in record:
-            self._progress.update(self._task, completed=step, description=text)
-        elif self._progress:
-            self.line(f"step {step}: {text}")
+            self.line(f"step {step}/{self._num_steps}  held-out loss {record['eval_loss']:.4f}")
+            return
+        text = f"loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tokens/s"
+        if self._progress:
+            self._progress.update(self._task, description=text)
         else:
             self.line(f"step {step}/{self._num_steps}  {text}  {self._time_left(step)}".rstrip())
 
@@ -141,11 +167,17 @@ class Reporter:
         (self._progress.console if self._progress else self._console).print(text, markup=False)
 
     def _time_left(self, step: int) -> str:
+        """Until the closing evaluation is done; evaluations are as long as the last one, and told apart before one."""
         done = step - self._start_step
         if done <= 0 or step >= self._num_steps:
             return ""
-        seconds = (time.monotonic() - self._start_time) / done * (self._num_steps - step)
-        return f"{readable_time(seconds)} left"
+        seconds = (time.monotonic() - self._start_time - self._evaluations_s) / done * (self._num_steps - step)
+        evaluations = 0
+        if self._eval_every:
+            evaluations = -(-self._num_steps // self._eval_every) - self._evaluated_step // self._eval_every
+        if evaluations and not self._evaluation_s:
+            return f"{readable_time(seconds)} and {evaluations} evaluation{'s' * (evaluations > 1)} left"
+        return f"{readable_time(seconds + evaluations * self._evaluation_s)} left"
 
 
 def readable_time(seconds: float) -> str:

@@ -1,13 +1,15 @@
 """Sampling text: temperature, top-k and top-p (nucleus, Holtzman et al., ICLR 2020) over next-token logits."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fiddlex.data import Tokenizer
+from fiddlex.config import INTEGER_LIMIT
+from fiddlex.data import Tokenizer, decode_pieces
 from fiddlex.errors import ConfigError
 
 NextLogits = Callable[
@@ -23,7 +25,7 @@ class SamplingConfig:
       temperature: divides the logits; 0 always takes the likeliest token.
       top_k: only the k likeliest tokens may be drawn; 0: all.
       top_p: only the likeliest tokens that together have this probability may be drawn, at least one; 1: all.
-      seed: of the draws.
+      seed: of the draws, at least 0.
     """
 
     temperature: float = 1.0
@@ -35,10 +37,12 @@ class SamplingConfig:
         """Raises ConfigError when a value is out of its range."""
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"temperature={self.temperature} must be at least 0 and finite.")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k={self.top_k} must be at least 0; 0 allows every token.")
+        if not 0 <= self.top_k < INTEGER_LIMIT:
+            raise ConfigError(f"top_k={self.top_k} must be at least 0 and below {INTEGER_LIMIT}; 0 allows every token.")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p={self.top_p} must be above 0 and at most 1; 1 allows every token.")
+        if not 0 <= self.seed < INTEGER_LIMIT:
+            raise ConfigError(f"seed={self.seed} must be at least 0 and below {INTEGER_LIMIT}.")
 
 
 @jax.jit
@@ -110,17 +114,14 @@ def generate_text(
 
     An empty prompt is the start of a document. Raises as `generate` does.
     """
-    start = list(tokenizer.encode(prompt)) or [tokenizer.separator or 0]
-    drawn: list[int] = []
-    shown = ""
-    for token in generate(
-        next_logits, start, num_tokens, seq_len=seq_len, vocab_size=tokenizer.vocab_size, config=config
-    ):
-        if token == tokenizer.separator:
-            break
-        drawn.append(token)
-        text = tokenizer.decode(drawn)
-        if not text.endswith("\ufffd"):  # a character whose last byte is still to come
-            yield text[len(shown) :]
-            shown = text
-    yield tokenizer.decode(drawn)[len(shown) :]
+    start = tokenizer.encode(prompt).tolist()
+    drawn = generate(
+        next_logits,
+        start or [tokenizer.separator or 0],
+        num_tokens,
+        seq_len=seq_len,
+        vocab_size=tokenizer.vocab_size,
+        config=config,
+    )
+    document = itertools.takewhile(lambda token: token != tokenizer.separator, drawn)
+    return decode_pieces(tokenizer, document, after=start)

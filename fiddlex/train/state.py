@@ -11,9 +11,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
+from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.models.functional import Weights
 from fiddlex.models.gpt import GPT
 from fiddlex.parallel.sharding import compute_spec, named, zero_spec
+from fiddlex.pipeline.generators import make_schedule
+from fiddlex.pipeline.placement import LayerPlacement, place_layers
+from fiddlex.pipeline.schedule import Schedule
 from fiddlex.train.blockwise import Block
 
 
@@ -33,27 +37,45 @@ class TrainState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where every weight lies: trees of PartitionSpecs in the structure of the weights.
+    """Where every weight lies, and the order of work that asks for it there.
 
     Attributes:
-      compute: sharding of the weights that forward and backward use.
-      master: sharding of master weights and optimizer state (ZeRO-1: over `data` too).
+      schedule: of the pipeline.
+      placement: of the layers, in the rows of the stacked weights.
+      compute: PartitionSpecs, in the structure of the weights, of those that forward and backward use.
+      master: PartitionSpecs of master weights and optimizer state (ZeRO-1: over `data` too).
       shapes: ShapeDtypeStructs of the master weights, global shapes.
     """
 
+    schedule: Schedule
+    placement: LayerPlacement
     compute: Weights
     master: Weights
     shapes: Weights
 
 
 def make_layout(model: GPT, config: Config) -> Layout:
-    """Applies the sharding table to a model's weights."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    """Makes the schedule, places the layers for it, and applies the sharding table to the model's weights.
+
+    Raises:
+      ConfigError: when the schedule does not exist for these sizes, or the layers cannot be cut into its stages.
+    """
+    pipeline = config.pipeline
+    sizes = {"pipe": config.mesh.pipe, "chunks": pipeline.num_chunks, "num_microbatches": pipeline.num_microbatches}
+    try:
+        schedule = make_schedule(pipeline.schedule, **sizes)
+    except ScheduleError as error:
+        raise ConfigError(
+            f"pipeline.schedule={pipeline.schedule} with mesh.pipe={config.mesh.pipe}, pipeline.num_chunks="
+            f"{pipeline.num_chunks}, pipeline.num_microbatches={pipeline.num_microbatches}: {error}"
+        ) from error
+    placement = place_layers(schedule.placement, config.model.num_layers, config.pipeline.layers_per_stage)
+    shapes = jax.eval_shape(lambda key: model.init(key, placement.layers), jax.random.key(0))
     compute = jax.tree.map(compute_spec, model.axes(), is_leaf=lambda x: isinstance(x, tuple))
     master = compute
     if config.optimizer.zero1:
         master = jax.tree.map(lambda spec, x: zero_spec(spec, x.shape, config.mesh), compute, shapes)
-    return Layout(compute=compute, master=master, shapes=shapes)
+    return Layout(schedule, placement, compute=compute, master=master, shapes=shapes)
 
 
 def make_blocks(model: GPT, config: Config, layout: Layout) -> Weights:
@@ -82,23 +104,33 @@ def state_specs(optimizer: optax.GradientTransformation, layout: Layout) -> Trai
 
 
 def init_state(
-    model: GPT, optimizer: optax.GradientTransformation, key: jax.Array, *, mesh: Mesh, specs: TrainState
+    model: GPT,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    *,
+    mesh: Mesh,
+    layout: Layout,
+    specs: TrainState,
 ) -> TrainState:
     """A fresh train state, each device making just the shards it keeps."""
-    return jax.jit(_make_init(model, optimizer), out_shardings=named(mesh, specs))(key)
+    return jax.jit(_make_init(model, optimizer, layout), out_shardings=named(mesh, specs))(key)
 
 
-def abstract_state(model: GPT, optimizer: optax.GradientTransformation, *, mesh: Mesh, specs: TrainState) -> TrainState:
+def abstract_state(
+    model: GPT, optimizer: optax.GradientTransformation, *, mesh: Mesh, layout: Layout, specs: TrainState
+) -> TrainState:
     """Shapes, dtypes and shardings of a train state."""
-    shapes = jax.eval_shape(_make_init(model, optimizer), jax.random.key(0))
+    shapes = jax.eval_shape(_make_init(model, optimizer, layout), jax.random.key(0))
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, named(mesh, specs)
     )
 
 
-def _make_init(model: GPT, optimizer: optax.GradientTransformation) -> Callable[[jax.Array], TrainState]:
+def _make_init(
+    model: GPT, optimizer: optax.GradientTransformation, layout: Layout
+) -> Callable[[jax.Array], TrainState]:
     def init(key: jax.Array) -> TrainState:
-        weights = model.init(key)
+        weights = model.init(key, layout.placement.layers)
         return TrainState(step=jnp.zeros((), jnp.int32), weights=weights, optimizer=optimizer.init(weights))
 
     return init

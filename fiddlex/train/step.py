@@ -1,11 +1,13 @@
 """The compiled steps: one that trains on a global batch, one that evaluates on it.
 
-Inside `shard_map`, manual over all mesh axes, each replica runs its microbatches one after another and adds up
-gradients in float32; they are reduced over `data` once, at the end, straight onto the shards whose master weights they
-update. The update itself is plain optax on global arrays, outside `shard_map`. The loss is the mean over the weights of
-the whole global batch, so the cut into replicas and microbatches changes no number but by rounding.
+Inside `shard_map`, manual over all mesh axes, each replica passes its microbatches through the pipeline and adds up
+gradients in float32 (`fiddlex.pipeline.executor`); they are reduced over `data` once, at the end, straight onto the
+shards whose master weights they update. The update itself is plain optax on global arrays, outside `shard_map`. The
+loss is the mean over the weights of the whole global batch, so the cut into replicas, stages and microbatches changes
+no number but by rounding.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,11 @@ from fiddlex.models.functional import Weights
 from fiddlex.models.gpt import GPT, Batch
 from fiddlex.parallel.collectives import as_varying, reduce_gradients
 from fiddlex.parallel.sharding import BATCH, MESH_AXES, named
+from fiddlex.pipeline import executor as pipeline
+from fiddlex.pipeline.executor import execute
+from fiddlex.pipeline.lowering import lower
+from fiddlex.pipeline.placement import LayerPlacement
+from fiddlex.pipeline.ticks import forward_schedule
 from fiddlex.train.optimizer import clip_by_global_norm
 from fiddlex.train.state import Layout, TrainState
 
@@ -60,7 +67,7 @@ def make_train_step(
             "grad_norm": norm,
             "learning_rate": learning_rate(state.step),
             "weights_finite": jnp.all(jnp.asarray([jnp.isfinite(w).all() for w in jax.tree.leaves(new.weights)])),
-            "nonfinite": nonfinite(grads),
+            "nonfinite": nonfinite(grads, layout.placement),
         }
         return new, metrics
 
@@ -79,33 +86,20 @@ def make_gradients(
 ) -> Callable[[Weights, Batch, jax.Array], tuple[jax.Array, Weights]]:
     """The mean loss of a global batch and its float32 gradients, sharded as the master weights are."""
     partial_axes = frozenset({"data", "tensor"} if config.mesh.sequence_parallel else {"data"})
-    num_microbatches, size = config.pipeline.num_microbatches, config.microbatch_size
-    flash = has_flash(config.model, mesh)
+    lowered, pipeline_model = lower(layout.schedule), _pipeline_model(model, config, mesh, model.loss)
 
     def local_gradients(weights: Weights, batch: Batch, step: jax.Array) -> tuple[jax.Array, Weights]:
         weights = as_varying(weights, layout.compute, partial_axes)
-        total_weight = lax.psum(batch["weights"].sum(), "data")
-        first_example = lax.axis_index("data") * config.replica_batch_size
-
-        def accumulate(carry: tuple[jax.Array, Weights], scanned: tuple[jax.Array, Batch]) -> tuple[Any, None]:
-            number, microbatch = scanned
-            examples = first_example + number * size + jnp.arange(size)
-            context = Context(
-                config.mesh.sequence_parallel, flash, config.pipeline.recompute, _dropout(config, step, examples)
-            )
-            loss, grads = jax.value_and_grad(
-                lambda weights: _forward(model, weights, microbatch, context) / total_weight
-            )(weights)
-            loss_sum, grad_sums = carry
-            return (
-                loss_sum + loss,
-                jax.tree.map(lambda total, g: total + g.astype(total.dtype), grad_sums, grads),
-            ), None
-
-        zeros = jax.tree.map(lambda w: jnp.zeros_like(w, jnp.float32), weights)
-        start = (lax.pcast(jnp.zeros(()), "data", to="varying"), zeros)
-        (loss, grads), _ = lax.scan(accumulate, start, (jnp.arange(num_microbatches), _microbatches(config, batch)))
-        return lax.psum(loss, "data"), reduce_gradients(grads, layout.compute, layout.master, partial_axes)
+        scale = 1 / lax.psum(batch["weights"].sum(), "data")
+        if config.model.dropout:
+            first = lax.axis_index("data") * config.replica_batch_size
+            examples = first + jnp.arange(config.replica_batch_size)
+            batch = batch | {"keys": example_keys(dropout_key(config.train.seed), step, examples)}
+        losses, grads = execute(
+            lowered, layout.placement, pipeline_model, _parts(weights), _microbatches(config, batch), scale=scale
+        )
+        grads = reduce_gradients({**grads.outer, "layers": grads.layers}, layout.compute, layout.master, partial_axes)
+        return lax.psum(losses.sum() * scale, "data"), grads
 
     return jax.shard_map(
         local_gradients,
@@ -117,12 +111,13 @@ def make_gradients(
 
 def make_eval_step(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> jax.stages.Wrapped:
     """Compiles `(master weights, batch) -> {loss_sum, weight_sum}` over a global batch, without dropout."""
-    context = Context(config.mesh.sequence_parallel, has_flash(config.model, mesh))
+    lowered = lower(forward_schedule(layout.schedule.placement, config.pipeline.num_microbatches))
+    pipeline_model = _pipeline_model(model, config, mesh, model.loss)
     dtype = jnp.dtype(config.model.dtype)
 
     def local_sums(weights: Weights, batch: Batch) -> Metrics:
-        # One microbatch after another, as in training: an evaluation needs no more memory than a step.
-        losses = lax.map(lambda microbatch: _forward(model, weights, microbatch, context), _microbatches(config, batch))
+        microbatches = _microbatches(config, batch)
+        losses, _ = execute(lowered, layout.placement, pipeline_model, _parts(weights), microbatches)
         return lax.psum({"loss_sum": losses.sum(), "weight_sum": batch["weights"].sum()}, "data")
 
     mapped = jax.shard_map(local_sums, mesh=mesh, in_specs=(layout.compute, BATCH), out_specs=P())
@@ -138,12 +133,14 @@ def make_logits(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> ja
     Tokens are int32 [rows, sequence], the same on all devices; logits are float32 [rows, padded vocabulary], sharded
     over the vocabulary, with the lowest float in the padding.
     """
-    context = Context(config.mesh.sequence_parallel, has_flash(config.model, mesh))
+    lowered = lower(forward_schedule(layout.schedule.placement, num_microbatches=1))
+    pipeline_model = _pipeline_model(model, config, mesh, model.next_logits)
     dtype = jnp.dtype(config.model.dtype)
 
     def next_logits(weights: Weights, tokens_BS: jax.Array, positions_B: jax.Array) -> jax.Array:
-        x_BTH = _apply_all_layers(model, weights, {"tokens": tokens_BS}, context)
-        return model.next_logits(weights, x_BTH, positions_B, context)
+        batch = {"tokens": tokens_BS[None], "positions": positions_B[None]}
+        logits_1BV, _ = execute(lowered, layout.placement, pipeline_model, _parts(weights), batch)
+        return logits_1BV[0]
 
     mapped = jax.shard_map(
         next_logits, mesh=mesh, in_specs=(layout.compute, P(), P()), out_specs=P(None, MESH_AXES["vocab"])
@@ -161,35 +158,43 @@ def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: Layou
     return lax.with_sharding_constraint(cast, named(mesh, layout.compute))
 
 
-def nonfinite(grads: Weights) -> Weights:
+def nonfinite(grads: Weights, placement: LayerPlacement) -> Weights:
     """For every leaf a bool, or one for each layer under `layers`: whether any value is infinite or not a number."""
-    return {
-        part: jax.tree.map(
-            lambda g, first=int(part == "layers"): jnp.any(~jnp.isfinite(g), axis=tuple(range(first, g.ndim))), leaves
-        )
-        for part, leaves in grads.items()
-    }
+
+    def flags(part: str, g: jax.Array) -> jax.Array:
+        if part != "layers":
+            return jnp.any(~jnp.isfinite(g))
+        return jnp.any(~jnp.isfinite(g), axis=tuple(range(1, g.ndim)))[jnp.asarray(placement.rows)]
+
+    return {part: jax.tree.map(functools.partial(flags, part), leaves) for part, leaves in grads.items()}
+
+
+def _pipeline_model(
+    model: GPT, config: Config, mesh: Mesh, head: Callable[[Weights, jax.Array, Batch, Context], jax.Array]
+) -> pipeline.Model:
+    """The model as the executor takes it; a microbatch with `keys` is run with dropout."""
+    flash, recompute = has_flash(config.model, mesh), config.pipeline.recompute
+
+    def context(microbatch: Batch) -> Context:
+        dropout = Dropout(config.model.dropout, microbatch["keys"]) if "keys" in microbatch else None
+        return Context(config.mesh.sequence_parallel, flash, recompute, dropout)
+
+    return pipeline.Model(
+        embed=lambda outer, microbatch: model.embed(outer, microbatch, context(microbatch)),
+        layer=lambda layer, x, again: model.apply_layer(layer, x, again[0], context(again[1])),
+        head=lambda outer, x, microbatch: head(outer, x, microbatch, context(microbatch)),
+        recompute=recompute == "full",
+    )
+
+
+def _parts(weights: Weights) -> pipeline.Weights:
+    outer = {name: part for name, part in weights.items() if name != "layers"}
+    return pipeline.Weights(outer, weights["layers"])
 
 
 def _microbatches(config: Config, batch: Batch) -> Batch:
     shape = (config.pipeline.num_microbatches, config.microbatch_size)
     return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch)
-
-
-def _dropout(config: Config, step: jax.Array, examples: jax.Array) -> Dropout | None:
-    if config.model.dropout == 0:
-        return None
-    return Dropout(config.model.dropout, example_keys(dropout_key(config.train.seed), step, examples))
-
-
-def _forward(model: GPT, weights: Weights, batch: Batch, context: Context) -> jax.Array:
-    return model.loss(weights, _apply_all_layers(model, weights, batch, context), batch, context)
-
-
-def _apply_all_layers(model: GPT, weights: Weights, batch: Batch, context: Context) -> jax.Array:
-    x_BTH = model.embed(weights, batch, context)
-    x_BTH = model.apply_layers(weights["layers"], lax.pcast(x_BTH, "pipe", to="varying"), 0, context)
-    return lax.psum(x_BTH, "pipe")
 
 
 def init_key(seed: int) -> jax.Array:

@@ -85,7 +85,9 @@ class Trainer:
         self._eval_step = make_eval_step(self._model, config, mesh=self.mesh, layout=self._layout)
         self._logits = make_logits(self._model, config, mesh=self.mesh, layout=self._layout)
         self._feed = Feed(self.corpus, config, self.mesh)
-        self._abstract_state = abstract_state(self._model, self._optimizer, mesh=self.mesh, specs=self._specs)
+        self._abstract_state = abstract_state(
+            self._model, self._optimizer, mesh=self.mesh, layout=self._layout, specs=self._specs
+        )
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
         self._batches: Iterator[DeviceBatch] | None = None
@@ -97,7 +99,12 @@ class Trainer:
         """The train state, made from `train.seed` when nothing was restored. Every step donates and replaces it."""
         if self._state is None:
             self._state = init_state(
-                self._model, self._optimizer, init_key(self.config.train.seed), mesh=self.mesh, specs=self._specs
+                self._model,
+                self._optimizer,
+                init_key(self.config.train.seed),
+                mesh=self.mesh,
+                layout=self._layout,
+                specs=self._specs,
             )
         return self._state
 
@@ -228,8 +235,10 @@ class Trainer:
         )
 
     def weights(self) -> Weights:
-        """A copy of the master weights on the host: float32, whole, without padding rows, layers stacked."""
+        """A copy of the master weights on the host: float32, whole, without padding, layers stacked in their order."""
         whole = jax.tree.map(np.array, jax.device_get(self.state.weights))
+        rows = np.asarray(self._layout.placement.rows)
+        whole["layers"] = jax.tree.map(lambda w: w[rows], whole["layers"])
         whole["embedding"]["tokens"] = whole["embedding"]["tokens"][: self.config.model.vocab_size]
         return whole
 
@@ -239,7 +248,8 @@ class Trainer:
         Raises:
           CheckpointError: when it cannot be written.
         """
-        checkpoints.save(self.state, self.step, fingerprint=self.corpus.fingerprint())
+        layers = self._layout.placement.layers
+        checkpoints.save(self.state, self.step, layers=layers, fingerprint=self.corpus.fingerprint())
 
     def restore(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> bool:
         """Goes on from the newest checkpoint that is whole; returns whether there is one.
@@ -255,7 +265,12 @@ class Trainer:
         if weights_only:
             abstract = abstract._replace(optimizer=())
         fingerprint = "" if weights_only else self.corpus.fingerprint()
-        state = checkpoints.restore_newest(abstract, fingerprint=fingerprint, move_damaged=not weights_only)
+        state = checkpoints.restore_newest(
+            abstract,
+            layers=self._layout.placement.layers,
+            fingerprint=fingerprint,
+            move_damaged=not weights_only,
+        )
         if state is None:
             return False
         self._state, self.step = state, int(state.step)

@@ -4,9 +4,11 @@
 """
 
 import contextlib
+import dataclasses
 import logging
+import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +53,30 @@ def claimed(workdir: Path, config: Config) -> Iterator[None]:
       CheckpointError: when the directory cannot be written, another process is training in it, or the run in it
         differs in one of `FIXED_FIELDS`.
     """
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        with FileLock(workdir / ".lock", timeout=0):
+    with contextlib.ExitStack() as stack:
+        with writing(workdir):
+            workdir.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(FileLock(workdir / ".lock", timeout=0))
+            except Timeout as error:
+                raise CheckpointError(
+                    f"Another process is training in --workdir={workdir}. Wait for it, stop it, or choose another "
+                    "--workdir."
+                ) from error
             _check_checkpoints(workdir, config)
             (workdir / "config.json.tmp").write_text(config.to_json(), encoding="utf-8")
-            yield
-    except Timeout as error:
-        raise CheckpointError(
-            f"Another process is training in --workdir={workdir}. Wait for it, stop it, or choose another --workdir."
-        ) from error
+        yield
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises CheckpointError in place of an OSError, when what is done inside cannot write to `path`, a workdir's."""
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(
-            f"Cannot write to --workdir={workdir}: {error.strerror or error}. Choose a directory you may write to, and "
-            "that has room."
+            f"Cannot write to {path}: {error.strerror or error}. Make room or permit writing there and run the same "
+            "command again, or choose another --workdir."
         ) from error
 
 
@@ -82,7 +94,8 @@ def _check_checkpoints(workdir: Path, config: Config) -> None:
 
 def write_config(workdir: Path) -> None:
     """Puts the config that `claimed` was given in place as `config.json`: the run goes on with it."""
-    os.replace(workdir / "config.json.tmp", workdir / "config.json")
+    with writing(workdir):
+        os.replace(workdir / "config.json.tmp", workdir / "config.json")
 
 
 def read_config(workdir: Path) -> Config:
@@ -106,10 +119,15 @@ def read_config(workdir: Path) -> Config:
 
 
 def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
-    """Raises CheckpointError, with every difference, when `config` cannot continue the run of `saved`."""
+    """Raises CheckpointError, with every difference, when `config` cannot continue the run of `saved`.
+
+    Differences that a run may go on with are logged.
+    """
     _check_same(FIXED_FIELDS, saved, config, workdir)
-    if config != saved:
-        logger.info("The config differs from the one the checkpoints were made with; config.json now has the new one.")
+    names = [f"{section}.{field}" for section, fields in dataclasses.asdict(config).items() for field in fields]
+    changed = [f"{name} {old!r} → {new!r}" for name, old, new in _differences(names, saved, config)]
+    if changed:
+        logger.info("The config has changed since this run was last started: %s.", ", ".join(changed))
 
 
 def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
@@ -118,11 +136,7 @@ def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
 
 
 def _check_same(names: Sequence[str], saved: Config, config: Config, workdir: Path) -> None:
-    different = [
-        f"{name} is {_get(config, name)!r}, was {_get(saved, name)!r}"
-        for name in names
-        if _get(config, name) != _get(saved, name)
-    ]
+    different = [f"{name} is {new!r}, was {old!r}" for name, old, new in _differences(names, saved, config)]
     if different:
         raise CheckpointError(
             f"--workdir={workdir} holds checkpoints of another run:\n  "
@@ -131,6 +145,7 @@ def _check_same(names: Sequence[str], saved: Config, config: Config, workdir: Pa
         )
 
 
-def _get(config: Config, name: str) -> Any:
-    section, field = name.split(".")
-    return getattr(getattr(config, section), field)
+def _differences(names: Iterable[str], saved: Config, config: Config) -> list[tuple[str, Any, Any]]:
+    """Name, value in `saved` and value in `config` of the fields that are not the same in both."""
+    values = ((name, *map(operator.attrgetter(name), (saved, config))) for name in names)
+    return [(name, old, new) for name, old, new in values if old != new]

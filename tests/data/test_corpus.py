@@ -205,7 +205,9 @@ def test_tokenizer_of_token_files(tmp_path):
 
 def test_text_evaluation_of_unknown_tokens(tmp_path):
     path = write_tokens(tmp_path / "all.bin", range(50))
-    with pytest.raises(DataError, match=r"data\.eval_source='stdlib' is text, .*model\.vocab_size=60.*data\.tokenizer"):
+    with pytest.raises(
+        DataError, match=r"data\.eval_source: 'stdlib' is text, .*model\.vocab_size=60.*data\.tokenizer"
+    ):
         load(f"tokens:{path}", vocab_size=60, eval_source="stdlib")
 
 
@@ -244,10 +246,23 @@ def test_too_short_to_evaluate(tmp_path):
         load(source, eval_source=f"text:{tmp_path / 'eval.txt'}")
 
 
+@pytest.mark.parametrize("field", ["source", "eval_source"])
 @pytest.mark.parametrize("kind", ["text", "tokens"])
-def test_missing_source(tmp_path, kind):
-    with pytest.raises(DataError, match=rf"{kind}:.*nowhere: there is no such file"):
-        load(f"{kind}:{tmp_path / 'nowhere'}")
+def test_missing_source(tmp_path, monkeypatch, field, kind):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=rf"^data\.{field}: {kind}:{tmp_path}/nowhere: there is no such file"):
+        load(**{"source": "stdlib", field: f"{kind}:nowhere"})
+
+
+@pytest.mark.parametrize(("kind", "reader"), [("text", "pathlib.Path.read_bytes"), ("tokens", "numpy.memmap")])
+def test_file_that_may_not_be_read(tmp_path, monkeypatch, kind, reader):
+    def refuse(path, **_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    path = write_tokens(tmp_path / "file", range(50))
+    monkeypatch.setattr(reader, refuse)
+    with pytest.raises(DataError, match=rf"^data\.source: cannot read {path}: Permission denied\. Check the path and"):
+        load(f"{kind}:{path}")
 
 
 def test_sizes_in_words():

@@ -57,7 +57,7 @@ def test_stdlib_replaces_what_is_not_utf8(fake_stdlib):
 
 def test_stdlib_without_sources(fake_stdlib):
     write_files(fake_stdlib, {"os.pyc": b"\0"})
-    with pytest.raises(DataError, match=r"data\.source='stdlib': there are no \.py files in .*text:PATH"):
+    with pytest.raises(DataError, match=r"stdlib: there are no \.py files in .*text:PATH"):
         read_stdlib()
 
 

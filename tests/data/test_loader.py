@@ -36,8 +36,8 @@ class EpochExamples:
         }
 
 
-def make_loader(num_examples: int, batch_size: int, *, seed: int = 0, rows: slice = slice(None)) -> Loader:
-    return Loader(EpochExamples(num_examples), global_batch_size=batch_size, seed=seed, vocab_size=2**31, rows=rows)
+def make_loader(num_examples: int, batch_size: int, *, seed: int = 0) -> Loader:
+    return Loader(EpochExamples(num_examples), global_batch_size=batch_size, seed=seed, vocab_size=2**31)
 
 
 def order(loader: Loader, num_steps: int) -> list[tuple[int, int]]:
@@ -95,16 +95,6 @@ def test_a_batch_depends_on_its_step_alone(num_examples, batch_size, step):
     used.batch(step + 3)
     used.batch(0)
     assert_equal_batches(used.batch(step), make_loader(num_examples, batch_size).batch(step))
-
-
-@few_examples
-@given(batch_size=st.integers(2, 16), cut=st.integers(1, 15), step=st.integers(0, 50))
-def test_rows_of_the_processes_make_the_global_batch(batch_size, cut, step):
-    cut = min(cut, batch_size - 1)
-    whole = make_loader(70, batch_size).batch(step)
-    parts = [make_loader(70, batch_size, rows=rows).batch(step) for rows in (slice(0, cut), slice(cut, None))]
-    assert [len(part["tokens"]) for part in parts] == [cut, batch_size - cut]
-    assert_equal_batches({name: np.concatenate([part[name] for part in parts]) for name in whole}, whole)
 
 
 @few_examples
@@ -191,20 +181,11 @@ def test_tokens_outside_the_vocabulary(value):
         list(loader.iterate(0, num_steps=1))
 
 
-def test_the_row_in_the_error_is_of_the_global_batch():
-    source = NextTokenExamples(np.full(9, 300, np.uint16), 2)
-    loader = Loader(source, global_batch_size=4, seed=0, vocab_size=256, rows=slice(2, 4))
-    with pytest.raises(DataError, match=r"step 5, row 2: tokens\[0\] is 300"):
-        loader.batch(5)
-
-
 def test_what_cannot_be_loaded():
     with pytest.raises(DataError, match=r"no examples to load\. Use more data or a smaller model\.seq_len"):
         make_loader(0, 4)
     with pytest.raises(DataError, match=r"data\.seed=-1 must be at least 0"):
         make_loader(4, 4, seed=-1)
-    with pytest.raises(DataError, match=r"Rows 4:8 of a batch of data\.global_batch_size=4 are none"):
-        make_loader(4, 4, rows=slice(4, 8))
     with pytest.raises(IndexError, match="step -1 is negative"):
         make_loader(4, 4).batch(-1)
 

@@ -36,7 +36,7 @@ def test_truncated_by_a_byte(tmp_path, dtype, size):
 
 
 def test_missing(tmp_path):
-    with pytest.raises(DataError, match=r"tokens:.*train\.bin: there is no such file\. Give a token file"):
+    with pytest.raises(DataError, match=r"tokens:.*train\.bin: there is no such file\. Give .* prepare\.py of nanoGPT"):
         open_token_file(tmp_path / "train.bin", dtype="uint16", vocab_size=256)
 
 

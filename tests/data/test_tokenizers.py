@@ -1,3 +1,4 @@
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -5,10 +6,10 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from fiddlex.data import ByteTokenizer, JsonTokenizer, make_tokenizer
-from fiddlex.errors import DataError
+from fiddlex.data import ByteTokenizer, JsonTokenizer, Tokenizer, decode_pieces, make_tokenizer
+from fiddlex.errors import ConfigError, DataError
 
 WORDS = {"[UNK]": 0, "fold": 1, "bind": 2, "vote": 3}
 
@@ -86,9 +87,19 @@ def test_make_tokenizer(tmp_path):
     assert make_tokenizer(str(path)).vocab_size == 4
 
 
-def test_missing_file():
-    with pytest.raises(DataError, match=r"data\.tokenizer='byte': there is no such file\. Use 'bytes'"):
-        make_tokenizer("byte")
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("byte", DataError, "data.tokenizer='byte': {folder}/byte does not exist. Use 'bytes' or the path of a"),
+        (".", DataError, "data.tokenizer='.': {folder} is a folder. Use 'bytes' or the path of a tokenizer.json"),
+        ("", ConfigError, "data.tokenizer is empty. Use 'bytes' or the path of a tokenizer.json"),
+    ],
+)
+def test_no_file(tmp_path, monkeypatch, spec, error, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error) as raised:
+        make_tokenizer(spec)
+    assert str(raised.value).startswith(message.format(folder=tmp_path))
 
 
 @pytest.mark.parametrize("content", ["not json", '{"the": 0}', ""])
@@ -97,3 +108,69 @@ def test_not_a_tokenizer(tmp_path, content):
     path.write_text(content)
     with pytest.raises(DataError, match=r"vocab\.json' is not a JSON file of the tokenizers library .*not its vocab"):
         make_tokenizer(str(path))
+
+
+@pytest.fixture(scope="module")
+def byte_level_bpe(tmp_path_factory) -> Tokenizer:
+    """As GPT-2's: tokens are pieces of UTF-8, and a space belongs to the word after it."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        ["the three thieves, 三つの 三"] * 9, trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet)
+    )
+    path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return JsonTokenizer(path)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory) -> Tokenizer:
+    """As Llama's: the first token of a text loses its space, and what has no token of its own is bytes."""
+    vocab = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefg", "▁a", "▁be"]
+    merges = [("▁", "a"), ("▁", "b"), ("▁b", "e")]
+    model = models.BPE(
+        {token: i for i, token in enumerate([*vocab, "▁b"])}, merges, byte_fallback=True, unk_token="<unk>"
+    )
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    strip = decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    path = tmp_path_factory.mktemp("sentencepiece") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return JsonTokenizer(path)
+
+
+@pytest.mark.parametrize("name", ["bytes", "byte_level_bpe", "sentencepiece"])
+@given(words=st.lists(st.text(st.sampled_from("abe三é🙂,"), min_size=1), min_size=2), cut=st.integers(0, 20))
+def test_pieces_are_the_text(request, name, words, cut):
+    tokenizer = ByteTokenizer() if name == "bytes" else request.getfixturevalue(name)
+    prompt, text = " ".join(words[:cut]), " " * bool(words[:cut]) + " ".join(words[cut:])
+    ids, start = tokenizer.encode(prompt + text).tolist(), tokenizer.encode(prompt).tolist()
+    assert ids[: len(start)] == start
+    pieces = list(decode_pieces(tokenizer, ids[len(start) :], after=start))
+    assert "".join(pieces) == text
+    assert all(pieces)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_pieces_come_as_soon_as_they_can(byte_level_bpe):
+    tokens = [byte_level_bpe.encode(character).tolist() for character in ["a", "é", "🙂"]]
+    seen = []
+    stream = (seen.append(token) or token for token in itertools.chain(*tokens))
+    counts = [(piece, len(seen)) for piece in decode_pieces(byte_level_bpe, stream)]
+    assert counts == [("a", 1), ("é", 3), ("🙂", 7)]
+
+
+def test_pieces_cost_the_same_wherever_they_are():
+    class Counting(ByteTokenizer):
+        decoded = 0
+
+        def decode(self, ids):
+            self.decoded += len(ids)
+            return super().decode(ids)
+
+    tokenizer, text = Counting(), "é🙂x" * 1000
+    assert "".join(decode_pieces(tokenizer, tokenizer.encode(text))) == text
+    assert tokenizer.decoded < 10 * len(text.encode())

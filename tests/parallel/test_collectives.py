@@ -18,21 +18,22 @@ from fiddlex.train.state import make_layout
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_a_layer_has_two_reductions_each_way(sequence_parallel: bool) -> None:
     config = Config(mesh=MeshConfig(tensor=2, sequence_parallel=sequence_parallel))
-    config.model.num_layers, config.model.hidden_size, config.model.seq_len = 2, 32, 16
+    config.model.num_layers, config.model.hidden_size, config.model.seq_len = 1, 32, 16
     model = make_model(config)
     layout = make_layout(model, config)
     context = Context(sequence_parallel=sequence_parallel)
     varying = frozenset({"data", "pipe", "tensor"} if sequence_parallel else {"data", "pipe"})
 
-    def layers_and_gradients(weights: dict, x: jax.Array) -> tuple:
-        weights = as_varying(weights, layout.compute["layers"], varying)
+    def layer_and_gradients(weights: dict, x: jax.Array) -> tuple:
+        weights = jax.tree.map(lambda w: w[0], as_varying(weights, layout.compute["layers"], varying))
         x = jax.lax.pcast(x, ("data", "pipe"), to="varying")
-        y, pull = jax.vjp(lambda weights, x: model.apply_layers(weights, x, 0, context), weights, x)
-        return pull(y)
+        y, pull = jax.vjp(lambda weights, x: model.apply_layer(weights, x, jnp.int32(0), context), weights, x)
+        dweights, dx = pull(y)
+        return jax.tree.map(lambda w: w[None], dweights), dx
 
     sequence = P(None, "tensor") if sequence_parallel else P()
     mapped = jax.shard_map(
-        layers_and_gradients,
+        layer_and_gradients,
         mesh=make_mesh(config.mesh),
         in_specs=(layout.compute["layers"], sequence),
         out_specs=(

@@ -5,7 +5,7 @@ from jax import P
 
 from fiddlex.config import Config, MeshConfig
 from fiddlex.models import make_model
-from fiddlex.parallel.sharding import compute_spec, mesh_axes_of, zero_dimension, zero_spec
+from fiddlex.parallel.sharding import compute_spec, mesh_axes_of, whole_rows_spec, zero_dimension, zero_spec
 from fiddlex.train.state import make_layout
 
 
@@ -35,6 +35,17 @@ def test_zero_spec_adds_data_once_where_it_divides(sizes: list[int], data: int, 
         assert local[chosen] % data == 0
         assert local[chosen] == max(size for size in local if size % data == 0)
         assert mesh_axes_of(zero) == mesh_axes_of(spec) | {"data"}
+
+
+def test_rows_are_made_whole_and_their_axes_go_where_they_divide() -> None:
+    sizes = {"data": 2, "pipe": 4, "tensor": 3}
+    spec = P(("pipe",), None, ("tensor",))
+    assert whole_rows_spec(spec, (7, 8, 12), sizes) == P(None, ("pipe",), ("tensor",))
+    assert whole_rows_spec(spec, (7, 2, 24), sizes) == P(None, None, ("tensor", "pipe"))
+    assert whole_rows_spec(spec, (7, 2, 9), sizes) == P(None, None, ("tensor",))
+    assert whole_rows_spec(P(("pipe", "data"), None), (7, 16), sizes) == P(None, ("pipe", "data"))
+    assert whole_rows_spec(P(None, "data"), (7, 16), sizes) == P(None, "data")
+    assert whole_rows_spec(P(), (7,), sizes) == P()
 
 
 def test_zero_shards_every_matrix_of_a_real_model() -> None:

@@ -1,6 +1,7 @@
 """Every layout trains as one device does: losses, gradient norms and weights against a plain reference."""
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import jax
@@ -13,6 +14,9 @@ from fiddlex.train.trainer import Trainer
 from tests import reference
 
 TOLERANCE = 1e-5  # relative, float32, five steps
+NUM_LAYERS = 4
+# Stages on ranks 0, 2, 0 and 1, two of them with I and W apart: hops either way, chunks that some ranks lack.
+ODD_TABLE = pathlib.Path(__file__).parents[1] / "pipeline" / "odd.csv"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,15 +29,23 @@ class Case:
     dropout: float = 0.1
     recompute: str = "none"
     optimizer: str = "sgd"
+    pipe: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    layers_per_stage: str = ""
 
     def __str__(self) -> str:
-        words = [f"{self.data}x{self.tensor}", f"m{self.microbatches}", self.optimizer]
+        words = [f"{self.data}x{self.pipe}x{self.tensor}", pathlib.Path(self.schedule).stem]
+        words += [f"v{self.chunks}", f"m{self.microbatches}"]
         words += ["sp"] * self.sequence_parallel + ["zero"] * self.zero1 + ["dropout"] * (self.dropout > 0)
-        return "-".join([*words, self.recompute])
+        return "-".join([*words, self.recompute, self.optimizer, self.layers_per_stage.replace(",", "")]).rstrip("-")
 
     def apply(self, config: Config) -> Config:
-        config.mesh.data, config.mesh.tensor = self.data, self.tensor
+        config.model.num_layers = NUM_LAYERS
+        config.mesh.data, config.mesh.pipe, config.mesh.tensor = self.data, self.pipe, self.tensor
         config.mesh.sequence_parallel = self.sequence_parallel
+        config.pipeline.schedule, config.pipeline.num_chunks = self.schedule, self.chunks
+        config.pipeline.layers_per_stage = self.layers_per_stage
         config.pipeline.num_microbatches = self.microbatches
         config.pipeline.recompute = self.recompute
         config.model.dropout = self.dropout
@@ -67,6 +79,25 @@ CASES = [
     Case(2, 2, optimizer="adam"),
     Case(2, 4, optimizer="lamb"),
     Case(4, 2, optimizer="adafactor"),
+    Case(1, 1, pipe=2, microbatches=4),
+    Case(2, 2, pipe=2, microbatches=2, schedule="interleaved_1f1b", chunks=2, optimizer="adamw"),
+    Case(2, 2, pipe=2, microbatches=4, schedule="interleaved_1f1b", chunks=2, sequence_parallel=True),
+    Case(1, 1, pipe=4, microbatches=8, recompute="full"),
+    Case(2, 1, pipe=4, microbatches=2, schedule="gpipe", recompute="selective"),
+    Case(1, 2, pipe=4, microbatches=1, sequence_parallel=True, recompute="full"),
+    Case(1, 1, pipe=3, microbatches=4),
+    Case(2, 1, pipe=2, microbatches=4, layers_per_stage="3,1", recompute="selective"),
+    Case(1, 2, pipe=2, microbatches=4, schedule="interleaved_1f1b", chunks=2, layers_per_stage="1,1,1,1"),
+    Case(1, 1, pipe=3, microbatches=4, schedule="zb_h1", layers_per_stage="1,2,1", recompute="full"),
+    Case(2, 2, pipe=2, microbatches=4, schedule="zb_h1", sequence_parallel=True),
+    Case(1, 1, pipe=4, microbatches=8, schedule="zb_h1", optimizer="adamw"),
+    Case(2, 1, pipe=4, microbatches=8, schedule="zb_h2", dropout=0.0),
+    Case(1, 2, pipe=2, microbatches=4, schedule="zb_v", chunks=2, recompute="full"),
+    Case(2, 2, pipe=2, microbatches=2, schedule="zb_v", chunks=2, sequence_parallel=True, recompute="selective"),
+    Case(1, 1, pipe=1, microbatches=4, schedule="interleaved_1f1b", chunks=3, layers_per_stage="1,2,1"),
+    Case(2, 1, pipe=3, microbatches=4, schedule=f"file:{ODD_TABLE}", chunks=2),
+    Case(4, 1, pipe=2, microbatches=4, optimizer="lamb", layers_per_stage="1,3"),
+    Case(2, 1, pipe=2, microbatches=2, optimizer="adafactor", layers_per_stage="3,1"),
 ]
 
 _references: dict[tuple[float, str], dict[str, Any]] = {}

@@ -14,7 +14,7 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError, DataError, NonFiniteError
-from fiddlex.train import loop
+from fiddlex.train import blockwise, loop
 from fiddlex.train import workdir as workdirs
 from fiddlex.train.checkpoint import Checkpoints, _checksums
 from fiddlex.train.feed import Feed
@@ -62,7 +62,7 @@ def test_resume_gives_the_same_bits(config: Config, whole_run: pathlib.Path, tmp
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": 0.0}\n{"step": 5, "lo')
     outcome = loop.train(config, workdir)
-    assert (outcome.step, outcome.interrupted) == (6, False)
+    assert (outcome.step, outcome.stopped_by) == (6, None)
     assert records(workdir) == records(whole_run)
     for resumed, whole in zip(final_state(workdir, config), final_state(whole_run, config), strict=True):
         np.testing.assert_array_equal(resumed, whole)
@@ -81,18 +81,46 @@ def interrupted_run(config: Config, workdir: pathlib.Path, *, after: int) -> int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "dispatch", dispatch)
         outcome = loop.train(config, workdir)
-    assert outcome.interrupted
+    assert outcome.stopped_by == signal.SIGTERM
     assert Checkpoints(workdir).steps()[-1] == outcome.step
     return outcome.step
 
 
-def test_resume_on_another_layout(config: Config, whole_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    workdir = tmp_path / "parts"
-    interrupted_run(config, workdir, after=3)
-    other = copy.deepcopy(config)
-    other.mesh.data, other.mesh.tensor, other.mesh.sequence_parallel = 1, 4, True  # 257 rows are padded to 260, not 258
-    other.pipeline.num_microbatches = 4
-    loop.train(other, workdir)
+# Layouts that a run moves through: mesh (data, pipe, tensor), schedule, chunks, microbatches, layers per stage.
+CROSSINGS = {
+    "sequence-parallel": [((1, 1, 4), "1f1b", 1, 4, "")],  # 257 rows of the vocabulary are padded to 260, not 258
+    "pipe": [((1, 2, 2), "1f1b", 1, 4, "")],
+    "there-and-back": [((1, 2, 2), "interleaved_1f1b", 2, 2, ""), ((2, 1, 2), "1f1b", 1, 2, "")],
+    "uneven": [((1, 3, 2), "1f1b", 1, 4, "1,2,1"), ((2, 2, 1), "zb_v", 2, 2, ""), ((1, 2, 1), "1f1b", 1, 2, "3,1")],
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("crossing", CROSSINGS)
+def test_resume_on_another_layout(
+    crossing: str, optimizer: str, config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blockwise, "MIN_FACTORED_SIZE", 16)  # so that Adafactor factors these small matrices
+    config.model.num_layers, config.optimizer.name = 4, optimizer
+    config.optimizer.epsilon = 1e-6  # see tests/train/test_layouts.py
+    loop.train(config, tmp_path / "whole")
+    workdir, whole_run = tmp_path / "parts", tmp_path / "whole"
+    first = copy.deepcopy(config)
+    interrupted_run(first, workdir, after=1)
+    for step, (mesh, schedule, chunks, microbatches, layers) in enumerate(CROSSINGS[crossing], start=2):
+        other = copy.deepcopy(config)
+        other.mesh.data, other.mesh.pipe, other.mesh.tensor = mesh
+        other.mesh.sequence_parallel = mesh[2] == 4
+        other.pipeline.schedule, other.pipeline.num_chunks, other.pipeline.num_microbatches = (
+            schedule,
+            chunks,
+            microbatches,
+        )
+        other.pipeline.layers_per_stage = layers
+        if step <= len(CROSSINGS[crossing]):
+            interrupted_run(other, workdir, after=step)
+        else:
+            loop.train(other, workdir)
     for resumed, whole in zip(records(workdir), records(whole_run), strict=True):
         assert resumed["step"] == whole["step"]
         np.testing.assert_allclose(resumed["loss"], whole["loss"], rtol=1e-5)
@@ -149,16 +177,24 @@ def test_a_finished_run_changes_nothing(config: Config, whole_run: pathlib.Path)
     assert records(whole_run) == before
 
 
-def test_more_steps_go_on_from_the_end(config: Config, whole_run: pathlib.Path) -> None:
+def test_more_steps_go_on_from_the_end(
+    config: Config, whole_run: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config.train.num_steps = 8
     config.optimizer.decay_steps = 6
+    caplog.set_level("INFO", "fiddlex")
     assert loop.train(config, whole_run).step == 8
+    changes = "optimizer.decay_steps 0 → 6, train.num_steps 6 → 8"
+    assert f"The config has changed since this run was last started: {changes}." in caplog.messages
+    caplog.clear()
+    loop.train(config, whole_run)
+    assert "has changed" not in caplog.text
     assert [r["step"] for r in records(whole_run)] == list(range(1, 9))
 
 
 def test_workdir_that_cannot_be_written(config: Config, tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"Cannot write to --workdir=.*Choose a directory you may write to"):
+    with pytest.raises(CheckpointError, match=r"Cannot write to .*/file/workdir: Not a directory.*another --workdir"):
         loop.train(config, tmp_path / "file" / "workdir")
 
 

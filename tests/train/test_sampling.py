@@ -1,11 +1,14 @@
+import pathlib
+
 import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import strategies as st
 
-from fiddlex.data import ByteTokenizer
+from fiddlex.data import ByteTokenizer, JsonTokenizer
 from fiddlex.errors import ConfigError
 from fiddlex.train.sampling import SamplingConfig, generate, generate_text, sample
 
@@ -62,3 +65,23 @@ def test_text_comes_in_whole_characters_and_ends_with_the_document() -> None:
 
     pieces = generate_text(next_logits, ByteTokenizer(), "", 50, seq_len=8, config=SamplingConfig())
     assert [piece for piece in pieces if piece] == ["a", "é", "€", "\ufffd!"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", -1), ("top_k", 2**31), ("seed", -1), ("seed", 2**31)])
+def test_whole_numbers_out_of_range(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}={value} must be at least 0 and below 2147483648"):
+        SamplingConfig(**{name: value}).validate()
+    SamplingConfig(**{name: 2**31 - 1}).validate()
+
+
+def test_the_first_piece_continues_the_prompt(tmp_path: pathlib.Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"fold": 0, "bind": 1}, unk_token="fold"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))  # puts a space before each word but the first of a text
+
+    def next_logits(tokens: np.ndarray, positions: np.ndarray) -> jax.Array:
+        return jnp.asarray([[0.0, 100.0]])
+
+    pieces = generate_text(
+        next_logits, JsonTokenizer(tmp_path / "tokenizer.json"), "fold", 2, seq_len=8, config=SamplingConfig()
+    )
+    assert list(pieces) == [" bind", " bind"]

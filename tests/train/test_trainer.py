@@ -30,6 +30,15 @@ def test_records_and_learning(tiny_config: Config) -> None:
     assert all(r["step_time_s"] > 0 and r["tokens_per_second"] > 0 and r["grad_norm"] > 0 for r in records)
 
 
+def test_weights_stay_float32_where_jax_has_64_bits(tiny_config: Config) -> None:
+    with jax.enable_x64(True):
+        trainer = Trainer(tiny_config)
+        losses = [record["loss"] for record in trainer.steps(2)]
+        assert math.isfinite(trainer.evaluate()["eval_loss"])
+        assert {leaf.dtype for leaf in jax.tree.leaves(trainer.state)} == {np.dtype("int32"), np.dtype("float32")}
+    assert losses[0] == pytest.approx(math.log(257), rel=0.03)
+
+
 def test_nothing_is_compiled_after_the_first_round(tiny_config: Config) -> None:
     compiled: list[str] = []
 
@@ -91,7 +100,8 @@ def test_zero1_shards_masters_and_moments_over_data(tiny_config: Config, zero1: 
     assert held / whole == pytest.approx(1 / 8 if zero1 else 1 / 2, rel=0.15)
 
 
-def test_bfloat16_gradients_are_those_of_float32_up_to_rounding(tiny_config: Config) -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_bfloat16_gradients_are_those_of_float32_up_to_rounding(schedule: str, tiny_config: Config) -> None:
     # Long sequences: a sum over positions in bfloat16 would be far off.
     tiny_config.model.seq_len = 256
     tiny_config.optimizer.name, tiny_config.optimizer.momentum = "sgd", 0.0
@@ -99,7 +109,9 @@ def test_bfloat16_gradients_are_those_of_float32_up_to_rounding(tiny_config: Con
     updates = {}
     for dtype in ("float32", "bfloat16"):
         tiny_config.model.dtype = dtype
-        tiny_config.mesh.tensor = 2 if dtype == "bfloat16" else 1
+        if dtype == "bfloat16":
+            tiny_config.mesh.pipe, tiny_config.mesh.tensor = 2, 2
+            tiny_config.pipeline.schedule, tiny_config.pipeline.num_microbatches = schedule, 2
         trainer = Trainer(copy.deepcopy(tiny_config))
         before = trainer.weights()
         list(trainer.steps(1))
@@ -113,17 +125,21 @@ def test_bfloat16_gradients_are_those_of_float32_up_to_rounding(tiny_config: Con
 
 
 def test_weights_are_whole_and_counted_right(tiny_config: Config) -> None:
-    tiny_config.mesh.tensor = 4
+    tiny_config.model.num_layers, tiny_config.mesh.pipe, tiny_config.mesh.tensor = 3, 2, 4
     weights = Trainer(tiny_config).weights()
     assert weights["embedding"]["tokens"].shape == (257, 32)
     assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == num_parameters(tiny_config.model)
 
 
-def test_evaluation_scores_every_heldout_token_once(tiny_config: Config) -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+def test_evaluation_scores_every_heldout_token_once(schedule: str, tiny_config: Config) -> None:
     tiny_config.data.eval_batches = 0
     tiny_config.data.global_batch_size = 24  # does not divide the number of windows
     tiny_config.mesh.data, tiny_config.mesh.tensor = 2, 2
     tiny_config.pipeline.num_microbatches = 3
+    if schedule == "zb_v":
+        tiny_config.model.num_layers, tiny_config.mesh.pipe, tiny_config.pipeline.num_chunks = 5, 2, 2
+        tiny_config.pipeline.schedule = schedule
     trainer = Trainer(tiny_config)
     record = trainer.evaluate()
     tokens = np.asarray(trainer.corpus.heldout.tokens, np.int32)
@@ -145,7 +161,9 @@ def test_nothing_held_out(tiny_config: Config) -> None:
         Trainer(tiny_config).evaluate()
 
 
-def test_sampling_is_the_same_on_every_layout_and_follows_the_logits(tiny_config: Config) -> None:
+@pytest.mark.parametrize("pipe", [1, 4])
+def test_sampling_is_the_same_on_every_layout_and_follows_the_logits(pipe: int, tiny_config: Config) -> None:
+    tiny_config.model.num_layers, tiny_config.mesh.pipe, tiny_config.mesh.tensor = 4, pipe, 2
     tiny_config.optimizer.learning_rate = 1e-2
     trainer = Trainer(tiny_config)
     list(trainer.steps(20))
@@ -184,7 +202,14 @@ def test_too_few_devices(tiny_config: Config) -> None:
         Trainer(tiny_config)
 
 
-def test_initial_weights_do_not_depend_on_the_layout(tiny_config: Config) -> None:
+@pytest.mark.parametrize(
+    ("data", "pipe", "tensor", "schedule"), [(2, 1, 4, "1f1b"), (1, 3, 2, "1f1b"), (2, 2, 1, "zb_v")]
+)
+def test_initial_weights_do_not_depend_on_the_layout(
+    data: int, pipe: int, tensor: int, schedule: str, tiny_config: Config
+) -> None:
+    tiny_config.model.num_layers = 5
     plain = Trainer(copy.deepcopy(tiny_config)).weights()
-    tiny_config.mesh.data, tiny_config.mesh.tensor = 2, 4
+    tiny_config.mesh.data, tiny_config.mesh.pipe, tiny_config.mesh.tensor = data, pipe, tensor
+    tiny_config.pipeline.schedule, tiny_config.pipeline.num_chunks = schedule, 2 if schedule == "zb_v" else 1
     chex.assert_trees_all_equal(Trainer(tiny_config).weights(), plain)

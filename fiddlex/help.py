@@ -1,0 +1,35 @@
+"""What `--help` of the binaries shows: the program's docstring, its flags, and every field of a config."""
+
+import dataclasses
+import sys
+import textwrap
+
+from absl import flags
+
+from fiddlex.config import Config
+
+_WIDTH = 120
+
+
+def help_text() -> str:
+    """The help of the running program; its flags must be defined."""
+    own_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+    sections = dataclasses.asdict(Config()).items()
+    lines = [
+        (sys.modules["__main__"].__doc__ or "").strip(),
+        "\nFlags:",
+        *(_line(f"--{flag.name}", _describe(flag)) for flag in own_flags),
+        "\nFields of the config with their defaults; --config.section.field=value sets one (see fiddlex/config.py):",
+        *(_line(name, ", ".join(f"{field}={value!r}" for field, value in fields.items())) for name, fields in sections),
+    ]
+    return "\n".join(lines)
+
+
+def _describe(flag: flags.Flag) -> str:
+    if any("other than None" in validator.message for validator in flag.validators):  # mark_flag_as_required's
+        return f"required: {flag.help}"
+    return flag.help + ("" if flag.default is None else f" (default {flag.default!r})")
+
+
+def _line(name: str, text: str) -> str:
+    return textwrap.fill(f"{name:<14} {text}", _WIDTH, initial_indent="  ", subsequent_indent=" " * 17)
