@@ -25,10 +25,10 @@ from fiddlex.simulate.timeline import Timeline
 _NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)} or file:PATH.csv", required=True)
 _PIPE = flags.DEFINE_integer("pipe", None, "ranks; a file has its own")
 _CHUNKS = flags.DEFINE_integer("chunks", None, "stages on a rank; 1 where neither this nor a file tells")
-_MICROBATCHES = flags.DEFINE_integer("microbatches", None, "microbatches in the batch; a file has its own")
+_MICROBATCHES = flags.DEFINE_integer("microbatches", None, "microbatches in a batch; a file has its own")
 _COSTS = flags.DEFINE_string(
     "costs",
-    "",
+    None,
     "times in any unit, as in forward=1,backward_input=1,backward_weight=1,hop=0.1; forward=1:1:2:1 has one for each "
     "stage; what is left out is 1, a hop 0",
 )
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
     if picture and not output:
         raise ConfigError(f"--format={_FORMAT.value} needs --output, the file to write the picture to.")
-    costs = Costs.parse(_COSTS.value)
+    costs = Costs.parse(_COSTS.value or "")
     schedule = make_schedule(_NAME.value, pipe=_PIPE.value, chunks=_CHUNKS.value, num_microbatches=_MICROBATCHES.value)
     lowered = lower(schedule)
     timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs)}

@@ -1,4 +1,4 @@
-"""What `--help` of the binaries shows: the program's docstring, its flags, and every field of a config."""
+"""What `--help` of the binaries shows: the program's docstring, its flags, and every field of the config it takes."""
 
 import dataclasses
 import sys
@@ -14,14 +14,16 @@ _WIDTH = 120
 def help_text() -> str:
     """The help of the running program; its flags must be defined."""
     own_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
-    sections = dataclasses.asdict(Config()).items()
     lines = [
         (sys.modules["__main__"].__doc__ or "").strip(),
         "\nFlags:",
         *(_line(f"--{flag.name}", _describe(flag)) for flag in own_flags),
-        "\nFields of the config with their defaults; --config.section.field=value sets one (see fiddlex/config.py):",
-        *(_line(name, ", ".join(f"{field}={value!r}" for field, value in fields.items())) for name, fields in sections),
     ]
+    if "config" in flags.FLAGS:
+        title = "Fields of the config with their defaults; --config.section.field=value sets one"
+        lines.append(f"\n{title} (see fiddlex/config.py):")
+        for name, fields in dataclasses.asdict(Config()).items():
+            lines.append(_line(name, ", ".join(f"{field}={value!r}" for field, value in fields.items())))
     return "\n".join(lines)
 
 

@@ -106,6 +106,12 @@ def test_a_table_travels(tmp_path):
     assert by_file == by_name | {"name": "file:mine.csv"}
 
 
+def test_help_has_the_flags_and_no_config():
+    text = call("--help").stdout
+    assert "\n  --microbatches " in text
+    assert "config" not in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

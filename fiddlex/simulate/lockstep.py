@@ -73,16 +73,16 @@ class _Ranks:
         return self._now[0]
 
     def run(self, actions: list[Action]) -> list[_Message]:
-        """Runs at most one action on each rank, and gives what they send."""
+        """Runs at most one action on each rank, and gives what F, B or I send to the neighbouring stage."""
         messages = []
         for action in actions:
             rank = self._placement[action.stage]
             start = self._now[rank]
             self._now[rank] = end = start + self._durations[action.kind][action.stage]
             self.events[rank].append(Event(action, start, end))
-            needed_on = action.stage + {Kind.F: 1, Kind.W: 0}.get(action.kind, -1)
-            if 0 <= needed_on < len(self._placement) and self._placement[needed_on] != rank:
-                messages.append(_Message(self._placement[needed_on], end, self._hops[action.stage]))
+            neighbour = action.stage + (1 if action.kind is Kind.F else -1)
+            if 0 <= neighbour < len(self._placement) and self._placement[neighbour] != rank:
+                messages.append(_Message(self._placement[neighbour], end, self._hops[action.stage]))
         return messages
 
     def receive(self, messages: list[_Message], *, sent: float = 0.0) -> None:

@@ -229,6 +229,7 @@ def released(row: tuple[Event, ...], forward: Event) -> Event:
     [
         ("", Costs()),
         ("forward=2", Costs(forward=2.0)),
+        ("forward=2:3", Costs(forward=(2.0, 3.0))),
         ("hop=0.1, forward=1:1:2.5", Costs(forward=(1.0, 1.0, 2.5), hop=0.1)),
         ("forward=1,backward_input=2,backward_weight=3,hop=1e-3,", Costs(1.0, 2.0, 3.0, 1e-3)),
     ],

@@ -55,6 +55,17 @@ def test_with_one_action_a_tick_no_rank_waits_within_a_tick(name, chunks, pipe):
     assert lockstep(lowered, UNIT).makespan == lowered.num_ticks
 
 
+def test_the_bubble_is_what_the_makespan_has_beyond_the_work_whenever_ranks_begin_and_end():
+    schedule = from_csv("0F0,0B0\n1F0,1B0\n", "t")
+    timeline = lockstep(lower(schedule), Costs((1.0, 4.0), 1.0, 1.0))
+    assert (timeline.makespan, timeline.ideal, timeline.bubble) == (9.0, 6.0, 3.0)
+    shifted = from_csv("0F0,1F0,1B0,0B0\n2F0,2B0\n", "t")
+    timeline = lockstep(lower(shifted), Costs((1.0, 1.0, 9.0), 1.0, 1.0))
+    assert (timeline.makespan, timeline.ideal, timeline.bubble) == (17.0, 11.0, 6.0)
+    late = run("zb_v", 4, 8, UNIT, chunks=2)
+    assert late.bubble == late.makespan - 6 * 8 > max(row[-1].end - row[0].start for row in late.events) - 6 * 8
+
+
 @PIPES
 def test_a_hop_of_1f1b_is_hidden_wherever_there_is_a_slot_beside_it(pipe):
     """In p−1 ticks there are only forwards, so activations travel beside nothing; in p−1 gradients do."""
