@@ -40,7 +40,7 @@ free-running: makespan 20, bubble 0.1111 of the work
   most activations held, in microbatches, by rank: 2 2
   most left for W, in microbatches, by rank: 1 2
 
-lockstep: makespan 26, bubble 0.4444 of the work
+lockstep: makespan 20, bubble 0.1111 of the work
   most activations held, in microbatches, by rank: 2 2
   most left for W, in microbatches, by rank: 1 2
 """
