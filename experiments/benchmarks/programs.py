@@ -1,4 +1,4 @@
-"""The train step of a config without data or weights: abstract arguments, so that it can be lowered and compiled only."""
+"""The train step of a config without data or weights, to be lowered and compiled and not run."""
 
 import copy
 from typing import NamedTuple
@@ -45,10 +45,6 @@ class Program(NamedTuple):
     layout: Layout
     specs: TrainState
 
-    def lower(self) -> jax.stages.Lowered:
-        """The traced and lowered step."""
-        return self.step.lower(self.state, self.batch)
-
 
 def make_program(config: Config) -> Program:
     """Builds the train step of a config.
@@ -81,3 +77,10 @@ def abstract_batch(config: Config, mesh: Mesh) -> AbstractBatch:
     shape, sharding = (config.data.global_batch_size, config.model.seq_len), NamedSharding(mesh, BATCH)
     dtypes = {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
     return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in dtypes.items()}
+
+
+def temporary_bytes(program: Program, step: jax.stages.Wrapped) -> int:
+    """Bytes of temporaries on one device, of a step that takes what `program` takes; compiles it."""
+    memory = step.lower(program.state, program.batch).compile().memory_analysis()
+    assert memory is not None  # the CPU, CUDA and TPU backends all have it
+    return memory.temp_size_in_bytes

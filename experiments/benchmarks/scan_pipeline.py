@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from experiments.benchmarks.programs import Program
 from fiddlex.config import Config
 from fiddlex.models.context import Context
 from fiddlex.models.functional import Weights
@@ -82,29 +83,24 @@ def make_scan_gradients(
         microbatches = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch)
         return jax.value_and_grad(lambda weights: total(weights, microbatches) * scale)(weights)
 
-    return jax.shard_map(
-        local_gradients, mesh=mesh, in_specs=(layout.compute, P()), out_specs=(P(), layout.compute)
+    return jax.shard_map(local_gradients, mesh=mesh, in_specs=(layout.compute, P()), out_specs=(P(), layout.compute))
+
+
+def make_scan_step(program: Program, *, checkpoint_stage: bool) -> jax.stages.Wrapped:
+    """Compiles `(state, batch) -> (state, loss)` for what `program` takes, around `make_scan_gradients`."""
+    optimizer, shardings = program.optimizer, named(program.mesh, program.specs)
+    gradients = make_scan_gradients(
+        program.model, program.config, program.mesh, program.layout, checkpoint_stage=checkpoint_stage
     )
-
-
-def make_scan_step(
-    gradients: Callable[[Weights, Batch], tuple[jax.Array, Weights]],
-    optimizer: optax.GradientTransformation,
-    *,
-    mesh: Mesh,
-    specs: TrainState,
-) -> jax.stages.Wrapped:
-    """Compiles `(state, batch) -> (state, loss)` around `make_scan_gradients`; the state is donated."""
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
         loss, grads = gradients(state.weights, batch)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.weights)
         return TrainState(state.step + 1, optax.apply_updates(state.weights, updates), optimizer_state), loss
 
-    shardings = named(mesh, specs)
     return jax.jit(
         step,
-        in_shardings=(shardings, named(mesh, P())),
-        out_shardings=(shardings, named(mesh, P())),
+        in_shardings=(shardings, named(program.mesh, P())),
+        out_shardings=(shardings, named(program.mesh, P())),
         donate_argnums=0,
     )
