@@ -10,7 +10,6 @@ from jax.sharding import Mesh
 from fiddlex.advice import memory_remedies
 from fiddlex.config import Config
 from fiddlex.errors import DeviceError
-from fiddlex.pipeline.lowering import lower
 from fiddlex.sizes import num_parameters
 from fiddlex.train.program import Program
 
@@ -78,14 +77,14 @@ def memory(compiled: jax.stages.Compiled) -> dict[str, int | None]:
 def report(config: Config, ahead: Ahead) -> dict[str, Any]:
     """What there is to tell of a compiled train step: sizes, schedule, memory of one device, and the time it took."""
     layout, device = ahead.program.layout, ahead.program.mesh.devices.flat[0]
-    lowered = lower(layout.schedule)
+    lowered = layout.lowered
     return {
         "device_kind": device.device_kind,
         "num_devices": config.mesh.num_devices,
         "mesh": dict(ahead.program.mesh.shape),
         "num_parameters": num_parameters(config.model),
         "schedule": config.pipeline.schedule,
-        "num_stages": layout.schedule.num_stages,
+        "num_stages": lowered.schedule.num_stages,
         "num_microbatches": config.pipeline.num_microbatches,
         "microbatch_size": config.microbatch_size,
         "num_ticks": lowered.num_ticks,

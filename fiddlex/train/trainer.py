@@ -56,6 +56,7 @@ class Trainer:
       config: a copy of it.
       mesh: the mesh it runs on.
       corpus: its data.
+      layout: its schedule, and where every weight lies.
       step: updates done; the next step trains on batch number `step`, counted from 0.
 
     Raises:
@@ -68,8 +69,9 @@ class Trainer:
         self.corpus = load_corpus(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.seq_len)
         self.step = 0
         self._program = program = Program(config, self.mesh)
-        self._eval_step = make_eval_step(program.model, config, mesh=self.mesh, layout=program.layout)
-        self._logits = make_logits(program.model, config, mesh=self.mesh, layout=program.layout)
+        self.layout = program.layout
+        self._eval_step = make_eval_step(program.model, config, mesh=self.mesh, layout=self.layout)
+        self._logits = make_logits(program.model, config, mesh=self.mesh, layout=self.layout)
         self._feed = Feed(self.corpus, config, self.mesh)
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
@@ -213,7 +215,7 @@ class Trainer:
     def weights(self) -> Weights:
         """A copy of the master weights on the host: float32, whole, without padding, layers stacked in their order."""
         whole = jax.tree.map(np.array, jax.device_get(self.state.weights))
-        rows = np.asarray(self._program.layout.placement.rows)
+        rows = np.asarray(self.layout.placement.rows)
         whole["layers"] = jax.tree.map(lambda w: w[rows], whole["layers"])
         whole["embedding"]["tokens"] = whole["embedding"]["tokens"][: self.config.model.vocab_size]
         return whole
@@ -224,7 +226,7 @@ class Trainer:
         Raises:
           CheckpointError: when it cannot be written.
         """
-        layers = self._program.layout.placement.layers
+        layers = self.layout.placement.layers
         checkpoints.save(self.state, self.step, layers=layers, fingerprint=self.corpus.fingerprint())
 
     def restore(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> bool:
@@ -243,7 +245,7 @@ class Trainer:
         fingerprint = "" if weights_only else self.corpus.fingerprint()
         state = checkpoints.restore_newest(
             abstract,
-            layers=self._program.layout.placement.layers,
+            layers=self.layout.placement.layers,
             fingerprint=fingerprint,
             move_damaged=not weights_only,
         )
