@@ -3,10 +3,11 @@
     python -m experiments.benchmarks.throughput [--rounds=5 --steps=4 --microbatches=8 --config.model.num_layers=8 …]
 
 Each side trains the same model on the same global batch in a process of its own, bound to its cores before jax starts,
-which then makes as many threads as it has cores. The sides take turns, the one waiting for a
-line of input while the other works, so that what else the machine does falls on both; medians of rounds. What can be had at most is
-twice the speed of one device, less the pipeline's bubble: 2m/(m + 1). CPU seconds, of all threads together, tell what
-the pipeline adds in work, also where other work on the machine spoils the times.
+which then makes as many threads as it has cores. The sides take turns, the one waiting for a line of input while the
+other works, so that what else the machine does falls on both; medians of rounds. The third row is one device on each
+core at once, apart: what the machine itself leaves of twice the speed. Of that the pipeline can have m/(m + 1), the
+rest being its bubble. CPU seconds, of all threads of a process together, tell what the pipeline adds in work, also
+where other work on the machine spoils the times.
 """
 
 import contextlib
@@ -56,18 +57,25 @@ def main(argv: list[str]) -> None:
         raise FiddlexError(f"this process may use {len(cores)} core; the comparison needs two.")
     piped = copy.deepcopy(config)
     piped.mesh.pipe = 2
-    with side(config, cores[:1]) as one, side(piped, cores) as two:
-        times = [(turn(one), turn(two)) for _ in range(1 + _ROUNDS.value)][1:]  # the first warms up
-    (one_s, one_cpu_s), (two_s, two_cpu_s) = (
-        [statistics.median(seconds) for seconds in zip(*turns, strict=True)] for turns in zip(*times, strict=True)
-    )
-    count = _MICROBATCHES.value
-    ratio, bound = one_s / two_s, 2 * count / (count + 1)
+    with side(config, cores[:1]) as first, side(config, cores[1:2]) as second, side(piped, cores) as both:
+        rounds = [(turn(first), turn(both), turn(first, second)) for _ in range(1 + _ROUNDS.value)][
+            1:
+        ]  # the first warms up
+    medians = [
+        [statistics.median(values) for values in zip(*turns, strict=True)] for turns in zip(*rounds, strict=True)
+    ]
     print(f"| {_describe(config)} | step, s | CPU s | tokens/s |")
     print("|---|---:|---:|---:|")
-    print(f"| one device, one core | {one_s:.3f} | {one_cpu_s:.3f} | {config.tokens_per_step / one_s:,.0f} |")
-    print(f"| pipe=2, two cores | {two_s:.3f} | {two_cpu_s:.3f} | {config.tokens_per_step / two_s:,.0f} |")
-    print(f"\n{ratio:.2f} times as fast; 2m/(m + 1) = {bound:.2f} can be had, of which that is {ratio / bound:.0%}.")
+    speeds = []
+    for name, copies, (step_s, cpu_s) in zip(("one device", "pipe=2", "two apart"), (1, 1, 2), medians, strict=True):
+        speeds.append(copies * config.tokens_per_step / step_s)
+        print(f"| {name} | {step_s:.3f} | {cpu_s:.3f} | {speeds[-1]:,.0f} |")
+    one, two, apart = speeds
+    bound = _MICROBATCHES.value / (_MICROBATCHES.value + 1)
+    print(
+        f"\npipe=2 is {two / one:.2f} times as fast as one device: {two / (2 * one * bound):.0%} of 2m/(m + 1), "
+        f"and {two / (apart * bound):.0%} of m/(m + 1) of the two apart."
+    )
 
 
 def work(config: Config) -> None:
@@ -104,20 +112,24 @@ def side(config: Config, cores: list[int]) -> Iterator[Side]:
         yield process
 
 
-def turn(process: Side) -> list[float]:
-    """Seconds and CPU seconds of a step, means over a turn of one side.
+def turn(*sides: Side) -> list[float]:
+    """Seconds and CPU seconds of a step, means over a turn of one side, or of several at once and over them.
 
     Raises:
-      FiddlexError: when its process has ended.
+      FiddlexError: when a process has ended.
     """
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    answer = process.stdout.readline()
-    if not answer:
-        raise FiddlexError(f"a side of the comparison ended with status {process.wait()}; what it said stands above.")
-    return json.loads(answer)
+    for process in sides:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    answers = []
+    for process in sides:
+        assert process.stdout is not None
+        answer = process.stdout.readline()
+        if not answer:
+            raise FiddlexError(f"a side ended with status {process.wait()}; what it said stands above.")
+        answers.append(json.loads(answer))
+    return [statistics.fmean(values) for values in zip(*answers, strict=True)]
 
 
 def _describe(config: Config) -> str:
