@@ -251,6 +251,13 @@ class Config:
             mesh.tensor,
             "the MLP is cut into equal columns over the tensor axis",
         )
+        stages = mesh.pipe * self.pipeline.num_chunks
+        if model.num_layers < stages and not self.pipeline.schedule.startswith("file:"):  # whose stages the file tells
+            raise ConfigError(
+                f"model.num_layers={model.num_layers} is less than the {stages} stages of mesh.pipe={mesh.pipe} × "
+                f"pipeline.num_chunks={self.pipeline.num_chunks}: each stage needs a layer. Lower either of them, or "
+                "take more layers."
+            )
         if mesh.sequence_parallel:
             _divides(
                 "model.seq_len",

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY = [
-    "--config.model.num_layers=1",
+    "--config.model.num_layers=4",
     "--config.model.hidden_size=32",
     "--config.model.seq_len=32",
     "--config.data.global_batch_size=8",
@@ -32,6 +32,7 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     # Without the tests' own XLA flags: these are the programs that users run.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment.setdefault("JAX_PLATFORMS", "cpu")  # libtpu, if installed, tells that it finds no TPU
     line = ["bash", "-c", shell, "bash", *command(binary, *arguments)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd="/", env=environment)
     assert done.returncode == status, done.stderr
@@ -61,7 +62,7 @@ def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path
     done = call("train", *arguments, "--format=json")
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert (outcome["step"], outcome["interrupted"]) == (4, False)
-    assert "made 4 fake devices" in done.stderr
+    assert "made 8 fake devices" in done.stderr
     *_, sampling, summary, label = done.stderr.splitlines()
     assert sampling == "Sampling 5 tokens …"
     assert f"metrics.jsonl, checkpoints/ in {workdir}" in summary
@@ -74,7 +75,7 @@ def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path
     scores = json.loads(call("evaluate", f"--workdir={workdir}").stdout.splitlines()[-1])
     assert scores["step"] == 4
     assert scores["eval_loss"] == pytest.approx(outcome["eval_loss"], rel=1e-6)
-    other = call("evaluate", f"--workdir={workdir}", "--config.mesh.data=1", "--config.mesh.tensor=1").stdout
+    other = call("evaluate", f"--workdir={workdir}", "--config.mesh.data=1", "--config.mesh.pipe=1").stdout
     assert json.loads(other.splitlines()[-1])["eval_loss"] == pytest.approx(scores["eval_loss"], rel=1e-5)
 
     once = call("generate", f"--workdir={workdir}", "--prompt=def ", "--num_tokens=8", "--top_k=5").stdout
@@ -153,7 +154,15 @@ def test_stopped_and_resumed(number: signal.Signals, tmp_path: pathlib.Path, tex
             "data.global_batch_size=7 is not a multiple of mesh.data=2",
         ),
         ("train", ["--config.data.source=text:/nowhere"], 1, "/nowhere"),
-        ("train", ["--config.mesh.pipe=2"], 2, "mesh.pipe=2"),
+        (
+            "train",
+            ["--config.mesh.pipe=4"],
+            2,
+            "num_layers=4 is less than the 8 stages of mesh.pipe=4",
+        ),
+        ("train", ["--config.pipeline.num_microbatches=1"], 2, "the microbatches must be a multiple of the ranks"),
+        ("train", ["--config.pipeline.schedule=1f2b"], 2, "there is no schedule '1f2b'. Did you mean '1f1b'?"),
+        ("train", ["--config.pipeline.layers_per_stage=2,2"], 2, "has 2 stages and 4 layers; there are 4 stages"),
         ("train", ["--config.optimizer.name=adamw2"], 2, "Did you mean 'adamw'?"),
         ("evaluate", [], 1, "is not the directory of a training run"),
         ("generate", ["--top_p=0"], 2, "top_p=0"),

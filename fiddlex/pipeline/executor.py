@@ -34,7 +34,7 @@ class Model:
     Attributes:
       embed: `(outer, microbatch) -> x`, the same on all ranks of `pipe`.
       layer: `(layer, x, (number, microbatch)) -> x`, of the same type.
-      head: `(outer, x, microbatch) -> value`, the same on all ranks of `pipe`; a scalar where it is differentiated.
+      head: `(outer, x, microbatch) -> value`; where it is differentiated a scalar, the same on all ranks of `pipe`.
       recompute: keep the inputs of layers only and run them forward again in the backward pass.
     """
 

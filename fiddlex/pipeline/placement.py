@@ -8,6 +8,7 @@ each layer has one row. Imports no jax.
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 
 from fiddlex.errors import ConfigError
@@ -101,8 +102,8 @@ def place_layers(stage_ranks: Sequence[int], num_layers: int, layers_per_stage: 
     if not layers_per_stage:
         if num_layers < num_stages:
             raise ConfigError(
-                f"model.num_layers={num_layers} is less than the {num_stages} stages of mesh.pipe × "
-                "pipeline.num_chunks: each stage needs a layer. Lower either of them, or take more layers."
+                f"model.num_layers={num_layers} is less than the {num_stages} stages of the schedule: each stage needs "
+                "a layer. Take more layers, or a schedule with fewer stages."
             )
         least, larger = divmod(num_layers, num_stages)
         return LayerPlacement(tuple(stage_ranks), tuple(least + (stage < larger) for stage in range(num_stages)))
@@ -110,8 +111,8 @@ def place_layers(stage_ranks: Sequence[int], num_layers: int, layers_per_stage: 
     if len(counts) != num_stages or sum(counts) != num_layers:
         raise ConfigError(
             f"pipeline.layers_per_stage={layers_per_stage!r} has {len(counts)} stages and {sum(counts)} layers; there "
-            f"are {num_stages} stages (mesh.pipe × pipeline.num_chunks) and model.num_layers={num_layers}. Give one "
-            "number for each stage, in order, which add up to the layers, or leave it empty for even stages."
+            f"are {num_stages} stages in the schedule and model.num_layers={num_layers}. Give one number for each "
+            "stage, in order, which add up to the layers, or leave it empty for even stages."
         )
     return LayerPlacement(tuple(stage_ranks), counts)
 
@@ -122,7 +123,8 @@ def parse_layers_per_stage(text: str) -> tuple[int, ...]:
     Raises:
       ConfigError: when that is not what it is, or a number is below 1.
     """
-    counts = tuple(int(part) if part.strip().isascii() and part.strip().isdigit() else 0 for part in text.split(","))
+    parts = [part.strip() for part in text.split(",")]
+    counts = tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else 0 for part in parts)
     if min(counts) < 1:
         raise ConfigError(
             f"pipeline.layers_per_stage={text!r} must be numbers of at least 1, one for each stage, as in 3,2,3."

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from fiddlex.errors import ScheduleError
 
-_TOKEN = re.compile(r"(\d+)([FBIW])(\d+)", re.ASCII)
+_TOKEN = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
 
 
 class Kind(enum.StrEnum):

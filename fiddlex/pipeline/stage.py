@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from fiddlex.pipeline.residuals import Arrays, SplitVjp
@@ -71,6 +72,7 @@ class Stage:
 
         def body(index: jax.Array, carry: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
             x, leaves = carry
+            index = jnp.int32(index)  # of one dtype with the slots, also where jax has 64 bits
             weights, again = _row(chunk.weights, chunk.row + index), (chunk.layer + index, microbatch)
             if stash is None:
                 return self._layer(weights, x, again), leaves
@@ -126,7 +128,7 @@ def _row(weights: Tree, row: Any) -> Tree:
 
 def _from_last(chunk: Chunk, step: Integer, microbatch: Tree) -> tuple[Integer, Tree, Any]:
     """Index, weights and second arguments of a layer, counted from the stage's last."""
-    index = chunk.num_layers - 1 - step
+    index = jnp.int32(chunk.num_layers - 1 - step)
     return index, _row(chunk.weights, chunk.row + index), (chunk.layer + index, microbatch)
 
 

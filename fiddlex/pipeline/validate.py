@@ -5,7 +5,6 @@ The rules are those of any exact pipelined training; those of I and W are from "
 computes every gradient exactly once; a failure shows the grid (a row for each rank) with the culprit marked `>2B0<`.
 """
 
-import itertools
 from typing import NamedTuple, NoReturn
 
 from fiddlex.errors import ScheduleError
@@ -81,7 +80,9 @@ def _problem_with(action: Action, rank: int, schedule: Schedule, seen: Positions
 
 
 def _check_complete(schedule: Schedule, positions: Positions) -> None:
-    for stage, microbatch in itertools.product(range(schedule.num_stages), range(schedule.num_microbatches)):
+    # One after another: a mistyped number must not make a list of all the microbatches below it.
+    every = ((stage, k) for stage in range(schedule.num_stages) for k in range(schedule.num_microbatches))
+    for stage, microbatch in every:
         forward, fused, inputs, weights = (Action(stage, kind, microbatch) for kind in Kind)
         missing = None
         if forward not in positions:

@@ -6,13 +6,14 @@ could have started earlier without another order on its rank. Imports no jax.
 """
 
 import dataclasses
-import math
 
 from fiddlex.config import nearest
 from fiddlex.errors import ScheduleError
 from fiddlex.pipeline.schedule import Action, Kind, Schedule, execution_order
 from fiddlex.pipeline.validate import validate
 from fiddlex.simulate.timeline import Event, Timeline
+
+MOST = 1e100  # of a time, so that sums of them stay finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Costs:
                     f"costs: {field.name} has {len(value)} times for {num_stages} stages: "
                     "give one for each stage, or a single number for all."
                 )
-            if not all(0 <= time < math.inf for time in times[field.name]):
-                raise ScheduleError(f"costs: {field.name}={value} must be finite and at least 0.")
+            if not all(0 <= time <= MOST for time in times[field.name]):
+                raise ScheduleError(f"costs: {field.name}={value} must be at least 0 and at most {MOST:g}.")
         return times
 
     def durations(self, num_stages: int) -> dict[Kind, tuple[float, ...]]:

@@ -8,8 +8,10 @@ noticed, and the newest checkpoint that is whole is used. Nothing is deleted but
 are moved aside.
 """
 
+import json
 import logging
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,7 @@ class Checkpoints:
           CheckpointError: when the directory cannot be written, or the previous background write failed.
         """
         sums = {name: int(value) for name, value in jax.device_get(_checksums(_arrays(state))).items()}
+        meta = {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": sums}
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._open().save(
@@ -73,9 +76,7 @@ class Checkpoints:
                 args=ocp.args.Composite(
                     weights=ocp.args.StandardSave(state.weights),
                     optimizer=ocp.args.StandardSave(state.optimizer),
-                    meta=ocp.args.JsonSave(
-                        {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": sums}
-                    ),
+                    meta=ocp.args.JsonSave(meta | {"checksum": _text_checksum(meta)}),
                 ),
             )
         except Exception as error:  # orbax raises here what befell the background write before
@@ -167,9 +168,9 @@ class Checkpoints:
 
     def _restore(self, step: int, abstract: TrainState, layers: Sequence[int], fingerprint: str) -> TrainState:
         meta = self._open().restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        if meta.pop("checksum") != _text_checksum(meta) or meta["step"] != step:
+            raise ValueError(f"what it says of itself is not what was saved: {meta}")
         expected = meta["checksums"]
-        if meta["step"] != step:
-            raise ValueError(f"it was saved as step {meta['step']}")
         if fingerprint and meta["fingerprint"] != fingerprint:
             raise CheckpointError(
                 f"{self.path(step)} was trained on other data: fingerprint {meta['fingerprint']}, now {fingerprint}. "
@@ -225,6 +226,10 @@ def _checksums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return jnp.sum(words * (place | 1), dtype=jnp.uint32)  # odd, so that no bit of a word is lost
 
     return jax.tree.map(checksum, arrays)
+
+
+def _text_checksum(meta: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(meta, sort_keys=True).encode())
 
 
 def _first_line(error: Exception) -> str:

@@ -243,7 +243,7 @@ def _summary(outcome: Outcome, config: Config, workdir: Path, seconds: float) ->
         parts.append(f"loss {outcome.record['loss']:.4f}")
     if outcome.evaluation:
         parts.append(f"held-out loss {outcome.evaluation['eval_loss']:.4f} nats per token")
-    saved = ", checkpoints/" if config.train.checkpoint_every or outcome.stopped_by else ""
+    saved = ", checkpoints/" if (workdir / "checkpoints").exists() else ""
     parts.append(f"metrics.jsonl{saved} in {workdir}")
     if outcome.stopped_by:
         parts.append("run the same command again to go on")

@@ -45,7 +45,7 @@ def saved_form(abstract: Tree, layers: Sequence[int], saved_layers: Sequence[int
 def move_rows(state: Tree, abstract: Tree, layers: Sequence[int], saved_layers: Sequence[int]) -> Tree:
     """A state as it was read in `saved_form`, with the rows and shardings of `abstract`."""
     sources = {layer: row for row, layer in enumerate(saved_layers)}
-    rows = np.asarray([sources.get(layer, 0) for layer in layers])
+    rows = np.asarray([0 if layer == PADDING else sources[layer] for layer in layers])
     real = np.asarray(layers) != PADDING
 
     def moved(path: Any, x: jax.Array, target: jax.ShapeDtypeStruct) -> jax.Array:

@@ -66,9 +66,9 @@ class Trainer:
     def __init__(self, config: Config):
         self.config = config = copy.deepcopy(config.validate())  # later changes of the caller's are not this run's
         self.mesh = make_mesh(config.mesh)
+        self._program = program = Program(config, self.mesh)
         self.corpus = load_corpus(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.seq_len)
         self.step = 0
-        self._program = program = Program(config, self.mesh)
         self.layout = program.layout
         self._eval_step = make_eval_step(program.model, config, mesh=self.mesh, layout=self.layout)
         self._logits = make_logits(program.model, config, mesh=self.mesh, layout=self.layout)

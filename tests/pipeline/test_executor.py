@@ -1,4 +1,4 @@
-"""What the executor must not do: read what was not written, keep more than the schedule says, or compile anew."""
+"""The executor reads nothing but what the schedule has put there."""
 
 import functools
 import math

@@ -8,7 +8,6 @@ import pytest
 from experiments.benchmarks.programs import Program, make_program, temporary_bytes
 from experiments.benchmarks.sizes import with_microbatches
 from fiddlex.config import Config
-from fiddlex.pipeline.lowering import lower
 from fiddlex.simulate.memory import Memory, step_memory
 
 TOLERANCE = 0.1
@@ -64,7 +63,7 @@ def test_imports_no_jax() -> None:
 
 
 def predicted(program: Program) -> Memory:
-    return step_memory(program.config, lower(program.layout.schedule), program.layout.placement)
+    return step_memory(program.config, program.layout.lowered, program.layout.placement)
 
 
 def sized(*, hidden_size: int, seq_len: int) -> Config:
