@@ -1,4 +1,4 @@
-"""gpt_tiny's model under each pipeline schedule, for comparing them; they train to the same losses.
+"""gpt_tiny's width under each pipeline schedule, for comparing them: eight layers, with the same losses under each.
 
 Each on a pipe of four ranks with eight microbatches; `uneven` cuts ten layers into stages of different sizes. For a
 table of your own add --config.pipeline.schedule=file:PATH.csv.

@@ -33,7 +33,8 @@ def main(argv: list[str]) -> None:
     print(
         f"{facts['num_parameters']:,} parameters, {describe(mesh)}\n"
         f"schedule {facts['schedule']}: {facts['num_stages']} stages, {facts['num_microbatches']} microbatches of "
-        f"{facts['microbatch_size']}, {facts['num_ticks']} ticks, a stash of {facts['stash_slots']} microbatches\n"
+        f"{facts['microbatch_size']}, {facts['num_ticks']} ticks, a stash for {facts['stash_slots']} "
+        "forward passes of a stage\n"
         f"traced in {facts['trace_s']:.1f} s, compiled in {facts['compile_s']:.1f} s by jax {facts['jax_version']}\n"
         "memory of each device:"
     )

@@ -113,7 +113,7 @@ def test_full_disk(
     limited = f'ulimit -f {kilobytes} && exec "$@"'  # of each file, which is as good as a full disk
     done = call("train", *train_arguments(tmp_path, text_file, **fields), status=1, shell=limited)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert message.format(tmp_path) in lines[-1]
 
 

@@ -32,7 +32,7 @@ def matmul_flops(config: ModelConfig, batch_size: int) -> tuple[int, int]:
 )
 def test_counts_the_weights_of_our_model_without_its_padding(config):
     run = Config(model=config, mesh=MeshConfig(tensor=2))
-    weights = jax.eval_shape(make_model(run).init, jax.random.key(0))
+    weights = jax.eval_shape(lambda key: make_model(run).init(key, range(config.num_layers)), jax.random.key(0))
     padding = (run.padded_vocab_size - config.vocab_size) * config.hidden_size
     assert padding > 0
     assert num_parameters(config) == sum(leaf.size for leaf in jax.tree.leaves(weights)) - padding

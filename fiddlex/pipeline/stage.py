@@ -44,7 +44,7 @@ class Slot(NamedTuple):
     def read(self, index: Integer) -> Arrays:
         """The arrays at row `index`."""
         return [
-            lax.dynamic_slice(leaf, (self.number, index, *[0] * (leaf.ndim - 2)), (1, 1, *leaf.shape[2:]))[0, 0]
+            lax.dynamic_slice(leaf, _start(leaf, self.number, index), (1, 1, *leaf.shape[2:]))[0, 0]
             for leaf in self.leaves
         ]
 
@@ -72,12 +72,11 @@ class Stage:
 
         def body(index: jax.Array, carry: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
             x, leaves = carry
-            index = jnp.int32(index)  # of one dtype with the slots, also where jax has 64 bits
             weights, again = _row(chunk.weights, chunk.row + index), (chunk.layer + index, microbatch)
             if stash is None:
                 return self._layer(weights, x, again), leaves
             x, residuals = self._vjp.forward(weights, x, again)
-            return x, _write(leaves, (stash.number, index), residuals)
+            return x, _write(leaves, stash.number, index, residuals)
 
         return lax.fori_loop(0, chunk.num_layers, body, (x, stash.leaves if stash else []))
 
@@ -103,7 +102,7 @@ class Stage:
             dy, leaves, grads = carry
             index, weights, again = _from_last(chunk, step, microbatch)
             result = self._vjp.backward_input(weights, again, stash.read(index), dy)
-            leaves = _write(leaves, (weight_stash.number, index), result.left)
+            leaves = _write(leaves, weight_stash.number, index, result.left)
             return result.dx, leaves, _add(grads, chunk.row + index, result.dgiven)
 
         return lax.fori_loop(0, chunk.num_layers, body, (dy, weight_stash.leaves, grads))
@@ -128,13 +127,18 @@ def _row(weights: Tree, row: Any) -> Tree:
 
 def _from_last(chunk: Chunk, step: Integer, microbatch: Tree) -> tuple[Integer, Tree, Any]:
     """Index, weights and second arguments of a layer, counted from the stage's last."""
-    index = jnp.int32(chunk.num_layers - 1 - step)
+    index = chunk.num_layers - 1 - step
     return index, _row(chunk.weights, chunk.row + index), (chunk.layer + index, microbatch)
 
 
-def _write(leaves: Arrays, place: tuple[Integer, ...], values: Arrays) -> Arrays:
+def _start(leaf: jax.Array, slot: Integer, index: Integer) -> list[jax.Array]:
+    """The first element of a row in a slot; all of one dtype, also where jax has 64 bits."""
+    return [jnp.int32(number) for number in (slot, index, *[0] * (leaf.ndim - 2))]
+
+
+def _write(leaves: Arrays, slot: Integer, index: Integer, values: Arrays) -> Arrays:
     return [
-        lax.dynamic_update_slice(leaf, value[None, None], (*place, *[0] * value.ndim))
+        lax.dynamic_update_slice(leaf, value[None, None], _start(leaf, slot, index))
         for leaf, value in zip(leaves, values, strict=True)
     ]
 

@@ -262,7 +262,7 @@ def test_costs_that_cannot_be_read_are_refused_with_the_form(text, message):
     [
         (Costs(forward=(1.0, 2.0, 3.0)), "costs: forward has 3 times for 2 stages: give one for each stage"),
         (Costs(hop=-0.5), "costs: hop=-0.5 must be at least 0 and at most 1e+100."),
-        (Costs(backward_weight=(1.0, float("nan"))), "costs: backward_weight=(1.0, nan) must be finite"),
+        (Costs(backward_weight=(1.0, float("nan"))), "costs: backward_weight=(1.0, nan) must be at least 0"),
     ],
 )
 def test_costs_that_make_no_sense_are_refused(costs, message):
