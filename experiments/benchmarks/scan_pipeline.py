@@ -16,12 +16,12 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from experiments.benchmarks.programs import Program
 from fiddlex.config import Config
 from fiddlex.models.context import Context
 from fiddlex.models.functional import Weights
 from fiddlex.models.gpt import GPT, Batch
 from fiddlex.parallel.sharding import named
+from fiddlex.train.program import Program
 from fiddlex.train.state import Layout, TrainState
 
 Tree = Any

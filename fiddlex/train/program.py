@@ -19,40 +19,46 @@ class Program:
       mesh: of its sizes; its devices need not be there (`fiddlex.mesh.make_topology_mesh`), but for `init_state`.
 
     Attributes:
+      config: the config.
       mesh: the mesh.
       model: what is trained.
-      layout: where its weights lie.
+      layout: its schedule, and where its weights lie.
+      optimizer: the update.
+      specs: PartitionSpecs of the train state.
+      step: `(state, batch) -> (state, metrics)`, see `make_train_step`.
       abstract_state: shapes, dtypes and shardings of the train state.
+      abstract_batch: those of a batch.
 
     Raises:
       ConfigError, ScheduleError: when layers, stages or schedule do not fit the mesh.
     """
 
     def __init__(self, config: Config, mesh: Mesh):
-        self._config, self.mesh = config, mesh
+        self.config, self.mesh = config, mesh
         self.model = make_model(config)
         self.layout = make_layout(self.model, config)
         blocks = make_blocks(self.model, config, self.layout)
-        self._optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
-        self._specs = state_specs(self._optimizer, self.layout)
-        self._train_step = make_train_step(
+        self.optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
+        self.specs = state_specs(self.optimizer, self.layout)
+        self.step = make_train_step(
             self.model,
             config,
-            self._optimizer,
+            self.optimizer,
             learning_rate=learning_rate_schedule(config.optimizer, config.train.num_steps),
             mesh=mesh,
             layout=self.layout,
-            specs=self._specs,
+            specs=self.specs,
         )
         self.abstract_state = abstract_state(
-            self.model, self._optimizer, mesh=mesh, layout=self.layout, specs=self._specs
+            self.model, self.optimizer, mesh=mesh, layout=self.layout, specs=self.specs
         )
+        self.abstract_batch = abstract_batch(config, mesh)
 
     def lower(self) -> jax.stages.Lowered:
         """The train step as XLA takes it; nothing is put on a device."""
-        return self._train_step.lower(self.abstract_state, abstract_batch(self._config, self.mesh))
+        return self.step.lower(self.abstract_state, self.abstract_batch)
 
     def init_state(self) -> TrainState:
         """A fresh train state, made from `train.seed`."""
-        key = init_key(self._config.train.seed)
-        return init_state(self.model, self._optimizer, key, mesh=self.mesh, layout=self.layout, specs=self._specs)
+        key = init_key(self.config.train.seed)
+        return init_state(self.model, self.optimizer, key, mesh=self.mesh, layout=self.layout, specs=self.specs)

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from experiments.benchmarks.programs import Program, make_program, temporary_bytes
+from experiments.benchmarks.programs import make_program, temporary_bytes
 from experiments.benchmarks.sizes import with_microbatches
 from fiddlex.config import Config
 from fiddlex.simulate.memory import Memory, step_memory
+from fiddlex.train.program import Program
 
 TOLERANCE = 0.1
 
