@@ -1,18 +1,17 @@
 """Scaled dot-product attention over the heads that a tensor rank holds.
 
-Attention goes through `jax.nn.dot_product_attention`, with cuDNN's flash kernel where the devices have it. The library
-call has no dropout, so training with dropout computes the probabilities in the open.
+Where the devices have it this is cuDNN's flash kernel, through `jax.nn.dot_product_attention`. That has no dropout, so
+training with dropout, and all else, computes the probabilities in the open.
 """
 
 import functools
-import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from fiddlex.models.context import Context
 from fiddlex.models.dropout import Dropout
+from fiddlex.models.operators import attention_probabilities
 
 
 def attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Context) -> jax.Array:
@@ -30,22 +29,17 @@ def attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Con
     Returns:
       [B, S, N, D] in the dtype of the inputs.
     """
-    attention: Callable[..., jax.Array]
-    if context.dropout is not None:
-        attention = functools.partial(_attend_with_dropout, dropout=context.dropout)
-    elif context.flash:
+    if context.flash and context.dropout is None:
         return jax.nn.dot_product_attention(q_BSND, k_BSND, v_BSND, is_causal=True, implementation="cudnn")
-    else:
-        attention = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation="xla")
+    attention = functools.partial(_attend, dropout=context.dropout)
     if context.recompute == "selective":
         attention = jax.checkpoint(attention, prevent_cse=False)  # inside the scan over layers nothing can be merged
     return attention(q_BSND, k_BSND, v_BSND)
 
 
-def _attend_with_dropout(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, dropout: Dropout) -> jax.Array:
-    length, size = q_BSND.shape[1], q_BSND.shape[3]
-    scores_BNQK = jnp.einsum("bqnd,bknd->bnqk", q_BSND, k_BSND).astype(jnp.float32) / math.sqrt(size)
-    causal_QK = jnp.tril(jnp.ones((length, length), bool))
-    scores_BNQK = jnp.where(causal_QK, scores_BNQK, jnp.finfo(scores_BNQK.dtype).min)
-    probabilities_BNQK = dropout.attention(jax.nn.softmax(scores_BNQK, axis=-1).astype(q_BSND.dtype))
+def _attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, dropout: Dropout | None) -> jax.Array:
+    length = q_BSND.shape[1]
+    probabilities_BNQK = attention_probabilities(q_BSND, k_BSND, jnp.tril(jnp.ones((length, length), bool)))
+    if dropout is not None:
+        probabilities_BNQK = dropout.attention(probabilities_BNQK)
     return jnp.einsum("bnqk,bknd->bqnd", probabilities_BNQK, v_BSND)

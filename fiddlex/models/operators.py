@@ -131,3 +131,39 @@ def _normalise(x: jax.Array, epsilon: float) -> Pair:
 
 
 layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+
+
+@jax.custom_vjp
+def attention_probabilities(q_BSND: jax.Array, k_BSND: jax.Array, mask: jax.Array) -> jax.Array:
+    """The softmax of scaled products of queries and keys, [B, N, S, S] in the dtype of the inputs.
+
+    Scores and their softmax are float32. Of them the backward pass keeps the probabilities alone, and it rounds the
+    gradient of the scores to the compute dtype, so that its products run in it too.
+
+    Args:
+      q_BSND: queries.
+      k_BSND: keys.
+      mask: bool, broadcast to [B, N, queries, keys]: which keys a query sees, at least one.
+    """
+    scores_BNQK = jnp.einsum("bqnd,bknd->bnqk", q_BSND, k_BSND, preferred_element_type=jnp.float32)
+    scores_BNQK = jnp.where(mask, scores_BNQK / math.sqrt(q_BSND.shape[-1]), jnp.finfo(jnp.float32).min)
+    return jax.nn.softmax(scores_BNQK, axis=-1).astype(q_BSND.dtype)
+
+
+def _probabilities_forward(
+    q_BSND: jax.Array, k_BSND: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    probabilities_BNQK = attention_probabilities(q_BSND, k_BSND, mask)
+    return probabilities_BNQK, (q_BSND, k_BSND, probabilities_BNQK)
+
+
+def _probabilities_backward(saved: tuple[jax.Array, ...], g_BNQK: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    q_BSND, k_BSND, probabilities_BNQK = saved
+    weighted_BNQK = probabilities_BNQK.astype(jnp.float32) * g_BNQK.astype(jnp.float32)
+    rows_BNQ1 = weighted_BNQK.sum(axis=-1, keepdims=True)
+    g_BNQK = weighted_BNQK - probabilities_BNQK.astype(jnp.float32) * rows_BNQ1
+    g_BNQK = (g_BNQK / math.sqrt(q_BSND.shape[-1])).astype(q_BSND.dtype)
+    return jnp.einsum("bnqk,bknd->bqnd", g_BNQK, k_BSND), jnp.einsum("bnqk,bqnd->bknd", g_BNQK, q_BSND), None
+
+
+attention_probabilities.defvjp(_probabilities_forward, _probabilities_backward)

@@ -88,7 +88,6 @@ class _Layer:
       heads: the output of attention, or queries, or keys, or values, B·S·A.
       units: the hidden layer of the MLP, B·S·F.
       scores: attention's scores, B·N·S·S.
-      rows: rows of them, B·N·S.
       dropout: whether anything is dropped.
       parameters: weights of a layer on this tensor rank.
       kernel: those of its largest product.
@@ -100,7 +99,6 @@ class _Layer:
     heads: int
     units: int
     scores: int
-    rows: int
     dropout: bool
     parameters: int
     kernel: int
@@ -118,7 +116,6 @@ class _Layer:
             heads=tokens * width,
             units=tokens * units,
             scores=config.microbatch_size * heads * model.seq_len**2,
-            rows=config.microbatch_size * heads * model.seq_len,
             dropout=model.dropout > 0,
             parameters=products + 3 * width + hidden + units + hidden + 4 * hidden,
             kernel=hidden * max(3 * width, units),
@@ -139,9 +136,8 @@ class _Layer:
         return (self.whole + 4 * self.heads) * self.itemsize + self.residual * MASK * self.dropout
 
     def _attention(self) -> int:
-        """Bytes of exponentials, probabilities and the mask of those; of each row's sum and its power −2."""
-        of_scores = FLOAT32 + self.itemsize + MASK * self.dropout
-        return self.scores * of_scores + 2 * self.rows * FLOAT32
+        """Bytes of probabilities, and where some are dropped of those that are left and the mask."""
+        return self.scores * (self.itemsize + (self.itemsize + MASK) * self.dropout)
 
     def _mlp(self) -> int:
         """Bytes of the inputs of the second norm, of both products and of GELU, and the mask of the output."""
@@ -157,12 +153,13 @@ class _Layer:
     def working(self, recompute: str) -> int:
         """Bytes at the fullest moment of the layer's passes: inside attention forward, MLP or attention backward.
 
-        Forward alive is what attention is about to leave, and with dropout two random words for each score with the two
-        of the round before. Backward it is what was computed again and is not yet used up, and the gradients of GELU's
+        Forward alive is what attention is about to leave, the scores, and with dropout two random words for each score
+        with the two of the round before. Backward it is what was computed again and is not yet used up, and the gradients of GELU's
         output and input, or of probabilities and scores. All along there are the kernel of the product at hand as read
         from the stack, its gradient, and what goes through the residual stream, in and out.
         """
-        around, inside, gradients = self._around_attention(), self._attention(), 2 * self.scores * FLOAT32
+        around, gradients = self._around_attention(), 2 * self.scores * FLOAT32
+        inside = self._attention() + self.scores * FLOAT32
         forward = around + inside + 4 * self.scores * WORD * self.dropout
         in_mlp = (around + inside + self._mlp()) * (recompute == "full") + 2 * self.units * self.itemsize
         in_attention = around * (recompute == "full") + inside * (recompute != "none") + gradients
