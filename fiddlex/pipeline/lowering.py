@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.pipeline.schedule import Action, Kind, Schedule
+from fiddlex.pipeline.semantics import Semantics
 from fiddlex.pipeline.ticks import Ticks, fills_pairs, place
 
 NONE = -1
@@ -134,13 +135,17 @@ class Lowered:
         return self.table[..., COLUMNS[name]]
 
 
-def lower(schedule: Schedule) -> Lowered:
+def lower(schedule: Schedule, semantics: Semantics | None = None) -> Lowered:
     """Places a legal schedule, or the forwards of one, on ticks and gives out its memory.
+
+    Args:
+      schedule: of one batch, or of several one after another.
+      semantics: of several, see `ticks.place`.
 
     Raises:
       ScheduleError: when the schedule cannot be run to its end.
     """
-    return _Lowering(schedule).lowered()
+    return _Lowering(schedule, semantics).lowered()
 
 
 class _Value(NamedTuple):
@@ -155,8 +160,8 @@ class _Value(NamedTuple):
 class _Lowering:
     """Fills the table: first the work, then the slots, one kind of memory after another."""
 
-    def __init__(self, schedule: Schedule):
-        self.schedule, self.ticks = schedule, place(schedule)
+    def __init__(self, schedule: Schedule, semantics: Semantics | None):
+        self.schedule, self.ticks = schedule, place(schedule, semantics)
         self._tick = {
             action: tick
             for row, ticks in zip(schedule.actions, self.ticks, strict=True)
