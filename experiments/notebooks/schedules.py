@@ -179,8 +179,8 @@ def losses(schedule: str, pipe: int) -> list[float]:
 
 in_a_pipe = {schedule: losses(schedule, pipe=4) for schedule in ("eager_1f1b", "1f1b", "zb_h1")}
 alone = losses("1f1b", pipe=1)
-for schedule, values in in_a_pipe.items():
-    print(f"{schedule:10}", np.round(values, 5))
+for name, values in in_a_pipe.items():
+    print(f"{name:10}", np.round(values, 5))
     np.testing.assert_allclose(values, alone, rtol=1e-5)
 
 # %% [markdown]
