@@ -9,6 +9,7 @@ fiddlex. Imports no jax.
 import copy
 import dataclasses
 import difflib
+import functools
 import operator
 import os
 import re
@@ -47,9 +48,14 @@ def define_config() -> flags.FlagHolder[Config]:
     return holder
 
 
-def define_overrides() -> None:
-    """Defines `--config.section.field=value` alone; for programs whose config is in a workdir (`apply_overrides`)."""
-    _define("only as --config.section.field=value, which overrides the workdir's config", _refuse_file)
+def define_overrides(home: str = "the workdir") -> None:
+    """Defines `--config.section.field=value` alone; for programs that have a config already (`apply_overrides`).
+
+    Args:
+      home: where they have it from.
+    """
+    text = f"only as --config.section.field=value, which overrides the config of {home}"
+    _define(text, functools.partial(_refuse_file, home))
 
 
 def define_workdir(help_text: str) -> flags.FlagHolder[str]:
@@ -176,9 +182,9 @@ def _define(help_text: str, parse_file: Callable[[str], Config]) -> flags.FlagHo
     return holder
 
 
-def _refuse_file(spec: str) -> NoReturn:
+def _refuse_file(home: str, spec: str) -> NoReturn:
     raise ConfigError(
-        f"--config={spec}: this program takes its config from the workdir. "
+        f"--config={spec}: this program takes its config from {home}. "
         "Override single fields of it, as --config.section.field=value."
     )
 

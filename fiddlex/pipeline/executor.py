@@ -81,7 +81,8 @@ def execute(
       model: what to run.
       weights: compute weights. Those replicated over an axis over which activations are sharded must be cast to varying
         (`as_varying`), since gradients are partial sums.
-      batch: leaves are [microbatch, …].
+      batch: leaves are [example, …], a microbatch as many of them in a row as any other. They are sliced as they stand:
+        reshaped to [microbatch, example, …] first, XLA would copy the arguments of the step for its loop.
       scale: what gradients are multiplied by.
       fill: what idle slots compute and memory holds at first. No result depends on it: tests fill with NaN.
 
@@ -260,7 +261,11 @@ class _Run:
         return [lax.ppermute(x, "pipe", ring) if shift else x for shift, ring in zip(shifts, rings, strict=True)]
 
     def _microbatch(self, number: Integer) -> Tree:
-        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), self._batch)
+        def part(x: jax.Array) -> jax.Array:
+            size = x.shape[0] // self._lowered.schedule.num_microbatches
+            return lax.dynamic_slice_in_dim(x, number * size, size)
+
+        return jax.tree.map(part, self._batch)
 
     def _varying(self, x: Tree) -> Tree:
         return jax.tree.map(lambda leaf: lax.pcast(leaf, "pipe", to="varying"), x)

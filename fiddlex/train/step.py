@@ -95,9 +95,7 @@ def make_gradients(
             first = lax.axis_index("data") * config.replica_batch_size
             examples = first + jnp.arange(config.replica_batch_size)
             batch = batch | {"keys": example_keys(dropout_key(config.train.seed), step, examples)}
-        losses, grads = execute(
-            lowered, layout.placement, pipeline_model, _parts(weights), _microbatches(config, batch), scale=scale
-        )
+        losses, grads = execute(lowered, layout.placement, pipeline_model, _parts(weights), batch, scale=scale)
         grads = reduce_gradients({**grads.outer, "layers": grads.layers}, layout.compute, layout.master, partial_axes)
         return lax.psum(losses.sum() * scale, "data"), grads
 
@@ -116,8 +114,7 @@ def make_eval_step(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) ->
     dtype = jnp.dtype(config.model.dtype)
 
     def local_sums(weights: Weights, batch: Batch) -> Metrics:
-        microbatches = _microbatches(config, batch)
-        losses, _ = execute(lowered, layout.placement, pipeline_model, _parts(weights), microbatches)
+        losses, _ = execute(lowered, layout.placement, pipeline_model, _parts(weights), batch)
         return lax.psum({"loss_sum": losses.sum(), "weight_sum": batch["weights"].sum()}, "data")
 
     mapped = jax.shard_map(local_sums, mesh=mesh, in_specs=(layout.compute, BATCH), out_specs=P())
@@ -138,7 +135,7 @@ def make_logits(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> ja
     dtype = jnp.dtype(config.model.dtype)
 
     def next_logits(weights: Weights, tokens_BS: jax.Array, positions_B: jax.Array) -> jax.Array:
-        batch = {"tokens": tokens_BS[None], "positions": positions_B[None]}
+        batch = {"tokens": tokens_BS, "positions": positions_B}
         logits_1BV, _ = execute(lowered, layout.placement, pipeline_model, _parts(weights), batch)
         return logits_1BV[0]
 
@@ -190,11 +187,6 @@ def _pipeline_model(
 def _parts(weights: Weights) -> pipeline.Weights:
     outer = {name: part for name, part in weights.items() if name != "layers"}
     return pipeline.Weights(outer, weights["layers"])
-
-
-def _microbatches(config: Config, batch: Batch) -> Batch:
-    shape = (config.pipeline.num_microbatches, config.microbatch_size)
-    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), batch)
 
 
 def init_key(seed: int) -> jax.Array:

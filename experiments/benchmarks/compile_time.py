@@ -1,0 +1,63 @@
+"""Prints how long a train step takes to trace and to compile, for more microbatches and for more layers.
+
+    python -m experiments.benchmarks.compile_time [--microbatches=8,128 --layers=8,96 --repeats=3 …]
+
+Tracing counts from the config to the lowered program: making the schedule, proving it, placing it on ticks and all the
+rest. Times are CPU seconds of this process, all its threads together, which other work on the machine disturbs least:
+medians of rounds in which the sizes take turns, after one to warm up. Before each, jax forgets all that it has traced.
+"""
+
+import copy
+import itertools
+import statistics
+import time
+
+from absl import flags
+
+from experiments.benchmarks.sizes import base_config, with_microbatches
+from fiddlex.config import Config
+from fiddlex.flags import apply_overrides, define_overrides, run
+
+define_overrides("the benchmark")
+_MICROBATCHES = flags.DEFINE_list("microbatches", ["8", "128"], "numbers of microbatches")
+_LAYERS = flags.DEFINE_list("layers", ["8", "96"], "numbers of layers")
+_REPEATS = flags.DEFINE_integer("repeats", 3, "rounds", lower_bound=1)
+
+
+def main(argv: list[str]) -> None:
+    """Prints the table."""
+    base = apply_overrides(base_config())
+    cases = list(itertools.product(map(int, _LAYERS.value), map(int, _MICROBATCHES.value)))
+    rounds = [[measure(_sized(base, *case)) for case in cases] for _ in range(1 + _REPEATS.value)][1:]
+    by_case = zip(*rounds, strict=True)
+    medians = [tuple(statistics.median(times) for times in zip(*of_case, strict=True)) for of_case in by_case]
+    print(f"| {base.pipeline.schedule}, pipe={base.mesh.pipe} | trace, CPU s | | compile, CPU s | |")
+    print("|---|---:|---:|---:|---:|")
+    for (layers, microbatches), times in zip(cases, medians, strict=True):
+        columns = [f"{time_s:.2f} | {time_s / first - 1:+.0%}" for time_s, first in zip(times, medians[0], strict=True)]
+        print(f"| layers = {layers}, m = {microbatches} | {' | '.join(columns)} |")
+
+
+def measure(config: Config) -> tuple[float, float]:
+    """CPU seconds to trace and to compile the train step, from scratch."""
+    import jax
+
+    from experiments.benchmarks.programs import make_program
+
+    jax.clear_caches()
+    start_s = time.process_time()
+    program = make_program(config)
+    lowered = program.step.lower(program.state, program.batch)
+    lowered_s = time.process_time()
+    lowered.compile()
+    return lowered_s - start_s, time.process_time() - lowered_s
+
+
+def _sized(base: Config, num_layers: int, num_microbatches: int) -> Config:
+    config = with_microbatches(copy.deepcopy(base), num_microbatches)
+    config.model.num_layers = num_layers
+    return config
+
+
+if __name__ == "__main__":
+    run(main)
