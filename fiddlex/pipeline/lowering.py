@@ -39,14 +39,16 @@ class Phase(enum.IntEnum):
 class Tick(NamedTuple):
     """The columns of the table by name; `NONE` where there is nothing to do or to read.
 
-    `embed`, `head` and `embed_backward` are the same on all devices, since all take part in them; all other columns are
-    the device's own. Behind these columns stand those of the hops: for each of `Lowered.forward_shifts`, then for each
-    of `Lowered.backward_shifts`, the inbox slot for what arrives from the rank that many before.
+    The first five are the same on all devices, since all embed and score; all other columns are the device's own.
+    Behind these columns stand those of the hops: for each of `Lowered.forward_shifts`, then for each of
+    `Lowered.backward_shifts`, the inbox slot for what arrives from the rank that many before.
 
     Attributes:
       embed: microbatch that enters the first stage.
       head: microbatch that leaves the last stage and is scored, between the slots or at the tick's end.
       embed_backward: microbatch whose gradient leaves the first stage.
+      embed_version: age of the weights that embed, in updates, 0 the newest.
+      head_version: age of the weights that score.
       is_last: 1 when this device's forward is the last stage's.
       is_first: 1 when this device's backward is the first stage's.
       head_inbox: slot of the backward inbox for the gradient that the head gives; the trash on other devices.
@@ -54,7 +56,7 @@ class Tick(NamedTuple):
       forward_microbatch: on which microbatch.
       forward_inbox: its input; NONE: what was embedded in this tick.
       forward_stash: slot for what its backward needs.
-      forward_version: age of its weights in updates, 0 the newest.
+      forward_version: age of its weights.
       backward_chunk: chunk that runs backward, B or I.
       backward_microbatch: on which microbatch.
       backward_inbox: the gradient of its output.
@@ -71,6 +73,8 @@ class Tick(NamedTuple):
     embed: int = NONE
     head: int = NONE
     embed_backward: int = NONE
+    embed_version: int = NONE
+    head_version: int = NONE
     is_last: int = 0
     is_first: int = 0
     head_inbox: int = NONE
@@ -202,8 +206,10 @@ class _Lowering:
             row[COLUMNS[f"{slot}_version"]] = 0
             if kind is Kind.F and stage == 0:
                 self._table[tick, :, COLUMNS["embed"]] = microbatch
+                self._table[tick, :, COLUMNS["embed_version"]] = 0
             if kind is Kind.F and stage == self._last_stage:
                 self._table[tick, :, COLUMNS["head"]] = microbatch
+                self._table[tick, :, COLUMNS["head_version"]] = 0
                 row[COLUMNS["is_last"]] = 1
             if slot == "backward" and stage == 0:
                 self._table[tick, :, COLUMNS["embed_backward"]] = microbatch

@@ -11,7 +11,7 @@ Imports no jax.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +23,8 @@ from fiddlex.pipeline.semantics import Semantics
 
 # What a column of microbatches says is to be done, and the columns that say how.
 _WORK = {
-    "embed": ("embed",),
-    "head": ("head",),
+    "embed": ("embed", "embed_version"),
+    "head": ("head", "head_version"),
     "embed_backward": ("embed_backward",),
     **{
         f"{slot}_microbatch": tuple(name for name in COLUMNS if name.startswith(f"{slot}_"))
@@ -97,6 +97,11 @@ class Windows:
         return self.first[call] if late < 0 else self.cycle[late % len(self.cycle)]
 
     @property
+    def sizes(self) -> "Renames":
+        """Slots of each memory, without the trash of an inbox."""
+        return Renames(*_sizes(self.lowered))
+
+    @property
     def period(self) -> float:
         """Ticks of a call once the pipeline is full, on average."""
         return sum(len(window.table) for window in self.cycle) / len(self.cycle)
@@ -147,19 +152,23 @@ def _cut(lowered: Lowered, semantics: Semantics) -> list[np.ndarray]:
                 batch = semantics.batch(action.microbatch)
                 ends[batch] = max(ends.get(batch, 0), tick + 1)
     starts = [0, *(ends[batch] for batch in range(len(ends) - 1))]
-    stages = np.asarray([[*lowered.schedule.stages_of(rank)] for rank in range(lowered.schedule.num_ranks)], object)
+    stages = [lowered.schedule.stages_of(rank) for rank in range(lowered.schedule.num_ranks)]
     return [
         _from_own_batch(lowered.table[starts[batch] : ends[batch]].copy(), batch, semantics, stages)
         for batch in range(len(ends))
     ]
 
 
-def _from_own_batch(table: np.ndarray, batch: int, semantics: Semantics, stages: np.ndarray) -> np.ndarray:
+def _from_own_batch(table: np.ndarray, batch: int, semantics: Semantics, stages: Sequence[Sequence[int]]) -> np.ndarray:
     """Counts microbatches from those of `batch`, and versions back from the newest."""
     size = semantics.batch_size
     for name in _WORK:
         column = table[..., COLUMNS[name]]
         column[column != NONE] -= batch * size
+    for name, stage in (("embed", 0), ("head", -1)):
+        version, microbatch = table[..., COLUMNS[f"{name}_version"]], table[..., COLUMNS[name]]
+        busy = microbatch != NONE
+        version[busy] = semantics.delays[stage] - microbatch[busy] // size
     for slot in ("forward", "backward", "weight"):
         version, chunk, microbatch = (
             table[..., COLUMNS[f"{slot}_{name}"]] for name in ("version", "chunk", "microbatch")
