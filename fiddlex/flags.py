@@ -23,6 +23,7 @@ from typing import NoReturn
 from absl import app, flags
 from ml_collections import config_flags
 
+from fiddlex.advice import memory_remedies
 from fiddlex.config import Config, check_field
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
 from fiddlex.help import help_text
@@ -155,15 +156,7 @@ def _memory_advice(config: Config | None, platform: str) -> str:
     if config is None:
         remedies = ["end other programs that use it", "lower data.global_batch_size (for an evaluation)"]
     else:
-        most = config.replica_batch_size
-        useful = {
-            f"raise pipeline.num_microbatches (at most {most})": config.microbatch_size > 1,
-            "set pipeline.recompute=full": config.pipeline.recompute != "full",
-            "set optimizer.zero1=True": config.mesh.data > 1 and not config.optimizer.zero1,
-            "raise mesh.tensor": not fake and config.mesh.tensor < config.model.num_heads,
-            "train a smaller model": True,
-        }
-        remedies = [remedy for remedy, is_useful in useful.items() if is_useful]
+        remedies = memory_remedies(config, fake=fake)
     where = "The machine's memory, which the fake devices share," if fake else "The memory of a device"
     return f"{where} is full: {', or '.join(remedies)}."
 

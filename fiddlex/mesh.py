@@ -5,22 +5,28 @@ are neighbours (PTD, SC 2021, takeaway 1: tensor parallelism inside a server, pi
 Axes are automatic outside `shard_map`, where XLA places the optimizer, and manual over all three inside it.
 """
 
+import importlib.util
 import logging
 import math
 import os
 import re
+from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.experimental import mesh_utils
+from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, Mesh
 
 from fiddlex.config import MeshConfig
-from fiddlex.errors import DeviceError
+from fiddlex.errors import ConfigError, DeviceError
 
 logger = logging.getLogger(__name__)
 
 AXES = ("data", "pipe", "tensor")
+
+_TOPOLOGIES = "Use cpu, or a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4, tpu:v6e:4x4 or tpu:v5p:2x2x1"
+# libtpu is to look for no TPU, and to let other processes load it at the same time.
+_NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 
 def request_devices(num_devices: int) -> None:
@@ -64,24 +70,76 @@ def make_mesh(config: MeshConfig) -> Mesh:
             f"jax cannot start with JAX_PLATFORMS={platforms!r}: {error or 'no such platform here'}. Unset it, or set "
             "it to a platform that is installed (cpu, cuda, tpu)."
         ) from error
-    shape = f"mesh data={config.data} × pipe={config.pipe} × tensor={config.tensor}"
     if jax.process_count() > 1:
         raise DeviceError(
             f"{jax.process_count()} processes: this release trains in one process, on one host's devices."
         )
     if len(devices) < needed:
         raise DeviceError(
-            f"{shape} needs {needed} devices; there are {len(devices)} ({devices[0].platform}). "
+            f"{_sizes(config)} needs {needed} devices; there are {len(devices)} ({devices[0].platform}). "
             + _remedy(len(devices), devices[0].platform)
         )
     if len(devices) > needed:
-        logger.info("%s uses %d of %d devices.", shape, needed, len(devices))
-    sizes = (config.data, config.pipe, config.tensor)
+        logger.info("%s uses %d of %d devices.", _sizes(config), needed, len(devices))
+    return _mesh(config, devices)
+
+
+def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
+    """Builds the mesh on devices that need not be there, to compile for them; nothing can be put on it.
+
+    To be called before jax's first use in the process, which from then on has no platform but the CPU and no
+    compilation cache, from which jax cannot read back what it compiled for devices that are not there.
+
+    Args:
+      config: sizes of the mesh.
+      topology: `cpu`, whose devices are as many as it takes, or `tpu:NAME:SHAPE`, a whole slice of TPUs such as
+        `tpu:v5e:2x4`.
+
+    Raises:
+      ConfigError: when there is no such topology.
+      DeviceError: when the mesh does not fill it, or what compiles for it is not installed.
+    """
+    platform, _, name = topology.partition(":")
+    if topology != "cpu" and not (platform == "tpu" and name):
+        raise ConfigError(f"topology {topology!r} is not known. {_TOPOLOGIES}.")
+    if platform == "tpu" and importlib.util.find_spec("libtpu") is None:
+        raise DeviceError(
+            f"Compiling for {topology} takes libtpu, which is not installed. It comes with the extra aot, for Linux on "
+            "x86-64: pip install -e '.[aot]'."
+        )
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    if topology == "cpu":
+        return make_mesh(config)
+    devices = _tpu_devices(name)
+    if len(devices) != config.num_devices:
+        raise DeviceError(
+            f"{_sizes(config)} needs {config.num_devices} devices; {topology} has {len(devices)}. Choose mesh.data, "
+            f"mesh.pipe and mesh.tensor with a product of {len(devices)}, or another topology."
+        )
+    return _mesh(config, devices)
+
+
+def _tpu_devices(name: str) -> Sequence[jax.Device]:
+    for variable, value in _NO_TPU.items():
+        os.environ.setdefault(variable, value)
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise ConfigError(f"libtpu knows no topology {name!r} ({error}). {_TOPOLOGIES}.") from error
+
+
+def _mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
+    sizes, needed = (config.data, config.pipe, config.tensor), config.num_devices
     if len(devices) == needed and devices[0].platform != "cpu":
         grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     else:
         grid = np.asarray(devices[:needed]).reshape(sizes)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _sizes(config: MeshConfig) -> str:
+    return f"mesh data={config.data} × pipe={config.pipe} × tensor={config.tensor}"
 
 
 def _remedy(num_devices: int, platform: str) -> str:

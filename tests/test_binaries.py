@@ -83,6 +83,21 @@ def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path
     assert json.loads(again.stdout)["text"] == once.removeprefix("def ").removesuffix("\n")
 
 
+def test_compile_tells_of_memory_and_reads_no_data() -> None:
+    fields = {"data.source": "tokens:/no/such/file", "model.num_layers": 2, "mesh.pipe": 2, "pipeline.schedule": "1f1b"}
+    fields |= {"pipeline.num_chunks": 1, "pipeline.num_microbatches": 2}
+    overrides = [f"--config.{name}={value}" for name, value in fields.items()]
+    arguments = [f"--config={ROOT}/configs/gpt_tiny.py", *overrides]
+    facts = json.loads(call("compile", *arguments, "--format=json").stdout.splitlines()[-1])
+    assert (facts["topology"], facts["num_devices"], facts["num_stages"], facts["num_ticks"]) == ("cpu", 8, 2, 4)
+    sizes = ("argument_bytes", "output_bytes", "temp_bytes", "alias_bytes", "peak_bytes")
+    assert all(facts[name] > 0 for name in (*sizes, "trace_s", "compile_s"))
+    text = call("compile", *arguments).stdout
+    assert "schedule 1f1b: 2 stages, 2 microbatches of 4, 4 ticks" in text
+    assert f"{facts['temp_bytes'] / 1e6:,.1f} MB" in text
+    assert "'gpu' is not known" in call("compile", *arguments, "--topology=gpu", status=2).stderr
+
+
 @pytest.mark.parametrize(
     ("kilobytes", "fields", "message"),
     [

@@ -10,6 +10,7 @@ of the next tick, and the backward slot of the rank that gets it waits for it: i
 Hops that carry nothing for anybody cost nothing. Invariant: every rank starts a tick at the same time. Imports no jax.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fiddlex.pipeline.lowering import NONE, Lowered
@@ -47,6 +48,24 @@ def lockstep(lowered: Lowered, costs: Costs) -> Timeline:
         ranks.run(weights)
         ranks.receive(activations)
     return Timeline(lowered.schedule, tuple(map(tuple, ranks.events)), tuple(tick_starts))
+
+
+def describe(lowered: Lowered, *, num_layers: Sequence[int]) -> str:
+    """One line for a log: stages, ticks, bubble and what the fullest rank holds.
+
+    Args:
+      lowered: the schedule on its ticks.
+      num_layers: of each stage, to whose number a forward, an I and a W are taken to be proportional.
+    """
+    layers = tuple(map(float, num_layers))
+    bubble = lockstep(lowered, Costs(layers, layers, layers)).bubble_fraction
+    schedule, fewest, most = lowered.schedule, min(num_layers), max(num_layers)
+    sizes = f"{most} layer" if fewest == most else f"{fewest} to {most} layer"
+    return (
+        f"{schedule.name}: {schedule.num_ranks} ranks, {schedule.num_stages} stages of {sizes}{'s' * (most > 1)}, "
+        f"{schedule.num_microbatches} microbatches in {lowered.num_ticks} ticks, bubble {bubble:.0%}, "
+        f"at most {lowered.stash_slots} stashed on a rank"
+    )
 
 
 class _Message(NamedTuple):

@@ -15,26 +15,25 @@ from fiddlex.parallel.sharding import BATCH
 DeviceBatch = dict[str, jax.Array]
 
 
+def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, dtypes and shardings of a batch: int32 `tokens` and `targets`, float32 `weights`."""
+    shape, sharding = (config.data.global_batch_size, config.model.seq_len), NamedSharding(mesh, BATCH)
+    dtypes: dict[str, Any] = {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
+    return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in dtypes.items()}
+
+
 class Feed:
     """Training and evaluation batches of a corpus, on a mesh."""
 
     def __init__(self, corpus: Corpus, config: Config, mesh: Mesh):
         self._corpus, self._config = corpus, config
         self._sharding = NamedSharding(mesh, BATCH)
-        self._shape = (config.data.global_batch_size, config.model.seq_len)
         self._loader = Loader(
             NextTokenExamples(corpus.train.tokens, config.model.seq_len),
             global_batch_size=config.data.global_batch_size,
             seed=config.data.seed,
             vocab_size=config.model.vocab_size,
         )
-
-    def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes, dtypes and shardings of a batch: int32 `tokens` and `targets`, float32 `weights`."""
-        dtypes: dict[str, Any] = {"tokens": np.int32, "targets": np.int32, "weights": np.float32}
-        return {
-            name: jax.ShapeDtypeStruct(self._shape, dtype, sharding=self._sharding) for name, dtype in dtypes.items()
-        }
 
     def train(self, start_step: int) -> Iterator[DeviceBatch]:
         """The training batches from batch number `start_step` (from 0) on, without end.

@@ -17,6 +17,7 @@ from types import FrameType
 from fiddlex.config import Config
 from fiddlex.errors import DataError, NonFiniteError
 from fiddlex.mesh import describe
+from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.sizes import num_parameters
 from fiddlex.train import workdir as workdirs
 from fiddlex.train.checkpoint import Checkpoints
@@ -76,6 +77,10 @@ def train(config: Config, workdir: Path) -> Outcome:
             f"{num_parameters(config.model):,}",
             describe(trainer.mesh),
         )
+
+        if config.mesh.pipe > 1:
+            layout = trainer.layout
+            logger.info("%s", describe_schedule(layout.lowered, num_layers=layout.placement.layers_per_stage))
 
         # Resume.
         stack.enter_context(workdirs.claimed(workdir, config))

@@ -16,8 +16,8 @@ from fiddlex.models.functional import Weights
 from fiddlex.models.gpt import GPT
 from fiddlex.parallel.sharding import compute_spec, named, zero_spec
 from fiddlex.pipeline.generators import make_schedule
+from fiddlex.pipeline.lowering import Lowered, lower
 from fiddlex.pipeline.placement import LayerPlacement, place_layers
-from fiddlex.pipeline.schedule import Schedule
 from fiddlex.train.blockwise import Block
 
 
@@ -40,14 +40,14 @@ class Layout:
     """Where every weight lies, and the order of work that asks for it there.
 
     Attributes:
-      schedule: of the pipeline.
+      lowered: the pipeline's schedule on its ticks.
       placement: of the layers, in the rows of the stacked weights.
       compute: PartitionSpecs, in the structure of the weights, of those that forward and backward use.
       master: PartitionSpecs of master weights and optimizer state (ZeRO-1: over `data` too).
       shapes: ShapeDtypeStructs of the master weights, global shapes.
     """
 
-    schedule: Schedule
+    lowered: Lowered
     placement: LayerPlacement
     compute: Weights
     master: Weights
@@ -75,7 +75,7 @@ def make_layout(model: GPT, config: Config) -> Layout:
     master = compute
     if config.optimizer.zero1:
         master = jax.tree.map(lambda spec, x: zero_spec(spec, x.shape, config.mesh), compute, shapes)
-    return Layout(schedule, placement, compute=compute, master=master, shapes=shapes)
+    return Layout(lower(schedule), placement, compute=compute, master=master, shapes=shapes)
 
 
 def make_blocks(model: GPT, config: Config, layout: Layout) -> Weights:

@@ -86,7 +86,7 @@ def make_gradients(
 ) -> Callable[[Weights, Batch, jax.Array], tuple[jax.Array, Weights]]:
     """The mean loss of a global batch and its float32 gradients, sharded as the master weights are."""
     partial_axes = frozenset({"data", "tensor"} if config.mesh.sequence_parallel else {"data"})
-    lowered, pipeline_model = lower(layout.schedule), _pipeline_model(model, config, mesh, model.loss)
+    lowered, pipeline_model = layout.lowered, _pipeline_model(model, config, mesh, model.loss)
 
     def local_gradients(weights: Weights, batch: Batch, step: jax.Array) -> tuple[jax.Array, Weights]:
         weights = as_varying(weights, layout.compute, partial_axes)
@@ -109,7 +109,7 @@ def make_gradients(
 
 def make_eval_step(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> jax.stages.Wrapped:
     """Compiles `(master weights, batch) -> {loss_sum, weight_sum}` over a global batch, without dropout."""
-    lowered = lower(forward_schedule(layout.schedule.placement, config.pipeline.num_microbatches))
+    lowered = lower(forward_schedule(layout.placement.stage_ranks, config.pipeline.num_microbatches))
     pipeline_model = _pipeline_model(model, config, mesh, model.loss)
     dtype = jnp.dtype(config.model.dtype)
 
@@ -130,7 +130,7 @@ def make_logits(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> ja
     Tokens are int32 [rows, sequence], the same on all devices; logits are float32 [rows, padded vocabulary], sharded
     over the vocabulary, with the lowest float in the padding.
     """
-    lowered = lower(forward_schedule(layout.schedule.placement, num_microbatches=1))
+    lowered = lower(forward_schedule(layout.placement.stage_ranks, num_microbatches=1))
     pipeline_model = _pipeline_model(model, config, mesh, model.next_logits)
     dtype = jnp.dtype(config.model.dtype)
 

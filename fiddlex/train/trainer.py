@@ -21,15 +21,14 @@ from fiddlex.config import Config
 from fiddlex.data import load_corpus
 from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fiddlex.mesh import make_mesh
-from fiddlex.models import make_model
 from fiddlex.models.functional import Weights
 from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.feed import DeviceBatch, Feed
 from fiddlex.train.metrics import Record
-from fiddlex.train.optimizer import learning_rate_schedule, make_optimizer
+from fiddlex.train.program import Program
 from fiddlex.train.sampling import SamplingConfig, generate_text
-from fiddlex.train.state import TrainState, abstract_state, init_state, make_blocks, make_layout, state_specs
-from fiddlex.train.step import Metrics, init_key, make_eval_step, make_logits, make_train_step
+from fiddlex.train.state import TrainState
+from fiddlex.train.step import Metrics, make_eval_step, make_logits
 from fiddlex.train.workdir import check_same_shapes, read_config
 
 
@@ -57,6 +56,7 @@ class Trainer:
       config: a copy of it.
       mesh: the mesh it runs on.
       corpus: its data.
+      layout: its schedule, and where every weight lies.
       step: updates done; the next step trains on batch number `step`, counted from 0.
 
     Raises:
@@ -68,26 +68,11 @@ class Trainer:
         self.mesh = make_mesh(config.mesh)
         self.corpus = load_corpus(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.seq_len)
         self.step = 0
-        self._model = make_model(config)
-        self._layout = make_layout(self._model, config)
-        blocks = make_blocks(self._model, config, self._layout)
-        self._optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
-        self._specs = state_specs(self._optimizer, self._layout)
-        self._train_step = make_train_step(
-            self._model,
-            config,
-            self._optimizer,
-            learning_rate=learning_rate_schedule(config.optimizer, config.train.num_steps),
-            mesh=self.mesh,
-            layout=self._layout,
-            specs=self._specs,
-        )
-        self._eval_step = make_eval_step(self._model, config, mesh=self.mesh, layout=self._layout)
-        self._logits = make_logits(self._model, config, mesh=self.mesh, layout=self._layout)
+        self._program = program = Program(config, self.mesh)
+        self.layout = program.layout
+        self._eval_step = make_eval_step(program.model, config, mesh=self.mesh, layout=self.layout)
+        self._logits = make_logits(program.model, config, mesh=self.mesh, layout=self.layout)
         self._feed = Feed(self.corpus, config, self.mesh)
-        self._abstract_state = abstract_state(
-            self._model, self._optimizer, mesh=self.mesh, layout=self._layout, specs=self._specs
-        )
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
         self._batches: Iterator[DeviceBatch] | None = None
@@ -98,21 +83,14 @@ class Trainer:
     def state(self) -> TrainState:
         """The train state, made from `train.seed` when nothing was restored. Every step donates and replaces it."""
         if self._state is None:
-            self._state = init_state(
-                self._model,
-                self._optimizer,
-                init_key(self.config.train.seed),
-                mesh=self.mesh,
-                layout=self._layout,
-                specs=self._specs,
-            )
+            self._state = self._program.init_state()
         return self._state
 
     def compile(self) -> float:
         """Compiles the train step, if that is still to do; returns the seconds it took."""
         start = time.monotonic()
         if self._compiled is None:
-            self._compiled = self._train_step.lower(self._abstract_state, self._feed.abstract()).compile()
+            self._compiled = self._program.lower().compile()
         return time.monotonic() - start
 
     def dispatch(self) -> Dispatched:
@@ -237,7 +215,7 @@ class Trainer:
     def weights(self) -> Weights:
         """A copy of the master weights on the host: float32, whole, without padding, layers stacked in their order."""
         whole = jax.tree.map(np.array, jax.device_get(self.state.weights))
-        rows = np.asarray(self._layout.placement.rows)
+        rows = np.asarray(self.layout.placement.rows)
         whole["layers"] = jax.tree.map(lambda w: w[rows], whole["layers"])
         whole["embedding"]["tokens"] = whole["embedding"]["tokens"][: self.config.model.vocab_size]
         return whole
@@ -248,7 +226,7 @@ class Trainer:
         Raises:
           CheckpointError: when it cannot be written.
         """
-        layers = self._layout.placement.layers
+        layers = self.layout.placement.layers
         checkpoints.save(self.state, self.step, layers=layers, fingerprint=self.corpus.fingerprint())
 
     def restore(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> bool:
@@ -261,13 +239,13 @@ class Trainer:
         Raises:
           CheckpointError: when there are checkpoints and none can be read, or they are of other data.
         """
-        abstract = self._abstract_state
+        abstract = self._program.abstract_state
         if weights_only:
             abstract = abstract._replace(optimizer=())
         fingerprint = "" if weights_only else self.corpus.fingerprint()
         state = checkpoints.restore_newest(
             abstract,
-            layers=self._layout.placement.layers,
+            layers=self.layout.placement.layers,
             fingerprint=fingerprint,
             move_damaged=not weights_only,
         )
