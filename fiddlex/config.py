@@ -104,6 +104,8 @@ class PipelineConfig:
     num_microbatches: int = 1  # of one replica's batch
     layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as can be
     recompute: str = "none"  # none | selective (attention internals) | full (whole layers)
+    semantics: str = "sync"  # sync | 2bw | stash | vertical_sync | delay:K: by how many updates weights lag behind
+    semantics_schedule: str = ""  # in place of semantics: phases with their lengths, as in sync:0.2,2bw
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""

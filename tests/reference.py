@@ -4,7 +4,8 @@ It shares with fiddlex only the names in the weights dictionary and the written 
 (`fiddlex/models/dropout.py`: which key belongs to which element). Layers are unstacked before the optimizer sees them.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,22 +24,49 @@ def unstack(weights: Tree) -> Tree:
     return jax.tree.map(jnp.asarray, weights | {"layers": layers})
 
 
-def train(config: Config, weights: Tree, batches: list[dict[str, np.ndarray]]) -> dict[str, Any]:
-    """Losses, gradient norms, first gradient and final weights of plain training on `batches`."""
+class Delays(NamedTuple):
+    """By how many updates the weights of each part of the model lag behind."""
+
+    embedding: int
+    layers: tuple[int, ...]
+    head: int
+
+
+def train(
+    config: Config,
+    weights: Tree,
+    batches: list[dict[str, np.ndarray]],
+    delays: Callable[[int], Delays] | None = None,
+) -> dict[str, Any]:
+    """Losses, gradient norms, first gradient and final weights of plain training on `batches`.
+
+    `delays` of the number of a step: the gradient is taken at W(step − delay), or W(0) before there is such, and
+    applied to the newest weights.
+    """
     weights = unstack(weights)
+    history = [weights]
     optimizer = make_optimizer(config)
     state = optimizer.init(weights)
     losses, norms, first_grads = [], [], None
 
     @jax.jit
-    def step(weights: Tree, state: Tree, batch: Tree, number: jax.Array) -> Any:
-        loss, grads = jax.value_and_grad(loss_fn)(weights, batch, number, config)
+    def step(weights: Tree, stale: Tree, state: Tree, batch: Tree, number: jax.Array) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(stale, batch, number, config)
+        grads["embedding"]["tokens"] += grads["head"].pop("tokens")  # they are tied
         norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
         updates, state = optimizer.update(grads, state, weights)
         return optax.apply_updates(weights, updates), state, loss, norm, grads
 
     for number, batch in enumerate(batches):
-        weights, state, loss, norm, grads = step(weights, state, batch, jnp.int32(number))
+        lag = delays(number) if delays else Delays(0, (0,) * len(weights["layers"]), 0)
+        embedding, head, *layers = (history[max(number - d, 0)] for d in (lag.embedding, lag.head, *lag.layers))
+        stale = {
+            "embedding": embedding["embedding"],
+            "layers": [version["layers"][i] for i, version in enumerate(layers)],
+            "head": head["head"] | {"tokens": head["embedding"]["tokens"]},
+        }
+        weights, state, loss, norm, grads = step(weights, stale, state, batch, jnp.int32(number))
+        history.append(weights)
         first_grads = grads if first_grads is None else first_grads
         losses.append(float(loss))
         norms.append(float(norm))
@@ -74,9 +102,10 @@ def loss_fn(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> ja
 
 
 def logits_fn(weights: Tree, tokens: jax.Array, number: jax.Array | None, config: Config) -> jax.Array:
-    """Whole logits [B, S, V]; `number` is the step for dropout, None for none."""
-    table = weights["embedding"]["tokens"]
-    x = drop(table[tokens] + weights["embedding"]["positions"][: tokens.shape[1]], 0, number, config)
+    """Whole logits [B, S, V]; `number` is the step for dropout, None for none. The head may have its own token table."""
+    x = drop(
+        weights["embedding"]["tokens"][tokens] + weights["embedding"]["positions"][: tokens.shape[1]], 0, number, config
+    )
     for i, layer in enumerate(weights["layers"]):
         y = attention(layer["attention"], norm(layer["attention_norm"], x), 1 + 3 * i, number, config)
         x = x + drop(y, 2 + 3 * i, number, config)
@@ -84,7 +113,7 @@ def logits_fn(weights: Tree, tokens: jax.Array, number: jax.Array | None, config
         y = norm(layer["mlp_norm"], x) @ m["up"]["kernel"] + m["up"]["bias"]
         y = 0.5 * y * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi) * (y + 0.044715 * y**3)))
         x = x + drop(y @ m["down"]["kernel"] + m["down"]["bias"], 3 + 3 * i, number, config)
-    return norm(weights["head"]["norm"], x) @ table.T
+    return norm(weights["head"]["norm"], x) @ weights["head"].get("tokens", table).T
 
 
 def attention(w: Tree, x: jax.Array, site: int, number: jax.Array | None, config: Config) -> jax.Array:

@@ -21,6 +21,6 @@ def make_program(config: Config) -> Program:
 
 def temporary_bytes(program: Program, step: jax.stages.Wrapped) -> int:
     """Bytes of temporaries on one device, of a step that takes what `program` takes; compiles it."""
-    memory = step.lower(program.abstract_state, program.abstract_batch).compile().memory_analysis()
+    memory = step.lower(program.abstract_state, program.source.abstract_inputs).compile().memory_analysis()
     assert memory is not None  # the CPU, CUDA and TPU backends all have it
     return memory.temp_size_in_bytes

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.pipeline.schedule import Action, Kind, Schedule
+from fiddlex.pipeline.semantics import Semantics
 from fiddlex.pipeline.ticks import Ticks, fills_pairs, place
 
 NONE = -1
@@ -38,14 +39,17 @@ class Phase(enum.IntEnum):
 class Tick(NamedTuple):
     """The columns of the table by name; `NONE` where there is nothing to do or to read.
 
-    `embed`, `head` and `embed_backward` are the same on all devices, since all take part in them; all other columns are
-    the device's own. Behind these columns stand those of the hops: for each of `Lowered.forward_shifts`, then for each
-    of `Lowered.backward_shifts`, the inbox slot for what arrives from the rank that many before.
+    The first six are the same on all devices, since all embed and score; all other columns are the device's own.
+    Behind these columns stand those of the hops: for each of `Lowered.forward_shifts`, then for each of
+    `Lowered.backward_shifts`, the inbox slot for what arrives from the rank that many before.
 
     Attributes:
       embed: microbatch that enters the first stage.
       head: microbatch that leaves the last stage and is scored, between the slots or at the tick's end.
       embed_backward: microbatch whose gradient leaves the first stage.
+      embed_version: age of the weights that embed, in updates, 0 the newest.
+      head_version: age of the weights that score.
+      embed_backward_version: age of the weights that embedded the microbatch whose gradient leaves.
       is_last: 1 when this device's forward is the last stage's.
       is_first: 1 when this device's backward is the first stage's.
       head_inbox: slot of the backward inbox for the gradient that the head gives; the trash on other devices.
@@ -53,23 +57,28 @@ class Tick(NamedTuple):
       forward_microbatch: on which microbatch.
       forward_inbox: its input; NONE: what was embedded in this tick.
       forward_stash: slot for what its backward needs.
-      forward_version: age of its weights in updates, 0 the newest.
+      forward_version: age of its weights.
       backward_chunk: chunk that runs backward, B or I.
       backward_microbatch: on which microbatch.
       backward_inbox: the gradient of its output.
       backward_stash: what its forward left.
       backward_version: age of its weights, that of its forward.
       backward_weight_stash: slot for what W needs; NONE when the weight gradient is taken at once (B).
+      backward_finishes: 1 when the chunk's gradient for a batch is complete with this.
       weight_chunk: chunk whose weight gradient is taken (W).
       weight_microbatch: for which microbatch.
       weight_stash: what its forward left.
       weight_weight_stash: what its I left.
       weight_version: age of its weights, that of its forward.
+      weight_finishes: 1 when the chunk's gradient for a batch is complete with this.
     """
 
     embed: int = NONE
     head: int = NONE
     embed_backward: int = NONE
+    embed_version: int = NONE
+    head_version: int = NONE
+    embed_backward_version: int = NONE
     is_last: int = 0
     is_first: int = 0
     head_inbox: int = NONE
@@ -84,11 +93,13 @@ class Tick(NamedTuple):
     backward_stash: int = NONE
     backward_version: int = NONE
     backward_weight_stash: int = NONE
+    backward_finishes: int = NONE
     weight_chunk: int = NONE
     weight_microbatch: int = NONE
     weight_stash: int = NONE
     weight_weight_stash: int = NONE
     weight_version: int = NONE
+    weight_finishes: int = NONE
 
 
 COLUMNS = {name: index for index, name in enumerate(Tick._fields)}
@@ -134,13 +145,17 @@ class Lowered:
         return self.table[..., COLUMNS[name]]
 
 
-def lower(schedule: Schedule) -> Lowered:
+def lower(schedule: Schedule, semantics: Semantics | None = None) -> Lowered:
     """Places a legal schedule, or the forwards of one, on ticks and gives out its memory.
+
+    Args:
+      schedule: of one batch, or of several one after another.
+      semantics: of several, see `ticks.place`.
 
     Raises:
       ScheduleError: when the schedule cannot be run to its end.
     """
-    return _Lowering(schedule).lowered()
+    return _Lowering(schedule, semantics).lowered()
 
 
 class _Value(NamedTuple):
@@ -155,13 +170,14 @@ class _Value(NamedTuple):
 class _Lowering:
     """Fills the table: first the work, then the slots, one kind of memory after another."""
 
-    def __init__(self, schedule: Schedule):
-        self.schedule, self.ticks = schedule, place(schedule)
+    def __init__(self, schedule: Schedule, semantics: Semantics | None):
+        self.schedule, self.ticks = schedule, place(schedule, semantics)
         self._tick = {
             action: tick
             for row, ticks in zip(schedule.actions, self.ticks, strict=True)
             for action, tick in zip(row, ticks, strict=True)
         }
+        self._batch_size = semantics.batch_size if semantics else schedule.num_microbatches
         self._last_stage = schedule.num_stages - 1
         self._scores_between = fills_pairs(schedule)
         self._forward_shifts, self._backward_shifts = self._shifts(+1), self._shifts(-1)
@@ -197,12 +213,26 @@ class _Lowering:
             row[COLUMNS[f"{slot}_version"]] = 0
             if kind is Kind.F and stage == 0:
                 self._table[tick, :, COLUMNS["embed"]] = microbatch
+                self._table[tick, :, COLUMNS["embed_version"]] = 0
             if kind is Kind.F and stage == self._last_stage:
                 self._table[tick, :, COLUMNS["head"]] = microbatch
+                self._table[tick, :, COLUMNS["head_version"]] = 0
                 row[COLUMNS["is_last"]] = 1
             if slot == "backward" and stage == 0:
                 self._table[tick, :, COLUMNS["embed_backward"]] = microbatch
+                self._table[tick, :, COLUMNS["embed_backward_version"]] = 0
                 row[COLUMNS["is_first"]] = 1
+        for action in self._finishing():
+            slot = "weight" if action.kind is Kind.W else "backward"
+            self._table[self._tick[action], self._rank(action), COLUMNS[f"{slot}_finishes"]] = 1
+
+    def _finishing(self) -> Iterable[Action]:
+        """For every stage and batch the last action that adds to the gradient."""
+        last: dict[tuple[int, int], Action] = {}
+        for action in sorted(self._tick, key=lambda action: (self._tick[action], action.kind is Kind.W)):
+            if action.kind in (Kind.B, Kind.W):
+                last[action.stage, action.microbatch // self._batch_size] = action
+        return last.values()
 
     def _stashed(self) -> Iterator[_Value]:
         for forward in self._all(Kind.F):

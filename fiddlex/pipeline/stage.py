@@ -20,17 +20,19 @@ Integer = jax.Array | int  # an int32 scalar
 
 
 class Chunk(NamedTuple):
-    """The rows of the stacked weights that a stage has on this device.
+    """The rows of the stacked weights and gradients that a stage has on this device.
 
     Attributes:
-      weights: stacked weights of all chunks, [row, ...].
+      weights: stacked weights of all chunks and versions, [row, ...].
       row: the first row, int32 scalar.
+      grad_row: the first row of its gradients.
       layer: number of the first layer in the model.
       num_layers: how many; an int where it is the same for all chunks.
     """
 
     weights: Tree
     row: Integer
+    grad_row: Integer
     layer: Integer
     num_layers: Integer
 
@@ -89,7 +91,7 @@ class Stage:
             dy, grads = carry
             index, weights, again = _from_last(chunk, step, microbatch)
             dweights, dx = self._vjp.backward(weights, again, stash.read(index), dy)
-            return dx, _add(grads, chunk.row + index, jax.tree.leaves(dweights))
+            return dx, _add(grads, chunk.grad_row + index, jax.tree.leaves(dweights))
 
         return lax.fori_loop(0, chunk.num_layers, body, (dy, grads))
 
@@ -103,7 +105,7 @@ class Stage:
             index, weights, again = _from_last(chunk, step, microbatch)
             result = self._vjp.backward_input(weights, again, stash.read(index), dy)
             leaves = _write(leaves, weight_stash.number, index, result.left)
-            return result.dx, leaves, _add(grads, chunk.row + index, result.dgiven)
+            return result.dx, leaves, _add(grads, chunk.grad_row + index, result.dgiven)
 
         return lax.fori_loop(0, chunk.num_layers, body, (dy, weight_stash.leaves, grads))
 
@@ -116,7 +118,7 @@ class Stage:
             index, weights, again = _from_last(chunk, step, microbatch)
             left = weight_stash.read(index)
             dweights = self._vjp.backward_weights(weights, again, stash.read(index), left, like)
-            return _add(grads, chunk.row + index, dweights)
+            return _add(grads, chunk.grad_row + index, dweights)
 
         return lax.fori_loop(0, chunk.num_layers, body, grads)
 

@@ -16,10 +16,12 @@ Imports no jax.
 """
 
 import math
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
+from fiddlex.errors import ScheduleError
 from fiddlex.pipeline.schedule import Action, Kind, Schedule
+from fiddlex.pipeline.semantics import Semantics
 from fiddlex.pipeline.validate import validate
 
 Ticks = tuple[tuple[int, ...], ...]  # [rank][position] → tick
@@ -27,14 +29,19 @@ Ticks = tuple[tuple[int, ...], ...]  # [rank][position] → tick
 SLOTS = ((Kind.F,), (Kind.B, Kind.I), (Kind.W,))
 
 
-def place(schedule: Schedule) -> Ticks:
+def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
     """The tick of each action of a legal schedule, or of one that has forwards alone (`forward_schedule`).
+
+    Args:
+      schedule: of one batch, or of several one after another.
+      semantics: of several: a forward waits for the update that its weights come from.
 
     Raises:
       ScheduleError: when the schedule cannot be run to its end.
     """
     pairs = fills_pairs(schedule)
     ranks = [_Rank(row, pairs=pairs) for row in schedule.actions]
+    updates = _Updates(schedule, semantics) if semantics else None
     done: set[Action] = set()
     tick = 0
     while any(rank.left for rank in ranks):
@@ -43,12 +50,20 @@ def place(schedule: Schedule) -> Ticks:
             ran = []  # counts when the slot is over: what an action needs of another stage fills the same slot there
             for rank in ranks:
                 action = rank.next(kinds, tick)
-                if action and done.issuperset(action.needs(schedule.num_stages)):
+                if not action or not done.issuperset(action.needs(schedule.num_stages)):
+                    continue
+                if updates is None or updates.allow(action):
                     rank.run(action, tick)
-                    ran.append(action.product)
-            done.update(ran)
+                    ran.append(action)
+            done.update(action.product for action in ran)
+            if updates:
+                updates.note(ran)
         if len(done) == before:
             validate(schedule)  # shows where it stalls
+            raise ScheduleError(
+                f"schedule {schedule.name}: no rank can go on in tick {tick}, since the forwards of a batch wait for "
+                "updates that come after them. Give each batch's actions before those of the next but one."
+            )
         tick += 1
     return tuple(tuple(rank.ticks) for rank in ranks)
 
@@ -67,6 +82,28 @@ def forward_schedule(placement: Sequence[int], num_microbatches: int) -> Schedul
         for stage, rank in enumerate(placement):
             rows[rank] += [Action(stage, Kind.F, microbatch) for microbatch in group]
     return Schedule("forward", tuple(map(tuple, rows)), tuple(placement))
+
+
+class _Updates:
+    """Which updates are done: one after another, each when every backward pass of its batch has run."""
+
+    def __init__(self, schedule: Schedule, semantics: Semantics):
+        self._semantics, self._done = semantics, 0
+        actions = (action for row in schedule.actions for action in row if action.kind is not Kind.F)
+        self._left = Counter(semantics.batch(action.microbatch) for action in actions)
+
+    def allow(self, action: Action) -> bool:
+        """Whether the weights for an action are there."""
+        if action.kind is not Kind.F:
+            return True
+        batch, delay = self._semantics.batch(action.microbatch), self._semantics.delays[action.stage]
+        return batch - delay <= self._done
+
+    def note(self, ran: Iterable[Action]) -> None:
+        """Counts actions that have run."""
+        self._left.subtract(self._semantics.batch(action.microbatch) for action in ran if action.kind is not Kind.F)
+        while self._done in self._left and not self._left[self._done]:
+            self._done += 1
 
 
 class _Rank:

@@ -1,7 +1,9 @@
 """Checkpoints of a workdir: saved in the background, verified when read, resumable on another layout.
 
-A checkpoint is two orbax items, `weights` and `optimizer`, with global shapes, and a JSON item `meta` with the step,
-the order of the layers, a checksum of every array and a fingerprint of the training data. Data order and dropout follow
+A checkpoint is two orbax items, `weights` and `optimizer`, with global shapes, where batches run with older weights an
+item more for each age of those, and a JSON item `meta` with the step, the order of the layers, a checksum of every
+array and a fingerprint of the training data. What is in flight in a pipeline is not saved: it is computed again, from
+the same weights. Data order and dropout follow
 from the seeds and the step, so the step is all the position that there is to save. The checksum depends on the bits of
 an array's numbers and on their places, not on the sharding or on zero padding: a file that was truncated or changed is
 noticed, and the newest checkpoint that is whole is used. Nothing is deleted but checkpoints beyond `keep`; damaged ones
@@ -59,7 +61,7 @@ class Checkpoints:
         """Copies the state to the host and goes on writing in the background.
 
         Args:
-          state: what to save.
+          state: what to save; `ahead` has older weights by name, all in one dtype (`GradientSource.older`).
           step: its number.
           layers: the layer of each row of its stacked weights (`LayerPlacement.layers`).
           fingerprint: of the training data (`Corpus.fingerprint`).
@@ -69,6 +71,8 @@ class Checkpoints:
         """
         sums = {name: int(value) for name, value in jax.device_get(_checksums(_arrays(state))).items()}
         meta = {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": sums}
+        if state.ahead:
+            meta["older_dtype"] = jax.tree.leaves(state.ahead)[0].dtype.name
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._open().save(
@@ -76,6 +80,7 @@ class Checkpoints:
                 args=ocp.args.Composite(
                     weights=ocp.args.StandardSave(state.weights),
                     optimizer=ocp.args.StandardSave(state.optimizer),
+                    **{name: ocp.args.StandardSave(weights) for name, weights in state.ahead.items()},
                     meta=ocp.args.JsonSave(meta | {"checksum": _text_checksum(meta)}),
                 ),
             )
@@ -89,7 +94,8 @@ class Checkpoints:
 
         Args:
           abstract: ShapeDtypeStructs with shardings. The padded vocabulary may differ from the saved one. With an empty
-            `optimizer` (`()`) only the weights are read.
+            `optimizer` (`()`) only the weights are read. Older weights are read as far as they were saved, in the
+            dtype in which they were.
           layers: the layer of each of its rows; a checkpoint with others is read and its rows moved.
           fingerprint: what the training data must be; empty: anything.
           move_damaged: move checkpoints that cannot be read to `damaged_checkpoints`, beside `checkpoints`.
@@ -177,13 +183,14 @@ class Checkpoints:
                 "The files that data.source names (for stdlib: the Python version) have changed since. Put them back "
                 "to go on with this run, or choose a new --workdir."
             )
+        abstract = abstract._replace(ahead=_saved_older(abstract.ahead, meta))
         if different := sorted(set(_arrays(abstract)) ^ {name for name in expected if _is_wanted(name, abstract)}):
             raise CheckpointError(
                 f"{self.path(step)} was made with another kind of optimizer state: {', '.join(different[:4])} "
                 f"{'is' if len(different) == 1 else 'are'} on one side only. Set the optimizer's fields back to go on "
                 "with this run, or choose a new --workdir."
             )
-        items = {"weights": abstract.weights, "optimizer": abstract.optimizer}
+        items = _items(abstract)
         moves = list(layers) != meta["layers"]
         if moves:
             items = saved_form(items, layers, meta["layers"])
@@ -198,6 +205,7 @@ class Checkpoints:
             step=jax.device_put(jnp.int32(step), abstract.step.sharding),
             weights=restored["weights"],
             optimizer=restored["optimizer"] if abstract.optimizer else (),
+            ahead={name: restored[name] for name in abstract.ahead},
         )
         for name, value in jax.device_get(_checksums(_arrays(state))).items():
             if int(value) != expected[name]:
@@ -205,12 +213,26 @@ class Checkpoints:
         return move_rows(state, abstract, layers, meta["layers"]) if moves else state
 
 
+def _items(state: TrainState) -> dict[str, Any]:
+    return {"weights": state.weights, "optimizer": state.optimizer, **state.ahead}
+
+
+def _saved_older(ahead: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+    """Those of some older weights that a checkpoint has, in its dtype."""
+    saved = {name.partition(".")[0] for name in meta["checksums"]}
+    return {
+        name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, meta["older_dtype"], sharding=x.sharding), weights)
+        for name, weights in ahead.items()
+        if name in saved
+    }
+
+
 def _is_wanted(name: str, abstract: TrainState) -> bool:
-    return bool(abstract.optimizer) or not name.startswith("optimizer.")
+    return bool(_items(abstract).get(name.partition(".")[0]))
 
 
 def _arrays(state: TrainState) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path({"weights": state.weights, "optimizer": state.optimizer})
+    leaves = jax.tree_util.tree_leaves_with_path(_items(state))
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
@@ -219,6 +241,7 @@ def _checksums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """The sum of each array's 32-bit words times a hash of their places, modulo 2³²; zeros count nothing."""
 
     def checksum(x: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
         words = jnp.where(x == 0, jnp.uint32(0), lax.bitcast_convert_type(x, jnp.uint32))
         place = jnp.zeros(x.shape, jnp.uint32)
         for axis in range(x.ndim):

@@ -5,10 +5,12 @@ from jax.sharding import Mesh
 
 from fiddlex.config import Config
 from fiddlex.models import make_model
-from fiddlex.train.feed import abstract_batch
+from fiddlex.parallel.sharding import named
+from fiddlex.train.gradients import Flushed, GradientSource, init_key
 from fiddlex.train.optimizer import learning_rate_schedule, make_optimizer
-from fiddlex.train.state import TrainState, abstract_state, init_state, make_blocks, make_layout, state_specs
-from fiddlex.train.step import init_key, make_train_step
+from fiddlex.train.state import TrainState, abstract_state, make_blocks, make_init, make_layout, state_specs
+from fiddlex.train.step import make_train_step
+from fiddlex.train.windowed import Windowed
 
 
 class Program:
@@ -25,9 +27,9 @@ class Program:
       layout: its schedule, and where its weights lie.
       optimizer: the update.
       specs: PartitionSpecs of the train state.
-      step: `(state, batch) -> (state, metrics)`, see `make_train_step`.
+      source: of the gradients.
+      step: `(state, inputs) -> (state, metrics)`, see `make_train_step`; the inputs are those of `source`.
       abstract_state: shapes, dtypes and shardings of the train state.
-      abstract_batch: those of a batch.
 
     Raises:
       ConfigError, ScheduleError: when layers, stages or schedule do not fit the mesh.
@@ -39,26 +41,26 @@ class Program:
         self.layout = make_layout(self.model, config)
         blocks = make_blocks(self.model, config, self.layout)
         self.optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
-        self.specs = state_specs(self.optimizer, self.layout)
+        source = Windowed if self.layout.windows else Flushed
+        self.source: GradientSource = source(self.model, config, mesh, self.layout)
+        self.specs = state_specs(self.optimizer, self.layout, self.source.ahead_specs)
         self.step = make_train_step(
-            self.model,
             config,
             self.optimizer,
+            self.source,
             learning_rate=learning_rate_schedule(config.optimizer, config.train.num_steps),
             mesh=mesh,
             layout=self.layout,
             specs=self.specs,
         )
-        self.abstract_state = abstract_state(
-            self.model, self.optimizer, mesh=mesh, layout=self.layout, specs=self.specs
-        )
-        self.abstract_batch = abstract_batch(config, mesh)
+        self._init = make_init(self.model, self.optimizer, self.layout, self.source.start)
+        self.abstract_state = abstract_state(self._init, mesh=mesh, specs=self.specs)
 
     def lower(self) -> jax.stages.Lowered:
         """The train step as XLA takes it; nothing is put on a device."""
-        return self.step.lower(self.abstract_state, self.abstract_batch)
+        return self.step.lower(self.abstract_state, self.source.abstract_inputs)
 
     def init_state(self) -> TrainState:
         """A fresh train state, made from `train.seed`."""
-        key = init_key(self.config.train.seed)
-        return init_state(self.model, self.optimizer, key, mesh=self.mesh, layout=self.layout, specs=self.specs)
+        init = jax.jit(self._init, out_shardings=named(self.mesh, self.specs))
+        return init(init_key(self.config.train.seed))

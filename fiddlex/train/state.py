@@ -1,7 +1,8 @@
 """The train state: what a step consumes and returns, what a checkpoint holds, and how it lies on the mesh."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from fiddlex.config import Config
+from fiddlex.config import Config, MeshConfig
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.models.functional import Weights
 from fiddlex.models.gpt import GPT
@@ -18,6 +19,9 @@ from fiddlex.parallel.sharding import compute_spec, named, zero_spec
 from fiddlex.pipeline.generators import make_schedule
 from fiddlex.pipeline.lowering import Lowered, lower
 from fiddlex.pipeline.placement import LayerPlacement, place_layers
+from fiddlex.pipeline.schedule import Schedule
+from fiddlex.pipeline.semantics import Phase, make_phases, make_semantics
+from fiddlex.pipeline.windows import Windows, unroll
 from fiddlex.train.blockwise import Block
 
 
@@ -28,11 +32,13 @@ class TrainState(NamedTuple):
       step: int32 scalar, updates done; with the seeds it gives the data position and the dropout stream.
       weights: float32 master weights, sharded as `Layout.master` says.
       optimizer: the optimizer's state, sharded alike.
+      ahead: what batches under way have here (`fiddlex.train.windowed.Ahead`); empty with a flush after each batch.
     """
 
     step: Any
     weights: Weights
     optimizer: Any
+    ahead: Any = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +46,9 @@ class Layout:
     """Where every weight lies, and the order of work that asks for it there.
 
     Attributes:
-      lowered: the pipeline's schedule on its ticks.
+      lowered: the pipeline's schedule of one batch on its ticks.
+      phases: the semantics of the run's steps.
+      windows: for every semantics among them the schedule that goes on from batch to batch; empty when all are sync.
       placement: of the layers, in the rows of the stacked weights.
       compute: PartitionSpecs, in the structure of the weights, of those that forward and backward use.
       master: PartitionSpecs of master weights and optimizer state (ZeRO-1: over `data` too).
@@ -48,6 +56,8 @@ class Layout:
     """
 
     lowered: Lowered
+    phases: tuple[Phase, ...]
+    windows: Mapping[str, Windows]
     placement: LayerPlacement
     compute: Weights
     master: Weights
@@ -61,9 +71,9 @@ def make_layout(model: GPT, config: Config) -> Layout:
       ConfigError: when the schedule does not exist for these sizes, or the layers cannot be cut into its stages.
     """
     pipeline = config.pipeline
-    sizes = {"pipe": config.mesh.pipe, "chunks": pipeline.num_chunks, "num_microbatches": pipeline.num_microbatches}
+    make = functools.partial(make_schedule, pipeline.schedule, pipe=config.mesh.pipe, chunks=pipeline.num_chunks)
     try:
-        schedule = make_schedule(pipeline.schedule, **sizes)
+        schedule = make(num_microbatches=pipeline.num_microbatches)
     except ScheduleError as error:
         raise ConfigError(
             f"pipeline.schedule={pipeline.schedule} with mesh.pipe={config.mesh.pipe}, pipeline.num_chunks="
@@ -74,8 +84,48 @@ def make_layout(model: GPT, config: Config) -> Layout:
     compute = jax.tree.map(compute_spec, model.axes(), is_leaf=lambda x: isinstance(x, tuple))
     master = compute
     if config.optimizer.zero1:
-        master = jax.tree.map(lambda spec, x: zero_spec(spec, x.shape, config.mesh), compute, shapes)
-    return Layout(lower(schedule), placement, compute=compute, master=master, shapes=shapes)
+        master = {
+            part: jax.tree.map(functools.partial(_zero, part, config.mesh), compute[part], shapes[part])
+            for part in compute
+        }
+    phases = make_phases(pipeline.semantics, pipeline.semantics_schedule, config.train.num_steps)
+    windows = _make_windows(config, schedule, make, phases)
+    return Layout(lower(schedule), phases, windows, placement, compute=compute, master=master, shapes=shapes)
+
+
+def _zero(part: str, mesh: MeshConfig, spec: P, x: jax.ShapeDtypeStruct) -> P:
+    """Gradients of layers are reduced a chunk at a time, so their rows are not cut."""
+    if part != "layers":
+        return zero_spec(spec, x.shape, mesh)
+    return P(spec[0], *zero_spec(P(*spec[1:]), x.shape[1:], mesh))
+
+
+def _make_windows(
+    config: Config, schedule: Schedule, make: Callable[..., Schedule], phases: Sequence[Phase]
+) -> dict[str, Windows]:
+    """The windows of every semantics of the run, unless each batch is flushed.
+
+    Raises:
+      ConfigError: when the semantics cannot be had with this schedule.
+    """
+    windows, pipeline = {}, config.pipeline
+    for name in {phase.semantics: None for phase in phases}:
+        semantics = make_semantics(name, num_stages=schedule.num_stages, batch_size=pipeline.num_microbatches)
+        if name == "2bw" and pipeline.num_microbatches < config.mesh.pipe:
+            raise ConfigError(
+                f"pipeline.semantics=2bw with pipeline.num_microbatches={pipeline.num_microbatches} and mesh.pipe="
+                f"{config.mesh.pipe}: two versions of the weights fill a pipe only with at least as many microbatches "
+                f"as ranks. Use pipeline.num_microbatches={config.mesh.pipe} or more ({2 * config.mesh.pipe - 2} or "
+                "more run without a stall), or semantics sync or stash."
+            )
+        longer = None if pipeline.schedule.startswith("file:") else lambda number: make(num_microbatches=number)
+        try:
+            windows[name] = unroll(schedule, semantics, longer)
+        except ScheduleError as error:
+            raise ConfigError(
+                f"pipeline.semantics={name} with pipeline.schedule={pipeline.schedule}: {error}"
+            ) from error
+    return windows if any(max(w.semantics.delays) for w in windows.values()) else {}
 
 
 def make_blocks(model: GPT, config: Config, layout: Layout) -> Weights:
@@ -89,8 +139,14 @@ def make_blocks(model: GPT, config: Config, layout: Layout) -> Weights:
     return jax.tree.map(block, model.axes(), layout.shapes, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def state_specs(optimizer: optax.GradientTransformation, layout: Layout) -> TrainState:
-    """PartitionSpecs of a whole train state; parts of the optimizer's state that mirror no weight are replicated."""
+def state_specs(optimizer: optax.GradientTransformation, layout: Layout, ahead: Any) -> TrainState:
+    """PartitionSpecs of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
+
+    Args:
+      optimizer: of the state.
+      layout: of its weights.
+      ahead: specs of the part of that name.
+    """
     optimizer_state = jax.eval_shape(optimizer.init, layout.shapes)
     specs = optax.tree.map_params(
         optimizer,
@@ -100,38 +156,25 @@ def state_specs(optimizer: optax.GradientTransformation, layout: Layout) -> Trai
         layout.shapes,
         transform_non_params=lambda x: P(),
     )
-    return TrainState(step=P(), weights=layout.master, optimizer=specs)
+    return TrainState(step=P(), weights=layout.master, optimizer=specs, ahead=ahead)
 
 
-def init_state(
-    model: GPT,
-    optimizer: optax.GradientTransformation,
-    key: jax.Array,
-    *,
-    mesh: Mesh,
-    layout: Layout,
-    specs: TrainState,
-) -> TrainState:
-    """A fresh train state, each device making just the shards it keeps."""
-    return jax.jit(_make_init(model, optimizer, layout), out_shardings=named(mesh, specs))(key)
-
-
-def abstract_state(
-    model: GPT, optimizer: optax.GradientTransformation, *, mesh: Mesh, layout: Layout, specs: TrainState
-) -> TrainState:
-    """Shapes, dtypes and shardings of a train state."""
-    shapes = jax.eval_shape(_make_init(model, optimizer, layout), jax.random.key(0))
+def abstract_state(init: Callable[[jax.Array], TrainState], *, mesh: Mesh, specs: TrainState) -> TrainState:
+    """Shapes, dtypes and shardings of a train state that `init` makes of a key."""
+    shapes = jax.eval_shape(init, jax.random.key(0))
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, named(mesh, specs)
     )
 
 
-def _make_init(
-    model: GPT, optimizer: optax.GradientTransformation, layout: Layout
+def make_init(
+    model: GPT, optimizer: optax.GradientTransformation, layout: Layout, start: Callable[[Weights], Any]
 ) -> Callable[[jax.Array], TrainState]:
+    """The function that makes a fresh train state of a key; `start` makes its part `ahead` of the weights."""
+
     def init(key: jax.Array) -> TrainState:
         weights = model.init(key, layout.placement.layers)
-        return TrainState(step=jnp.zeros((), jnp.int32), weights=weights, optimizer=optimizer.init(weights))
+        return TrainState(jnp.zeros((), jnp.int32), weights, optimizer.init(weights), start(weights))
 
     return init
 

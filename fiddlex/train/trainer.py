@@ -7,6 +7,7 @@
 The binaries are thin over it: `fiddlex.train.loop` adds the workdir, checkpoints and the terminal.
 """
 
+import contextlib
 import copy
 import math
 import time
@@ -76,7 +77,7 @@ class Trainer:
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
         self._batches: Iterator[DeviceBatch] | None = None
-        self._ready: DeviceBatch | None = None
+        self._ready: list[DeviceBatch] = []
         self._last_done_s = -math.inf
 
     @property
@@ -97,18 +98,28 @@ class Trainer:
         """Gives the devices one step and returns without waiting for it; prepares the next batch meanwhile."""
         self.compile()
         assert self._compiled is not None
-        if self._batches is None:
-            self._batches = self._feed.train(self.step)
-        batch = self._ready or next(self._batches)
-        self._ready = None
-        self._state, metrics = self._compiled(self.state, batch)
+        source = self._program.source
+        self._prepare(source.num_batches(self.step))
+        state, inputs = self.state, source.inputs(self._ready, self.step)
+        self._state, metrics = self._compiled(state, inputs)
         dispatched = Dispatched(self.step + 1, metrics, time.monotonic())
         self.step += 1
-        try:
-            self._ready = next(self._batches)
-        except DataError:  # the next step's, not this one's: it comes again when that step is dispatched
-            self._batches = None
+        self._ready.pop(0)
+        # A DataError is the next step's, not this one's: it comes again when that step is dispatched.
+        with contextlib.suppress(DataError):
+            self._prepare(len(self._ready) + 1)
         return dispatched
+
+    def _prepare(self, number: int) -> None:
+        """Has so many batches ready, the next step's first."""
+        while len(self._ready) < number:
+            if self._batches is None:
+                self._batches = self._feed.train(self.step + len(self._ready))
+            try:
+                self._ready.append(next(self._batches))
+            except DataError:
+                self._batches = None
+                raise
 
     def record(self, dispatched: Dispatched) -> Record:
         """Waits for a step and returns its record.
@@ -227,7 +238,8 @@ class Trainer:
           CheckpointError: when it cannot be written.
         """
         layers = self.layout.placement.layers
-        checkpoints.save(self.state, self.step, layers=layers, fingerprint=self.corpus.fingerprint())
+        state = self.state._replace(ahead=self._program.source.older(self.state))
+        checkpoints.save(state, self.step, layers=layers, fingerprint=self.corpus.fingerprint())
 
     def restore(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> bool:
         """Goes on from the newest checkpoint that is whole; returns whether there is one.
@@ -239,9 +251,9 @@ class Trainer:
         Raises:
           CheckpointError: when there are checkpoints and none can be read, or they are of other data.
         """
-        abstract = self._program.abstract_state
+        abstract = self._program.abstract_state._replace(ahead=self._program.source.abstract_older())
         if weights_only:
-            abstract = abstract._replace(optimizer=())
+            abstract = abstract._replace(optimizer=(), ahead={})
         fingerprint = "" if weights_only else self.corpus.fingerprint()
         state = checkpoints.restore_newest(
             abstract,
@@ -251,8 +263,10 @@ class Trainer:
         )
         if state is None:
             return False
+        if not weights_only:
+            state = self._program.source.resume(state)
         self._state, self.step = state, int(state.step)
-        self._batches = self._ready = None
+        self._batches, self._ready = None, []
         return True
 
 

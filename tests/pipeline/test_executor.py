@@ -8,7 +8,7 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.pipeline.executor import execute
-from fiddlex.train import step
+from fiddlex.train import gradients
 from fiddlex.train.trainer import Trainer
 
 LAYOUTS = {
@@ -35,7 +35,7 @@ def test_what_idle_slots_hold_changes_nothing(
     tiny_config.pipeline.num_microbatches, tiny_config.pipeline.layers_per_stage = microbatches, layers
     weights = []
     for fill in (0.0, math.nan):
-        monkeypatch.setattr(step, "execute", functools.partial(execute, fill=fill))
+        monkeypatch.setattr(gradients, "execute", functools.partial(execute, fill=fill))
         trainer = Trainer(tiny_config)
         records = list(trainer.steps(2))
         weights.append((records[-1]["loss"], trainer.evaluate()["eval_loss"], trainer.weights()))

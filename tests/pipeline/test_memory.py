@@ -5,6 +5,7 @@ import pytest
 from experiments.benchmarks.programs import make_program, temporary_bytes
 from experiments.benchmarks.sizes import with_microbatches
 from fiddlex.config import Config
+from fiddlex.pipeline.lowering import COLUMNS
 
 CASES = {
     "1f1b": ("1f1b", 1, "none", 0.0),
@@ -13,7 +14,7 @@ CASES = {
     "split backwards": ("zb_h1", 1, "none", 0.0),
 }
 # For each microbatch a loss, and up to three ticks of the schedule's table; for each example the keys of its dropout.
-MICROBATCH_BYTES, KEY_BYTES = 4 + 3 * 4 * 25, 32
+MICROBATCH_BYTES, KEY_BYTES = 4 + 3 * 4 * (len(COLUMNS) + 2), 32
 
 
 @pytest.mark.parametrize("case", CASES)

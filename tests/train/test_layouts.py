@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,12 +34,18 @@ class Case:
     schedule: str = "1f1b"
     chunks: int = 1
     layers_per_stage: str = ""
+    semantics: str = "sync"
+
+    @property
+    def num_steps(self) -> int:
+        return 5 if self.semantics == "sync" else 10
 
     def __str__(self) -> str:
         words = [f"{self.data}x{self.pipe}x{self.tensor}", pathlib.Path(self.schedule).stem]
         words += [f"v{self.chunks}", f"m{self.microbatches}"]
         words += ["sp"] * self.sequence_parallel + ["zero"] * self.zero1 + ["dropout"] * (self.dropout > 0)
-        return "-".join([*words, self.recompute, self.optimizer, self.layers_per_stage.replace(",", "")]).rstrip("-")
+        words += [self.recompute, self.optimizer, *filter(None, [self.layers_per_stage.replace(",", "")])]
+        return "-".join([*words, *[self.semantics] * (self.semantics != "sync")])
 
     def apply(self, config: Config) -> Config:
         config.model.num_layers = NUM_LAYERS
@@ -48,6 +55,7 @@ class Case:
         config.pipeline.layers_per_stage = self.layers_per_stage
         config.pipeline.num_microbatches = self.microbatches
         config.pipeline.recompute = self.recompute
+        config.pipeline.semantics, config.train.num_steps = self.semantics, self.num_steps
         config.model.dropout = self.dropout
         config.optimizer.zero1 = self.zero1
         config.optimizer.name = self.optimizer
@@ -98,9 +106,29 @@ CASES = [
     Case(2, 1, pipe=3, microbatches=4, schedule=f"file:{ODD_TABLE}", chunks=2),
     Case(4, 1, pipe=2, microbatches=4, optimizer="lamb", layers_per_stage="1,3"),
     Case(2, 1, pipe=2, microbatches=2, optimizer="adafactor", layers_per_stage="3,1"),
+    Case(1, 1, pipe=2, microbatches=2, semantics="2bw"),
+    Case(2, 1, pipe=2, microbatches=2, semantics="2bw", optimizer="adamw"),
+    Case(1, 1, pipe=4, microbatches=8, semantics="2bw", recompute="full"),
+    Case(2, 1, pipe=4, microbatches=4, semantics="2bw", optimizer="adamw"),
+    Case(2, 2, pipe=2, microbatches=4, semantics="2bw", schedule="interleaved_1f1b", chunks=2, sequence_parallel=True),
+    Case(1, 2, pipe=2, microbatches=2, semantics="2bw", zero1=False, layers_per_stage="3,1", recompute="selective"),
+    Case(1, 1, pipe=4, microbatches=8, semantics="2bw", schedule="zb_h1", optimizer="adamw"),
+    Case(2, 1, pipe=2, microbatches=4, semantics="2bw", schedule="zb_v", chunks=2, optimizer="lamb"),
+    Case(2, 1, pipe=3, microbatches=4, semantics="2bw", schedule=f"file:{ODD_TABLE}", chunks=2),
+    Case(1, 1, pipe=4, microbatches=8, semantics="2bw", schedule="gpipe", dropout=0.0),
+    Case(2, 2, microbatches=2, semantics="2bw"),
+    Case(1, 1, pipe=4, microbatches=1, semantics="stash"),
+    Case(2, 1, pipe=2, microbatches=1, semantics="stash", optimizer="adamw"),
+    Case(1, 2, pipe=2, microbatches=4, semantics="stash", schedule="interleaved_1f1b", chunks=2, optimizer="adamw"),
+    Case(2, 2, pipe=2, microbatches=4, semantics="stash", schedule="zb_h1", layers_per_stage="1,3"),
+    Case(1, 1, pipe=4, microbatches=1, semantics="vertical_sync", optimizer="adamw"),
+    Case(2, 2, pipe=2, microbatches=1, semantics="vertical_sync", sequence_parallel=True),
+    Case(1, 1, pipe=3, microbatches=4, semantics="vertical_sync", layers_per_stage="2,1,1"),
+    Case(2, 1, pipe=2, microbatches=2, semantics="vertical_sync", schedule="zb_v", chunks=2),
+    Case(1, 1, pipe=2, microbatches=2, semantics="delay:3", optimizer="adamw"),
 ]
 
-_references: dict[tuple[float, str], dict[str, Any]] = {}
+_references: dict[tuple[float, str, int, reference.Delays], dict[str, Any]] = {}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -108,7 +136,7 @@ def test_layout_trains_as_the_reference_does(case: Case, tiny_config: Config) ->
     trainer = Trainer(case.apply(tiny_config))
     initial = trainer.weights()
     expected = expected_training(case, tiny_config, trainer, initial)
-    records = list(trainer.steps(5))
+    records = list(trainer.steps(case.num_steps))
     np.testing.assert_allclose([r["loss"] for r in records], expected["losses"], rtol=TOLERANCE)
     np.testing.assert_allclose([r["grad_norm"] for r in records], expected["norms"], rtol=TOLERANCE)
     weights = reference.unstack(trainer.weights())
@@ -121,13 +149,29 @@ def test_layout_trains_as_the_reference_does(case: Case, tiny_config: Config) ->
 
 
 def expected_training(case: Case, config: Config, trainer: Trainer, initial: Any) -> dict[str, Any]:
-    """The reference's run; layouts share it, since they must not differ."""
-    key = (case.dropout, case.optimizer)
+    """The reference's run; layouts share it, since they must not differ but by the delay of their weights."""
+    delays = delays_of(case.semantics, trainer.layout.placement.layers_per_stage)
+    key = (case.dropout, case.optimizer, case.num_steps, delays)
     if key not in _references:
         source = NextTokenExamples(trainer.corpus.train.tokens, config.model.seq_len)
         loader = Loader(source, global_batch_size=config.data.global_batch_size, seed=0, vocab_size=257)
-        _references[key] = reference.train(config, initial, [loader.batch(step) for step in range(5)])
+        batches = [loader.batch(step) for step in range(case.num_steps)]
+        _references[key] = reference.train(config, initial, batches, lambda step: delays)
     return _references[key]
+
+
+def delays_of(semantics: str, layers_per_stage: Sequence[int]) -> reference.Delays:
+    """What the papers say of each stage's weights: PipeDream, section 3.3, and 2BW, section 3.1."""
+    n = len(layers_per_stage)
+    by_stage = {
+        "sync": [0] * n,
+        "2bw": [1] * n,
+        "stash": [n - 1 - stage for stage in range(n)],
+        "vertical_sync": [n - 1] * n,
+        "delay:3": [3] * n,
+    }[semantics]
+    layers = [delay for delay, count in zip(by_stage, layers_per_stage, strict=True) for _ in range(count)]
+    return reference.Delays(by_stage[0], tuple(layers), by_stage[-1])
 
 
 def leaf_at(tree: Any, path: Any) -> np.ndarray:

@@ -1,0 +1,393 @@
+"""What a device does in one tick of a lowered schedule, inside `shard_map` over all mesh axes.
+
+A tick has three slots, forward, backward and weight, each under a condition on what the table gives this device: an
+idle device does no work. What stages send travels beside a slot: gradients of the tick before beside the forward,
+activations beside the backward. The vocabulary is sharded over `pipe` × `tensor`, so all devices embed the microbatch
+that enters, score the one that leaves, and take up the gradient of the one that comes back; the table says for all of
+them alike when, hence collectives over `pipe` stand under those conditions and under no other.
+
+A microbatch's residuals live from its forward to its backward in a stash whose size the table knows: memory does not
+grow with the number of microbatches. Where several batches are under way, the weights have several versions and the
+gradients several sums; all are stacked, and found by the number of a batch modulo how many there are. Nothing here
+knows a schedule or a model by name.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fiddlex.pipeline.frame import Frame
+from fiddlex.pipeline.lowering import NONE, Tick
+from fiddlex.pipeline.placement import LayerPlacement
+from fiddlex.pipeline.residuals import Arrays
+from fiddlex.pipeline.stage import Chunk, Integer, Slot, Stage
+from fiddlex.pipeline.windows import Renames
+
+Tree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What the executor runs, as functions of a device's shards of the weights.
+
+    Attributes:
+      embed: `(outer, microbatch) -> x`, the same on all ranks of `pipe`.
+      layer: `(layer, x, (number, microbatch)) -> x`, of the same type.
+      head: `(outer, x, microbatch) -> value`; where it is differentiated a scalar, the same on all ranks of `pipe`.
+      recompute: keep the inputs of layers only and run them forward again in the backward pass.
+    """
+
+    embed: Callable[[Tree, Tree], jax.Array]
+    layer: Callable[[Tree, jax.Array, Any], jax.Array]
+    head: Callable[[Tree, jax.Array, Tree], jax.Array]
+    recompute: bool = False
+
+
+class Weights(NamedTuple):
+    """`layers`, stacked by row (`LayerPlacement`), and the `outer` ones of embedding and head. Gradients likewise."""
+
+    outer: Tree
+    layers: Tree
+
+
+class Carry(NamedTuple):
+    """What goes from tick to tick on a device."""
+
+    stash: Arrays  # [slot, row of a chunk, …]
+    weight_stash: Arrays
+    forward_inbox: jax.Array  # [slot, …]
+    backward_inbox: jax.Array
+    outgoing: jax.Array  # the gradient that sets out in the next tick
+    grads: Weights  # sums, leaves [batch, …]
+    finished: Tree  # gradients of layers that are complete and reduced, leaves [batch, row, …]
+    values: jax.Array  # of the head, [microbatch, …]
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """What happens in a tick, for one call.
+
+    Attributes:
+      frame: that the table was made for.
+      placement: of the layers, as `weights.layers` are stacked.
+      model: what to run.
+      versions: compute weights, leaves [version, …]; W(k), the weights after k updates, at k modulo their number.
+      batch: leaves are [example, …], the examples of all batches under way one after another.
+      scales: what the gradients of each batch are multiplied by, float32 [batch].
+      step: number of the call's own batch, which is the number of updates done, int32 scalar.
+      slots: where each slot that the table names lies; None: there.
+      reduce: sums the complete gradients of one chunk's layers over devices.
+      fill: what idle slots compute and memory holds at first.
+    """
+
+    frame: Frame
+    placement: LayerPlacement
+    model: Model
+    versions: Weights
+    batch: Tree
+    scales: jax.Array
+    step: Integer = 0
+    slots: Renames | None = None
+    reduce: Callable[[Tree], Tree] = lambda grads: grads
+    fill: float = 0.0
+
+    @functools.cached_property
+    def _stage(self) -> Stage:
+        return Stage(self.model.layer, recompute=self.model.recompute)
+
+    def start(self) -> Carry:
+        """The carry before the first tick."""
+        microbatch = self._microbatch(jnp.int32(0))
+        # Traced for the types of their results alone; nothing uses the numbers, so that XLA drops the work.
+        outer = self._outer(0)
+        x = self._varying(self.model.embed(outer, microbatch))
+        value = self.model.head(outer, lax.psum(x, "pipe"), microbatch)
+        kept: tuple[Arrays, Arrays] = ([], [])
+        grads, finished = Weights((), ()), ()
+        sizes, rows = self.frame.sizes, self.placement.rows_per_chunk
+        if self.frame.trains:
+            first = self._varying(jnp.int32(0))
+            kept = self._stage.kept(self._chunk(first, first, first), x, self._varying(microbatch))
+            weights = jax.tree.map(lambda w: w[0].astype(jnp.float32), self.versions)
+            outer_sums, sums = (
+                jax.tree.map(functools.partial(_zeros, size=size), part)
+                for size, part in ((sizes.outer_sums, weights.outer), (sizes.sums, weights.layers))
+            )
+            grads = Weights(outer_sums, sums)
+            if sizes.finished:
+                finished = jax.tree.map(functools.partial(_zeros, size=sizes.finished), self.reduce(weights.layers))
+        return Carry(
+            stash=[self._empty(leaf, sizes.slots.stash, rows) for leaf in kept[0]],
+            weight_stash=[self._empty(leaf, sizes.slots.weight_stash, rows) for leaf in kept[1]],
+            forward_inbox=self._empty(x, sizes.slots.forward_inbox),
+            backward_inbox=self._empty(x, sizes.slots.backward_inbox),
+            outgoing=self._empty(x),
+            grads=grads,
+            finished=finished,
+            values=_zeros(value, sizes.batches * self.frame.batch_size),
+        )
+
+    def tick(self, carry: Carry, shared_row: jax.Array, own_row: jax.Array) -> Carry:
+        """One tick, in the order of `lowering.Phase`."""
+        frame = self.frame
+        shared, own = Tick(*shared_row[: len(Tick._fields)]), Tick(*own_row[: len(Tick._fields)])
+        hops = own_row[len(Tick._fields) :]
+        forward_hops, backward_hops = jnp.split(hops, [len(frame.forward_shifts)])
+        if self.slots is not None:
+            own, forward_hops, backward_hops = _renamed(own, forward_hops, backward_hops, self.slots)
+        gradients = self._send(carry.outgoing, frame.backward_shifts)
+        carry, y = self._forward(carry, own, self._embed(carry, shared))
+        activations = self._send(y, frame.forward_shifts)
+        if frame.scores_between:
+            carry = self._head(carry, shared, own, y)
+        if frame.trains:
+            carry = carry._replace(backward_inbox=_put(carry.backward_inbox, backward_hops, gradients))
+            carry = self._backward(carry, own)
+        if frame.splits:
+            carry = self._backward_weights(carry, own)
+        if not frame.scores_between:
+            carry = self._head(carry, shared, own, y)
+        if frame.trains:
+            carry = self._embed_backward(carry, shared, own)
+        return carry._replace(forward_inbox=_put(carry.forward_inbox, forward_hops, activations))
+
+    def _embed(self, carry: Carry, shared: Tick) -> jax.Array:
+        def work() -> jax.Array:
+            return self._varying(self.model.embed(self._outer(shared.embed_version), self._microbatch(shared.embed)))
+
+        return lax.cond(shared.embed != NONE, work, lambda: self._filled(carry.outgoing))
+
+    def _forward(self, carry: Carry, own: Tick, embedded: jax.Array) -> tuple[Carry, jax.Array]:
+        def work(stash: Arrays) -> tuple[jax.Array, Arrays]:
+            arrived = lax.dynamic_index_in_dim(carry.forward_inbox, own.forward_inbox, keepdims=False)
+            x = jnp.where(own.forward_inbox == NONE, embedded, arrived)
+            chunk = self._chunk(own.forward_chunk, own.forward_version, own.forward_microbatch)
+            microbatch = self._microbatch(own.forward_microbatch)
+            slot = Slot(stash, own.forward_stash) if self.frame.trains else None
+            return self._stage.forward(chunk, x, microbatch, slot)
+
+        y, stash = lax.cond(
+            own.forward_chunk != NONE, work, lambda stash: (self._filled(carry.outgoing), stash), carry.stash
+        )
+        return carry._replace(stash=stash), y
+
+    def _head(self, carry: Carry, shared: Tick, own: Tick, y: jax.Array) -> Carry:
+        """Scores what leaves the last stage; with backward passes, puts the gradient of that into its inbox."""
+
+        def work(outer: Tree, values: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
+            leaving, microbatch = lax.psum(jnp.where(own.is_last, y, 0), "pipe"), self._microbatch(shared.head)
+            weights, dy = self._outer(shared.head_version), y
+            if self.frame.trains:
+                value, vjp = jax.vjp(lambda outer, x: self.model.head(outer, x, microbatch), weights, leaving)
+                douter, dy = vjp(jnp.ones_like(value) * self.scales[self._batch_of(shared.head)])
+                outer = _added(outer, douter, self._place(shared.head, self.frame.sizes.outer_sums))
+                dy = self._varying(dy)
+            else:
+                value = self.model.head(weights, leaving, microbatch)
+            return outer, lax.dynamic_update_index_in_dim(values, value, shared.head, 0), dy
+
+        outer, values, dy = lax.cond(
+            shared.head != NONE,
+            work,
+            lambda outer, values: (outer, values, self._filled(y)),
+            carry.grads.outer,
+            carry.values,
+        )
+        inbox = (
+            _put(carry.backward_inbox, jnp.asarray(own.head_inbox)[None], [dy])
+            if self.frame.trains
+            else carry.backward_inbox
+        )
+        return carry._replace(grads=carry.grads._replace(outer=outer), values=values, backward_inbox=inbox)
+
+    def _backward(self, carry: Carry, own: Tick) -> Carry:
+        """B and I: takes a gradient from the inbox and leaves the one to send in `outgoing`."""
+
+        def stashed(stash: Arrays) -> tuple[Chunk, jax.Array, Tree, Slot]:
+            chunk = self._chunk(own.backward_chunk, own.backward_version, own.backward_microbatch)
+            microbatch = self._microbatch(own.backward_microbatch)
+            dy = lax.dynamic_index_in_dim(carry.backward_inbox, own.backward_inbox, keepdims=False)
+            return chunk, dy, microbatch, Slot(stash, own.backward_stash)
+
+        def idle(weight_stash: Arrays, grads: Tree) -> tuple[jax.Array, Arrays, Tree]:
+            return self._filled(carry.outgoing), weight_stash, grads
+
+        def whole(weight_stash: Arrays, grads: Tree) -> tuple[jax.Array, Arrays, Tree]:
+            dx, grads = self._stage.backward(*stashed(carry.stash), grads)
+            return dx, weight_stash, grads
+
+        def input_only(weight_stash: Arrays, grads: Tree) -> tuple[jax.Array, Arrays, Tree]:
+            left = Slot(weight_stash, own.backward_weight_stash)
+            return self._stage.backward_input(*stashed(carry.stash), left, grads)
+
+        branches = [idle, *[whole] * self.frame.has_whole, *[input_only] * self.frame.splits]
+        busy = jnp.where(own.backward_weight_stash == NONE, 1, len(branches) - 1)
+        branch = jnp.where(own.backward_chunk == NONE, 0, busy)
+        dx, weight_stash, layers = lax.switch(branch, branches, carry.weight_stash, _flat(carry.grads.layers))
+        carry = _with_layers(carry, layers)._replace(outgoing=dx, weight_stash=weight_stash)
+        if not self.frame.has_whole:
+            return carry
+        return self._finish(carry, own.backward_finishes, own.backward_chunk, own.backward_microbatch)
+
+    def _embed_backward(self, carry: Carry, shared: Tick, own: Tick) -> Carry:
+        def work(outer: Tree) -> Tree:
+            microbatch = self._microbatch(shared.embed_backward)
+            dx = lax.psum(jnp.where(own.is_first, carry.outgoing, 0), "pipe")
+            weights = self._outer(shared.embed_backward_version)
+            vjp = jax.vjp(lambda outer: self.model.embed(outer, microbatch), weights)[1]
+            (douter,) = vjp(dx)
+            return _added(outer, douter, self._place(shared.embed_backward, self.frame.sizes.outer_sums))
+
+        outer = lax.cond(shared.embed_backward != NONE, work, lambda outer: outer, carry.grads.outer)
+        return carry._replace(grads=carry.grads._replace(outer=outer))
+
+    def _backward_weights(self, carry: Carry, own: Tick) -> Carry:
+        def work(grads: Tree) -> Tree:
+            chunk = self._chunk(own.weight_chunk, own.weight_version, own.weight_microbatch)
+            microbatch = self._microbatch(own.weight_microbatch)
+            stash, left = Slot(carry.stash, own.weight_stash), Slot(carry.weight_stash, own.weight_weight_stash)
+            return self._stage.backward_weights(chunk, carry.outgoing, microbatch, stash, left, grads)
+
+        layers = lax.cond(own.weight_chunk != NONE, work, lambda grads: grads, _flat(carry.grads.layers))
+        carry = _with_layers(carry, layers)
+        return self._finish(carry, own.weight_finishes, own.weight_chunk, own.weight_microbatch)
+
+    def _send(self, x: jax.Array, shifts: tuple[int, ...]) -> list[jax.Array]:
+        """What arrives here of an array that all ranks send, for each shift."""
+        size = lax.axis_size("pipe")
+        rings = ([(rank, (rank + shift) % size) for rank in range(size)] for shift in shifts)
+        return [lax.ppermute(x, "pipe", ring) if shift else x for shift, ring in zip(shifts, rings, strict=True)]
+
+    def _microbatch(self, number: Integer) -> Tree:
+        def part(x: jax.Array) -> jax.Array:
+            size = x.shape[0] // (len(self.scales) * self.frame.batch_size)
+            return lax.dynamic_slice_in_dim(x, number * size, size)
+
+        return jax.tree.map(part, self.batch)
+
+    def _batch_of(self, microbatch: Integer) -> Integer:
+        """0 for the call's own batch, 1 for the next."""
+        return microbatch // self.frame.batch_size
+
+    def _place(self, microbatch: Integer, size: int) -> Integer:
+        """Where in a stack of so many the batch of a microbatch has its place."""
+        return (self.step + self._batch_of(microbatch)) % size if size > 1 else 0
+
+    def _version(self, age: Integer) -> Integer:
+        """Where in the stack of versions the weights of an age lie."""
+        size = self.frame.sizes.versions
+        return (self.step - age) % size if size > 1 else 0
+
+    def _outer(self, age: Integer) -> Tree:
+        place = self._version(age)
+        return jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, place, keepdims=False), self.versions.outer)
+
+    def _chunk(self, number: Integer, age: Integer, microbatch: Integer) -> Chunk:
+        """Chunk `number` of this device, with weights of an age and the place of a microbatch's gradients."""
+        rank, rows, placement = lax.axis_index("pipe"), self.placement.rows_per_chunk, self.placement
+        sizes = np.asarray(placement.chunk_sizes())
+        all_rows = rows * placement.num_chunks
+        return Chunk(
+            _flat(self.versions.layers),
+            row=self._version(age) * all_rows + number * rows,
+            grad_row=self._place(microbatch, self.frame.sizes.sums) * all_rows + number * rows,
+            layer=jnp.asarray(placement.first_layers())[rank, number],
+            num_layers=jnp.asarray(sizes)[rank, number] if np.any(sizes != rows) else rows,
+        )
+
+    def _finish(self, carry: Carry, finishes: Integer, number: Integer, microbatch: Integer) -> Carry:
+        """Reduces the gradient of a chunk when it is complete, and empties its sum for a batch after this one."""
+        sizes, rows = self.frame.sizes, self.placement.rows_per_chunk
+        all_rows = rows * self.placement.num_chunks
+        if not sizes.finished:
+            return carry
+
+        def work(sums: Tree, finished: Tree) -> tuple[Tree, Tree]:
+            row = self._place(microbatch, sizes.sums) * all_rows + number * rows
+            target = self._place(microbatch, sizes.finished) * all_rows + number * rows
+            complete = jax.tree.map(lambda g: lax.dynamic_slice_in_dim(g, row, rows), sums)
+            emptied = jax.tree.map(
+                lambda g, c: lax.dynamic_update_slice_in_dim(g, jnp.zeros_like(c), row, 0), sums, complete
+            )
+            return emptied, jax.tree.map(
+                lambda f, c: lax.dynamic_update_slice_in_dim(f, c, target, 0), finished, self.reduce(complete)
+            )
+
+        sums, finished = lax.cond(
+            finishes == 1, work, lambda *kept: kept, _flat(carry.grads.layers), _flat(carry.finished)
+        )
+        return _with_layers(carry, sums)._replace(finished=_like(finished, carry.finished))
+
+    def _varying(self, x: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: lax.pcast(leaf, "pipe", to="varying"), x)
+
+    def _filled(self, like: jax.Array) -> jax.Array:
+        return jnp.full_like(like, self.fill)
+
+    def _empty(self, like: jax.Array, *sizes: int) -> jax.Array:
+        """An array [*sizes, …] of elements of the type of `like`."""
+        element = self._filled(like) if jnp.issubdtype(like.dtype, jnp.inexact) else jnp.zeros_like(like)
+        return jnp.broadcast_to(element, (*sizes, *like.shape))
+
+
+def _put(inbox: jax.Array, slots: jax.Array, values: list[jax.Array]) -> jax.Array:
+    for number, value in enumerate(values):
+        inbox = lax.dynamic_update_index_in_dim(inbox, value, slots[number], 0)
+    return inbox
+
+
+def _renamed(
+    own: Tick, forward_hops: jax.Array, backward_hops: jax.Array, slots: Renames
+) -> tuple[Tick, jax.Array, jax.Array]:
+    """A row of the table with slots where they lie now."""
+
+    def place(memory: jax.Array, slot: Any) -> Any:
+        return jnp.where(slot == NONE, NONE, memory[slot]) if len(memory) else slot
+
+    return (
+        own._replace(
+            head_inbox=place(slots.backward_inbox, own.head_inbox),
+            forward_inbox=place(slots.forward_inbox, own.forward_inbox),
+            forward_stash=place(slots.stash, own.forward_stash),
+            backward_inbox=place(slots.backward_inbox, own.backward_inbox),
+            backward_stash=place(slots.stash, own.backward_stash),
+            backward_weight_stash=place(slots.weight_stash, own.backward_weight_stash),
+            weight_stash=place(slots.stash, own.weight_stash),
+            weight_weight_stash=place(slots.weight_stash, own.weight_weight_stash),
+        ),
+        place(slots.forward_inbox, forward_hops),
+        place(slots.backward_inbox, backward_hops),
+    )
+
+
+def _added(totals: Tree, values: Tree, place: Integer) -> Tree:
+    """`totals` [batch, …] with `values` added at a place."""
+
+    def add(total: jax.Array, value: jax.Array) -> jax.Array:
+        value = lax.dynamic_index_in_dim(total, place, keepdims=False) + value.astype(total.dtype)
+        return lax.dynamic_update_index_in_dim(total, value, place, 0)
+
+    return jax.tree.map(add, totals, values)
+
+
+def _flat(layers: Tree) -> Tree:
+    """[version or batch, row, …] as [row, …], those of the first before those of the second."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), layers)
+
+
+def _with_layers(carry: Carry, flat: Tree) -> Carry:
+    return carry._replace(grads=carry.grads._replace(layers=_like(flat, carry.grads.layers)))
+
+
+def _like(flat: Tree, stacked: Tree) -> Tree:
+    return jax.tree.map(lambda x, like: x.reshape(like.shape), flat, stacked)
+
+
+def _zeros(like: jax.Array, size: int) -> jax.Array:
+    return jnp.zeros_like(jnp.broadcast_to(like, (size, *like.shape)))

@@ -1,0 +1,106 @@
+"""Weight-update semantics: by how many updates the weights that a batch is run with lag behind the newest.
+
+Batch b of a stage with delay D runs forward and backward with W(b − D), where W(k) is the weights after k updates and
+W(k) = W(0) for k < 0; then W(b + 1) = optimizer(W(b), gradient of batch b). A delay is what lets a pipeline go on from
+batch to batch without draining: batch b may start when update b − D − 1 is done. Imports no jax.
+
+References:
+  2BW: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, section 3.1. Weight stashing and
+  vertical sync: Harlap et al., PipeDream (SOSP 2019), section 3.3, where a batch is one microbatch.
+"""
+
+import dataclasses
+import re
+from typing import NamedTuple
+
+from fiddlex.config import nearest
+from fiddlex.errors import ConfigError
+
+NAMES = ("sync", "2bw", "stash", "vertical_sync", "delay:K")
+
+
+@dataclasses.dataclass(frozen=True)
+class Semantics:
+    """Delays of the weights.
+
+    Attributes:
+      delays: of each stage, in updates.
+      batch_size: microbatches in a batch.
+    """
+
+    delays: tuple[int, ...]
+    batch_size: int
+
+    @property
+    def num_versions(self) -> int:
+        """Versions of the weights that are needed at once."""
+        return 1 + max(self.delays)
+
+    def batch(self, microbatch: int) -> int:
+        """The batch that a microbatch belongs to, when both are counted through."""
+        return microbatch // self.batch_size
+
+
+def make_semantics(name: str, *, num_stages: int, batch_size: int) -> Semantics:
+    """The semantics `name` for a pipeline.
+
+    Args:
+      name: `sync` (a flush after each batch), `2bw` (delay 1), `stash` (stage s of n lags n − 1 − s updates behind),
+        `vertical_sync` (all stages lag n − 1 behind), or `delay:K`.
+      num_stages: n.
+      batch_size: microbatches in a batch.
+
+    Raises:
+      ConfigError: when there are no such semantics.
+    """
+    uniform = {"sync": 0, "2bw": 1, "vertical_sync": num_stages - 1}
+    if name == "stash":
+        return Semantics(tuple(reversed(range(num_stages))), batch_size)
+    if match := re.fullmatch(r"delay:(\d{1,3})", name, re.ASCII):
+        return Semantics((int(match[1]),) * num_stages, batch_size)
+    if name not in uniform:
+        raise ConfigError(f"pipeline.semantics={name!r} is not one of {', '.join(NAMES)}. {nearest(name, NAMES)}")
+    return Semantics((uniform[name],) * num_stages, batch_size)
+
+
+class Phase(NamedTuple):
+    """Steps of a run that have one kind of semantics: `start` and all before `end`."""
+
+    semantics: str
+    start: int
+    end: int
+
+
+def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, ...]:
+    """The phases of a run; the pipeline is drained at the end of each.
+
+    Args:
+      semantics: of the whole run, where there is no schedule.
+      schedule: `sync:0.2,2bw` is sync for the first fifth of the steps and 2bw for the rest; `sync:100,2bw:0.8,sync`
+        counts the first in steps. Empty: no schedule.
+      num_steps: length of the run.
+
+    Raises:
+      ConfigError: when the schedule cannot be read or is longer than the run.
+    """
+    *parts, last = schedule.split(",") if schedule else [semantics]
+    phases, start = [], 0
+    for part in parts:
+        name, _, length = part.strip().rpartition(":")
+        match = re.fullmatch(r"(\d{1,9})|([01]?\.\d{1,9})", length, re.ASCII)
+        if not name or match is None:
+            raise _unreadable(schedule, f"{part.strip()!r} has no length")
+        end = start + (int(length) if match[1] else round(float(length) * num_steps))
+        phases.append(Phase(name, start, end))
+        start = end
+    if start > num_steps or (start == num_steps and parts):
+        raise _unreadable(schedule, f"its phases before the last take {start} of train.num_steps={num_steps} steps")
+    phases.append(Phase(last.strip(), start, num_steps))
+    return tuple(phase for phase in phases if phase.end > phase.start or len(phases) == 1)
+
+
+def _unreadable(schedule: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"pipeline.semantics_schedule={schedule!r}: {why}. Write each phase but the last with its length, a share of "
+        "the run or a number of steps, as in sync:0.2,2bw or sync:100,2bw:0.75,sync."
+    )

@@ -1,0 +1,192 @@
+"""Gradients of one global batch, in a pipeline that starts and ends empty; and what every step shares with that.
+
+Inside `shard_map`, manual over all mesh axes, each replica passes its microbatches through the pipeline and adds up
+gradients in float32 (`fiddlex.pipeline.executor`); they are reduced over `data` once, at the end, straight onto the
+shards whose master weights they update. The loss is the mean over the weights of the whole global batch, so the cut
+into replicas, stages and microbatches changes no number but by rounding.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.config import Config
+from fiddlex.models.context import Context, has_flash
+from fiddlex.models.dropout import Dropout, example_keys
+from fiddlex.models.functional import Weights
+from fiddlex.models.gpt import GPT, Batch
+from fiddlex.parallel.collectives import as_varying, reduce_gradients
+from fiddlex.parallel.sharding import BATCH, named
+from fiddlex.pipeline import engine
+from fiddlex.pipeline.executor import execute
+from fiddlex.train.feed import abstract_batch
+from fiddlex.train.state import Layout, TrainState
+
+
+class GradientSource(Protocol):
+    """Where a train step has its gradients from.
+
+    Attributes:
+      ahead_specs: PartitionSpecs of `TrainState.ahead`.
+      abstract_inputs: shapes, dtypes and shardings of what a step is given.
+    """
+
+    ahead_specs: Any
+    abstract_inputs: Any
+
+    def start(self, weights: Weights) -> Any:
+        """`TrainState.ahead` of a run that begins with these master weights; for use under `jit`."""
+
+    def gradients(self, state: TrainState, inputs: Any) -> tuple[jax.Array, Weights, Any]:
+        """For use under `jit`.
+
+        Returns:
+          The mean loss of the step's batch, its float32 gradients, sharded as master weights are, and the new
+          `TrainState.ahead`.
+        """
+
+    def num_batches(self, step: int) -> int:
+        """How many batches step number `step`, counted from 0, takes: its own and those after it."""
+
+    def inputs(self, batches: Sequence[Batch], step: int) -> Any:
+        """What a step is given, of its batches in order; to be called once for each step."""
+
+    def older(self, state: TrainState) -> dict[str, Weights]:
+        """Weights older than the master weights that batches to come are run with, by name, for a checkpoint."""
+
+    def abstract_older(self) -> dict[str, Weights]:
+        """Shapes, dtypes and shardings of `older`."""
+
+    def resume(self, state: TrainState) -> TrainState:
+        """A state as `start` leaves it, of one whose `ahead` is what there is of `older`; nothing is under way then."""
+
+
+class Flushed:
+    """Gradients of one batch at a time, in a pipeline that starts and ends empty: a `GradientSource`."""
+
+    def __init__(self, model: GPT, config: Config, mesh: Mesh, layout: Layout):
+        self.ahead_specs = ()
+        self.abstract_inputs = abstract_batch(config, mesh)
+        self._gradients = make_gradients(model, config, mesh, layout)
+        self._compute_weights = functools.partial(
+            compute_weights, dtype=jnp.dtype(config.model.dtype), mesh=mesh, layout=layout
+        )
+
+    def start(self, weights: Weights) -> Any:
+        """See `GradientSource`."""
+        del weights
+        return ()
+
+    def gradients(self, state: TrainState, inputs: Any) -> tuple[jax.Array, Weights, Any]:
+        """See `GradientSource`."""
+        return *self._gradients(self._compute_weights(state.weights), inputs, state.step), ()
+
+    def num_batches(self, step: int) -> int:
+        """See `GradientSource`."""
+        del step
+        return 1
+
+    def inputs(self, batches: Sequence[Batch], step: int) -> Any:
+        """See `GradientSource`."""
+        del step
+        return batches[0]
+
+    def older(self, state: TrainState) -> dict[str, Weights]:
+        """See `GradientSource`."""
+        del state
+        return {}
+
+    def abstract_older(self) -> dict[str, Weights]:
+        """See `GradientSource`."""
+        return {}
+
+    def resume(self, state: TrainState) -> TrainState:
+        """See `GradientSource`."""
+        return state._replace(ahead=())
+
+
+def make_gradients(
+    model: GPT, config: Config, mesh: Mesh, layout: Layout
+) -> Callable[[Weights, Batch, jax.Array], tuple[jax.Array, Weights]]:
+    """The mean loss of a global batch and its float32 gradients, sharded as the master weights are."""
+    axes, lowered, piped = partial_axes(config), layout.lowered, pipeline_model(model, config, mesh, model.loss)
+
+    def local_gradients(weights: Weights, batch: Batch, step: jax.Array) -> tuple[jax.Array, Weights]:
+        weights, scale = as_varying(weights, layout.compute, axes), loss_scale(batch)
+        batch = with_keys(batch, config, step)
+        losses, grads = execute(lowered, layout.placement, piped, parts(weights), batch, scale=scale)
+        grads = reduce_gradients({**grads.outer, "layers": grads.layers}, layout.compute, layout.master, axes)
+        return lax.psum(losses.sum() * scale, "data"), grads
+
+    return jax.shard_map(
+        local_gradients,
+        mesh=mesh,
+        in_specs=(layout.compute, BATCH, P()),
+        out_specs=(P(), layout.master),
+    )
+
+
+def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: Layout) -> Weights:
+    """Master weights rounded to the compute dtype, then gathered over `data`: the wire carries the smaller numbers."""
+    cast = jax.tree.map(lambda w: w.astype(dtype), master)
+    cast = lax.with_sharding_constraint(cast, named(mesh, layout.master))
+    return lax.with_sharding_constraint(cast, named(mesh, layout.compute))
+
+
+def pipeline_model(
+    model: GPT, config: Config, mesh: Mesh, head: Callable[[Weights, jax.Array, Batch, Context], jax.Array]
+) -> engine.Model:
+    """The model as the executor takes it; a microbatch with `keys` is run with dropout."""
+    flash, recompute = has_flash(config.model, mesh), config.pipeline.recompute
+
+    def context(microbatch: Batch) -> Context:
+        dropout = Dropout(config.model.dropout, microbatch["keys"]) if "keys" in microbatch else None
+        return Context(config.mesh.sequence_parallel, flash, recompute, dropout)
+
+    return engine.Model(
+        embed=lambda outer, microbatch: model.embed(outer, microbatch, context(microbatch)),
+        layer=lambda layer, x, again: model.apply_layer(layer, x, again[0], context(again[1])),
+        head=lambda outer, x, microbatch: head(outer, x, microbatch, context(microbatch)),
+        recompute=recompute == "full",
+    )
+
+
+def parts(weights: Weights) -> engine.Weights:
+    """Weights as the executor takes them."""
+    outer = {name: part for name, part in weights.items() if name != "layers"}
+    return engine.Weights(outer, weights["layers"])
+
+
+def partial_axes(config: Config) -> frozenset[str]:
+    """The axes over which a replicated weight's gradient comes as partial sums."""
+    return frozenset({"data", "tensor"} if config.mesh.sequence_parallel else {"data"})
+
+
+def loss_scale(batch: Batch) -> jax.Array:
+    """What a global batch's losses are multiplied by to sum to their mean, inside `shard_map`."""
+    return 1 / lax.psum(batch["weights"].sum(), "data")
+
+
+def with_keys(batch: Batch, config: Config, step: jax.Array) -> Batch:
+    """A replica's batch of a step with the dropout key of each example, if anything is dropped; inside `shard_map`."""
+    if not config.model.dropout:
+        return batch
+    first = lax.axis_index("data") * config.replica_batch_size
+    examples = first + jnp.arange(config.replica_batch_size)
+    return batch | {"keys": example_keys(dropout_key(config.train.seed), step, examples)}
+
+
+def init_key(seed: int) -> jax.Array:
+    """The key of the initial weights."""
+    return jax.random.fold_in(jax.random.key(seed), 0)
+
+
+def dropout_key(seed: int) -> jax.Array:
+    """The key from which every dropout mask of a run descends."""
+    return jax.random.fold_in(jax.random.key(seed), 1)

@@ -1,0 +1,232 @@
+"""Training in a pipeline that never drains: gradients from one window a step (`fiddlex.pipeline.flight`).
+
+Each step is given its own batch and those that may start before it ends, and the window to run. The train state then
+has a part more, `Ahead`: the weights that batches under way are run with, and what is in flight. Only the update is
+left to `fiddlex.train.step`, between the windows, so that clipping, loss scaling and every optimizer work as they do
+with a flush.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.config import Config
+from fiddlex.models.functional import Weights
+from fiddlex.models.gpt import GPT, Batch
+from fiddlex.parallel.collectives import as_varying, reduce_gradients
+from fiddlex.parallel.sharding import BATCH, named
+from fiddlex.pipeline.engine import Engine
+from fiddlex.pipeline.flight import Call, Flight, advance, depart
+from fiddlex.pipeline.windows import frame_of
+from fiddlex.train.calls import Calls
+from fiddlex.train.feed import abstract_batch
+from fiddlex.train.gradients import compute_weights, loss_scale, partial_axes, parts, pipeline_model, with_keys
+from fiddlex.train.state import Layout, TrainState
+
+Tree = Any
+
+
+class Inputs(NamedTuple):
+    """What a step is given.
+
+    Attributes:
+      batches: global batches, the step's own first.
+      call: the window to run.
+    """
+
+    batches: tuple[Batch, ...]
+    call: Call
+
+
+class Ahead(NamedTuple):
+    """What the batches that are under way have in the train state.
+
+    Attributes:
+      versions: compute weights, leaves [version, …]; W(k), those after k updates, at k modulo their number.
+      flight: of each device, leaves [device, …] over the axes of the mesh over which they vary.
+    """
+
+    versions: Weights
+    flight: Flight
+
+
+class Windowed:
+    """Gradients of a model, a window at a time: a `GradientSource`.
+
+    Args:
+      model: the model.
+      config: validated.
+      mesh: to run on.
+      layout: with windows.
+
+    """
+
+    def __init__(self, model: GPT, config: Config, mesh: Mesh, layout: Layout):
+        self._config, self._mesh, self._layout = config, mesh, layout
+        self._frame = frame_of(list(layout.windows.values()))
+        self._calls = Calls(layout, mesh)
+        self._model = pipeline_model(model, config, mesh, model.loss)
+        self._partial_axes = partial_axes(config)
+        versions = jax.tree.map(lambda spec: P(None, *spec), layout.compute, is_leaf=lambda x: isinstance(x, P))
+        self._versions = versions
+        self.ahead_specs = Ahead(versions, self._flight_specs())
+        batch = abstract_batch(config, mesh)
+        self.abstract_inputs = Inputs((batch,) * self._frame.sizes.batches, self._calls.abstract())
+
+    def start(self, weights: Weights) -> Ahead:
+        """Nothing in flight, and versions that are all the present weights; for use under `jit`."""
+        stack = functools.partial(_stacked, size=self._frame.sizes.versions)
+        compute = compute_weights(weights, self._dtype, self._mesh, self._layout)
+        versions = lax.with_sharding_constraint(jax.tree.map(stack, compute), named(self._mesh, self._versions))
+        mapped = jax.shard_map(
+            lambda versions, batches: _with_device_axis(depart(self._engine(versions, batches, jnp.int32(0)))),
+            mesh=self._mesh,
+            in_specs=(self._versions, BATCH),
+            out_specs=self.ahead_specs.flight,
+        )
+        return Ahead(versions, mapped(versions, (self._no_batch(),) * self._frame.sizes.batches))
+
+    def gradients(self, state: TrainState, inputs: Inputs) -> tuple[jax.Array, Weights, Ahead]:
+        """See `GradientSource`."""
+        newest = state.step % self._frame.sizes.versions
+        compute = compute_weights(state.weights, self._dtype, self._mesh, self._layout)
+        versions = jax.tree.map(
+            lambda stack, w: lax.dynamic_update_index_in_dim(stack, w, newest, 0), state.ahead.versions, compute
+        )
+        versions = lax.with_sharding_constraint(versions, named(self._mesh, self._versions))
+        mapped = jax.shard_map(
+            self._window,
+            mesh=self._mesh,
+            in_specs=(self._versions, self.ahead_specs.flight, BATCH, P(), P()),
+            out_specs=(P(), self._layout.master, self.ahead_specs.flight),
+        )
+        loss, grads, flight = mapped(versions, state.ahead.flight, inputs.batches, inputs.call, state.step)
+        return loss, grads, Ahead(versions, flight)
+
+    def num_batches(self, step: int) -> int:
+        """See `GradientSource`."""
+        return self._calls.num_batches(step)
+
+    def inputs(self, batches: Sequence[Batch], step: int) -> Inputs:
+        """See `GradientSource`."""
+        number, used = self._frame.sizes.batches, self.num_batches(step)
+        return Inputs((*batches[:used], *[batches[0]] * (number - used)), self._calls.next(step))
+
+    def older(self, state: TrainState) -> dict[str, Weights]:
+        """See `GradientSource`."""
+        return self._older(state.ahead.versions, state.step)
+
+    def abstract_older(self) -> dict[str, Weights]:
+        """See `GradientSource`."""
+        older = jax.eval_shape(self._older, self._abstract_versions(), jnp.int32(0))
+        shardings = named(self._mesh, self._layout.compute)
+        return {
+            name: jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights, shardings)
+            for name, weights in older.items()
+        }
+
+    def resume(self, state: TrainState) -> TrainState:
+        """See `GradientSource`."""
+        self._calls.restart()
+        given = [state.ahead[name] for name in self._ages() if name in state.ahead]
+
+        def ahead(weights: Weights, step: jax.Array, older: list[Weights]) -> Ahead:
+            fresh = self.start(weights)
+            versions = fresh.versions
+            for age in range(1, self._frame.sizes.versions) if older else ():
+                place = (step - age) % self._frame.sizes.versions
+                versions = jax.tree.map(
+                    lambda stack, w, place=place: lax.dynamic_update_index_in_dim(
+                        stack, w.astype(stack.dtype), place, 0
+                    ),
+                    versions,
+                    older[min(age, len(older)) - 1],
+                )
+            return fresh._replace(versions=versions)
+
+        make = jax.jit(ahead, out_shardings=named(self._mesh, self.ahead_specs))
+        return state._replace(ahead=make(state.weights, state.step, given))
+
+    def _ages(self) -> dict[str, int]:
+        """The ages of older weights by name, the youngest first."""
+        return {f"weights_{age}_updates_ago": age for age in range(1, self._frame.sizes.versions)}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def _older(self, versions: Weights, step: jax.Array) -> dict[str, Weights]:
+        size = self._frame.sizes.versions
+        return {
+            name: jax.tree.map(
+                lambda stack, age=age: lax.dynamic_index_in_dim(stack, (step - age) % size, keepdims=False), versions
+            )
+            for name, age in self._ages().items()
+        }
+
+    def _window(
+        self, versions: Weights, flight: Flight, batches: tuple[Batch, ...], call: Call, step: jax.Array
+    ) -> tuple[jax.Array, Weights, Flight]:
+        engine = self._engine(versions, batches, step)
+        flight, losses, grads = advance(engine, jax.tree.map(lambda x: x[0], flight), call)
+        outer = {name: part for name, part in self._layout.compute.items() if name != "layers"}
+        master = {name: self._layout.master[name] for name in outer}
+        reduced = reduce_gradients(grads.outer, outer, master, self._partial_axes)
+        loss = lax.psum(losses.sum() * engine.scales[0], "data")
+        return loss, {**reduced, "layers": grads.layers}, _with_device_axis(flight)
+
+    def _engine(self, versions: Weights, batches: tuple[Batch, ...], step: jax.Array) -> Engine:
+        """The engine of a call, inside `shard_map`."""
+        layout, axes = self._layout, self._partial_axes
+        versions = as_varying(versions, self._versions, axes)
+        batches = tuple(with_keys(batch, self._config, step + i) for i, batch in enumerate(batches))
+        return Engine(
+            self._frame,
+            layout.placement,
+            self._model,
+            parts(versions),
+            jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches),
+            scales=jnp.stack([loss_scale(batch) for batch in batches]),
+            step=step,
+            reduce=lambda grads: reduce_gradients(grads, layout.compute["layers"], layout.master["layers"], axes),
+        )
+
+    def _flight_specs(self) -> Flight:
+        """Of every leaf of a flight the axes over which it varies, which only a trace can tell."""
+        found: list[Flight] = []
+
+        def spec(x: jax.Array) -> P:
+            axes = tuple(axis for axis in self._mesh.axis_names if axis in jax.typeof(x).manual_axis_type.varying)
+            return P(axes or None)
+
+        def probe(versions: Weights, batches: tuple[Batch, ...]) -> tuple[()]:
+            found.append(jax.tree.map(spec, depart(self._engine(versions, batches, jnp.int32(0)))))
+            return ()
+
+        mapped = jax.shard_map(probe, mesh=self._mesh, in_specs=(self._versions, BATCH), out_specs=())
+        batches = (jax.eval_shape(self._no_batch),) * self._frame.sizes.batches
+        jax.eval_shape(mapped, self._abstract_versions(), batches)
+        return found[0]
+
+    def _abstract_versions(self) -> Weights:
+        size = self._frame.sizes.versions
+        return jax.tree.map(lambda w: jax.ShapeDtypeStruct((size, *w.shape), self._dtype), self._layout.shapes)
+
+    def _no_batch(self) -> Batch:
+        shapes = abstract_batch(self._config, self._mesh)
+        return {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
+
+    @property
+    def _dtype(self) -> jnp.dtype:
+        return jnp.dtype(self._config.model.dtype)
+
+
+def _stacked(w: jax.Array, size: int) -> jax.Array:
+    return jnp.broadcast_to(w, (size, *w.shape))
+
+
+def _with_device_axis(tree: Tree) -> Tree:
+    return jax.tree.map(lambda x: x[None], tree)
