@@ -24,7 +24,7 @@ from fiddlex.simulate.timeline import Timeline
 
 _NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)} or file:PATH.csv", required=True)
 _PIPE = flags.DEFINE_integer("pipe", None, "ranks; a file has its own")
-_CHUNKS = flags.DEFINE_integer("chunks", None, "stages on a rank; 1 where neither this nor a file tells")
+_CHUNKS = flags.DEFINE_integer("chunks", None, "stages on a rank; by default as many as the schedule takes, or one")
 _MICROBATCHES = flags.DEFINE_integer("microbatches", None, "microbatches in a batch; a file has its own")
 _COSTS = flags.DEFINE_string(
     "costs",
@@ -49,7 +49,13 @@ def main(argv: list[str]) -> None:
     if picture and not output:
         raise ConfigError(f"--format={_FORMAT.value} needs --output, the file to write the picture to.")
     costs = Costs.parse(_COSTS.value or "")
-    schedule = make_schedule(_NAME.value, pipe=_PIPE.value, chunks=_CHUNKS.value, num_microbatches=_MICROBATCHES.value)
+    schedule = make_schedule(
+        _NAME.value,
+        pipe=_PIPE.value,
+        chunks=_CHUNKS.value,
+        num_microbatches=_MICROBATCHES.value,
+        words=("--pipe", "--chunks", "--microbatches"),
+    )
     lowered = lower(schedule)
     timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs)}
     shown = {clock: timeline for clock, timeline in timelines.items() if _CLOCK.value in ("both", clock)}

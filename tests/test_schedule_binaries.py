@@ -106,6 +106,17 @@ def test_a_table_travels(tmp_path):
     assert by_file == by_name | {"name": "file:mine.csv"}
 
 
+def test_zb_v_has_two_chunks_unasked():
+    facts = json.loads(call("--name=zb_v", "--pipe=2", "--microbatches=3", "--format=json").stdout)
+    assert facts["chunks"] == 2
+
+
+def test_all_sizes_in_which_the_flags_differ_from_a_table_are_told(tmp_path):
+    (tmp_path / "mine.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
+    done = call(*sizes("file:mine.csv", 4, 1, 8), status=2, cwd=tmp_path)
+    assert done.stderr.endswith("has other sizes: set --pipe=2 (not 4), --microbatches=2 (not 8).\n")
+
+
 def test_help_has_the_flags_and_no_config():
     text = call("--help").stdout
     assert "\n  --microbatches " in text
@@ -117,9 +128,9 @@ def test_help_has_the_flags_and_no_config():
     [
         ([], "--name is required: "),
         (["--name=1f1c", "--pipe=4", "--microbatches=8"], "there is no schedule '1f1c'. Did you mean '1f1b'?"),
-        (["--name=1f1b", "--pipe=4"], "schedule 1f1b needs pipe and the number of microbatches; only a file has"),
-        (sizes("1f1b", 4, 2, 8), "schedule 1f1b has chunks=1, not 2: set chunks to 1."),
-        (sizes("1f1b", 0, 1, 8), "schedule 1f1b: pipe=0 must be at least 1."),
+        (["--name=1f1b", "--pipe=4"], "schedule 1f1b needs --pipe and --microbatches; only a file has"),
+        (sizes("1f1b", 4, 2, 8), "schedule 1f1b has other sizes: set --chunks=1 (not 2)."),
+        (sizes("1f1b", 0, 1, 8), "schedule 1f1b: --pipe=0 must be at least 1."),
         (sizes("interleaved_1f1b", 4, 2, 6), "Use 4 or 8 microbatches"),
         (["--name=file:nothing.csv"], "nothing.csv cannot be read"),
         ([*sizes("1f1b", 2, 1, 2), "--costs=forward=1:2:3"], "costs: forward has 3 times for 2 stages"),

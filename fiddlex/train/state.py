@@ -61,9 +61,14 @@ def make_layout(model: GPT, config: Config) -> Layout:
       ConfigError: when the schedule does not exist for these sizes, or the layers cannot be cut into its stages.
     """
     pipeline = config.pipeline
-    sizes = {"pipe": config.mesh.pipe, "chunks": pipeline.num_chunks, "num_microbatches": pipeline.num_microbatches}
     try:
-        schedule = make_schedule(pipeline.schedule, **sizes)
+        schedule = make_schedule(
+            pipeline.schedule,
+            pipe=config.mesh.pipe,
+            chunks=pipeline.num_chunks,
+            num_microbatches=pipeline.num_microbatches,
+            words=("mesh.pipe", "pipeline.num_chunks", "pipeline.num_microbatches"),
+        )
     except ScheduleError as error:
         raise ConfigError(
             f"pipeline.schedule={pipeline.schedule} with mesh.pipe={config.mesh.pipe}, pipeline.num_chunks="
