@@ -3,7 +3,8 @@
     python experiments/bubbles.py [--pipe=4 --pipe=8 --chunks=2 --microbatches=32]
 
 F, I and W of a stage take one unit each, hops none. A bubble is told as a share of the work; memory as the most
-microbatches that a rank holds. Sizes for which a schedule does not exist, or its formula does not hold, are left out.
+activations that a rank holds, in microbatches of the whole rank. Sizes for which a schedule does not exist, or its
+formula does not hold, are left out.
 """
 
 import itertools

@@ -41,6 +41,8 @@ _FORMAT = flags.DEFINE_enum(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "file to write; by default standard output, except for pictures")
 
+_UNIT = "in microbatches of the whole rank"  # one of a rank's v stages counts 1/v
+
 
 def main(argv: list[str]) -> None:
     """Prints or writes the schedule in the format asked for."""
@@ -70,7 +72,7 @@ def main(argv: list[str]) -> None:
     elif _FORMAT.value == "json":
         text = json.dumps(_facts(lowered) | {clock: _costs(timeline) for clock, timeline in timelines.items()}) + "\n"
     else:
-        text = _page(lowered, shown)
+        text = _page(lowered, shown, costs)
     if output:
         output.write_text(text, encoding="utf-8")
     else:
@@ -88,7 +90,7 @@ def _costs(timeline: Timeline) -> dict[str, object]:
     return {field: getattr(timeline, field) for field in fields}
 
 
-def _page(lowered: Lowered, timelines: dict[str, Timeline]) -> str:
+def _page(lowered: Lowered, timelines: dict[str, Timeline], costs: Costs) -> str:
     """The grids and a summary, for people."""
     schedule, facts = lowered.schedule, _facts(lowered)
     parts = ["{name}: pipe={pipe}, chunks={chunks}, microbatches={microbatches}\n".format(**facts)]
@@ -96,14 +98,15 @@ def _page(lowered: Lowered, timelines: dict[str, Timeline]) -> str:
         parts.append(f"\nfree-running, each action in one slot:\n{to_text(schedule)}")
     if "lockstep" in timelines:
         parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}")
+    parts.append(f"\ncosts, in any unit: {costs}\n")
     for clock, timeline in timelines.items():
         name, makespan, bubble = clock.replace("_", "-"), timeline.makespan, timeline.bubble_fraction
         parts.append(
             f"\n{name}: makespan {makespan:g}, bubble {bubble:.4g} of the work\n"
-            f"  most activations held, in microbatches, by rank: {_row(timeline.peak_inflight)}\n"
+            f"  most activations held by each rank, {_UNIT}: {_row(timeline.peak_inflight)}\n"
         )
         if schedule.split_backward:
-            parts.append(f"  most left for W, in microbatches, by rank: {_row(timeline.peak_weight_stash)}\n")
+            parts.append(f"  most left for W by each rank, {_UNIT}: {_row(timeline.peak_weight_stash)}\n")
     return "".join(parts)
 
 

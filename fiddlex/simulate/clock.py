@@ -29,6 +29,12 @@ class Costs:
     backward_weight: float | tuple[float, ...] = 1.0
     hop: float | tuple[float, ...] = 0.0  # of a message that leaves the stage, either way, for another rank
 
+    def __str__(self) -> str:
+        """All the times, to six digits, in the form that `parse` reads."""
+        times = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        rows = {name: time if isinstance(time, tuple) else (time,) for name, time in times.items()}
+        return ",".join(f"{name}={':'.join(f'{time:g}' for time in row)}" for name, row in rows.items())
+
     def per_stage(self, num_stages: int) -> dict[str, tuple[float, ...]]:
         """Every field as a tuple with one time for each stage.
 

@@ -236,6 +236,12 @@ def released(row: tuple[Event, ...], forward: Event) -> Event:
 )
 def test_costs_are_read_from_text(text, costs):
     assert Costs.parse(text) == costs
+    assert Costs.parse(str(costs)) == costs
+
+
+def test_costs_print_all_times():
+    text = "forward=1:1:2.5,backward_input=1,backward_weight=1,hop=0.1"
+    assert str(Costs(forward=(1.0, 1.0, 2.5), hop=0.1)) == text
 
 
 @pytest.mark.parametrize(
