@@ -111,7 +111,7 @@ def test_peaks_never_grow_with_microbatches_nor_pass_the_limit(name, chunks):
         assert peaks[limit - 1 :] == [limit] * len(peaks[limit - 1 :])
 
 
-def test_times_memory_and_idleness_of_a_small_schedule_by_hand():
+def test_times_and_memory_of_a_small_schedule_by_hand():
     schedule = from_csv("0F0,0F1,0I0,0W0,0B1\n1F0,1B0,1F1,1B1\n", "t")
     timeline = free_running(schedule, Costs(forward=2.0, backward_input=3.0, backward_weight=1.0, hop=0.5))
     assert [(str(action), start, end) for action, start, end in timeline.events[0]] == [
@@ -130,7 +130,6 @@ def test_times_memory_and_idleness_of_a_small_schedule_by_hand():
     assert timeline.makespan == 19.0
     assert timeline.work == (12.0, 12.0)
     assert timeline.ideal == 12.0
-    assert timeline.idle == (7.0, 7.0)
     assert timeline.bubble == 7.0
     assert timeline.bubble_fraction == pytest.approx(7 / 12)
     assert timeline.memory(0) == [(0.0, 1), (2.0, 2), (13.0, 1), (19.0, 0)]
@@ -154,7 +153,6 @@ def test_ideal_is_the_work_of_the_busiest_rank_when_stages_differ():
     assert timeline.work == (6.0, 18.0)
     assert timeline.makespan == 20.0  # 0F0, then rank 1 without a pause, then 0B2
     assert timeline.bubble == 2.0
-    assert timeline.idle == (14.0, 2.0)
 
 
 def test_a_hop_is_paid_between_ranks_only_and_by_the_stage_that_sends():
