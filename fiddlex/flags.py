@@ -49,14 +49,23 @@ def define_config() -> flags.FlagHolder[Config]:
     return holder
 
 
-def define_overrides(home: str = "the workdir") -> None:
-    """Defines `--config.section.field=value` alone; for programs that have a config already (`apply_overrides`).
+def define_overrides() -> None:
+    """Defines `--config.section.field=value` alone; for programs whose config is a workdir's (`apply_overrides`)."""
+    text = "only as --config.section.field=value, which overrides the config of the workdir"
+    _define(text, functools.partial(_refuse_file, "takes its config from the workdir"))
+
+
+def define_changes(config: Config) -> flags.FlagHolder[Config]:
+    """Defines `--config.section.field=value` alone; for programs with a config of their own.
 
     Args:
-      home: where they have it from.
+      config: of the program; `--help` tells its values.
+
+    Returns:
+      The flag. Its value is a copy of `config` under the command line's overrides, not yet validated.
     """
-    text = f"only as --config.section.field=value, which overrides the config of {home}"
-    _define(text, functools.partial(_refuse_file, home))
+    text = "only as --config.section.field=value, which changes the program's own config"
+    return _define(text, functools.partial(_refuse_file, "has a config of its own"), config)
 
 
 def define_workdir(help_text: str) -> flags.FlagHolder[str]:
@@ -161,7 +170,9 @@ def _memory_advice(config: Config | None, platform: str) -> str:
     return f"{where} is full: {', or '.join(remedies)}."
 
 
-def _define(help_text: str, parse_file: Callable[[str], Config]) -> flags.FlagHolder[Config]:
+def _define(
+    help_text: str, parse_file: Callable[[str], Config], default: Config | None = None
+) -> flags.FlagHolder[Config]:
     # config_flags fails with a KeyError, some of the time while the binary is still being imported, on an override that
     # names no field. Those that it is not shown reach absl as unknown flags, which `_explain` knows how to report.
     try:
@@ -169,16 +180,18 @@ def _define(help_text: str, parse_file: Callable[[str], Config]) -> flags.FlagHo
     except flags.Error as error:  # a --flagfile that cannot be read
         _exit(str(error), USAGE_STATUS)
     shown = [argument for argument in arguments if _unknown_field(argument) is None]
-    holder = config_flags.DEFINE_config_dataclass("config", Config(), help_text, sys_argv=shown, parse_fn=parse_file)
-    # The default told config_flags the types of the fields; a run without a config file must not train that one.
-    flags.set_default(holder, None)
+    holder = config_flags.DEFINE_config_dataclass(
+        "config", default or Config(), help_text, sys_argv=shown, parse_fn=parse_file
+    )
+    # The Config told config_flags the types of the fields; a run without a config file must not train that one.
+    if default is None:
+        flags.set_default(holder, None)
     return holder
 
 
 def _refuse_file(home: str, spec: str) -> NoReturn:
     raise ConfigError(
-        f"--config={spec}: this program takes its config from {home}. "
-        "Override single fields of it, as --config.section.field=value."
+        f"--config={spec}: this program {home}. Override single fields of it, as --config.section.field=value."
     )
 
 
