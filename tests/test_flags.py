@@ -113,6 +113,23 @@ def test_overrides_are_laid_over_the_file(folder):
     assert Config.from_json(done.stdout) == expected
 
 
+@pytest.mark.parametrize(
+    "config", [["--config=tiny.py"], ["--config", "tiny.py"], ["-config=tiny.py"], ["--flagfile=choice"]]
+)
+def test_overrides_may_stand_before_the_file(folder, config):
+    (folder / "choice").write_text("--config=tiny.py\n")
+    done = run(folder, "train.py", "--config.mesh.tensor=2", "--error", "", *config, "--config.mesh.data", "4")
+    assert done.returncode == 0, done.stderr
+    assert Config.from_json(done.stdout).mesh == MeshConfig(data=4, tensor=2, sequence_parallel=True)
+
+
+def test_of_two_files_the_last_holds_under_all_overrides(folder):
+    (folder / "other.py").write_text(CONFIG_FILE.replace("data=2", "data=8"))
+    done = run(folder, "train.py", "--config=tiny.py", "--config.mesh.tensor=2", "--config=other.py")
+    assert done.returncode == 0, done.stderr
+    assert Config.from_json(done.stdout).mesh == MeshConfig(data=8, tensor=2, sequence_parallel=True)
+
+
 def test_overrides_are_laid_over_the_workdirs_config(folder):
     done = run(folder, "evaluate.py", "--config.mesh.data", "1", "--config.mesh.sequence_parallel")
     assert done.returncode == 0, done.stderr
