@@ -2,7 +2,7 @@
 
     python experiments/schedule.py --name=1f1b --pipe=4 --microbatches=8
     python experiments/schedule.py --name=interleaved_1f1b --pipe=4 --chunks=2 --microbatches=8 --format=json
-    python experiments/schedule.py --name=file:mine.csv --costs=forward=1:1:2:1,hop=0.1 --format=svg --output=mine.svg
+    python experiments/schedule.py --name=file:/tmp/mine.csv --costs=hop=0.1 --format=svg --output=/tmp/a.svg
 
 Two clocks tell the cost: free-running, as papers print it, where each rank starts an action as soon as it can, and
 lockstep, what the executor pays for stepping through one table on all ranks together.
