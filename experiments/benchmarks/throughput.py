@@ -83,6 +83,7 @@ def work(config: Config) -> None:
 
     from fiddlex.train.trainer import Trainer
 
+    jax.config.update("jax_platforms", "cpu")  # no other is measured, and libtpu would complain that it finds no TPU
     trainer = Trainer(config)
     trainer.compile()
     jax.block_until_ready(trainer.state)
