@@ -5,6 +5,7 @@ training with dropout, and all else, computes the probabilities in the open.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ def attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Con
     """
     if context.flash and context.dropout is None:
         return jax.nn.dot_product_attention(q_BSND, k_BSND, v_BSND, is_causal=True, implementation="cudnn")
-    attention = functools.partial(_attend, dropout=context.dropout)
+    attention: Callable[..., jax.Array] = functools.partial(_attend, dropout=context.dropout)
     if context.recompute == "selective":
         attention = jax.checkpoint(attention, prevent_cse=False)  # inside the scan over layers nothing can be merged
     return attention(q_BSND, k_BSND, v_BSND)

@@ -154,9 +154,9 @@ class _Layer:
         """Bytes at the fullest moment of the layer's passes: inside attention forward, MLP or attention backward.
 
         Forward alive is what attention is about to leave, the scores, and with dropout two random words for each score
-        with the two of the round before. Backward it is what was computed again and is not yet used up, and the gradients of GELU's
-        output and input, or of probabilities and scores. All along there are the kernel of the product at hand as read
-        from the stack, its gradient, and what goes through the residual stream, in and out.
+        with the two of the round before. Backward it is what was computed again and is not yet used up, and the
+        gradients of GELU's output and input, or of probabilities and scores. All along there are the kernel of the
+        product at hand as read from the stack, its gradient, and what goes through the residual stream, in and out.
         """
         around, gradients = self._around_attention(), 2 * self.scores * FLOAT32
         inside = self._attention() + self.scores * FLOAT32
