@@ -3,7 +3,8 @@
     python experiments/bubbles.py [--pipe=4 --pipe=8 --chunks=2 --microbatches=32]
 
 F, I and W of a stage take one unit each, hops none. A bubble is told as a share of the work; memory as the most
-microbatches that a rank holds. Sizes for which a schedule does not exist, or its formula does not hold, are left out.
+activations that a rank holds, in microbatches of the whole rank. Sizes for which a schedule does not exist, or its
+formula does not hold, are left out.
 """
 
 import itertools
@@ -17,9 +18,9 @@ from fiddlex.pipeline.lowering import lower
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 
-_PIPE = flags.DEFINE_multi_integer("pipe", [2, 4, 8, 16], "ranks; may be repeated", lower_bound=1)
-_CHUNKS = flags.DEFINE_multi_integer("chunks", [1, 2, 3, 4], "stages on a rank; may be repeated", lower_bound=1)
-_MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [8, 32, 128], "may be repeated", lower_bound=1)
+_PIPE = flags.DEFINE_multi_integer("pipe", [2, 4, 8, 16], "ranks", lower_bound=1)
+_CHUNKS = flags.DEFINE_multi_integer("chunks", [1, 2, 3, 4], "stages on a rank", lower_bound=1)
+_MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [8, 32, 128], "microbatches in a batch", lower_bound=1)
 
 # The bubble over the work, and the sizes for which that holds, each of p, v and m. GPipe: Huang et al., NeurIPS 2019;
 # 1F1B, interleaved: Narayanan et al., SC 2021, section 2.2; zero-bubble: Qi et al., ICLR 2024, sections 2 and 6.

@@ -2,7 +2,7 @@
 
     python experiments/schedule.py --name=1f1b --pipe=4 --microbatches=8
     python experiments/schedule.py --name=interleaved_1f1b --pipe=4 --chunks=2 --microbatches=8 --format=json
-    python experiments/schedule.py --name=file:mine.csv --costs=forward=1:1:2:1,hop=0.1 --format=svg --output=mine.svg
+    python experiments/schedule.py --name=file:/tmp/mine.csv --costs=hop=0.1 --format=svg --output=/tmp/a.svg
 
 Two clocks tell the cost: free-running, as papers print it, where each rank starts an action as soon as it can, and
 lockstep, what the executor pays for stepping through one table on all ranks together.
@@ -24,7 +24,7 @@ from fiddlex.simulate.timeline import Timeline
 
 _NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)} or file:PATH.csv", required=True)
 _PIPE = flags.DEFINE_integer("pipe", None, "ranks; a file has its own")
-_CHUNKS = flags.DEFINE_integer("chunks", None, "stages on a rank; 1 where neither this nor a file tells")
+_CHUNKS = flags.DEFINE_integer("chunks", None, "stages on a rank; by default as many as the schedule takes, or one")
 _MICROBATCHES = flags.DEFINE_integer("microbatches", None, "microbatches in a batch; a file has its own")
 _COSTS = flags.DEFINE_string(
     "costs",
@@ -41,6 +41,8 @@ _FORMAT = flags.DEFINE_enum(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "file to write; by default standard output, except for pictures")
 
+_UNIT = "in microbatches of the whole rank"  # one of a rank's v stages counts 1/v
+
 
 def main(argv: list[str]) -> None:
     """Prints or writes the schedule in the format asked for."""
@@ -49,7 +51,13 @@ def main(argv: list[str]) -> None:
     if picture and not output:
         raise ConfigError(f"--format={_FORMAT.value} needs --output, the file to write the picture to.")
     costs = Costs.parse(_COSTS.value or "")
-    schedule = make_schedule(_NAME.value, pipe=_PIPE.value, chunks=_CHUNKS.value, num_microbatches=_MICROBATCHES.value)
+    schedule = make_schedule(
+        _NAME.value,
+        pipe=_PIPE.value,
+        chunks=_CHUNKS.value,
+        num_microbatches=_MICROBATCHES.value,
+        words=("--pipe", "--chunks", "--microbatches"),
+    )
     lowered = lower(schedule)
     timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs)}
     shown = {clock: timeline for clock, timeline in timelines.items() if _CLOCK.value in ("both", clock)}
@@ -64,7 +72,7 @@ def main(argv: list[str]) -> None:
     elif _FORMAT.value == "json":
         text = json.dumps(_facts(lowered) | {clock: _costs(timeline) for clock, timeline in timelines.items()}) + "\n"
     else:
-        text = _page(lowered, shown)
+        text = _page(lowered, shown, costs)
     if output:
         output.write_text(text, encoding="utf-8")
     else:
@@ -82,7 +90,7 @@ def _costs(timeline: Timeline) -> dict[str, object]:
     return {field: getattr(timeline, field) for field in fields}
 
 
-def _page(lowered: Lowered, timelines: dict[str, Timeline]) -> str:
+def _page(lowered: Lowered, timelines: dict[str, Timeline], costs: Costs) -> str:
     """The grids and a summary, for people."""
     schedule, facts = lowered.schedule, _facts(lowered)
     parts = ["{name}: pipe={pipe}, chunks={chunks}, microbatches={microbatches}\n".format(**facts)]
@@ -90,14 +98,15 @@ def _page(lowered: Lowered, timelines: dict[str, Timeline]) -> str:
         parts.append(f"\nfree-running, each action in one slot:\n{to_text(schedule)}")
     if "lockstep" in timelines:
         parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}")
+    parts.append(f"\ncosts, in any unit: {costs}\n")
     for clock, timeline in timelines.items():
         name, makespan, bubble = clock.replace("_", "-"), timeline.makespan, timeline.bubble_fraction
         parts.append(
             f"\n{name}: makespan {makespan:g}, bubble {bubble:.4g} of the work\n"
-            f"  most activations held, in microbatches, by rank: {_row(timeline.peak_inflight)}\n"
+            f"  most activations held by each rank, {_UNIT}: {_row(timeline.peak_inflight)}\n"
         )
         if schedule.split_backward:
-            parts.append(f"  most left for W, in microbatches, by rank: {_row(timeline.peak_weight_stash)}\n")
+            parts.append(f"  most left for W by each rank, {_UNIT}: {_row(timeline.peak_weight_stash)}\n")
     return "".join(parts)
 
 

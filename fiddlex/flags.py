@@ -1,15 +1,16 @@
 """The command line of the binaries in `experiments/`: `--config=file.py` and `--config.section.field=value`.
 
 `ml_collections.config_flags` does the parsing, so that its syntax holds as it stands: `--config=file.py:argument`,
-`--config.mesh.pipe 4`, `--noconfig.mesh.sequence_parallel`. Invariant: a mistake in the command line, in a config file
-or in what a program was given ends it with a message of a line or two and no traceback; a traceback is a bug of
-fiddlex. Imports no jax.
+`--config.mesh.pipe 4`, `--noconfig.mesh.sequence_parallel`. Overrides may also stand before `--config`. Invariant: a
+mistake in the command line, in a config file or in what a program was given ends it with a message of a line or two and
+no traceback; a traceback is a bug of fiddlex. Imports no jax.
 """
 
 import copy
 import dataclasses
 import difflib
 import functools
+import itertools
 import operator
 import os
 import re
@@ -33,6 +34,7 @@ USAGE_STATUS = 2  # the command line or the config is wrong
 FAILURE_STATUS = 1  # anything else that a FiddlexError tells of
 INTERRUPTED_STATUS = 130  # Ctrl-C, as shells have it
 
+_CONFIG_FILE = re.compile(r"--?config(=|$)")
 _OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
@@ -49,14 +51,23 @@ def define_config() -> flags.FlagHolder[Config]:
     return holder
 
 
-def define_overrides(home: str = "the workdir") -> None:
-    """Defines `--config.section.field=value` alone; for programs that have a config already (`apply_overrides`).
+def define_overrides() -> None:
+    """Defines `--config.section.field=value` alone; for programs whose config is a workdir's (`apply_overrides`)."""
+    text = "only as --config.section.field=value, which overrides the config of the workdir"
+    _define(text, functools.partial(_refuse_file, "takes its config from the workdir"))
+
+
+def define_changes(config: Config) -> flags.FlagHolder[Config]:
+    """Defines `--config.section.field=value` alone; for programs with a config of their own.
 
     Args:
-      home: where they have it from.
+      config: of the program; `--help` tells its values.
+
+    Returns:
+      The flag. Its value is a copy of `config` under the command line's overrides, not yet validated.
     """
-    text = f"only as --config.section.field=value, which overrides the config of {home}"
-    _define(text, functools.partial(_refuse_file, home))
+    text = "only as --config.section.field=value, which changes the program's own config"
+    return _define(text, functools.partial(_refuse_file, "has a config of its own"), config)
 
 
 def define_workdir(help_text: str) -> flags.FlagHolder[str]:
@@ -161,24 +172,46 @@ def _memory_advice(config: Config | None, platform: str) -> str:
     return f"{where} is full: {', or '.join(remedies)}."
 
 
-def _define(help_text: str, parse_file: Callable[[str], Config]) -> flags.FlagHolder[Config]:
+def _define(
+    help_text: str, parse_file: Callable[[str], Config], default: Config | None = None
+) -> flags.FlagHolder[Config]:
     # config_flags fails with a KeyError, some of the time while the binary is still being imported, on an override that
     # names no field. Those that it is not shown reach absl as unknown flags, which `_explain` knows how to report.
     try:
-        arguments = flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False)
+        arguments = _file_first(sys.argv)
     except flags.Error as error:  # a --flagfile that cannot be read
         _exit(str(error), USAGE_STATUS)
     shown = [argument for argument in arguments if _unknown_field(argument) is None]
-    holder = config_flags.DEFINE_config_dataclass("config", Config(), help_text, sys_argv=shown, parse_fn=parse_file)
-    # The default told config_flags the types of the fields; a run without a config file must not train that one.
-    flags.set_default(holder, None)
+    holder = config_flags.DEFINE_config_dataclass(
+        "config", default or Config(), help_text, sys_argv=shown, parse_fn=parse_file
+    )
+    # The Config told config_flags the types of the fields; a run without a config file must not train that one.
+    if default is None:
+        flags.set_default(holder, None)
     return holder
+
+
+def _file_first(argv: list[str]) -> list[str]:
+    """`argv` with its flag files read, and the last `--config` ahead of all overrides, as config_flags wants it.
+
+    Raises:
+      flags.Error: when a flag file cannot be read.
+    """
+    program, *arguments = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+    file: list[str] = []
+    others = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if _CONFIG_FILE.match(argument):
+            file = [argument] if "=" in argument else [argument, *itertools.islice(remaining, 1)]
+        else:
+            others.append(argument)
+    return [program, *file, *others]
 
 
 def _refuse_file(home: str, spec: str) -> NoReturn:
     raise ConfigError(
-        f"--config={spec}: this program takes its config from {home}. "
-        "Override single fields of it, as --config.section.field=value."
+        f"--config={spec}: this program {home}. Override single fields of it, as --config.section.field=value."
     )
 
 
@@ -214,7 +247,7 @@ class _HelpFlag(flags.BooleanFlag):
 def _parse_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_flag(_HelpFlag())
     try:
-        remaining = flags.FLAGS(argv)
+        remaining = flags.FLAGS(_file_first(argv))
     except (flags.Error, ValueError) as error:  # absl has a bare ValueError for --noflag=value
         _exit(_explain(error), USAGE_STATUS)
     if remaining[1:]:

@@ -22,15 +22,19 @@ def help_text() -> str:
     if "config" in flags.FLAGS:
         title = "Fields of the config with their defaults; --config.section.field=value sets one"
         lines.append(f"\n{title} (see fiddlex/config.py):")
-        for name, fields in dataclasses.asdict(Config()).items():
+        for name, fields in dataclasses.asdict(flags.FLAGS["config"].default or Config()).items():
             lines.append(_line(name, ", ".join(f"{field}={value!r}" for field, value in fields.items())))
     return "\n".join(lines)
 
 
 def _describe(flag: flags.Flag) -> str:
+    text = " ".join(flag.help.split())  # absl breaks some lines
     if any("other than None" in validator.message for validator in flag.validators):  # mark_flag_as_required's
-        return f"required: {flag.help}"
-    return flag.help + ("" if flag.default is None else f" (default {flag.default!r})")
+        return f"required: {text}"
+    if flag.name == "config" or flag.default in (None, []):
+        return text
+    default = ", ".join(map(str, flag.default)) if isinstance(flag.default, list) else repr(flag.default)
+    return f"{text} (default {default})"
 
 
 def _line(name: str, text: str) -> str:

@@ -102,10 +102,9 @@ def loss_fn(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> ja
 
 
 def logits_fn(weights: Tree, tokens: jax.Array, number: jax.Array | None, config: Config) -> jax.Array:
-    """Whole logits [B, S, V]; `number` is the step for dropout, None for none. The head may have its own token table."""
-    x = drop(
-        weights["embedding"]["tokens"][tokens] + weights["embedding"]["positions"][: tokens.shape[1]], 0, number, config
-    )
+    """Whole logits [B, S, V]; `number` is the step for dropout, None for none. A head may have its own token table."""
+    table, positions = weights["embedding"]["tokens"], weights["embedding"]["positions"]
+    x = drop(table[tokens] + positions[: tokens.shape[1]], 0, number, config)
     for i, layer in enumerate(weights["layers"]):
         y = attention(layer["attention"], norm(layer["attention_norm"], x), 1 + 3 * i, number, config)
         x = x + drop(y, 2 + 3 * i, number, config)

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from fiddlex.mesh import num_cores
+
 ROOT = pathlib.Path(__file__).parent.parent
 TINY = [
     "--config.model.num_layers=4",
@@ -97,6 +99,18 @@ def test_compile_tells_of_memory_and_reads_no_data() -> None:
     assert "schedule 1f1b: 2 stages, 2 microbatches of 4, 4 ticks" in text
     assert f"{facts['temp_bytes'] / 1e6:,.1f} MB" in text
     assert "'gpu' is not known" in call("compile", *arguments, "--topology=gpu", status=2).stderr
+
+
+@pytest.mark.skipif(num_cores() < 2, reason="the comparison needs two cores")
+def test_throughput_looks_for_no_tpu(text_file: pathlib.Path) -> None:
+    sizes = ["--config.model.num_layers=2", "--config.model.hidden_size=32", "--config.model.seq_len=32"]
+    arguments = [*sizes, f"--config.data.source=text:{text_file}", "--rounds=1", "--steps=1", "--microbatches=2"]
+    line = [sys.executable, "-m", "experiments.benchmarks.throughput", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "The platform is CPU: made 2 fake devices on 2 cores.\n"
+    assert "\npipe=2 is " in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fiddlex.config import Config, MeshConfig, PipelineConfig
+from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.errors import ConfigError
 from fiddlex.flags import _memory_advice, load_config
 
@@ -55,6 +55,23 @@ def main(argv):
 if __name__ == "__main__":
     fiddlex.flags.run(main)
 '''
+BENCHMARK = '''
+"""Prints its own config, under the overrides."""
+from absl import flags
+import fiddlex.flags
+from fiddlex.config import Config, ModelConfig
+
+_CONFIG = fiddlex.flags.define_changes(Config(model=ModelConfig(num_layers=8)))
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
+_SIZES = flags.DEFINE_list("sizes", ["2", "3"], "sizes")
+_TURNS = flags.DEFINE_multi_integer("turns", [], "turns")
+
+def main(argv):
+    print(_CONFIG.value.to_json())
+
+if __name__ == "__main__":
+    fiddlex.flags.run(main)
+'''
 CONFIG_FILE = """
 from fiddlex.config import Config, MeshConfig
 
@@ -65,7 +82,8 @@ def get_config():
 
 @pytest.fixture
 def folder(tmp_path):
-    texts = {"train.py": TRAIN, "evaluate.py": EVALUATE, "tiny.py": CONFIG_FILE, "flagfile": "--config.mesh.dta=2\n"}
+    texts = {"train.py": TRAIN, "evaluate.py": EVALUATE, "benchmark.py": BENCHMARK, "tiny.py": CONFIG_FILE}
+    texts["flagfile"] = "--config.mesh.dta=2\n"
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -95,10 +113,33 @@ def test_overrides_are_laid_over_the_file(folder):
     assert Config.from_json(done.stdout) == expected
 
 
+@pytest.mark.parametrize(
+    "config", [["--config=tiny.py"], ["--config", "tiny.py"], ["-config=tiny.py"], ["--flagfile=choice"]]
+)
+def test_overrides_may_stand_before_the_file(folder, config):
+    (folder / "choice").write_text("--config=tiny.py\n")
+    done = run(folder, "train.py", "--config.mesh.tensor=2", "--error", "", *config, "--config.mesh.data", "4")
+    assert done.returncode == 0, done.stderr
+    assert Config.from_json(done.stdout).mesh == MeshConfig(data=4, tensor=2, sequence_parallel=True)
+
+
+def test_of_two_files_the_last_holds_under_all_overrides(folder):
+    (folder / "other.py").write_text(CONFIG_FILE.replace("data=2", "data=8"))
+    done = run(folder, "train.py", "--config=tiny.py", "--config.mesh.tensor=2", "--config=other.py")
+    assert done.returncode == 0, done.stderr
+    assert Config.from_json(done.stdout).mesh == MeshConfig(data=8, tensor=2, sequence_parallel=True)
+
+
 def test_overrides_are_laid_over_the_workdirs_config(folder):
     done = run(folder, "evaluate.py", "--config.mesh.data", "1", "--config.mesh.sequence_parallel")
     assert done.returncode == 0, done.stderr
     assert Config.from_json(done.stdout) == Config(mesh=MeshConfig(data=1, tensor=2, sequence_parallel=True))
+
+
+def test_overrides_are_laid_over_the_programs_own_config(folder):
+    done = run(folder, "benchmark.py", "--config.mesh.data=2")
+    assert done.returncode == 0, done.stderr
+    assert Config.from_json(done.stdout) == Config(mesh=MeshConfig(data=2), model=ModelConfig(num_layers=8))
 
 
 @pytest.mark.parametrize(
@@ -138,6 +179,11 @@ def test_config_is_required(folder, arguments):
 )
 def test_mistake_where_the_config_is_in_a_workdir(folder, argument, message):
     assert_message(run(folder, "evaluate.py", argument), message, program="evaluate.py")
+
+
+def test_a_program_with_a_config_of_its_own_takes_no_file(folder):
+    message = "--config=tiny.py: this program has a config of its own. Override single fields of it, as --config.sec"
+    assert_message(run(folder, "benchmark.py", "--config=tiny.py"), message, program="benchmark.py")
 
 
 def test_message_of_a_broken_config_file_reaches_the_user(folder):
@@ -192,6 +238,16 @@ def test_help(folder, flag):
         assert f"\n  {section} " in done.stdout
         assert all(f"{name}={value!r}" in done.stdout for name, value in fields.items())
     assert max(map(len, lines)) <= 120
+
+
+def test_help_tells_the_defaults_of_the_programs_own_config(folder):
+    done = run(folder, "benchmark.py", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert "  --config       only as --config.section.field=value, which changes the program's own config" in lines
+    assert "  --sizes        sizes (default 2, 3)" in lines
+    assert "  --turns        turns; repeat this option to specify a list of values" in lines
+    assert "\n  model          family='gpt', num_layers=8, " in done.stdout
 
 
 def test_bug_keeps_its_traceback(folder):

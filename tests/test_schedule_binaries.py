@@ -36,13 +36,15 @@ rank  0   1   2   3   4   5   6   7   8   9
    0 0F0 0F1  .  0I0 0W0 0F2 0I1 0W1 0I2 0W2
    1  .  1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
 
+costs, in any unit: forward=2,backward_input=2,backward_weight=2,hop=0
+
 free-running: makespan 20, bubble 0.1111 of the work
-  most activations held, in microbatches, by rank: 2 2
-  most left for W, in microbatches, by rank: 1 2
+  most activations held by each rank, in microbatches of the whole rank: 2 2
+  most left for W by each rank, in microbatches of the whole rank: 1 2
 
 lockstep: makespan 20, bubble 0.1111 of the work
-  most activations held, in microbatches, by rank: 2 2
-  most left for W, in microbatches, by rank: 1 2
+  most activations held by each rank, in microbatches of the whole rank: 2 2
+  most left for W by each rank, in microbatches of the whole rank: 1 2
 """
 
 
@@ -59,8 +61,10 @@ def test_text_of_one_clock():
         "rank    0       1\n"
         "   0 0F0+0B0 0F1+0B1\n"
         "\n"
+        "costs, in any unit: forward=1,backward_input=1,backward_weight=1,hop=0\n"
+        "\n"
         "lockstep: makespan 6, bubble 0 of the work\n"
-        "  most activations held, in microbatches, by rank: 1\n"
+        "  most activations held by each rank, in microbatches of the whole rank: 1\n"
     )
 
 
@@ -106,6 +110,17 @@ def test_a_table_travels(tmp_path):
     assert by_file == by_name | {"name": "file:mine.csv"}
 
 
+def test_zb_v_has_two_chunks_unasked():
+    facts = json.loads(call("--name=zb_v", "--pipe=2", "--microbatches=3", "--format=json").stdout)
+    assert facts["chunks"] == 2
+
+
+def test_all_sizes_in_which_the_flags_differ_from_a_table_are_told(tmp_path):
+    (tmp_path / "mine.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
+    done = call(*sizes("file:mine.csv", 4, 1, 8), status=2, cwd=tmp_path)
+    assert done.stderr.endswith("has other sizes: set --pipe=2 (not 4), --microbatches=2 (not 8).\n")
+
+
 def test_help_has_the_flags_and_no_config():
     text = call("--help").stdout
     assert "\n  --microbatches " in text
@@ -117,9 +132,9 @@ def test_help_has_the_flags_and_no_config():
     [
         ([], "--name is required: "),
         (["--name=1f1c", "--pipe=4", "--microbatches=8"], "there is no schedule '1f1c'. Did you mean '1f1b'?"),
-        (["--name=1f1b", "--pipe=4"], "schedule 1f1b needs pipe and the number of microbatches; only a file has"),
-        (sizes("1f1b", 4, 2, 8), "schedule 1f1b has chunks=1, not 2: set chunks to 1."),
-        (sizes("1f1b", 0, 1, 8), "schedule 1f1b: pipe=0 must be at least 1."),
+        (["--name=1f1b", "--pipe=4"], "schedule 1f1b needs --pipe and --microbatches; only a file has"),
+        (sizes("1f1b", 4, 2, 8), "schedule 1f1b has other sizes: set --chunks=1 (not 2)."),
+        (sizes("1f1b", 0, 1, 8), "schedule 1f1b: --pipe=0 must be at least 1."),
         (sizes("interleaved_1f1b", 4, 2, 6), "Use 4 or 8 microbatches"),
         (["--name=file:nothing.csv"], "nothing.csv cannot be read"),
         ([*sizes("1f1b", 2, 1, 2), "--costs=forward=1:2:3"], "costs: forward has 3 times for 2 stages"),

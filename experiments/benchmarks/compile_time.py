@@ -16,9 +16,9 @@ from absl import flags
 
 from experiments.benchmarks.sizes import base_config, with_microbatches
 from fiddlex.config import Config
-from fiddlex.flags import apply_overrides, define_overrides, run
+from fiddlex.flags import define_changes, run
 
-define_overrides("the benchmark")
+_CONFIG = define_changes(base_config())
 _MICROBATCHES = flags.DEFINE_list("microbatches", ["8", "128"], "numbers of microbatches")
 _LAYERS = flags.DEFINE_list("layers", ["8", "96"], "numbers of layers")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "rounds", lower_bound=1)
@@ -26,7 +26,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 3, "rounds", lower_bound=1)
 
 def main(argv: list[str]) -> None:
     """Prints the table."""
-    base = apply_overrides(base_config())
+    base = _CONFIG.value
     cases = list(itertools.product(map(int, _LAYERS.value), map(int, _MICROBATCHES.value)))
     rounds = [[measure(_sized(base, *case)) for case in cases] for _ in range(1 + _REPEATS.value)][1:]
     by_case = zip(*rounds, strict=True)

@@ -25,15 +25,7 @@ from absl import flags
 from experiments.benchmarks.sizes import with_microbatches
 from fiddlex.config import Config
 from fiddlex.errors import FiddlexError
-from fiddlex.flags import apply_overrides, define_overrides, run
-
-define_overrides("the benchmark")
-_MICROBATCHES = flags.DEFINE_integer("microbatches", 8, "microbatches in a batch", lower_bound=1)
-_MICROBATCH_SIZE = flags.DEFINE_integer("microbatch_size", 1, "examples in a microbatch", lower_bound=1)
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "turns that each side gets", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 4, "steps in a turn", lower_bound=1)
-_WORKER = flags.DEFINE_string("worker", None, "for this program's own use: the config of one side, as JSON")
-_CORES = flags.DEFINE_list("cores", [], "the two cores; by default the first two that this process may use")
+from fiddlex.flags import define_changes, run
 
 
 def base_config() -> Config:
@@ -44,14 +36,21 @@ def base_config() -> Config:
     return config
 
 
+_CONFIG = define_changes(base_config())
+_MICROBATCHES = flags.DEFINE_integer("microbatches", 8, "microbatches in a batch", lower_bound=1)
+_MICROBATCH_SIZE = flags.DEFINE_integer("microbatch_size", 1, "examples in a microbatch", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "turns that each side gets", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 4, "steps in a turn", lower_bound=1)
+_WORKER = flags.DEFINE_string("worker", None, "for this program's own use: the config of one side, as JSON")
+_CORES = flags.DEFINE_list("cores", [], "the two cores; by default the first two that this process may use")
+
+
 def main(argv: list[str]) -> None:
     """Prints the table."""
     if _WORKER.value:
         work(Config.from_json(_WORKER.value))
         return
-    config = with_microbatches(
-        apply_overrides(base_config()), _MICROBATCHES.value, microbatch_size=_MICROBATCH_SIZE.value
-    )
+    config = with_microbatches(_CONFIG.value, _MICROBATCHES.value, microbatch_size=_MICROBATCH_SIZE.value)
     cores = [int(core) for core in _CORES.value] or sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         raise FiddlexError(f"this process may use {len(cores)} core; the comparison needs two.")
@@ -84,6 +83,7 @@ def work(config: Config) -> None:
 
     from fiddlex.train.trainer import Trainer
 
+    jax.config.update("jax_platforms", "cpu")  # no other is measured, and libtpu would complain that it finds no TPU
     trainer = Trainer(config)
     trainer.compile()
     jax.block_until_ready(trainer.state)

@@ -126,7 +126,7 @@ print(to_text(typed, lower(typed).ticks))
 
 
 # %%
-def eager_1f1b(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+def eager_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """1F1B with twice the warm-up."""
     rows = []
     for rank in range(pipe):

@@ -6,7 +6,7 @@ interleaved 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Traini
 
 To try a schedule of your own, write one function and put it in the table:
 
-    def mine(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+    def mine(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
         rows = []
         for rank in range(pipe):
             forwards = [Action(rank, Kind.F, k) for k in range(num_microbatches)]
@@ -16,13 +16,14 @@ To try a schedule of your own, write one function and put it in the table:
 
     GENERATORS["mine"] = mine
 
-It gives each rank's order and each stage's rank, and nothing else: `make_schedule` proves it legal or shows where it is
-not, and then it prints, simulates and runs as the others do. A table in a file needs no function: `file:PATH.csv`.
+It gives each rank's order and each stage's rank, and by the default of `chunks` how many stages a rank has where nobody
+says. `make_schedule` proves it legal or shows where it is not, and then it prints, simulates and runs as the others do.
+A table in a file needs no function: `file:PATH.csv`.
 Invariant: what `make_schedule` returns is legal and has the sizes asked for.
 """
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fiddlex.config import nearest
 from fiddlex.errors import ScheduleError
@@ -32,17 +33,17 @@ from fiddlex.pipeline.validate import validate
 from fiddlex.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
 
 
-def gpipe(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+def gpipe(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """All forwards, then all backwards in the same order: every microbatch is held at once."""
     return _one_stage_a_rank("gpipe", pipe, chunks, num_microbatches, [num_microbatches] * pipe)
 
 
-def one_forward_one_backward(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+def one_forward_one_backward(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """1F1B with flush: rank r runs p−r−1 forwards ahead, and so holds p−r microbatches however many there are."""
     return _one_stage_a_rank("1f1b", pipe, chunks, num_microbatches, [pipe - rank - 1 for rank in range(pipe)])
 
 
-def interleaved_1f1b(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """1F1B over `chunks` stages a rank, rank r holding stages r, r+p, …: 1/v of the bubble, for more hops.
 
     A rank takes p microbatches through its first chunk, then the same through the next, and so on, and runs
@@ -91,38 +92,47 @@ GENERATORS: dict[str, Callable[..., Schedule]] = {
 
 
 def make_schedule(
-    name: str, *, pipe: int | None = None, chunks: int | None = None, num_microbatches: int | None = None
+    name: str,
+    *,
+    pipe: int | None = None,
+    chunks: int | None = None,
+    num_microbatches: int | None = None,
+    words: Sequence[str] = ("pipe", "chunks", "num_microbatches"),
 ) -> Schedule:
     """The schedule `name` for these sizes, proven legal.
 
     Args:
       name: a key of `GENERATORS`, or `file:PATH.csv` for a table in the form of `fiddlex.pipeline.text.from_csv`.
       pipe: ranks, `mesh.pipe`; None: as many as a file has.
-      chunks: most stages on a rank, `pipeline.num_chunks`; None: as many as a file has, or 1.
+      chunks: most stages on a rank, `pipeline.num_chunks`; None: as many as a file has, or the generator's default.
       num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`; None: as a file has.
+      words: what whoever reads the errors calls these three sizes: config fields, or flags.
 
     Raises:
       ScheduleError: when there is no such schedule (with the nearest name), a size is missing or the schedule does not
-        exist for these sizes, a file cannot be read, or the actions break a rule (with the grid).
+        exist for these sizes (with all that differ), a file cannot be read, or the actions break a rule (with the
+        grid).
     """
-    asked = {"pipe": pipe, "chunks": chunks, "num_microbatches": num_microbatches}
-    for size, value in asked.items():
+    asked = (pipe, chunks, num_microbatches)
+    for word, value in zip(words, asked, strict=True):
         if value is not None and value < 1:
-            raise ScheduleError(f"schedule {name}: {size}={value} must be at least 1.")
+            raise ScheduleError(f"schedule {name}: {word}={value} must be at least 1.")
     kind, colon, path = name.partition(":")
     if kind == "file" and colon:
         schedule = _read(path, name)
     elif name in GENERATORS:
-        asked["chunks"] = 1 if chunks is None else chunks
-        if None in asked.values():
-            raise ScheduleError(f"schedule {name} needs pipe and the number of microbatches; only a file has its own.")
-        schedule = GENERATORS[name](**asked)
+        if pipe is None or num_microbatches is None:
+            raise ScheduleError(f"schedule {name} needs {words[0]} and {words[2]}; only a file has its own.")
+        stages = {} if chunks is None else {"chunks": chunks}
+        schedule = GENERATORS[name](pipe=pipe, num_microbatches=num_microbatches, **stages)
     else:
         raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), [*GENERATORS, 'file:PATH.csv'])}")
     validate(schedule)
-    for size, has in zip(asked, (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches), strict=True):
-        if asked[size] not in (None, has):
-            raise ScheduleError(f"schedule {name} has {size}={has}, not {asked[size]}: set {size} to {has}.")
+    sizes = (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches)
+    rows = zip(words, sizes, asked, strict=True)
+    wrong = [f"{word}={has} (not {value})" for word, has, value in rows if value not in (None, has)]
+    if wrong:
+        raise ScheduleError(f"schedule {name} has other sizes: set {', '.join(wrong)}.")
     return schedule
 
 

@@ -12,7 +12,7 @@ import collections
 from fiddlex.pipeline.schedule import Action, Kind, Schedule, alternate
 
 
-def zb_h1(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+def zb_h1(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """1F1B with the memory of 1F1B: rank r puts each W off by r microbatches (section 2.1).
 
     A rank r then holds up to p−r whole microbatches and r weight-gradient stashes: p everywhere. At the start the last
@@ -23,7 +23,7 @@ def zb_h1(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
     return Schedule("zb_h1", tuple(rows), tuple(range(pipe)))
 
 
-def zb_h2(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+def zb_h2(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """ZB-H1 with as many more forwards at the start as fill the first bubble (section 2.2).
 
     Rank r warms up with 2(p−r−1) forwards and puts each W off by 2r microbatches: 2p−1 held everywhere.
@@ -35,7 +35,7 @@ def zb_h2(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
     return Schedule("zb_h2", tuple(rows), tuple(range(pipe)))
 
 
-def zb_v(*, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+def zb_v(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
     """Two stages a rank, placed in a V: rank r holds stages r and 2p−1−r (section 6).
 
     The loss is then computed on the rank where the microbatch entered, so its backward starts at once, and the memory

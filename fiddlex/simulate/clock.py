@@ -14,6 +14,7 @@ from fiddlex.pipeline.validate import validate
 from fiddlex.simulate.timeline import Event, Timeline
 
 MOST = 1e100  # of a time, so that sums of them stay finite
+_FORM = "Write forward=1,hop=0.1, or forward=1:1:2 with a time for each stage."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,12 @@ class Costs:
     backward_input: float | tuple[float, ...] = 1.0
     backward_weight: float | tuple[float, ...] = 1.0
     hop: float | tuple[float, ...] = 0.0  # of a message that leaves the stage, either way, for another rank
+
+    def __str__(self) -> str:
+        """All the times, to six digits, in the form that `parse` reads."""
+        times = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        rows = {name: time if isinstance(time, tuple) else (time,) for name, time in times.items()}
+        return ",".join(f"{name}={':'.join(f'{time:g}' for time in row)}" for name, row in rows.items())
 
     def per_stage(self, num_stages: int) -> dict[str, tuple[float, ...]]:
         """Every field as a tuple with one time for each stage.
@@ -63,22 +70,20 @@ class Costs:
         """Reads `forward=1,hop=0.1`, or `forward=1:1:2` for one time for each stage; what is left out is the default.
 
         Raises:
-          ScheduleError: on an unknown or repeated name, or a time that is no number.
+          ScheduleError: on an unknown or repeated name, or a time that is no number; with the form.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         values: dict[str, float | tuple[float, ...]] = {}
         for item in filter(None, text.split(",")):
             name, _, value = (part.strip() for part in item.partition("="))
             if name not in names:
-                raise ScheduleError(f"costs: there is no {name!r}. {nearest(name, names)}")
+                raise ScheduleError(f"costs: there is no {name!r}. {nearest(name, names)} {_FORM}")
             if name in values:
-                raise ScheduleError(f"costs: {name} is given twice; write the times of stages as {name}=1:1:2.")
+                raise ScheduleError(f"costs: {name} is given twice. {_FORM}")
             try:
                 times = tuple(map(float, value.split(":")))
             except ValueError:
-                raise ScheduleError(
-                    f"costs: {item.strip()!r} is no time: write {name}=1.5, or {name}=1:1:2 with one for each stage."
-                ) from None
+                raise ScheduleError(f"costs: {item.strip()!r} gives no time. {_FORM}") from None
             values[name] = times if len(times) > 1 else times[0]
         return cls(**values)
 

@@ -51,11 +51,6 @@ class Timeline:
         return max(self.work)
 
     @property
-    def idle(self) -> tuple[float, ...]:
-        """Time of the makespan in which each rank does not compute."""
-        return tuple(self.makespan - work for work in self.work)
-
-    @property
     def bubble(self) -> float:
         """Longest time from the first action of a rank to its last, less `ideal`; in lockstep makespan − `ideal`.
 

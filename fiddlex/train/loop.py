@@ -83,7 +83,7 @@ def train(config: Config, workdir: Path) -> Outcome:
             logger.info("%s", describe_schedule(layout.lowered, num_layers=layout.placement.layers_per_stage))
 
         # Resume.
-        stack.enter_context(workdirs.claimed(workdir, config))
+        stack.enter_context(workdirs.claimed(workdir, config, schedule=trainer.layout.lowered.schedule))
         checkpoints = stack.enter_context(Checkpoints(workdir, keep=config.train.keep_checkpoints))
         if trainer.restore(checkpoints):
             logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))

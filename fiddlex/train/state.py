@@ -71,7 +71,13 @@ def make_layout(model: GPT, config: Config) -> Layout:
       ConfigError: when the schedule does not exist for these sizes, or the layers cannot be cut into its stages.
     """
     pipeline = config.pipeline
-    make = functools.partial(make_schedule, pipeline.schedule, pipe=config.mesh.pipe, chunks=pipeline.num_chunks)
+    make = functools.partial(
+        make_schedule,
+        pipeline.schedule,
+        pipe=config.mesh.pipe,
+        chunks=pipeline.num_chunks,
+        words=("mesh.pipe", "pipeline.num_chunks", "pipeline.num_microbatches"),
+    )
     try:
         schedule = make(num_microbatches=pipeline.num_microbatches)
     except ScheduleError as error:

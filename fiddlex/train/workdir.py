@@ -1,9 +1,12 @@
 """The directory of a run: what lies in it, and whether a config may go on in it.
 
-`config.json` (resolved), `metrics.jsonl`, `checkpoints/`, `tensorboard/`.
+`config.json` (resolved), `metrics.jsonl`, `checkpoints/`, `tensorboard/`, and `schedule.csv` where the config takes its
+schedule from a file: a copy, which `config.json` names in place of that file. Invariant: what is in a workdir can be
+evaluated and sampled from wherever that directory lies, without the file.
 """
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import operator
@@ -16,8 +19,12 @@ from filelock import FileLock, Timeout
 
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.pipeline.schedule import Schedule
+from fiddlex.pipeline.text import to_csv
 
 logger = logging.getLogger(__name__)
+
+TABLE = "schedule.csv"  # the run's own copy of a schedule from a file
 
 # Changing one of these would give weights of other shapes.
 SHAPE_FIELDS = (
@@ -46,8 +53,13 @@ FIXED_FIELDS = (
 
 
 @contextlib.contextmanager
-def claimed(workdir: Path, config: Config) -> Iterator[None]:
+def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[None]:
     """Holds the directory for one training process, creating it if need be.
+
+    Args:
+      workdir: the directory.
+      config: of the run.
+      schedule: the one that `config` names.
 
     Raises:
       CheckpointError: when the directory cannot be written, another process is training in it, or the run in it
@@ -63,8 +75,10 @@ def claimed(workdir: Path, config: Config) -> Iterator[None]:
                     f"Another process is training in --workdir={workdir}. Wait for it, stop it, or choose another "
                     "--workdir."
                 ) from error
-            _check_checkpoints(workdir, config)
-            (workdir / "config.json.tmp").write_text(config.to_json(), encoding="utf-8")
+            _check_checkpoints(workdir, _with_table(config, workdir / TABLE))
+            if config.pipeline.schedule.startswith("file:"):
+                (workdir / f"{TABLE}.tmp").write_text(to_csv(schedule), encoding="utf-8")
+            (workdir / "config.json.tmp").write_text(_with_table(config, TABLE).to_json(), encoding="utf-8")
         yield
 
 
@@ -93,20 +107,22 @@ def _check_checkpoints(workdir: Path, config: Config) -> None:
 
 
 def write_config(workdir: Path) -> None:
-    """Puts the config that `claimed` was given in place as `config.json`: the run goes on with it."""
+    """Puts what `claimed` was given in place as `config.json` and `schedule.csv`: the run goes on with it."""
     with writing(workdir):
+        if (workdir / f"{TABLE}.tmp").exists():
+            os.replace(workdir / f"{TABLE}.tmp", workdir / TABLE)
         os.replace(workdir / "config.json.tmp", workdir / "config.json")
 
 
 def read_config(workdir: Path) -> Config:
-    """The config of the run in a workdir.
+    """The config of the run in a workdir; a schedule from a file is the workdir's copy.
 
     Raises:
       CheckpointError: when there is none or it cannot be read.
     """
     path = workdir / "config.json"
     try:
-        return Config.from_json(path.read_text(encoding="utf-8"))
+        return _with_table(Config.from_json(path.read_text(encoding="utf-8")), workdir / TABLE)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path} does not exist: --workdir={workdir} is not the directory of a training run. "
@@ -116,6 +132,14 @@ def read_config(workdir: Path) -> Config:
         raise CheckpointError(
             f"{path} cannot be read: {error}\nPut back an intact copy, or choose a new --workdir to start another run."
         ) from error
+
+
+def _with_table(config: Config, path: str | Path) -> Config:
+    """A copy of `config` whose schedule, where that is a file, is the one at `path`."""
+    config = copy.deepcopy(config)
+    if config.pipeline.schedule.startswith("file:"):
+        config.pipeline.schedule = f"file:{path}"
+    return config
 
 
 def check_same_run(saved: Config, config: Config, workdir: Path) -> None:

@@ -62,9 +62,9 @@ def test_zb_v_is_placed_in_a_v():
         ("1f1b", (0, 1, 4), "schedule 1f1b: pipe=0 must be at least 1."),
         ("1f1b", (2, 0, 4), "schedule 1f1b: chunks=0 must be at least 1."),
         ("1f1b", (2, 1, 0), "schedule 1f1b: num_microbatches=0 must be at least 1."),
-        ("gpipe", (2, 2, 4), "schedule gpipe has chunks=1, not 2: set chunks to 1."),
-        ("zb_h1", (2, 2, 4), "schedule zb_h1 has chunks=1, not 2: set chunks to 1."),
-        ("zb_v", (2, 1, 4), "schedule zb_v has chunks=2, not 1: set chunks to 2."),
+        ("gpipe", (2, 2, 4), "schedule gpipe has other sizes: set chunks=1 (not 2)."),
+        ("zb_h1", (2, 2, 4), "schedule zb_h1 has other sizes: set chunks=1 (not 2)."),
+        ("zb_v", (2, 1, 4), "schedule zb_v has other sizes: set chunks=2 (not 1)."),
         ("zbh1", (2, 1, 4), "there is no schedule 'zbh1'. Did you mean 'zb_h1'?"),
         ("1F1B", (2, 1, 4), "there is no schedule '1F1B'. Did you mean '1f1b'?"),
         (
@@ -110,22 +110,30 @@ def test_a_file_has_sizes_of_its_own(tmp_path):
     assert (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches) == (3, 2, 5)
 
 
-def test_by_name_only_the_chunks_may_be_left_out():
-    assert make_schedule("1f1b", pipe=2, num_microbatches=3).num_chunks == 1
-    for asked in ({"pipe": 2}, {"num_microbatches": 2}):
-        with pytest.raises(ScheduleError, match="schedule 1f1b needs pipe and the number of microbatches"):
-            make_schedule("1f1b", **asked)
-    with pytest.raises(ScheduleError, match="schedule zb_v has chunks=2, not 1: set chunks to 2"):
-        make_schedule("zb_v", pipe=2, num_microbatches=3)
+@pytest.mark.parametrize("asked", [{"pipe": 2}, {"num_microbatches": 2}])
+def test_by_name_only_the_chunks_may_be_left_out(asked):
+    with pytest.raises(ScheduleError, match="schedule 1f1b needs pipe and num_microbatches; only a file has its own"):
+        make_schedule("1f1b", **asked)
 
 
-@pytest.mark.parametrize("size", ["pipe", "chunks", "num_microbatches"])
-def test_a_file_must_have_the_sizes_of_the_run(tmp_path, size):
-    has = {"pipe": 3, "chunks": 1, "num_microbatches": 5}
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_left_out_are_as_many_as_the_generator_takes(name):
+    schedule = make_schedule(name, pipe=2, num_microbatches=4)
+    assert schedule.num_chunks == (2 if name == "zb_v" else 1)
+
+
+SIZES = {"pipe": 3, "chunks": 1, "num_microbatches": 5}
+
+
+@pytest.mark.parametrize("wrong", [["pipe"], ["chunks", "num_microbatches"], ["pipe", "chunks", "num_microbatches"]])
+def test_all_sizes_in_which_a_file_differs_are_told_at_once(tmp_path, wrong):
     table = tmp_path / "table.csv"
-    table.write_text(to_csv(make_schedule("1f1b", **has)), encoding="utf-8")
-    with pytest.raises(ScheduleError, match=f"table.csv has {size}={has[size]}, not 7: set {size} to {has[size]}"):
-        make_schedule(f"file:{table}", **(has | {size: 7}))
+    table.write_text(to_csv(make_schedule("1f1b", **SIZES)), encoding="utf-8")
+    words = {"pipe": "--pipe", "chunks": "--chunks", "num_microbatches": "--microbatches"}
+    remedies = ", ".join(f"{words[size]}={SIZES[size]} (not 7)" for size in wrong)
+    with pytest.raises(ScheduleError) as error:
+        make_schedule(f"file:{table}", **(SIZES | dict.fromkeys(wrong, 7)), words=tuple(words.values()))
+    assert str(error.value) == f"schedule file:{table} has other sizes: set {remedies}."
 
 
 def test_a_file_that_breaks_a_rule_is_refused_with_the_grid(tmp_path):

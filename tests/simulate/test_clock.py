@@ -111,7 +111,7 @@ def test_peaks_never_grow_with_microbatches_nor_pass_the_limit(name, chunks):
         assert peaks[limit - 1 :] == [limit] * len(peaks[limit - 1 :])
 
 
-def test_times_memory_and_idleness_of_a_small_schedule_by_hand():
+def test_times_and_memory_of_a_small_schedule_by_hand():
     schedule = from_csv("0F0,0F1,0I0,0W0,0B1\n1F0,1B0,1F1,1B1\n", "t")
     timeline = free_running(schedule, Costs(forward=2.0, backward_input=3.0, backward_weight=1.0, hop=0.5))
     assert [(str(action), start, end) for action, start, end in timeline.events[0]] == [
@@ -130,7 +130,6 @@ def test_times_memory_and_idleness_of_a_small_schedule_by_hand():
     assert timeline.makespan == 19.0
     assert timeline.work == (12.0, 12.0)
     assert timeline.ideal == 12.0
-    assert timeline.idle == (7.0, 7.0)
     assert timeline.bubble == 7.0
     assert timeline.bubble_fraction == pytest.approx(7 / 12)
     assert timeline.memory(0) == [(0.0, 1), (2.0, 2), (13.0, 1), (19.0, 0)]
@@ -154,7 +153,6 @@ def test_ideal_is_the_work_of_the_busiest_rank_when_stages_differ():
     assert timeline.work == (6.0, 18.0)
     assert timeline.makespan == 20.0  # 0F0, then rank 1 without a pause, then 0B2
     assert timeline.bubble == 2.0
-    assert timeline.idle == (14.0, 2.0)
 
 
 def test_a_hop_is_paid_between_ranks_only_and_by_the_stage_that_sends():
@@ -236,6 +234,12 @@ def released(row: tuple[Event, ...], forward: Event) -> Event:
 )
 def test_costs_are_read_from_text(text, costs):
     assert Costs.parse(text) == costs
+    assert Costs.parse(str(costs)) == costs
+
+
+def test_costs_print_all_times():
+    text = "forward=1:1:2.5,backward_input=1,backward_weight=1,hop=0.1"
+    assert str(Costs(forward=(1.0, 1.0, 2.5), hop=0.1)) == text
 
 
 @pytest.mark.parametrize(
@@ -243,18 +247,16 @@ def test_costs_are_read_from_text(text, costs):
     [
         ("forwards=1", "costs: there is no 'forwards'. Did you mean 'forward'?"),
         ("1,2,3", "costs: there is no '1'. Known: forward, backward_input, backward_weight, hop."),
-        ("hop=1,hop=2", "costs: hop is given twice; write the times of stages as hop=1:1:2."),
-        (
-            "hop=1;2",
-            "costs: 'hop=1;2' is no time: write hop=1.5, or hop=1:1:2 with one for each stage.",
-        ),
-        ("hop", "costs: 'hop' is no time: write hop=1.5, or hop=1:1:2 with one for each stage."),
+        ("forward:1", "costs: there is no 'forward:1'. Did you mean 'forward'?"),
+        ("hop=1,hop=2", "costs: hop is given twice."),
+        ("hop=1;2", "costs: 'hop=1;2' gives no time."),
+        ("hop", "costs: 'hop' gives no time."),
     ],
 )
 def test_costs_that_cannot_be_read_are_refused_with_the_form(text, message):
     with pytest.raises(ScheduleError) as error:
         Costs.parse(text)
-    assert str(error.value) == message
+    assert str(error.value) == f"{message} Write forward=1,hop=0.1, or forward=1:1:2 with a time for each stage."
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError, DataError, NonFiniteError
+from fiddlex.pipeline.generators import make_schedule
 from fiddlex.train import blockwise, loop
 from fiddlex.train import workdir as workdirs
 from fiddlex.train.checkpoint import Checkpoints, _checksums
@@ -55,8 +56,14 @@ def whole_run(config: Config, tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "whole"
 
 
-def test_resume_gives_the_same_bits(config: Config, whole_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    workdir = tmp_path / "parts"
+@pytest.mark.parametrize("semantics", ["sync", "2bw", "2bw bfloat16", "stash", "sync:0.5,2bw:2,vertical_sync"])
+def test_resume_gives_the_same_bits(semantics: str, config: Config, tmp_path: pathlib.Path) -> None:
+    config.pipeline.semantics_schedule, _, dtype = semantics.partition(" ")
+    config.model.dtype = dtype or "float32"
+    if semantics != "sync":
+        config.model.num_layers, config.mesh.pipe, config.pipeline.num_microbatches = 3, 2, 4
+    workdir, whole_run = tmp_path / "parts", tmp_path / "whole"
+    loop.train(config, whole_run)
     assert interrupted_run(config, workdir, after=3) == 3
     # What a kill -9 leaves behind: records that go on beyond the checkpoint, the last one cut short.
     with (workdir / "metrics.jsonl").open("a") as file:
@@ -159,6 +166,29 @@ def test_no_readable_checkpoint_stops(config: Config, whole_run: pathlib.Path) -
     with pytest.raises(CheckpointError, match=r"None of the checkpoints .* can be read(.|\n)*choose a new --workdir"):
         loop.train(config, whole_run)
     assert len(list((whole_run / "checkpoints").glob("[0-9]*"))) == 2  # none was moved
+
+
+def test_a_schedule_from_a_file_stays_with_the_run(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    monkeypatch.chdir(tmp_path)
+    config.mesh.pipe, config.pipeline.schedule = 2, "file:mine.csv"
+    loop.train(config, tmp_path / "run")
+    expected = Trainer(config)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["pipeline"]["schedule"] == "file:schedule.csv"
+
+    table.unlink()
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    monkeypatch.chdir("/")
+    trainer = load_trainer(moved)
+    assert trainer.layout.lowered.schedule.actions == expected.layout.lowered.schedule.actions
+    assert trainer.step == 6
+    config.pipeline.schedule, config.train.num_steps = f"file:{moved}/schedule.csv", 7
+    caplog.set_level("INFO", "fiddlex")
+    assert loop.train(config, moved).step == 7
+    assert "The config has changed since this run was last started: train.num_steps 6 → 7." in caplog.messages
 
 
 def test_another_run_in_the_workdir_is_refused(config: Config, whole_run: pathlib.Path) -> None:
@@ -299,7 +329,9 @@ def test_checksums_tell_arrays_apart_that_hold_the_same_numbers() -> None:
 
 
 def test_two_processes_in_one_workdir(config: Config, tmp_path: pathlib.Path) -> None:
-    with workdirs.claimed(tmp_path, config), pytest.raises(CheckpointError, match="Another process is training in"):
+    schedule = make_schedule("1f1b", pipe=1, num_microbatches=2)
+    in_use = pytest.raises(CheckpointError, match="Another process is training in")
+    with workdirs.claimed(tmp_path, config, schedule=schedule), in_use:
         loop.train(config, tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pathlib
 import re
 
 import chex
@@ -199,6 +200,18 @@ def test_sampling_values_out_of_range(sampling: SamplingConfig, message: str) ->
 def test_too_few_devices(tiny_config: Config) -> None:
     tiny_config.mesh.data = 16
     with pytest.raises(DeviceError, match=r"data=16 × pipe=1 × tensor=1 needs 16 devices; there are 8 \(cpu\)"):
+        Trainer(tiny_config)
+
+
+def test_all_sizes_in_which_the_config_differs_from_a_table_are_told_as_its_fields(
+    tiny_config: Config, tmp_path: pathlib.Path
+) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
+    tiny_config.pipeline.schedule = f"file:{table}"
+    tiny_config.mesh.pipe, tiny_config.pipeline.num_chunks, tiny_config.pipeline.num_microbatches = 4, 2, 8
+    remedy = "set mesh.pipe=2 (not 4), pipeline.num_chunks=1 (not 2), pipeline.num_microbatches=2 (not 8)."
+    with pytest.raises(ConfigError, match=re.escape(remedy)):
         Trainer(tiny_config)
 
 
