@@ -93,6 +93,8 @@ def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, .
         end = start + (int(length) if match[1] else round(float(length) * num_steps))
         phases.append(Phase(name, start, end))
         start = end
+    if parts and not last.strip():
+        raise _unreadable(schedule, "there is nothing behind the last comma")
     if start > num_steps or (start == num_steps and parts):
         raise _unreadable(schedule, f"its phases before the last take {start} of train.num_steps={num_steps} steps")
     phases.append(Phase(last.strip(), start, num_steps))

@@ -164,7 +164,7 @@ def _unroll(kind: Callable[[int], Schedule], semantics: Semantics) -> Windows:
     for num_batches in (4 + 2 * ahead, 10 + 4 * ahead, 40 + 8 * ahead):
         lowered = lower(kind(num_batches), semantics)
         tables = _cut(lowered, semantics)[: num_batches - ahead]  # the last have nothing to run ahead with
-        found = _find_cycle(tables)
+        found = _find_cycle([_work(table, lowered) for table in tables])
         if found:
             start, length = found
             windows = _renamed(lowered, semantics, tables[: start + length], start)
@@ -250,13 +250,18 @@ def _from_own_batch(table: np.ndarray, batch: int, semantics: Semantics, stages:
     return table
 
 
-def _find_cycle(tables: list[np.ndarray]) -> tuple[int, int] | None:
+def _work(table: np.ndarray, lowered: Lowered) -> bytes:
+    """What is done in a window and what arrives, whatever the slots."""
+    work, first = table.copy(), len(COLUMNS)
+    work[..., [COLUMNS[name] for name in _PLACES]] = NONE
+    hops = np.split(work[..., first:], [len(lowered.forward_shifts)], axis=-1)
+    for arrivals, trash in zip(hops, (lowered.forward_inbox_slots, lowered.backward_inbox_slots), strict=True):
+        arrivals[...] = arrivals != trash
+    return work.tobytes()
+
+
+def _find_cycle(work: list[bytes]) -> tuple[int, int] | None:
     """Where windows begin to repeat, and how many make a round; at least two rounds must be there to tell."""
-    work = []
-    for table in tables:
-        bare = table[..., : len(COLUMNS)].copy()
-        bare[..., [COLUMNS[name] for name in _PLACES]] = NONE
-        work.append(bare.tobytes())
     for length in range(1, len(work) // 2 + 1):
         start = len(work) - length
         while start > 0 and work[start - 1] == work[start - 1 + length]:
