@@ -49,7 +49,7 @@ class Ahead(NamedTuple):
 
     Attributes:
       versions: compute weights, leaves [version, …]; W(k), those after k updates, at k modulo their number.
-      flight: of each device, leaves [device, …] over the axes of the mesh over which they vary.
+      flight: of each device, with the devices over which a leaf varies along its first dimension.
     """
 
     versions: Weights
@@ -85,7 +85,7 @@ class Windowed:
         compute = compute_weights(weights, self._dtype, self._mesh, self._layout)
         versions = lax.with_sharding_constraint(jax.tree.map(stack, compute), named(self._mesh, self._versions))
         mapped = jax.shard_map(
-            lambda versions, batches: _with_device_axis(depart(self._engine(versions, batches, jnp.int32(0)))),
+            lambda versions, batches: depart(self._engine(versions, batches, jnp.int32(0))),
             mesh=self._mesh,
             in_specs=(self._versions, BATCH),
             out_specs=self.ahead_specs.flight,
@@ -171,12 +171,12 @@ class Windowed:
         self, versions: Weights, flight: Flight, batches: tuple[Batch, ...], call: Call, step: jax.Array
     ) -> tuple[jax.Array, Weights, Flight]:
         engine = self._engine(versions, batches, step)
-        flight, losses, grads = advance(engine, jax.tree.map(lambda x: x[0], flight), call)
+        flight, losses, grads = advance(engine, flight, call)
         outer = {name: part for name, part in self._layout.compute.items() if name != "layers"}
         master = {name: self._layout.master[name] for name in outer}
         reduced = reduce_gradients(grads.outer, outer, master, self._partial_axes)
         loss = lax.psum(losses.sum() * engine.scales[0], "data")
-        return loss, {**reduced, "layers": grads.layers}, _with_device_axis(flight)
+        return loss, {**reduced, "layers": grads.layers}, flight
 
     def _engine(self, versions: Weights, batches: tuple[Batch, ...], step: jax.Array) -> Engine:
         """The engine of a call, inside `shard_map`."""
@@ -226,7 +226,3 @@ class Windowed:
 
 def _stacked(w: jax.Array, size: int) -> jax.Array:
     return jnp.broadcast_to(w, (size, *w.shape))
-
-
-def _with_device_axis(tree: Tree) -> Tree:
-    return jax.tree.map(lambda x: x[None], tree)

@@ -1,0 +1,59 @@
+"""Measures a pipeline that goes on from batch to batch (2bw) against one that is flushed, in tokens per second.
+
+    python -m experiments.benchmarks.semantics [--rounds=5 --steps=8 --microbatches=2 --config.model.num_layers=8 …]
+
+Two devices on two cores with pipe=2, which take turns; medians of rounds. With a flush a step takes m + p − 1 ticks and
+without one m, so that 2bw can be 1.5 times as fast at m = 2; further rows have more microbatches.
+"""
+
+import copy
+
+from absl import flags
+
+from experiments.benchmarks.sides import medians, side, turn, two_cores
+from experiments.benchmarks.sizes import with_microbatches
+from fiddlex.config import Config
+from fiddlex.flags import define_changes, run
+
+
+def base_config() -> Config:
+    """A model in whose step products of matrices outweigh all else."""
+    config = Config()
+    config.model.num_layers, config.model.hidden_size, config.model.num_heads = 8, 256, 4
+    config.model.seq_len, config.model.vocab_size = 256, 1024
+    config.mesh.pipe = 2
+    return config
+
+
+_CONFIG = define_changes(base_config())
+_MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [2, 4, 8], "microbatches in a batch", lower_bound=2)
+_MICROBATCH_SIZE = flags.DEFINE_integer("microbatch_size", 4, "examples in a microbatch", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "turns that each side gets", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 8, "steps in a turn", lower_bound=1)
+_CORES = flags.DEFINE_list("cores", [], "the two cores; by default the first two that this process may use")
+
+
+def main(argv: list[str]) -> None:
+    """Prints the table."""
+    cores, steps = two_cores(_CORES.value), _STEPS.value
+    print("| microbatches | flush, s | 2bw, s | flush, tokens/s | 2bw, tokens/s | 2bw over flush | ideal |")
+    print("|---:|---:|---:|---:|---:|---:|---:|")
+    for microbatches in _MICROBATCHES.value:
+        flushed = with_microbatches(_CONFIG.value, microbatches, microbatch_size=_MICROBATCH_SIZE.value)
+        flushed.train.num_steps = 2 * steps * (2 + _ROUNDS.value)  # the end, where a pipeline drains, is not measured
+        going_on = copy.deepcopy(flushed)
+        going_on.pipeline.semantics = "2bw"
+        with side(flushed, cores, steps=steps) as sync, side(going_on, cores, steps=steps) as bw:
+            turns = (lambda sync=sync: turn(sync), lambda bw=bw: turn(bw))
+            (sync_s, _), (bw_s, _) = medians(turns, rounds=_ROUNDS.value)
+        speeds = [flushed.tokens_per_step / seconds for seconds in (sync_s, bw_s)]
+        ideal = (microbatches + flushed.mesh.pipe - 1) / microbatches
+        print(
+            f"| {microbatches} | {sync_s:.3f} | {bw_s:.3f} | {speeds[0]:,.0f} | {speeds[1]:,.0f} | "
+            f"{sync_s / bw_s:.2f} | {ideal:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    run(main)

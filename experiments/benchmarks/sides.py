@@ -1,0 +1,95 @@
+"""Training runs in processes of their own, each bound to its cores, which take turns to be compared.
+
+A process waits for a line of input while another works, so that what else the machine does falls on all of them. It is
+bound before jax starts, which then makes as many threads as it has cores. Run as a program, this is one of them:
+
+    python -m experiments.benchmarks.sides CONFIG.JSON STEPS
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from fiddlex.config import Config
+from fiddlex.errors import FiddlexError
+
+Side = subprocess.Popen[str]
+Times = list[float]  # of a step: seconds, and CPU seconds of all threads
+
+
+def two_cores(chosen: Sequence[str]) -> list[int]:
+    """The cores asked for, or the first two that this process may use.
+
+    Raises:
+      FiddlexError: when there are not two.
+    """
+    cores = [int(core) for core in chosen] or sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) != 2:
+        raise FiddlexError(f"{len(cores)} core(s) to use, {cores}; the comparison needs two.")
+    return cores
+
+
+@contextlib.contextmanager
+def side(config: Config, cores: list[int], *, steps: int) -> Iterator[Side]:
+    """A process that trains `steps` steps of a config in each of its turns."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "experiments.benchmarks.sides", config.to_json(), str(steps)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    ) as process:
+        yield process
+
+
+def turn(*sides: Side) -> list[float]:
+    """Seconds and CPU seconds of a step, means over a turn of one side, or of several at once and over them.
+
+    Raises:
+      FiddlexError: when a process has ended.
+    """
+    for process in sides:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    answers = []
+    for process in sides:
+        assert process.stdout is not None
+        answer = process.stdout.readline()
+        if not answer:
+            raise FiddlexError(f"a side ended with status {process.wait()}; what it said stands above.")
+        answers.append(json.loads(answer))
+    return [statistics.fmean(values) for values in zip(*answers, strict=True)]
+
+
+def medians(turns: Sequence[Callable[[], Times]], *, rounds: int) -> list[Times]:
+    """The medians of each kind of turn over rounds in which all have one, after a round to warm up."""
+    measured = [[take() for take in turns] for _ in range(1 + rounds)][1:]
+    return [[statistics.median(values) for values in zip(*times, strict=True)] for times in zip(*measured, strict=True)]
+
+
+def work(config: Config, steps: int) -> None:
+    """Trains a turn for each line of input and answers with a step's seconds and CPU seconds."""
+    import jax
+
+    from fiddlex.train.trainer import Trainer
+
+    jax.config.update("jax_platforms", "cpu")  # no other is measured, and libtpu would complain that it finds no TPU
+    trainer = Trainer(config)
+    trainer.compile()
+    jax.block_until_ready(trainer.state)
+    for _ in sys.stdin:
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        metrics = [trainer.dispatch().metrics["loss"] for _ in range(steps)]
+        jax.block_until_ready(metrics)
+        seconds = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+        print(json.dumps([value / steps for value in seconds]), flush=True)
+
+
+if __name__ == "__main__":
+    work(Config.from_json(sys.argv[1]), int(sys.argv[2]))
