@@ -1,0 +1,159 @@
+"""Trains the same models with and without delayed weights, over several seeds, and compares their losses.
+
+    python experiments/quality.py --results=docs/studies/quality.jsonl [--seeds=3 --steps=500 --models=gpt_4x128 …]
+    python experiments/quality.py --results=docs/studies/quality.jsonl --plot=docs/studies/quality.svg
+
+Byte-level GPTs on the source of Python's standard library (`stdlib`), four stages on four devices, four microbatches in
+a batch; equal data, steps and initial weights for all semantics of a seed. Each finished run is a line of the results,
+so that a study that was stopped goes on where it was; the table at the end is of all that is there. `--plot` draws them
+and trains nothing.
+"""
+
+import collections
+import dataclasses
+import json
+import pathlib
+import statistics
+from typing import Any
+
+from absl import flags, logging
+
+from fiddlex.config import Config
+from fiddlex.errors import ConfigError
+from fiddlex.flags import run
+
+SIZES = {"gpt_4x64": (4, 64, 2), "gpt_4x128": (4, 128, 4)}  # layers, hidden size, heads
+SEMANTICS = ("sync", "2bw", "stash")
+COLOURS = {"sync": "#000000", "2bw": "#0072B2", "stash": "#D55E00"}  # Okabe and Ito's
+
+_RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of finished runs, read and added to", required=True)
+_SEEDS = flags.DEFINE_integer("seeds", 3, "seeds for each model and semantics", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 500, "steps of each run", lower_bound=10)
+_MODELS = flags.DEFINE_multi_enum("models", list(SIZES), list(SIZES), "models to train")
+_SEMANTICS = flags.DEFINE_multi_string("semantics", list(SEMANTICS), "values of pipeline.semantics_schedule to compare")
+_PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; nothing is trained then")
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Case:
+    """One run."""
+
+    model: str
+    semantics: str
+    seed: int
+    steps: int
+
+
+def main(argv: list[str]) -> None:
+    """Trains what is missing, prints the table, or draws."""
+    path = pathlib.Path(_RESULTS.value)
+    results = read(path)
+    if _PLOT.value:
+        draw(results, pathlib.Path(_PLOT.value))
+        return
+    for seed in range(_SEEDS.value):
+        for model in _MODELS.value:
+            for semantics in _SEMANTICS.value:
+                case = Case(model, semantics, seed, _STEPS.value)
+                if case not in results:
+                    results[case] = train(case)
+                    logging.info("%s: held-out loss %.4f", case, results[case][-1]["eval_loss"])
+                    with path.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(dataclasses.asdict(case) | {"records": results[case]}) + "\n")
+    print(table({case: records for case, records in results.items() if case.steps == _STEPS.value}))
+
+
+def make_config(case: Case) -> Config:
+    """The config of a run."""
+    config = Config()
+    config.model.num_layers, config.model.hidden_size, config.model.num_heads = SIZES[case.model]
+    config.model.seq_len, config.model.vocab_size = 128, 256
+    config.mesh.pipe = config.pipeline.num_microbatches = 4
+    config.pipeline.semantics_schedule = case.semantics
+    config.optimizer.learning_rate, config.optimizer.final_learning_rate = 2e-3, 2e-4
+    config.optimizer.warmup_steps, config.optimizer.weight_decay, config.optimizer.clip_norm = 50, 0.1, 1.0
+    config.data.source, config.data.global_batch_size, config.data.eval_batches = "stdlib", 16, 32
+    config.train.num_steps, config.train.seed, config.data.seed = case.steps, case.seed, case.seed
+    return config
+
+
+def train(case: Case) -> list[dict[str, Any]]:
+    """The records of a run: every tenth training loss, and ten evaluations on held-out text."""
+    from fiddlex.train.trainer import Trainer
+
+    trainer = Trainer(make_config(case))
+    records = []
+    for record in trainer.steps(case.steps):
+        if record["step"] % 10 == 0:
+            records.append({"step": record["step"], "loss": record["loss"]})
+        # One step is under way already when a record is there, so the weights are a step newer than it.
+        if record["step"] % max(case.steps // 10, 1) == 0 and record["step"] < case.steps:
+            records.append({name: trainer.evaluate()[name] for name in ("step", "eval_loss")})
+    records.append({name: trainer.evaluate()[name] for name in ("step", "eval_loss")})
+    return records
+
+
+def read(path: pathlib.Path) -> dict[Case, list[dict[str, Any]]]:
+    """The finished runs in a file.
+
+    Raises:
+      ConfigError: at a line that is none.
+    """
+    results: dict[Case, list[dict[str, Any]]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], start=1):
+        try:
+            entry = json.loads(line)
+            records = entry.pop("records")
+            results[Case(**entry)] = records
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: not a run ({error}). Remove the line; its run is made again."
+            ) from error
+    return results
+
+
+def table(results: dict[Case, list[dict[str, Any]]]) -> str:
+    """Mean and spread of the last held-out losses, and how far they are from those of sync."""
+    last: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
+    for case, records in sorted(results.items()):
+        last[case.model, case.semantics].append(records[-1]["eval_loss"])
+    rows = [
+        "| model | semantics | runs | held-out loss | lowest | highest | against sync |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for (model, semantics), losses in last.items():
+        mean, base = statistics.fmean(losses), statistics.fmean(last.get((model, "sync"), [float("nan")]))
+        rows.append(
+            f"| {model} | {semantics} | {len(losses)} | {mean:.4f} | {min(losses):.4f} | {max(losses):.4f} | "
+            f"{mean / base - 1:+.2%} |"
+        )
+    return "\n".join(rows)
+
+
+def draw(results: dict[Case, list[dict[str, Any]]], path: pathlib.Path) -> None:
+    """Draws the curves of each model: held-out losses as means with their spread, training losses faintly behind."""
+    from matplotlib.figure import Figure
+
+    models = sorted({case.model for case in results})
+    figure = Figure(figsize=(7.0, 3.2), layout="constrained")
+    for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+        for semantics in dict.fromkeys(case.semantics for case in results if case.model == model):
+            runs = [records for case, records in results.items() if (case.model, case.semantics) == (model, semantics)]
+            curves: dict[int, list[float]] = collections.defaultdict(list)
+            for record in (record for records in runs for record in records if "eval_loss" in record):
+                curves[record["step"]].append(record["eval_loss"])
+            steps, colour = sorted(curves), COLOURS.get(semantics)
+            means = [statistics.fmean(curves[step]) for step in steps]
+            (line,) = axes.plot(steps, means, color=colour, label=semantics, linewidth=1.2)
+            low, high = ([pick(curves[step]) for step in steps] for pick in (min, max))
+            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+            training = [(record["step"], record["loss"]) for record in runs[0] if "loss" in record]
+            axes.plot(*zip(*training, strict=True), color=line.get_color(), alpha=0.25, linewidth=0.6)
+        axes.set(title=model, xlabel="step", ylabel="loss, nats per byte", yscale="log")
+        axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path)
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    run(main)
