@@ -102,13 +102,20 @@ CROSSINGS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize(
+    ("optimizer", "semantics"), [("adamw", "sync"), ("adafactor", "sync"), ("adamw", "2bw")], ids="-".join
+)
 @pytest.mark.parametrize("crossing", CROSSINGS)
 def test_resume_on_another_layout(
-    crossing: str, optimizer: str, config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    crossing: str,
+    optimizer: str,
+    semantics: str,
+    config: Config,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(blockwise, "MIN_FACTORED_SIZE", 16)  # so that Adafactor factors these small matrices
-    config.model.num_layers, config.optimizer.name = 4, optimizer
+    config.model.num_layers, config.optimizer.name, config.pipeline.semantics = 4, optimizer, semantics
     config.optimizer.epsilon = 1e-6  # see tests/train/test_layouts.py
     loop.train(config, tmp_path / "whole")
     workdir, whole_run = tmp_path / "parts", tmp_path / "whole"

@@ -1,0 +1,141 @@
+"""What delayed weights promise besides the right weights in every layout (`test_layouts`)."""
+
+import copy
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from fiddlex.config import Config
+from fiddlex.data import Loader, NextTokenExamples
+from fiddlex.errors import ConfigError
+from fiddlex.train.trainer import Trainer
+from fiddlex.train.windowed import Windowed
+from tests import reference
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture
+def config(tiny_config: Config) -> Config:
+    """Two ranks and ten steps of 2BW."""
+    tiny_config.mesh.pipe, tiny_config.pipeline.num_microbatches = 2, 2
+    tiny_config.pipeline.semantics, tiny_config.train.num_steps = "2bw", 10
+    tiny_config.optimizer.schedule, tiny_config.optimizer.learning_rate = "constant", 1e-3
+    tiny_config.optimizer.clip_norm, tiny_config.optimizer.epsilon = 0.5, 1e-6  # see tests/train/test_layouts.py
+    return tiny_config
+
+
+def batches(trainer: Trainer, number: int) -> list[dict[str, np.ndarray]]:
+    config = trainer.config
+    source = NextTokenExamples(trainer.corpus.train.tokens, config.model.seq_len)
+    loader = Loader(source, global_batch_size=config.data.global_batch_size, seed=0, vocab_size=257)
+    return [loader.batch(step) for step in range(number)]
+
+
+def test_losses_of_one_batch_over_and_over_are_those_of_the_weights_one_update_ago(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Loader.batch
+    monkeypatch.setattr(Loader, "batch", lambda self, step: original(self, 0))
+    trainer = Trainer(config)
+    weights = [trainer.weights()]
+    losses = []
+    for _ in range(5):
+        losses.append(trainer.record(trainer.dispatch())["loss"])
+        weights.append(trainer.weights())
+    batch = batches(trainer, 1)[0]
+    of = [float(reference.loss_fn(reference.unstack(w), batch, None, config)) for w in weights]  # type: ignore[arg-type]
+    np.testing.assert_allclose(losses, [of[0], of[0], of[1], of[2], of[3]], rtol=TOLERANCE)
+    assert of[0] > of[1] > of[2] > of[3]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "delays"),
+    [
+        ("sync:3,2bw", [0] * 3 + [1] * 9),
+        ("2bw:0.7,sync", [1] * 7 + [0] * 5),  # twelve steps, two beyond the end of the run
+        ("sync:2,delay:3:4,2bw:2,sync", [0] * 2 + [3] * 4 + [1] * 2 + [0] * 4),
+        ("2bw", [1] * 12),
+    ],
+)
+def test_phases_of_a_run_lose_no_microbatch(schedule: str, delays: list[int], config: Config) -> None:
+    config.pipeline.semantics_schedule = schedule
+    trainer = Trainer(config)
+    initial, steps = trainer.weights(), 12
+    expected = reference.train(
+        config,
+        initial,
+        batches(trainer, steps),
+        lambda step: reference.Delays(delays[step], (delays[step],) * 2, delays[step]),
+    )
+    records = list(trainer.steps(steps))
+    np.testing.assert_allclose([r["loss"] for r in records], expected["losses"], rtol=TOLERANCE)
+    np.testing.assert_allclose([r["grad_norm"] for r in records], expected["norms"], rtol=TOLERANCE)
+    chex.assert_trees_all_close(
+        reference.unstack(trainer.weights()), jax.tree.map(np.asarray, expected["weights"]), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_evaluation_is_of_the_newest_weights_and_disturbs_nothing(config: Config) -> None:
+    quiet, asked = Trainer(copy.deepcopy(config)), Trainer(config)
+    losses = [record["loss"] for record in quiet.steps(6)]
+    found = []
+    for _ in range(6):
+        found.append(asked.record(asked.dispatch())["loss"])
+        evaluation = asked.evaluate()["eval_loss"]
+    assert found == losses
+    sync = copy.deepcopy(config)
+    sync.pipeline.semantics = "sync"
+    plain = Trainer(sync)
+    plain._state = plain.state._replace(weights=asked.state.weights)
+    assert plain.evaluate()["eval_loss"] == evaluation
+
+
+def test_nothing_is_traced_twice_and_the_state_is_donated(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    chex.clear_trace_counter()
+    monkeypatch.setattr(Windowed, "gradients", chex.assert_max_traces(Windowed.gradients, n=1))
+    config.pipeline.semantics_schedule = "sync:2,2bw:5,vertical_sync"
+    trainer = Trainer(config)
+    for _ in range(10):
+        before = jax.tree.leaves(trainer.state)
+        trainer.record(trainer.dispatch())
+        assert all(leaf.is_deleted() for leaf in before if leaf.size)
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_2bw_keeps_one_more_set_of_weights_and_no_second_set_of_gradient_sums(data: int, config: Config) -> None:
+    config.mesh.data = data
+    program = Trainer(config)._program
+    state, layers = program.abstract_state, program.abstract_state.weights["layers"]
+    versions = state.ahead.versions["layers"]
+    assert sizes(versions) == 2 * sizes(layers)
+    carry = state.ahead.flight.carry
+    assert sizes(carry.grads.layers) == data * sizes(layers)  # one on each replica
+    assert carry.finished == ()
+
+
+def sizes(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("semantics", "bw2", "pipeline.semantics='bw2' is not one of sync, 2bw, stash"),
+        ("semantics_schedule", "sync,2bw", "'sync' has no length. Write each phase but the last with its length"),
+        ("semantics_schedule", "sync:50,2bw", "its phases before the last take 50 of train.num_steps=10 steps"),
+        ("num_microbatches", 1, "at least as many microbatches as ranks. Use pipeline.num_microbatches=2 or more"),
+    ],
+)
+def test_what_cannot_be_had_is_told(field: str, value: Any, message: str, config: Config) -> None:
+    setattr(config.pipeline, field, value)
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        Trainer(config)
+
+
+def test_a_run_of_sync_phases_alone_is_a_plain_run(config: Config) -> None:
+    config.pipeline.semantics_schedule = "sync:4,sync"
+    assert not isinstance(Trainer(config)._program.source, Windowed)
