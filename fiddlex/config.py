@@ -17,7 +17,7 @@ from typing import Any
 from fiddlex.errors import ConfigError
 
 MODEL_FAMILIES = ("gpt",)
-COMPUTE_DTYPES = ("float32", "bfloat16")
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 RECOMPUTE_MODES = ("none", "selective", "full")
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "adafactor")
 INTEGER_LIMIT = 2**31  # steps, examples and sizes are 32-bit integers on the devices
@@ -131,11 +131,15 @@ class OptimizerConfig:
     epsilon: float = 1e-8
     momentum: float = 0.9  # of sgd
     zero1: bool = True  # master weights and optimizer state sharded over `data`
+    loss_scale: float = 65536.0  # of float16 at first; halved when gradients overflow
+    loss_scale_window: int = 1000  # steps without an overflow after which it doubles
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
         _choice("optimizer.name", self.name, OPTIMIZERS)
         _choice("optimizer.schedule", self.schedule, LEARNING_RATE_SCHEDULES)
+        _at_least("optimizer.loss_scale", self.loss_scale, 1)
+        _at_least("optimizer.loss_scale_window", self.loss_scale_window, 1)
         for name in ("learning_rate", "final_learning_rate", "weight_decay", "clip_norm"):
             _at_least(f"optimizer.{name}", getattr(self, name), 0)
         for name in ("warmup_steps", "decay_steps"):

@@ -31,4 +31,4 @@ def has_flash(model: ModelConfig, mesh: Mesh) -> bool:
     device: jax.Device = mesh.devices.flat[0]
     if device.platform != "gpu" or "nvidia" not in device.device_kind.lower():
         return False
-    return model.dtype == "bfloat16" and model.head_size % 8 == 0 and model.head_size <= 128
+    return model.dtype != "float32" and model.head_size % 8 == 0 and model.head_size <= 128

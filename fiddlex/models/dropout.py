@@ -55,7 +55,7 @@ class Dropout:
         return jnp.where(keep, x / (1.0 - self.rate), jnp.zeros((), x.dtype))
 
 
-def example_keys(key: jax.Array, step: jax.Array, examples_B: jax.Array) -> jax.Array:
+def example_keys(key: jax.Array, step: jax.Array | int, examples_B: jax.Array) -> jax.Array:
     """One key for each example of a microbatch.
 
     Args:

@@ -183,4 +183,4 @@ def _outer_parameters(config: Config) -> int:
 
 
 def _itemsize(config: Config) -> int:
-    return {"float32": FLOAT32, "bfloat16": 2}[config.model.dtype]
+    return {"float32": FLOAT32, "bfloat16": 2, "float16": 2}[config.model.dtype]

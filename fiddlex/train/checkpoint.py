@@ -1,13 +1,12 @@
 """Checkpoints of a workdir: saved in the background, verified when read, resumable on another layout.
 
 A checkpoint is two orbax items, `weights` and `optimizer`, with global shapes, where batches run with older weights an
-item more for each age of those, and a JSON item `meta` with the step, the order of the layers, a checksum of every
-array and a fingerprint of the training data. What is in flight in a pipeline is not saved: it is computed again, from
-the same weights. Data order and dropout follow
-from the seeds and the step, so the step is all the position that there is to save. The checksum depends on the bits of
-an array's numbers and on their places, not on the sharding or on zero padding: a file that was truncated or changed is
-noticed, and the newest checkpoint that is whole is used. Nothing is deleted but checkpoints beyond `keep`; damaged ones
-are moved aside.
+item more for each age of those, and a JSON item `meta` with the step, the order of the layers, the loss scale, a
+checksum of every array and a fingerprint of the training data. What is in flight in a pipeline is not saved: it is
+computed again, from the same weights. Data order and dropout follow from the seeds and the step, so the step is all the
+position that there is to save. The checksum depends on the bits of an array's numbers and on their places, not on the
+sharding or on zero padding: a file that was truncated or changed is noticed, and the newest checkpoint that is whole is
+used. Nothing is deleted but checkpoints beyond `keep`; damaged ones are moved aside.
 """
 
 import json
@@ -20,11 +19,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from jax import lax
 
 from fiddlex.errors import CheckpointError
 from fiddlex.train.rows import move_rows, saved_form
+from fiddlex.train.scaling import Scaling
 from fiddlex.train.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class Checkpoints:
         """
         sums = {name: int(value) for name, value in jax.device_get(_checksums(_arrays(state))).items()}
         meta = {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": sums}
+        if state.scaling:
+            meta["scaling"] = [np.asarray(part).tolist() for part in jax.device_get(state.scaling)]
         if state.ahead:
             meta["older_dtype"] = jax.tree.leaves(state.ahead)[0].dtype.name
         try:
@@ -183,7 +186,7 @@ class Checkpoints:
                 "The files that data.source names (for stdlib: the Python version) have changed since. Put them back "
                 "to go on with this run, or choose a new --workdir."
             )
-        abstract = abstract._replace(ahead=_saved_older(abstract.ahead, meta))
+        abstract = abstract._replace(ahead=_saved_older(abstract.ahead, meta), scaling=())
         if different := sorted(set(_arrays(abstract)) ^ {name for name in expected if _is_wanted(name, abstract)}):
             raise CheckpointError(
                 f"{self.path(step)} was made with another kind of optimizer state: {', '.join(different[:4])} "
@@ -210,11 +213,18 @@ class Checkpoints:
         for name, value in jax.device_get(_checksums(_arrays(state))).items():
             if int(value) != expected[name]:
                 raise ValueError(f"{name} is not what was saved (checksum {int(value)}, saved {expected[name]})")
-        return move_rows(state, abstract, layers, meta["layers"]) if moves else state
+        if moves:
+            state = move_rows(state, abstract, layers, meta["layers"])
+        return state._replace(scaling=_scaling(meta["scaling"]) if "scaling" in meta else ())
 
 
 def _items(state: TrainState) -> dict[str, Any]:
     return {"weights": state.weights, "optimizer": state.optimizer, **state.ahead}
+
+
+def _scaling(parts: list[Any]) -> Scaling:
+    scales, good_steps, skipped = parts
+    return Scaling(np.asarray(scales, np.float32), np.int32(good_steps), np.int32(skipped))
 
 
 def _saved_older(ahead: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from fiddlex.parallel.collectives import as_varying, reduce_gradients
 from fiddlex.parallel.sharding import BATCH, named
 from fiddlex.pipeline import engine
 from fiddlex.pipeline.executor import execute
+from fiddlex.pipeline.stage import Integer
 from fiddlex.train.feed import abstract_batch
 from fiddlex.train.state import Layout, TrainState
 
@@ -35,10 +36,12 @@ class GradientSource(Protocol):
     Attributes:
       ahead_specs: PartitionSpecs of `TrainState.ahead`.
       abstract_inputs: shapes, dtypes and shardings of what a step is given.
+      max_batches: how many may be under way at once.
     """
 
     ahead_specs: Any
     abstract_inputs: Any
+    max_batches: int
 
     def start(self, weights: Weights) -> Any:
         """`TrainState.ahead` of a run that begins with these master weights; for use under `jit`."""
@@ -47,8 +50,8 @@ class GradientSource(Protocol):
         """For use under `jit`.
 
         Returns:
-          The mean loss of the step's batch, its float32 gradients, sharded as master weights are, and the new
-          `TrainState.ahead`.
+          The mean loss of the step's batch, its float32 gradients, sharded as master weights are and multiplied by
+          the batch's loss scale where there is one, and the new `TrainState.ahead`.
         """
 
     def num_batches(self, step: int) -> int:
@@ -71,7 +74,7 @@ class Flushed:
     """Gradients of one batch at a time, in a pipeline that starts and ends empty: a `GradientSource`."""
 
     def __init__(self, model: GPT, config: Config, mesh: Mesh, layout: Layout):
-        self.ahead_specs = ()
+        self.ahead_specs, self.max_batches = (), 1
         self.abstract_inputs = abstract_batch(config, mesh)
         self._gradients = make_gradients(model, config, mesh, layout)
         self._compute_weights = functools.partial(
@@ -85,7 +88,8 @@ class Flushed:
 
     def gradients(self, state: TrainState, inputs: Any) -> tuple[jax.Array, Weights, Any]:
         """See `GradientSource`."""
-        return *self._gradients(self._compute_weights(state.weights), inputs, state.step), ()
+        weights, scale = self._compute_weights(state.weights), loss_scales(state, 1)[0]
+        return *self._gradients(weights, inputs, state.step, scale), ()
 
     def num_batches(self, step: int) -> int:
         """See `GradientSource`."""
@@ -113,21 +117,21 @@ class Flushed:
 
 def make_gradients(
     model: GPT, config: Config, mesh: Mesh, layout: Layout
-) -> Callable[[Weights, Batch, jax.Array], tuple[jax.Array, Weights]]:
-    """The mean loss of a global batch and its float32 gradients, sharded as the master weights are."""
+) -> Callable[[Weights, Batch, jax.Array, jax.Array], tuple[jax.Array, Weights]]:
+    """Of compute weights, batch, step and loss scale the mean loss and its scaled gradients, see `GradientSource`."""
     axes, lowered, piped = partial_axes(config), layout.lowered, pipeline_model(model, config, mesh, model.loss)
 
-    def local_gradients(weights: Weights, batch: Batch, step: jax.Array) -> tuple[jax.Array, Weights]:
-        weights, scale = as_varying(weights, layout.compute, axes), loss_scale(batch)
+    def local_gradients(weights: Weights, batch: Batch, step: jax.Array, scale: jax.Array) -> tuple[jax.Array, Weights]:
+        weights, share = as_varying(weights, layout.compute, axes), loss_share(batch)
         batch = with_keys(batch, config, step)
-        losses, grads = execute(lowered, layout.placement, piped, parts(weights), batch, scale=scale)
+        losses, grads = execute(lowered, layout.placement, piped, parts(weights), batch, scale=share * scale)
         grads = reduce_gradients({**grads.outer, "layers": grads.layers}, layout.compute, layout.master, axes)
-        return lax.psum(losses.sum() * scale, "data"), grads
+        return lax.psum(losses.sum() * share, "data"), grads
 
     return jax.shard_map(
         local_gradients,
         mesh=mesh,
-        in_specs=(layout.compute, BATCH, P()),
+        in_specs=(layout.compute, BATCH, P(), P()),
         out_specs=(P(), layout.master),
     )
 
@@ -168,12 +172,17 @@ def partial_axes(config: Config) -> frozenset[str]:
     return frozenset({"data", "tensor"} if config.mesh.sequence_parallel else {"data"})
 
 
-def loss_scale(batch: Batch) -> jax.Array:
+def loss_share(batch: Batch) -> jax.Array:
     """What a global batch's losses are multiplied by to sum to their mean, inside `shard_map`."""
     return 1 / lax.psum(batch["weights"].sum(), "data")
 
 
-def with_keys(batch: Batch, config: Config, step: jax.Array) -> Batch:
+def loss_scales(state: TrainState, number: int) -> jax.Array:
+    """The loss scale of each batch under way, float32 [number]; ones where losses are not scaled."""
+    return state.scaling.scales if state.scaling else jnp.ones(number, jnp.float32)
+
+
+def with_keys(batch: Batch, config: Config, step: Integer) -> Batch:
     """A replica's batch of a step with the dropout key of each example, if anything is dropped; inside `shard_map`."""
     if not config.model.dropout:
         return batch

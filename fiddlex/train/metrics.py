@@ -61,7 +61,7 @@ class MetricsWriter:
             self._file.flush()
         if "eval_loss" in record:
             self.evaluated_step = record["step"]
-        scalars = {name: value for name, value in record.items() if name != "step"}
+        scalars = {name: value for name, value in record.items() if name != "step" and value is not None}
         with writing(self._events_path):
             self._events.write(scalars, step=record["step"])
 

@@ -1,13 +1,15 @@
 """The train step of a config on a mesh, before there is any data or state: it can be lowered and compiled as it is."""
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
 from fiddlex.models import make_model
 from fiddlex.parallel.sharding import named
 from fiddlex.train.gradients import Flushed, GradientSource, init_key
 from fiddlex.train.optimizer import learning_rate_schedule, make_optimizer
+from fiddlex.train.scaling import Scaling, fit, start_scaling
 from fiddlex.train.state import TrainState, abstract_state, make_blocks, make_init, make_layout, state_specs
 from fiddlex.train.step import make_train_step
 from fiddlex.train.windowed import Windowed
@@ -43,7 +45,10 @@ class Program:
         self.optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
         source = Windowed if self.layout.windows else Flushed
         self.source: GradientSource = source(self.model, config, mesh, self.layout)
-        self.specs = state_specs(self.optimizer, self.layout, self.source.ahead_specs)
+        scales = config.model.dtype == "float16"
+        self.specs = state_specs(
+            self.optimizer, self.layout, ahead=self.source.ahead_specs, scaling=Scaling(P(), P(), P()) if scales else ()
+        )
         self.step = make_train_step(
             config,
             self.optimizer,
@@ -53,12 +58,27 @@ class Program:
             layout=self.layout,
             specs=self.specs,
         )
-        self._init = make_init(self.model, self.optimizer, self.layout, self.source.start)
+        self._init = make_init(
+            self.model,
+            self.optimizer,
+            self.layout,
+            ahead=self.source.start,
+            scaling=lambda: start_scaling(config.optimizer, self.source.max_batches) if scales else (),
+        )
         self.abstract_state = abstract_state(self._init, mesh=mesh, specs=self.specs)
 
     def lower(self) -> jax.stages.Lowered:
         """The train step as XLA takes it; nothing is put on a device."""
         return self.step.lower(self.abstract_state, self.source.abstract_inputs)
+
+    def resume(self, state: TrainState) -> TrainState:
+        """A state to go on from, of one as `Checkpoints.restore_newest` gives it."""
+        state = self.source.resume(state)
+        if not self.abstract_state.scaling:
+            return state._replace(scaling=())
+        scaling = state.scaling or start_scaling(self.config.optimizer, self.source.max_batches)
+        everywhere = NamedSharding(self.mesh, P())
+        return state._replace(scaling=jax.device_put(fit(scaling, self.source.max_batches), everywhere))
 
     def init_state(self) -> TrainState:
         """A fresh train state, made from `train.seed`."""

@@ -33,12 +33,14 @@ class TrainState(NamedTuple):
       weights: float32 master weights, sharded as `Layout.master` says.
       optimizer: the optimizer's state, sharded alike.
       ahead: what batches under way have here (`fiddlex.train.windowed.Ahead`); empty with a flush after each batch.
+      scaling: of the loss in float16 (`fiddlex.train.scaling.Scaling`); else empty.
     """
 
     step: Any
     weights: Weights
     optimizer: Any
     ahead: Any = ()
+    scaling: Any = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +147,14 @@ def make_blocks(model: GPT, config: Config, layout: Layout) -> Weights:
     return jax.tree.map(block, model.axes(), layout.shapes, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def state_specs(optimizer: optax.GradientTransformation, layout: Layout, ahead: Any) -> TrainState:
+def state_specs(optimizer: optax.GradientTransformation, layout: Layout, *, ahead: Any, scaling: Any) -> TrainState:
     """PartitionSpecs of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
 
     Args:
       optimizer: of the state.
       layout: of its weights.
       ahead: specs of the part of that name.
+      scaling: likewise.
     """
     optimizer_state = jax.eval_shape(optimizer.init, layout.shapes)
     specs = optax.tree.map_params(
@@ -162,7 +165,7 @@ def state_specs(optimizer: optax.GradientTransformation, layout: Layout, ahead: 
         layout.shapes,
         transform_non_params=lambda x: P(),
     )
-    return TrainState(step=P(), weights=layout.master, optimizer=specs, ahead=ahead)
+    return TrainState(step=P(), weights=layout.master, optimizer=specs, ahead=ahead, scaling=scaling)
 
 
 def abstract_state(init: Callable[[jax.Array], TrainState], *, mesh: Mesh, specs: TrainState) -> TrainState:
@@ -174,13 +177,18 @@ def abstract_state(init: Callable[[jax.Array], TrainState], *, mesh: Mesh, specs
 
 
 def make_init(
-    model: GPT, optimizer: optax.GradientTransformation, layout: Layout, start: Callable[[Weights], Any]
+    model: GPT,
+    optimizer: optax.GradientTransformation,
+    layout: Layout,
+    *,
+    ahead: Callable[[Weights], Any],
+    scaling: Callable[[], Any],
 ) -> Callable[[jax.Array], TrainState]:
-    """The function that makes a fresh train state of a key; `start` makes its part `ahead` of the weights."""
+    """The function that makes a fresh train state of a key; `ahead` and `scaling` make its parts of those names."""
 
     def init(key: jax.Array) -> TrainState:
         weights = model.init(key, layout.placement.layers)
-        return TrainState(jnp.zeros((), jnp.int32), weights, optimizer.init(weights), start(weights))
+        return TrainState(jnp.zeros((), jnp.int32), weights, optimizer.init(weights), ahead(weights), scaling())
 
     return init
 

@@ -25,6 +25,7 @@ from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.pipeline.ticks import forward_schedule
 from fiddlex.train.gradients import GradientSource, compute_weights, parts, pipeline_model
 from fiddlex.train.optimizer import clip_by_global_norm
+from fiddlex.train.scaling import next_scaling
 from fiddlex.train.state import Layout, TrainState
 
 Metrics = dict[str, Any]
@@ -44,25 +45,38 @@ def make_train_step(
 
     The inputs are those of `source`. Metrics are device scalars: `loss` (mean over the batch's tokens, at the weights
     its forward pass used), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite` (after the update),
-    and `nonfinite`, which tells for every weight (and layer) whether its gradient has a value that is not finite.
+    and `nonfinite`, which tells for every weight (and layer) whether its gradient has a value that is not finite; in
+    float16 also `loss_scale`, that of the step's batch, whose update is left out where `grad_norm` is not finite.
     """
 
     def step(state: TrainState, inputs: Any) -> tuple[TrainState, Metrics]:
         loss, grads, ahead = source.gradients(state, inputs)
+        if scales:
+            grads = jax.tree.map(lambda g: g / state.scaling.scales[0], grads)
         norm = optax.tree.norm(grads)
         clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)
         updates, optimizer_state = optimizer.update(clipped, state.optimizer, state.weights)
         new = TrainState(state.step + 1, optax.apply_updates(state.weights, updates), optimizer_state, ahead)
+        num_updates = state.step
+        if scales:
+            num_updates -= state.scaling.skipped
+            finite = jnp.isfinite(norm)
+            kept, made = ((each.weights, each.optimizer) for each in (state, new))
+            weights, optimizer_state = jax.tree.map(lambda a, b: jnp.where(finite, b, a), kept, made)
+            scaling = next_scaling(state.scaling, finite, config.optimizer)
+            new = new._replace(weights=weights, optimizer=optimizer_state, scaling=scaling)
         metrics = {
             "loss": loss,
             "grad_norm": norm,
-            "learning_rate": learning_rate(state.step),
+            "learning_rate": learning_rate(num_updates),
             "weights_finite": jnp.all(jnp.asarray([jnp.isfinite(w).all() for w in jax.tree.leaves(new.weights)])),
             "nonfinite": nonfinite(grads, layout.placement),
         }
+        if scales:
+            metrics["loss_scale"] = state.scaling.scales[0]
         return new, metrics
 
-    shardings = named(mesh, specs)
+    scales, shardings = config.model.dtype == "float16", named(mesh, specs)
     return jax.jit(
         step,
         in_shardings=(shardings, jax.tree.map(lambda x: x.sharding, source.abstract_inputs)),

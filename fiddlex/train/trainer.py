@@ -126,7 +126,8 @@ class Trainer:
 
         Returns:
           `step`, `loss` (mean over the batch's tokens, at the weights before the update), `grad_norm` (before
-          clipping), `learning_rate`, `step_time_s` and `tokens_per_second`.
+          clipping), `learning_rate`, `step_time_s` and `tokens_per_second`; in float16 also `loss_scale`, and
+          `grad_norm` is None where it overflowed and the update was left out.
 
         Raises:
           NonFiniteError: when the loss, the gradient or the updated weights are not finite, naming the tensors.
@@ -136,18 +137,21 @@ class Trainer:
         now = time.monotonic()
         step_time = now - max(self._last_done_s, dispatched.time_s)
         self._last_done_s = now
-        gradient_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        scale = float(dispatched.metrics.get("loss_scale", 0.0))
+        skipped = scale > 1 and not math.isfinite(grad_norm)  # by loss scaling; without one to lower, it is an error
+        gradient_finite = math.isfinite(loss) and (math.isfinite(grad_norm) or skipped)
         if not (gradient_finite and finite):
             text = _describe_nonfinite(dispatched, loss, grad_norm)
             raise NonFiniteError(text, before_update=not gradient_finite)
-        return {
+        record = {
             "step": dispatched.step,
             "loss": loss,
-            "grad_norm": grad_norm,
+            "grad_norm": None if skipped else grad_norm,
             "learning_rate": learning_rate,
             "step_time_s": step_time,
             "tokens_per_second": self.config.tokens_per_step / step_time,
         }
+        return record | {"loss_scale": scale} if scale else record
 
     def steps(self, num_steps: int) -> Iterator[Record]:
         """Takes `num_steps` steps while the caller loops over it, and yields their records.
@@ -264,7 +268,7 @@ class Trainer:
         if state is None:
             return False
         if not weights_only:
-            state = self._program.source.resume(state)
+            state = self._program.resume(state)
         self._state, self.step = state, int(state.step)
         self._batches, self._ready = None, []
         return True

@@ -23,10 +23,19 @@ from fiddlex.parallel.collectives import as_varying, reduce_gradients
 from fiddlex.parallel.sharding import BATCH, named
 from fiddlex.pipeline.engine import Engine
 from fiddlex.pipeline.flight import Call, Flight, advance, depart
+from fiddlex.pipeline.stage import Integer
 from fiddlex.pipeline.windows import frame_of
 from fiddlex.train.calls import Calls
 from fiddlex.train.feed import abstract_batch
-from fiddlex.train.gradients import compute_weights, loss_scale, partial_axes, parts, pipeline_model, with_keys
+from fiddlex.train.gradients import (
+    compute_weights,
+    loss_scales,
+    loss_share,
+    partial_axes,
+    parts,
+    pipeline_model,
+    with_keys,
+)
 from fiddlex.train.state import Layout, TrainState
 
 Tree = Any
@@ -70,6 +79,7 @@ class Windowed:
     def __init__(self, model: GPT, config: Config, mesh: Mesh, layout: Layout):
         self._config, self._mesh, self._layout = config, mesh, layout
         self._frame = frame_of(list(layout.windows.values()))
+        self.max_batches = self._frame.sizes.batches
         self._calls = Calls(layout, mesh)
         self._model = pipeline_model(model, config, mesh, model.loss)
         self._partial_axes = partial_axes(config)
@@ -77,7 +87,7 @@ class Windowed:
         self._versions = versions
         self.ahead_specs = Ahead(versions, self._flight_specs())
         batch = abstract_batch(config, mesh)
-        self.abstract_inputs = Inputs((batch,) * self._frame.sizes.batches, self._calls.abstract())
+        self.abstract_inputs = Inputs((batch,) * self.max_batches, self._calls.abstract())
 
     def start(self, weights: Weights) -> Ahead:
         """Nothing in flight, and versions that are all the present weights; for use under `jit`."""
@@ -85,12 +95,12 @@ class Windowed:
         compute = compute_weights(weights, self._dtype, self._mesh, self._layout)
         versions = lax.with_sharding_constraint(jax.tree.map(stack, compute), named(self._mesh, self._versions))
         mapped = jax.shard_map(
-            lambda versions, batches: depart(self._engine(versions, batches, jnp.int32(0))),
+            lambda versions, batches: depart(self._engine(versions, batches)),
             mesh=self._mesh,
             in_specs=(self._versions, BATCH),
             out_specs=self.ahead_specs.flight,
         )
-        return Ahead(versions, mapped(versions, (self._no_batch(),) * self._frame.sizes.batches))
+        return Ahead(versions, mapped(versions, (self._no_batch(),) * self.max_batches))
 
     def gradients(self, state: TrainState, inputs: Inputs) -> tuple[jax.Array, Weights, Ahead]:
         """See `GradientSource`."""
@@ -103,10 +113,11 @@ class Windowed:
         mapped = jax.shard_map(
             self._window,
             mesh=self._mesh,
-            in_specs=(self._versions, self.ahead_specs.flight, BATCH, P(), P()),
+            in_specs=(self._versions, self.ahead_specs.flight, BATCH, P(), P(), P()),
             out_specs=(P(), self._layout.master, self.ahead_specs.flight),
         )
-        loss, grads, flight = mapped(versions, state.ahead.flight, inputs.batches, inputs.call, state.step)
+        scales = loss_scales(state, self.max_batches)
+        loss, grads, flight = mapped(versions, state.ahead.flight, inputs.batches, inputs.call, state.step, scales)
         return loss, grads, Ahead(versions, flight)
 
     def num_batches(self, step: int) -> int:
@@ -115,7 +126,7 @@ class Windowed:
 
     def inputs(self, batches: Sequence[Batch], step: int) -> Inputs:
         """See `GradientSource`."""
-        number, used = self._frame.sizes.batches, self.num_batches(step)
+        number, used = self.max_batches, self.num_batches(step)
         return Inputs((*batches[:used], *[batches[0]] * (number - used)), self._calls.next(step))
 
     def older(self, state: TrainState) -> dict[str, Weights]:
@@ -168,17 +179,25 @@ class Windowed:
         }
 
     def _window(
-        self, versions: Weights, flight: Flight, batches: tuple[Batch, ...], call: Call, step: jax.Array
+        self,
+        versions: Weights,
+        flight: Flight,
+        batches: tuple[Batch, ...],
+        call: Call,
+        step: jax.Array,
+        scales: jax.Array,
     ) -> tuple[jax.Array, Weights, Flight]:
-        engine = self._engine(versions, batches, step)
+        engine = self._engine(versions, batches, step, scales)
         flight, losses, grads = advance(engine, flight, call)
         outer = {name: part for name, part in self._layout.compute.items() if name != "layers"}
         master = {name: self._layout.master[name] for name in outer}
         reduced = reduce_gradients(grads.outer, outer, master, self._partial_axes)
-        loss = lax.psum(losses.sum() * engine.scales[0], "data")
+        loss = lax.psum(losses.sum() * loss_share(batches[0]), "data")
         return loss, {**reduced, "layers": grads.layers}, flight
 
-    def _engine(self, versions: Weights, batches: tuple[Batch, ...], step: jax.Array) -> Engine:
+    def _engine(
+        self, versions: Weights, batches: tuple[Batch, ...], step: Integer = 0, scales: jax.Array | float = 1.0
+    ) -> Engine:
         """The engine of a call, inside `shard_map`."""
         layout, axes = self._layout, self._partial_axes
         versions = as_varying(versions, self._versions, axes)
@@ -189,7 +208,7 @@ class Windowed:
             self._model,
             parts(versions),
             jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches),
-            scales=jnp.stack([loss_scale(batch) for batch in batches]),
+            scales=jnp.stack([loss_share(batch) for batch in batches]) * scales,
             step=step,
             reduce=lambda grads: reduce_gradients(grads, layout.compute["layers"], layout.master["layers"], axes),
         )
@@ -203,11 +222,11 @@ class Windowed:
             return P(axes or None)
 
         def probe(versions: Weights, batches: tuple[Batch, ...]) -> tuple[()]:
-            found.append(jax.tree.map(spec, depart(self._engine(versions, batches, jnp.int32(0)))))
+            found.append(jax.tree.map(spec, depart(self._engine(versions, batches))))
             return ()
 
         mapped = jax.shard_map(probe, mesh=self._mesh, in_specs=(self._versions, BATCH), out_specs=())
-        batches = (jax.eval_shape(self._no_batch),) * self._frame.sizes.batches
+        batches = (jax.eval_shape(self._no_batch),) * self.max_batches
         jax.eval_shape(mapped, self._abstract_versions(), batches)
         return found[0]
 

@@ -23,7 +23,7 @@ def test_loss_and_gradients_are_the_executors(checkpoint_stage: bool, tiny_confi
     rng = np.random.default_rng(0)
     batch = {name: rng.integers(0, 257, (12, 16), np.int32) for name in ("tokens", "targets")}
     batch["weights"] = rng.random((12, 16), np.float32)
-    expected = jax.jit(make_gradients(model, program.config, mesh, layout))(weights, batch, np.int32(0))
+    expected = jax.jit(make_gradients(model, program.config, mesh, layout))(weights, batch, np.int32(0), np.float32(1))
     gradients = make_scan_gradients(model, program.config, mesh, layout, checkpoint_stage=checkpoint_stage)
     loss, grads = jax.jit(gradients)(weights, batch)
     np.testing.assert_allclose(loss, expected[0], rtol=1e-5)

@@ -1,6 +1,7 @@
 """What delayed weights promise besides the right weights in every layout (`test_layouts`)."""
 
 import copy
+import pathlib
 from typing import Any
 
 import chex
@@ -11,6 +12,7 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.data import Loader, NextTokenExamples
 from fiddlex.errors import ConfigError
+from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer
 from fiddlex.train.windowed import Windowed
 from tests import reference
@@ -139,3 +141,53 @@ def test_what_cannot_be_had_is_told(field: str, value: Any, message: str, config
 def test_a_run_of_sync_phases_alone_is_a_plain_run(config: Config) -> None:
     config.pipeline.semantics_schedule = "sync:4,sync"
     assert not isinstance(Trainer(config)._program.source, Windowed)
+
+
+@pytest.mark.parametrize("semantics", ["sync", "2bw"])
+def test_float16_leaves_out_updates_that_overflow_and_no_others(semantics: str, config: Config) -> None:
+    """The scale comes down from far too high, changing nothing; from then on losses are those of float32, rounded."""
+    config.pipeline.semantics, config.train.num_steps = semantics, 20
+    config.model.dtype, config.optimizer.loss_scale, config.optimizer.loss_scale_window = "float16", 2.0**20, 6
+    trainer = Trainer(config)
+    initial = trainer.weights()
+    records = []
+    for _ in range(20):
+        records.append(trainer.record(trainer.dispatch()))
+        if all(record["grad_norm"] is None for record in records):
+            chex.assert_trees_all_equal(trainer.weights(), initial)
+    skipped = [record["grad_norm"] is None for record in records]
+    first = skipped.index(False)
+    assert first >= 2
+    scales = [record["loss_scale"] for record in records[first:]]
+    assert max(scales) > scales[0]  # it grew again after six updates
+    delay = int(semantics == "2bw")
+    lag = reference.Delays(delay, (delay,) * 2, delay)
+    data, steps = batches(trainer, first + 5)[first:], 5
+    assert not any(skipped[first : first + steps])
+    expected = reference.train(config, initial, data, lambda step: lag)
+    found = records[first : first + steps]
+    np.testing.assert_allclose([record["loss"] for record in found], expected["losses"], rtol=2e-3)
+    np.testing.assert_allclose([record["grad_norm"] for record in found], expected["norms"], rtol=2e-2)
+
+
+def test_float16_resumes_with_its_scales(config: Config, tmp_path: pathlib.Path) -> None:
+    config.model.dtype, config.optimizer.loss_scale, config.optimizer.loss_scale_window = "float16", 2.0**18, 3
+    config.optimizer.warmup_steps = 20
+    whole = Trainer(copy.deepcopy(config))
+    records = list(whole.steps(10))
+    losses = [record["loss"] for record in records]
+    rates = [record["learning_rate"] for record in records if record["grad_norm"] is not None]
+    assert len(rates) < 10
+    np.testing.assert_allclose(rates, [config.optimizer.learning_rate * (k + 1) / 20 for k in range(len(rates))])
+    first, second = Trainer(copy.deepcopy(config)), Trainer(config)
+    found = []
+    for _ in range(5):
+        found.append(first.record(first.dispatch())["loss"])
+    with Checkpoints(tmp_path) as checkpoints:
+        first.save(checkpoints)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert second.restore(checkpoints)
+    found += [record["loss"] for record in second.steps(5)]
+    assert found == losses
+    chex.assert_trees_all_equal(second.weights(), whole.weights())
+    chex.assert_trees_all_equal(second.state.scaling, whole.state.scaling)
