@@ -1,12 +1,15 @@
 """Prints the bubbles of the named schedules as a markdown table: the papers' formulas beside both clocks.
 
     python experiments/bubbles.py [--pipe=4 --pipe=8 --chunks=2 --microbatches=32]
+    python experiments/bubbles.py --semantics=2bw [--pipe=64]
 
 F, I and W of a stage take one unit each, hops none. A bubble is told as a share of the work; memory as the most
 activations that a rank holds, in microbatches of the whole rank. Sizes for which a schedule does not exist, or its
-formula does not hold, are left out.
+formula does not hold, are left out. With `--semantics` the second table: what a batch takes in the lockstep clock with
+a flush and in a pipeline that goes on, for 1, 2 and 4 microbatches a rank.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -15,11 +18,16 @@ from absl import flags
 from fiddlex.flags import run
 from fiddlex.pipeline.generators import make_schedule
 from fiddlex.pipeline.lowering import lower
+from fiddlex.pipeline.schedule import Schedule
+from fiddlex.pipeline.semantics import make_semantics
+from fiddlex.pipeline.windows import unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
+from fiddlex.simulate.steady import steady
 
-_PIPE = flags.DEFINE_multi_integer("pipe", [2, 4, 8, 16], "ranks", lower_bound=1)
+_PIPE = flags.DEFINE_multi_integer("pipe", [], "ranks; by default 2 to 16, with --semantics 2 to 64", lower_bound=1)
 _CHUNKS = flags.DEFINE_multi_integer("chunks", [1, 2, 3, 4], "stages on a rank", lower_bound=1)
+_SEMANTICS = flags.DEFINE_string("semantics", None, "2bw, stash, vertical_sync or delay:K, to compare with a flush")
 _MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [8, 32, 128], "microbatches in a batch", lower_bound=1)
 
 # The bubble over the work, and the sizes for which that holds, each of p, v and m. GPipe: Huang et al., NeurIPS 2019;
@@ -37,6 +45,9 @@ _HEADER = ("schedule", "p", "v", "m", "formula", "free-running", "lockstep", "ti
 
 def main(argv: list[str]) -> None:
     """Prints the table."""
+    if _SEMANTICS.value:
+        _print_semantics(_SEMANTICS.value)
+        return
     print(f"| {' | '.join(_HEADER)} |\n|{'---|' * len(_HEADER)}", flush=True)
     for row in _rows():
         cells = (f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row)
@@ -44,7 +55,7 @@ def main(argv: list[str]) -> None:
 
 
 def _rows() -> Iterator[tuple[str | int | float, ...]]:
-    sizes = itertools.product(_PIPE.value, _MICROBATCHES.value, FORMULAS.items(), _CHUNKS.value)
+    sizes = itertools.product(_PIPE.value or [2, 4, 8, 16], _MICROBATCHES.value, FORMULAS.items(), _CHUNKS.value)
     for pipe, num_microbatches, (name, (formula, holds)), chunks in sizes:
         if holds(pipe, chunks, num_microbatches):
             schedule = make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
@@ -53,6 +64,27 @@ def _rows() -> Iterator[tuple[str | int | float, ...]]:
             bubbles = (formula(pipe, chunks, num_microbatches), *(timeline.bubble_fraction for timeline in clocks))
             held = (f"{max(timeline.peak_inflight):g}" for timeline in clocks)
             yield name, pipe, chunks, num_microbatches, *bubbles, lowered.num_ticks, *held
+
+
+def _print_semantics(name: str) -> None:
+    """Time per batch over its work, and how much faster a pipeline is that goes on."""
+    header = ("schedule", "p", "v", "m", "flush", name, "faster", "fill, ticks", "ticks a batch")
+    print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}", flush=True)
+    for pipe, factor, (schedule, chunks) in itertools.product(
+        _PIPE.value or [2, 4, 8, 16, 32, 64], (1, 2, 4), (("1f1b", 1), ("interleaved_1f1b", 2))
+    ):
+        size = factor * pipe
+        make = functools.partial(_make, schedule, pipe, chunks)
+        semantics = make_semantics(name, num_stages=pipe * chunks, batch_size=size)
+        flush, going_on = lockstep(lower(make(size)), Costs()), steady(unroll(make(size), semantics, make), Costs())
+        times = (f"{time / flush.ideal:.3f}" for time in (flush.makespan, going_on.period))
+        faster = f"{flush.makespan / going_on.period:.2f}"
+        cells = (schedule, pipe, chunks, size, *times, faster, going_on.fill_ticks, f"{going_on.period_ticks:g}")
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def _make(name: str, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+    return make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
 
 
 if __name__ == "__main__":

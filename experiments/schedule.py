@@ -2,14 +2,18 @@
 
     python experiments/schedule.py --name=1f1b --pipe=4 --microbatches=8
     python experiments/schedule.py --name=interleaved_1f1b --pipe=4 --chunks=2 --microbatches=8 --format=json
+    python experiments/schedule.py --name=1f1b --pipe=4 --microbatches=8 --semantics=2bw
     python experiments/schedule.py --name=file:/tmp/mine.csv --costs=hop=0.1 --format=svg --output=/tmp/a.svg
 
 Two clocks tell the cost: free-running, as papers print it, where each rank starts an action as soon as it can, and
-lockstep, what the executor pays for stepping through one table on all ranks together.
+lockstep, what the executor pays for stepping through one table on all ranks together. With `--semantics` it also tells
+what a pipeline that goes on from batch to batch with delayed weights takes, beside one that is flushed, in lockstep.
 """
 
+import functools
 import json
 import pathlib
+from collections.abc import Callable
 
 from absl import flags
 
@@ -17,9 +21,13 @@ from fiddlex.errors import ConfigError
 from fiddlex.flags import run
 from fiddlex.pipeline.generators import GENERATORS, make_schedule
 from fiddlex.pipeline.lowering import Lowered, lower
+from fiddlex.pipeline.schedule import Schedule
+from fiddlex.pipeline.semantics import NAMES, make_semantics
 from fiddlex.pipeline.text import to_csv, to_text
+from fiddlex.pipeline.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
+from fiddlex.simulate.steady import first_calls, steady
 from fiddlex.simulate.timeline import Timeline
 
 _NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)} or file:PATH.csv", required=True)
@@ -31,6 +39,9 @@ _COSTS = flags.DEFINE_string(
     None,
     "times in any unit, as in forward=1,backward_input=1,backward_weight=1,hop=0.1; forward=1:1:2:1 has one for each "
     "stage; what is left out is 1, a hop 0",
+)
+_SEMANTICS = flags.DEFINE_string(
+    "semantics", None, f"{', '.join(NAMES)}: go on from batch to batch with weights so many updates old"
 )
 _CLOCK = flags.DEFINE_enum("clock", "both", ["both", "free_running", "lockstep"], "what text and pictures show")
 _FORMAT = flags.DEFINE_enum(
@@ -51,32 +62,70 @@ def main(argv: list[str]) -> None:
     if picture and not output:
         raise ConfigError(f"--format={_FORMAT.value} needs --output, the file to write the picture to.")
     costs = Costs.parse(_COSTS.value or "")
-    schedule = make_schedule(
+    make = functools.partial(
+        make_schedule,
         _NAME.value,
         pipe=_PIPE.value,
         chunks=_CHUNKS.value,
-        num_microbatches=_MICROBATCHES.value,
         words=("--pipe", "--chunks", "--microbatches"),
     )
-    lowered = lower(schedule)
+    schedule = make(num_microbatches=_MICROBATCHES.value)
+    lowered, windows = lower(schedule), _windows(schedule, make)
     timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs)}
-    shown = {clock: timeline for clock, timeline in timelines.items() if _CLOCK.value in ("both", clock)}
+    shown = {clock: run for clock, run in timelines.items() if _CLOCK.value in ("both", clock)}
     if picture and output:
-        from fiddlex.simulate.plots import draw, save  # matplotlib is an extra, and slow to import
-
-        named = {clock.replace("_", "-"): timeline for clock, timeline in shown.items()}
-        save(draw(named), output, format=_FORMAT.value)
+        _draw(shown, windows, costs, output)
         return
     if _FORMAT.value == "csv":
         text = to_csv(schedule)
     elif _FORMAT.value == "json":
-        text = json.dumps(_facts(lowered) | {clock: _costs(timeline) for clock, timeline in timelines.items()}) + "\n"
+        facts = _facts(lowered) | {clock: _costs(run) for clock, run in timelines.items()}
+        if windows:
+            facts["semantics"] = {name: steady(each, costs)._asdict() for name, each in windows.items()}
+        text = json.dumps(facts) + "\n"
     else:
-        text = _page(lowered, shown, costs)
+        text = _page(lowered, shown, costs) + "".join(_going_on(*item, costs) for item in windows.items())
     if output:
         output.write_text(text, encoding="utf-8")
     else:
         print(text, end="")
+
+
+def _windows(schedule: Schedule, make: Callable[..., Schedule]) -> dict[str, Windows]:
+    """Of a flush and of the semantics asked for; none when none are asked for."""
+    names = dict.fromkeys(["sync", _SEMANTICS.value]) if _SEMANTICS.value else {}
+    size = schedule.num_microbatches
+    longer = None if _NAME.value.startswith("file:") else lambda number: make(num_microbatches=number)
+    return {
+        name: unroll(schedule, make_semantics(name, num_stages=schedule.num_stages, batch_size=size), longer)
+        for name in names
+    }
+
+
+def _draw(shown: dict[str, Timeline], windows: dict[str, Windows], costs: Costs, output: pathlib.Path) -> None:
+    """The clocks below each other, or, of several semantics, the lockstep clock over several batches."""
+    from fiddlex.simulate.plots import draw, save  # matplotlib is an extra, and slow to import
+
+    named = {clock.replace("_", "-"): run for clock, run in shown.items()}
+    if windows:
+        calls = max(len(each.first) + len(each.cycle) for each in windows.values()) + 1
+        named = {f"{name}, {calls} batches": first_calls(each, calls, costs) for name, each in windows.items()}
+    semantics = {name: each.semantics for name, each in zip(named, windows.values(), strict=False)}
+    save(draw(named, semantics), output, format=_FORMAT.value)
+
+
+def _going_on(name: str, windows: Windows, costs: Costs) -> str:
+    """The grid of a pipeline that goes on, and what it takes."""
+    facts, calls = steady(windows, costs), len(windows.first) + len(windows.cycle)
+    lowered = windows.over(calls)
+    return (
+        f"\n{name} from batch to batch, lockstep, the ticks of the first {calls}:\n"
+        f"{to_text(lowered.schedule, lowered.ticks)}"
+        f"  the first batch takes {facts.fill_ticks} ticks, {facts.fill:g} long; then one takes {facts.period_ticks:g} "
+        f"ticks, {facts.period:g} long\n"
+        f"  versions of the weights: {windows.sizes.versions}; forward passes of a stage stashed at most: "
+        f"{windows.sizes.slots.stash}\n"
+    )
 
 
 def _facts(lowered: Lowered) -> dict[str, object]:

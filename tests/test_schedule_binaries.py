@@ -52,6 +52,42 @@ def test_text():
     assert call(*sizes("zb_h1", 2, 1, 3), "--costs=forward=2,backward_input=2,backward_weight=2").stdout == TEXT
 
 
+GOING_ON = """
+sync from batch to batch, lockstep, the ticks of the first 1:
+rank    0       1       2       3
+   0   0F0     0F1     0B0     0B1
+   1    .    1F0+1B0 1F1+1B1    .
+  the first batch takes 4 ticks, 9 long; then one takes 4 ticks, 9 long
+  versions of the weights: 1; forward passes of a stage stashed at most: 2
+
+2bw from batch to batch, lockstep, the ticks of the first 2:
+rank    0       1       2       3       4       5
+   0   0F0     0F1   0F2+0B0 0F3+0B1 0F4+0B2 0F5+0B3
+   1    .    1F0+1B0 1F1+1B1 1F2+1B2 1F3+1B3 1F4+1B4
+  the first batch takes 4 ticks, 10 long; then one takes 2 ticks, 6 long
+  versions of the weights: 2; forward passes of a stage stashed at most: 3
+"""
+
+
+def test_text_of_semantics():
+    assert call(*sizes("1f1b", 2, 1, 2), "--semantics=2bw").stdout.endswith(GOING_ON)
+
+
+def test_json_of_semantics():
+    """2BW without a bubble takes the work alone, m(F + B), and a flush (m + p − 1)(F + B)."""
+    facts = json.loads(call(*sizes("1f1b", 4, 1, 8), "--semantics=2bw", "--format=json").stdout)
+    assert facts["semantics"] == {
+        "sync": {"fill_ticks": 14, "fill": 33, "period_ticks": 14, "period": 33},
+        "2bw": {"fill_ticks": 14, "fill": 36, "period_ticks": 8, "period": 24},
+    }
+
+
+def test_bubbles_of_semantics():
+    rows = call("--semantics=2bw", "--pipe=4", binary=BINARY.with_name("bubbles.py")).stdout.splitlines()
+    assert rows[2] == "| 1f1b | 4 | 1 | 4 | 1.750 | 1.250 | 1.40 | 10 | 5 |"
+    assert rows[5] == "| interleaved_1f1b | 4 | 2 | 8 | 1.188 | 1.000 | 1.19 | 26 | 16 |"
+
+
 def test_text_of_one_clock():
     done = call("--name=1f1b", "--pipe=1", "--microbatches=2", "--clock=lockstep")
     assert done.stdout == (

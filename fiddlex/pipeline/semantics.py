@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from fiddlex.config import nearest
 from fiddlex.errors import ConfigError
+from fiddlex.pipeline.schedule import Action
 
 NAMES = ("sync", "2bw", "stash", "vertical_sync", "delay:K")
 
@@ -35,6 +36,10 @@ class Semantics:
     def num_versions(self) -> int:
         """Versions of the weights that are needed at once."""
         return 1 + max(self.delays)
+
+    def version(self, action: Action) -> int:
+        """The number of updates in the weights that an action is run with, when microbatches are counted through."""
+        return max(self.batch(action.microbatch) - self.delays[action.stage], 0)
 
     def batch(self, microbatch: int) -> int:
         """The batch that a microbatch belongs to, when both are counted through."""

@@ -101,10 +101,17 @@ class Windows:
         late = call - len(self.first)
         return self.first[call] if late < 0 else self.cycle[late % len(self.cycle)]
 
-    @property
-    def num_distinct(self) -> int:
-        """Windows before they repeat."""
-        return len(self.first) + len(self.cycle)
+    def over(self, num_calls: int) -> Lowered:
+        """The ticks of the first calls; there must be so many batches in `lowered`."""
+        end = sum(len(self[call].table) for call in range(num_calls))
+        rows = [
+            [(action, tick) for action, tick in zip(row, ticks, strict=True) if tick < end]
+            for row, ticks in zip(self.lowered.schedule.actions, self.lowered.ticks, strict=True)
+        ]
+        actions = tuple(tuple(action for action, _ in row) for row in rows)
+        ticks = tuple(tuple(tick for _, tick in row) for row in rows)
+        schedule = dataclasses.replace(self.lowered.schedule, actions=actions)
+        return dataclasses.replace(self.lowered, schedule=schedule, ticks=ticks, table=self.lowered.table[:end])
 
     @property
     def period(self) -> float:

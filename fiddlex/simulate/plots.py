@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from fiddlex.errors import FiddlexError
 from fiddlex.pipeline.schedule import Kind
+from fiddlex.pipeline.semantics import Semantics
 from fiddlex.simulate.timeline import Event, Timeline
 
 try:
@@ -31,16 +32,18 @@ _WIDTH, _ROW, _CURVES = 7.0, 0.21, 1.0  # inches: a page's text, the row of a ra
 _POINTS = 72 * _WIDTH * 0.87  # of the time axis, about
 _SMALLEST_TEXT, _LARGEST_TEXT = 4.5, 8.0  # points
 _MOST_TICK_LINES = 100
+_VERSION_SHADES = 3  # taken in turn: as few as tell a version from those before and after it
 _MOST_NAMED_RANKS = 8
 
 
-def draw(timelines: Mapping[str, Timeline]) -> Figure:
+def draw(timelines: Mapping[str, Timeline], semantics: Mapping[str, Semantics] | None = None) -> Figure:
     """Draws timelines of one schedule below each other, each with what its ranks hold.
 
     Boxes have the number of the microbatch where it can be read.
 
     Args:
       timelines: at least one, by the name to print above it.
+      semantics: of each, by the same names, where they are of several batches; shades are then versions of the weights.
 
     Returns:
       The figure, 7 inches wide. `save` writes it.
@@ -55,14 +58,14 @@ def draw(timelines: Mapping[str, Timeline]) -> Figure:
         boxes.set_title(
             f"{name}: {timeline.makespan:g} long, bubble {timeline.bubble_fraction:.1%} of the work", fontsize=9
         )
-        _draw_boxes(boxes, timeline, longest)
+        _draw_boxes(boxes, timeline, longest, semantics[name] if semantics else None)
         _draw_curves(curves, timeline)
         for panel in (boxes, curves):
             panel.set_xlim(0, longest)
             panel.tick_params(labelsize=7)
             panel.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("time (in the unit of the costs)", fontsize=8)
-    figure.legend(handles=_legend(first), loc="outside lower center", ncols=4, fontsize=7)
+    figure.legend(handles=_legend(first, versions=bool(semantics)), loc="outside lower center", ncols=4, fontsize=7)
     return figure
 
 
@@ -72,12 +75,12 @@ def save(figure: Figure, path: pathlib.Path, *, format: str) -> None:
         figure.savefig(path, format=format, dpi=200, metadata={"Date": None} if format == "svg" else {})
 
 
-def _draw_boxes(axes: Axes, timeline: Timeline, longest: float) -> None:
+def _draw_boxes(axes: Axes, timeline: Timeline, longest: float, semantics: Semantics | None) -> None:
     if len(timeline.tick_starts) <= _MOST_TICK_LINES:
         axes.vlines(timeline.tick_starts, -0.5, len(timeline.events) - 0.5, color="0.6", linewidth=0.4, zorder=0)
     for rank, row in enumerate(timeline.events):
         boxes = [(event.start, event.end - event.start) for event in row]
-        colours = [_colour(timeline, rank, event) for event in row]
+        colours = [_colour(timeline, rank, event, semantics) for event in row]
         narrow = min(width for _, width in boxes) / longest * _POINTS < 2
         axes.broken_barh(
             boxes, (rank - 0.42, 0.84), facecolors=colours, edgecolor="white", linewidth=0 if narrow else 0.4
@@ -110,7 +113,9 @@ def _draw_curves(axes: Axes, timeline: Timeline) -> None:
     axes.set_ylabel("held\n(microbatches)", fontsize=8)
 
 
-def _colour(timeline: Timeline, rank: int, event: Event) -> str:
+def _colour(timeline: Timeline, rank: int, event: Event, semantics: Semantics | None) -> str:
+    if semantics:
+        return _shade(event.action.kind, semantics.version(event.action) % _VERSION_SHADES / (_VERSION_SHADES - 1))
     stages = timeline.schedule.stages_of(rank)
     return _shade(event.action.kind, stages.index(event.action.stage) / max(len(stages) - 1, 1))
 
@@ -125,11 +130,13 @@ def _line(timeline: Timeline, rank: int) -> str:
     return to_hex(matplotlib.colormaps["viridis"](rank / max(timeline.schedule.num_ranks - 1, 1) * 0.9))
 
 
-def _legend(timeline: Timeline) -> list[Artist]:
+def _legend(timeline: Timeline, *, versions: bool) -> list[Artist]:
     schedule = timeline.schedule
     kinds = {event.action.kind for row in timeline.events for event in row}
     handles: list[Artist] = [Patch(color=_shade(kind, 0), label=_NAMES[kind]) for kind in Kind if kind in kinds]
-    if schedule.num_chunks > 1:
+    if versions:
+        handles.append(Patch(color=_shade(Kind.F, 0.5), label="shades: versions of the weights, dark, light, lightest"))
+    elif schedule.num_chunks > 1:
         handles.append(Patch(color=_shade(Kind.F, 1), label="lighter: a later chunk"))
     few = schedule.num_ranks <= _MOST_NAMED_RANKS
     for rank in range(schedule.num_ranks) if few else (0, schedule.num_ranks - 1):

@@ -3,9 +3,12 @@ import pytest
 
 from fiddlex.pipeline.generators import make_schedule
 from fiddlex.pipeline.lowering import lower
+from fiddlex.pipeline.semantics import make_semantics
+from fiddlex.pipeline.windows import unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.plots import draw, save
+from fiddlex.simulate.steady import first_calls
 
 
 def timelines(name, pipe, chunks, num_microbatches):
@@ -113,3 +116,19 @@ def test_a_file_is_the_same_every_time_and_its_text_is_text(tmp_path):
 def test_costs_of_nothing_can_be_drawn():
     schedule = make_schedule("1f1b", pipe=2, chunks=1, num_microbatches=2)
     draw({"nothing": free_running(schedule, Costs(0.0, 0.0, 0.0))})
+
+
+def test_versions_of_the_weights_are_shades():
+    schedule = make_schedule("1f1b", pipe=2, num_microbatches=2)
+    semantics = make_semantics("2bw", num_stages=2, batch_size=2)
+    windows = unroll(schedule, semantics, lambda number: make_schedule("1f1b", pipe=2, num_microbatches=number))
+    run = first_calls(windows, 5, Costs())
+    figure = draw({"2bw": run}, {"2bw": semantics})
+    starts = {(rank, e.start): e.action for rank, row in enumerate(run.events) for e in row}
+    colours = {}
+    for start, _, top, bottom, colour in boxes(figure.axes[0]):
+        action = starts[round((top + bottom) / 2), start]
+        version = max(action.microbatch // 2 - 1, 0)
+        colours.setdefault((action.kind, version % 3), set()).add(colour)
+    assert all(len(same) == 1 for same in colours.values())
+    assert len(set.union(*colours.values())) == len(colours) == 6
