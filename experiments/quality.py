@@ -11,6 +11,7 @@ and trains nothing.
 
 import collections
 import dataclasses
+import itertools
 import json
 import pathlib
 import statistics
@@ -31,6 +32,7 @@ _SEEDS = flags.DEFINE_integer("seeds", 3, "seeds for each model and semantics", 
 _STEPS = flags.DEFINE_integer("steps", 500, "steps of each run", lower_bound=10)
 _MODELS = flags.DEFINE_multi_enum("models", list(SIZES), list(SIZES), "models to train")
 _SEMANTICS = flags.DEFINE_multi_string("semantics", list(SEMANTICS), "values of pipeline.semantics_schedule to compare")
+_LEARNING_RATES = flags.DEFINE_multi_float("learning_rates", [5e-4], "peaks of the learning rate")
 _PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; nothing is trained then")
 
 
@@ -42,6 +44,7 @@ class Case:
     semantics: str
     seed: int
     steps: int
+    learning_rate: float
 
 
 def main(argv: list[str]) -> None:
@@ -51,16 +54,15 @@ def main(argv: list[str]) -> None:
     if _PLOT.value:
         draw(results, pathlib.Path(_PLOT.value))
         return
-    for seed in range(_SEEDS.value):
-        for model in _MODELS.value:
-            for semantics in _SEMANTICS.value:
-                case = Case(model, semantics, seed, _STEPS.value)
-                if case not in results:
-                    results[case] = train(case)
-                    logging.info("%s: held-out loss %.4f", case, results[case][-1]["eval_loss"])
-                    with path.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(dataclasses.asdict(case) | {"records": results[case]}) + "\n")
-    print(table({case: records for case, records in results.items() if case.steps == _STEPS.value}))
+    asked = itertools.product(range(_SEEDS.value), _LEARNING_RATES.value, _MODELS.value, _SEMANTICS.value)
+    for seed, learning_rate, model, semantics in asked:
+        case = Case(model, semantics, seed, _STEPS.value, learning_rate)
+        if case not in results:
+            results[case] = train(case)
+            logging.info("%s: held-out loss %.4f", case, results[case][-1]["eval_loss"])
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(dataclasses.asdict(case) | {"records": results[case]}) + "\n")
+    print(table(results))
 
 
 def make_config(case: Case) -> Config:
@@ -70,7 +72,7 @@ def make_config(case: Case) -> Config:
     config.model.seq_len, config.model.vocab_size = 128, 256
     config.mesh.pipe = config.pipeline.num_microbatches = 4
     config.pipeline.semantics_schedule = case.semantics
-    config.optimizer.learning_rate, config.optimizer.final_learning_rate = 2e-3, 2e-4
+    config.optimizer.learning_rate, config.optimizer.final_learning_rate = case.learning_rate, case.learning_rate / 10
     config.optimizer.warmup_steps, config.optimizer.weight_decay, config.optimizer.clip_norm = 50, 0.1, 1.0
     config.data.source, config.data.global_batch_size, config.data.eval_batches = "stdlib", 16, 32
     config.train.num_steps, config.train.seed, config.data.seed = case.steps, case.seed, case.seed
@@ -114,19 +116,17 @@ def read(path: pathlib.Path) -> dict[Case, list[dict[str, Any]]]:
 
 def table(results: dict[Case, list[dict[str, Any]]]) -> str:
     """Mean and spread of the last held-out losses, and how far they are from those of sync."""
-    last: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
+    last: dict[tuple[str, int, float, str], list[float]] = collections.defaultdict(list)
     for case, records in sorted(results.items()):
-        last[case.model, case.semantics].append(records[-1]["eval_loss"])
-    rows = [
-        "| model | semantics | runs | held-out loss | lowest | highest | against sync |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for (model, semantics), losses in last.items():
-        mean, base = statistics.fmean(losses), statistics.fmean(last.get((model, "sync"), [float("nan")]))
-        rows.append(
-            f"| {model} | {semantics} | {len(losses)} | {mean:.4f} | {min(losses):.4f} | {max(losses):.4f} | "
-            f"{mean / base - 1:+.2%} |"
-        )
+        last[case.model, case.steps, case.learning_rate, case.semantics].append(records[-1]["eval_loss"])
+    header = ("model", "steps", "peak rate", "semantics", "runs", "held-out loss", "lowest", "highest", "against sync")
+    rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    for (model, steps, rate, semantics), losses in last.items():
+        base = last.get((model, steps, rate, "sync"), [float("nan")])
+        numbers = (statistics.fmean(losses), min(losses), max(losses))
+        against = f"{statistics.fmean(losses) / statistics.fmean(base) - 1:+.2%}"
+        cells = (model, steps, f"{rate:g}", semantics, len(losses), *(f"{n:.4f}" for n in numbers), against)
+        rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
 
 

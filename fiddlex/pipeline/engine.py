@@ -82,7 +82,7 @@ class Engine:
       scales: what the gradients of each batch are multiplied by, float32 [batch].
       step: number of the call's own batch, which is the number of updates done, int32 scalar.
       slots: where each slot that the table names lies; None: there.
-      reduce: sums the complete gradients of one chunk's layers over devices.
+      reduce: sums complete gradients of layers, [row, …], over devices.
       fill: what idle slots compute and memory holds at first.
     """
 
@@ -311,13 +311,14 @@ class Engine:
         def work(sums: Tree, finished: Tree) -> tuple[Tree, Tree]:
             row = self._place(microbatch, sizes.sums) * all_rows + number * rows
             target = self._place(microbatch, sizes.finished) * all_rows + number * rows
-            complete = jax.tree.map(lambda g: lax.dynamic_slice_in_dim(g, row, rows), sums)
-            emptied = jax.tree.map(
-                lambda g, c: lax.dynamic_update_slice_in_dim(g, jnp.zeros_like(c), row, 0), sums, complete
-            )
-            return emptied, jax.tree.map(
-                lambda f, c: lax.dynamic_update_slice_in_dim(f, c, target, 0), finished, self.reduce(complete)
-            )
+
+            def one_layer(index: jax.Array, kept: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+                sums, finished = kept
+                complete = jax.tree.map(lambda g: lax.dynamic_slice_in_dim(g, row + index, 1), sums)
+                emptied = _with_rows(sums, jax.tree.map(jnp.zeros_like, complete), row + index)
+                return emptied, _with_rows(finished, self.reduce(complete), target + index)
+
+            return lax.fori_loop(0, rows, one_layer, (sums, finished))  # by layers, so that no second set is alive
 
         sums, finished = lax.cond(
             finishes == 1, work, lambda *kept: kept, _flat(carry.grads.layers), _flat(carry.finished)
@@ -374,6 +375,10 @@ def _added(totals: Tree, values: Tree, place: Integer) -> Tree:
         return lax.dynamic_update_index_in_dim(total, value, place, 0)
 
     return jax.tree.map(add, totals, values)
+
+
+def _with_rows(stacked: Tree, rows: Tree, first: Integer) -> Tree:
+    return jax.tree.map(lambda x, new: lax.dynamic_update_slice_in_dim(x, new, first, 0), stacked, rows)
 
 
 def _flat(layers: Tree) -> Tree:
