@@ -30,11 +30,14 @@ def main(argv: list[str]) -> None:
     if _FORMAT.value == "json":
         print(json.dumps(facts))
         return
+    semantics = facts["semantics"].items()
+    going_on = "".join(f"{name}: {ticks:g} ticks a batch\n" for name, ticks in semantics if name != "sync")
     print(
         f"{facts['num_parameters']:,} parameters, {describe(mesh)}\n"
         f"schedule {facts['schedule']}: {facts['num_stages']} stages, {facts['num_microbatches']} microbatches of "
         f"{facts['microbatch_size']}, {facts['num_ticks']} ticks, a stash for {facts['stash_slots']} "
         "forward passes of a stage\n"
+        f"{going_on}"
         f"traced in {facts['trace_s']:.1f} s, compiled in {facts['compile_s']:.1f} s by jax {facts['jax_version']}\n"
         "memory of each device:"
     )

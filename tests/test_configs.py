@@ -25,7 +25,7 @@ SC21 = {
     "1008b": (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163),
 }
 GPT2_MILLIONS = {"small": 124, "medium": 355, "large": 774, "xl": 1558}
-SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "uneven", "recompute")
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "uneven", "recompute", "2bw")
 ARGUMENTS = {"gpt3.py": SC21, "schedules.py": SCHEDULES}
 SPECS = sorted(path.name for path in CONFIGS.glob("*.py") if path.name not in ARGUMENTS)
 SPECS += [f"{path}:{name}" for path, names in ARGUMENTS.items() for name in names]

@@ -88,6 +88,7 @@ def report(config: Config, ahead: Ahead) -> dict[str, Any]:
         "num_microbatches": config.pipeline.num_microbatches,
         "microbatch_size": config.microbatch_size,
         "num_ticks": lowered.num_ticks,
+        "semantics": {name: windows.period for name, windows in layout.windows.items()} or {"sync": lowered.num_ticks},
         "stash_slots": lowered.stash_slots,
         **memory(ahead.compiled),
         "trace_s": round(ahead.trace_s, 3),
