@@ -33,6 +33,7 @@ _STEPS = flags.DEFINE_integer("steps", 500, "steps of each run", lower_bound=10)
 _MODELS = flags.DEFINE_multi_enum("models", list(SIZES), list(SIZES), "models to train")
 _SEMANTICS = flags.DEFINE_multi_string("semantics", list(SEMANTICS), "values of pipeline.semantics_schedule to compare")
 _LEARNING_RATES = flags.DEFINE_multi_float("learning_rates", [5e-4], "peaks of the learning rate")
+_BETAS = flags.DEFINE_multi_float("beta1", [0.9, 0.0], "AdamW's momentum")
 _PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; nothing is trained then")
 
 
@@ -45,6 +46,7 @@ class Case:
     seed: int
     steps: int
     learning_rate: float
+    beta1: float
 
 
 def main(argv: list[str]) -> None:
@@ -54,9 +56,9 @@ def main(argv: list[str]) -> None:
     if _PLOT.value:
         draw(results, pathlib.Path(_PLOT.value))
         return
-    asked = itertools.product(range(_SEEDS.value), _LEARNING_RATES.value, _MODELS.value, _SEMANTICS.value)
-    for seed, learning_rate, model, semantics in asked:
-        case = Case(model, semantics, seed, _STEPS.value, learning_rate)
+    asked = itertools.product(range(_SEEDS.value), _LEARNING_RATES.value, _BETAS.value, _MODELS.value, _SEMANTICS.value)
+    for seed, learning_rate, beta1, model, semantics in asked:
+        case = Case(model, semantics, seed, _STEPS.value, learning_rate, beta1)
         if case not in results:
             results[case] = train(case)
             logging.info("%s: held-out loss %.4f", case, results[case][-1]["eval_loss"])
@@ -73,6 +75,7 @@ def make_config(case: Case) -> Config:
     config.mesh.pipe = config.pipeline.num_microbatches = 4
     config.pipeline.semantics_schedule = case.semantics
     config.optimizer.learning_rate, config.optimizer.final_learning_rate = case.learning_rate, case.learning_rate / 10
+    config.optimizer.beta1 = case.beta1
     config.optimizer.warmup_steps, config.optimizer.weight_decay, config.optimizer.clip_norm = 50, 0.1, 1.0
     config.data.source, config.data.global_batch_size, config.data.eval_batches = "stdlib", 16, 32
     config.train.num_steps, config.train.seed, config.data.seed = case.steps, case.seed, case.seed
@@ -116,16 +119,37 @@ def read(path: pathlib.Path) -> dict[Case, list[dict[str, Any]]]:
 
 def table(results: dict[Case, list[dict[str, Any]]]) -> str:
     """Mean and spread of the last held-out losses, and how far they are from those of sync."""
-    last: dict[tuple[str, int, float, str], list[float]] = collections.defaultdict(list)
+    last: dict[tuple[str, int, float, float, str], list[float]] = collections.defaultdict(list)
     for case, records in sorted(results.items()):
-        last[case.model, case.steps, case.learning_rate, case.semantics].append(records[-1]["eval_loss"])
-    header = ("model", "steps", "peak rate", "semantics", "runs", "held-out loss", "lowest", "highest", "against sync")
+        where = case.model, case.steps, case.learning_rate, case.beta1
+        last[*where, case.semantics].append(records[-1]["eval_loss"])
+    header = (
+        "model",
+        "steps",
+        "peak rate",
+        "beta1",
+        "semantics",
+        "runs",
+        "held-out loss",
+        "lowest",
+        "highest",
+        "against sync",
+    )
     rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for (model, steps, rate, semantics), losses in last.items():
-        base = last.get((model, steps, rate, "sync"), [float("nan")])
+    for (model, steps, rate, beta1, semantics), losses in last.items():
+        base = last.get((model, steps, rate, beta1, "sync"), [float("nan")])
         numbers = (statistics.fmean(losses), min(losses), max(losses))
         against = f"{statistics.fmean(losses) / statistics.fmean(base) - 1:+.2%}"
-        cells = (model, steps, f"{rate:g}", semantics, len(losses), *(f"{n:.4f}" for n in numbers), against)
+        cells = (
+            model,
+            steps,
+            f"{rate:g}",
+            f"{beta1:g}",
+            semantics,
+            len(losses),
+            *(f"{n:.4f}" for n in numbers),
+            against,
+        )
         rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
 

@@ -7,9 +7,8 @@ here named one by one; Korthikanti et al., MLSys 2023, section 4, count another 
 arrays of the same shapes, so the numbers hold for each of them. Invariant: a number here follows from the program; none
 is fitted to what a compiler said. Imports no jax.
 
-Against XLA's own account on the CPU backend, in float32, the totals of 23 layouts were off by 4% at most where
-activations are most of it, and by 13% where kernels are: XLA then has more of them read from the stack at once (jax
-0.10.2, 2026-11-21). That backend computes bfloat16 in float32, with copies of whole stashes in it, so of bfloat16
+Against XLA's own account on the CPU backend, in float32, the totals of nine layouts were off by 9% at most (jax 0.10.2,
+2026-11-21; `tests/simulate/test_step_memory.py`). That backend computes bfloat16 in float32, with copies of whole stashes in it, so of bfloat16
 nothing can be learned there. Not known here: cuDNN's flash attention, which keeps no scores, and the few bytes that
 follow the batch (keys of dropout, losses, the schedule's table).
 """
