@@ -122,7 +122,7 @@ def _going_on(name: str, windows: Windows, costs: Costs) -> str:
         f"\n{name} from batch to batch, lockstep, the ticks of the first {calls}:\n"
         f"{to_text(lowered.schedule, lowered.ticks)}"
         f"  the first batch takes {facts.fill_ticks} ticks, {facts.fill:g} long; then one takes {facts.period_ticks:g} "
-        f"ticks, {facts.period:g} long\n"
+        f"ticks, {facts.period:g} long, bubble {facts.bubble_fraction:.4g} of the work\n"
         f"  versions of the weights: {windows.sizes.versions}; forward passes of a stage stashed at most: "
         f"{windows.sizes.slots.stash}\n"
     )

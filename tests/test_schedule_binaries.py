@@ -57,14 +57,14 @@ sync from batch to batch, lockstep, the ticks of the first 1:
 rank    0       1       2       3
    0   0F0     0F1     0B0     0B1
    1    .    1F0+1B0 1F1+1B1    .
-  the first batch takes 4 ticks, 9 long; then one takes 4 ticks, 9 long
+  the first batch takes 4 ticks, 9 long; then one takes 4 ticks, 9 long, bubble 0.5 of the work
   versions of the weights: 1; forward passes of a stage stashed at most: 2
 
 2bw from batch to batch, lockstep, the ticks of the first 2:
 rank    0       1       2       3       4       5
    0   0F0     0F1   0F2+0B0 0F3+0B1 0F4+0B2 0F5+0B3
    1    .    1F0+1B0 1F1+1B1 1F2+1B2 1F3+1B3 1F4+1B4
-  the first batch takes 4 ticks, 10 long; then one takes 2 ticks, 6 long
+  the first batch takes 4 ticks, 10 long; then one takes 2 ticks, 6 long, bubble 0 of the work
   versions of the weights: 2; forward passes of a stage stashed at most: 3
 """
 
@@ -77,8 +77,8 @@ def test_json_of_semantics():
     """2BW without a bubble takes the work alone, m(F + B), and a flush (m + p − 1)(F + B)."""
     facts = json.loads(call(*sizes("1f1b", 4, 1, 8), "--semantics=2bw", "--format=json").stdout)
     assert facts["semantics"] == {
-        "sync": {"fill_ticks": 14, "fill": 33, "period_ticks": 14, "period": 33},
-        "2bw": {"fill_ticks": 14, "fill": 36, "period_ticks": 8, "period": 24},
+        "sync": {"fill_ticks": 14, "fill": 33, "period_ticks": 14, "period": 33, "bubble_fraction": 0.375},
+        "2bw": {"fill_ticks": 14, "fill": 36, "period_ticks": 8, "period": 24, "bubble_fraction": 0},
     }
 
 

@@ -10,13 +10,12 @@ of the next tick, and the backward slot of the rank that gets it waits for it: i
 Hops that carry nothing for anybody cost nothing. Invariant: every rank starts a tick at the same time. Imports no jax.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fiddlex.pipeline.lowering import NONE, Lowered
 from fiddlex.pipeline.schedule import Action, Kind, Schedule
 from fiddlex.pipeline.ticks import SLOTS
-from fiddlex.pipeline.windows import Windows
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.timeline import Event, Timeline
 
@@ -67,12 +66,6 @@ def describe(lowered: Lowered, *, num_layers: Sequence[int]) -> str:
         f"{schedule.num_microbatches} microbatches in {lowered.num_ticks} ticks, bubble {bubble:.0%}, "
         f"at most {lowered.stash_slots} forward passes of a stage stashed on a rank"
     )
-
-
-def describe_windows(windows: Mapping[str, Windows]) -> str:
-    """One line for a log: how the pipeline goes on from batch to batch under each semantics."""
-    parts = (f"{name} {each.period:g} ticks a batch (first {len(each[0].table)})" for name, each in windows.items())
-    return f"from batch to batch: {', '.join(parts)}"
 
 
 class _Message(NamedTuple):

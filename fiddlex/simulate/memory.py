@@ -8,9 +8,9 @@ arrays of the same shapes, so the numbers hold for each of them. Invariant: a nu
 is fitted to what a compiler said. Imports no jax.
 
 Against XLA's own account on the CPU backend, in float32, the totals of nine layouts were off by 9% at most (jax 0.10.2,
-2026-11-21; `tests/simulate/test_step_memory.py`). That backend computes bfloat16 in float32, with copies of whole stashes in it, so of bfloat16
-nothing can be learned there. Not known here: cuDNN's flash attention, which keeps no scores, and the few bytes that
-follow the batch (keys of dropout, losses, the schedule's table).
+2026-11-21; `tests/simulate/test_step_memory.py`). That backend computes bfloat16 in float32, with copies of whole
+stashes in it, so of bfloat16 nothing can be learned there. Not known here: cuDNN's flash attention, which keeps no
+scores, and the few bytes that follow the batch (keys of dropout, losses, the schedule's table).
 """
 
 import dataclasses

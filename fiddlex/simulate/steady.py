@@ -19,12 +19,15 @@ class Steady(NamedTuple):
       fill: their time.
       period_ticks: of a batch once windows repeat, on average.
       period: their time.
+      bubble_fraction: of the period what is not work of the busiest rank, over that work: it waits for updates, or for
+        other ranks.
     """
 
     fill_ticks: int
     fill: float
     period_ticks: float
     period: float
+    bubble_fraction: float
 
 
 def steady(windows: Windows, costs: Costs) -> Steady:
@@ -37,8 +40,26 @@ def steady(windows: Windows, costs: Costs) -> Steady:
     run = first_calls(windows, before + length, costs)
     ticks = [len(windows[call].table) for call in range(before + length)]
     ends = [*run.tick_starts, run.makespan]
-    begins, finished = ends[sum(ticks[:before])], ends[sum(ticks)]
-    return Steady(ticks[0], ends[ticks[0]], windows.period, (finished - begins) / length)
+    period = (ends[sum(ticks)] - ends[sum(ticks[:before])]) / length
+    work = _work(windows, costs)
+    return Steady(ticks[0], ends[ticks[0]], windows.period, period, period / work - 1 if work else 0.0)
+
+
+def describe(windows: Windows) -> str:
+    """A few words for a log, of stages of equal length."""
+    facts = steady(windows, Costs())
+    ticks, bubble = f"{facts.period_ticks:g} ticks a batch", f"bubble {facts.bubble_fraction:.0%}"
+    return f"{ticks}, {bubble}, the first in {facts.fill_ticks} ticks"
+
+
+def _work(windows: Windows, costs: Costs) -> float:
+    """Time in which the busiest rank works for a batch."""
+    schedule, semantics = windows.lowered.schedule, windows.semantics
+    durations = costs.durations(schedule.num_stages)
+    return max(
+        sum(durations[action.kind][action.stage] for action in row if semantics.batch(action.microbatch) == 0)
+        for row in schedule.actions
+    )
 
 
 def first_calls(windows: Windows, num_calls: int, costs: Costs) -> Timeline:

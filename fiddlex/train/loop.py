@@ -18,7 +18,7 @@ from fiddlex.config import Config
 from fiddlex.errors import DataError, NonFiniteError
 from fiddlex.mesh import describe
 from fiddlex.simulate.lockstep import describe as describe_schedule
-from fiddlex.simulate.lockstep import describe_windows
+from fiddlex.simulate.steady import describe as describe_windows
 from fiddlex.sizes import num_parameters
 from fiddlex.train import workdir as workdirs
 from fiddlex.train.checkpoint import Checkpoints
@@ -83,8 +83,8 @@ def train(config: Config, workdir: Path) -> Outcome:
             layout = trainer.layout
             logger.info("%s", describe_schedule(layout.lowered, num_layers=layout.placement.layers_per_stage))
 
-        if trainer.layout.windows:
-            logger.info("%s", describe_windows(trainer.layout.windows))
+        for name, windows in trainer.layout.windows.items():
+            logger.info("%s from batch to batch: %s", name, describe_windows(windows))
 
         # Resume.
         stack.enter_context(workdirs.claimed(workdir, config, schedule=trainer.layout.lowered.schedule))
