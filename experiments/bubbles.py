@@ -6,7 +6,7 @@
 F, I and W of a stage take one unit each, hops none. A bubble is told as a share of the work; memory as the most
 activations that a rank holds, in microbatches of the whole rank. Sizes for which a schedule does not exist, or its
 formula does not hold, are left out. With `--semantics` the second table: what a batch takes in the lockstep clock with
-a flush and in a pipeline that goes on, for 1, 2 and 4 microbatches a rank.
+a flush and in a pipeline that goes on, for 1, 2 and 4 microbatches a rank, one and two chunks.
 """
 
 import functools

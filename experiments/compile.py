@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
 
 
 MEMORY = {
-    "argument": "train state and batch",
+    "argument": "train state (unless flushed, also versions of the weights, stash and sums) and batch",
     "output": "train state and metrics",
     "alias": "of the output, in the place of arguments",
     "temp": "all else: compute weights, gradients, stash, workspace",

@@ -93,8 +93,8 @@ def train(case: Case) -> list[dict[str, Any]]:
             records.append({"step": record["step"], "loss": record["loss"]})
         # One step is under way already when a record is there, so the weights are a step newer than it.
         if record["step"] % max(case.steps // 10, 1) == 0 and record["step"] < case.steps:
-            records.append({name: trainer.evaluate()[name] for name in ("step", "eval_loss")})
-    records.append({name: trainer.evaluate()[name] for name in ("step", "eval_loss")})
+            records.append(trainer.evaluate())
+    records.append(trainer.evaluate())
     return records
 
 
@@ -110,7 +110,7 @@ def read(path: pathlib.Path) -> dict[Case, list[dict[str, Any]]]:
             entry = json.loads(line)
             records = entry.pop("records")
             results[Case(**entry)] = records
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{path}, line {number}: not a run ({error}). Remove the line; its run is made again."
             ) from error
@@ -158,6 +158,8 @@ def draw(results: dict[Case, list[dict[str, Any]]], path: pathlib.Path) -> None:
     """Draws the curves of each model: held-out losses as means with their spread, training losses faintly behind."""
     from matplotlib.figure import Figure
 
+    if not results:
+        raise ConfigError(f"--results={_RESULTS.value} has no runs to draw: run without --plot first.")
     models = sorted({case.model for case in results})
     figure = Figure(figsize=(7.0, 3.2), layout="constrained")
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):

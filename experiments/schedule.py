@@ -74,8 +74,13 @@ def main(argv: list[str]) -> None:
     timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs)}
     shown = {clock: run for clock, run in timelines.items() if _CLOCK.value in ("both", clock)}
     if picture and output:
-        _draw(shown, windows, costs, output)
+        calls = max((len(each.first) + len(each.cycle) + 1 for each in windows.values()), default=0)
+        _draw(shown, _windows(schedule, make, calls), calls, costs, output)
         return
+    if _FORMAT.value == "csv" and windows:
+        raise ConfigError(
+            "--format=csv writes the schedule of one batch, which --semantics does not change: leave it out."
+        )
     if _FORMAT.value == "csv":
         text = to_csv(schedule)
     elif _FORMAT.value == "json":
@@ -91,24 +96,30 @@ def main(argv: list[str]) -> None:
         print(text, end="")
 
 
-def _windows(schedule: Schedule, make: Callable[..., Schedule]) -> dict[str, Windows]:
-    """Of a flush and of the semantics asked for; none when none are asked for."""
+def _windows(schedule: Schedule, make: Callable[..., Schedule], num_calls: int = 0) -> dict[str, Windows]:
+    """Of a flush and of the semantics asked for, over so many calls at least; none when none are asked for."""
     names = dict.fromkeys(["sync", _SEMANTICS.value]) if _SEMANTICS.value else {}
     size = schedule.num_microbatches
     longer = None if _NAME.value.startswith("file:") else lambda number: make(num_microbatches=number)
     return {
-        name: unroll(schedule, make_semantics(name, num_stages=schedule.num_stages, batch_size=size), longer)
+        name: unroll(
+            schedule,
+            make_semantics(name, num_stages=schedule.num_stages, batch_size=size, field="--semantics"),
+            longer,
+            num_calls=num_calls,
+        )
         for name in names
     }
 
 
-def _draw(shown: dict[str, Timeline], windows: dict[str, Windows], costs: Costs, output: pathlib.Path) -> None:
+def _draw(
+    shown: dict[str, Timeline], windows: dict[str, Windows], calls: int, costs: Costs, output: pathlib.Path
+) -> None:
     """The clocks below each other, or, of several semantics, the lockstep clock over several batches."""
     from fiddlex.simulate.plots import draw, save  # matplotlib is an extra, and slow to import
 
     named = {clock.replace("_", "-"): run for clock, run in shown.items()}
     if windows:
-        calls = max(len(each.first) + len(each.cycle) for each in windows.values()) + 1
         named = {f"{name}, {calls} batches": first_calls(each, calls, costs) for name, each in windows.items()}
     semantics = {name: each.semantics for name, each in zip(named, windows.values(), strict=False)}
     save(draw(named, semantics), output, format=_FORMAT.value)

@@ -21,6 +21,7 @@ COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 RECOMPUTE_MODES = ("none", "selective", "full")
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "adafactor")
 INTEGER_LIMIT = 2**31  # steps, examples and sizes are 32-bit integers on the devices
+MOST_LOSS_SCALE = 2.0**40  # far above what float16 can use, and far below what float32 can hold
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 
 
@@ -138,7 +139,7 @@ class OptimizerConfig:
         """Raises ConfigError when a field is out of its range."""
         _choice("optimizer.name", self.name, OPTIMIZERS)
         _choice("optimizer.schedule", self.schedule, LEARNING_RATE_SCHEDULES)
-        _at_least("optimizer.loss_scale", self.loss_scale, 1)
+        _between("optimizer.loss_scale", self.loss_scale, 1, MOST_LOSS_SCALE)
         _at_least("optimizer.loss_scale_window", self.loss_scale_window, 1)
         for name in ("learning_rate", "final_learning_rate", "weight_decay", "clip_norm"):
             _at_least(f"optimizer.{name}", getattr(self, name), 0)
@@ -359,6 +360,11 @@ def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 def _at_least(name: str, value: float, least: float) -> None:
     if not least <= value < _limit(value):
         raise ConfigError(f"{name}={value} must be at least {least} and below {_limit(value)}.")
+
+
+def _between(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{name}={value} must be at least {least} and at most {most:g}.")
 
 
 def _positive(name: str, value: float) -> None:

@@ -2,7 +2,9 @@
 
 Batch b of a stage with delay D runs forward and backward with W(b − D), where W(k) is the weights after k updates and
 W(k) = W(0) for k < 0; then W(b + 1) = optimizer(W(b), gradient of batch b). A delay is what lets a pipeline go on from
-batch to batch without draining: batch b may start when update b − D − 1 is done. Imports no jax.
+batch to batch without draining: batch b may start when update b − D − 1 is done. All stages are updated at once,
+between batches: `stash` has the weights of PipeDream's stages, which update themselves apart, and not their speed or
+memory. Imports no jax.
 
 References:
   2BW: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, section 3.1. Weight stashing and
@@ -46,26 +48,32 @@ class Semantics:
         return microbatch // self.batch_size
 
 
-def make_semantics(name: str, *, num_stages: int, batch_size: int) -> Semantics:
+def make_semantics(name: str, *, num_stages: int, batch_size: int, field: str = "pipeline.semantics") -> Semantics:
     """The semantics `name` for a pipeline.
 
     Args:
       name: `sync` (a flush after each batch), `2bw` (delay 1), `stash` (stage s of n lags n − 1 − s updates behind),
-        `vertical_sync` (all stages lag n − 1 behind), or `delay:K`.
+        `vertical_sync` (all stages lag n − 1 behind), or `delay:K`, K at most 999.
       num_stages: n.
       batch_size: microbatches in a batch.
+      field: what whoever reads the error calls the name.
 
     Raises:
       ConfigError: when there are no such semantics.
     """
-    uniform = {"sync": 0, "2bw": 1, "vertical_sync": num_stages - 1}
+    _check(name, field)
     if name == "stash":
         return Semantics(tuple(reversed(range(num_stages))), batch_size)
-    if match := re.fullmatch(r"delay:(\d{1,3})", name, re.ASCII):
-        return Semantics((int(match[1]),) * num_stages, batch_size)
-    if name not in uniform:
-        raise ConfigError(f"pipeline.semantics={name!r} is not one of {', '.join(NAMES)}. {nearest(name, NAMES)}")
-    return Semantics((uniform[name],) * num_stages, batch_size)
+    delay = {"sync": 0, "2bw": 1, "vertical_sync": num_stages - 1}.get(name)
+    return Semantics((int(name.partition(":")[2]) if delay is None else delay,) * num_stages, batch_size)
+
+
+def _check(name: str, field: str) -> None:
+    if name in NAMES[:-1] or re.fullmatch(r"delay:\d{1,3}", name, re.ASCII):
+        return
+    if name.startswith("delay:"):
+        raise ConfigError(f"{field}: {name!r} must be delay:K with a whole number K of updates, at most 999.")
+    raise ConfigError(f"{field}: there are no semantics {name!r}. {nearest(name.lower(), NAMES)}")
 
 
 class Phase(NamedTuple):
@@ -103,6 +111,8 @@ def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, .
     if start > num_steps or (start == num_steps and parts):
         raise _unreadable(schedule, f"its phases before the last take {start} of train.num_steps={num_steps} steps")
     phases.append(Phase(last.strip(), start, num_steps))
+    for phase in phases:
+        _check(phase.semantics, "pipeline.semantics_schedule" if schedule else "pipeline.semantics")
     return tuple(phase for phase in phases if phase.end > phase.start or len(phases) == 1)
 
 

@@ -102,7 +102,14 @@ class Windows:
         return self.first[call] if late < 0 else self.cycle[late % len(self.cycle)]
 
     def over(self, num_calls: int) -> Lowered:
-        """The ticks of the first calls; there must be so many batches in `lowered`."""
+        """The ticks of the first calls.
+
+        Raises:
+          ValueError: when `lowered` has too few batches (`unroll` can be asked for more).
+        """
+        batches = self.lowered.schedule.num_microbatches // self.semantics.batch_size
+        if num_calls > batches - self.semantics.num_versions:
+            raise ValueError(f"{num_calls} calls asked of a pipeline unrolled over {batches} batches")
         end = sum(len(self[call].table) for call in range(num_calls))
         rows = [
             [(action, tick) for action, tick in zip(row, ticks, strict=True) if tick < end]
@@ -139,7 +146,9 @@ class Windows:
         )
 
 
-def unroll(batch: Schedule, semantics: Semantics, longer: Callable[[int], Schedule] | None = None) -> Windows:
+def unroll(
+    batch: Schedule, semantics: Semantics, longer: Callable[[int], Schedule] | None = None, *, num_calls: int = 0
+) -> Windows:
     """Runs a schedule over batch after batch and cuts it into windows.
 
     Args:
@@ -147,6 +156,7 @@ def unroll(batch: Schedule, semantics: Semantics, longer: Callable[[int], Schedu
       semantics: of the weights.
       longer: gives the same kind of schedule for another number of microbatches. Of a schedule that goes on over all
         batches as over one, and of the batch's own again and again, the one that takes fewer ticks is run.
+      num_calls: run it over so many calls at least, for `Windows.over`.
 
     Raises:
       ScheduleError: when neither comes to repeat.
@@ -158,7 +168,7 @@ def unroll(batch: Schedule, semantics: Semantics, longer: Callable[[int], Schedu
     found, failures = [], []
     for kind in kinds:
         try:
-            found.append(_unroll(kind, semantics))
+            found.append(_unroll(kind, semantics, num_calls))
         except ScheduleError as error:
             failures.append(error)
     if not found:
@@ -166,9 +176,10 @@ def unroll(batch: Schedule, semantics: Semantics, longer: Callable[[int], Schedu
     return min(found, key=lambda windows: windows.period)
 
 
-def _unroll(kind: Callable[[int], Schedule], semantics: Semantics) -> Windows:
+def _unroll(kind: Callable[[int], Schedule], semantics: Semantics, num_calls: int) -> Windows:
     ahead = semantics.num_versions
-    for num_batches in (4 + 2 * ahead, 10 + 4 * ahead, 40 + 8 * ahead):
+    for least in (4 + ahead, 10 + 3 * ahead, 40 + 7 * ahead):
+        num_batches = max(least, num_calls) + ahead
         lowered = lower(kind(num_batches), semantics)
         tables = _cut(lowered, semantics)[: num_batches - ahead]  # the last have nothing to run ahead with
         found = _find_cycle([_work(table, lowered) for table in tables])

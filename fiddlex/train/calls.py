@@ -31,7 +31,7 @@ class Calls:
         self._frame = frame_of(list(layout.windows.values()))
         self._longest = max(windows.longest for windows in layout.windows.values())
         self._sharding = NamedSharding(mesh, P())
-        self._since_empty = 0
+        self._restarted = 0
         self._on_devices: dict[tuple[str, int, int], Call] = {}
 
     def abstract(self) -> Call:
@@ -39,23 +39,23 @@ class Calls:
         call = self._call(next(iter(self._windows.values()))[0], 0)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding), call)
 
-    def restart(self) -> None:
-        """From now on nothing is in flight: the state comes from a checkpoint."""
-        self._since_empty = 0
+    def restart(self, step: int) -> None:
+        """Nothing is in flight when step number `step`, counted from 0, begins: the state comes from a checkpoint."""
+        self._restarted = step
 
     def num_batches(self, step: int) -> int:
         """Batches that may be under way in a step, its own included."""
         return int(min(self._frame.sizes.batches, self._end(step) - step))
 
-    def next(self, step: int) -> Call:
-        """The call of a step, the one after the step before it."""
-        name, batches = self._phase(step).semantics, self.num_batches(step)
-        windows = self._windows[name]
-        number = _repeated(windows, self._since_empty)
-        key = name, number, batches
+    def of(self, step: int) -> Call:
+        """The call of a step."""
+        phase, batches = self._phase(step), self.num_batches(step)
+        begun = phase.start if step < phase.end else phase.end
+        windows = self._windows[phase.semantics]
+        number = _repeated(windows, step - max(begun, self._restarted))
+        key = phase.semantics, number, batches
         if key not in self._on_devices:
             self._on_devices[key] = jax.device_put(self._call(windows[number], batches), self._sharding)
-        self._since_empty = self._since_empty + 1 if batches > 1 else 0
         return self._on_devices[key]
 
     def _phase(self, step: int) -> Phase:

@@ -223,8 +223,8 @@ def _items(state: TrainState) -> dict[str, Any]:
 
 
 def _scaling(parts: list[Any]) -> Scaling:
-    scales, good_steps, skipped = parts
-    return Scaling(np.asarray(scales, np.float32), np.int32(good_steps), np.int32(skipped))
+    scales, good_steps = parts
+    return Scaling(np.asarray(scales, np.float32), np.int32(good_steps))
 
 
 def _saved_older(ahead: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:

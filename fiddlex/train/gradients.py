@@ -58,7 +58,7 @@ class GradientSource(Protocol):
         """How many batches step number `step`, counted from 0, takes: its own and those after it."""
 
     def inputs(self, batches: Sequence[Batch], step: int) -> Any:
-        """What a step is given, of its batches in order; to be called once for each step."""
+        """What a step is given, of its batches in order."""
 
     def older(self, state: TrainState) -> dict[str, Weights]:
         """Weights older than the master weights that batches to come are run with, by name, for a checkpoint."""
@@ -67,7 +67,10 @@ class GradientSource(Protocol):
         """Shapes, dtypes and shardings of `older`."""
 
     def resume(self, state: TrainState) -> TrainState:
-        """A state as `start` leaves it, of one whose `ahead` is what there is of `older`; nothing is under way then."""
+        """A state as `start` leaves it, of one whose `ahead` is what there is of `older`; nothing is under way then.
+
+        In place of weights that were not saved stand the oldest that were, or else the master weights.
+        """
 
 
 class Flushed:

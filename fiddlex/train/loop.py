@@ -81,7 +81,8 @@ def train(config: Config, workdir: Path) -> Outcome:
 
         if config.mesh.pipe > 1:
             layout = trainer.layout
-            logger.info("%s", describe_schedule(layout.lowered, num_layers=layout.placement.layers_per_stage))
+            text = describe_schedule(layout.lowered, num_layers=layout.placement.layers_per_stage)
+            logger.info("%s%s", "with a flush after each batch, " if layout.windows else "", text)
 
         for name, windows in trainer.layout.windows.items():
             logger.info("%s from batch to batch: %s", name, describe_windows(windows))
@@ -157,8 +158,10 @@ class _Run:
         try:
             record = self._trainer.record(self._in_flight)
         except NonFiniteError as error:
-            blamed = self._in_flight.step - 1 if error.before_update else -1
-            raise NonFiniteError(f"{error}\n{self._remedy(blamed)}") from error
+            # Batch number b = step − 1 was run with weights up to `delay` updates older than W(b), which checkpoints
+            # of all updates since hold.
+            blamed = max(self._in_flight.step - 1 - self._trainer.delay, 0)
+            raise NonFiniteError(f"{error}\n{self._remedy(blamed if error.before_update else None)}") from error
         self._in_flight = None
         self._times.append(record["step_time_s"])
         self._reporter.advance(record["step"])
@@ -191,11 +194,11 @@ class _Run:
             self._trainer.save(self._checkpoints)
             self._saved_step = self._trainer.step
 
-    def _remedy(self, blamed: int) -> str:
-        """What to do about weights that exploded; a checkpoint of them (of step `blamed`) is set aside."""
+    def _remedy(self, blamed: int | None) -> str:
+        """What to do about weights that exploded; checkpoints of step `blamed` and later ones are set aside."""
         self._checkpoints.wait()
-        if blamed in self._checkpoints.steps():
-            self._checkpoints.set_aside([blamed])
+        if bad := [step for step in self._checkpoints.steps() if blamed is not None and step >= blamed]:
+            self._checkpoints.set_aside(bad)
         steps = self._checkpoints.steps()
         where = "starts again, since there is no checkpoint"
         if steps:

@@ -61,6 +61,13 @@ def make_optimizer(config: OptimizerConfig, *, num_steps: int, blocks: Blocks) -
     return optax.chain(*rules[config.name], optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps)))
 
 
+def num_updates(state: optax.OptState) -> jax.Array:
+    """Updates that an optimizer of `make_optimizer` has made, int32 scalar: what its learning rate follows."""
+    assert isinstance(state, tuple)
+    assert isinstance(state[-1], optax.ScaleByScheduleState)
+    return state[-1].count
+
+
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     """Linear warm-up, then decay.
 

@@ -47,7 +47,7 @@ class Program:
         self.source: GradientSource = source(self.model, config, mesh, self.layout)
         scales = config.model.dtype == "float16"
         self.specs = state_specs(
-            self.optimizer, self.layout, ahead=self.source.ahead_specs, scaling=Scaling(P(), P(), P()) if scales else ()
+            self.optimizer, self.layout, ahead=self.source.ahead_specs, scaling=Scaling(P(), P()) if scales else ()
         )
         self.step = make_train_step(
             config,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fiddlex.config import OptimizerConfig
+from fiddlex.config import MOST_LOSS_SCALE, OptimizerConfig
 
 
 class Scaling(NamedTuple):
@@ -20,18 +20,16 @@ class Scaling(NamedTuple):
     Attributes:
       scales: float32 [batch], of the next batch and of those after it that may be under way with it.
       good_steps: int32, updates since the scale last changed.
-      skipped: int32, steps skipped so far.
     """
 
     scales: Any
     good_steps: Any
-    skipped: Any
 
 
 def start_scaling(config: OptimizerConfig, num_batches: int) -> Scaling:
     """Scaling of a run that begins; `num_batches` may be under way at once."""
     scales = jnp.full(num_batches, config.loss_scale, jnp.float32)
-    return Scaling(scales, jnp.int32(0), jnp.int32(0))
+    return Scaling(scales, jnp.int32(0))
 
 
 def next_scaling(scaling: Scaling, finite: jax.Array, config: OptimizerConfig) -> Scaling:
@@ -43,11 +41,11 @@ def next_scaling(scaling: Scaling, finite: jax.Array, config: OptimizerConfig) -
     newest = scaling.scales[-1]
     good_steps = jnp.where(finite, scaling.good_steps + 1, 0)
     grows = good_steps >= config.loss_scale_window
-    newest = jnp.where(finite, jnp.where(grows, newest * 2, newest), jnp.minimum(newest, scaling.scales[0] / 2))
+    grown = jnp.where(grows, jnp.minimum(newest * 2, MOST_LOSS_SCALE), newest)
+    newest = jnp.where(finite, grown, jnp.minimum(newest, scaling.scales[0] / 2))
     return Scaling(
         jnp.append(scaling.scales[1:], newest),
         jnp.where(grows, 0, good_steps),
-        scaling.skipped + jnp.where(finite, 0, 1),
     )
 
 

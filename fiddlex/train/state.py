@@ -117,14 +117,18 @@ def _make_windows(
       ConfigError: when the semantics cannot be had with this schedule.
     """
     windows, pipeline = {}, config.pipeline
-    for name in {phase.semantics: None for phase in phases}:
-        semantics = make_semantics(name, num_stages=schedule.num_stages, batch_size=pipeline.num_microbatches)
+    names = dict.fromkeys(phase.semantics for phase in phases)
+    make_one = functools.partial(make_semantics, num_stages=schedule.num_stages, batch_size=pipeline.num_microbatches)
+    all_semantics = {name: make_one(name) for name in names}
+    if not any(max(semantics.delays) for semantics in all_semantics.values()):
+        return {}
+    for name, semantics in all_semantics.items():
         if name == "2bw" and pipeline.num_microbatches < config.mesh.pipe:
             raise ConfigError(
                 f"pipeline.semantics=2bw with pipeline.num_microbatches={pipeline.num_microbatches} and mesh.pipe="
                 f"{config.mesh.pipe}: two versions of the weights fill a pipe only with at least as many microbatches "
                 f"as ranks. Use pipeline.num_microbatches={config.mesh.pipe} or more ({2 * config.mesh.pipe - 2} or "
-                "more run without a stall), or semantics sync or stash."
+                "more run without a stall), or sync; delay:1 has the same weights and runs with so few, stalling."
             )
         longer = None if pipeline.schedule.startswith("file:") else lambda number: make(num_microbatches=number)
         try:
@@ -133,7 +137,7 @@ def _make_windows(
             raise ConfigError(
                 f"pipeline.semantics={name} with pipeline.schedule={pipeline.schedule}: {error}"
             ) from error
-    return windows if any(max(w.semantics.delays) for w in windows.values()) else {}
+    return windows
 
 
 def make_blocks(model: GPT, config: Config, layout: Layout) -> Weights:

@@ -24,7 +24,7 @@ from fiddlex.pipeline.lowering import lower
 from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.pipeline.ticks import forward_schedule
 from fiddlex.train.gradients import GradientSource, compute_weights, parts, pipeline_model
-from fiddlex.train.optimizer import clip_by_global_norm
+from fiddlex.train.optimizer import clip_by_global_norm, num_updates
 from fiddlex.train.scaling import next_scaling
 from fiddlex.train.state import Layout, TrainState
 
@@ -57,9 +57,7 @@ def make_train_step(
         clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)
         updates, optimizer_state = optimizer.update(clipped, state.optimizer, state.weights)
         new = TrainState(state.step + 1, optax.apply_updates(state.weights, updates), optimizer_state, ahead)
-        num_updates = state.step
         if scales:
-            num_updates -= state.scaling.skipped
             finite = jnp.isfinite(norm)
             kept, made = ((each.weights, each.optimizer) for each in (state, new))
             weights, optimizer_state = jax.tree.map(lambda a, b: jnp.where(finite, b, a), kept, made)
@@ -68,7 +66,7 @@ def make_train_step(
         metrics = {
             "loss": loss,
             "grad_norm": norm,
-            "learning_rate": learning_rate(num_updates),
+            "learning_rate": learning_rate(num_updates(state.optimizer)),
             "weights_finite": jnp.all(jnp.asarray([jnp.isfinite(w).all() for w in jax.tree.leaves(new.weights)])),
             "nonfinite": nonfinite(grads, layout.placement),
         }

@@ -87,6 +87,11 @@ class Trainer:
             self._state = self._program.init_state()
         return self._state
 
+    @property
+    def delay(self) -> int:
+        """By how many updates the oldest weights that a batch of this run uses lag behind."""
+        return max((max(windows.semantics.delays) for windows in self.layout.windows.values()), default=0)
+
     def compile(self) -> float:
         """Compiles the train step, if that is still to do; returns the seconds it took."""
         start = time.monotonic()
@@ -105,7 +110,7 @@ class Trainer:
         dispatched = Dispatched(self.step + 1, metrics, time.monotonic())
         self.step += 1
         self._ready.pop(0)
-        # A DataError is the next step's, not this one's: it comes again when that step is dispatched.
+        # A DataError is that of a step to come, not of this one: it comes again when a step needs the batch.
         with contextlib.suppress(DataError):
             self._prepare(len(self._ready) + 1)
         return dispatched
@@ -287,6 +292,7 @@ def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda conf
     """
     saved = read_config(workdir)
     config = change(saved)
+    config.pipeline.semantics, config.pipeline.semantics_schedule = "sync", ""  # nothing is updated
     check_same_shapes(saved, config, workdir)
     trainer = Trainer(config)
     with Checkpoints(workdir) as checkpoints:

@@ -127,7 +127,7 @@ class Windowed:
     def inputs(self, batches: Sequence[Batch], step: int) -> Inputs:
         """See `GradientSource`."""
         number, used = self.max_batches, self.num_batches(step)
-        return Inputs((*batches[:used], *[batches[0]] * (number - used)), self._calls.next(step))
+        return Inputs((*batches[:used], *[batches[0]] * (number - used)), self._calls.of(step))
 
     def older(self, state: TrainState) -> dict[str, Weights]:
         """See `GradientSource`."""
@@ -144,7 +144,7 @@ class Windowed:
 
     def resume(self, state: TrainState) -> TrainState:
         """See `GradientSource`."""
-        self._calls.restart()
+        self._calls.restart(int(state.step))
         given = [state.ahead[name] for name in self._ages() if name in state.ahead]
 
         def ahead(weights: Weights, step: jax.Array, older: list[Weights]) -> Ahead:

@@ -138,6 +138,14 @@ def test_2bw_takes_two_versions_and_one_sum_of_a_chunks_gradient(pipe, more):
     assert sizes.slots.stash == min(2 * pipe - 1, 2 * (pipe + more))
 
 
+def test_calls_are_shown_as_far_as_they_were_unrolled():
+    schedule = make_schedule("1f1b", pipe=2, num_microbatches=2)
+    semantics = make_semantics("2bw", num_stages=2, batch_size=2)
+    assert unroll(schedule, semantics, num_calls=40).over(40).num_ticks == 4 + 39 * 2
+    with pytest.raises(ValueError, match="40 calls asked"):
+        unroll(schedule, semantics).over(40)
+
+
 def test_the_last_window_of_a_run_starts_nothing_of_the_next_batch():
     window = unrolled(make_schedule("1f1b", pipe=4, num_microbatches=8), "2bw").cycle[0]
     assert (window.table[..., COLUMNS["forward_microbatch"]] >= 8).any()

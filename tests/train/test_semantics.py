@@ -12,9 +12,10 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.data import Loader, NextTokenExamples
-from fiddlex.errors import ConfigError
+from fiddlex.errors import ConfigError, NonFiniteError
+from fiddlex.train import loop
 from fiddlex.train.checkpoint import Checkpoints
-from fiddlex.train.trainer import Trainer
+from fiddlex.train.trainer import Trainer, load_trainer
 from fiddlex.train.windowed import Windowed
 from tests import reference
 
@@ -127,7 +128,11 @@ def sizes(tree: Any) -> int:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("semantics", "bw2", "pipeline.semantics='bw2' is not one of sync, 2bw, stash"),
+        ("semantics", "bw2", "pipeline.semantics: there are no semantics 'bw2'. Did you mean '2bw'"),
+        ("semantics", "2BW", "there are no semantics '2BW'. Did you mean '2bw'"),
+        ("semantics", "delay:1000", "'delay:1000' must be delay:K with a whole number K of updates, at most 999"),
+        ("semantics_schedule", "2bw:0.5", "pipeline.semantics_schedule: there are no semantics '2bw:0.5'"),
+        ("semantics_schedule", "nonsense:0,2bw", "pipeline.semantics_schedule: there are no semantics 'nonsense'"),
         ("semantics_schedule", "sync,2bw", "'sync' has no length. Write each phase but the last with its length"),
         ("semantics_schedule", "sync:50,2bw", "its phases before the last take 50 of train.num_steps=10 steps"),
         ("num_microbatches", 1, "at least as many microbatches as ranks. Use pipeline.num_microbatches=2 or more"),
@@ -192,3 +197,39 @@ def test_float16_resumes_with_its_scales(config: Config, tmp_path: pathlib.Path)
     assert found == losses
     chex.assert_trees_all_equal(second.weights(), whole.weights())
     chex.assert_trees_all_equal(second.state.scaling, whole.state.scaling)
+
+
+def test_a_step_that_was_broken_off_is_taken_again(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [record["loss"] for record in Trainer(copy.deepcopy(config)).steps(4)]
+    trainer = Trainer(config)
+    found = [trainer.record(trainer.dispatch())["loss"] for _ in range(2)]
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "_compiled", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.dispatch()
+    found += [trainer.record(trainer.dispatch())["loss"] for _ in range(2)]
+    assert found == whole
+
+
+def test_a_run_that_blew_up_goes_on_from_weights_that_are_good(config: Config, tmp_path: pathlib.Path) -> None:
+    config.train.checkpoint_every = config.train.log_every = 1
+    good = copy.deepcopy(config)
+    config.optimizer.learning_rate, good.train.num_steps = 1e30, 4
+    with pytest.raises(NonFiniteError):
+        loop.train(config, tmp_path)
+    assert loop.train(good, tmp_path).step == 4
+
+
+def test_a_delayed_run_is_evaluated_with_fewer_microbatches_than_ranks(config: Config, tmp_path: pathlib.Path) -> None:
+    config.train.num_steps = config.train.checkpoint_every = 2
+    loop.train(config, tmp_path)
+
+    def change(config: Config) -> Config:
+        config.pipeline.num_microbatches = 1
+        return config
+
+    assert load_trainer(tmp_path, change).evaluate()["step"] == 2
