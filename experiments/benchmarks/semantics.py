@@ -11,21 +11,10 @@ import copy
 from absl import flags
 
 from experiments.benchmarks.sides import medians, side, turn, two_cores
-from experiments.benchmarks.sizes import with_microbatches
-from fiddlex.config import Config
+from experiments.benchmarks.sizes import base_config, with_microbatches
 from fiddlex.flags import define_changes, run
 
-
-def base_config() -> Config:
-    """A model in whose step products of matrices outweigh all else."""
-    config = Config()
-    config.model.num_layers, config.model.hidden_size, config.model.num_heads = 8, 256, 4
-    config.model.seq_len, config.model.vocab_size = 256, 1024
-    config.mesh.pipe = 2
-    return config
-
-
-_CONFIG = define_changes(base_config())
+_CONFIG = define_changes(base_config(pipe=2))
 _MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [2, 4, 8], "microbatches in a batch", lower_bound=2)
 _MICROBATCH_SIZE = flags.DEFINE_integer("microbatch_size", 4, "examples in a microbatch", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "turns that each side gets", lower_bound=1)

@@ -1,16 +1,16 @@
-"""The model that the benchmarks compile, and its batch. Imports no jax."""
+"""The model of the benchmarks, and its batch. Imports no jax."""
 
 import copy
 
 from fiddlex.config import Config
 
 
-def base_config() -> Config:
-    """A model whose activations outweigh its gradients on each of four stages."""
+def base_config(*, pipe: int = 4) -> Config:
+    """A model whose activations outweigh its gradients on each of four stages, and its products all else in time."""
     config = Config()
     config.model.num_layers, config.model.hidden_size, config.model.num_heads = 8, 256, 4
     config.model.seq_len, config.model.vocab_size = 256, 1024
-    config.mesh.pipe = 4
+    config.mesh.pipe = pipe
     return config
 
 

@@ -8,7 +8,7 @@ with a flush.
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +37,6 @@ from fiddlex.train.gradients import (
     with_keys,
 )
 from fiddlex.train.state import Layout, TrainState
-
-Tree = Any
 
 
 class Inputs(NamedTuple):
@@ -73,7 +71,6 @@ class Windowed:
       config: validated.
       mesh: to run on.
       layout: with windows.
-
     """
 
     def __init__(self, model: GPT, config: Config, mesh: Mesh, layout: Layout):
