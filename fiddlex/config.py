@@ -7,20 +7,20 @@ and the like) are computed here and nowhere else. Imports no jax.
 """
 
 import dataclasses
-import difflib
 import json
-import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from fiddlex import rules
 from fiddlex.errors import ConfigError
 
-MODEL_FAMILIES = ("gpt",)
+# What each family can be trained to do; the first is meant where model.objective is empty.
+OBJECTIVES = {"gpt": ("lm",), "bert": ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")}
+LABELLED = ("classification", "multiple_choice")  # objectives whose data is a task: texts with labels
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 RECOMPUTE_MODES = ("none", "selective", "full")
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "adafactor")
-INTEGER_LIMIT = 2**31  # steps, examples and sizes are 32-bit integers on the devices
 MOST_LOSS_SCALE = 2.0**40  # far above what float16 can use, and far below what float32 can hold
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 
@@ -29,7 +29,8 @@ LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 class ModelConfig:
     """Shape of the network, in the field's own words (GPT-2 names in comments where they differ)."""
 
-    family: str = "gpt"
+    family: str = "gpt"  # gpt | bert
+    objective: str = ""  # gpt: lm; bert: mlm | mlm_nsp | mlm_sop | classification | multiple_choice; empty: lm or mlm
     num_layers: int = 4
     hidden_size: int = 128
     num_heads: int = 4
@@ -38,9 +39,15 @@ class ModelConfig:
     seq_len: int = 128
     dropout: float = 0.0  # of embeddings, attention probabilities and both residual branches
     dtype: str = "float32"  # of activations and matrix products; master weights are always float32
+    post_norm: bool = False  # LayerNorm after each residual sum (BERT as published), not before each branch (GPT-2)
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     vocab_multiple: int = 1  # the vocabulary is padded to a multiple of this on every shard (128 suits matrix units)
+
+    @property
+    def task(self) -> str:
+        """What the model is trained to do: `objective`, or what its family does when that is empty."""
+        return self.objective or OBJECTIVES[self.family][0]
 
     @property
     def mlp_size(self) -> int:
@@ -54,15 +61,16 @@ class ModelConfig:
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range or two of them contradict each other."""
-        _choice("model.family", self.family, MODEL_FAMILIES)
-        _choice("model.dtype", self.dtype, COMPUTE_DTYPES)
+        rules.choice("model.family", self.family, tuple(OBJECTIVES))
+        rules.choice(f"model.family={self.family}: model.objective", self.task, OBJECTIVES[self.family])
+        rules.choice("model.dtype", self.dtype, COMPUTE_DTYPES)
         for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "vocab_multiple"):
-            _at_least(f"model.{name}", getattr(self, name), 1)
-        _at_least("model.ffn_size", self.ffn_size, 0)
-        _fraction("model.dropout", self.dropout)
-        _positive("model.layer_norm_epsilon", self.layer_norm_epsilon)
-        _positive("model.init_std", self.init_std)
-        _divides(
+            rules.at_least(f"model.{name}", getattr(self, name), 1)
+        rules.at_least("model.ffn_size", self.ffn_size, 0)
+        rules.fraction("model.dropout", self.dropout)
+        rules.positive("model.layer_norm_epsilon", self.layer_norm_epsilon)
+        rules.positive("model.init_std", self.init_std)
+        rules.divides(
             "model.hidden_size",
             self.hidden_size,
             "model.num_heads",
@@ -93,7 +101,7 @@ class MeshConfig:
     def validate(self) -> None:
         """Raises ConfigError when an axis has no devices."""
         for name in ("data", "pipe", "tensor"):
-            _at_least(f"mesh.{name}", getattr(self, name), 1)
+            rules.at_least(f"mesh.{name}", getattr(self, name), 1)
 
 
 @dataclasses.dataclass
@@ -110,9 +118,9 @@ class PipelineConfig:
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
-        _at_least("pipeline.num_microbatches", self.num_microbatches, 1)
-        _at_least("pipeline.num_chunks", self.num_chunks, 1)
-        _choice("pipeline.recompute", self.recompute, RECOMPUTE_MODES)
+        rules.at_least("pipeline.num_microbatches", self.num_microbatches, 1)
+        rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
+        rules.choice("pipeline.recompute", self.recompute, RECOMPUTE_MODES)
 
 
 @dataclasses.dataclass
@@ -137,17 +145,17 @@ class OptimizerConfig:
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
-        _choice("optimizer.name", self.name, OPTIMIZERS)
-        _choice("optimizer.schedule", self.schedule, LEARNING_RATE_SCHEDULES)
-        _between("optimizer.loss_scale", self.loss_scale, 1, MOST_LOSS_SCALE)
-        _at_least("optimizer.loss_scale_window", self.loss_scale_window, 1)
+        rules.choice("optimizer.name", self.name, OPTIMIZERS)
+        rules.choice("optimizer.schedule", self.schedule, LEARNING_RATE_SCHEDULES)
+        rules.between("optimizer.loss_scale", self.loss_scale, 1, MOST_LOSS_SCALE)
+        rules.at_least("optimizer.loss_scale_window", self.loss_scale_window, 1)
         for name in ("learning_rate", "final_learning_rate", "weight_decay", "clip_norm"):
-            _at_least(f"optimizer.{name}", getattr(self, name), 0)
+            rules.at_least(f"optimizer.{name}", getattr(self, name), 0)
         for name in ("warmup_steps", "decay_steps"):
-            _at_least(f"optimizer.{name}", getattr(self, name), 0)
+            rules.at_least(f"optimizer.{name}", getattr(self, name), 0)
         for name in ("beta1", "beta2", "momentum"):
-            _fraction(f"optimizer.{name}", getattr(self, name))
-        _positive("optimizer.epsilon", self.epsilon)
+            rules.fraction(f"optimizer.{name}", getattr(self, name))
+        rules.positive("optimizer.epsilon", self.epsilon)
         if self.decay_steps and self.decay_steps < self.warmup_steps:
             raise ConfigError(
                 f"optimizer.decay_steps={self.decay_steps} is shorter than optimizer.warmup_steps="
@@ -159,24 +167,44 @@ class OptimizerConfig:
 class DataConfig:
     """Where examples come from and how many make a batch."""
 
-    source: str = "stdlib"  # stdlib | text:PATH | tokens:PATH
-    eval_source: str = ""  # same forms; empty: a held-out share of `source`
+    source: str = "stdlib"  # stdlib | text:PATH | tokens:PATH; of labelled texts tsv:PATH | jsonl:PATH
+    eval_source: str = ""  # same forms; empty: a held-out share of `source`; of lm also jsonl:PATH, to be continued
     eval_fraction: float = 0.05  # the held-out share; unused with eval_source
     tokenizer: str = "bytes"  # bytes | path of a `tokenizers` JSON file
     token_dtype: str = "uint16"  # of tokens: files; uint16 | uint32
     global_batch_size: int = 32  # examples per step, over all replicas and microbatches
     eval_batches: int = 0  # batches per evaluation; 0: all held-out data
-    seed: int = 0  # of the order of examples
+    seed: int = 0  # of the order of examples, and of what is masked
+    mask_fraction: float = 0.15  # of an example's tokens, of mlm
+    whole_words: bool = False  # masks all tokens of a word or none
+    pack: bool = True  # short documents into one example, each seeing itself alone; else one in each, filled up
+    text_fields: str = "sentence1,sentence2"  # columns or keys of a task's one or two texts
+    choices_fields: str = "choices"  # of multiple_choice: one key that has a list, or a column for each choice
+    num_choices: int = 4  # of multiple_choice
+    label_field: str = "label"  # column or key of the right answer
+    labels: str = ""  # of classification: the classes in order, as in entailment,neutral,contradiction
+    truncate: bool = False  # cuts texts of a task that are longer than model.seq_len; else they are an error
+    skip_bad_lines: bool = False  # passes over lines of a task that are wrong, and counts them; else they are an error
+    eval_stride: int = 0  # of lm: tokens from one window of an evaluation to the next; 0: model.seq_len, no overlap
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The labels of classification, in order."""
+        return tuple(label.strip() for label in self.labels.split(",")) if self.labels else ()
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
         for name in ("source", "eval_source"):
             _source(f"data.{name}", getattr(self, name), optional=name == "eval_source")
-        _choice("data.token_dtype", self.token_dtype, ("uint16", "uint32"))
-        _at_least("data.global_batch_size", self.global_batch_size, 1)
-        _at_least("data.eval_batches", self.eval_batches, 0)
-        _at_least("data.seed", self.seed, 0)
-        _fraction("data.eval_fraction", self.eval_fraction)
+        rules.fraction("data.mask_fraction", self.mask_fraction)
+        rules.positive("data.mask_fraction", self.mask_fraction)
+        rules.at_least("data.num_choices", self.num_choices, 2)
+        rules.at_least("data.eval_stride", self.eval_stride, 0)
+        rules.choice("data.token_dtype", self.token_dtype, ("uint16", "uint32"))
+        rules.at_least("data.global_batch_size", self.global_batch_size, 1)
+        rules.at_least("data.eval_batches", self.eval_batches, 0)
+        rules.at_least("data.seed", self.seed, 0)
+        rules.fraction("data.eval_fraction", self.eval_fraction)
 
 
 @dataclasses.dataclass
@@ -189,15 +217,17 @@ class TrainConfig:
     eval_every: int = 0  # an evaluation also closes the run unless this is 0
     checkpoint_every: int = 0  # a checkpoint also closes the run unless this is 0
     keep_checkpoints: int = 1  # besides the newest
+    init_from: str = ""  # workdir of a run whose weights this one starts from; its head, where another, starts anew
+    patience: int = 0  # evaluations without a better one after which the run ends; its best is kept
     sample_tokens: int = 0  # length of the text sampled at the end of the run
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
-        _at_least("train.num_steps", self.num_steps, 1)
-        _at_least("train.keep_checkpoints", self.keep_checkpoints, 1)
-        _at_least("train.seed", self.seed, 0)
-        for name in ("log_every", "eval_every", "checkpoint_every", "sample_tokens"):
-            _at_least(f"train.{name}", getattr(self, name), 0)
+        rules.at_least("train.num_steps", self.num_steps, 1)
+        rules.at_least("train.keep_checkpoints", self.keep_checkpoints, 1)
+        rules.at_least("train.seed", self.seed, 0)
+        for name in ("log_every", "eval_every", "checkpoint_every", "sample_tokens", "patience"):
+            rules.at_least(f"train.{name}", getattr(self, name), 0)
 
 
 @dataclasses.dataclass
@@ -243,15 +273,16 @@ class Config:
         """
         for section in dataclasses.fields(self):
             getattr(self, section.name).validate()
+        self._validate_task()
         mesh, model = self.mesh, self.model
-        _divides(
+        rules.divides(
             "model.num_heads",
             model.num_heads,
             "mesh.tensor",
             mesh.tensor,
             "attention heads are spread evenly over the tensor axis",
         )
-        _divides(
+        rules.divides(
             "model.ffn_size" if model.ffn_size else "model.ffn_size (4·hidden_size)",
             model.mlp_size,
             "mesh.tensor",
@@ -266,21 +297,21 @@ class Config:
                 "take more layers."
             )
         if mesh.sequence_parallel:
-            _divides(
+            rules.divides(
                 "model.seq_len",
                 model.seq_len,
                 "mesh.tensor",
                 mesh.tensor,
                 "sequence parallelism gives every tensor rank an equal part of the sequence",
             )
-        _divides(
+        rules.divides(
             "data.global_batch_size",
             self.data.global_batch_size,
             "mesh.data",
             mesh.data,
             "every replica takes an equal part of the batch",
         )
-        _divides(
+        rules.divides(
             "data.global_batch_size / mesh.data",
             self.replica_batch_size,
             "pipeline.num_microbatches",
@@ -288,6 +319,40 @@ class Config:
             "a replica's batch is cut into equal microbatches",
         )
         return self
+
+    def _validate_task(self) -> None:
+        """The rules between what the model is to do and its data."""
+        task, data = self.model.task, self.data
+        labelled = task in LABELLED
+        kinds = ("tsv", "jsonl") if labelled else ("stdlib", "text", "tokens")
+        for name, allowed in (("source", kinds), ("eval_source", (*kinds, "jsonl") if task == "lm" else kinds)):
+            source = getattr(data, name)
+            if source and source.partition(":")[0] not in allowed:
+                forms = ", ".join(kind if kind == "stdlib" else f"{kind}:PATH" for kind in allowed)
+                raise ConfigError(f"data.{name}={source!r} with model.objective={task}: its data is one of {forms}.")
+        if task == "classification" and len(data.classes) < 2:
+            raise ConfigError(
+                f"data.labels={data.labels!r} with model.objective=classification: name at least two classes, in order "
+                "and separated by commas, as in data.labels=entailment,neutral,contradiction."
+            )
+        if len(set(data.classes)) < len(data.classes) or "" in data.classes:
+            raise ConfigError(f"data.labels={data.labels!r}: each class has a name of its own, and none is empty.")
+        if data.eval_stride > self.model.seq_len:
+            raise ConfigError(
+                f"data.eval_stride={data.eval_stride} is above model.seq_len={self.model.seq_len}: tokens between two "
+                "windows would not be scored. Use a stride of at most model.seq_len, or 0 for windows side by side."
+            )
+        if self.train.sample_tokens and task != "lm":
+            raise ConfigError(
+                f"train.sample_tokens={self.train.sample_tokens} with model.objective={task}: only lm can go on with a "
+                "text. Use 0."
+            )
+        if self.train.patience and not (self.train.eval_every and self.train.checkpoint_every):
+            raise ConfigError(
+                f"train.patience={self.train.patience} with train.eval_every={self.train.eval_every} and "
+                f"train.checkpoint_every={self.train.checkpoint_every}: what counts is the held-out data, and the best "
+                "weights are a checkpoint. Set both above 0, or patience to 0."
+            )
 
     def to_json(self) -> str:
         """The resolved config as indented JSON, the form in which a workdir keeps it."""
@@ -307,13 +372,6 @@ class Config:
         return _from_mapping(cls, values, path="")
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """' Did you mean x?' for the closest of `names`, or all of them when none is close."""
-    names = list(names)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names)}."
-
-
 def check_field(path: str) -> None:
     """Raises ConfigError when dotted `path` (`mesh.pipe`) names no field of a `Config`, with the nearest name."""
     holder: Any = Config
@@ -324,7 +382,7 @@ def check_field(path: str) -> None:
         fields = {f.name: f.type for f in dataclasses.fields(holder)}
         if part not in fields:
             where = ".".join(["config", *seen])
-            raise ConfigError(f"{where} has no field {part!r}. {nearest(part, fields)}")
+            raise ConfigError(f"{where} has no field {part!r}. {rules.nearest(part, fields)}")
         seen.append(part)
         holder = fields[part]
 
@@ -337,7 +395,7 @@ def _from_mapping(cls: type, values: Any, path: str) -> Any:
     kwargs = {}
     for name, value in values.items():
         if name not in fields:
-            raise ConfigError(f"{where} has no field {name!r}. {nearest(name, fields)}")
+            raise ConfigError(f"{where} has no field {name!r}. {rules.nearest(name, fields)}")
         kwargs[name] = _typed(fields[name], value, f"{path}{name}")
     return cls(**kwargs)
 
@@ -352,50 +410,11 @@ def _typed(kind: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}. {nearest(value, choices)}")
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if not least <= value < _limit(value):
-        raise ConfigError(f"{name}={value} must be at least {least} and below {_limit(value)}.")
-
-
-def _between(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise ConfigError(f"{name}={value} must be at least {least} and at most {most:g}.")
-
-
-def _positive(name: str, value: float) -> None:
-    if not 0 < value < _limit(value):
-        raise ConfigError(f"{name}={value} must be greater than 0 and below {_limit(value)}.")
-
-
-def _limit(value: float) -> float:
-    return INTEGER_LIMIT if isinstance(value, int) else math.inf
-
-
-def _fraction(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise ConfigError(f"{name}={value} must be at least 0 and below 1.")
-
-
 def _source(name: str, value: str, *, optional: bool) -> None:
     kind, _, path = value.partition(":")
-    known = (kind == "stdlib" and not path) or (kind in ("text", "tokens") and path)
+    known = (kind == "stdlib" and not path) or (kind in ("text", "tokens", "tsv", "jsonl") and path)
     if not known and not (optional and not value):
-        raise ConfigError(f"{name}={value!r} is not a data source: use stdlib, text:PATH or tokens:PATH.")
-
-
-def _divides(name: str, value: int, by_name: str, by: int, why: str) -> None:
-    if value % by:
-        small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
-        divisors = {*small, *(value // d for d in small)}
-        near = sorted(sorted(divisors, key=lambda d: abs(d - by))[:4])
-        below, above = value // by * by, -(-value // by) * by
-        sizes = f"{below} or {above}" if below else f"{above}"
         raise ConfigError(
-            f"{name}={value} is not a multiple of {by_name}={by}: {why}. "
-            f"Use {by_name} {', '.join(map(str, near))}, or {name} {sizes}."
+            f"{name}={value!r} is not a data source: use stdlib, text:PATH or tokens:PATH; for labelled texts tsv:PATH "
+            "or jsonl:PATH."
         )

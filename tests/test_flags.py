@@ -247,7 +247,7 @@ def test_help_tells_the_defaults_of_the_programs_own_config(folder):
     assert "  --config       only as --config.section.field=value, which changes the program's own config" in lines
     assert "  --sizes        sizes (default 2, 3)" in lines
     assert "  --turns        turns; repeat this option to specify a list of values" in lines
-    assert "\n  model          family='gpt', num_layers=8, " in done.stdout
+    assert "\n  model          family='gpt', objective='', num_layers=8, " in done.stdout
 
 
 def test_bug_keeps_its_traceback(folder):

@@ -25,12 +25,12 @@ Invariant: what `make_schedule` returns is legal and has the sizes asked for.
 import pathlib
 from collections.abc import Callable, Sequence
 
-from fiddlex.config import nearest
 from fiddlex.errors import ScheduleError
 from fiddlex.pipeline.schedule import Action, Kind, Schedule, alternate
 from fiddlex.pipeline.text import from_csv
 from fiddlex.pipeline.validate import validate
 from fiddlex.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
+from fiddlex.rules import nearest
 
 
 def gpipe(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:

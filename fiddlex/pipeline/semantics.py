@@ -15,9 +15,9 @@ import dataclasses
 import re
 from typing import NamedTuple
 
-from fiddlex.config import nearest
 from fiddlex.errors import ConfigError
 from fiddlex.pipeline.schedule import Action
+from fiddlex.rules import nearest
 
 NAMES = ("sync", "2bw", "stash", "vertical_sync", "delay:K")
 

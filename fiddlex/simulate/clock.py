@@ -7,10 +7,10 @@ could have started earlier without another order on its rank. Imports no jax.
 
 import dataclasses
 
-from fiddlex.config import nearest
 from fiddlex.errors import ScheduleError
 from fiddlex.pipeline.schedule import Action, Kind, Schedule, execution_order
 from fiddlex.pipeline.validate import validate
+from fiddlex.rules import nearest
 from fiddlex.simulate.timeline import Event, Timeline
 
 MOST = 1e100  # of a time, so that sums of them stay finite

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fiddlex.config import INTEGER_LIMIT
 from fiddlex.data import Tokenizer, decode_pieces
 from fiddlex.errors import ConfigError
+from fiddlex.rules import INTEGER_LIMIT
 
 NextLogits = Callable[
     [np.ndarray, np.ndarray], jax.Array
