@@ -1,33 +1,54 @@
-"""Data: documents → tokens → examples → batches.
+"""Data: documents or tables → tokens → examples → batches.
 
-`load_corpus` reads what a config names and splits it, an `ExampleSource` cuts the tokens into examples, and `Loader`
-and `eval_batches` make batches of them.
+`load_corpus` reads the text that a config names and splits it; `read_classification` and `read_multiple_choice` read
+labelled texts, `split_table` splits them; `read_continuations` reads texts to be continued. An `ExampleSource` makes
+examples of them, and `Loader` and `eval_batches` make batches.
 """
 
+from fiddlex.data.continuations import Continuation, ContinuationExamples, ContinuationRows, read_continuations
 from fiddlex.data.corpus import Corpus, TokenStream, load_corpus
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
 from fiddlex.data.loader import Batch, Loader, eval_batches
+from fiddlex.data.scores import score_continuations
+from fiddlex.data.statistics import class_shares, wilson_interval
+from fiddlex.data.tables import Table
+from fiddlex.data.task_examples import ClassificationExamples, MultipleChoiceExamples
+from fiddlex.data.tasks import TaskRow, read_classification, read_multiple_choice, split_table
 from fiddlex.data.token_files import open_token_file
 from fiddlex.data.tokenizers import ByteTokenizer, JsonTokenizer, Tokenizer, decode_pieces, make_tokenizer
 
 __all__ = [
     "Batch",
     "ByteTokenizer",
+    "ClassificationExamples",
+    "Continuation",
+    "ContinuationExamples",
+    "ContinuationRows",
     "Corpus",
     "Document",
     "ExampleSource",
     "HeldoutExamples",
     "JsonTokenizer",
     "Loader",
+    "MultipleChoiceExamples",
     "NextTokenExamples",
+    "Table",
+    "TaskRow",
     "TokenStream",
     "Tokenizer",
+    "class_shares",
     "decode_pieces",
     "eval_batches",
     "load_corpus",
     "make_tokenizer",
     "open_token_file",
+    "read_classification",
+    "read_continuations",
+    "read_multiple_choice",
     "read_stdlib",
     "read_text",
+    "score_continuations",
+    "split_table",
+    "wilson_interval",
 ]

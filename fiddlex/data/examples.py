@@ -49,35 +49,50 @@ class NextTokenExamples:
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Window `index`, the same in every epoch; all weights are 1."""
-        return _window(self._tokens, _checked(index, len(self)), seq_len=self._seq_len)
+        return _window(self._tokens, _checked(index, len(self)) * self._seq_len, seq_len=self._seq_len)
 
 
 class HeldoutExamples:
-    """The windows of `NextTokenExamples` and the rest: every token but the first is scored exactly once.
+    """Windows for evaluation: every token of the stream but the first is scored exactly once.
 
-    The last window is filled up with token 0 at weight 0.
+    Window i reads seq_len + 1 tokens from i·stride on. Without overlap those are the windows of `NextTokenExamples`
+    and the rest. With a smaller stride a window begins with tokens that the one before has scored and that are only
+    read here, at weight 0: but for the first window, whose context is what there is, a target has at least
+    seq_len − stride tokens of context. The last window is filled up with token 0 at weight 0.
 
     Args:
       tokens: integers, [tokens]; may be memory-mapped.
       seq_len: length of an example.
+      stride: `data.eval_stride`: tokens from one window to the next, at most `seq_len`; 0: `seq_len`.
     """
 
-    def __init__(self, tokens: np.ndarray, seq_len: int):
+    def __init__(self, tokens: np.ndarray, seq_len: int, *, stride: int = 0):
         _check_seq_len(seq_len)
+        if not 0 <= stride <= seq_len:
+            raise DataError(
+                f"stride={stride} must be at least 0 and at most seq_len={seq_len}, or tokens between two windows "
+                "would not be scored; set data.eval_stride."
+            )
         self._tokens = tokens
         self._seq_len = seq_len
+        self._stride = stride or seq_len
 
     def __len__(self) -> int:
-        return -(-max(len(self._tokens) - 1, 0) // self._seq_len)
+        num_targets = len(self._tokens) - 1
+        return 1 + -(-max(num_targets - self._seq_len, 0) // self._stride) if num_targets > 0 else 0
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
-        """Window `index`, the same in every epoch; weights are 1 on tokens of the stream."""
-        return _window(self._tokens, _checked(index, len(self)), seq_len=self._seq_len)
+        """Window `index`, the same in every epoch; weights are 1 on targets that no window before has."""
+        start = _checked(index, len(self)) * self._stride
+        example = _window(self._tokens, start, seq_len=self._seq_len)
+        if index:
+            example["weights"][: self._seq_len - self._stride] = 0
+        return example
 
 
-def _window(tokens: np.ndarray, index: int, *, seq_len: int) -> dict[str, np.ndarray]:
-    """seq_len + 1 tokens from index·seq_len on as one example, filled up where the stream ends."""
-    window = tokens[index * seq_len : (index + 1) * seq_len + 1]
+def _window(tokens: np.ndarray, start: int, *, seq_len: int) -> dict[str, np.ndarray]:
+    """seq_len + 1 tokens from `start` on as one example, filled up where the stream ends."""
+    window = tokens[start : start + seq_len + 1]
     filled = np.zeros(seq_len + 1, np.int32)
     filled[: len(window)] = window
     weights = (np.arange(1, seq_len + 1) < len(window)).astype(np.float32)

@@ -1,0 +1,220 @@
+"""Texts to be continued, on which a language model is scored by the log-likelihood of what follows.
+
+A line of a JSONL file is one of
+
+    {"context": "The cat sat on the", "continuation": " mat"}
+    {"text": "The cat sat on the mat"}                                 its last word, as in LAMBADA (arXiv:1606.06031)
+    {"context": "The cat sat on the", "choices": [" mat", " moon"], "label": 0}
+
+and a file has choices in all lines or in none. A continuation follows its context as it is: nothing is put between.
+
+Invariant: a continuation's tokens are those that are scored, each once, and a line is bad when one of its
+continuations cannot be.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fiddlex.data.ragged import Ragged, encode_rows
+from fiddlex.data.tables import Table, read_table
+from fiddlex.data.tokenizers import Tokenizer
+from fiddlex.data.values import BadLineError, checked_choices, choice_index, text_of, value_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Continuation:
+    """A line: a context and what may follow it.
+
+    Attributes:
+      context: may be empty.
+      choices: one, or two and more of which one is right.
+      label: the right one, counted from 0.
+    """
+
+    context: str
+    choices: tuple[str, ...]
+    label: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ContinuationRows:
+    """Which example is which choice of which line: a line's choices are consecutive examples, in order.
+
+    Attributes:
+      line: int64[examples], the line, counted from 0 without those that were passed over.
+      choice: int64[examples], the choice, counted from 0 in each line.
+      num_bytes: int64[examples], UTF-8 bytes of the continuation.
+      num_tokens: int64[examples], tokens of the continuation.
+      first: int64[lines + 1], the first example of each line; the last entry is the number of examples.
+      labels: int64[lines], the right choice; 0 where there is one.
+      has_choices: lines have two or more.
+    """
+
+    line: np.ndarray
+    choice: np.ndarray
+    num_bytes: np.ndarray
+    num_tokens: np.ndarray
+    first: np.ndarray
+    labels: np.ndarray
+    has_choices: bool
+
+
+def read_continuations(source: str, *, skip_bad_lines: bool) -> Table[Continuation]:
+    """Reads a file of texts to be continued.
+
+    Args:
+      source: 'jsonl:PATH', `data.eval_source`.
+      skip_bad_lines: `data.skip_bad_lines`.
+
+    Raises:
+      DataError: as `read_table`, and at a line that is of none of the three forms, or that has choices where the first
+        has none or the other way round.
+      OSError: when the file cannot be read.
+    """
+    table = read_table(source, _parse, fields={}, skip_bad_lines=skip_bad_lines)
+    line, has_choices = table.lines[0], len(table.rows[0].choices) > 1
+
+    def check(row: Continuation) -> Continuation:
+        if (len(row.choices) > 1) != has_choices:
+            raise BadLineError(
+                "choices in some lines only",
+                f"it has {'no ' * has_choices}choices, other than line {line}: accuracy means another thing with them. "
+                "Put them into a file of their own.",
+            )
+        return row
+
+    return table.convert(check)
+
+
+class ContinuationExamples:
+    """One example for each choice of each line: its context and continuation, scored on the continuation alone.
+
+    Tokens are those of context and continuation encoded as one text, since a model never saw them apart. The
+    continuation's are those after the longest common prefix with the tokens of the context alone: where a token spans
+    the boundary, the context gives way. Where no token is left before the continuation (an empty context), the
+    tokenizer's separator is. A long context keeps its end.
+
+    Args:
+      table: of `read_continuations`.
+      tokenizer: of the model.
+      seq_len: `model.seq_len`.
+
+    Raises:
+      DataError: at a continuation that is longer than `seq_len` or has no tokens, at an empty context where the
+        tokenizer has no separator, or when no line remains.
+
+    Attributes:
+      rows: tells the examples apart.
+      num_cut: examples of which the context was cut.
+    """
+
+    def __init__(self, table: Table[Continuation], *, tokenizer: Tokenizer, seq_len: int):
+        self._seq_len = seq_len
+        encoded = encode_rows(map(_context_and_wholes, table.rows), tokenizer)
+
+        def fit(row: Continuation) -> tuple[Continuation, list[tuple[np.ndarray, int]]]:
+            context, *wholes = next(encoded)
+            return row, [_continued(context, ids, separator=tokenizer.separator, seq_len=seq_len) for ids in wholes]
+
+        fitted = table.convert(fit)
+        examples = [example for _, of_line in fitted.rows for example in of_line]
+        self._tokens = Ragged([ids[-seq_len - 1 :] for ids, _ in examples])
+        self.rows = _rows([row for row, _ in fitted.rows], np.array([scored for _, scored in examples], np.int64))
+        self.num_cut = sum(len(ids) > seq_len + 1 for ids, _ in examples)
+        self._description = (
+            f"{fitted.describe()}, {len(self):,} continuations; of {self.num_cut:,} the context is cut at its start to "
+            f"model.seq_len={seq_len}"
+        )
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+        """Example `index`, the same in every epoch.
+
+        Returns:
+          `tokens` int32[seq_len] and `targets` int32[seq_len], the tokens one further, both filled up with token 0;
+          `weights` float32[seq_len], 1 where the target is of the continuation, else 0.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        ids = self._tokens[index]
+        filled = np.zeros(self._seq_len + 1, np.int32)
+        filled[: len(ids)] = ids
+        weights = np.zeros(self._seq_len, np.float32)
+        weights[len(ids) - 1 - self.rows.num_tokens[index] : len(ids) - 1] = 1
+        return {"tokens": filled[:-1], "targets": filled[1:], "weights": weights}
+
+    def describe(self) -> str:
+        """A line for the log: the file, lines used and passed over, continuations, contexts cut."""
+        return self._description
+
+
+def _parse(values: Mapping[str, Any]) -> Continuation:
+    kinds = [name for name in ("text", "continuation", "choices") if name in values]
+    if len(kinds) != 1:
+        raise BadLineError(
+            "none of the forms",
+            f"it has {' and '.join(map(repr, kinds)) or 'none'} of the keys 'text', 'continuation' and 'choices', and "
+            "must have one of them.",
+        )
+    if kinds == ["text"]:
+        text = text_of(values, "text").strip()
+        context = text.removesuffix(text.rsplit(maxsplit=1)[-1]).rstrip()
+        return Continuation(context, (text[len(context) :],), 0)
+    context = text_of(values, "context", may_be_empty=True)
+    if kinds == ["continuation"]:
+        return Continuation(context, (text_of(values, "continuation"),), 0)
+    choices = checked_choices(values["choices"], "choices")
+    if len(choices) < 2:
+        raise BadLineError("wrong number of choices", f"'choices' has {len(choices)}, and must have at least 2.")
+    return Continuation(context, choices, choice_index(value_of(values, "label"), len(choices), name="label"))
+
+
+def _context_and_wholes(row: Continuation) -> list[str]:
+    return [row.context, *(row.context + choice for choice in row.choices)]
+
+
+def _continued(
+    context: np.ndarray, whole: np.ndarray, *, separator: int | None, seq_len: int
+) -> tuple[np.ndarray, int]:
+    """Tokens of context and continuation, and how many of the last are the continuation's."""
+    shorter = min(len(context), len(whole))
+    differ = context[:shorter] != whole[:shorter]
+    prefix = int(np.argmax(differ)) if differ.any() else shorter
+    num_tokens = len(whole) - prefix
+    if not num_tokens:
+        raise BadLineError("continuation without tokens", "a continuation adds no token to its context.")
+    if num_tokens > seq_len:
+        raise BadLineError(
+            "too long",
+            f"a continuation takes {num_tokens} tokens, more than model.seq_len={seq_len}, and only contexts are cut. "
+            "Raise model.seq_len.",
+        )
+    if prefix:
+        return whole, num_tokens
+    if separator is None:
+        raise BadLineError(
+            "nothing before the continuation",
+            "no token comes before a continuation, from which its first could be predicted, and data.tokenizer has no "
+            "separator to put there. Give the line a context.",
+        )
+    return np.concatenate([np.array([separator], whole.dtype), whole]), num_tokens
+
+
+def _rows(lines: list[Continuation], num_tokens: np.ndarray) -> ContinuationRows:
+    counts = np.array([len(row.choices) for row in lines], np.int64)
+    first = np.concatenate([[0], np.cumsum(counts)])
+    line = np.repeat(np.arange(len(lines)), counts)
+    return ContinuationRows(
+        line=line,
+        choice=np.arange(first[-1]) - first[line],
+        num_bytes=np.array([len(choice.encode("utf-8")) for row in lines for choice in row.choices], np.int64),
+        num_tokens=num_tokens,
+        first=first,
+        labels=np.array([row.label for row in lines], np.int64),
+        has_choices=bool((counts > 1).any()),
+    )

@@ -1,0 +1,192 @@
+"""Lines of a TSV or JSONL file read into rows: the sources `tsv:PATH` and `jsonl:PATH`.
+
+A TSV file is UTF-8; its first line names the columns; tabs part the cells, and quotes are characters like any other,
+as in the files of GLUE. A JSONL file has one object on each line. Lines end in LF or CRLF, the last one perhaps in
+nothing; blank lines and a byte order mark at the start are no data.
+
+Invariant: every line becomes a row or is bad. A bad line is an error that names file and line, or, with
+`data.skip_bad_lines`, counted by its reason. The whole file is checked before anything is made of it.
+"""
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from fiddlex.data.values import BadLineError, nearest, shown
+from fiddlex.errors import DataError
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_UTF8_MARK = b"\xef\xbb\xbf"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table(Generic[T]):
+    """What the lines of a file say.
+
+    Attributes:
+      source: kind and absolute path, as in tsv:/data/train.tsv.
+      lines: of each row, the number of its line in the file, from 1.
+      rows: one for each line that is not bad, in their order.
+      skip_bad_lines: bad lines are counted, not an error.
+      skipped: how many lines were passed over, by reason.
+    """
+
+    source: str
+    lines: Sequence[int]
+    rows: Sequence[T]
+    skip_bad_lines: bool
+    skipped: Counter[str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def convert(self, convert: Callable[[T], U]) -> "Table[U]":
+        """The table of `convert(row)`, which may raise BadLineError.
+
+        Raises:
+          DataError: at a bad line, or when no line remains.
+        """
+        numbered = zip(self.lines, self.rows, strict=True)
+        return _collect(self.source, numbered, convert, skip_bad_lines=self.skip_bad_lines, skipped=self.skipped)
+
+    def select(self, indices: Sequence[int]) -> "Table[T]":
+        """The rows of these indices, with nothing passed over."""
+        lines, rows = [self.lines[i] for i in indices], [self.rows[i] for i in indices]
+        return dataclasses.replace(self, lines=lines, rows=rows, skipped=Counter())
+
+    def describe(self) -> str:
+        """A line for the log: 'tsv:/data/train.tsv: 1,200 lines, 3 passed over (2 empty text, 1 not UTF-8)'."""
+        text = f"{self.source}: {len(self):,} line{'s' * (len(self) != 1)}"
+        return f"{text}, {self.skipped.total():,} passed over ({_counts(self.skipped)})" if self.skipped else text
+
+
+def read_table(
+    source: str, parse: Callable[[Mapping[str, Any]], T], *, fields: Mapping[str, str], skip_bad_lines: bool
+) -> Table[T]:
+    """Reads and checks a whole file.
+
+    Args:
+      source: 'tsv:PATH' or 'jsonl:PATH'.
+      parse: makes a row of a line's cells or keys, or raises BadLineError. Of TSV it gets the columns in `fields`, of
+        JSONL whatever the object has.
+      fields: the columns that a TSV file must have, each with the config field that names it.
+      skip_bad_lines: `data.skip_bad_lines`.
+
+    Raises:
+      DataError: when there is no such file, it has no lines, its header lacks a column, at a bad line, or when every
+        line is bad.
+      OSError: when it cannot be read.
+    """
+    kind, _, name = source.partition(":")
+    path = Path(os.path.abspath(os.path.expanduser(name)))
+    source = f"{kind}:{path}"
+    if not path.is_file():
+        raise DataError(f"{source}: there is no such file{' but a folder' * path.is_dir()}. Check the path.")
+    with path.open("rb") as file:
+        lines = _lines(file, blank=b" \r\n" if kind == "tsv" else b" \t\r\n")
+        read = _tsv_reader(source, lines, fields) if kind == "tsv" else _json_object
+        return _collect(source, lines, lambda line: parse(read(_decode(line))), skip_bad_lines=skip_bad_lines)
+
+
+def _collect(
+    source: str,
+    items: Iterable[tuple[int, T]],
+    convert: Callable[[T], U],
+    *,
+    skip_bad_lines: bool,
+    skipped: Mapping[str, int] = Counter(),
+) -> Table[U]:
+    """The table of the converted items; `skipped` were passed over before."""
+    lines, rows, counts, first = list[int](), list[U](), Counter(skipped), ""
+    for line, item in items:
+        try:
+            rows.append(convert(item))
+            lines.append(line)
+        except BadLineError as bad:
+            message = f"{source}, line {line}: {bad}"
+            if not skip_bad_lines:
+                raise DataError(
+                    f"{message} Mend the line, or set data.skip_bad_lines=True to pass over lines like it."
+                ) from bad
+            counts[bad.reason] += 1
+            first = first or message
+    if not rows:
+        raise DataError(
+            f"{source}: no line is left of {counts.total():,}: {_counts(counts)}. The first: {first}"
+            if first
+            else f"{source} has no lines of data. Write the file again, or name another."
+        )
+    return Table(source=source, lines=lines, rows=rows, skip_bad_lines=skip_bad_lines, skipped=counts)
+
+
+def _lines(file: BinaryIO, *, blank: bytes) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers, without their ends; lines of nothing but `blank` are left out."""
+    for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(_UTF8_MARK)
+        if line.strip(blank):
+            yield number, line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _decode(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadLineError(
+            "not UTF-8",
+            f"byte 0x{line[error.start]:02x} at offset {error.start} is not UTF-8 ({error.reason}). Convert the file "
+            "(iconv -t UTF-8).",
+        ) from error
+
+
+def _json_object(line: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:  # json raises a plain ValueError at numbers of thousands of digits
+        where = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else error
+        raise BadLineError("not JSON", f"{shown(line)} is not JSON ({where}). Each line holds an object.") from error
+    if not isinstance(value, dict):
+        raise BadLineError("not an object", f'{shown(value)} is not an object. Each line holds one: {{"key": "text"}}.')
+    return value
+
+
+def _tsv_reader(
+    source: str, lines: Iterator[tuple[int, bytes]], fields: Mapping[str, str]
+) -> Callable[[str], Mapping[str, str]]:
+    """Takes the header off `lines`; what it returns parts a line into the cells of `fields`."""
+    number, line = next(lines, (0, b""))
+    if not number:
+        raise DataError(f"{source} is empty. Its first line must name the columns: {', '.join(fields)}.")
+    try:
+        header = _decode(line).split("\t")
+    except BadLineError as bad:
+        raise DataError(f"{source}, line {number}: {bad}") from bad
+    for name, named_by in fields.items():
+        if header.count(name) != 1:
+            fault, hint = ("two columns", "") if name in header else ("no column", f" {nearest(name, header)}")
+            raise DataError(
+                f"{source}, line {number}: the header names {fault} {name!r}, and {named_by} wants one.{hint} Set "
+                f"{named_by}, or mend the header: the names of all columns, with tabs between them."
+            )
+    places = {name: header.index(name) for name in fields}
+
+    def read(line: str) -> Mapping[str, str]:
+        cells = line.split("\t")
+        if len(cells) != len(header):
+            raise BadLineError(
+                "wrong number of columns",
+                f"{shown(line)} has {len(cells)} column{'s' * (len(cells) != 1)}, and the header has {len(header)}.",
+            )
+        return {name: cells[place] for name, place in places.items()}
+
+    return read
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts.most_common())

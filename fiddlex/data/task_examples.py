@@ -1,0 +1,257 @@
+"""Examples of labelled texts, in BERT's form (arXiv:1810.04805, section 4): [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
+
+All texts are made tokens once, at construction, which is when one that is too long is found; an example is put together
+when it is asked for and is the same in every epoch.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from fiddlex.data.ragged import Ragged, encode_rows
+from fiddlex.data.statistics import class_shares
+from fiddlex.data.tables import Table
+from fiddlex.data.tasks import TaskRow
+from fiddlex.data.tokenizers import Tokenizer
+from fiddlex.data.values import BadLineError
+from fiddlex.errors import ConfigError
+
+
+class PairTokens(Protocol):
+    """The special tokens around texts."""
+
+    @property
+    def pad(self) -> int:
+        """Fills an example up."""
+
+    @property
+    def cls(self) -> int:
+        """Begins an example."""
+
+    @property
+    def sep(self) -> int:
+        """Ends each text."""
+
+
+class _TaskExamples:
+    """What both kinds have in common.
+
+    Attributes:
+      labels: int32[examples], the class or right choice of each.
+      shares: float64[answers], the share of each among the labels.
+      num_cut: lines of which a text was cut.
+    """
+
+    _seq_len: int
+    _special: PairTokens
+
+    def _store(self, table: Table[tuple[list[np.ndarray], int]], *, num_cut: int, answers: Sequence[str]) -> None:
+        self._texts = Ragged([ids for row, _ in table.rows for ids in row])
+        self.labels = np.array([label for _, label in table.rows], np.int32)
+        self.shares = class_shares(self.labels, len(answers))
+        self.num_cut = num_cut
+        common = int(np.argmax(self.shares))
+        self._description = (
+            f"{table.describe()}, {num_cut:,} cut to model.seq_len={self._seq_len}; always answering "
+            f"{answers[common]!r} would be right for {self.shares[common]:.1%}"
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def majority_share(self) -> float:
+        """The accuracy of always giving the most common answer."""
+        return float(self.shares.max())
+
+    def fingerprint(self) -> str:
+        """Tells the data of two runs apart: the number of examples, and a hash of all tokens and labels."""
+        digest = hashlib.sha256(self._texts.digest().encode())
+        digest.update(self.labels.astype("<i4").tobytes())
+        return f"{len(self)}-{digest.hexdigest()[:16]}"
+
+    def describe(self) -> str:
+        """A line for the log: the file, lines used, passed over and cut, and what guessing would achieve."""
+        return self._description
+
+    def _labelled(self, index: int, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return rows | {"labels": np.array(self.labels[index]), "label_weights": np.ones((), np.float32)}
+
+
+class ClassificationExamples(_TaskExamples):
+    """One text or a pair, and a class.
+
+    Args:
+      table: of `read_classification`, or a side of its split.
+      classes: `data.classes`.
+      tokenizer: of the texts.
+      special: the tokens around them.
+      seq_len: `model.seq_len`.
+      truncate: `data.truncate`: an example that is too long loses tokens from the end of its longer text, one by one,
+        of the second where both are as long, as in BERT's published code. Otherwise it is a bad line.
+
+    Raises:
+      ConfigError: when `seq_len` leaves no room for a token of each text.
+      DataError: at an example that is too long, or when none remains.
+    """
+
+    def __init__(
+        self,
+        table: Table[TaskRow],
+        *,
+        classes: Sequence[str],
+        tokenizer: Tokenizer,
+        special: PairTokens,
+        seq_len: int,
+        truncate: bool,
+    ):
+        self._seq_len, self._special = seq_len, special
+        self._num_texts = max((len(row.texts) for row in table.rows), default=1)
+        room = _room(seq_len, self._num_texts)
+        encoded, num_cut = encode_rows((row.texts for row in table.rows), tokenizer), 0
+
+        def fit(row: TaskRow) -> tuple[list[np.ndarray], int]:
+            nonlocal num_cut
+            texts = next(encoded)
+            if sum(map(len, texts)) > room:
+                if not truncate:
+                    raise _too_long(sum(map(len, texts)), room=room, seq_len=seq_len, whose="the longer text")
+                num_cut += 1
+                texts = _cut_longer(texts, room)
+            return texts, row.label
+
+        self._store(table.convert(fit), num_cut=num_cut, answers=classes)
+
+    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+        """Example `index`, the same in every epoch.
+
+        Returns:
+          `tokens` int32[seq_len]; `segments` int32[seq_len], 1 on tokens and 0 on padding; `token_types`
+          int32[seq_len], 1 on the second text and the separator after it; `labels` int32[], the class;
+          `label_weights` float32[], 1.
+        """
+        _check(index, len(self))
+        texts = [self._texts[index * self._num_texts + i] for i in range(self._num_texts)]
+        rows = {name: np.zeros(self._seq_len, np.int32) for name in ("tokens", "segments", "token_types")}
+        _write(texts, self._special, rows)
+        return self._labelled(index, rows)
+
+
+class MultipleChoiceExamples(_TaskExamples):
+    """A context, and choices of which one goes with it.
+
+    Each choice is a pair: A is the context, the first text; B the second text, if there is one, a space and the choice,
+    else the choice alone.
+
+    Args:
+      table: of `read_multiple_choice`, or a side of its split.
+      tokenizer: of the texts.
+      special: the tokens around them.
+      seq_len: `model.seq_len`.
+      truncate: `data.truncate`: where a choice's pair is too long, that pair's context loses its end; question and
+        choice are kept whole, and are a bad line where they leave no room for a token of context. Otherwise what is too
+        long is a bad line.
+
+    Raises:
+      ConfigError: when `seq_len` leaves no room for a token of each text.
+      DataError: at an example that is too long, or when none remains.
+    """
+
+    def __init__(
+        self, table: Table[TaskRow], *, tokenizer: Tokenizer, special: PairTokens, seq_len: int, truncate: bool
+    ):
+        self._seq_len, self._special = seq_len, special
+        self._num_choices = max((len(row.choices) for row in table.rows), default=0)
+        self._room = room = _room(seq_len, 2)
+        encoded, num_cut = encode_rows(map(_context_and_answers, table.rows), tokenizer), 0
+
+        def fit(row: TaskRow) -> tuple[list[np.ndarray], int]:
+            nonlocal num_cut
+            context, *answers = next(encoded)
+            longest = max(map(len, answers))
+            if len(context) + longest > room:
+                if not truncate:
+                    raise _too_long(len(context) + longest, room=room, seq_len=seq_len, whose="the context")
+                if longest >= room:
+                    raise BadLineError(
+                        "too long",
+                        f"question and choice take {longest} tokens, which with [CLS], two [SEP] and a token of the "
+                        f"context is more than model.seq_len={seq_len}, and only the context is cut. Raise "
+                        "model.seq_len.",
+                    )
+                num_cut += 1
+            return [context[:room], *answers], row.label
+
+        answers = [f"choice {i}" for i in range(self._num_choices)]
+        self._store(table.convert(fit), num_cut=num_cut, answers=answers)
+
+    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+        """Example `index`, the same in every epoch.
+
+        Returns:
+          `tokens`, `segments` and `token_types` as of `ClassificationExamples`, int32[num_choices, seq_len]; `labels`
+          int32[], the index of the right choice; `label_weights` float32[], 1.
+        """
+        _check(index, len(self))
+        first = index * (1 + self._num_choices)
+        context = self._texts[first]
+        shape = (self._num_choices, self._seq_len)
+        rows = {name: np.zeros(shape, np.int32) for name in ("tokens", "segments", "token_types")}
+        for choice in range(self._num_choices):
+            answer = self._texts[first + 1 + choice]
+            pair = [context[: self._room - len(answer)], answer]
+            _write(pair, self._special, {name: values[choice] for name, values in rows.items()})
+        return self._labelled(index, rows)
+
+
+def _write(texts: Sequence[np.ndarray], special: PairTokens, rows: dict[str, np.ndarray]) -> None:
+    """Puts a text or a pair into `tokens`, `segments` and `token_types`, arrays of zeros, [seq_len] each."""
+    tokens = rows["tokens"]
+    tokens[0], end = special.cls, 1
+    for token_type, ids in enumerate(texts):
+        start, end = end, end + len(ids) + 1
+        tokens[start : end - 1], tokens[end - 1] = ids, special.sep
+        rows["token_types"][start:end] = token_type
+    tokens[end:] = special.pad
+    rows["segments"][:end] = 1
+
+
+def _context_and_answers(row: TaskRow) -> list[str]:
+    context, *question = row.texts
+    return [context, *(" ".join((*question, choice)) for choice in row.choices)]
+
+
+def _cut_longer(texts: Sequence[np.ndarray], room: int) -> list[np.ndarray]:
+    """What is left of one text or two when tokens are taken from the end of the longer until they fit."""
+    if len(texts) == 1:
+        return [texts[0][:room]]
+    first, second = texts
+    kept = min(len(second), max(room - len(first), room // 2))
+    return [first[: room - kept], second[:kept]]
+
+
+def _room(seq_len: int, num_texts: int) -> int:
+    """Tokens of text in an example beside [CLS] and a [SEP] for each text."""
+    room = seq_len - 1 - num_texts
+    if room < num_texts:
+        raise ConfigError(
+            f"model.seq_len={seq_len} has no room for {num_texts} text{'s' * (num_texts > 1)} beside [CLS] and a [SEP] "
+            f"after each. Use at least {1 + 2 * num_texts}."
+        )
+    return room
+
+
+def _too_long(length: int, *, room: int, seq_len: int, whose: str) -> BadLineError:
+    around = seq_len - room
+    return BadLineError(
+        "too long",
+        f"its texts take {length + around} tokens, [CLS] and [SEP] included, more than model.seq_len={seq_len}. Set "
+        f"data.truncate=True to cut {whose} at its end, or raise model.seq_len.",
+    )
+
+
+def _check(index: int, length: int) -> None:
+    if not 0 <= index < length:
+        raise IndexError(f"example {index} of {length}")

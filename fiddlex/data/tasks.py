@@ -1,0 +1,203 @@
+"""Labelled texts: from the rows of a table to tasks, and from there to training and held-out rows.
+
+A row of classification has one text or two and a class; a row of multiple choice a context, perhaps a question, and
+choices of which one is right. `data.text_fields`, `data.choices_fields` and `data.label_field` say where they stand.
+
+Invariant: every row that is left can be learnt from: its texts are not empty and its label is one of those that the
+config allows. Rows that share their first text are on one side of a split.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fiddlex.config import DataConfig
+from fiddlex.data.tables import Table, read_table
+from fiddlex.data.values import BadLineError, checked_choices, choice_index, shown, text_of, value_of
+from fiddlex.errors import ConfigError, DataError
+
+_LISTED_LABELS = 12  # of a file, in a message
+_LONGEST_LABEL = 60  # characters that a name of a class may well have
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A line of a task.
+
+    Attributes:
+      texts: one or two, as `data.text_fields` names them.
+      choices: the answers of multiple choice; none in classification.
+      label: the class, or the right one of the choices, counted from 0.
+    """
+
+    texts: tuple[str, ...]
+    choices: tuple[str, ...]
+    label: int
+
+
+def read_classification(source: str, config: DataConfig) -> Table[TaskRow]:
+    """Reads a file of texts with classes.
+
+    A label is the name of a class, with or without white space around it; of numbers and of true and false, JSON's
+    writing is the name.
+
+    Args:
+      source: `data.source` or `data.eval_source`.
+      config: `text_fields`, `label_field`, `classes` and `skip_bad_lines` are used.
+
+    Raises:
+      ConfigError: when `text_fields` does not name one or two fields.
+      DataError: as `read_table`, and at a label that is none of the classes.
+      OSError: when the file cannot be read.
+    """
+    texts = _text_fields(config)
+
+    def parse(values: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+        label = value_of(values, config.label_field, named_by="data.label_field")
+        return _texts(values, texts), _class_name(label, config.label_field)
+
+    fields = dict.fromkeys(texts, "data.text_fields") | {config.label_field: "data.label_field"}
+    table = read_table(source, parse, fields=fields, skip_bad_lines=config.skip_bad_lines)
+    classes = {name: index for index, name in enumerate(config.classes)}
+    found = _found_labels(Counter(label for _, label in table.rows))
+
+    def resolve(row: tuple[tuple[str, ...], str]) -> TaskRow:
+        row_texts, label = row
+        if label not in classes:
+            raise BadLineError(
+                "label outside data.labels",
+                f"{config.label_field!r} is {shown(label)}, which is not among data.labels={config.labels}. {found}",
+            )
+        return TaskRow(row_texts, (), classes[label])
+
+    return table.convert(resolve)
+
+
+def read_multiple_choice(source: str, config: DataConfig) -> Table[TaskRow]:
+    """Reads a file of contexts, perhaps questions, and choices.
+
+    A label is the right choice's index from 0, as a number or as text, or its letter: A, B, ….
+
+    Args:
+      source: `data.source` or `data.eval_source`.
+      config: `text_fields`, `choices_fields`, `num_choices`, `label_field` and `skip_bad_lines` are used.
+
+    Raises:
+      ConfigError: when the fields do not name one or two texts and the choices.
+      DataError: as `read_table`, and when a line has another number of choices or its label names none of them.
+      OSError: when the file cannot be read.
+    """
+    texts = _text_fields(config)
+    choices = _choices_fields(config, is_tsv=source.startswith("tsv:"))
+
+    def parse(values: Mapping[str, Any]) -> TaskRow:
+        row_texts, row_choices = _texts(values, texts), _choices(values, choices, config.num_choices)
+        label = value_of(values, config.label_field, named_by="data.label_field")
+        return TaskRow(row_texts, row_choices, choice_index(label, len(row_choices), name=config.label_field))
+
+    fields = (
+        dict.fromkeys(texts, "data.text_fields")
+        | dict.fromkeys(choices, "data.choices_fields")
+        | {config.label_field: "data.label_field"}
+    )
+    return read_table(source, parse, fields=fields, skip_bad_lines=config.skip_bad_lines)
+
+
+def split_table(table: Table[TaskRow], *, fraction: float) -> tuple[Table[TaskRow], Table[TaskRow]]:
+    """Splits by the SHA-256 of a row's first text, as a number from 0 to 1, against `fraction`.
+
+    Rows that share their first text, such as the questions about one passage, stay together; where that is the same in
+    all rows, all texts and choices count. Whatever the hashes, two distinct texts or more give at least one to either
+    side: the one nearest to the other side.
+
+    Args:
+      table: its rows' order is kept.
+      fraction: share of the texts to hold out; 0 holds out none.
+
+    Returns:
+      The rows to train on and those held out. What was passed over is told by `table` alone.
+
+    Raises:
+      DataError: when all rows have the same texts, so that there is nothing to split.
+    """
+    everything = range(len(table))
+    if not fraction:
+        return table.select(everything), table.select([])
+    keys = [row.texts[0] for row in table.rows]
+    if len(set(keys)) == 1:
+        keys = ["\0".join((*row.texts, *row.choices)) for row in table.rows]
+    hashes = [int.from_bytes(hashlib.sha256(key.encode("utf-8")).digest()) / 2**256 for key in keys]
+    if len(set(hashes)) == 1:
+        raise DataError(
+            f"{table.source}: all {len(table):,} lines have the same texts, of which data.eval_fraction={fraction} "
+            "cannot hold out a part. Set data.eval_source, or data.eval_fraction=0."
+        )
+    # The lowest hash is held out and the highest trained on, whatever the fraction.
+    heldout = {value for value in hashes if value < fraction} | {min(hashes)}
+    heldout.discard(max(hashes))
+    return (
+        table.select([i for i in everything if hashes[i] not in heldout]),
+        table.select([i for i in everything if hashes[i] in heldout]),
+    )
+
+
+def _text_fields(config: DataConfig) -> tuple[str, ...]:
+    names = _names(config.text_fields)
+    if len(names) > 2 or "" in names or len(set(names)) < len(names):
+        raise ConfigError(
+            f"data.text_fields={config.text_fields!r} must name one column or key, or two with a comma between them, "
+            "as in data.text_fields=premise,hypothesis."
+        )
+    return names
+
+
+def _choices_fields(config: DataConfig, *, is_tsv: bool) -> tuple[str, ...]:
+    names = _names(config.choices_fields)
+    a_list = len(names) == 1 and not is_tsv  # a cell holds none
+    if "" in names or len(set(names)) < len(names) or not (a_list or len(names) == config.num_choices):
+        one = "" if is_tsv else ", or one key that holds a list"
+        raise ConfigError(
+            f"data.choices_fields={config.choices_fields!r} names {len(names)}; with "
+            f"data.num_choices={config.num_choices} it must name {config.num_choices} "
+            f"{'columns' if is_tsv else 'keys'}, each once and with commas between them{one}."
+        )
+    return names
+
+
+def _names(fields: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in fields.split(","))
+
+
+def _texts(values: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(text_of(values, name, named_by="data.text_fields") for name in names)
+
+
+def _choices(values: Mapping[str, Any], names: Sequence[str], num_choices: int) -> tuple[str, ...]:
+    if len(names) > 1:
+        return tuple(text_of(values, name, named_by="data.choices_fields") for name in names)
+    choices = checked_choices(value_of(values, names[0], named_by="data.choices_fields"), names[0])
+    if len(choices) != num_choices:
+        raise BadLineError(
+            "wrong number of choices",
+            f"{names[0]!r} has {len(choices)} choices, and data.num_choices={num_choices}; all lines have as many.",
+        )
+    return choices
+
+
+def _class_name(value: Any, name: str) -> str:
+    if isinstance(value, bool | int):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        raise BadLineError("wrong type", f"{name!r} is {shown(value)}, and must be the name of a class, a string.")
+    return value.strip()
+
+
+def _found_labels(found: Counter[str]) -> str:
+    """Says which labels a file has, for a config that was made without them or for others."""
+    counts = ", ".join(f"{shown(name)} ({count:,})" for name, count in found.most_common(_LISTED_LABELS))
+    if len(found) > _LISTED_LABELS or max(map(len, found)) > _LONGEST_LABEL:
+        return f"The file has {len(found):,} labels, such as {counts}. Is data.label_field right?"
+    return f"The file's labels are {counts}. To have them all, set data.labels={','.join(sorted(found))}."
