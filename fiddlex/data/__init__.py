@@ -9,7 +9,15 @@ from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
 from fiddlex.data.loader import Batch, Loader, eval_batches
 from fiddlex.data.token_files import open_token_file
-from fiddlex.data.tokenizers import ByteTokenizer, JsonTokenizer, Tokenizer, decode_pieces, make_tokenizer
+from fiddlex.data.tokenizers import (
+    ByteTokenizer,
+    JsonTokenizer,
+    Tokenizer,
+    decode_pieces,
+    make_tokenizer,
+    require_special,
+)
+from fiddlex.data.vocabulary import SpecialTokens, Vocabulary
 
 __all__ = [
     "Batch",
@@ -21,8 +29,10 @@ __all__ = [
     "JsonTokenizer",
     "Loader",
     "NextTokenExamples",
+    "SpecialTokens",
     "TokenStream",
     "Tokenizer",
+    "Vocabulary",
     "decode_pieces",
     "eval_batches",
     "load_corpus",
@@ -30,4 +40,5 @@ __all__ = [
     "open_token_file",
     "read_stdlib",
     "read_text",
+    "require_special",
 ]
