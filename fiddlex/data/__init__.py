@@ -8,6 +8,7 @@ from fiddlex.data.corpus import Corpus, TokenStream, load_corpus
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
 from fiddlex.data.loader import Batch, Loader, eval_batches
+from fiddlex.data.masking import max_masked
 from fiddlex.data.token_files import open_token_file
 from fiddlex.data.tokenizers import (
     ByteTokenizer,
@@ -37,6 +38,7 @@ __all__ = [
     "eval_batches",
     "load_corpus",
     "make_tokenizer",
+    "max_masked",
     "open_token_file",
     "read_stdlib",
     "read_text",
