@@ -8,6 +8,7 @@ from fiddlex.data.corpus import Corpus, TokenStream, load_corpus
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
 from fiddlex.data.loader import Batch, Loader, eval_batches
+from fiddlex.data.masked_examples import MaskedExamples
 from fiddlex.data.masking import max_masked
 from fiddlex.data.token_files import open_token_file
 from fiddlex.data.tokenizers import (
@@ -29,6 +30,7 @@ __all__ = [
     "HeldoutExamples",
     "JsonTokenizer",
     "Loader",
+    "MaskedExamples",
     "NextTokenExamples",
     "SpecialTokens",
     "TokenStream",
