@@ -10,6 +10,7 @@ from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamp
 from fiddlex.data.loader import Batch, Loader, eval_batches
 from fiddlex.data.masked_examples import MaskedExamples
 from fiddlex.data.masking import max_masked
+from fiddlex.data.sentence_pairs import SentencePairExamples
 from fiddlex.data.token_files import open_token_file
 from fiddlex.data.tokenizers import (
     ByteTokenizer,
@@ -32,6 +33,7 @@ __all__ = [
     "Loader",
     "MaskedExamples",
     "NextTokenExamples",
+    "SentencePairExamples",
     "SpecialTokens",
     "TokenStream",
     "Tokenizer",
