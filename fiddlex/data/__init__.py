@@ -10,13 +10,24 @@ from fiddlex.data.corpus import Corpus, TokenStream, load_corpus
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
 from fiddlex.data.loader import Batch, Loader, eval_batches
+from fiddlex.data.masked_examples import MaskedExamples
+from fiddlex.data.masking import max_masked
 from fiddlex.data.scores import score_continuations
+from fiddlex.data.sentence_pairs import SentencePairExamples
 from fiddlex.data.statistics import class_shares, wilson_interval
 from fiddlex.data.tables import Table
 from fiddlex.data.task_examples import ClassificationExamples, MultipleChoiceExamples
 from fiddlex.data.tasks import TaskRow, read_classification, read_multiple_choice, split_table
 from fiddlex.data.token_files import open_token_file
-from fiddlex.data.tokenizers import ByteTokenizer, JsonTokenizer, Tokenizer, decode_pieces, make_tokenizer
+from fiddlex.data.tokenizers import (
+    ByteTokenizer,
+    JsonTokenizer,
+    Tokenizer,
+    decode_pieces,
+    make_tokenizer,
+    require_special,
+)
+from fiddlex.data.vocabulary import SpecialTokens, Vocabulary
 
 __all__ = [
     "Batch",
@@ -31,23 +42,29 @@ __all__ = [
     "HeldoutExamples",
     "JsonTokenizer",
     "Loader",
+    "MaskedExamples",
     "MultipleChoiceExamples",
     "NextTokenExamples",
+    "SentencePairExamples",
+    "SpecialTokens",
     "Table",
     "TaskRow",
     "TokenStream",
     "Tokenizer",
+    "Vocabulary",
     "class_shares",
     "decode_pieces",
     "eval_batches",
     "load_corpus",
     "make_tokenizer",
+    "max_masked",
     "open_token_file",
     "read_classification",
     "read_continuations",
     "read_multiple_choice",
     "read_stdlib",
     "read_text",
+    "require_special",
     "score_continuations",
     "split_table",
     "wilson_interval",

@@ -7,6 +7,7 @@ gives its last share. `data.eval_source`, or the `val.bin` of a token folder, is
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fiddlex.config import DataConfig
+from fiddlex.data.boundaries import find_documents
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.token_files import open_token_file
 from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
@@ -30,12 +32,14 @@ class TokenStream:
     Attributes:
       tokens: unsigned integers, [tokens]; a memory map for token files.
       num_bytes: UTF-8 bytes of the text; None for token files, whose text is unknown.
-      num_documents: whole documents in the stream; None when it is a token file or a part of a file.
+      num_documents: files read whole into the stream; None when it is a token file or a part of a file.
+      separator: the token between documents; None when the vocabulary has none or is not known.
     """
 
     tokens: np.ndarray
     num_bytes: int | None = None
     num_documents: int | None = None
+    separator: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -44,6 +48,16 @@ class TokenStream:
     def bytes_per_token(self) -> float | None:
         """By which a loss per token is divided to give the loss per byte; None for token files and empty streams."""
         return self.num_bytes / len(self.tokens) if self.num_bytes and len(self.tokens) else None
+
+    @functools.cached_property
+    def bounds(self) -> np.ndarray:
+        """The documents, int64[documents, 2]: the first token of each and the one after its last.
+
+        What lies between separators, which belong to no document: a file, or a part of one that has separators in it
+        (stories in one file, a token file). Without separators the stream is one document. Found when first asked for,
+        by reading all tokens once.
+        """
+        return find_documents(self.tokens, self.separator)
 
     def describe(self) -> str:
         """The stream's size: '14 files, 0.4 MB, 412,345 tokens'."""
@@ -157,6 +171,7 @@ def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> Tok
         tokens=np.concatenate(pieces) if pieces else np.zeros(0, dtype),
         num_bytes=sum(len(document.text.encode("utf-8")) for document in documents),
         num_documents=len(documents),
+        separator=tokenizer.separator,
     )
 
 
@@ -194,7 +209,7 @@ def _load_eval_source(config: DataConfig, tokenizer: Tokenizer | None, *, vocab_
     folder = _absolute(path)
     if kind == "tokens" and folder.is_dir():
         val = open_token_file(folder / "val.bin", dtype=config.token_dtype, vocab_size=vocab_size)
-        return TokenStream(val)
+        return TokenStream(val, separator=tokenizer.separator if tokenizer else None)
     return _load(config.eval_source, config, fraction=0.0, tokenizer=tokenizer, vocab_size=vocab_size)[0]
 
 
@@ -204,7 +219,9 @@ def _load(
     """The training and held-out streams of one source."""
     kind, _, path = source.partition(":")
     if kind == "tokens":
-        return _load_tokens(_absolute(path), config.token_dtype, fraction=fraction, vocab_size=vocab_size)
+        train, heldout = _load_tokens(_absolute(path), config.token_dtype, fraction=fraction, vocab_size=vocab_size)
+        separator = tokenizer.separator if tokenizer else None
+        return TokenStream(train, separator=separator), TokenStream(heldout, separator=separator)
     if tokenizer is None:
         raise DataError(
             f"{source!r} is text, and the tokenizer of data.source={config.source!r} is not known "
@@ -216,22 +233,22 @@ def _load(
         text, num_heldout = documents[0].text, round(len(documents[0].text) * fraction)
         parts = text[: len(text) - num_heldout], text[len(text) - num_heldout :]
         streams = [encode_documents([Document(documents[0].name, part)], tokenizer) for part in parts]
-        train, heldout = (dataclasses.replace(stream, num_documents=None) for stream in streams)
-        return train, heldout
+        first, last = (dataclasses.replace(stream, num_documents=None) for stream in streams)
+        return first, last
     train_documents, heldout_documents = split_documents(documents, fraction=fraction)
     return encode_documents(train_documents, tokenizer), encode_documents(heldout_documents, tokenizer)
 
 
-def _load_tokens(path: Path, dtype: str, *, fraction: float, vocab_size: int) -> tuple[TokenStream, TokenStream]:
+def _load_tokens(path: Path, dtype: str, *, fraction: float, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """A token file cut at the share, or a folder's train.bin and val.bin (without val.bin, train.bin is cut)."""
     if path.is_dir() and (path / "val.bin").is_file():
         train, val = (
             open_token_file(path / name, dtype=dtype, vocab_size=vocab_size) for name in ("train.bin", "val.bin")
         )
-        return TokenStream(train), TokenStream(val)
+        return train, val
     tokens = open_token_file(path / "train.bin" if path.is_dir() else path, dtype=dtype, vocab_size=vocab_size)
     cut = len(tokens) - round(len(tokens) * fraction)
-    return TokenStream(tokens[:cut]), TokenStream(tokens[cut:])
+    return tokens[:cut], tokens[cut:]
 
 
 def _absolute(path: str) -> Path:

@@ -23,8 +23,8 @@ class ExampleSource(Protocol):
         """Example `index` as it is in `epoch` (masks are drawn anew in each).
 
         Returns:
-          `tokens` int32[seq_len], `targets` int32[seq_len] and `weights` float32[seq_len], the share of each target
-          in the loss.
+          `tokens` int32[seq_len], `targets` int32[n] and `weights` float32[n], the share of each target in the loss,
+          and what else the objective takes. All examples of a source have the same names, shapes and dtypes.
         """
 
 

@@ -4,6 +4,7 @@ Invariant: every id that `encode` returns lies in [0, vocab_size), and encoding 
 tokens, no padding, no truncation. Documents are joined by `corpus`, which puts `separator` between them.
 """
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import tokenizers
 
+from fiddlex.data.vocabulary import SPECIAL_NAMES, SpecialTokens, Vocabulary, byte_vocabulary, json_vocabulary
 from fiddlex.errors import ConfigError, DataError
 
 # End of text in GPT, RoBERTa/T5 and BERT vocabularies, in the order in which they are looked for.
@@ -29,6 +31,14 @@ class Tokenizer(Protocol):
     def separator(self) -> int | None:
         """The token put between documents, if the vocabulary has one."""
 
+    @property
+    def special(self) -> SpecialTokens | None:
+        """The tokens that BERT's examples have besides the text, if the vocabulary has all of them."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What the tokens are: special, word starts, sentence ends."""
+
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text`, int32[tokens]."""
 
@@ -40,10 +50,23 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """One token per UTF-8 byte. Byte 0, which text does not use, separates documents."""
+    """One token per UTF-8 byte. Byte 0, which text does not use, separates documents and fills up.
+
+    Bytes that UTF-8 never uses are BERT's special tokens: 0xFD ends a sentence, 0xFE begins an example, 0xFF masks.
+    """
 
     vocab_size = 256
     separator = 0
+
+    @property
+    def special(self) -> SpecialTokens | None:
+        """0, 0xFE, 0xFD and 0xFF."""
+        return self.vocabulary.special
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What the bytes are."""
+        return byte_vocabulary()
 
     def encode(self, text: str) -> np.ndarray:
         """The UTF-8 bytes of `text`, int32[bytes]."""
@@ -92,6 +115,17 @@ class JsonTokenizer:
         # Not the number of entries: vocabularies may have gaps, and embeddings are indexed by id.
         self.vocab_size: int = max(vocab.values(), default=-1) + 1
         self.separator: int | None = next((vocab[name] for name in _SEPARATORS if name in vocab), None)
+        self._path = str(path)
+
+    @property
+    def special(self) -> SpecialTokens | None:
+        """[PAD], [CLS], [SEP] and [MASK], or <pad>, <s>, </s> and <mask>, if the vocabulary has all four."""
+        return self.vocabulary.special
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What the tokens are; takes part of a second for a large vocabulary."""
+        return json_vocabulary(self._tokenizer, name=self._path)
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text`, int32[tokens], without special tokens around it."""
@@ -117,6 +151,28 @@ def make_tokenizer(spec: str) -> Tokenizer:
     if not spec:
         raise ConfigError("data.tokenizer is empty. Use 'bytes' or the path of a tokenizer.json.")
     return ByteTokenizer() if spec == "bytes" else JsonTokenizer(spec)
+
+
+def require_special(tokenizer: Tokenizer | None) -> SpecialTokens:
+    """The special tokens of `tokenizer`, without which BERT has no examples.
+
+    Raises:
+      DataError: when the tokenizer is not known (None) or its vocabulary lacks any of them.
+    """
+    if tokenizer is None:
+        raise DataError(
+            "the tokenizer of these tokens is not known, and BERT's examples take its special tokens. Set "
+            "data.tokenizer to the tokenizer.json that made them."
+        )
+    vocabulary = tokenizer.vocabulary
+    if vocabulary.special is None:
+        bert, roberta = (f"{', '.join(names[:-1])} and {names[-1]}" for names in SPECIAL_NAMES)
+        raise DataError(
+            f"data.tokenizer={vocabulary.name!r} is a vocabulary without {', '.join(vocabulary.missing)}: BERT's "
+            f"examples take {bert} (or {roberta}). Add them (tokenizers.Tokenizer.add_special_tokens, then save) and "
+            "raise model.vocab_size by as many, or use data.tokenizer=bytes."
+        )
+    return vocabulary.special
 
 
 def decode_pieces(tokenizer: Tokenizer, tokens: Iterable[int], *, after: Sequence[int] = ()) -> Iterator[str]:

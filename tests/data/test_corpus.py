@@ -3,11 +3,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.config import DataConfig
-from fiddlex.data import ByteTokenizer, Corpus, Document, TokenStream, load_corpus
+from fiddlex.data import ByteTokenizer, Corpus, Document, TokenStream, boundaries, load_corpus
 from fiddlex.data.corpus import encode_documents, split_documents
 from fiddlex.errors import DataError
 
@@ -25,8 +26,6 @@ def write_tokens(path: Path, ids, dtype: str = "<u2") -> Path:
 
 
 def save_word_tokenizer(path: Path, num_words: int) -> Path:
-    import tokenizers
-
     model = tokenizers.models.WordLevel({"[UNK]": 0, **{f"w{i}": i for i in range(1, num_words)}}, unk_token="[UNK]")
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -78,6 +77,46 @@ def test_documents_are_joined_by_the_separator(texts):
     assert bytes(stream.tokens) == b"\0".join(text.encode() for text in texts)
     assert stream.num_bytes == sum(len(text.encode()) for text in texts)
     assert stream.num_documents == len(texts)
+
+
+@given(lengths=st.lists(st.integers(0, 9), max_size=9), chunk=st.integers(1, 20), last_separator=st.booleans())
+def test_documents_of_a_stream_lie_between_separators(lengths, chunk, last_separator):
+    documents = [[i + 1] * length for i, length in enumerate(lengths)]
+    tokens = [token for document in documents for token in (*document, 0)]
+    stream = TokenStream(np.array(tokens if last_separator else tokens[:-1], "<u2"), separator=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boundaries, "_CHUNK_TOKENS", chunk)
+        bounds = stream.bounds
+    assert bounds.dtype == np.int64
+    assert [stream.tokens[start:stop].tolist() for start, stop in bounds] == [d for d in documents if d]
+    assert TokenStream(stream.tokens).bounds.tolist() == ([[0, len(stream)]] if len(stream) else [])
+
+
+def test_documents_of_text_are_files_and_what_separators_part(tmp_path):
+    for name, text in {"a": "one", "b": "two\0three", "c": "four"}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    part = load(f"text:{tmp_path / 'c.txt'}", eval_fraction=0.5, seq_len=1)
+    assert part.train.bounds.tolist() == part.heldout.bounds.tolist() == [[0, 2]]
+    train = load(f"text:{tmp_path / 'b.txt'}", eval_fraction=0).train
+    assert [bytes(train.tokens[start:stop]) for start, stop in train.bounds] == [b"two", b"three"]
+    train = load(f"text:{tmp_path}", eval_fraction=0).train
+    assert [bytes(train.tokens[start:stop]) for start, stop in train.bounds] == [b"one", b"four"]  # b is binary
+
+
+def test_documents_of_token_files_are_found_by_the_separator_if_it_is_known(tmp_path):
+    path = write_tokens(tmp_path / "train.bin", [4, 5, 1, 6, 7, 8, 1])
+    write_tokens(tmp_path / "val.bin", [1, 9])
+    spec = str(tmp_path / "tokenizer.json")
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"[SEP]": 1, "w": 9}, unk_token="w")).save(spec)
+    known = load(f"tokens:{tmp_path}", vocab_size=10, tokenizer=spec)
+    other = load(f"tokens:{path}", vocab_size=10, tokenizer=spec, eval_source=f"tokens:{tmp_path}")
+    for corpus in (known, other):
+        assert corpus.train.bounds.tolist() == [[0, 2], [3, 6]]
+        assert corpus.heldout.bounds.tolist() == [[1, 2]]
+    unknown = load(f"tokens:{tmp_path}", vocab_size=10)
+    assert unknown.train.bounds.tolist() == [[0, 7]]
+    assert unknown.fingerprint() == known.fingerprint()
+    assert unknown.describe() == known.describe()
 
 
 def test_batched_encoding_joins_like_one_batch(monkeypatch):

@@ -1,0 +1,165 @@
+"""Examples of two sentences: do they belong together (BERT), are they in order (ALBERT)?
+
+Devlin et al. 2019 (arXiv:1810.04805), section 3.1, task 2, and appendix A.2; Lan et al. 2020 (arXiv:1909.11942),
+section 3.1. A "sentence" is a span of text, not a grammatical one.
+
+Invariant: an example is a function of seed, epoch and index. What is kept is a few numbers for each document.
+"""
+
+import numpy as np
+
+from fiddlex.data.corpus import TokenStream
+from fiddlex.data.masking import Masker, example_rng
+from fiddlex.data.tokenizers import Tokenizer
+from fiddlex.errors import DataError
+
+_AROUND = 3  # tokens around a pair: [CLS] A [SEP] B [SEP]
+_LEAST = 2  # tokens of a pair
+
+
+class SentencePairExamples:
+    """[CLS] A [SEP] B [SEP], where B follows A in a document or, half of the time, does not.
+
+    Documents are cut into windows of seq_len − 3 tokens, the last one shorter; a last window of a single token makes no
+    pair and is left out, and so are documents of a single token. Each epoch cuts each window anew into A and B: at the
+    end of a sentence, one drawn from those in the window; where there is none, at the start of a word; where there is
+    only one, anywhere.
+
+    Half of the examples, drawn in each epoch, are wrong. With mlm_sop, A and B change places. With mlm_nsp, B begins in
+    another document, drawn from all others, at a place drawn as B's place in a window is, and runs on as long as there
+    is room; the rest of A's window is left out in that epoch. A single document gives B from another of its windows,
+    from which it does not run into the window of A.
+
+    Args:
+      stream: the tokens; those between documents (`TokenStream.bounds`) are left out.
+      tokenizer: of the tokens; None when it is not known, which is an error.
+      objective: 'mlm_nsp' or 'mlm_sop'.
+      seq_len: length of an example, at least 5.
+      mask_fraction: share of the tokens to predict.
+      whole_words: masks all tokens of a word or none; see `Masker`.
+      seed: of cuts, wrong pairs and masks, at least 0.
+
+    Raises:
+      DataError: when the vocabulary lacks the special tokens or whole words, `seq_len` is too small, no document has
+        two tokens, or for mlm_nsp all tokens are in one window.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        tokenizer: Tokenizer | None,
+        *,
+        objective: str,
+        seq_len: int,
+        mask_fraction: float,
+        whole_words: bool,
+        seed: int,
+    ):
+        self._masker = Masker(tokenizer, seq_len=seq_len, mask_fraction=mask_fraction, whole_words=whole_words)
+        if seq_len < _AROUND + _LEAST:
+            raise DataError(
+                f"model.seq_len={seq_len} must be at least {_AROUND + _LEAST} with model.objective={objective}: an "
+                "example is a first token and two sentences, each with a token after it."
+            )
+        self._tokens = stream.tokens
+        self._swaps = objective == "mlm_sop"
+        self._seq_len = seq_len
+        self._room = seq_len - _AROUND
+        self._seed = seed
+        full, rest = np.divmod(stream.bounds[:, 1] - stream.bounds[:, 0], self._room)
+        windows = full + (rest >= _LEAST)
+        self._bounds = stream.bounds[windows > 0]
+        self._before = np.append(0, np.cumsum(windows[windows > 0]))  # windows before each document
+        if not len(self):
+            raise DataError(
+                f"no document has the two tokens that a pair takes ({len(stream.bounds)} documents). Use more data, or "
+                "model.objective=mlm."
+            )
+        if not self._swaps and len(self) == 1:
+            raise DataError(
+                f"model.objective={objective} takes the second half of a pair from somewhere else, and there is only "
+                f"one document of {self._bounds[0, 1] - self._bounds[0, 0]} tokens, no more than an example "
+                f"(model.seq_len={seq_len}) holds. Use more data, or model.objective=mlm_sop."
+            )
+
+    def __len__(self) -> int:
+        return int(self._before[-1])
+
+    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+        """Pair `index` as it is drawn in `epoch`.
+
+        Returns:
+          What `Masker.mask` returns (`tokens`, `masked_positions`, `targets`, `weights`); `segments` int32[seq_len], 1
+          on both sentences and 0 where filled up; `token_types` int32[seq_len], 1 on the second sentence and its last
+          separator; `labels` int32[], 1 where B follows A and 0 where it does not; `label_weights` float32[], 1.
+
+        Raises:
+          DataError: when a token is outside the tokenizer's vocabulary.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        rng = example_rng(self._seed, epoch=epoch, index=index)
+        start, cut, stop = self._cut_window(index, rng)
+        first, second = self._text(start, cut), self._text(cut, stop)
+        is_right = rng.random() < 0.5
+        if not is_right:
+            first, second = (second, first) if self._swaps else (first, self._elsewhere(index, cut - start, rng))
+        special, middle = self._masker.special, len(first) + 2
+        end = middle + len(second) + 1
+        tokens = np.full(self._seq_len, special.pad, np.int32)
+        tokens[:end] = np.concatenate([[special.cls], first, [special.sep], second, [special.sep]])
+        segments, token_types = np.zeros((2, self._seq_len), np.int32)
+        segments[:end] = 1
+        token_types[middle:end] = 1
+        return {
+            **self._masker.mask(tokens, rng),
+            "segments": segments,
+            "token_types": token_types,
+            "labels": np.array(is_right, np.int32),
+            "label_weights": np.array(1, np.float32),
+        }
+
+    def _document(self, window: int) -> int:
+        return int(np.searchsorted(self._before, window, side="right")) - 1
+
+    def _window(self, window: int) -> tuple[int, int]:
+        """The first token of a window and the one after its last."""
+        document = self._document(window)
+        start, stop = self._bounds[document].tolist()
+        start += int(window - self._before[document]) * self._room
+        return start, min(start + self._room, stop)
+
+    def _cut_window(self, window: int, rng: np.random.Generator) -> tuple[int, int, int]:
+        """The first token of a window, the one where a drawn cut has B begin, and the one after the window's last."""
+        start, stop = self._window(window)
+        text = self._text(start, stop)
+        ends = self._masker.vocabulary.ends_sentences(text)
+        # Of several ends in a row, as in "?!", only the last is a place to cut.
+        places = np.flatnonzero(ends[:-1] & ~ends[1:])
+        if not len(places):
+            places = np.flatnonzero(self._masker.vocabulary.starts_words(text)[1:])
+        if not len(places):
+            places = np.arange(len(text) - 1)
+        return start, start + 1 + int(rng.choice(places)), stop
+
+    def _elsewhere(self, window: int, length: int, rng: np.random.Generator) -> np.ndarray:
+        """A B that does not follow the A of `length` tokens at the start of `window`."""
+        document, num_documents = self._document(window), len(self._bounds)
+        if num_documents > 1:
+            other = _another(document, num_documents, rng)
+            start = self._cut_window(int(rng.integers(self._before[other], self._before[other + 1])), rng)[1]
+            last = self._bounds[other, 1]
+        else:
+            start = self._cut_window(_another(window, len(self), rng), rng)[1]
+            own = self._window(window)[0]
+            last = own if start < own else self._bounds[document, 1]
+        return self._text(start, min(start + self._room - length, last))
+
+    def _text(self, start: int, stop: int) -> np.ndarray:
+        return self._masker.vocabulary.checked(self._tokens[start:stop])
+
+
+def _another(number: int, count: int, rng: np.random.Generator) -> int:
+    """One of the numbers below `count` except `number`."""
+    drawn = int(rng.integers(count - 1))
+    return drawn + (drawn >= number)
