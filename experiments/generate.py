@@ -1,4 +1,4 @@
-"""Samples text from the newest good checkpoint of a workdir.
+"""Samples text from the best or newest good checkpoint of a workdir.
 
     python experiments/generate.py --workdir=/tmp/gpt_tiny --prompt='def ' [--temperature=0.8 --top_k=40 --top_p=0.95]
 

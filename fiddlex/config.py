@@ -63,6 +63,10 @@ class ModelConfig:
         """Raises ConfigError when a field is out of its range or two of them contradict each other."""
         rules.choice("model.family", self.family, tuple(OBJECTIVES))
         rules.choice(f"model.family={self.family}: model.objective", self.task, OBJECTIVES[self.family])
+        if self.post_norm and self.family == "gpt":
+            raise ConfigError(
+                "model.post_norm=True with model.family=gpt: GPT-2 has LayerNorm before each branch. Use False."
+            )
         rules.choice("model.dtype", self.dtype, COMPUTE_DTYPES)
         for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "vocab_multiple"):
             rules.at_least(f"model.{name}", getattr(self, name), 1)
@@ -114,7 +118,7 @@ class PipelineConfig:
     layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as can be
     recompute: str = "none"  # none | selective (attention internals) | full (whole layers)
     semantics: str = "sync"  # sync | 2bw | stash | vertical_sync | delay:K: by how many updates weights lag behind
-    semantics_schedule: str = ""  # in place of semantics: phases with their lengths, as in sync:0.2,2bw
+    semantics_schedule: str = ""  # in place of semantics=sync: phases with their lengths, as in sync:0.2,2bw
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
@@ -177,7 +181,7 @@ class DataConfig:
     seed: int = 0  # of the order of examples, and of what is masked
     mask_fraction: float = 0.15  # of an example's tokens, of mlm
     whole_words: bool = False  # masks all tokens of a word or none
-    pack: bool = True  # short documents into one example, each seeing itself alone; else one in each, filled up
+    pack: bool = True  # of mlm: short documents into one example, each seeing itself alone; else one in each, filled up
     text_fields: str = "sentence1,sentence2"  # columns or keys of a task's one or two texts
     choices_fields: str = "choices"  # of multiple_choice: one key that has a list, or a column for each choice
     num_choices: int = 4  # of multiple_choice
@@ -259,8 +263,9 @@ class Config:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one step trains on."""
-        return self.data.global_batch_size * self.model.seq_len
+        """Tokens that one step trains on, padding included."""
+        rows = self.data.num_choices if self.model.task == "multiple_choice" else 1
+        return self.data.global_batch_size * rows * self.model.seq_len
 
     def validate(self) -> "Config":
         """Checks every section and the rules between them.
@@ -337,6 +342,11 @@ class Config:
             )
         if len(set(data.classes)) < len(data.classes) or "" in data.classes:
             raise ConfigError(f"data.labels={data.labels!r}: each class has a name of its own, and none is empty.")
+        if data.eval_stride and (task != "lm" or data.eval_source.startswith("jsonl:")):
+            raise ConfigError(
+                f"data.eval_stride={data.eval_stride} with model.objective={task} and data.eval_source="
+                f"{data.eval_source!r}: only running text of lm is scored in windows that overlap. Use 0."
+            )
         if data.eval_stride > self.model.seq_len:
             raise ConfigError(
                 f"data.eval_stride={data.eval_stride} is above model.seq_len={self.model.seq_len}: tokens between two "

@@ -9,17 +9,31 @@ This file imports no jax.
 from fiddlex.config import ModelConfig
 
 
-def num_parameters(config: ModelConfig) -> int:
-    """Trained numbers of our GPT-2, exactly.
+def num_parameters(config: ModelConfig, num_classes: int = 0) -> int:
+    """Trained numbers of our models, exactly.
 
     (V + s)h + l(4h² + 4h + 2hf + f + h + 4h) + 2h: the table, tied to the head, and learned positions; in each layer
-    the projections of attention, the MLP, all with biases, and two LayerNorms; and the final LayerNorm.
+    the projections of attention, the MLP, all with biases, and two LayerNorms; and one LayerNorm more, after the layers
+    or, in post-LN, after the embedding. In BERT also two token types, 2h; the head of masked tokens, h² + 3h + V; and
+    that of labels, h² + h for the pooler and hc + c for c classes, or h to score a choice.
+
+    Args:
+      config: the model.
+      num_classes: of classification.
     """
     h, f = config.hidden_size, config.mlp_size
     attention = h * 3 * h + 3 * h + h * h + h
     mlp = h * f + f + f * h + h
     norm = 2 * h
-    return (config.vocab_size + config.seq_len) * h + config.num_layers * (attention + mlp + 2 * norm) + norm
+    total = (config.vocab_size + config.seq_len) * h + config.num_layers * (attention + mlp + 2 * norm) + norm
+    if config.family == "bert":
+        total += 2 * h
+    if config.task.startswith("mlm"):
+        total += h * h + h + norm + config.vocab_size
+    classes = {"mlm_nsp": 2, "mlm_sop": 2, "classification": num_classes}.get(config.task, 0)
+    if classes or config.task == "multiple_choice":
+        total += h * h + h + (h * classes + classes or h)
+    return total
 
 
 def paper_num_parameters(config: ModelConfig) -> int:
@@ -32,7 +46,7 @@ def paper_num_parameters(config: ModelConfig) -> int:
 
 
 def model_flops(config: ModelConfig, batch_size: int) -> float:
-    """Operations that a step needs: forward and backward pass over `batch_size` examples, nothing recomputed.
+    """Operations that a step of a GPT needs: forward and backward pass over `batch_size` examples, nothing recomputed.
 
     With f = 4h, 72Bslh²(1 + s/(6h) + V/(12lh)): section 5.1 and appendix, less the recomputation. Matrix products only,
     two operations for each multiply-add; the backward pass takes twice the forward's. As in the paper, attention is

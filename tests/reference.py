@@ -1,4 +1,4 @@
-"""A GPT trainer for one device, written apart from fiddlex: no mesh, no NNX, no scan, whole logits, `jax.grad`.
+"""A trainer for one device, written apart from fiddlex: no mesh, no NNX, no scan, whole logits, `jax.grad`.
 
 It shares with fiddlex only the names in the weights dictionary and the written definition of the dropout masks
 (`fiddlex/models/dropout.py`: which key belongs to which element). Layers are unstacked before the optimizer sees them.
@@ -37,8 +37,9 @@ def train(
     weights: Tree,
     batches: list[dict[str, np.ndarray]],
     delays: Callable[[int], Delays] | None = None,
+    loss_fn: Callable[[Tree, Tree, jax.Array, Config], jax.Array] | None = None,
 ) -> dict[str, Any]:
-    """Losses, gradient norms, first gradient and final weights of plain training on `batches`.
+    """Losses, gradient norms, first gradient and final weights of plain training on `batches`, by default of a GPT.
 
     `delays` of the number of a step: the gradient is taken at W(step − delay), or W(0) before there is such, and
     applied to the newest weights.
@@ -51,7 +52,7 @@ def train(
 
     @jax.jit
     def step(weights: Tree, stale: Tree, state: Tree, batch: Tree, number: jax.Array) -> Any:
-        loss, grads = jax.value_and_grad(loss_fn)(stale, batch, number, config)
+        loss, grads = jax.value_and_grad(loss_fn or gpt_loss_fn)(stale, batch, number, config)
         grads["embedding"]["tokens"] += grads["head"].pop("tokens")  # they are tied
         norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
         updates, state = optimizer.update(grads, state, weights)
@@ -76,7 +77,13 @@ def train(
 def make_optimizer(config: Config) -> optax.GradientTransformation:
     section = config.optimizer
     rate = optax.constant_schedule(section.learning_rate)
-    decayed = {"kernel", "tokens", "positions"}  # names of the matrices; norms and biases are left alone
+    decayed = {
+        "kernel",
+        "tokens",
+        "positions",
+        "token_types",
+        "score",
+    }  # names of the matrices; norms and biases are left alone
 
     def decay(weights: Tree) -> Tree:
         return jax.tree_util.tree_map_with_path(lambda path, w: path[-1].key in decayed, weights)
@@ -95,7 +102,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     return optax.chain(clip, optimizers[section.name]())
 
 
-def loss_fn(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:
+def gpt_loss_fn(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:
     logits = logits_fn(weights, batch["tokens"], number, config)
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["targets"][..., None], axis=-1)[..., 0]
     return -jnp.sum(picked * batch["weights"]) / jnp.sum(batch["weights"])
@@ -108,10 +115,7 @@ def logits_fn(weights: Tree, tokens: jax.Array, number: jax.Array | None, config
     for i, layer in enumerate(weights["layers"]):
         y = attention(layer["attention"], norm(layer["attention_norm"], x), 1 + 3 * i, number, config)
         x = x + drop(y, 2 + 3 * i, number, config)
-        m = layer["mlp"]
-        y = norm(layer["mlp_norm"], x) @ m["up"]["kernel"] + m["up"]["bias"]
-        y = 0.5 * y * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi) * (y + 0.044715 * y**3)))
-        x = x + drop(y @ m["down"]["kernel"] + m["down"]["bias"], 3 + 3 * i, number, config)
+        x = x + drop(mlp(layer["mlp"], norm(layer["mlp_norm"], x)), 3 + 3 * i, number, config)
     return norm(weights["head"]["norm"], x) @ weights["head"].get("tokens", table).T
 
 
@@ -124,6 +128,12 @@ def attention(w: Tree, x: jax.Array, site: int, number: jax.Array | None, config
     scores = jnp.where(np.tri(length, dtype=bool), scores, -np.inf)
     heads = drop(jax.nn.softmax(scores), site, number, config) @ v
     return jnp.einsum("bnsd,ndh->bsh", heads, w["out"]["kernel"]) + w["out"]["bias"]
+
+
+def mlp(w: Tree, x: jax.Array) -> jax.Array:
+    y = x @ w["up"]["kernel"] + w["up"]["bias"]
+    y = 0.5 * y * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi) * (y + 0.044715 * y**3)))
+    return y @ w["down"]["kernel"] + w["down"]["bias"]
 
 
 def norm(w: Tree, x: jax.Array) -> jax.Array:

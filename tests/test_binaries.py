@@ -25,6 +25,9 @@ TINY = [
 ]
 
 
+SIDES = {"source": "train", "eval_source": "eval"}
+
+
 def command(binary: str, *arguments: object) -> list[str]:
     return [sys.executable, str(ROOT / "experiments" / f"{binary}.py"), *map(str, arguments)]
 
@@ -190,3 +193,33 @@ def test_mistakes(binary: str, arguments: list[str], status: int, message: str, 
     assert message in done.stderr
     assert len(done.stderr.splitlines()) <= 4
     assert not workdir.exists()
+
+
+def test_the_readmes_bert_commands(tmp_path: pathlib.Path) -> None:
+    """As they stand, but in a folder of the test's own, with small models and few steps."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = text.split("<!-- bert-commands -->\n```sh\n")[1].split("```")[0]
+    small = ["--config.model.num_layers=4", "--config.model.hidden_size=32", "--config.train.log_every=2"]
+    small += ["--config.train.eval_every=2", "--config.train.num_steps=4", "--config.train.checkpoint_every=2"]
+    moved = [f"--config.data.{field}=jsonl:{tmp_path}/swaps/{name}.jsonl" for field, name in SIDES.items()]
+    more = {
+        "bert_tiny": [*small, "--config.data.eval_batches=2"],
+        "bert_swaps": [*small, *moved, f"--config.train.init_from={tmp_path}/bert_tiny"],
+        "make_task": [],
+    }
+    outputs = []
+    for line in block.splitlines():
+        python, binary, *arguments = line.replace("/tmp/", f"{tmp_path}/").split()
+        assert python == ".venv/bin/python"
+        key = next((name for name in more if f"configs/{name}.py" in line or f"/{name}.py" in line), "")
+        arguments = [argument.replace("=configs/", f"={ROOT}/configs/") for argument in arguments]
+        outputs.append(call(pathlib.Path(binary).stem, *arguments, *more.get(key, [])))
+    pretrained, task, tuned, evaluated = outputs
+    assert "masked accuracy" in pretrained.stderr
+    assert "lines to train on and 1," in task.stdout
+    assert "a bag of words is right for 5" in task.stdout
+    assert "The run starts from these weights; new: head.label." in tuned.stderr
+    assert (tmp_path / "bert_swaps/best").is_dir()
+    record = json.loads(evaluated.stdout.splitlines()[-1])
+    assert record["eval_accuracy_low"] < record["eval_accuracy"] < record["eval_accuracy_high"]
+    assert record["eval_examples"] > 1000

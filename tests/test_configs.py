@@ -26,7 +26,9 @@ SC21 = {
 }
 GPT2_MILLIONS = {"small": 124, "medium": 355, "large": 774, "xl": 1558}
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "uneven", "recompute", "2bw")
-ARGUMENTS = {"gpt3.py": SC21, "schedules.py": SCHEDULES}
+# Narayanan et al. 2021 (2BW), section 5: layers, hidden size, heads.
+BERT_2BW = {"355m": (24, 1024, 16), "1.3b": (24, 2048, 16), "2.2b": (32, 2304, 32), "3.8b": (32, 3072, 32)}
+ARGUMENTS = {"gpt3.py": SC21, "schedules.py": SCHEDULES, "bert_2bw.py": BERT_2BW}
 SPECS = sorted(path.name for path in CONFIGS.glob("*.py") if path.name not in ARGUMENTS)
 SPECS += [f"{path}:{name}" for path, names in ARGUMENTS.items() for name in names]
 
@@ -57,6 +59,18 @@ def test_gpt2_has_the_known_number_of_parameters(name, millions):
     config = load(f"gpt2_{name}.py")
     assert round(num_parameters(config.model) / 1e6) == millions
     assert config.padded_vocab_size % 128 == 0
+
+
+@pytest.mark.parametrize(("name", "millions"), [("base", 110), ("large", 336)])
+def test_bert_has_the_known_number_of_parameters(name, millions):
+    assert round(num_parameters(load(f"bert_{name}.py").model) / 1e6) == millions
+
+
+@pytest.mark.parametrize("name", BERT_2BW)
+def test_2bw_model_is_the_papers(name):
+    model = load(f"bert_2bw.py:{name}").model
+    assert (model.num_layers, model.hidden_size, model.num_heads) == BERT_2BW[name]
+    assert num_parameters(model) == pytest.approx(float(name[:-1]) * (1e6 if name[-1] == "m" else 1e9), rel=0.06)
 
 
 @pytest.mark.parametrize("name", SC21)

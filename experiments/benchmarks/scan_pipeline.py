@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.config import Config
 from fiddlex.models.context import Context
 from fiddlex.models.functional import Weights
-from fiddlex.models.gpt import GPT, Batch
+from fiddlex.models.transformer import Batch, Model
 from fiddlex.parallel.sharding import named
 from fiddlex.train.program import Program
 from fiddlex.train.state import Layout, TrainState
@@ -28,7 +28,7 @@ Tree = Any
 
 
 def make_scan_gradients(
-    model: GPT, config: Config, mesh: Mesh, layout: Layout, *, checkpoint_stage: bool
+    model: Model, config: Config, mesh: Mesh, layout: Layout, *, checkpoint_stage: bool
 ) -> Callable[[Weights, Batch], tuple[jax.Array, Weights]]:
     """The mean loss of a batch and its gradients, for a mesh with a `pipe` axis alone and one chunk a rank.
 

@@ -78,7 +78,7 @@ config.mesh.tensor = 2
 # %%
 trainer = Trainer(config)
 print(describe(trainer.mesh))
-print(trainer.corpus.describe())
+print(trainer.dataset.description)
 
 # %%
 losses = [record["loss"] for record in trainer.steps(config.train.num_steps)]

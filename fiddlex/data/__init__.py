@@ -7,8 +7,10 @@ examples of them, and `Loader` and `eval_batches` make batches.
 
 from fiddlex.data.continuations import Continuation, ContinuationExamples, ContinuationRows, read_continuations
 from fiddlex.data.corpus import Corpus, TokenStream, load_corpus
+from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
+from fiddlex.data.fields import example_fields
 from fiddlex.data.loader import Batch, Loader, eval_batches
 from fiddlex.data.masked_examples import MaskedExamples
 from fiddlex.data.masking import max_masked
@@ -37,6 +39,7 @@ __all__ = [
     "ContinuationExamples",
     "ContinuationRows",
     "Corpus",
+    "Dataset",
     "Document",
     "ExampleSource",
     "HeldoutExamples",
@@ -55,7 +58,9 @@ __all__ = [
     "class_shares",
     "decode_pieces",
     "eval_batches",
+    "example_fields",
     "load_corpus",
+    "load_dataset",
     "make_tokenizer",
     "max_masked",
     "open_token_file",

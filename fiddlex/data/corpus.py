@@ -114,16 +114,16 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
     config.validate()
     tokenizer = _make_tokenizer(config, vocab_size)
     fraction = 0.0 if config.eval_source else config.eval_fraction
-    with _reading("data.source", config.source):
+    with reading("data.source", config.source):
         train, heldout = _load(config.source, config, fraction=fraction, tokenizer=tokenizer, vocab_size=vocab_size)
     if config.eval_source:
-        with _reading("data.eval_source", config.eval_source):
+        with reading("data.eval_source", config.eval_source):
             heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size)
     if len(train) < seq_len + 1:
         raise DataError(
             f"data.source={config.source!r} has {len(train)} tokens for training, and one example takes "
-            f"model.seq_len+1={seq_len + 1}. Use more data, a smaller data.eval_fraction (now {config.eval_fraction}) "
-            "or a smaller model.seq_len."
+            f"{f'model.seq_len+1={seq_len + 1}' if seq_len > 1 else 'at least 2'}. Use more data, a smaller "
+            f"data.eval_fraction (now {config.eval_fraction}) or a smaller model.seq_len."
         )
     if len(heldout) < 2 and (config.eval_source or config.eval_fraction):
         raise DataError(
@@ -176,7 +176,7 @@ def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> Tok
 
 
 @contextlib.contextmanager
-def _reading(field: str, source: str) -> Iterator[None]:
+def reading(field: str, source: str) -> Iterator[None]:
     """Makes what goes wrong inside a DataError that begins with the config's `field`."""
     try:
         yield
@@ -193,6 +193,15 @@ def _make_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
     """The tokenizer of the run, or None when the tokens come from files and it is not known."""
     if config.source.startswith("tokens:") and config.tokenizer == "bytes" and vocab_size != ByteTokenizer.vocab_size:
         return None  # 'bytes' is the default of the config, and these tokens are not bytes
+    return text_tokenizer(config, vocab_size)
+
+
+def text_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer:
+    """The tokenizer of text.
+
+    Raises:
+      DataError: when there is no such tokenizer, or it has more tokens than the model.
+    """
     tokenizer = make_tokenizer(config.tokenizer)
     if tokenizer.vocab_size > vocab_size:
         raise DataError(

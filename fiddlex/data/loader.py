@@ -149,12 +149,14 @@ def _stack(examples: Sequence[Batch]) -> Batch:
 def _check_vocab(batch: Batch, vocab_size: int, *, where: str) -> None:
     """Raises DataError when `tokens` or `targets` go beyond the vocabulary; an embedding would clamp them silently."""
     for name in ("tokens", "targets"):
+        if name not in batch:
+            continue
         # As unsigned, ids that int32 cannot hold (of a uint32 file) are the large values that they were.
         ids = batch[name].view(np.uint32)
         if ids.max() >= vocab_size:
-            row, column = (int(i) for i in np.unravel_index(np.argmax(ids >= vocab_size), ids.shape))
+            row, *place = (int(i) for i in np.unravel_index(np.argmax(ids >= vocab_size), ids.shape))
             raise DataError(
-                f"{where}, row {row}: {name}[{column}] is {ids[row, column]}, outside the vocabulary of "
+                f"{where}, row {row}: {name}{place} is {ids[row, *place]}, outside the vocabulary of "
                 f"model.vocab_size={vocab_size}. Set model.vocab_size, or data.token_dtype if the file's dtype is "
                 "another."
             )

@@ -200,4 +200,6 @@ def _found_labels(found: Counter[str]) -> str:
     counts = ", ".join(f"{shown(name)} ({count:,})" for name, count in found.most_common(_LISTED_LABELS))
     if len(found) > _LISTED_LABELS or max(map(len, found)) > _LONGEST_LABEL:
         return f"The file has {len(found):,} labels, such as {counts}. Is data.label_field right?"
+    if any("," in name for name in found):
+        return f"The file's labels are {counts}. data.labels parts names by commas: write them without in the file."
     return f"The file's labels are {counts}. To have them all, set data.labels={','.join(sorted(found))}."

@@ -130,6 +130,8 @@ def json_vocabulary(tokenizer: tokenizers.Tokenizer, *, name: str) -> Vocabulary
     is_special = np.zeros(size, bool)
     is_special[[i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]] = True
     is_special[list(special or ())] = True
+    if (unknown := getattr(tokenizer.model, "unk_token", None)) in ids:
+        is_special[ids[unknown]] = True
     exists = np.zeros(size, bool)
     exists[list(ids.values())] = True
     texts, marks_words = _texts(tokenizer)

@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from fiddlex.models.context import Context
-from fiddlex.models.dropout import Dropout
 from fiddlex.models.operators import attention_probabilities
 
 
 def attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Context) -> jax.Array:
-    """Causal attention.
+    """Attention of every position to those it may see: not to later ones, not to other segments (`Context`).
 
     With `recompute="selective"` scores and probabilities are computed again in the backward pass instead of kept
     (Korthikanti et al., MLSys 2023, section 5); the flash kernel does so by itself.
@@ -31,16 +30,28 @@ def attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Con
       [B, S, N, D] in the dtype of the inputs.
     """
     if context.flash and context.dropout is None:
-        return jax.nn.dot_product_attention(q_BSND, k_BSND, v_BSND, is_causal=True, implementation="cudnn")
-    attention: Callable[..., jax.Array] = functools.partial(_attend, dropout=context.dropout)
+        mask_B1SS = _same_segment(context)
+        return jax.nn.dot_product_attention(
+            q_BSND, k_BSND, v_BSND, mask=mask_B1SS, is_causal=context.causal, implementation="cudnn"
+        )
+    attention: Callable[..., jax.Array] = functools.partial(_attend, context=context)
     if context.recompute == "selective":
         attention = jax.checkpoint(attention, prevent_cse=False)  # inside the scan over layers nothing can be merged
     return attention(q_BSND, k_BSND, v_BSND)
 
 
-def _attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, dropout: Dropout | None) -> jax.Array:
+def _attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Context) -> jax.Array:
     length = q_BSND.shape[1]
-    probabilities_BNQK = attention_probabilities(q_BSND, k_BSND, jnp.tril(jnp.ones((length, length), bool)))
-    if dropout is not None:
-        probabilities_BNQK = dropout.attention(probabilities_BNQK)
+    visible = jnp.tril(jnp.ones((length, length), bool)) if context.causal else jnp.ones((), bool)
+    mask_B1SS = _same_segment(context)
+    probabilities_BNQK = attention_probabilities(q_BSND, k_BSND, visible if mask_B1SS is None else visible & mask_B1SS)
+    if context.dropout is not None:
+        probabilities_BNQK = context.dropout.attention(probabilities_BNQK)
     return jnp.einsum("bnqk,bknd->bqnd", probabilities_BNQK, v_BSND)
+
+
+def _same_segment(context: Context) -> jax.Array | None:
+    """Bool [B, 1, S, S]; None where there is but one segment. A position sees itself at least, padding too."""
+    if context.segments_BS is None:
+        return None
+    return (context.segments_BS[:, :, None] == context.segments_BS[:, None, :])[:, None]

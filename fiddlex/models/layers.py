@@ -1,4 +1,4 @@
-"""The transformer block of GPT-2, tensor-parallel inside `shard_map`.
+"""The transformer block of GPT-2 and BERT, tensor-parallel inside `shard_map`.
 
 Shape suffixes: B example, S whole sequence, T this rank's part of the sequence (S without sequence parallelism),
 H hidden, F this rank's part of the MLP, N this rank's heads, D head size. Weights are written with global shapes and
@@ -45,7 +45,7 @@ class Linear(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Multi-head causal self-attention, heads spread over `tensor`."""
+    """Multi-head self-attention, heads spread over `tensor`."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         hidden, heads, size = config.hidden_size, config.num_heads, config.head_size
@@ -85,9 +85,10 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One pre-LN transformer layer (GPT-2, Radford et al. 2019, section 2.3)."""
+    """One transformer layer: pre-LN (GPT-2, Radford et al. 2019, section 2.3) or post-LN (BERT, Devlin et al. 2019)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.post_norm = config.post_norm
         self.attention_norm = LayerNorm(config)
         self.attention = Attention(config, rngs=rngs)
         self.mlp_norm = LayerNorm(config)
@@ -95,13 +96,21 @@ class Block(nnx.Module):
 
     def __call__(self, x_BTH: jax.Array, context: Context) -> jax.Array:
         """Maps the residual stream through the layer; same shape and dtype as the input."""
+        if self.post_norm:
+            y_BTH = _drop(self.attention(x_BTH, context), ATTENTION_OUTPUT_SITE, context)
+            x_BTH = self.attention_norm(x_BTH + y_BTH)
+            return self.mlp_norm(x_BTH + _drop(self.mlp(x_BTH, context), MLP_OUTPUT_SITE, context))
         x_BTH = x_BTH + _drop(self.attention(self.attention_norm(x_BTH), context), ATTENTION_OUTPUT_SITE, context)
         return x_BTH + _drop(self.mlp(self.mlp_norm(x_BTH), context), MLP_OUTPUT_SITE, context)
 
 
 def residual_std(config: ModelConfig) -> float:
-    """Standard deviation of the kernels that write into the residual stream: scaled by 1/√(2·layers) (GPT-2)."""
-    return config.init_std / math.sqrt(2 * config.num_layers)
+    """Standard deviation of the kernels that write into the residual stream.
+
+    With pre-LN scaled by 1/√(2·layers) (GPT-2); with post-LN the stream is normalised after every sum, and it is that
+    of all other kernels (BERT).
+    """
+    return config.init_std if config.post_norm else config.init_std / math.sqrt(2 * config.num_layers)
 
 
 def _drop(x_BTH: jax.Array, site: int, context: Context) -> jax.Array:

@@ -36,14 +36,24 @@ def embed_tokens(table_VH: jax.Array, tokens_BS: jax.Array, *, sequence_parallel
     return leave_tensor_parallel(lax.psum(rows_BSH, "pipe"), sequence_parallel=sequence_parallel)
 
 
-def local_logits(x_BSH: jax.Array, table_VH: jax.Array, *, vocab_size: int) -> jax.Array:
+def local_logits(
+    x_BSH: jax.Array, table_VH: jax.Array, *, vocab_size: int, bias_V: jax.Array | None = None
+) -> jax.Array:
     """Scores this rank's slice of the vocabulary; padding rows score the lowest float.
+
+    Args:
+      x_BSH: what to score.
+      table_VH: this rank's rows.
+      vocab_size: of the whole vocabulary, without padding.
+      bias_V: of this rank's rows, added in float32.
 
     Returns:
       float32 [B, S, V] with V this rank's rows. `x_BSH` is the same on every pipe rank and comes from
       `enter_tensor_parallel`.
     """
     logits_BSV = scores(lax.pcast(x_BSH, "pipe", to="varying"), table_VH)
+    if bias_V is not None:
+        logits_BSV += bias_V.astype(jnp.float32)
     rows_V = _first_row(table_VH) + jnp.arange(table_VH.shape[0])
     return jnp.where(rows_V < vocab_size, logits_BSV, jnp.finfo(jnp.float32).min)
 
@@ -60,10 +70,21 @@ def cross_entropy(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:
     """
     highest_BS = lax.pmax(lax.stop_gradient(logits_BSV).max(axis=-1), VOCAB_AXES)
     shifted_BSV = logits_BSV - highest_BS[..., None]
-    rows_V = lax.axis_index(VOCAB_AXES) * logits_BSV.shape[-1] + jnp.arange(logits_BSV.shape[-1])
+    rows_V = _rows(logits_BSV)
     target_BSV = jnp.where(rows_V == targets_BS[..., None], shifted_BSV, 0)
     total_BS, target_BS = lax.psum((jnp.exp(shifted_BSV).sum(axis=-1), target_BSV.sum(axis=-1)), VOCAB_AXES)
     return jnp.log(total_BS) - target_BS
+
+
+def likeliest(logits_BSV: jax.Array) -> jax.Array:
+    """The id with the highest logit in the whole vocabulary, the lowest such id where several have it; int32 [B, S]."""
+    highest_BS = lax.pmax(logits_BSV.max(axis=-1), VOCAB_AXES)
+    rows_BSV = jnp.where(logits_BSV == highest_BS[..., None], _rows(logits_BSV), jnp.iinfo(jnp.int32).max)
+    return lax.pmin(rows_BSV.min(axis=-1), VOCAB_AXES)
+
+
+def _rows(logits_BSV: jax.Array) -> jax.Array:
+    return lax.axis_index(VOCAB_AXES) * logits_BSV.shape[-1] + jnp.arange(logits_BSV.shape[-1])
 
 
 def _first_row(table_VH: jax.Array) -> jax.Array:

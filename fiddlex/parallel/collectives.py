@@ -11,6 +11,7 @@ Activations outside attention and MLP are `x_BSH`, or with sequence parallelism 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -34,6 +35,21 @@ def leave_tensor_parallel(partial_BSH: jax.Array, *, sequence_parallel: bool) ->
     if not sequence_parallel:
         return lax.psum(partial_BSH, "tensor")
     return lax.psum_scatter(partial_BSH, "tensor", scatter_dimension=SEQUENCE_DIMENSION, tiled=True)
+
+
+def take_positions(x_BTH: jax.Array, positions_BP: jax.Array, *, sequence_parallel: bool) -> jax.Array:
+    """Some positions of each sequence, on every tensor rank: int32 `positions_BP` of the whole sequence; [B, P, H].
+
+    With sequence parallelism just these travel, not the sequence. The result then varies over `tensor`, as the weights
+    do that it meets (`as_varying`).
+    """
+    if not sequence_parallel:
+        return jnp.take_along_axis(x_BTH, positions_BP[..., None], axis=SEQUENCE_DIMENSION)
+    length = x_BTH.shape[SEQUENCE_DIMENSION]
+    local_BP = positions_BP - lax.axis_index("tensor") * length
+    mine_BP1 = ((local_BP >= 0) & (local_BP < length))[..., None]
+    rows_BPH = jnp.take_along_axis(x_BTH, jnp.where(mine_BP1, local_BP[..., None], 0), axis=SEQUENCE_DIMENSION)
+    return lax.pcast(lax.psum(jnp.where(mine_BP1, rows_BPH, 0), "tensor"), "tensor", to="varying")
 
 
 def as_varying(tree: Any, specs: Any, axes: frozenset[str]) -> Any:

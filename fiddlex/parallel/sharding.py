@@ -23,6 +23,8 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "hidden": (),
     "positions": (),
+    "token_types": (),
+    "classes": (),
 }
 
 BATCH = P("data")  # [example, ...]

@@ -72,7 +72,9 @@ def _check(name: str, field: str) -> None:
     if name in NAMES[:-1] or re.fullmatch(r"delay:\d{1,3}", name, re.ASCII):
         return
     if name.startswith("delay:"):
-        raise ConfigError(f"{field}: {name!r} must be delay:K with a whole number K of updates, at most 999.")
+        raise ConfigError(f"{field}: {name!r} must be delay:K with K a number of updates, at most 999, as in delay:2.")
+    if "," in name:
+        raise ConfigError(f"{field}={name!r} names one kind of semantics; phases go into pipeline.semantics_schedule.")
     raise ConfigError(f"{field}: there are no semantics {name!r}. {nearest(name.lower(), NAMES)}")
 
 
@@ -88,26 +90,36 @@ def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, .
     """The phases of a run; the pipeline is drained at the end of each.
 
     Args:
-      semantics: of the whole run, where there is no schedule.
+      semantics: of the whole run; sync where there is a schedule.
       schedule: `sync:0.2,2bw` is sync for the first fifth of the steps and 2bw for the rest; `sync:100,2bw:0.8,sync`
         counts the first in steps. Empty: no schedule.
       num_steps: length of the run.
 
     Raises:
-      ConfigError: when the schedule cannot be read or is longer than the run.
+      ConfigError: when the schedule cannot be read or is longer than the run, or both are given.
     """
+    if schedule and semantics != "sync":
+        raise ConfigError(
+            f"pipeline.semantics={semantics} and pipeline.semantics_schedule={schedule!r}: one run has either. Empty "
+            "the schedule to have the former all along, or leave the former sync."
+        )
     *parts, last = schedule.split(",") if schedule else [semantics]
     phases, start = [], 0
     for part in parts:
         name, _, length = part.strip().rpartition(":")
         match = re.fullmatch(r"(\d{1,9})|([01]?\.\d{1,9})", length, re.ASCII)
         if not name or match is None:
-            raise _unreadable(schedule, f"{part.strip()!r} has no length")
+            what = (
+                f"length {length!r} is neither a number of steps nor a share such as 0.2" if name else "has no length"
+            )
+            raise _unreadable(schedule, f"the {what}" if name else f"{part.strip()!r} {what}")
         end = start + (int(length) if match[1] else round(float(length) * num_steps))
         phases.append(Phase(name, start, end))
         start = end
     if parts and not last.strip():
         raise _unreadable(schedule, "there is nothing behind the last comma")
+    if schedule and re.fullmatch(r"[a-z0-9_]+:[\d.]+", last.strip()) and not last.strip().startswith("delay:"):
+        raise _unreadable(schedule, f"the last phase, {last.strip()!r}, takes what is left and has no length")
     if start > num_steps or (start == num_steps and parts):
         raise _unreadable(schedule, f"its phases before the last take {start} of train.num_steps={num_steps} steps")
     phases.append(Phase(last.strip(), start, num_steps))

@@ -82,7 +82,7 @@ def report(config: Config, ahead: Ahead) -> dict[str, Any]:
         "device_kind": device.device_kind,
         "num_devices": config.mesh.num_devices,
         "mesh": dict(ahead.program.mesh.shape),
-        "num_parameters": num_parameters(config.model),
+        "num_parameters": num_parameters(config.model, len(config.data.classes)),
         "schedule": config.pipeline.schedule,
         "num_stages": lowered.schedule.num_stages,
         "num_microbatches": config.pipeline.num_microbatches,

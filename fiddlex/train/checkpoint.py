@@ -37,10 +37,11 @@ class Checkpoints:
     Args:
       workdir: the run's directory; nothing is created in it before the first save.
       keep: how many to keep besides the newest.
+      name: of the directory in it.
     """
 
-    def __init__(self, workdir: Path, *, keep: int = 1):
-        self.directory = workdir.absolute() / "checkpoints"
+    def __init__(self, workdir: Path, *, keep: int = 1, name: str = "checkpoints"):
+        self.directory = workdir.absolute() / name
         self._keep = keep
         self._manager: ocp.CheckpointManager | None = None
 
@@ -62,7 +63,8 @@ class Checkpoints:
         """Copies the state to the host and goes on writing in the background.
 
         Args:
-          state: what to save; `ahead` has older weights by name, all in one dtype (`GradientSource.older`).
+          state: what to save; `ahead` has older weights by name, all in one dtype (`GradientSource.older`). An empty
+            `optimizer` or `ahead` is left out.
           step: its number.
           layers: the layer of each row of its stacked weights (`LayerPlacement.layers`).
           fingerprint: of the training data (`Corpus.fingerprint`).
@@ -78,17 +80,20 @@ class Checkpoints:
             meta["older_dtype"] = jax.tree.leaves(state.ahead)[0].dtype.name
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._open().save(
+            saved = self._open().save(
                 step,
                 args=ocp.args.Composite(
-                    weights=ocp.args.StandardSave(state.weights),
-                    optimizer=ocp.args.StandardSave(state.optimizer),
-                    **{name: ocp.args.StandardSave(weights) for name, weights in state.ahead.items()},
+                    **{name: ocp.args.StandardSave(item) for name, item in _items(state).items() if item},
                     meta=ocp.args.JsonSave(meta | {"checksum": _text_checksum(meta)}),
                 ),
             )
         except Exception as error:  # orbax raises here what befell the background write before
             raise self._cannot_write(error) from error
+        if not saved:  # orbax says no more when there are checkpoints of later steps
+            raise CheckpointError(
+                f"{self.directory} has checkpoints of steps after {step}, which were not there when the run began: is "
+                "another process writing there? Move them away and run the same command again."
+            )
 
     def restore_newest(
         self, abstract: TrainState, *, layers: Sequence[int], fingerprint: str = "", move_damaged: bool = False

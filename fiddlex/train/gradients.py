@@ -3,10 +3,12 @@
 Inside `shard_map`, manual over all mesh axes, each replica passes its microbatches through the pipeline and adds up
 gradients in float32 (`fiddlex.pipeline.executor`); they are reduced over `data` once, at the end, straight onto the
 shards whose master weights they update. The loss is the mean over the weights of the whole global batch, so the cut
-into replicas, stages and microbatches changes no number but by rounding.
+into replicas, stages and microbatches changes no number but by rounding; nor does it matter that one microbatch or
+replica has more of what is scored than another.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -20,7 +22,7 @@ from fiddlex.config import Config
 from fiddlex.models.context import Context, has_flash
 from fiddlex.models.dropout import Dropout, example_keys
 from fiddlex.models.functional import Weights
-from fiddlex.models.gpt import GPT, Batch
+from fiddlex.models.transformer import Batch, Model, Transformer, as_rows
 from fiddlex.parallel.collectives import as_varying, reduce_gradients
 from fiddlex.parallel.sharding import BATCH, named
 from fiddlex.pipeline import engine
@@ -76,7 +78,7 @@ class GradientSource(Protocol):
 class Flushed:
     """Gradients of one batch at a time, in a pipeline that starts and ends empty: a `GradientSource`."""
 
-    def __init__(self, model: GPT, config: Config, mesh: Mesh, layout: Layout):
+    def __init__(self, model: Model, config: Config, mesh: Mesh, layout: Layout):
         self.ahead_specs, self.max_batches = (), 1
         self.abstract_inputs = abstract_batch(config, mesh)
         self._gradients = make_gradients(model, config, mesh, layout)
@@ -119,13 +121,13 @@ class Flushed:
 
 
 def make_gradients(
-    model: GPT, config: Config, mesh: Mesh, layout: Layout
+    model: Model, config: Config, mesh: Mesh, layout: Layout
 ) -> Callable[[Weights, Batch, jax.Array, jax.Array], tuple[jax.Array, Weights]]:
     """Of compute weights, batch, step and loss scale the mean loss and its scaled gradients, see `GradientSource`."""
     axes, lowered, piped = partial_axes(config), layout.lowered, pipeline_model(model, config, mesh, model.loss)
 
     def local_gradients(weights: Weights, batch: Batch, step: jax.Array, scale: jax.Array) -> tuple[jax.Array, Weights]:
-        weights, share = as_varying(weights, layout.compute, axes), loss_share(batch)
+        weights, (batch, share) = as_varying(weights, layout.compute, axes), as_mean(batch)
         batch = with_keys(batch, config, step)
         losses, grads = execute(lowered, layout.placement, piped, parts(weights), batch, scale=share * scale)
         grads = reduce_gradients({**grads.outer, "layers": grads.layers}, layout.compute, layout.master, axes)
@@ -147,14 +149,15 @@ def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: Layou
 
 
 def pipeline_model(
-    model: GPT, config: Config, mesh: Mesh, head: Callable[[Weights, jax.Array, Batch, Context], jax.Array]
+    model: Model, config: Config, mesh: Mesh, head: Callable[[Weights, jax.Array, Batch, Context], jax.Array]
 ) -> engine.Model:
     """The model as the executor takes it; a microbatch with `keys` is run with dropout."""
     flash, recompute = has_flash(config.model, mesh), config.pipeline.recompute
 
     def context(microbatch: Batch) -> Context:
-        dropout = Dropout(config.model.dropout, microbatch["keys"]) if "keys" in microbatch else None
-        return Context(config.mesh.sequence_parallel, flash, recompute, dropout)
+        dropout = Dropout(config.model.dropout, microbatch["keys"].reshape(-1)) if "keys" in microbatch else None
+        segments_BS = as_rows(microbatch["segments"]) if "segments" in microbatch else None
+        return Context(config.mesh.sequence_parallel, flash, recompute, dropout, model.causal, segments_BS)
 
     return engine.Model(
         embed=lambda outer, microbatch: model.embed(outer, microbatch, context(microbatch)),
@@ -175,9 +178,18 @@ def partial_axes(config: Config) -> frozenset[str]:
     return frozenset({"data", "tensor"} if config.mesh.sequence_parallel else {"data"})
 
 
-def loss_share(batch: Batch) -> jax.Array:
-    """What a global batch's losses are multiplied by to sum to their mean, inside `shard_map`."""
-    return 1 / lax.psum(batch["weights"].sum(), "data")
+def as_mean(batch: Batch) -> tuple[Batch, jax.Array]:
+    """A replica's batch, and what the sum of its losses is multiplied by to be a mean; inside `shard_map`.
+
+    Each part of the loss is a mean over the global batch. Where there are two, one value for each example is brought to
+    the same total as the weights of tokens: nothing as large as the batch is made. What weighs nothing at all counts
+    nothing.
+    """
+    names = [name for name in Transformer.WEIGHTS.values() if name in batch]
+    sums = (lax.psum(batch[name].sum(), "data") for name in names)
+    first, *others = (jnp.where(total > 0, total, 1) for total in sums)
+    scaled = {name: batch[name] * (first / total) for name, total in zip(names[1:], others, strict=True)}
+    return batch | scaled, 1 / first
 
 
 def loss_scales(state: TrainState, number: int) -> jax.Array:
@@ -186,12 +198,12 @@ def loss_scales(state: TrainState, number: int) -> jax.Array:
 
 
 def with_keys(batch: Batch, config: Config, step: Integer) -> Batch:
-    """A replica's batch of a step with the dropout key of each example, if anything is dropped; inside `shard_map`."""
+    """A replica's batch of a step with the dropout key of each row, if anything is dropped; inside `shard_map`."""
     if not config.model.dropout:
         return batch
-    first = lax.axis_index("data") * config.replica_batch_size
-    examples = first + jnp.arange(config.replica_batch_size)
-    return batch | {"keys": example_keys(dropout_key(config.train.seed), step, examples)}
+    shape = batch["tokens"].shape[:-1]
+    rows = lax.axis_index("data") * math.prod(shape) + jnp.arange(math.prod(shape))
+    return batch | {"keys": example_keys(dropout_key(config.train.seed), step, rows).reshape(shape)}
 
 
 def init_key(seed: int) -> jax.Array:

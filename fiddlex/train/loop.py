@@ -21,8 +21,10 @@ from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
 from fiddlex.sizes import num_parameters
 from fiddlex.train import workdir as workdirs
+from fiddlex.train.best import DIRECTORY, Best
 from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.metrics import MetricsWriter, Record, Reporter, readable_time
+from fiddlex.train.metrics import describe as describe_evaluation
 from fiddlex.train.sampling import SamplingConfig
 from fiddlex.train.trainer import Dispatched, Trainer
 
@@ -37,9 +39,9 @@ class Outcome:
 
     Attributes:
       step: updates done.
-      stopped_by: the signal that stopped it before `train.num_steps`; None when it got there.
+      stopped_by: the signal that stopped it before its end; None when it got there.
       record: the last training record; None when no step was taken.
-      evaluation: the last evaluation record; None when there was none.
+      evaluation: the last evaluation record, or with `train.patience` the best one; None when there was none.
       sample: text sampled at the end; empty unless the config asks for it.
     """
 
@@ -52,11 +54,13 @@ class Outcome:
     def to_dict(self) -> Record:
         """One flat JSON object: the last record and evaluation, how the run ended, and the sample."""
         end = {"step": self.step, "interrupted": self.stopped_by is not None, "sample": self.sample}
+        if self.evaluation:
+            end["eval_step"] = self.evaluation["step"]
         return (self.record or {}) | (self.evaluation or {}) | end
 
 
 def train(config: Config, workdir: Path) -> Outcome:
-    """Trains to `train.num_steps`, going on from the newest good checkpoint in the workdir.
+    """Trains to `train.num_steps`, or `train.patience`, going on from the newest good checkpoint in the workdir.
 
     SIGINT and SIGTERM let the running step finish, save, and return; another SIGINT ends the run without saving.
 
@@ -71,27 +75,34 @@ def train(config: Config, workdir: Path) -> Outcome:
         trainer = Trainer(config)
         if config.train.eval_every:
             trainer.require_heldout()
-        logger.info("%s", trainer.corpus.describe())
+        for line in trainer.dataset.description.splitlines():
+            logger.info("%s", line)
         logger.info(
             "%s with %s parameters, %s",
             config.model.family,
-            f"{num_parameters(config.model):,}",
+            f"{num_parameters(config.model, len(config.data.classes)):,}",
             describe(trainer.mesh),
         )
 
         if config.mesh.pipe > 1:
             layout = trainer.layout
             text = describe_schedule(layout.lowered, num_layers=layout.placement.layers_per_stage)
-            logger.info("%s%s", "with a flush after each batch, " if layout.windows else "", text)
+            logger.info("%s%s", "one batch alone, flushed: " if layout.windows else "", text)
 
         for name, windows in trainer.layout.windows.items():
-            logger.info("%s from batch to batch: %s", name, describe_windows(windows))
+            how = "flushed" if not max(windows.semantics.delays) else "from batch to batch"
+            logger.info("%s, %s: %s", name, how, describe_windows(windows))
+        if len(trainer.layout.phases) > 1:
+            phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in trainer.layout.phases)
+            logger.info("semantics: %s", ", ".join(phases))
 
         # Resume.
         stack.enter_context(workdirs.claimed(workdir, config, schedule=trainer.layout.lowered.schedule))
         checkpoints = stack.enter_context(Checkpoints(workdir, keep=config.train.keep_checkpoints))
         if trainer.restore(checkpoints):
             logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))
+        elif config.train.init_from:
+            trainer.start_from(Path(config.train.init_from))
         workdirs.write_config(workdir)
         first, last = trainer.step, config.train.num_steps
         if first >= last:
@@ -100,17 +111,22 @@ def train(config: Config, workdir: Path) -> Outcome:
         # Train.
         writer = stack.enter_context(MetricsWriter(workdir, resumed_step=first))
         with Reporter(first, last, eval_every=config.train.eval_every) as reporter:
-            run = _Run(trainer, checkpoints, writer, reporter)
-            if first < last:
+            best = stack.enter_context(Best(workdir, config, resumed_step=first))
+            run = _Run(trainer, checkpoints, best, writer, reporter)
+            if first and _due(first, config.train.eval_every):
+                run.evaluate()  # was under way when the run was killed, if it is not there
+            if run.is_past_best():
+                logger.info("Nothing to train: %d evaluations were no better than the best.", config.train.patience)
+            elif first < last:
                 reporter.compiled(trainer.compile())
-            while trainer.step < last and not stop.received:
+            while trainer.step < last and not (stop.received or run.is_past_best()):
                 run.step()
                 if _due(trainer.step, config.train.checkpoint_every):
                     run.save()
                 if _due(trainer.step, config.train.eval_every):
                     run.evaluate()
             run.finish_step()
-            stopped_by = stop.received if trainer.step < last else None
+            stopped_by = stop.received if trainer.step < last and not run.is_past_best() else None
 
             # Leave a checkpoint and a last evaluation behind.
             if config.train.checkpoint_every or stopped_by:
@@ -123,7 +139,8 @@ def train(config: Config, workdir: Path) -> Outcome:
         if config.train.sample_tokens and not stopped_by:
             logger.info("Sampling %d tokens …", config.train.sample_tokens)
             sample = "".join(trainer.generate("", config.train.sample_tokens, SAMPLING))
-    outcome = Outcome(trainer.step, stopped_by, run.last_record, run.last_evaluation, sample)
+    evaluation = best.evaluation if config.train.patience else run.last_evaluation
+    outcome = Outcome(trainer.step, stopped_by, run.last_record, evaluation, sample)
     logger.info("%s", _summary(outcome, config, workdir, time.monotonic() - start_time))
     return outcome
 
@@ -131,10 +148,17 @@ def train(config: Config, workdir: Path) -> Outcome:
 class _Run:
     """The bookkeeping of one run: which step is in flight, what was last written, evaluated and saved."""
 
-    def __init__(self, trainer: Trainer, checkpoints: Checkpoints, writer: MetricsWriter, reporter: Reporter):
+    def __init__(
+        self,
+        trainer: Trainer,
+        checkpoints: Checkpoints,
+        best: Best,
+        writer: MetricsWriter,
+        reporter: Reporter,
+    ):
         self.last_record: Record | None = None
         self.last_evaluation: Record | None = None
-        self._trainer, self._checkpoints = trainer, checkpoints
+        self._trainer, self._checkpoints, self._best = trainer, checkpoints, best
         self._writer, self._reporter = writer, reporter
         self._in_flight: Dispatched | None = None
         self._saved_step = trainer.step
@@ -184,6 +208,8 @@ class _Run:
                 self.last_evaluation = self._trainer.evaluate()
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}\n{self._remedy(self._trainer.step)}") from error
+        if self._trainer.config.train.patience:
+            self._best.offer(self.last_evaluation, self._trainer)
         self._writer.write(self.last_evaluation)
         self._reporter.record(self.last_evaluation)
 
@@ -193,6 +219,13 @@ class _Run:
         if self._saved_step != self._trainer.step:
             self._trainer.save(self._checkpoints)
             self._saved_step = self._trainer.step
+
+    def is_past_best(self) -> bool:
+        """Whether `train.patience` evaluations after the best one were no better."""
+        patience, best = self._trainer.config.train.patience, self._best.evaluation
+        if not patience or not best:
+            return False
+        return sum(record["step"] > best["step"] for record in self._writer.evaluations) >= patience
 
     def _remedy(self, blamed: int | None) -> str:
         """What to do about weights that exploded; checkpoints of step `blamed` and later ones are set aside."""
@@ -245,12 +278,15 @@ def _due(step: int, every: int) -> bool:
 
 def _summary(outcome: Outcome, config: Config, workdir: Path, seconds: float) -> str:
     parts = [f"Stopped by a signal at step {outcome.step}" if outcome.stopped_by else f"Done: step {outcome.step}"]
+    if not outcome.stopped_by and outcome.step < config.train.num_steps:
+        parts[0] += f" of {config.train.num_steps}, as {config.train.patience} evaluations got no better,"
     parts[0] += f" after {readable_time(seconds)}"
     if outcome.record:
         parts.append(f"loss {outcome.record['loss']:.4f}")
     if outcome.evaluation:
-        parts.append(f"held-out loss {outcome.evaluation['eval_loss']:.4f} nats per token")
-    saved = ", checkpoints/" if (workdir / "checkpoints").exists() else ""
+        best = f"best at step {outcome.evaluation['step']}: " * bool(config.train.patience)
+        parts.append(f"{best}{describe_evaluation(outcome.evaluation)}")
+    saved = "".join(f", {name}/" for name in ("checkpoints", DIRECTORY) if (workdir / name).exists())
     parts.append(f"metrics.jsonl{saved} in {workdir}")
     if outcome.stopped_by:
         parts.append("run the same command again to go on")

@@ -37,7 +37,7 @@ class MetricsWriter:
 
     Attributes:
       path: `metrics.jsonl`.
-      evaluated_step: the step of the last evaluation record, -1 when there is none.
+      evaluations: the evaluation records, in order.
 
     Raises:
       CheckpointError: from here and from every method, when the files cannot be written.
@@ -45,7 +45,7 @@ class MetricsWriter:
 
     def __init__(self, workdir: Path, *, resumed_step: int):
         self.path = workdir / "metrics.jsonl"
-        self.evaluated_step = -1
+        self.evaluations: list[Record] = []
         self._events_path = workdir / "tensorboard"
         with writing(self.path):
             if self.path.exists():
@@ -60,10 +60,15 @@ class MetricsWriter:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
         if "eval_loss" in record:
-            self.evaluated_step = record["step"]
+            self.evaluations.append(record)
         scalars = {name: value for name, value in record.items() if name != "step" and value is not None}
         with writing(self._events_path):
             self._events.write(scalars, step=record["step"])
+
+    @property
+    def evaluated_step(self) -> int:
+        """The step of the last evaluation record, -1 when there is none."""
+        return self.evaluations[-1]["step"] if self.evaluations else -1
 
     def _keep_records_until(self, step: int) -> None:
         kept = []
@@ -76,7 +81,7 @@ class MetricsWriter:
             if keep:
                 kept.append(line + "\n")
                 if "eval_loss" in record:
-                    self.evaluated_step = record["step"]
+                    self.evaluations.append(record)
         if step == 0 and self.path.stat().st_size:
             aside = self.path.with_name(f"metrics-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
             logger.warning("The workdir has records of an earlier run and no checkpoint of it: moved to %s.", aside)
@@ -154,7 +159,7 @@ class Reporter:
         """Shows a training or evaluation record."""
         step = record["step"]
         if "eval_loss" in record:
-            self.line(f"step {step}/{self._num_steps}  held-out loss {record['eval_loss']:.4f}")
+            self.line(f"step {step}/{self._num_steps}  {describe(record)}")
             return
         text = f"loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tokens/s"
         if self._progress:
@@ -178,6 +183,17 @@ class Reporter:
         if evaluations and not self._evaluation_s:
             return f"{readable_time(seconds)} and {evaluations} evaluation{'s' * (evaluations > 1)} left"
         return f"{readable_time(seconds + evaluations * self._evaluation_s)} left"
+
+
+def describe(evaluation: Record) -> str:
+    """What matters most of an evaluation record, for people: 'held-out loss 0.4312, accuracy 81.3%'."""
+    text = f"held-out loss {evaluation['eval_loss']:.4f}"
+    for name in ("eval_accuracy", "eval_masked_accuracy", "eval_pair_accuracy"):
+        if name in evaluation:
+            text += f", {name.removeprefix('eval_').replace('_', ' ')} {evaluation[name]:.1%}"
+        if f"{name}_low" in evaluation:
+            text += f" (95% interval {evaluation[f'{name}_low']:.1%} to {evaluation[f'{name}_high']:.1%})"
+    return text
 
 
 def readable_time(seconds: float) -> str:

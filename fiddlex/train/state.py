@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.config import Config, MeshConfig
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.models.functional import Weights
-from fiddlex.models.gpt import GPT
+from fiddlex.models.transformer import Model
 from fiddlex.parallel.sharding import compute_spec, named, zero_spec
 from fiddlex.pipeline.generators import make_schedule
 from fiddlex.pipeline.lowering import Lowered, lower
@@ -66,7 +66,7 @@ class Layout:
     shapes: Weights
 
 
-def make_layout(model: GPT, config: Config) -> Layout:
+def make_layout(model: Model, config: Config) -> Layout:
     """Makes the schedule, places the layers for it, and applies the sharding table to the model's weights.
 
     Raises:
@@ -125,10 +125,10 @@ def _make_windows(
     for name, semantics in all_semantics.items():
         if name == "2bw" and pipeline.num_microbatches < config.mesh.pipe:
             raise ConfigError(
-                f"pipeline.semantics=2bw with pipeline.num_microbatches={pipeline.num_microbatches} and mesh.pipe="
-                f"{config.mesh.pipe}: two versions of the weights fill a pipe only with at least as many microbatches "
-                f"as ranks. Use pipeline.num_microbatches={config.mesh.pipe} or more ({2 * config.mesh.pipe - 2} or "
-                "more run without a stall), or sync; delay:1 has the same weights and runs with so few, stalling."
+                f"2bw with pipeline.num_microbatches={pipeline.num_microbatches} and mesh.pipe={config.mesh.pipe}: it "
+                f"needs at least as many microbatches as ranks. Use pipeline.num_microbatches={config.mesh.pipe} or "
+                "more, or sync; delay:1 has the same weights and runs with so few, mostly waiting. How many run "
+                "without waiting depends on the schedule: experiments/schedule.py --semantics=2bw tells."
             )
         longer = None if pipeline.schedule.startswith("file:") else lambda number: make(num_microbatches=number)
         try:
@@ -140,7 +140,7 @@ def _make_windows(
     return windows
 
 
-def make_blocks(model: GPT, config: Config, layout: Layout) -> Weights:
+def make_blocks(model: Model, config: Config, layout: Layout) -> Weights:
     """What the optimizer is told about each weight: decayed or not, stacked by layer or not, how much is padding."""
     padding = config.padded_vocab_size / config.model.vocab_size
 
@@ -181,7 +181,7 @@ def abstract_state(init: Callable[[jax.Array], TrainState], *, mesh: Mesh, specs
 
 
 def make_init(
-    model: GPT,
+    model: Model,
     optimizer: optax.GradientTransformation,
     layout: Layout,
     *,

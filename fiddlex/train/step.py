@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
 from fiddlex.models.functional import Weights
-from fiddlex.models.gpt import GPT, Batch
+from fiddlex.models.gpt import GPT
+from fiddlex.models.transformer import Batch, Model
 from fiddlex.parallel.sharding import BATCH, MESH_AXES, named
 from fiddlex.pipeline.executor import execute
 from fiddlex.pipeline.lowering import lower
@@ -43,10 +43,11 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """Compiles `(state, inputs) -> (state, metrics)`; the state is donated.
 
-    The inputs are those of `source`. Metrics are device scalars: `loss` (mean over the batch's tokens, at the weights
-    its forward pass used), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite` (after the update),
-    and `nonfinite`, which tells for every weight (and layer) whether its gradient has a value that is not finite; in
-    float16 also `loss_scale`, that of the step's batch, whose update is left out where `grad_norm` is not finite.
+    The inputs are those of `source`. Metrics are device scalars: `loss` (mean over what the batch has to be scored, at
+    the weights its forward pass used), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite` (after
+    the update), and `nonfinite`, which tells for every weight (and layer) whether its gradient has a value that is not
+    finite; in float16 also `loss_scale`, that of the step's batch, whose update is left out where `grad_norm` is not
+    finite.
     """
 
     def step(state: TrainState, inputs: Any) -> tuple[TrainState, Metrics]:
@@ -83,20 +84,21 @@ def make_train_step(
     )
 
 
-def make_eval_step(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> jax.stages.Wrapped:
-    """Compiles `(master weights, batch) -> {loss_sum, weight_sum}` over a global batch, without dropout."""
+def make_eval_step(model: Model, config: Config, *, mesh: Mesh, layout: Layout) -> jax.stages.Wrapped:
+    """Compiles `(master weights, batch) -> Transformer.scores` of a global batch, without dropout."""
     lowered = lower(forward_schedule(layout.placement.stage_ranks, config.pipeline.num_microbatches))
-    piped = pipeline_model(model, config, mesh, model.loss)
+    piped = pipeline_model(model, config, mesh, model.scores)
     dtype = jnp.dtype(config.model.dtype)
 
-    def local_sums(weights: Weights, batch: Batch) -> Metrics:
-        losses, _ = execute(lowered, layout.placement, piped, parts(weights), batch)
-        return lax.psum({"loss_sum": losses.sum(), "weight_sum": batch["weights"].sum()}, "data")
+    def local_scores(weights: Weights, batch: Batch) -> jax.Array:
+        scores_MEP3, _ = execute(lowered, layout.placement, piped, parts(weights), batch)
+        return scores_MEP3.reshape(-1, *scores_MEP3.shape[2:])
 
-    mapped = jax.shard_map(local_sums, mesh=mesh, in_specs=(layout.compute, BATCH), out_specs=P())
+    mapped = jax.shard_map(local_scores, mesh=mesh, in_specs=(layout.compute, BATCH), out_specs=BATCH)
     return jax.jit(
         lambda weights, batch: mapped(compute_weights(weights, dtype, mesh, layout), batch),
         in_shardings=(named(mesh, layout.master), named(mesh, BATCH)),
+        out_shardings=named(mesh, P()),
     )
 
 

@@ -9,6 +9,7 @@ The binaries are thin over it: `fiddlex.train.loop` adds the workdir, checkpoint
 
 import contextlib
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -19,17 +20,21 @@ import jax
 import numpy as np
 
 from fiddlex.config import Config
-from fiddlex.data import load_corpus
+from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fiddlex.mesh import make_mesh
 from fiddlex.models.functional import Weights
+from fiddlex.models.gpt import GPT
+from fiddlex.train.best import restore_result
 from fiddlex.train.checkpoint import Checkpoints
+from fiddlex.train.evaluation import summarise
 from fiddlex.train.feed import DeviceBatch, Feed
 from fiddlex.train.metrics import Record
 from fiddlex.train.program import Program
 from fiddlex.train.sampling import SamplingConfig, generate_text
 from fiddlex.train.state import TrainState
 from fiddlex.train.step import Metrics, make_eval_step, make_logits
+from fiddlex.train.transfer import placed, pretrained, whole
 from fiddlex.train.workdir import check_same_shapes, read_config
 
 
@@ -52,11 +57,12 @@ class Trainer:
 
     Args:
       config: validated here.
+      dataset: its data; by default what `config.data` names.
 
     Attributes:
       config: a copy of it.
       mesh: the mesh it runs on.
-      corpus: its data.
+      dataset: its data.
       layout: its schedule, and where every weight lies.
       step: updates done; the next step trains on batch number `step`, counted from 0.
 
@@ -64,16 +70,15 @@ class Trainer:
       ConfigError, DataError, DeviceError: before anything is computed.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, dataset: Dataset | None = None):
         self.config = config = copy.deepcopy(config.validate())  # later changes of the caller's are not this run's
         self.mesh = make_mesh(config.mesh)
         self._program = program = Program(config, self.mesh)
-        self.corpus = load_corpus(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.seq_len)
+        self.dataset = dataset or load_dataset(config)
         self.step = 0
         self.layout = program.layout
         self._eval_step = make_eval_step(program.model, config, mesh=self.mesh, layout=self.layout)
-        self._logits = make_logits(program.model, config, mesh=self.mesh, layout=self.layout)
-        self._feed = Feed(self.corpus, config, self.mesh)
+        self._feed = Feed(self.dataset, config, self.mesh)
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
         self._batches: Iterator[DeviceBatch] | None = None
@@ -130,8 +135,8 @@ class Trainer:
         """Waits for a step and returns its record.
 
         Returns:
-          `step`, `loss` (mean over the batch's tokens, at the weights before the update), `grad_norm` (before
-          clipping), `learning_rate`, `step_time_s` and `tokens_per_second`; in float16 also `loss_scale`, and
+          `step`, `loss` (mean over what the batch has to be scored, at the weights before the update), `grad_norm`
+          (before clipping), `learning_rate`, `step_time_s` and `tokens_per_second`; in float16 also `loss_scale`, and
           `grad_norm` is None where it overflowed and the update was left out.
 
         Raises:
@@ -180,34 +185,27 @@ class Trainer:
         """Scores the held-out data with the present weights, every held-out token once (or `data.eval_batches`).
 
         Returns:
-          `step`, `eval_loss` (nats per token), `eval_perplexity`, `eval_tokens`, and where the text is known
-          `eval_loss_per_byte`.
+          `step`, and the numbers that `fiddlex.train.evaluation.summarise` tells.
 
         Raises:
           DataError: when nothing is held out.
           NonFiniteError: when the loss is not finite.
         """
         batches = self._feed.heldout()
-        batch: DeviceBatch | None = next(batches)
-        sums: list[dict[str, float]] = []
+        batch: tuple[DeviceBatch, int] | None = next(batches)
+        scores: list[np.ndarray] = []
         while batch is not None:
+            inputs, size = batch
             # One batch at a time: with several programs that do not depend on each other in flight, the fake devices
             # of a CPU can each wait for another one's collective. The host prepares the next batch meanwhile.
-            running = self._eval_step(self.state.weights, batch)
+            running = self._eval_step(self.state.weights, inputs)
             batch = next(batches, None)
-            sums.append(jax.device_get(running))
-        loss_sum, tokens = (math.fsum(float(part[name]) for part in sums) for name in ("loss_sum", "weight_sum"))
-        loss = loss_sum / tokens
+            scores.append(np.asarray(jax.device_get(running), np.float64)[:size])
+        parts, task = self._program.model.parts, self.config.model.task
+        record = {"step": self.step} | summarise(np.concatenate(scores), parts, task, self.dataset)
+        loss = record["eval_loss"]
         if not math.isfinite(loss):
             raise NonFiniteError(f"The held-out loss at step {self.step} is {loss}: the weights have exploded.")
-        record = {
-            "step": self.step,
-            "eval_loss": loss,
-            "eval_perplexity": math.exp(min(loss, 700.0)),
-            "eval_tokens": int(tokens),
-        }
-        if bytes_per_token := self.corpus.heldout.bytes_per_token:
-            record["eval_loss_per_byte"] = loss / bytes_per_token
         return record
 
     def generate(self, prompt: str, num_tokens: int, sampling: SamplingConfig | None = None) -> Iterator[str]:
@@ -216,15 +214,20 @@ class Trainer:
         Raises:
           ConfigError: when the data has no tokenizer, or for sampling values out of range.
         """
-        tokenizer = self.corpus.tokenizer
+        tokenizer = self.dataset.tokenizer
+        if self._next_logits is None:
+            raise ConfigError(
+                f"model.objective={self.config.model.task} cannot go on with a text: it sees both ways. Sample from a "
+                "model of model.family=gpt."
+            )
         if tokenizer is None:
             raise ConfigError(
-                f"{self.corpus.source} has no tokenizer to turn text into tokens: set data.tokenizer to the JSON file "
+                f"{self.dataset.source} has no tokenizer to turn text into tokens: set data.tokenizer to the JSON file "
                 "its tokens were made with."
             )
-        weights = self.state.weights
+        weights, logits = self.state.weights, self._next_logits
         return generate_text(
-            lambda tokens, positions: self._logits(weights, tokens, positions),
+            lambda tokens, positions: logits(weights, tokens, positions),
             tokenizer,
             prompt,
             num_tokens,
@@ -232,55 +235,72 @@ class Trainer:
             config=sampling or SamplingConfig(),
         )
 
+    @functools.cached_property
+    def _next_logits(self) -> jax.stages.Wrapped | None:
+        """See `make_logits`; None for a model that does not predict the next token."""
+        model = self._program.model
+        return make_logits(model, self.config, mesh=self.mesh, layout=self.layout) if isinstance(model, GPT) else None
+
     def weights(self) -> Weights:
         """A copy of the master weights on the host: float32, whole, without padding, layers stacked in their order."""
-        whole = jax.tree.map(np.array, jax.device_get(self.state.weights))
-        rows = np.asarray(self.layout.placement.rows)
-        whole["layers"] = jax.tree.map(lambda w: w[rows], whole["layers"])
-        whole["embedding"]["tokens"] = whole["embedding"]["tokens"][: self.config.model.vocab_size]
-        return whole
+        return whole(self.state.weights, self._program.model, self.layout)
 
-    def save(self, checkpoints: Checkpoints) -> None:
-        """Saves the state as a checkpoint of the present step, in the background.
+    def start_from(self, workdir: Path) -> None:
+        """Takes what another run has learnt in place of the initial weights; see `fiddlex.train.transfer`.
+
+        Raises:
+          CheckpointError: when there are no weights to be had, or they do not fit the model.
+        """
+        weights = pretrained(workdir, self.config, self.mesh, self.weights())
+        state = self.state._replace(weights=placed(weights, self._program.model, self.layout, self.mesh), ahead={})
+        self._state = self._program.resume(state)
+
+    def save(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> None:
+        """Saves the state, or its weights alone, as a checkpoint of the present step, in the background.
 
         Raises:
           CheckpointError: when it cannot be written.
         """
         layers = self.layout.placement.layers
-        state = self.state._replace(ahead=self._program.source.older(self.state))
-        checkpoints.save(state, self.step, layers=layers, fingerprint=self.corpus.fingerprint())
+        state = self.state._replace(optimizer=(), ahead={}, scaling=())
+        if not weights_only:
+            state = self.state._replace(ahead=self._program.source.older(self.state))
+        checkpoints.save(state, self.step, layers=layers, fingerprint=self.dataset.fingerprint)
 
-    def restore(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> bool:
+    def restore(self, checkpoints: Checkpoints) -> bool:
         """Goes on from the newest checkpoint that is whole; returns whether there is one.
-
-        Args:
-          checkpoints: of the run's workdir.
-          weights_only: leave the optimizer's state where it is, for a trainer that only evaluates or samples.
 
         Raises:
           CheckpointError: when there are checkpoints and none can be read, or they are of other data.
         """
         abstract = self._program.abstract_state._replace(ahead=self._program.source.abstract_older())
-        if weights_only:
-            abstract = abstract._replace(optimizer=(), ahead={})
-        fingerprint = "" if weights_only else self.corpus.fingerprint()
         state = checkpoints.restore_newest(
-            abstract,
-            layers=self.layout.placement.layers,
-            fingerprint=fingerprint,
-            move_damaged=not weights_only,
+            abstract, layers=self.layout.placement.layers, fingerprint=self.dataset.fingerprint, move_damaged=True
         )
         if state is None:
             return False
-        if not weights_only:
-            state = self._program.resume(state)
+        self._take(self._program.resume(state))
+        return True
+
+    def load(self, workdir: Path, config: Config) -> bool:
+        """Takes the weights that the run of `config` in a workdir came to, to evaluate or sample; False if it has none.
+
+        Raises:
+          CheckpointError: when there are checkpoints and none can be read.
+        """
+        state = restore_result(workdir, config, self._program.abstract_state, self.layout.placement.layers)
+        if state is None:
+            return False
+        self._take(state)
+        return True
+
+    def _take(self, state: TrainState) -> None:
         self._state, self.step = state, int(state.step)
         self._batches, self._ready = None, []
-        return True
 
 
 def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda config: config) -> Trainer:
-    """The trainer of a run, with the weights of its newest good checkpoint, to evaluate or sample from.
+    """The trainer of a run, with the weights of its best or newest good checkpoint, to evaluate or sample from.
 
     Args:
       workdir: the run's directory; nothing in it is changed.
@@ -295,12 +315,11 @@ def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda conf
     config.pipeline.semantics, config.pipeline.semantics_schedule = "sync", ""  # nothing is updated
     check_same_shapes(saved, config, workdir)
     trainer = Trainer(config)
-    with Checkpoints(workdir) as checkpoints:
-        if not trainer.restore(checkpoints, weights_only=True):
-            raise CheckpointError(
-                f"--workdir={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for "
-                "the first one."
-            )
+    if not trainer.load(workdir, saved):
+        raise CheckpointError(
+            f"--workdir={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for the "
+            "first one."
+        )
     return trainer
 
 

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
 from fiddlex.models.functional import Weights
-from fiddlex.models.gpt import GPT, Batch
+from fiddlex.models.transformer import Batch, Model
 from fiddlex.parallel.collectives import as_varying, reduce_gradients
 from fiddlex.parallel.sharding import BATCH, named
 from fiddlex.pipeline.engine import Engine
@@ -28,9 +28,9 @@ from fiddlex.pipeline.windows import frame_of
 from fiddlex.train.calls import Calls
 from fiddlex.train.feed import abstract_batch
 from fiddlex.train.gradients import (
+    as_mean,
     compute_weights,
     loss_scales,
-    loss_share,
     partial_axes,
     parts,
     pipeline_model,
@@ -73,7 +73,7 @@ class Windowed:
       layout: with windows.
     """
 
-    def __init__(self, model: GPT, config: Config, mesh: Mesh, layout: Layout):
+    def __init__(self, model: Model, config: Config, mesh: Mesh, layout: Layout):
         self._config, self._mesh, self._layout = config, mesh, layout
         self._frame = frame_of(list(layout.windows.values()))
         self.max_batches = self._frame.sizes.batches
@@ -189,7 +189,7 @@ class Windowed:
         outer = {name: part for name, part in self._layout.compute.items() if name != "layers"}
         master = {name: self._layout.master[name] for name in outer}
         reduced = reduce_gradients(grads.outer, outer, master, self._partial_axes)
-        loss = lax.psum(losses.sum() * loss_share(batches[0]), "data")
+        loss = lax.psum(losses.sum() * as_mean(batches[0])[1], "data")
         return loss, {**reduced, "layers": grads.layers}, flight
 
     def _engine(
@@ -198,6 +198,7 @@ class Windowed:
         """The engine of a call, inside `shard_map`."""
         layout, axes = self._layout, self._partial_axes
         versions = as_varying(versions, self._versions, axes)
+        batches, shares = zip(*map(as_mean, batches), strict=True)
         batches = tuple(with_keys(batch, self._config, step + i) for i, batch in enumerate(batches))
         return Engine(
             self._frame,
@@ -205,7 +206,7 @@ class Windowed:
             self._model,
             parts(versions),
             jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches),
-            scales=jnp.stack([loss_share(batch) for batch in batches]) * scales,
+            scales=jnp.stack(shares) * scales,
             step=step,
             reduce=lambda grads: reduce_gradients(grads, layout.compute["layers"], layout.master["layers"], axes),
         )

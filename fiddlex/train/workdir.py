@@ -1,7 +1,8 @@
 """The directory of a run: what lies in it, and whether a config may go on in it.
 
-`config.json` (resolved), `metrics.jsonl`, `checkpoints/`, `tensorboard/`, and `schedule.csv` where the config takes its
-schedule from a file: a copy, which `config.json` names in place of that file. Invariant: what is in a workdir can be
+`config.json` (resolved), `metrics.jsonl`, `checkpoints/`, `tensorboard/`, of a run that ends when it gets no better
+`best/` and `best.json` (`fiddlex.train.best`), and `schedule.csv` where the config takes its schedule from a file: a
+copy, which `config.json` names in place of that file. Invariant: what is in a workdir can be
 evaluated and sampled from wherever that directory lies, without the file.
 """
 
@@ -29,12 +30,15 @@ TABLE = "schedule.csv"  # the run's own copy of a schedule from a file
 # Changing one of these would give weights of other shapes.
 SHAPE_FIELDS = (
     "model.family",
+    "model.task",
+    "model.post_norm",
     "model.num_layers",
     "model.hidden_size",
     "model.num_heads",
     "model.mlp_size",
     "model.vocab_size",
     "model.seq_len",
+    "data.classes",
 )
 
 # Changing one of these would train another model, or on another order of data; anything else may change on resume.
@@ -46,6 +50,15 @@ FIXED_FIELDS = (
     "data.token_dtype",
     "data.eval_source",
     "data.eval_fraction",
+    "data.mask_fraction",
+    "data.whole_words",
+    "data.pack",
+    "data.text_fields",
+    "data.choices_fields",
+    "data.num_choices",
+    "data.label_field",
+    "data.truncate",
+    "data.skip_bad_lines",
     "data.global_batch_size",
     "data.seed",
     "train.seed",
@@ -114,8 +127,8 @@ def write_config(workdir: Path) -> None:
         os.replace(workdir / "config.json.tmp", workdir / "config.json")
 
 
-def read_config(workdir: Path) -> Config:
-    """The config of the run in a workdir; a schedule from a file is the workdir's copy.
+def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
+    """The config of the run in a workdir, which a flag or field names; a schedule from a file is the workdir's copy.
 
     Raises:
       CheckpointError: when there is none or it cannot be read.
@@ -125,12 +138,12 @@ def read_config(workdir: Path) -> Config:
         return _with_table(Config.from_json(path.read_text(encoding="utf-8")), workdir / TABLE)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{path} does not exist: --workdir={workdir} is not the directory of a training run. "
+            f"{path} does not exist: {named_by}={workdir} is not the directory of a training run. "
             "Train one with experiments/train.py --config=… --workdir=…"
         ) from error
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise CheckpointError(
-            f"{path} cannot be read: {error}\nPut back an intact copy, or choose a new --workdir to start another run."
+            f"{path} cannot be read: {error}\nPut back an intact copy, or name another directory with {named_by}."
         ) from error
 
 

@@ -11,6 +11,7 @@ from fiddlex.pipeline.engine import Engine
 from fiddlex.pipeline.executor import execute
 from fiddlex.train import gradients, windowed
 from fiddlex.train.trainer import Trainer
+from tests.train.bert import random_dataset
 
 LAYOUTS = {
     "gpipe with few microbatches": ("gpipe", 4, 1, 2, "", "sync"),
@@ -21,6 +22,8 @@ LAYOUTS = {
     "split backwards": ("zb_h2", 4, 1, 8, "", "sync"),
     "from batch to batch with stalls": ("1f1b", 4, 1, 4, "1,2,1,1", "2bw:3,sync"),
     "from batch to batch with split backwards": ("zb_h1", 2, 1, 4, "", "stash:2,2bw"),
+    "masked language model": ("interleaved_1f1b", 2, 2, 4, "", "sync"),
+    "masked language model from batch to batch": ("zb_v", 2, 2, 4, "1,2,1,1", "sync:2,2bw"),
 }
 MIXED = "0F0,0F1,0B0,0I1,0W1\n1F0,1I0,1F1,1W0,1B1\n"
 
@@ -36,11 +39,15 @@ def test_what_idle_slots_hold_changes_nothing(
     tiny_config.model.num_layers, tiny_config.model.dropout, tiny_config.mesh.pipe = 5, 0.1, pipe
     tiny_config.pipeline.schedule, tiny_config.pipeline.num_chunks = schedule, chunks
     tiny_config.pipeline.num_microbatches, tiny_config.pipeline.layers_per_stage = microbatches, layers
+    dataset = None
+    if layout.startswith("masked"):
+        tiny_config.model.family, tiny_config.model.objective, tiny_config.model.post_norm = "bert", "mlm_nsp", True
+        dataset = random_dataset(tiny_config)
     weights = []
     for fill in (0.0, math.nan):
         monkeypatch.setattr(gradients, "execute", functools.partial(execute, fill=fill))
         monkeypatch.setattr(windowed, "Engine", functools.partial(Engine, fill=fill))
-        trainer = Trainer(tiny_config)
+        trainer = Trainer(tiny_config, dataset)
         records = list(trainer.steps(2 if tiny_config.pipeline.semantics_schedule == "sync" else 5))
         weights.append((records[-1]["loss"], trainer.evaluate()["eval_loss"], trainer.weights()))
     chex.assert_trees_all_equal(*weights)

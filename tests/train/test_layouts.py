@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
-from fiddlex.data import Loader, NextTokenExamples
+from fiddlex.data import Loader
 from fiddlex.train.trainer import Trainer
 from tests import reference
 
@@ -153,8 +153,7 @@ def expected_training(case: Case, config: Config, trainer: Trainer, initial: Any
     delays = delays_of(case.semantics, trainer.layout.placement.layers_per_stage)
     key = (case.dropout, case.optimizer, case.num_steps, delays)
     if key not in _references:
-        source = NextTokenExamples(trainer.corpus.train.tokens, config.model.seq_len)
-        loader = Loader(source, global_batch_size=config.data.global_batch_size, seed=0, vocab_size=257)
+        loader = Loader(trainer.dataset.train, global_batch_size=config.data.global_batch_size, seed=0, vocab_size=257)
         batches = [loader.batch(step) for step in range(case.num_steps)]
         _references[key] = reference.train(config, initial, batches, lambda step: delays)
     return _references[key]

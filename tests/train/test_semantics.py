@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
-from fiddlex.data import Loader, NextTokenExamples
+from fiddlex.data import Loader
 from fiddlex.errors import ConfigError, NonFiniteError
 from fiddlex.train import loop
 from fiddlex.train.checkpoint import Checkpoints
@@ -34,8 +34,7 @@ def config(tiny_config: Config) -> Config:
 
 def batches(trainer: Trainer, number: int) -> list[dict[str, np.ndarray]]:
     config = trainer.config
-    source = NextTokenExamples(trainer.corpus.train.tokens, config.model.seq_len)
-    loader = Loader(source, global_batch_size=config.data.global_batch_size, seed=0, vocab_size=257)
+    loader = Loader(trainer.dataset.train, global_batch_size=config.data.global_batch_size, seed=0, vocab_size=257)
     return [loader.batch(step) for step in range(number)]
 
 
@@ -51,7 +50,7 @@ def test_losses_of_one_batch_over_and_over_are_those_of_the_weights_one_update_a
         losses.append(trainer.record(trainer.dispatch())["loss"])
         weights.append(trainer.weights())
     batch = batches(trainer, 1)[0]
-    of = [float(reference.loss_fn(reference.unstack(w), batch, None, config)) for w in weights]  # type: ignore[arg-type]
+    of = [float(reference.gpt_loss_fn(reference.unstack(w), batch, None, config)) for w in weights]  # type: ignore[arg-type]
     np.testing.assert_allclose(losses, [of[0], of[0], of[1], of[2], of[3]], rtol=TOLERANCE)
     assert of[0] > of[1] > of[2] > of[3]
 
@@ -66,7 +65,7 @@ def test_losses_of_one_batch_over_and_over_are_those_of_the_weights_one_update_a
     ],
 )
 def test_phases_of_a_run_lose_no_microbatch(schedule: str, delays: list[int], config: Config) -> None:
-    config.pipeline.semantics_schedule = schedule
+    config.pipeline.semantics, config.pipeline.semantics_schedule = "sync", schedule
     trainer = Trainer(config)
     initial, steps = trainer.weights(), 12
     expected = reference.train(
@@ -101,7 +100,7 @@ def test_evaluation_is_of_the_newest_weights_and_disturbs_nothing(config: Config
 def test_nothing_is_traced_twice_and_the_state_is_donated(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     chex.clear_trace_counter()
     monkeypatch.setattr(Windowed, "gradients", chex.assert_max_traces(Windowed.gradients, n=1))
-    config.pipeline.semantics_schedule = "sync:2,2bw:5,vertical_sync"
+    config.pipeline.semantics, config.pipeline.semantics_schedule = "sync", "sync:2,2bw:5,vertical_sync"
     trainer = Trainer(config)
     for _ in range(10):
         before = jax.tree.leaves(trainer.state)
@@ -130,8 +129,14 @@ def sizes(tree: Any) -> int:
     [
         ("semantics", "bw2", "pipeline.semantics: there are no semantics 'bw2'. Did you mean '2bw'"),
         ("semantics", "2BW", "there are no semantics '2BW'. Did you mean '2bw'"),
-        ("semantics", "delay:1000", "'delay:1000' must be delay:K with a whole number K of updates, at most 999"),
-        ("semantics_schedule", "2bw:0.5", "pipeline.semantics_schedule: there are no semantics '2bw:0.5'"),
+        (
+            "semantics",
+            "delay:1000",
+            "'delay:1000' must be delay:K with K a number of updates, at most 999, as in delay:2",
+        ),
+        ("semantics", "sync:5,2bw", "names one kind of semantics; phases go into pipeline.semantics_schedule"),
+        ("semantics_schedule", "2bw:0.5", "the last phase, '2bw:0.5', takes what is left and has no length"),
+        ("semantics_schedule", "sync:20%,2bw", "the length '20%' is neither a number of steps nor a share such as 0.2"),
         ("semantics_schedule", "nonsense:0,2bw", "pipeline.semantics_schedule: there are no semantics 'nonsense'"),
         ("semantics_schedule", "sync,2bw", "'sync' has no length. Write each phase but the last with its length"),
         ("semantics_schedule", "sync:50,2bw", "its phases before the last take 50 of train.num_steps=10 steps"),
@@ -139,13 +144,23 @@ def sizes(tree: Any) -> int:
     ],
 )
 def test_what_cannot_be_had_is_told(field: str, value: Any, message: str, config: Config) -> None:
+    if field == "semantics_schedule":
+        config.pipeline.semantics = "sync"
     setattr(config.pipeline, field, value)
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         Trainer(config)
 
 
+def test_one_kind_of_semantics_and_phases_at_once_are_refused(config: Config) -> None:
+    config.pipeline.semantics_schedule = "sync:0.2,2bw"
+    with pytest.raises(
+        ConfigError, match=r"semantics=2bw and pipeline\.semantics_schedule='sync:0\.2,2bw': one run has"
+    ):
+        Trainer(config)
+
+
 def test_a_run_of_sync_phases_alone_is_a_plain_run(config: Config) -> None:
-    config.pipeline.semantics_schedule = "sync:4,sync"
+    config.pipeline.semantics, config.pipeline.semantics_schedule = "sync", "sync:4,sync"
     assert not isinstance(Trainer(config)._program.source, Windowed)
 
 

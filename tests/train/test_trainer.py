@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.data import load_corpus
 from fiddlex.errors import ConfigError, DataError, DeviceError
 from fiddlex.sizes import num_parameters
 from fiddlex.train.sampling import SamplingConfig
 from fiddlex.train.trainer import Trainer
 from tests import reference
+from tests.train.bert import random_dataset
 
 
 def test_records_and_learning(tiny_config: Config) -> None:
@@ -101,19 +103,23 @@ def test_zero1_shards_masters_and_moments_over_data(tiny_config: Config, zero1: 
     assert held / whole == pytest.approx(1 / 8 if zero1 else 1 / 2, rel=0.15)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
-def test_bfloat16_gradients_are_those_of_float32_up_to_rounding(schedule: str, tiny_config: Config) -> None:
+@pytest.mark.parametrize(("schedule", "family"), [("1f1b", "gpt"), ("zb_h1", "gpt"), ("1f1b", "bert")])
+def test_bfloat16_gradients_are_those_of_float32_up_to_rounding(
+    schedule: str, family: str, tiny_config: Config
+) -> None:
     # Long sequences: a sum over positions in bfloat16 would be far off.
     tiny_config.model.seq_len = 256
     tiny_config.optimizer.name, tiny_config.optimizer.momentum = "sgd", 0.0
     tiny_config.optimizer.schedule, tiny_config.optimizer.learning_rate = "constant", 1.0
+    tiny_config.model.family, tiny_config.model.objective = family, {"gpt": "lm", "bert": "mlm_nsp"}[family]
+    dataset = random_dataset(tiny_config) if family == "bert" else None
     updates = {}
     for dtype in ("float32", "bfloat16"):
         tiny_config.model.dtype = dtype
         if dtype == "bfloat16":
             tiny_config.mesh.pipe, tiny_config.mesh.tensor = 2, 2
             tiny_config.pipeline.schedule, tiny_config.pipeline.num_microbatches = schedule, 2
-        trainer = Trainer(copy.deepcopy(tiny_config))
+        trainer = Trainer(copy.deepcopy(tiny_config), dataset)
         before = trainer.weights()
         list(trainer.steps(1))
         after = trainer.weights()
@@ -143,7 +149,8 @@ def test_evaluation_scores_every_heldout_token_once(schedule: str, tiny_config: 
         tiny_config.pipeline.schedule = schedule
     trainer = Trainer(tiny_config)
     record = trainer.evaluate()
-    tokens = np.asarray(trainer.corpus.heldout.tokens, np.int32)
+    corpus = load_corpus(tiny_config.data, vocab_size=257, seq_len=tiny_config.model.seq_len)
+    tokens = np.asarray(corpus.heldout.tokens, np.int32)
     losses, length = [], tiny_config.model.seq_len
     weights = reference.unstack(trainer.weights())
     logits_fn = jax.jit(lambda tokens: jax.nn.log_softmax(reference.logits_fn(weights, tokens, None, tiny_config)))
@@ -154,6 +161,10 @@ def test_evaluation_scores_every_heldout_token_once(schedule: str, tiny_config: 
     assert record["eval_tokens"] == len(tokens) - 1
     assert record["eval_loss"] == pytest.approx(losses.mean(), rel=1e-5)
     assert record["eval_perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-4)
+    assert record["eval_perplexity_per_byte"] == pytest.approx(
+        math.exp(losses.sum() / len(losses) * len(tokens) / corpus.heldout.num_bytes), rel=1e-4
+    )
+    assert record["eval_accuracy"] == (scores.argmax(-1)[: len(tokens) - 1] == tokens[1:]).mean()
 
 
 def test_nothing_held_out(tiny_config: Config) -> None:

@@ -104,14 +104,15 @@ def test_special_tokens_of_bert_and_roberta(wordpiece, roberta):
 
 def test_special_tokens_that_the_file_does_not_declare(saved):
     names = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "a"]
-    tokenizer = saved(tokenizers.Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "a")))
+    tokenizer = saved(tokenizers.Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "?")))
     assert tokenizer.vocabulary.is_special.tolist() == [True, True, True, True, False]
     assert tokenizer.vocabulary.drawable.tolist() == [4]
 
 
 def test_ids_without_a_token_are_not_drawn(saved):
-    tokenizer = saved(tokenizers.Tokenizer(models.WordLevel({"a": 1, "b": 4}, "a")))
+    tokenizer = saved(tokenizers.Tokenizer(models.WordLevel({"a": 1, "?": 2, "b": 4}, "?")))
     assert tokenizer.vocabulary.drawable.tolist() == [1, 4]
+    assert tokenizer.vocabulary.is_special.tolist() == [False, False, True, False, False]  # what is unknown is no word
 
 
 def with_tokens(saved, *names: str) -> JsonTokenizer:
