@@ -1,7 +1,7 @@
 """gpt_tiny's width under each pipeline schedule, for comparing them: eight layers, with the same losses under each.
 
 Each on a pipe of four ranks with eight microbatches; `uneven` cuts ten layers into stages of different sizes. `2bw`
-goes on from batch to batch with weights one update old, after a synchronous start, and so has losses of its own. For a
+goes on from batch to batch with weights one update old, and so has losses of its own. For a
 table of your own add --config.pipeline.schedule=file:PATH.csv.
 
     python experiments/train.py --config=configs/schedules.py:zb_h1 --workdir=/tmp/zb_h1
@@ -19,7 +19,7 @@ LAYOUTS = {
     "zb_h2": ((1, 4), PipelineConfig(schedule="zb_h2", num_microbatches=8), 8),
     "zb_v": ((1, 4), PipelineConfig(schedule="zb_v", num_chunks=2, num_microbatches=8), 8),
     "uneven": ((2, 4), PipelineConfig(schedule="1f1b", num_microbatches=8, layers_per_stage="2,3,3,2"), 10),
-    "2bw": ((1, 4), PipelineConfig(num_microbatches=8, semantics_schedule="sync:0.2,2bw"), 8),
+    "2bw": ((1, 4), PipelineConfig(num_microbatches=8, semantics="2bw"), 8),
     "recompute": ((1, 4), PipelineConfig(schedule="1f1b", num_microbatches=8, recompute="full"), 8),
 }
 

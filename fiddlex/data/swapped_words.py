@@ -1,0 +1,64 @@
+"""A labelled task made of plain text: does a line stand as it was written, or have two of its words changed places?
+
+Like judging whether a sentence is acceptable (CoLA, Warstadt et al. 2019), but of any text that is at hand. The words
+of a line tell nothing of its label, only their order does.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fiddlex.data.corpus import split_documents
+from fiddlex.data.documents import Document
+
+LABELS = ("intact", "swapped")
+
+Line = tuple[str, str]  # text and label
+
+
+def write_task(
+    folder: Path, documents: Sequence[Document], *, fraction: float, longest: int, seed: int
+) -> tuple[list[Line], list[Line]]:
+    """Writes `train.jsonl` and `eval.jsonl`, with `text` and `label` on each line.
+
+    Args:
+      folder: made if need be.
+      documents: no document's lines are in both files, and no line is there twice.
+      fraction: share of the documents for `eval.jsonl`.
+      longest: bytes of a line at most.
+      seed: of what is swapped.
+
+    Returns:
+      The lines of both.
+
+    Raises:
+      OSError: when the files cannot be written.
+    """
+    rng, seen = np.random.default_rng(seed), set[str]()
+    train, heldout = (
+        list(_labelled(side, rng, seen, longest)) for side in split_documents(documents, fraction=fraction)
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in (("train", train), ("eval", heldout)):
+        text = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in lines)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    return train, heldout
+
+
+def _labelled(documents: Sequence[Document], rng: np.random.Generator, seen: set[str], longest: int) -> Iterator[Line]:
+    """Every line of three words or more that is new and short enough, half of them swapped; adds it to `seen`."""
+    for document in documents:
+        for line in document.text.splitlines():
+            words = line.split()
+            text = " ".join(words)
+            places = [i for i in range(len(words) - 1) if words[i] != words[i + 1]]
+            if len(words) < 3 or not places or len(text.encode("utf-8", "replace")) > longest or text in seen:
+                continue
+            seen.add(text)
+            swapped = bool(rng.integers(2))
+            if swapped:
+                i = places[rng.integers(len(places))]
+                words[i : i + 2] = words[i + 1], words[i]
+            yield " ".join(words), LABELS[swapped]
