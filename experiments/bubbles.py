@@ -68,7 +68,7 @@ def _rows() -> Iterator[tuple[str | int | float, ...]]:
 
 def _print_semantics(name: str) -> None:
     """Time per batch over its work, and how much faster a pipeline is that goes on."""
-    header = ("schedule", "p", "v", "m", "flush", name, "faster", "fill, ticks", "ticks a batch")
+    header = ("schedule", "p", "v", "m", "flush", name, "faster", "first call, ticks", "ticks a batch")
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}", flush=True)
     for pipe, factor, (schedule, chunks) in itertools.product(
         _PIPE.value or [2, 4, 8, 16, 32, 64], (1, 2, 4), (("1f1b", 1), ("interleaved_1f1b", 2))

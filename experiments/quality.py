@@ -1,12 +1,12 @@
 """Trains the same models with and without delayed weights, over several seeds, and compares their losses.
 
-    python experiments/quality.py --results=docs/studies/quality.jsonl [--seeds=3 --steps=500 --models=gpt_4x128 …]
+    python experiments/quality.py --results=docs/studies/quality.jsonl [--seeds=3 --steps=2000 --models=gpt_4x128 …]
     python experiments/quality.py --results=docs/studies/quality.jsonl --plot=docs/studies/quality.svg
 
-Byte-level GPTs on the source of Python's standard library (`stdlib`), four stages on four devices, four microbatches in
-a batch; equal data, steps and initial weights for all semantics of a seed. Each finished run is a line of the results,
-so that a study that was stopped goes on where it was; the table at the end is of all that is there. `--plot` draws them
-and trains nothing.
+Byte-level models on the source of Python's standard library (`stdlib`), four stages, four microbatches in a batch;
+equal data, steps and initial weights for all semantics of a seed. A BERT is then fine-tuned, synchronously, on the task
+of configs/bert_swaps.py. Each finished run is a line of the results, so that a study that was stopped goes on where it
+was; the table at the end is of all that is there. `--plot` draws them and trains nothing.
 """
 
 import collections
@@ -15,25 +15,27 @@ import itertools
 import json
 import pathlib
 import statistics
+import tempfile
 from typing import Any
 
 from absl import flags, logging
 
-from fiddlex.config import Config
+from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.errors import ConfigError
-from fiddlex.flags import run
+from fiddlex.flags import load_config, run
 
-SIZES = {"gpt_4x64": (4, 64, 2), "gpt_4x128": (4, 128, 4)}  # layers, hidden size, heads
+SIZES = {"gpt_4x64": (4, 64, 2), "gpt_4x128": (4, 128, 4), "bert_4x64": (4, 64, 4)}  # layers, hidden size, heads
+TUNING = pathlib.Path(__file__).parents[1] / "configs/bert_swaps.py"
 SEMANTICS = ("sync", "2bw", "stash")
 COLOURS = {"sync": "#000000", "2bw": "#0072B2", "stash": "#D55E00"}  # Okabe and Ito's
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of finished runs, read and added to", required=True)
 _SEEDS = flags.DEFINE_integer("seeds", 3, "seeds for each model and semantics", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 500, "steps of each run", lower_bound=10)
+_STEPS = flags.DEFINE_integer("steps", 2000, "steps of each run", lower_bound=10)
 _MODELS = flags.DEFINE_multi_enum("models", list(SIZES), list(SIZES), "models to train")
 _SEMANTICS = flags.DEFINE_multi_string("semantics", list(SEMANTICS), "values of pipeline.semantics_schedule to compare")
-_LEARNING_RATES = flags.DEFINE_multi_float("learning_rates", [5e-4], "peaks of the learning rate")
-_BETAS = flags.DEFINE_multi_float("beta1", [0.9, 0.0], "AdamW's momentum")
+_LEARNING_RATES = flags.DEFINE_multi_float("learning_rates", [1e-4], "peaks of the learning rate")
+_BETAS = flags.DEFINE_multi_float("beta1", [0.9], "AdamW's momentum")
 _PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; nothing is trained then")
 
 
@@ -52,6 +54,7 @@ class Case:
 def main(argv: list[str]) -> None:
     """Trains what is missing, prints the table, or draws."""
     path = pathlib.Path(_RESULTS.value)
+    path.parent.mkdir(parents=True, exist_ok=True)
     results = read(path)
     if _PLOT.value:
         draw(results, pathlib.Path(_PLOT.value))
@@ -61,7 +64,7 @@ def main(argv: list[str]) -> None:
         case = Case(model, semantics, seed, _STEPS.value, learning_rate, beta1)
         if case not in results:
             results[case] = train(case)
-            logging.info("%s: held-out loss %.4f", case, results[case][-1]["eval_loss"])
+            logging.info("%s: held-out loss %.4f", case, last_loss(results[case]))
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(dataclasses.asdict(case) | {"records": results[case]}) + "\n")
     print(table(results))
@@ -72,30 +75,51 @@ def make_config(case: Case) -> Config:
     config = Config()
     config.model.num_layers, config.model.hidden_size, config.model.num_heads = SIZES[case.model]
     config.model.seq_len, config.model.vocab_size = 128, 256
-    config.mesh.pipe = config.pipeline.num_microbatches = 4
+    # Four stages on one device: the same numbers as on four, and faster than four devices that are made up.
+    config.pipeline.schedule, config.pipeline.num_chunks, config.pipeline.num_microbatches = "interleaved_1f1b", 4, 4
     config.pipeline.semantics_schedule = case.semantics
     config.optimizer.learning_rate, config.optimizer.final_learning_rate = case.learning_rate, case.learning_rate / 10
     config.optimizer.beta1 = case.beta1
     config.optimizer.warmup_steps, config.optimizer.weight_decay, config.optimizer.clip_norm = 50, 0.1, 1.0
     config.data.source, config.data.global_batch_size, config.data.eval_batches = "stdlib", 16, 32
+    if case.model.startswith("bert"):
+        config.model.family, config.model.init_std, config.model.seq_len = "bert", 0.15, 32
+        config.data.global_batch_size = 64
     config.train.num_steps, config.train.seed, config.data.seed = case.steps, case.seed, case.seed
+    config.train.eval_every, config.train.checkpoint_every = max(case.steps // 10, 1), case.steps
     return config
 
 
 def train(case: Case) -> list[dict[str, Any]]:
-    """The records of a run: every tenth training loss, and ten evaluations on held-out text."""
-    from fiddlex.train.trainer import Trainer
+    """The records of a run: every tenth training loss, ten evaluations on held-out text; of a BERT also the task's."""
+    from fiddlex.train import loop
 
-    trainer = Trainer(make_config(case))
-    records = []
-    for record in trainer.steps(case.steps):
-        if record["step"] % 10 == 0:
-            records.append({"step": record["step"], "loss": record["loss"]})
-        # One step is under way already when a record is there, so the weights are a step newer than it.
-        if record["step"] % max(case.steps // 10, 1) == 0 and record["step"] < case.steps:
-            records.append(trainer.evaluate())
-    records.append(trainer.evaluate())
+    with tempfile.TemporaryDirectory() as folder:
+        workdir = pathlib.Path(folder) / "run"
+        loop.train(make_config(case), workdir)
+        lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        names = ("step", "loss", "eval_loss", "eval_masked_accuracy")
+        records = [{name: value for name, value in json.loads(line).items() if name in names} for line in lines]
+        if case.model.startswith("bert"):
+            records.append({"task_accuracy": fine_tuned(case, workdir)})
     return records
+
+
+def fine_tuned(case: Case, workdir: pathlib.Path) -> float:
+    """The accuracy that a pretrained model comes to on held-out lines of the task."""
+    from fiddlex.data.documents import read_stdlib
+    from fiddlex.data.swapped_words import write_task
+    from fiddlex.train import loop
+
+    config, folder = load_config(str(TUNING)), workdir.with_name("swaps")
+    write_task(folder, read_stdlib(), fraction=0.05, longest=30, seed=0)
+    config.model.hidden_size, config.mesh, config.pipeline = SIZES[case.model][1], MeshConfig(), PipelineConfig()
+    config.data.source, config.data.eval_source = (f"jsonl:{folder}/{name}.jsonl" for name in ("train", "eval"))
+    config.train.seed = config.data.seed = case.seed
+    config.train.patience, config.train.init_from = 0, str(workdir)
+    evaluation = loop.train(config, workdir.with_name("tuned")).evaluation
+    assert evaluation is not None
+    return float(evaluation["eval_accuracy"])
 
 
 def read(path: pathlib.Path) -> dict[Case, list[dict[str, Any]]]:
@@ -117,12 +141,19 @@ def read(path: pathlib.Path) -> dict[Case, list[dict[str, Any]]]:
     return results
 
 
+def last_loss(records: list[dict[str, Any]]) -> float:
+    """The held-out loss at the end of a run."""
+    return float([record["eval_loss"] for record in records if "eval_loss" in record][-1])
+
+
 def table(results: dict[Case, list[dict[str, Any]]]) -> str:
     """Mean and spread of the last held-out losses, and how far they are from those of sync."""
     last: dict[tuple[str, int, float, float, str], list[float]] = collections.defaultdict(list)
+    tasks: dict[tuple[str, int, float, float, str], list[float]] = collections.defaultdict(list)
     for case, records in sorted(results.items()):
-        where = case.model, case.steps, case.learning_rate, case.beta1
-        last[*where, case.semantics].append(records[-1]["eval_loss"])
+        key = case.model, case.steps, case.learning_rate, case.beta1, case.semantics
+        last[key].append(last_loss(records))
+        tasks[key] += [record["task_accuracy"] for record in records if "task_accuracy" in record]
     header = (
         "model",
         "steps",
@@ -134,9 +165,12 @@ def table(results: dict[Case, list[dict[str, Any]]]) -> str:
         "lowest",
         "highest",
         "against sync",
+        "task, lowest and highest",
     )
     rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for (model, steps, rate, beta1, semantics), losses in last.items():
+    for key, losses in last.items():
+        model, steps, rate, beta1, semantics = key
+        on_task = tasks[key]
         base = last.get((model, steps, rate, beta1, "sync"), [float("nan")])
         numbers = (statistics.fmean(losses), min(losses), max(losses))
         against = f"{statistics.fmean(losses) / statistics.fmean(base) - 1:+.2%}"
@@ -149,6 +183,7 @@ def table(results: dict[Case, list[dict[str, Any]]]) -> str:
             len(losses),
             *(f"{n:.4f}" for n in numbers),
             against,
+            f"{statistics.fmean(on_task):.1%}, {min(on_task):.1%} to {max(on_task):.1%}" if on_task else "",
         )
         rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)

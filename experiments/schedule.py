@@ -43,7 +43,9 @@ _COSTS = flags.DEFINE_string(
 _SEMANTICS = flags.DEFINE_string(
     "semantics", None, f"{', '.join(NAMES)}: go on from batch to batch with weights so many updates old"
 )
-_CLOCK = flags.DEFINE_enum("clock", "both", ["both", "free_running", "lockstep"], "what text and pictures show")
+_CLOCK = flags.DEFINE_enum(
+    "clock", "both", ["both", "free_running", "lockstep"], "what text and pictures of one batch show"
+)
 _FORMAT = flags.DEFINE_enum(
     "format",
     "text",
@@ -120,7 +122,13 @@ def _draw(
 
     named = {clock.replace("_", "-"): run for clock, run in shown.items()}
     if windows:
-        named = {f"{name}, {calls} batches": first_calls(each, calls, costs) for name, each in windows.items()}
+        bubbles = {
+            name: f"bubble {steady(each, costs).bubble_fraction:.1%} of the work" for name, each in windows.items()
+        }
+        named = {
+            f"{_how(each, name)}, {bubbles[name]}; {calls} calls": first_calls(each, calls, costs)
+            for name, each in windows.items()
+        }
     semantics = {name: each.semantics for name, each in zip(named, windows.values(), strict=False)}
     save(draw(named, semantics), output, format=_FORMAT.value)
 
@@ -130,13 +138,17 @@ def _going_on(name: str, windows: Windows, costs: Costs) -> str:
     facts, calls = steady(windows, costs), len(windows.first) + len(windows.cycle)
     lowered = windows.over(calls)
     return (
-        f"\n{name} from batch to batch, lockstep, the ticks of the first {calls}:\n"
+        f"\n{_how(windows, name)}, lockstep, the ticks of the first {calls} call{'s' * (calls > 1)}:\n"
         f"{to_text(lowered.schedule, lowered.ticks)}"
-        f"  the first batch takes {facts.fill_ticks} ticks, {facts.fill:g} long; then one takes {facts.period_ticks:g} "
-        f"ticks, {facts.period:g} long, bubble {facts.bubble_fraction:.4g} of the work\n"
+        f"  the first call takes {facts.fill_ticks} ticks, {facts.fill:g} long; then a batch takes "
+        f"{facts.period_ticks:g} ticks, {facts.period:g} long, bubble {facts.bubble_fraction:.4g} of the work\n"
         f"  versions of the weights: {windows.sizes.versions}; forward passes of a stage stashed at most: "
         f"{windows.sizes.slots.stash}\n"
     )
+
+
+def _how(windows: Windows, name: str) -> str:
+    return f"{name}, {'from batch to batch' if max(windows.semantics.delays) else 'flushed'}"
 
 
 def _facts(lowered: Lowered) -> dict[str, object]:

@@ -55,9 +55,9 @@ def draw(timelines: Mapping[str, Timeline], semantics: Mapping[str, Semantics] |
     longest = max(timeline.makespan for timeline in timelines.values()) or 1.0
     for number, (name, timeline) in enumerate(timelines.items()):
         boxes, curves = axes[2 * number : 2 * number + 2]
-        boxes.set_title(
-            f"{name}: {timeline.makespan:g} long, bubble {timeline.bubble_fraction:.1%} of the work", fontsize=9
-        )
+        # Several batches are cut off in the middle of the next, so that their bubble would tell nothing.
+        bubble = "" if semantics else f", bubble {timeline.bubble_fraction:.1%} of the work"
+        boxes.set_title(f"{name}: {timeline.makespan:g} long{bubble}", fontsize=9)
         _draw_boxes(boxes, timeline, longest, semantics[name] if semantics else None)
         _draw_curves(curves, timeline)
         for panel in (boxes, curves):

@@ -15,7 +15,7 @@ class Steady(NamedTuple):
     """Ticks and times, the latter in the unit of the costs.
 
     Attributes:
-      fill_ticks: of the first batch, with which the pipeline fills.
+      fill_ticks: of the first call, which ends with the first batch's last gradient; the pipeline fills in it.
       fill: their time.
       period_ticks: of a batch once windows repeat, on average.
       period: their time.
@@ -49,7 +49,7 @@ def describe(windows: Windows) -> str:
     """A few words for a log, of stages of equal length."""
     facts = steady(windows, Costs())
     ticks, bubble = f"{facts.period_ticks:g} ticks a batch", f"bubble {facts.bubble_fraction:.0%}"
-    return f"{ticks}, {bubble}, the first in {facts.fill_ticks} ticks"
+    return f"{ticks}, {bubble}, {facts.fill_ticks} ticks in the first call"
 
 
 def _work(windows: Windows, costs: Costs) -> float:
