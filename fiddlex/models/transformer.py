@@ -5,6 +5,7 @@ layer (`fiddlex.pipeline.placement`). The embedding's table serves the head too,
 for its layers.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -23,7 +24,7 @@ Batch = dict[str, Any]
 Head = TypeVar("Head", bound=nnx.Module)
 
 
-class Transformer(Generic[Head]):
+class Transformer(abc.ABC, Generic[Head]):
     """A model as pure functions of its weights, to be called inside `shard_map` over all mesh axes.
 
     Subclasses add the head. A batch's leaves are [example, …]; an example may have several rows, each a sequence, which
@@ -90,17 +91,17 @@ class Transformer(Generic[Head]):
             context = dataclasses.replace(context, dropout=context.dropout.in_layer(number))
         return self._block.bind(layer)(x_BTH, context)
 
+    @abc.abstractmethod
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
         """The sum over this replica's examples of all parts' weighted terms, float32 scalar."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def scores(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
         """Of each example and part three sums: of weighted terms, of weights, and of weights of right guesses.
 
         Returns:
           float32 [example, part, 3].
         """
-        raise NotImplementedError
 
 
 Model = Transformer[Any]
