@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 
 from fiddlex.config import Config
@@ -12,7 +10,7 @@ from fiddlex.data import Loader
 from fiddlex.train.trainer import Trainer
 from tests import reference, reference_bert
 from tests.train.bert import random_dataset
-from tests.train.test_layouts import ODD_TABLE, TOLERANCE, Case, delays_of, leaf_at
+from tests.train.test_layouts import ODD_TABLE, Case, check_training, delays_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,16 +66,7 @@ def test_layout_trains_as_the_reference_does(case: BertCase, tiny_config: Config
     config = case.apply(tiny_config)
     trainer = Trainer(config, random_dataset(config))
     initial = trainer.weights()
-    expected = expected_training(case, config, trainer, initial)
-    records = list(trainer.steps(case.num_steps))
-    np.testing.assert_allclose([r["loss"] for r in records], expected["losses"], rtol=TOLERANCE)
-    np.testing.assert_allclose([r["grad_norm"] for r in records], expected["norms"], rtol=TOLERANCE)
-    weights = reference.unstack(trainer.weights())
-    assert jax.tree.structure(weights) == jax.tree.structure(expected["weights"])
-    for path, weight in jax.tree_util.tree_leaves_with_path(weights):
-        wanted = leaf_at(expected["weights"], path)
-        difference = np.linalg.norm(weight - wanted) / np.linalg.norm(wanted)
-        assert difference < TOLERANCE, f"{jax.tree_util.keystr(path)}: relative difference {difference:.2e}"
+    check_training(trainer, case, expected_training(case, config, trainer, initial))
 
 
 def expected_training(case: BertCase, config: Config, trainer: Trainer, initial: Any) -> dict[str, Any]:
