@@ -75,26 +75,7 @@ def train(config: Config, workdir: Path) -> Outcome:
         trainer = Trainer(config)
         if config.train.eval_every:
             trainer.require_heldout()
-        for line in trainer.dataset.description.splitlines():
-            logger.info("%s", line)
-        logger.info(
-            "%s with %s parameters, %s",
-            config.model.family,
-            f"{num_parameters(config.model, len(config.data.classes)):,}",
-            describe(trainer.mesh),
-        )
-
-        if config.mesh.pipe > 1:
-            layout = trainer.layout
-            text = describe_schedule(layout.lowered, num_layers=layout.placement.layers_per_stage)
-            logger.info("%s%s", "one batch alone, flushed: " if layout.windows else "", text)
-
-        for name, windows in trainer.layout.windows.items():
-            how = "flushed" if not max(windows.semantics.delays) else "from batch to batch"
-            logger.info("%s, %s: %s", name, how, describe_windows(windows))
-        if len(trainer.layout.phases) > 1:
-            phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in trainer.layout.phases)
-            logger.info("semantics: %s", ", ".join(phases))
+        _log_what_runs(trainer)
 
         # Resume.
         stack.enter_context(workdirs.claimed(workdir, config, schedule=trainer.layout.lowered.schedule))
@@ -270,6 +251,31 @@ class StopSignals:
             self.received = signal.Signals(number)
             text = "%s: stopping after the running step and saving; Ctrl-C again stops without saving."
             logger.info(text, self.received.name)
+
+
+def _log_what_runs(trainer: Trainer) -> None:
+    """Data, model, schedule and semantics, before the first step."""
+    config = trainer.config
+    for line in trainer.dataset.description.splitlines():
+        logger.info("%s", line)
+    logger.info(
+        "%s with %s parameters, %s",
+        config.model.family,
+        f"{num_parameters(config.model, len(config.data.classes)):,}",
+        describe(trainer.mesh),
+    )
+
+    if config.mesh.pipe > 1:
+        layout = trainer.layout
+        text = describe_schedule(layout.lowered, num_layers=layout.placement.layers_per_stage)
+        logger.info("%s%s", "one batch alone, flushed: " if layout.windows else "", text)
+
+    for name, windows in trainer.layout.windows.items():
+        how = "flushed" if not max(windows.semantics.delays) else "from batch to batch"
+        logger.info("%s, %s: %s", name, how, describe_windows(windows))
+    if len(trainer.layout.phases) > 1:
+        phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in trainer.layout.phases)
+        logger.info("semantics: %s", ", ".join(phases))
 
 
 def _due(step: int, every: int) -> bool:
