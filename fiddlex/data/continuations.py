@@ -44,8 +44,6 @@ class ContinuationRows:
     """Which example is which choice of which line: a line's choices are consecutive examples, in order.
 
     Attributes:
-      line: int64[examples], the line, counted from 0 without those that were passed over.
-      choice: int64[examples], the choice, counted from 0 in each line.
       num_bytes: int64[examples], UTF-8 bytes of the continuation.
       num_tokens: int64[examples], tokens of the continuation.
       first: int64[lines + 1], the first example of each line; the last entry is the number of examples.
@@ -53,8 +51,6 @@ class ContinuationRows:
       has_choices: lines have two or more.
     """
 
-    line: np.ndarray
-    choice: np.ndarray
     num_bytes: np.ndarray
     num_tokens: np.ndarray
     first: np.ndarray
@@ -208,10 +204,7 @@ def _continued(
 def _rows(lines: list[Continuation], num_tokens: np.ndarray) -> ContinuationRows:
     counts = np.array([len(row.choices) for row in lines], np.int64)
     first = np.concatenate([[0], np.cumsum(counts)])
-    line = np.repeat(np.arange(len(lines)), counts)
     return ContinuationRows(
-        line=line,
-        choice=np.arange(first[-1]) - first[line],
         num_bytes=np.array([len(choice.encode("utf-8")) for row in lines for choice in row.choices], np.int64),
         num_tokens=num_tokens,
         first=first,

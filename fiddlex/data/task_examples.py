@@ -61,11 +61,6 @@ class _TaskExamples:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def majority_share(self) -> float:
-        """The accuracy of always giving the most common answer."""
-        return float(self.shares.max())
-
     def fingerprint(self) -> str:
         """Tells the data of two runs apart: the number of examples, and a hash of all tokens and labels."""
         digest = hashlib.sha256(self._texts.digest().encode())

@@ -157,8 +157,8 @@ def test_rows_to_tokens_and_back(lines, seq_len):
     assert rows.labels.tolist() == [line.label for line in lines]
     assert rows.has_choices
     for index in range(len(source)):
-        line, choice = lines[rows.line[index]], int(rows.choice[index])
-        assert index == rows.first[rows.line[index]] + choice
+        number = int(np.searchsorted(rows.first, index, side="right")) - 1
+        line, choice = lines[number], index - int(rows.first[number])
         example, text = source.example(index, epoch=0), line.choices[choice].encode()
         assert bytes(scored(example)) == text
         assert len(text) == rows.num_bytes[index] == rows.num_tokens[index] == example["weights"].sum()
@@ -170,8 +170,7 @@ def test_rows_to_tokens_and_back(lines, seq_len):
 def test_lines_of_several_lengths():
     lines = [Continuation("x", ("a", "bé"), 1), Continuation("x", ("c", "d", "e"), 0)]
     rows = examples(lines).rows
-    assert rows.line.tolist() == [0, 0, 1, 1, 1]
-    assert rows.choice.tolist() == [0, 1, 0, 1, 2]
+    assert rows.first.tolist() == [0, 2, 5]
     assert rows.first.tolist() == [0, 2, 5]
     assert rows.num_bytes.tolist() == [1, 3, 1, 1, 1]
     assert not examples([Continuation("x", ("a",), 0)]).rows.has_choices

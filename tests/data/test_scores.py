@@ -9,10 +9,7 @@ from fiddlex.errors import DataError
 
 def rows_of(counts: list[int], labels: list[int], num_bytes: list[int], num_tokens: list[int]) -> ContinuationRows:
     first = np.cumsum([0, *counts])
-    line = np.repeat(np.arange(len(counts)), counts)
     return ContinuationRows(
-        line=line,
-        choice=np.arange(first[-1]) - first[line],
         num_bytes=np.array(num_bytes),
         num_tokens=np.array(num_tokens),
         first=first,
