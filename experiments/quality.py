@@ -6,7 +6,7 @@
 Byte-level models on the source of Python's standard library (`stdlib`), four stages, four microbatches in a batch;
 equal data, steps and initial weights for all semantics of a seed. A BERT is then fine-tuned, synchronously, on the task
 of configs/bert_swaps.py. Each finished run is a line of the results, so that a study that was stopped goes on where it
-was; the table at the end is of all that is there. `--plot` draws them and trains nothing.
+was. Table and picture are of the runs that the flags ask for; `--plot` draws those that are there and trains nothing.
 """
 
 import collections
@@ -55,19 +55,25 @@ def main(argv: list[str]) -> None:
     """Trains what is missing, prints the table, or draws."""
     path = pathlib.Path(_RESULTS.value)
     path.parent.mkdir(parents=True, exist_ok=True)
-    results = read(path)
+    results, cases = read(path), asked()
     if _PLOT.value:
-        draw(results, pathlib.Path(_PLOT.value))
+        draw({case: results[case] for case in cases if case in results}, pathlib.Path(_PLOT.value))
         return
-    asked = itertools.product(range(_SEEDS.value), _LEARNING_RATES.value, _BETAS.value, _MODELS.value, _SEMANTICS.value)
-    for seed, learning_rate, beta1, model, semantics in asked:
-        case = Case(model, semantics, seed, _STEPS.value, learning_rate, beta1)
+    for case in cases:
         if case not in results:
             results[case] = train(case)
             logging.info("%s: held-out loss %.4f", case, last_loss(results[case]))
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(dataclasses.asdict(case) | {"records": results[case]}) + "\n")
-    print(table(results))
+    print(table({case: results[case] for case in cases}))
+
+
+def asked() -> list[Case]:
+    """The runs that the flags ask for."""
+    values = itertools.product(
+        range(_SEEDS.value), _LEARNING_RATES.value, _BETAS.value, _MODELS.value, _SEMANTICS.value
+    )
+    return [Case(model, semantics, seed, _STEPS.value, rate, beta1) for seed, rate, beta1, model, semantics in values]
 
 
 def make_config(case: Case) -> Config:
@@ -194,7 +200,9 @@ def draw(results: dict[Case, list[dict[str, Any]]], path: pathlib.Path) -> None:
     from matplotlib.figure import Figure
 
     if not results:
-        raise ConfigError(f"--results={_RESULTS.value} has no runs to draw: run without --plot first.")
+        raise ConfigError(
+            f"--results={_RESULTS.value} has none of the runs that the flags ask for: run without --plot first."
+        )
     models = sorted({case.model for case in results})
     figure = Figure(figsize=(7.0, 3.2), layout="constrained")
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
