@@ -200,11 +200,10 @@ def draw(results: dict[Case, list[dict[str, Any]]], path: pathlib.Path) -> None:
     from matplotlib.figure import Figure
 
     if not results:
-        raise ConfigError(
-            f"--results={_RESULTS.value} has none of the runs that the flags ask for: run without --plot first."
-        )
+        raise ConfigError(f"--results={_RESULTS.value} has none of the runs asked for: run without --plot first.")
     models = sorted({case.model for case in results})
     figure = Figure(figsize=(7.0, 3.2), layout="constrained")
+    highest = 1.1 * max(next(r["eval_loss"] for r in records if "eval_loss" in r) for records in results.values())
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
         for semantics in dict.fromkeys(case.semantics for case in results if case.model == model):
             runs = [records for case, records in results.items() if (case.model, case.semantics) == (model, semantics)]
@@ -218,7 +217,8 @@ def draw(results: dict[Case, list[dict[str, Any]]], path: pathlib.Path) -> None:
             axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
             training = [(record["step"], record["loss"]) for record in runs[0] if "loss" in record]
             axes.plot(*zip(*training, strict=True), color=line.get_color(), alpha=0.25, linewidth=0.6)
-        axes.set(title=model, xlabel="step", ylabel="loss, nats per byte", yscale="log")
+        axes.set(title=model, xlabel="step", ylabel="loss, nats per byte")
+        axes.set_ylim(top=highest)
         axes.legend(fontsize=8, frameon=False)
     figure.savefig(path)
     print(f"wrote {path}")
