@@ -36,7 +36,7 @@ rank  0   1   2   3   4   5   6   7   8   9
    0 0F0 0F1  .  0I0 0W0 0F2 0I1 0W1 0I2 0W2
    1  .  1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
 
-costs, in any unit: forward=2,backward_input=2,backward_weight=2,hop=0
+costs, in any unit: forward=2,backward_input=2,backward_weight=2,hop=0,embed=0,head=0,embed_backward=0
 
 free-running: makespan 20, bubble 0.1111 of the work
   most activations held by each rank, in microbatches of the whole rank: 2 2
@@ -97,7 +97,7 @@ def test_text_of_one_clock():
         "rank    0       1\n"
         "   0 0F0+0B0 0F1+0B1\n"
         "\n"
-        "costs, in any unit: forward=1,backward_input=1,backward_weight=1,hop=0\n"
+        "costs, in any unit: forward=1,backward_input=1,backward_weight=1,hop=0,embed=0,head=0,embed_backward=0\n"
         "\n"
         "lockstep: makespan 6, bubble 0 of the work\n"
         "  most activations held by each rank, in microbatches of the whole rank: 1\n"

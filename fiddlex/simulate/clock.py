@@ -6,6 +6,7 @@ could have started earlier without another order on its rank. Imports no jax.
 """
 
 import dataclasses
+from typing import Any
 
 from fiddlex.errors import ScheduleError
 from fiddlex.pipeline.schedule import Action, Kind, Schedule, execution_order
@@ -13,6 +14,7 @@ from fiddlex.pipeline.validate import validate
 from fiddlex.rules import nearest
 from fiddlex.simulate.timeline import Event, Timeline
 
+_EDGES = ("embed", "head", "embed_backward")
 MOST = 1e100  # of a time, so that sums of them stay finite
 _FORM = "Write forward=1,hop=0.1, or forward=1:1:2 with a time for each stage."
 
@@ -21,13 +23,18 @@ _FORM = "Write forward=1,hop=0.1, or forward=1:1:2 with a time for each stage."
 class Costs:
     """Time of each kind of action, in any unit: one number for all stages, or one for each.
 
-    The defaults are the papers' unit costs: a backward pass takes twice a forward, one part each for I and W.
+    The defaults are the papers' unit costs: a backward pass takes twice a forward, one part each for I and W, and
+    nothing else takes time. What stands before the first stage and behind the last has one number each; the lockstep
+    clock has all ranks do that together, as the executor does, the free-running one the rank of that stage.
     """
 
     forward: float | tuple[float, ...] = 1.0
     backward_input: float | tuple[float, ...] = 1.0
     backward_weight: float | tuple[float, ...] = 1.0
     hop: float | tuple[float, ...] = 0.0  # of a message that leaves the stage, either way, for another rank
+    embed: float = 0.0  # of a microbatch that enters
+    head: float = 0.0  # of one that leaves: its loss and the gradient of that
+    embed_backward: float = 0.0  # of one whose gradient comes back
 
     def __str__(self) -> str:
         """All the times, to six digits, in the form that `parse` reads."""
@@ -36,22 +43,26 @@ class Costs:
         return ",".join(f"{name}={':'.join(f'{time:g}' for time in row)}" for name, row in rows.items())
 
     def per_stage(self, num_stages: int) -> dict[str, tuple[float, ...]]:
-        """Every field as a tuple with one time for each stage.
+        """The times of actions and hops, each as a tuple with one for each stage.
 
         Raises:
           ScheduleError: when a tuple has another length, or a time is negative or not finite.
         """
         times = {}
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            times[field.name] = value if isinstance(value, tuple) else (value,) * num_stages
-            if len(times[field.name]) != num_stages:
+            name, value = field.name, getattr(self, field.name)
+            row = value if isinstance(value, tuple) else (value,) * num_stages
+            if name in _EDGES and isinstance(value, tuple):
+                raise ScheduleError(f"costs: {name} has {len(value)} times: it belongs to no stage, give a single one.")
+            if len(row) != num_stages:
                 raise ScheduleError(
-                    f"costs: {field.name} has {len(value)} times for {num_stages} stages: "
+                    f"costs: {name} has {len(row)} times for {num_stages} stages: "
                     "give one for each stage, or a single number for all."
                 )
-            if not all(0 <= time <= MOST for time in times[field.name]):
-                raise ScheduleError(f"costs: {field.name}={value} must be at least 0 and at most {MOST:g}.")
+            if not all(0 <= time <= MOST for time in row):
+                raise ScheduleError(f"costs: {name}={value} must be at least 0 and at most {MOST:g}.")
+            if name not in _EDGES:
+                times[name] = row
         return times
 
     def durations(self, num_stages: int) -> dict[Kind, tuple[float, ...]]:
@@ -73,7 +84,7 @@ class Costs:
           ScheduleError: on an unknown or repeated name, or a time that is no number; with the form.
         """
         names = [field.name for field in dataclasses.fields(cls)]
-        values: dict[str, float | tuple[float, ...]] = {}
+        values: dict[str, Any] = {}
         for item in filter(None, text.split(",")):
             name, _, value = (part.strip() for part in item.partition("="))
             if name not in names:
@@ -101,7 +112,7 @@ def free_running(schedule: Schedule, costs: Costs) -> Timeline:
     Raises:
       ScheduleError: when `costs` do not fit the stages, or the schedule cannot be run to its end.
     """
-    durations, hops = costs.durations(schedule.num_stages), costs.per_stage(schedule.num_stages)["hop"]
+    durations, hops = _with_edges(costs, schedule.num_stages), costs.per_stage(schedule.num_stages)["hop"]
     ended: dict[Action, float] = {}
     free = [0.0] * schedule.num_ranks
     events: list[list[Event]] = [[] for _ in range(schedule.num_ranks)]
@@ -116,3 +127,13 @@ def free_running(schedule: Schedule, costs: Costs) -> Timeline:
     if any(len(row) < len(order) for row, order in zip(events, schedule.actions, strict=True)):
         validate(schedule)  # shows where it stalls
     return Timeline(schedule, tuple(map(tuple, events)))
+
+
+def _with_edges(costs: Costs, num_stages: int) -> dict[Kind, tuple[float, ...]]:
+    """Durations in which the first stage embeds and the last one scores, where its forward ends."""
+    durations = {kind: list(times) for kind, times in costs.durations(num_stages).items()}
+    durations[Kind.F][0] += costs.embed
+    durations[Kind.F][-1] += costs.head
+    for kind in (Kind.B, Kind.I):
+        durations[kind][0] += costs.embed_backward
+    return {kind: tuple(times) for kind, times in durations.items()}

@@ -1,23 +1,31 @@
 """The lockstep clock: what a lowered schedule costs when all ranks step through its ticks together, as they execute it.
 
 In a tick a rank runs F, then B or I, then W, and skips what it has not; the tick lasts as long as its slowest rank.
-Where the last stage's forward is scored between the slots (`Lowered.scores_between`), all ranks wait for each other
-behind the forward slot, since scoring takes all of them. That work itself, and embedding, cost nothing here.
+All ranks together embed what enters, before the forward slot, and take up the gradient of what comes back, at the
+tick's end. They score what leaves the last stage between the slots (`Lowered.scores_between`), for which all wait for
+each other, or at the tick's end, where they meet anyway.
 
 What is sent travels beside a slot. An activation sets out when its forward ends, and the tick lasts until it has
 arrived: it is hidden beside the backward slot of its tick as far as that is as long. A gradient sets out at the start
 of the next tick, and the backward slot of the rank that gets it waits for it: it is hidden beside the forward slot.
-Hops that carry nothing for anybody cost nothing. Invariant: every rank starts a tick at the same time. Imports no jax.
+Hops that carry nothing for anybody cost nothing. Invariant: every rank starts a tick at the same time, so that what a
+tick takes follows from what is done in it and in the one before. Imports no jax.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from fiddlex.pipeline.lowering import NONE, Lowered
-from fiddlex.pipeline.schedule import Action, Kind, Schedule
+from fiddlex.pipeline.schedule import Kind
 from fiddlex.pipeline.ticks import SLOTS
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.timeline import Event, Timeline
+
+_SLOT_OF = {kind: slot for slot, kinds in enumerate(SLOTS) for kind in kinds}
+_FORWARD, _BACKWARD, _WEIGHT = range(len(SLOTS))
 
 
 def lockstep(lowered: Lowered, costs: Costs) -> Timeline:
@@ -33,21 +41,14 @@ def lockstep(lowered: Lowered, costs: Costs) -> Timeline:
     Raises:
       ScheduleError: when `costs` do not fit the stages.
     """
-    ranks = _Ranks(lowered.schedule, costs)
-    meets_between = ((lowered.column("head")[:, 0] != NONE) & lowered.scores_between).tolist()
-    tick_starts = []
-    gradients: list[_Message] = []
-    for tick, (forwards, backwards, weights) in enumerate(_slots(lowered)):
-        start = ranks.meet()
-        tick_starts.append(start)
-        activations = ranks.run(forwards)
-        if meets_between[tick]:
-            ranks.meet()
-        ranks.receive(gradients, sent=start)
-        gradients = ranks.run(backwards)
-        ranks.run(weights)
-        ranks.receive(activations)
-    return Timeline(lowered.schedule, tuple(map(tuple, ranks.events)), tuple(tick_starts))
+    times = TickWork.of(lowered).times(costs)
+    starts = times.starts.tolist()
+    begins, ends = ((times.starts[:, None] + slots).tolist() for slots in (times.begins, times.ends))
+    events = []
+    for rank, (row, ticks) in enumerate(zip(lowered.schedule.actions, lowered.ticks, strict=True)):
+        in_order = sorted((tick, _SLOT_OF[action.kind], action) for action, tick in zip(row, ticks, strict=True))
+        events.append(tuple(Event(a, begins[slot][tick][rank], ends[slot][tick][rank]) for tick, slot, a in in_order))
+    return Timeline(lowered.schedule, tuple(events), tuple(starts), times.makespan, times.shared)
 
 
 def describe(lowered: Lowered, *, num_layers: Sequence[int]) -> str:
@@ -68,53 +69,91 @@ def describe(lowered: Lowered, *, num_layers: Sequence[int]) -> str:
     )
 
 
-class _Message(NamedTuple):
-    """What an action sends to another rank: when it can set out, and how long it takes."""
+class TickTimes(NamedTuple):
+    """When everything happens.
 
-    receiver: int
-    ready: float
-    hop: float
+    Attributes:
+      starts: of each tick, float [tick].
+      begins: of the slots, from the start of their tick, float [slot, tick, rank].
+      ends: likewise.
+      makespan: the end of the last tick.
+      shared: time in which all ranks embed and score.
+    """
 
-
-class _Ranks:
-    """The time on each rank, and what has run there."""
-
-    def __init__(self, schedule: Schedule, costs: Costs):
-        self.events: list[list[Event]] = [[] for _ in range(schedule.num_ranks)]
-        self._now = [0.0] * schedule.num_ranks
-        self._placement = schedule.placement
-        self._durations = costs.durations(schedule.num_stages)
-        self._hops = costs.per_stage(schedule.num_stages)["hop"]
-
-    def meet(self) -> float:
-        """All ranks wait for the last of them; the time it is then."""
-        self._now = [max(self._now)] * len(self._now)
-        return self._now[0]
-
-    def run(self, actions: list[Action]) -> list[_Message]:
-        """Runs at most one action on each rank, and gives what F, B or I send to the neighbouring stage."""
-        messages = []
-        for action in actions:
-            rank = self._placement[action.stage]
-            start = self._now[rank]
-            self._now[rank] = end = start + self._durations[action.kind][action.stage]
-            self.events[rank].append(Event(action, start, end))
-            neighbour = action.stage + (1 if action.kind is Kind.F else -1)
-            if 0 <= neighbour < len(self._placement) and self._placement[neighbour] != rank:
-                messages.append(_Message(self._placement[neighbour], end, self._hops[action.stage]))
-        return messages
-
-    def receive(self, messages: list[_Message], *, sent: float = 0.0) -> None:
-        """The receivers wait for messages that set out at time `sent`, or when they are ready."""
-        for receiver, ready, hop in messages:
-            self._now[receiver] = max(self._now[receiver], max(ready, sent) + hop)
+    starts: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    makespan: float
+    shared: float
 
 
-def _slots(lowered: Lowered) -> list[tuple[list[Action], ...]]:
-    """For each tick the actions of all ranks by slot."""
-    slots: list[tuple[list[Action], ...]] = [tuple([] for _ in SLOTS) for _ in range(lowered.num_ticks)]
-    slot_of = {kind: slot for slot, kinds in enumerate(SLOTS) for kind in kinds}
-    for row, ticks in zip(lowered.schedule.actions, lowered.ticks, strict=True):
-        for action, tick in zip(row, ticks, strict=True):
-            slots[tick][slot_of[action.kind]].append(action)
-    return slots
+@dataclasses.dataclass(frozen=True)
+class TickWork:
+    """What is done in each tick, whatever it costs.
+
+    Attributes:
+      lowered: the schedule.
+      rows: of each slot what runs there, int [slot, tick, rank]: an index into `_durations`, 0 where nothing does.
+      activations: messages of forwards to other ranks: tick, rank that sends, rank that gets it, stage that sends it.
+      gradients: the same of B and I; the tick is the one in which they travel, the next.
+    """
+
+    lowered: Lowered
+    rows: np.ndarray
+    activations: np.ndarray
+    gradients: np.ndarray
+
+    @classmethod
+    def of(cls, lowered: Lowered) -> "TickWork":
+        """Reads the work off a schedule; linear in its actions."""
+        schedule, placement = lowered.schedule, lowered.schedule.placement
+        rows = np.zeros((len(SLOTS), lowered.num_ticks, schedule.num_ranks), np.int64)
+        messages: tuple[list[tuple[int, int, int, int]], ...] = ([], [])
+        for rank, (actions, ticks) in enumerate(zip(schedule.actions, lowered.ticks, strict=True)):
+            for (stage, kind, _), tick in zip(actions, ticks, strict=True):
+                rows[_SLOT_OF[kind], tick, rank] = 1 + len(Kind) * stage + _KINDS[kind]
+                neighbour = stage + (1 if kind is Kind.F else -1)
+                arrives = tick + (kind is not Kind.F)  # after the last tick where a pipeline is cut before its end
+                if kind is Kind.W or not 0 <= neighbour < len(placement) or arrives == lowered.num_ticks:
+                    continue
+                if placement[neighbour] != rank:
+                    messages[kind is not Kind.F].append((arrives, rank, placement[neighbour], stage))
+        activations, gradients = (np.asarray(each, np.int64).reshape(-1, 4).T for each in messages)
+        return cls(lowered, rows, activations, gradients)
+
+    def times(self, costs: Costs) -> TickTimes:
+        """The clock itself.
+
+        Raises:
+          ScheduleError: when `costs` do not fit the stages.
+        """
+        lowered, hops = self.lowered, np.asarray(costs.per_stage(self.lowered.schedule.num_stages)["hop"])
+        lengths = self._durations(costs)[self.rows]
+        begins, ends = np.zeros_like(lengths), np.zeros_like(lengths)
+        embeds, scores, embeds_backward = (
+            (lowered.column(name)[:, 0] != NONE)[:, None] for name in ("embed", "head", "embed_backward")
+        )
+        begins[_FORWARD] = costs.embed * embeds
+        ends[_FORWARD] = begins[_FORWARD] + lengths[_FORWARD]
+        now = ends[_FORWARD].copy()
+        if lowered.scores_between:
+            now = np.where(scores, now.max(axis=1, keepdims=True) + costs.head, now)
+        ticks, _, receivers, stages = self.gradients
+        np.maximum.at(now, (ticks, receivers), hops[stages])
+        begins[_BACKWARD], ends[_BACKWARD] = now, now + lengths[_BACKWARD]
+        begins[_WEIGHT], ends[_WEIGHT] = ends[_BACKWARD], ends[_BACKWARD] + lengths[_WEIGHT]
+        now = ends[_WEIGHT].copy()
+        ticks, senders, receivers, stages = self.activations
+        np.maximum.at(now, (ticks, receivers), ends[_FORWARD][ticks, senders] + hops[stages])
+        shared = costs.embed * embeds + costs.head * scores + costs.embed_backward * embeds_backward
+        at_end = costs.embed_backward * embeds_backward + (0.0 if lowered.scores_between else costs.head * scores)
+        clock = np.cumsum([0.0, *(now.max(axis=1) + at_end[:, 0])])
+        return TickTimes(clock[:-1], begins, ends, float(clock[-1]), float(shared.sum()))
+
+    def _durations(self, costs: Costs) -> np.ndarray:
+        """0, then the time of each kind on each stage, float [1 + stage × kind]."""
+        durations = costs.durations(self.lowered.schedule.num_stages)
+        return np.concatenate([[0.0], np.stack([durations[kind] for kind in _KINDS], axis=1).ravel()])
+
+
+_KINDS = {kind: number for number, kind in enumerate(Kind)}

@@ -29,21 +29,25 @@ class Timeline:
       schedule: what was run.
       events: [rank][number], in order of time; those of one rank never overlap.
       tick_starts: when each tick starts, where all ranks step together (`lockstep`); else empty.
+      end: of the last tick; else that of the last action.
+      shared: time in which all ranks together embed and score, in ticks.
     """
 
     schedule: Schedule
     events: tuple[tuple[Event, ...], ...]
     tick_starts: tuple[float, ...] = ()
+    end: float | None = None
+    shared: float = 0.0
 
     @functools.cached_property
     def makespan(self) -> float:
-        """End of the last action of all; the first starts at 0."""
-        return max(row[-1].end for row in self.events)
+        """When all is done; the first action starts at 0."""
+        return max(row[-1].end for row in self.events) if self.end is None else self.end
 
     @functools.cached_property
     def work(self) -> tuple[float, ...]:
         """Time that each rank computes."""
-        return tuple(math.fsum(event.end - event.start for event in row) for row in self.events)
+        return tuple(math.fsum([self.shared, *(event.end - event.start for event in row)]) for row in self.events)
 
     @property
     def ideal(self) -> float:

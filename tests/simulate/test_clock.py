@@ -162,6 +162,13 @@ def test_a_hop_is_paid_between_ranks_only_and_by_the_stage_that_sends():
     assert [event.start for event in timeline.events[1]] == [2.25, 3.25]
 
 
+def test_the_first_stage_embeds_and_the_last_one_scores():
+    schedule = from_csv("0F0,0I0,0W0\n1F0,1B0\n", "t")
+    timeline = free_running(schedule, Costs(1.0, 1.0, 1.0, embed=0.25, head=0.5, embed_backward=0.125))
+    assert [(event.start, event.end) for event in timeline.events[0]] == [(0.0, 1.25), (4.75, 5.875), (5.875, 6.875)]
+    assert [(event.start, event.end) for event in timeline.events[1]] == [(1.25, 2.75), (2.75, 4.75)]
+
+
 def test_peaks_count_a_chunk_as_its_share_of_the_rank():
     timeline = free_running(from_csv("0F0,2F0,2B0,0B0,\n1F0,1B0\n", "t"), UNIT)
     assert timeline.memory(0) == [(0.0, 1), (2.0, 2), (5.0, 1), (9.0, 0)]
@@ -179,6 +186,10 @@ def test_every_action_starts_at_the_first_moment_it_can(schedule, data):
     for row in timeline.events:
         for (stage, kind, _), start, end in row:
             duration = lasts[Kind.I][stage] + lasts[Kind.W][stage] if kind is Kind.B else lasts[kind][stage]
+            if kind is Kind.F:
+                duration += costs.embed * (stage == 0) + costs.head * (stage == schedule.num_stages - 1)
+            elif kind is not Kind.W:
+                duration += costs.embed_backward * (stage == 0)
             assert end == start + duration
         assert all(after.start >= before.end for before, after in itertools.pairwise(row))
     events = [event for row in timeline.events for event in row]
@@ -238,7 +249,7 @@ def test_costs_are_read_from_text(text, costs):
 
 
 def test_costs_print_all_times():
-    text = "forward=1:1:2.5,backward_input=1,backward_weight=1,hop=0.1"
+    text = "forward=1:1:2.5,backward_input=1,backward_weight=1,hop=0.1,embed=0,head=0,embed_backward=0"
     assert str(Costs(forward=(1.0, 1.0, 2.5), hop=0.1)) == text
 
 
@@ -246,7 +257,11 @@ def test_costs_print_all_times():
     ("text", "message"),
     [
         ("forwards=1", "costs: there is no 'forwards'. Did you mean 'forward'?"),
-        ("1,2,3", "costs: there is no '1'. Known: forward, backward_input, backward_weight, hop."),
+        (
+            "1,2,3",
+            "costs: there is no '1'. "
+            "Known: forward, backward_input, backward_weight, hop, embed, head, embed_backward.",
+        ),
         ("forward:1", "costs: there is no 'forward:1'. Did you mean 'forward'?"),
         ("hop=1,hop=2", "costs: hop is given twice."),
         ("hop=1;2", "costs: 'hop=1;2' gives no time."),
@@ -263,6 +278,8 @@ def test_costs_that_cannot_be_read_are_refused_with_the_form(text, message):
     ("costs", "message"),
     [
         (Costs(forward=(1.0, 2.0, 3.0)), "costs: forward has 3 times for 2 stages: give one for each stage"),
+        (Costs(head=(1.0, 2.0)), "costs: head has 2 times: it belongs to no stage, give a single one."),
+        (Costs(embed=float("inf")), "costs: embed=inf must be at least 0"),
         (Costs(hop=-0.5), "costs: hop=-0.5 must be at least 0 and at most 1e+100."),
         (Costs(backward_weight=(1.0, float("nan"))), "costs: backward_weight=(1.0, nan) must be at least 0"),
     ],

@@ -121,23 +121,30 @@ def test_every_start_follows_from_the_rules_of_a_tick(schedule, data):
         for row, ticks in zip(schedule.actions, lowered.ticks, strict=True)
         for action, tick in zip(row, ticks, strict=True)
     }
-    ends = [*timeline.tick_starts[1:], timeline.makespan]
+    ends, shared = [*timeline.tick_starts[1:], timeline.makespan], 0.0
     for tick, (start, end) in enumerate(zip(timeline.tick_starts, ends, strict=True)):
         ran, before = (
             {event.action: event for row in timeline.events for event in row if tick_of[event.action] == wanted}
             for wanted in (tick, tick - 1)
         )
         forward_end, backward_end, reached = {}, {}, []
+        stages = [(action.kind, action.stage) for action in ran]
+        entering = costs.embed if (Kind.F, 0) in stages else 0
+        scoring = costs.head if (Kind.F, last) in stages else 0
+        coming_back = costs.embed_backward if {(Kind.B, 0), (Kind.I, 0)}.intersection(stages) else 0
+        shared += entering + scoring + coming_back
         for rank in range(schedule.num_ranks):
-            forward_end[rank] = max((e.end for a, e in ran.items() if on(a, rank, placement, "F")), default=start)
+            forward_end[rank] = max(
+                (e.end for a, e in ran.items() if on(a, rank, placement, "F")), default=start + entering
+            )
         for action, event in ran.items():
             if action.kind is Kind.F:
-                assert event.start == start
+                assert event.start == start + entering
                 if action.stage < last and placement[action.stage + 1] != placement[action.stage]:
                     reached.append(event.end + hops[action.stage])
-        scored = lowered.scores_between and any(a.kind is Kind.F and a.stage == last for a in ran)
+        scored = lowered.scores_between and (Kind.F, last) in stages
         for rank in range(schedule.num_ranks):
-            gate = max(forward_end.values()) if scored else forward_end[rank]
+            gate = max(forward_end.values()) + scoring if scored else forward_end[rank]
             for sender in before:
                 if sender.kind in (Kind.B, Kind.I) and sender.stage and placement[sender.stage - 1] == rank:
                     gate = max(gate, start + (hops[sender.stage] if placement[sender.stage] != rank else 0))
@@ -150,8 +157,8 @@ def test_every_start_follows_from_the_rules_of_a_tick(schedule, data):
             if action.kind is Kind.W:
                 assert event.start == backward_end[placement[action.stage]]
         reached += [*backward_end.values(), *(event.end for event in ran.values())]
-        if tick + 1 < len(ends):
-            assert end == max(reached)
+        assert end == max(reached) + coming_back + (0 if scored else scoring)
+    assert timeline.shared == shared
 
 
 def on(action, rank, placement, kinds):
