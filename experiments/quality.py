@@ -35,6 +35,7 @@ _STEPS = flags.DEFINE_integer("steps", 2000, "steps of each run", lower_bound=10
 _MODELS = flags.DEFINE_multi_enum("models", list(SIZES), list(SIZES), "models to train")
 _SEMANTICS = flags.DEFINE_multi_string("semantics", list(SEMANTICS), "values of pipeline.semantics_schedule to compare")
 _LEARNING_RATES = flags.DEFINE_multi_float("learning_rates", [1e-4], "peaks of the learning rate")
+_WARMUPS = flags.DEFINE_multi_integer("warmup_steps", [50], "steps in which the learning rate rises", lower_bound=0)
 _BETAS = flags.DEFINE_multi_float("beta1", [0.9], "AdamW's momentum")
 _PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; nothing is trained then")
 
@@ -49,6 +50,7 @@ class Case:
     steps: int
     learning_rate: float
     beta1: float
+    warmup_steps: int = 50
 
 
 def main(argv: list[str]) -> None:
@@ -70,10 +72,11 @@ def main(argv: list[str]) -> None:
 
 def asked() -> list[Case]:
     """The runs that the flags ask for."""
-    values = itertools.product(
-        range(_SEEDS.value), _LEARNING_RATES.value, _BETAS.value, _MODELS.value, _SEMANTICS.value
-    )
-    return [Case(model, semantics, seed, _STEPS.value, rate, beta1) for seed, rate, beta1, model, semantics in values]
+    lists = (_LEARNING_RATES.value, _BETAS.value, _WARMUPS.value, _MODELS.value, _SEMANTICS.value)
+    return [
+        Case(model, semantics, seed, _STEPS.value, rate, beta1, warmup)
+        for seed, rate, beta1, warmup, model, semantics in itertools.product(range(_SEEDS.value), *lists)
+    ]
 
 
 def make_config(case: Case) -> Config:
@@ -86,7 +89,8 @@ def make_config(case: Case) -> Config:
     config.pipeline.semantics_schedule = case.semantics
     config.optimizer.learning_rate, config.optimizer.final_learning_rate = case.learning_rate, case.learning_rate / 10
     config.optimizer.beta1 = case.beta1
-    config.optimizer.warmup_steps, config.optimizer.weight_decay, config.optimizer.clip_norm = 50, 0.1, 1.0
+    config.optimizer.warmup_steps, config.optimizer.weight_decay = case.warmup_steps, 0.1
+    config.optimizer.clip_norm = 1.0
     config.data.source, config.data.global_batch_size, config.data.eval_batches = "stdlib", 16, 32
     if case.model.startswith("bert"):
         config.model.family, config.model.init_std, config.model.seq_len = "bert", 0.15, 32
@@ -154,10 +158,10 @@ def last_loss(records: list[dict[str, Any]]) -> float:
 
 def table(results: dict[Case, list[dict[str, Any]]]) -> str:
     """Mean and spread of the last held-out losses, and how far they are from those of sync."""
-    last: dict[tuple[str, int, float, float, str], list[float]] = collections.defaultdict(list)
-    tasks: dict[tuple[str, int, float, float, str], list[float]] = collections.defaultdict(list)
+    last: dict[Case, list[float]] = collections.defaultdict(list)
+    tasks: dict[Case, list[float]] = collections.defaultdict(list)
     for case, records in sorted(results.items()):
-        key = case.model, case.steps, case.learning_rate, case.beta1, case.semantics
+        key = dataclasses.replace(case, seed=0)
         last[key].append(last_loss(records))
         tasks[key] += [record["task_accuracy"] for record in records if "task_accuracy" in record]
     header = (
@@ -165,6 +169,7 @@ def table(results: dict[Case, list[dict[str, Any]]]) -> str:
         "steps",
         "peak rate",
         "beta1",
+        "warm-up",
         "semantics",
         "runs",
         "held-out loss",
@@ -175,17 +180,17 @@ def table(results: dict[Case, list[dict[str, Any]]]) -> str:
     )
     rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     for key, losses in last.items():
-        model, steps, rate, beta1, semantics = key
         on_task = tasks[key]
-        base = last.get((model, steps, rate, beta1, "sync"), [float("nan")])
+        base = last.get(dataclasses.replace(key, semantics="sync"), [float("nan")])
         numbers = (statistics.fmean(losses), min(losses), max(losses))
         against = f"{statistics.fmean(losses) / statistics.fmean(base) - 1:+.2%}"
         cells = (
-            model,
-            steps,
-            f"{rate:g}",
-            f"{beta1:g}",
-            semantics,
+            key.model,
+            key.steps,
+            f"{key.learning_rate:g}",
+            f"{key.beta1:g}",
+            key.warmup_steps,
+            key.semantics,
             len(losses),
             *(f"{n:.4f}" for n in numbers),
             against,
