@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fiddlex.pipeline.lowering import NONE, Lowered
-from fiddlex.pipeline.schedule import Kind
-from fiddlex.pipeline.ticks import SLOTS
+from fiddlex.pipeline.lowering import Lowered
+from fiddlex.pipeline.schedule import Kind, Schedule
+from fiddlex.pipeline.ticks import SLOTS, Ticks, fills_pairs
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.timeline import Event, Timeline
 
@@ -41,7 +41,7 @@ def lockstep(lowered: Lowered, costs: Costs) -> Timeline:
     Raises:
       ScheduleError: when `costs` do not fit the stages.
     """
-    times = TickWork.of(lowered).times(costs)
+    times = TickWork.of(lowered.schedule, lowered.ticks, num_ticks=lowered.num_ticks).times(costs)
     starts = times.starts.tolist()
     begins, ends = ((times.starts[:, None] + slots).tolist() for slots in (times.begins, times.ends))
     events = []
@@ -92,34 +92,44 @@ class TickWork:
     """What is done in each tick, whatever it costs.
 
     Attributes:
-      lowered: the schedule.
+      num_stages: pieces of the model.
+      scores_between: whether the head scores between the forward and the backward slot.
       rows: of each slot what runs there, int [slot, tick, rank]: an index into `_durations`, 0 where nothing does.
+      edges: whether a microbatch enters, leaves, and comes back in a tick, bool [3, tick].
       activations: messages of forwards to other ranks: tick, rank that sends, rank that gets it, stage that sends it.
       gradients: the same of B and I; the tick is the one in which they travel, the next.
     """
 
-    lowered: Lowered
+    num_stages: int
+    scores_between: bool
     rows: np.ndarray
+    edges: np.ndarray
     activations: np.ndarray
     gradients: np.ndarray
 
     @classmethod
-    def of(cls, lowered: Lowered) -> "TickWork":
-        """Reads the work off a schedule; linear in its actions."""
-        schedule, placement = lowered.schedule, lowered.schedule.placement
-        rows = np.zeros((len(SLOTS), lowered.num_ticks, schedule.num_ranks), np.int64)
+    def of(cls, schedule: Schedule, ticks: Ticks, *, num_ticks: int) -> "TickWork":
+        """Reads the work off a schedule that is placed on ticks; linear in its actions."""
+        placement, last = schedule.placement, schedule.num_stages - 1
+        rows = np.zeros((len(SLOTS), num_ticks, schedule.num_ranks), np.int64)
+        edges = np.zeros((3, num_ticks), bool)
         messages: tuple[list[tuple[int, int, int, int]], ...] = ([], [])
-        for rank, (actions, ticks) in enumerate(zip(schedule.actions, lowered.ticks, strict=True)):
-            for (stage, kind, _), tick in zip(actions, ticks, strict=True):
+        for rank, (actions, own_ticks) in enumerate(zip(schedule.actions, ticks, strict=True)):
+            for (stage, kind, _), tick in zip(actions, own_ticks, strict=True):
+                is_forward = kind is Kind.F
                 rows[_SLOT_OF[kind], tick, rank] = 1 + len(Kind) * stage + _KINDS[kind]
-                neighbour = stage + (1 if kind is Kind.F else -1)
-                arrives = tick + (kind is not Kind.F)  # after the last tick where a pipeline is cut before its end
-                if kind is Kind.W or not 0 <= neighbour < len(placement) or arrives == lowered.num_ticks:
+                if kind is Kind.W:
                     continue
-                if placement[neighbour] != rank:
-                    messages[kind is not Kind.F].append((arrives, rank, placement[neighbour], stage))
+                if stage == 0:
+                    edges[0 if is_forward else 2, tick] = True
+                if stage == last and is_forward:
+                    edges[1, tick] = True
+                neighbour = stage + (1 if is_forward else -1)
+                arrives = tick + (not is_forward)  # after the last tick where a pipeline is cut before its end
+                if 0 <= neighbour <= last and placement[neighbour] != rank and arrives < num_ticks:
+                    messages[not is_forward].append((arrives, rank, placement[neighbour], stage))
         activations, gradients = (np.asarray(each, np.int64).reshape(-1, 4).T for each in messages)
-        return cls(lowered, rows, activations, gradients)
+        return cls(schedule.num_stages, fills_pairs(schedule), rows, edges, activations, gradients)
 
     def times(self, costs: Costs) -> TickTimes:
         """The clock itself.
@@ -127,16 +137,14 @@ class TickWork:
         Raises:
           ScheduleError: when `costs` do not fit the stages.
         """
-        lowered, hops = self.lowered, np.asarray(costs.per_stage(self.lowered.schedule.num_stages)["hop"])
+        hops = np.asarray(costs.per_stage(self.num_stages)["hop"])
         lengths = self._durations(costs)[self.rows]
         begins, ends = np.zeros_like(lengths), np.zeros_like(lengths)
-        embeds, scores, embeds_backward = (
-            (lowered.column(name)[:, 0] != NONE)[:, None] for name in ("embed", "head", "embed_backward")
-        )
+        embeds, scores, embeds_backward = self.edges[..., None]
         begins[_FORWARD] = costs.embed * embeds
         ends[_FORWARD] = begins[_FORWARD] + lengths[_FORWARD]
         now = ends[_FORWARD].copy()
-        if lowered.scores_between:
+        if self.scores_between:
             now = np.where(scores, now.max(axis=1, keepdims=True) + costs.head, now)
         ticks, _, receivers, stages = self.gradients
         np.maximum.at(now, (ticks, receivers), hops[stages])
@@ -146,13 +154,13 @@ class TickWork:
         ticks, senders, receivers, stages = self.activations
         np.maximum.at(now, (ticks, receivers), ends[_FORWARD][ticks, senders] + hops[stages])
         shared = costs.embed * embeds + costs.head * scores + costs.embed_backward * embeds_backward
-        at_end = costs.embed_backward * embeds_backward + (0.0 if lowered.scores_between else costs.head * scores)
+        at_end = costs.embed_backward * embeds_backward + (0.0 if self.scores_between else costs.head * scores)
         clock = np.cumsum([0.0, *(now.max(axis=1) + at_end[:, 0])])
         return TickTimes(clock[:-1], begins, ends, float(clock[-1]), float(shared.sum()))
 
     def _durations(self, costs: Costs) -> np.ndarray:
         """0, then the time of each kind on each stage, float [1 + stage × kind]."""
-        durations = costs.durations(self.lowered.schedule.num_stages)
+        durations = costs.durations(self.num_stages)
         return np.concatenate([[0.0], np.stack([durations[kind] for kind in _KINDS], axis=1).ravel()])
 
 

@@ -1,0 +1,65 @@
+"""What the planner says of a pipeline without lowering it, against the whole lowering."""
+
+import functools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fiddlex.pipeline.frame import make_frame
+from fiddlex.pipeline.generators import make_schedule
+from fiddlex.pipeline.lowering import lower
+from fiddlex.pipeline.semantics import make_semantics
+from fiddlex.pipeline.windows import unroll
+from fiddlex.planner.shapes import SCHEDULES, Shape, batch_seconds, sizes, stage_ranks
+from fiddlex.simulate.clock import Costs
+from fiddlex.simulate.lockstep import lockstep
+from fiddlex.simulate.steady import steady
+from tests.simulate.strategies import stage_costs
+
+
+@st.composite
+def shapes(draw, semantics=("sync",)):
+    """Short and long pipelines of every schedule."""
+    name = draw(st.sampled_from(SCHEDULES if semantics == ("sync",) else ("1f1b", "interleaved_1f1b")))
+    pipe = draw(st.integers(1, 6))
+    chunks = {"interleaved_1f1b": draw(st.integers(1, 3)), "zb_v": 2}.get(name, 1)
+    least = pipe if semantics != ("sync",) else 1
+    m = draw(st.integers(least, 6 * pipe))
+    if name == "interleaved_1f1b":
+        m = max(m // pipe, 1) * pipe
+    return Shape(name, pipe, chunks, m, draw(st.sampled_from(semantics)))
+
+
+def lowered(shape):
+    return lower(make_schedule(shape.schedule, pipe=shape.pipe, chunks=shape.chunks, num_microbatches=shape[3]))
+
+
+@settings(max_examples=200)
+@given(shapes())
+def test_slots_are_those_of_the_lowering(shape):
+    assert sizes(shape) == make_frame(lowered(shape), shape.num_microbatches).sizes
+    assert stage_ranks(shape) == lowered(shape).schedule.placement
+
+
+@settings(max_examples=200)
+@given(shapes(), st.data())
+def test_a_batch_takes_as_long_as_simulated_whole(shape, data):
+    costs = data.draw(stage_costs(shape.pipe * shape.chunks))
+    assert batch_seconds(shape, costs) == pytest.approx(lockstep(lowered(shape), costs).makespan, rel=1e-12)
+
+
+@settings(max_examples=60)
+@given(shapes(semantics=("2bw",)), st.data())
+def test_a_pipeline_that_goes_on_takes_as_long_as_unrolled(shape, data):
+    make = functools.partial(make_schedule, shape.schedule, pipe=shape.pipe, chunks=shape.chunks)
+    batch = make(num_microbatches=shape.num_microbatches)
+    semantics = make_semantics("2bw", num_stages=batch.num_stages, batch_size=shape.num_microbatches)
+    windows = unroll(batch, semantics, lambda number: make(num_microbatches=number))
+    costs = data.draw(stage_costs(batch.num_stages))
+    assert sizes(shape) == windows.sizes
+    assert batch_seconds(shape, costs) == pytest.approx(steady(windows, costs).period, rel=1e-12, abs=1e-12)
+
+
+def test_a_long_deep_pipeline_takes_no_longer_than_its_length_says():
+    assert batch_seconds(Shape("1f1b", 32, 1, 4096), Costs()) == 3 * (4096 + 31)
