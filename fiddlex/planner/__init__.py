@@ -1,0 +1,1 @@
+"""Chooses the layout of a run for given hardware. Imports no jax."""
