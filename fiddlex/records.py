@@ -42,7 +42,7 @@ def from_mapping(cls: type, values: Any, prefix: str, **known: Any) -> Any:
     missing = [name for name, field in fields.items() if name not in kwargs and _is_required(field)]
     if missing:
         needed = [name for name, field in fields.items() if _is_required(field)]
-        raise ConfigError(f"{where} lacks {', '.join(missing)}. Every one needs {', '.join(needed)}.")
+        raise ConfigError(f"{where} lacks {', '.join(missing)}. It needs {', '.join(needed)}.")
     return cls(**kwargs)
 
 

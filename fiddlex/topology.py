@@ -54,10 +54,9 @@ from fiddlex import rules
 from fiddlex.config import COMPUTE_DTYPES
 from fiddlex.errors import ConfigError
 from fiddlex.records import from_mapping
+from fiddlex.slices import slice_shape
 
 _CATALOGUE = importlib.resources.files("fiddlex") / "topologies"
-# The slices below one cube of 4 × 4 × 4, of which all larger ones on a torus of three dimensions are made.
-_PARTS_OF_A_CUBE = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +104,8 @@ class Chip:
                 f"{prefix}peak_flops is empty: give operations/s for one or more of {', '.join(COMPUTE_DTYPES)}."
             )
         for dtype, peak in self.peak_flops.items():
-            rules.choice(f"a key of {prefix}peak_flops", dtype, COMPUTE_DTYPES)
+            if dtype not in COMPUTE_DTYPES:
+                raise ConfigError(f"{prefix}peak_flops has no dtype {dtype!r}. {rules.nearest(dtype, COMPUTE_DTYPES)}")
             rules.positive(f"{prefix}peak_flops.{dtype}", peak)
 
 
@@ -207,7 +207,8 @@ class Topology:
         Raises:
           ConfigError: when no link joins so many.
         """
-        self._check_joined(max(stride * size, num_devices), f"{max(stride * size, num_devices)} devices")
+        most = max(stride * size, num_devices)
+        self._check_joined(most, f"{most} devices")
         rings, joined = [], 1  # devices of the group within a run of consecutive ones
         for link in self.links:
             if link is self.links[-1] or 0 < num_devices <= link.devices:
@@ -241,17 +242,18 @@ class Topology:
     def compile_name(self, num_devices: int) -> str | None:
         """What `experiments/compile.py --topology` calls `num_devices` of these; None where there is no such cluster.
 
-        Of TPUs it is the most cubic of the slices that can be had (Cloud TPU's pages on v4, v5e, v5p and v6e): on a
-        torus of two dimensions powers of two, on one of three parts of a cube of 64 chips or whole cubes.
+        Of GPUs, whole hosts or a part of one; of TPUs the most cubic slice (`fiddlex.slices`).
         """
         if self.compiler is None:
             return None
         first = self.links[0].devices or num_devices
+        shape: tuple[int, ...] = ()
         if self.compiler.platform == "gpu":
             per_host = min(num_devices, first)
-            shape = (num_devices // per_host, per_host) if num_devices % per_host == 0 else ()
-        else:
-            shape = _slice_shape(self.compiler.torus, num_devices) if num_devices <= first else ()
+            if num_devices % per_host == 0:
+                shape = num_devices // per_host, per_host
+        elif num_devices <= first:
+            shape = slice_shape(self.compiler.torus, num_devices)
         return f"{self.compiler.platform}:{self.compiler.name}:{'x'.join(map(str, shape))}" if shape else None
 
     def validate(self) -> "Topology":
@@ -273,7 +275,7 @@ class Topology:
         for index, link in enumerate(self.links):
             outermost = link is self.links[-1]
             if not (outermost and link.devices == 0) and (link.devices <= inner or link.devices % inner):
-                least = "2" if index == 0 else f"a multiple of the {inner} of links[{index - 1}] and more"
+                least = "at least 2" if index == 0 else f"a larger multiple of the {inner} of links[{index - 1}]"
                 raise ConfigError(
                     f"{prefix}links[{index}].devices={link.devices} must be {least}: links go from the innermost "
                     "outwards, and each joins whole groups of the one before it. Only the last may have 0, any number."
@@ -284,25 +286,6 @@ class Topology:
         if self.compiler:
             self.compiler.validate(f"{prefix}compiler.")
         return self
-
-
-def _slice_shape(dimensions: int, num_devices: int) -> tuple[int, ...]:
-    """Empty where there is none."""
-    if dimensions == 2:
-        if num_devices == 2 or num_devices.bit_count() != 1:
-            return ()
-        narrow = 2 ** ((num_devices.bit_length() - 1) // 2)
-        return narrow, num_devices // narrow
-    if num_devices < 64 or num_devices % 64:
-        return _PARTS_OF_A_CUBE.get(num_devices, ())
-    cubes = num_devices // 64
-    shapes = [
-        (a, b, cubes // (a * b))
-        for a in range(1, math.isqrt(cubes) + 1)
-        for b in range(a, math.isqrt(cubes // a) + 1)
-        if cubes % (a * b) == 0
-    ]
-    return tuple(4 * edge for edge in min(shapes, key=sum))
 
 
 def catalogue() -> tuple[str, ...]:
