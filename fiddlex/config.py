@@ -8,12 +8,11 @@ and the like) are computed here and nowhere else. Imports no jax.
 
 import dataclasses
 import json
-import typing
-from collections.abc import Mapping
 from typing import Any
 
 from fiddlex import rules
 from fiddlex.errors import ConfigError
+from fiddlex.records import from_mapping
 
 # What each family can be trained to do; the first is meant where model.objective is empty.
 OBJECTIVES = {"gpt": ("lm",), "bert": ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")}
@@ -379,7 +378,7 @@ class Config:
             values = json.loads(text)
         except (json.JSONDecodeError, RecursionError) as error:
             raise ConfigError(f"not JSON: {error}") from error
-        return _from_mapping(cls, values, path="")
+        return from_mapping(cls, values, "config.")
 
 
 def check_field(path: str) -> None:
@@ -395,29 +394,6 @@ def check_field(path: str) -> None:
             raise ConfigError(f"{where} has no field {part!r}. {rules.nearest(part, fields)}")
         seen.append(part)
         holder = fields[part]
-
-
-def _from_mapping(cls: type, values: Any, path: str) -> Any:
-    where = f"config.{path}".rstrip(".")
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where} must be an object with fields, not {values!r}.")
-    fields = {f.name: f.type for f in dataclasses.fields(cls)}
-    kwargs = {}
-    for name, value in values.items():
-        if name not in fields:
-            raise ConfigError(f"{where} has no field {name!r}. {rules.nearest(name, fields)}")
-        kwargs[name] = _typed(fields[name], value, f"{path}{name}")
-    return cls(**kwargs)
-
-
-def _typed(kind: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return _from_mapping(typing.cast(type, kind), value, f"{path}.")
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
-        raise ConfigError(f"config.{path}={value!r} is a {type(value).__name__}; it must be of type {kind.__name__}.")
-    return value
 
 
 def _source(name: str, value: str, *, optional: bool) -> None:

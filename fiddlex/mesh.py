@@ -123,8 +123,10 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
 def _tpu_devices(name: str) -> Sequence[jax.Device]:
     for variable, value in _NO_TPU.items():
         os.environ.setdefault(variable, value)
+    # Both cores of a chip are one device on every TPU of today; of v4, libtpu wants to be told.
+    one_device = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **one_device).devices
     except jax.errors.JaxRuntimeError as error:
         raise ConfigError(f"libtpu knows no topology {name!r} ({error}). {_TOPOLOGIES}.") from error
 
