@@ -1,23 +1,29 @@
 """Seconds of everything that a train step does, on a topology: what the simulator is run with.
 
-Times of computation are reckoned from the work (`work`) and a chip's peak, or come from a profile of measured ones
-(`profile`). Communication is counted on the links that it really crosses (`Topology.rings`): tensor parallelism inside a
-layer, hops between stages, the whole pipe for embedding and head, gradients and weights over `data`. Communication
-inside a layer, and that over `data`, is taken to be exposed, as XLA schedules it beside nothing. Imports no jax.
+Times of computation are reckoned from the work (`work`) and a chip's peak. Communication is counted on the links that
+it really crosses (`Topology.rings`): tensor parallelism inside a layer, hops between stages, the whole pipe for
+embedding and head, gradients and weights over `data`. Communication inside a layer, and that over `data`, is taken to
+be exposed, as XLA schedules it beside nothing. Imports no jax.
 
 Sources: volumes of Narayanan et al., SC 2021, section 3; sequence parallelism of Korthikanti et al., MLSys 2023,
 section 3.2 (an all-reduce is a reduce-scatter and an all-gather of the same bytes).
 """
 
 import dataclasses
+import functools
+import itertools
+import math
 from collections.abc import Sequence
 
-from fiddlex.config import Config
+from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.planner.communication import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
-from fiddlex.planner.work import BYTES, FLOAT32, EdgeWork, LayerWork, edge_work, layer_work
+from fiddlex.planner.work import BYTES, FLOAT32, Work, edge_work, layer_work
 from fiddlex.simulate.clock import Costs
-from fiddlex.topology import Ring, Topology
+from fiddlex.topology import Link, Ring, Topology
+
+# Share of the peak that large products reach: fitted to the first four rows of SC'21's table 1 (docs/planner.md).
+EFFICIENCY = 0.62
 
 # Moments that an optimizer reads and writes for every weight; Adafactor's are vectors.
 _MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "adafactor": 0}
@@ -31,10 +37,11 @@ class StepTimes:
       forward: of a layer and microbatch.
       backward_input: likewise, with what is computed again for it.
       backward_weight: likewise.
-      exchange: of those three, what is communication over `tensor`.
+      exchange: of those three, what is communication.
       embed: of a microbatch, on all ranks together.
       head: likewise.
       embed_backward: likewise.
+      edge_exchange: of those three, what is communication.
       hops: from each rank of the pipe to the next, the last to the first.
       reduce: of the gradients over `data`, once a step.
       gather: of the weights over `data`, once a step.
@@ -48,6 +55,7 @@ class StepTimes:
     embed: float
     head: float
     embed_backward: float
+    edge_exchange: float
     hops: tuple[float, ...]
     reduce: float
     gather: float
@@ -72,14 +80,13 @@ class StepTimes:
         """What the simulator's clocks take, for layers on stages."""
         layers, ranks = placement.layers_per_stage, placement.stage_ranks
         forward, inputs, weights = (
-            tuple(each * time for each in layers)
-            for time in (self.forward, self.backward_input, self.backward_weight)
+            tuple(each * time for each in layers) for time in (self.forward, self.backward_input, self.backward_weight)
         )
         return Costs(forward, inputs, weights, self._hops(ranks), self.embed, self.head, self.embed_backward)
 
     def _hops(self, ranks: Sequence[int]) -> tuple[float, ...]:
         """Of each stage the slower of its messages, to the stage before and to the one behind."""
-        between = [self._hop(first, second) for first, second in zip(ranks, ranks[1:], strict=False)]
+        between = [self._hop(first, second) for first, second in itertools.pairwise(ranks)]
         return tuple(max(pair) for pair in zip([0.0, *between], [*between, 0.0], strict=True))
 
     def _hop(self, first: int, second: int) -> float:
@@ -109,108 +116,139 @@ class System:
     flash: bool = False
 
 
-def step_times(
-    config: Config, topology: Topology, *, efficiency: float, num_parameters: float, system: System | None = None
-) -> StepTimes:
-    """Reckons the times of a step.
+class CostModel:
+    """The times of a step of one model on one kind of cluster, for any layout; what layouts share is reckoned once.
 
     Args:
-      config: validated.
+      config: of the run; its mesh and pipeline play no part.
       topology: what it runs on.
       efficiency: share of the chip's peak that large products reach.
-      num_parameters: weights that the fullest device holds.
       system: how it runs.
 
     Raises:
-      ConfigError: when the topology does not join the mesh's devices, or has no peak for the dtype.
+      ConfigError: when the topology has no peak for the dtype.
     """
-    system = system or System()
-    mesh, itemsize = config.mesh, BYTES[config.model.dtype]
-    net = _Net.of(config, topology, system)
-    shards = mesh.tensor * (mesh.pipe if system.vocabulary_over_pipe else 1)
-    layer, edges = layer_work(config, flash=system.flash), edge_work(config, shards=shards)
 
-    def seconds(work: LayerWork | EdgeWork, *names: str) -> float:
-        return sum(getattr(work, name).seconds(topology.chip, config.model.dtype, efficiency) for name in names)
+    def __init__(
+        self, config: Config, topology: Topology, *, efficiency: float = EFFICIENCY, system: System | None = None
+    ):
+        self._config, self._topology, self._efficiency = config, topology, efficiency
+        self._system, self._itemsize = system or System(), BYTES[config.model.dtype]
+        topology.chip.peak(config.model.dtype)
+        # One cache for each model, which goes when the model goes.
+        self._layer, self._edges, self._links = map(functools.cache, (self._layer, self._edges, self._links))
 
-    repeats = config.pipeline.recompute == "full"
-    exchange = net.layer
-    return StepTimes(
-        forward=seconds(layer, "forward") + exchange,
-        backward_input=seconds(layer, "again", "backward_input") + exchange * (1 + repeats),
-        backward_weight=seconds(layer, "backward_weight"),
-        exchange=exchange * (2 + repeats),
-        embed=seconds(edges, "embed") + net.pipe + net.tensor,
-        head=seconds(edges, "head") + 2 * net.pipe + net.tensor,
-        embed_backward=seconds(edges, "embed_backward") + net.pipe,
-        hops=net.hops,
-        reduce=_reduce(config, num_parameters * system.gradient_bytes, net.data),
-        gather=all_gather_s(num_parameters * itemsize, net.data) if config.optimizer.zero1 else 0.0,
-        update=_update_bytes(config, num_parameters) / topology.chip.memory_bandwidth,
-    )
+    def times(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str, num_parameters: float) -> StepTimes:
+        """The times on a mesh.
+
+        Args:
+          mesh: whose axes divide what they must (`Config.validate`).
+          num_microbatches: of a replica's batch.
+          recompute: see `PipelineConfig`.
+          num_parameters: weights that the fullest device holds.
+
+        Raises:
+          ConfigError: when the topology does not join the mesh's devices.
+        """
+        examples = self._config.data.global_batch_size // mesh.data // num_microbatches
+        shards = mesh.tensor * (mesh.pipe if self._system.vocabulary_over_pipe else 1)
+        layer, links = (
+            self._layer(mesh.tensor, mesh.sequence_parallel, examples, recompute),
+            self._links(mesh.data, mesh.pipe, mesh.tensor),
+        )
+        embed, head, embed_backward = self._edges(shards, examples)
+        whole = examples * self._row_bytes
+        part = whole / mesh.tensor if mesh.sequence_parallel else whole
+        over_pipe = self._system.vocabulary_over_pipe and mesh.pipe > 1
+        tensor, pipe = all_reduce_s(whole, links.tensor), all_reduce_s(part, links.pipe) if over_pipe else 0.0
+        exchange, repeats = 2 * tensor, recompute == "full"
+        reduce = reduce_scatter_s if self._config.optimizer.zero1 else all_reduce_s
+        return StepTimes(
+            forward=layer[0] + exchange,
+            backward_input=layer[1] + exchange * (1 + repeats),
+            backward_weight=layer[2],
+            exchange=exchange * (2 + repeats),
+            embed=embed + pipe + tensor,
+            head=head + 2 * pipe + tensor,
+            embed_backward=embed_backward + pipe,
+            edge_exchange=4 * pipe + 2 * tensor,
+            hops=self._hops(links, whole, part),
+            reduce=reduce(num_parameters * self._system.gradient_bytes, links.data),
+            gather=all_gather_s(num_parameters * self._itemsize, links.data) if self._config.optimizer.zero1 else 0.0,
+            update=self._update_bytes(num_parameters, mesh.data) / self._topology.chip.memory_bandwidth,
+        )
+
+    def _seconds(self, *works: Work) -> float:
+        chip, dtype = self._topology.chip, self._config.model.dtype
+        return sum(work.seconds(chip, dtype, self._efficiency) for work in works)
+
+    def _layer(self, tensor: int, sequence_parallel: bool, examples: int, recompute: str) -> tuple[float, float, float]:
+        """Seconds of F, I (with what is computed again) and W, without communication."""
+        config = self._sized(MeshConfig(1, 1, tensor, sequence_parallel), examples, recompute)
+        work = layer_work(config, flash=self._system.flash)
+        return (
+            self._seconds(work.forward),
+            self._seconds(work.again, work.backward_input),
+            self._seconds(work.backward_weight),
+        )
+
+    def _edges(self, shards: int, examples: int) -> tuple[float, ...]:
+        work = edge_work(self._sized(MeshConfig(), examples, "none"), shards=shards)
+        return tuple(map(self._seconds, work))
+
+    def _sized(self, mesh: MeshConfig, examples: int, recompute: str) -> Config:
+        """A config of one replica with microbatches of so many examples."""
+        data = dataclasses.replace(self._config.data, global_batch_size=examples)
+        return dataclasses.replace(self._config, mesh=mesh, data=data, pipeline=PipelineConfig(recompute=recompute))
+
+    @property
+    def _row_bytes(self) -> int:
+        """Bytes of the residual stream of one example, which may have several rows."""
+        config = self._config
+        rows = config.data.num_choices if config.model.task == "multiple_choice" else 1
+        return rows * config.model.seq_len * config.model.hidden_size * self._itemsize
+
+    def _links(self, data: int, pipe: int, tensor: int) -> "_Links":
+        rings = functools.partial(self._topology.rings, num_devices=data * pipe * tensor)
+        return _Links(
+            tensor=rings(1, tensor),
+            pipe=rings(tensor, pipe),
+            data=rings(tensor * pipe, data),
+            hops=tuple(self._slowest_hop(rank, data, pipe, tensor) for rank in range(pipe)) if pipe > 1 else (),
+        )
+
+    def _slowest_hop(self, rank: int, data: int, pipe: int, tensor: int) -> Link:
+        """The link from a rank to the next, in that replica in which it is slowest; they lie in turn on the links."""
+        stride, ends = tensor * pipe, (rank * tensor, (rank + 1) % pipe * tensor)
+        turns = max(link.devices // math.gcd(link.devices, stride) for link in self._topology.links if link.devices)
+        links = (
+            self._topology.link_between(*(end + replica * stride for end in ends))
+            for replica in range(min(data, turns))
+        )
+        return min(links, key=lambda link: link.bandwidth / link.paths)
+
+    def _hops(self, links: "_Links", whole: float, part: float) -> tuple[float, ...]:
+        kinds = set(links.hops)
+        if self._system.scatters_hops:
+            tensor = math.prod(ring.size for ring in links.tensor)
+            gathered = all_gather_s(whole, links.tensor)
+            seconds = {link: send_s(whole / tensor, link) + gathered for link in kinds}
+        else:
+            seconds = {link: send_s(part, link) for link in kinds}
+        return tuple(seconds[link] for link in links.hops) or (0.0,)
+
+    def _update_bytes(self, num_parameters: float, data: int) -> float:
+        """Bytes that the optimizer reads (gradient, weight, moments) and writes (weight, moments), and the norm reads."""
+        optimizer = self._config.optimizer
+        mine = num_parameters / (data if optimizer.zero1 else 1)
+        return mine * FLOAT32 * (4 + 2 * _MOMENTS[optimizer.name])
 
 
 @dataclasses.dataclass(frozen=True)
-class _Net:
-    """Seconds of communication for a microbatch, and the links over which replicas exchange.
+class _Links:
+    """What the axes of a mesh exchange over: rings, and the link from each pipe rank to the next."""
 
-    Attributes:
-      layer: two reductions over `tensor`, as a layer's forward and its backward each have.
-      tensor: one reduction over `tensor`.
-      pipe: one reduction of the residual stream over `pipe`.
-      hops: see `StepTimes`.
-      data: rings of the replicas.
-    """
-
-    layer: float
-    tensor: float
-    pipe: float
-    hops: tuple[float, ...]
+    tensor: tuple[Ring, ...]
+    pipe: tuple[Ring, ...]
     data: tuple[Ring, ...]
-
-    @classmethod
-    def of(cls, config: Config, topology: Topology, system: System) -> "_Net":
-        mesh = config.mesh
-        rows = config.data.num_choices if config.model.task == "multiple_choice" else 1
-        tokens = config.microbatch_size * rows * config.model.seq_len
-        whole = tokens * config.model.hidden_size * BYTES[config.model.dtype]
-        part = whole / mesh.tensor if mesh.sequence_parallel else whole
-        tensor = all_reduce_s(whole, topology.rings(1, mesh.tensor))
-        over_pipe = system.vocabulary_over_pipe and mesh.pipe > 1
-        return cls(
-            layer=2 * tensor,
-            tensor=tensor,
-            pipe=all_reduce_s(part, topology.rings(mesh.tensor, mesh.pipe)) if over_pipe else 0.0,
-            hops=_hops(config, topology, part, whole if system.scatters_hops else 0),
-            data=topology.rings(mesh.tensor * mesh.pipe, mesh.data),
-        )
-
-
-def _hops(config: Config, topology: Topology, part: float, scattered: float) -> tuple[float, ...]:
-    """From each rank to the next, on the slowest link of all replicas that are placed differently."""
-    mesh = config.mesh
-    if mesh.pipe == 1:
-        return (0.0,)
-    stride, times = mesh.tensor * mesh.pipe, []
-    for rank in range(mesh.pipe):
-        ends = (rank * mesh.tensor, (rank + 1) % mesh.pipe * mesh.tensor)
-        links = [
-            topology.link_between(*(end + replica * stride for end in ends)) for replica in range(min(mesh.data, 8))
-        ]
-        slowest = min(links, key=lambda link: link.bandwidth)
-        if scattered:
-            gathered = all_gather_s(scattered, topology.rings(1, mesh.tensor))
-            times.append(send_s(scattered / mesh.tensor, slowest) + gathered)
-        else:
-            times.append(send_s(part, slowest))
-    return tuple(times)
-
-
-def _reduce(config: Config, num_bytes: float, rings: tuple[Ring, ...]) -> float:
-    return (reduce_scatter_s if config.optimizer.zero1 else all_reduce_s)(num_bytes, rings)
-
-
-def _update_bytes(config: Config, num_parameters: float) -> float:
-    """What the optimizer reads (gradient, weight, moments) and writes (weight, moments), all float32, and the norm."""
-    mine = num_parameters / (config.mesh.data if config.optimizer.zero1 else 1)
-    return mine * FLOAT32 * (4 + 2 * _MOMENTS[config.optimizer.name])
+    hops: tuple[Link, ...]

@@ -73,9 +73,7 @@ class Work:
           ConfigError: when the chip has no peak for that dtype.
         """
         peak, itemsize = chip.peak(dtype) * efficiency, BYTES[dtype]
-        products = (
-            max(each.flops / peak, each.elements * itemsize / chip.memory_bandwidth) for each in self.products
-        )
+        products = (max(each.flops / peak, each.elements * itemsize / chip.memory_bandwidth) for each in self.products)
         return sum(products) + self.traffic / chip.memory_bandwidth
 
 

@@ -1,0 +1,391 @@
+"""All layouts of a model on a cluster, the best few first: exact over the whole space, most of it never looked at.
+
+The space: data × pipe × tensor × schedule × chunks × microbatch × semantics × recompute × sequence parallelism. Each
+layout has a time that no schedule can beat (`_least_seconds`), which takes microseconds; layouts are taken in the order
+of that, and the search ends when the next could not be among the best even so. What is taken is asked whether it fits
+(`fiddlex.simulate.memory`), then simulated (`shapes.batch_seconds`). Invariant: the plans are those that evaluating the
+whole space would give, up to ties. Left out of the space is what cannot be better: GPipe, which takes as long as 1F1B
+and holds more; a pipeline of one rank under another name; under 2BW all but 1F1B, which has no bubble there. Imports no
+jax.
+"""
+
+import bisect
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fiddlex.config import RECOMPUTE_MODES, Config, MeshConfig, PipelineConfig
+from fiddlex.errors import ConfigError
+from fiddlex.pipeline.placement import LayerPlacement, place_layers
+from fiddlex.planner.costs import EFFICIENCY, CostModel, StepTimes
+from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
+from fiddlex.simulate.memory import Memory, device_memory, device_parameters
+from fiddlex.sizes import model_flops
+from fiddlex.topology import Topology
+
+CHUNKS = (2, 3, 4, 5, 6, 8)  # stages of a rank when interleaved
+SEMANTICS = ("sync", "2bw")
+OBJECTIVES = ("time", "cost", "memory")
+
+
+class Layout(NamedTuple):
+    """A point of the space."""
+
+    data: int
+    pipe: int
+    tensor: int
+    sequence_parallel: bool
+    schedule: str
+    chunks: int
+    num_microbatches: int
+    semantics: str
+    recompute: str
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that it takes."""
+        return self.data * self.pipe * self.tensor
+
+    @property
+    def shape(self) -> Shape:
+        """Its pipeline."""
+        return Shape(self.schedule, self.pipe, self.chunks, self.num_microbatches, self.semantics)
+
+    def applied(self, config: Config) -> Config:
+        """A config with this layout in place of its own."""
+        mesh = MeshConfig(self.data, self.pipe, self.tensor, self.sequence_parallel)
+        pipeline = PipelineConfig(
+            schedule=self.schedule,
+            num_chunks=self.chunks,
+            num_microbatches=self.num_microbatches,
+            recompute=self.recompute,
+            semantics=self.semantics,
+        )
+        return dataclasses.replace(config, mesh=mesh, pipeline=pipeline)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A layout and what is predicted of it.
+
+    Attributes:
+      layout: the layout.
+      config: that has it.
+      times: of the parts of a step.
+      memory: of each device.
+      pipeline_s: seconds of a batch in the pipeline.
+      step_time_s: of a step.
+      tflops_per_device: model operations a second, 10¹², nothing computed again counted.
+      utilisation: of the chip's peak in the model's dtype.
+      bubble: share of the step in which a rank waits for others.
+      exposed_s: seconds of a step that are communication beside nothing, by what for.
+      usd_per_step: None where the topology has no price.
+    """
+
+    layout: Layout
+    config: Config
+    times: StepTimes
+    memory: Memory
+    pipeline_s: float
+    step_time_s: float
+    tflops_per_device: float
+    utilisation: float
+    bubble: float
+    exposed_s: dict[str, float]
+    usd_per_step: float | None
+
+
+class Need(NamedTuple):
+    """The least memory that any layout takes."""
+
+    layout: Layout
+    memory: Memory
+
+
+class Found(NamedTuple):
+    """The end of a search.
+
+    Attributes:
+      plans: the best first; empty when nothing fits.
+      space: layouts there are.
+      simulated: layouts that were simulated.
+      least: of all layouts that were asked whether they fit and did not, the one that needs least.
+    """
+
+    plans: list[Plan]
+    space: int
+    simulated: int
+    least: Need | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is searched for.
+
+    Attributes:
+      config: of the run; its mesh and pipeline are what is looked for, its batch and optimizer stay.
+      topology: the cluster.
+      num_devices: of it.
+      memory_bytes: of each device; None: the chip's.
+      objective: what is to be least: `time` of a step, `cost` of a step, for which fewer devices may be taken, or
+        `memory`.
+      semantics: that are allowed.
+      efficiency: see `costs.step_times`.
+    """
+
+    config: Config
+    topology: Topology
+    num_devices: int
+    memory_bytes: int | None = None
+    objective: str = "time"
+    semantics: Sequence[str] = SEMANTICS
+    efficiency: float = EFFICIENCY
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a layout may take."""
+        return self.topology.chip.memory_bytes if self.memory_bytes is None else self.memory_bytes
+
+
+def search(problem: Problem, *, keep: int = 5) -> Found:
+    """Finds the best layouts.
+
+    Args:
+      problem: what is searched for.
+      keep: plans to give at most.
+
+    Raises:
+      ConfigError: when the model cannot be cut for so many devices at all, or the topology has no peak for its dtype.
+    """
+    space = _Space(problem)
+    entries = sorted(space.entries(), key=lambda entry: entry.least)
+    if not entries:
+        raise ConfigError(_uncuttable(problem))
+    best: list[tuple[Score, int, Plan]] = []
+    least: Need | None = None
+    simulated = 0
+    for number, entry in enumerate(entries):
+        if len(best) == keep and entry.least > best[-1][0]:
+            break
+        memory = space.memory(entry.layout)
+        if memory.peak > problem.limit:
+            if least is None or memory.peak < least.memory.peak:
+                least = Need(entry.layout, memory)
+            continue
+        simulated += 1
+        plan = space.plan(entry, memory)
+        bisect.insort(best, (score(problem.objective, plan), number, plan))
+        del best[keep:]
+    return Found([plan for *_, plan in best], len(entries), simulated, least)
+
+
+def evaluate(problem: Problem, layout: Layout) -> Plan:
+    """What is predicted of one layout, whether it fits or not.
+
+    Raises:
+      ConfigError: when the topology does not join its devices, or has no peak for the dtype.
+    """
+    space = _Space(problem)
+    return space.plan(space.entry(layout), space.memory(layout))
+
+
+Score = tuple[float, float]
+
+
+def score(objective: str, plan: Plan) -> Score:
+    """What is to be least, and what decides between equals."""
+    if objective == "memory":
+        return plan.memory.peak, plan.step_time_s
+    return plan.step_time_s * (plan.layout.num_devices if objective == "cost" else 1), plan.memory.peak
+
+
+class _Entry(NamedTuple):
+    """A layout, and what it is to be taken in the order of: its score is at least that."""
+
+    least: Score
+    layout: Layout
+    times: StepTimes
+
+
+class _Space:
+    """The layouts of a problem, with what they share reckoned once."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self._model = CostModel(problem.config, problem.topology, efficiency=problem.efficiency)
+        self._parameters = functools.cache(self._parameters)
+        self._times = functools.cache(self._times)
+
+    def entries(self) -> Iterator[_Entry]:
+        """All layouts."""
+        return map(self.entry, layouts(self.problem))
+
+    def entry(self, layout: Layout) -> _Entry:
+        """A layout with its times and the least that it may score."""
+        cut = self.cut(layout)
+        rows = cut.placement.rows_per_chunk * layout.chunks
+        times = self._times(*layout[:4], layout.num_microbatches, layout.recompute, rows)
+        if self.problem.objective == "memory":
+            return _Entry((float(self.memory(layout).peak), 0.0), layout, times)
+        devices = layout.num_devices if self.problem.objective == "cost" else 1
+        return _Entry((_least_seconds(layout, cut, times) * devices, 0.0), layout, times)
+
+    def memory(self, layout: Layout) -> Memory:
+        """Of each device."""
+        return device_memory(layout.applied(self.problem.config), sizes(layout.shape), self.cut(layout).placement)
+
+    def cut(self, layout: Layout) -> "_Cut":
+        """Its layers on stages."""
+        return _cut(layout.schedule, layout.pipe, layout.chunks, self.problem.config.model.num_layers)
+
+    def plan(self, entry: _Entry, memory: Memory) -> Plan:
+        """What is predicted of a layout."""
+        layout, times, problem = entry.layout, entry.times, self.problem
+        config, cut = layout.applied(problem.config), self.cut(layout)
+        costs = times.costs(cut.placement)
+        pipeline_s = batch_seconds(layout.shape, costs)
+        hops_s = pipeline_s - batch_seconds(layout.shape, dataclasses.replace(costs, hop=0.0))
+        step_s, m = pipeline_s + times.per_step, layout.num_microbatches
+        busy_s = m * (cut.most * times.layer + times.edges)
+        flops = model_flops(config.model, config.data.global_batch_size) / step_s / layout.num_devices
+        price = problem.topology.price
+        return Plan(
+            layout,
+            config,
+            times,
+            memory,
+            pipeline_s,
+            step_s,
+            tflops_per_device=flops / 1e12,
+            utilisation=flops / problem.topology.chip.peak(config.model.dtype),
+            bubble=max(pipeline_s - busy_s - hops_s, 0.0) / step_s,
+            exposed_s={
+                "tensor": m * cut.most * times.exchange,
+                "vocabulary": m * times.edge_exchange,
+                "pipe": hops_s,
+                "data": times.reduce + times.gather,
+            },
+            usd_per_step=price.usd_per_device_hour * layout.num_devices * step_s / 3600 if price else None,
+        )
+
+    def _times(
+        self,
+        data: int,
+        pipe: int,
+        tensor: int,
+        sequence_parallel: bool,
+        num_microbatches: int,
+        recompute: str,
+        rows: int,
+    ) -> StepTimes:
+        mesh = MeshConfig(data, pipe, tensor, sequence_parallel)
+        return self._model.times(
+            mesh,
+            num_microbatches=num_microbatches,
+            recompute=recompute,
+            num_parameters=self._parameters(pipe, tensor, rows),
+        )
+
+    def _parameters(self, pipe: int, tensor: int, rows: int) -> int:
+        mesh = MeshConfig(1, pipe, tensor)
+        return device_parameters(dataclasses.replace(self.problem.config, mesh=mesh), rows)
+
+
+def layouts(problem: Problem) -> Iterator[Layout]:
+    """The space, by divisors of the devices, the heads and the batch."""
+    model, batch = problem.config.model, problem.config.data.global_batch_size
+    for devices in _numbers_of_devices(problem):
+        for tensor in _divisors(math.gcd(math.gcd(model.num_heads, model.mlp_size), devices)):
+            for pipe in _divisors(devices // tensor):
+                data = devices // tensor // pipe
+                if pipe > model.num_layers or batch % data:
+                    continue
+                parallel = (False, True) if tensor > 1 and model.seq_len % tensor == 0 else (False,)
+                for number, sequence in itertools.product(_divisors(batch // data), parallel):
+                    for schedule, chunks, semantics in _pipelines(problem, pipe, number):
+                        for recompute in RECOMPUTE_MODES:
+                            yield Layout(data, pipe, tensor, sequence, schedule, chunks, number, semantics, recompute)
+
+
+def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
+    """Schedule, chunks and semantics that there are for so many ranks and microbatches."""
+    layers = problem.config.model.num_layers
+    if "sync" in problem.semantics:
+        yield "1f1b", 1, "sync"
+    if pipe == 1:
+        return
+    if "2bw" in problem.semantics and num_microbatches >= pipe:
+        yield "1f1b", 1, "2bw"
+    if "sync" in problem.semantics:
+        yield from (("zb_h1", 1, "sync"), ("zb_h2", 1, "sync"))
+        if 2 * pipe <= layers:
+            yield "zb_v", 2, "sync"
+        if num_microbatches % pipe == 0:
+            yield from (("interleaved_1f1b", chunks, "sync") for chunks in CHUNKS if chunks * pipe <= layers)
+
+
+def _numbers_of_devices(problem: Problem) -> list[int]:
+    """All of them; where cost counts also a half of them, a quarter, and so on."""
+    number, numbers = problem.num_devices, [problem.num_devices]
+    while problem.objective == "cost" and number % 2 == 0:
+        number //= 2
+        numbers.append(number)
+    return numbers
+
+
+class _Cut(NamedTuple):
+    """Layers on stages.
+
+    Attributes:
+      placement: of the layers.
+      most: layers of the fullest rank.
+      last: of the last rank.
+      before: of the first stage of each other rank, together.
+    """
+
+    placement: LayerPlacement
+    most: int
+    last: int
+    before: int
+
+
+@functools.lru_cache(maxsize=4096)
+def _cut(schedule: str, pipe: int, chunks: int, num_layers: int) -> _Cut:
+    placement = place_layers(stage_ranks(Shape(schedule, pipe, chunks, pipe)), num_layers)
+    layers = placement.layers_per_stage
+    work = [sum(layers[stage] for stage in stages) for stages in placement.chunks]
+    return _Cut(placement, max(work), work[-1], sum(layers[: pipe - 1]))
+
+
+def _least_seconds(layout: Layout, cut: _Cut, times: StepTimes) -> float:
+    """What no order of the work can beat.
+
+    The rank with most layers works for all microbatches, and all ranks embed and score each. A pipeline that drains is
+    idle besides on its last rank until the first microbatch has come there, and after the last one has left it until
+    the first rank has run it backwards; where backward passes are split, W fills the latter.
+    """
+    m = layout.num_microbatches
+    least = m * (cut.most * times.layer + times.edges)
+    if layout.semantics == "sync":
+        whole = not layout.schedule.startswith("zb")
+        idle = times.forward + (times.backward_input + times.backward_weight) * whole
+        least = max(least, m * (cut.last * times.layer + times.head) + cut.before * idle)
+    return least + times.per_step
+
+
+@functools.lru_cache(maxsize=1024)
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
+
+
+def _uncuttable(problem: Problem) -> str:
+    model, batch = problem.config.model, problem.config.data.global_batch_size
+    return (
+        f"{problem.num_devices} devices cannot be a mesh for model.num_heads={model.num_heads}, model.num_layers="
+        f"{model.num_layers} and data.global_batch_size={batch}: their number must be data × pipe × tensor, where data "
+        "divides the batch, tensor divides the heads, and each pipe rank has a layer. Use another number of devices, "
+        "or another batch (--global_batch_size)."
+    )
