@@ -120,6 +120,7 @@ class Link:
       latency_s: seconds from a message's start to its arrival, beside its bytes.
       source: of the figures.
       paths: that share the bandwidth. A message to one other device takes one of them; a ring takes all.
+      pooled: devices that have what they can send in common, so that a few that send alone have more each.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Link:
     latency_s: float
     source: str
     paths: int = 1
+    pooled: int = 1
 
     def validate(self, prefix: str) -> None:
         """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
@@ -135,6 +137,7 @@ class Link:
         rules.positive(f"{prefix}bandwidth", self.bandwidth)
         rules.at_least(f"{prefix}latency_s", self.latency_s, 0)
         rules.at_least(f"{prefix}paths", self.paths, 1)
+        rules.at_least(f"{prefix}pooled", self.pooled, 1)
 
 
 @dataclasses.dataclass(frozen=True)

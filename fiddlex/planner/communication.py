@@ -57,11 +57,13 @@ def all_reduce_s(num_bytes: float, rings: Iterable[Ring]) -> float:
     return reduce_scatter_s(num_bytes, rings) + all_gather_s(num_bytes, rings)
 
 
-def send_s(num_bytes: float, link: Link) -> float:
+def send_s(num_bytes: float, link: Link, *, senders: int = 1) -> float:
     """Seconds of a message from one device to another, the hop of a pipeline: V · paths / W + L.
 
     Args:
       num_bytes: of the message.
       link: that joins the two; a message takes one of its paths, which share the bandwidth.
+      senders: of the devices that have what they send in common (`Link.pooled`), how many send at once.
     """
-    return num_bytes * link.paths / link.bandwidth + link.latency_s
+    more = link.pooled / min(senders, link.pooled)
+    return num_bytes * link.paths / (link.bandwidth * more) + link.latency_s

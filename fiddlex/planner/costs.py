@@ -14,6 +14,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.pipeline.placement import LayerPlacement
@@ -29,23 +30,19 @@ EFFICIENCY = 0.62
 _MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "adafactor": 0}
 
 
-@dataclasses.dataclass(frozen=True)
-class StepTimes:
-    """Seconds on one device.
+class MicrobatchTimes(NamedTuple):
+    """Seconds of a microbatch on one device.
 
     Attributes:
-      forward: of a layer and microbatch.
+      forward: of a layer.
       backward_input: likewise, with what is computed again for it.
       backward_weight: likewise.
       exchange: of those three, what is communication.
-      embed: of a microbatch, on all ranks together.
+      embed: of all ranks together.
       head: likewise.
       embed_backward: likewise.
       edge_exchange: of those three, what is communication.
       hops: from each rank of the pipe to the next, the last to the first.
-      reduce: of the gradients over `data`, once a step.
-      gather: of the weights over `data`, once a step.
-      update: of the optimizer, once a step.
     """
 
     forward: float
@@ -57,23 +54,15 @@ class StepTimes:
     embed_backward: float
     edge_exchange: float
     hops: tuple[float, ...]
-    reduce: float
-    gather: float
-    update: float
-
-    @property
-    def per_step(self) -> float:
-        """Seconds of a step outside the pipeline."""
-        return self.reduce + self.gather + self.update
 
     @property
     def layer(self) -> float:
-        """Seconds of a layer and microbatch, forward and backward."""
+        """Seconds of a layer, forward and backward."""
         return self.forward + self.backward_input + self.backward_weight
 
     @property
     def edges(self) -> float:
-        """Seconds of a microbatch outside the layers."""
+        """Seconds outside the layers."""
         return self.embed + self.head + self.embed_backward
 
     def costs(self, placement: LayerPlacement) -> Costs:
@@ -98,6 +87,20 @@ class StepTimes:
         return self.hops[high] if around else max(self.hops[low:high])
 
 
+class StepTimes(NamedTuple):
+    """Seconds of a step outside the pipeline, on one device.
+
+    Attributes:
+      reduce: of the gradients over `data`.
+      gather: of the weights over `data`.
+      update: of the optimizer.
+    """
+
+    reduce: float
+    gather: float
+    update: float
+
+
 @dataclasses.dataclass(frozen=True)
 class System:
     """How a training system does what systems do differently; the defaults are this project's.
@@ -108,12 +111,15 @@ class System:
         al., SC 2021, section 4.1).
       gradient_bytes: of a weight's gradient as it is reduced over `data`; None: 4.
       flash: attention runs in a fused kernel.
+      replicas_inside: replicas of a stage are neighbours, and its pipeline goes from server to server (2BW's planner);
+        else `pipe` varies faster than `data`, as here.
     """
 
     vocabulary_over_pipe: bool = True
     scatters_hops: bool = False
     gradient_bytes: int = FLOAT32
     flash: bool = False
+    replicas_inside: bool = False
 
 
 class CostModel:
@@ -135,47 +141,59 @@ class CostModel:
         self._config, self._topology, self._efficiency = config, topology, efficiency
         self._system, self._itemsize = system or System(), BYTES[config.model.dtype]
         topology.chip.peak(config.model.dtype)
-        # One cache for each model, which goes when the model goes.
-        self._layer, self._edges, self._links = map(functools.cache, (self._layer, self._edges, self._links))
+        # A cache of this model alone, which goes when the model goes.
+        self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
+        self._links_once = functools.cache(self._links)
 
-    def times(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str, num_parameters: float) -> StepTimes:
-        """The times on a mesh.
+    def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
+        """The times of a microbatch on a mesh.
 
         Args:
           mesh: whose axes divide what they must (`Config.validate`).
           num_microbatches: of a replica's batch.
           recompute: see `PipelineConfig`.
-          num_parameters: weights that the fullest device holds.
 
         Raises:
           ConfigError: when the topology does not join the mesh's devices.
         """
         examples = self._config.data.global_batch_size // mesh.data // num_microbatches
         shards = mesh.tensor * (mesh.pipe if self._system.vocabulary_over_pipe else 1)
-        layer, links = (
-            self._layer(mesh.tensor, mesh.sequence_parallel, examples, recompute),
-            self._links(mesh.data, mesh.pipe, mesh.tensor),
+        forward, backward_input, backward_weight = self._layer_once(
+            mesh.tensor, mesh.sequence_parallel, examples, recompute
         )
-        embed, head, embed_backward = self._edges(shards, examples)
+        embed, head, embed_backward = self._edges_once(shards, examples)
+        links = self._links_once(mesh.data, mesh.pipe, mesh.tensor)
         whole = examples * self._row_bytes
         part = whole / mesh.tensor if mesh.sequence_parallel else whole
         over_pipe = self._system.vocabulary_over_pipe and mesh.pipe > 1
         tensor, pipe = all_reduce_s(whole, links.tensor), all_reduce_s(part, links.pipe) if over_pipe else 0.0
         exchange, repeats = 2 * tensor, recompute == "full"
-        reduce = reduce_scatter_s if self._config.optimizer.zero1 else all_reduce_s
-        return StepTimes(
-            forward=layer[0] + exchange,
-            backward_input=layer[1] + exchange * (1 + repeats),
-            backward_weight=layer[2],
+        return MicrobatchTimes(
+            forward + exchange,
+            backward_input + exchange * (1 + repeats),
+            backward_weight,
             exchange=exchange * (2 + repeats),
             embed=embed + pipe + tensor,
             head=head + 2 * pipe + tensor,
             embed_backward=embed_backward + pipe,
             edge_exchange=4 * pipe + 2 * tensor,
             hops=self._hops(links, whole, part),
-            reduce=reduce(num_parameters * self._system.gradient_bytes, links.data),
-            gather=all_gather_s(num_parameters * self._itemsize, links.data) if self._config.optimizer.zero1 else 0.0,
-            update=self._update_bytes(num_parameters, mesh.data) / self._topology.chip.memory_bandwidth,
+        )
+
+    def step(self, mesh: MeshConfig, *, num_parameters: float) -> StepTimes:
+        """The times of a step outside the pipeline.
+
+        Args:
+          mesh: as for `microbatch`.
+          num_parameters: weights that the fullest device holds.
+        """
+        zero1 = self._config.optimizer.zero1
+        rings = self._links_once(mesh.data, mesh.pipe, mesh.tensor).data
+        reduce = reduce_scatter_s if zero1 else all_reduce_s
+        return StepTimes(
+            reduce(num_parameters * self._system.gradient_bytes, rings),
+            all_gather_s(num_parameters * self._itemsize, rings) if zero1 else 0.0,
+            self._update_bytes(num_parameters, mesh.data) / self._topology.chip.memory_bandwidth,
         )
 
     def _seconds(self, *works: Work) -> float:
@@ -210,16 +228,19 @@ class CostModel:
 
     def _links(self, data: int, pipe: int, tensor: int) -> "_Links":
         rings = functools.partial(self._topology.rings, num_devices=data * pipe * tensor)
+        inside = data if self._system.replicas_inside else 1
+        step, stride = tensor * inside, tensor if inside > 1 else tensor * pipe
         return _Links(
             tensor=rings(1, tensor),
-            pipe=rings(tensor, pipe),
-            data=rings(tensor * pipe, data),
-            hops=tuple(self._slowest_hop(rank, data, pipe, tensor) for rank in range(pipe)) if pipe > 1 else (),
+            pipe=rings(step, pipe),
+            data=rings(stride, data),
+            hops=tuple(self._slowest_hop(rank, data, pipe, step, stride) for rank in range(pipe)) if pipe > 1 else (),
+            senders=step,
         )
 
-    def _slowest_hop(self, rank: int, data: int, pipe: int, tensor: int) -> Link:
+    def _slowest_hop(self, rank: int, data: int, pipe: int, step: int, stride: int) -> Link:
         """The link from a rank to the next, in that replica in which it is slowest; they lie in turn on the links."""
-        stride, ends = tensor * pipe, (rank * tensor, (rank + 1) % pipe * tensor)
+        ends = (rank * step, (rank + 1) % pipe * step)
         turns = max(link.devices // math.gcd(link.devices, stride) for link in self._topology.links if link.devices)
         links = (
             self._topology.link_between(*(end + replica * stride for end in ends))
@@ -228,17 +249,14 @@ class CostModel:
         return min(links, key=lambda link: link.bandwidth / link.paths)
 
     def _hops(self, links: "_Links", whole: float, part: float) -> tuple[float, ...]:
-        kinds = set(links.hops)
+        tensor, gathered = math.prod(ring.size for ring in links.tensor), 0.0
         if self._system.scatters_hops:
-            tensor = math.prod(ring.size for ring in links.tensor)
-            gathered = all_gather_s(whole, links.tensor)
-            seconds = {link: send_s(whole / tensor, link) + gathered for link in kinds}
-        else:
-            seconds = {link: send_s(part, link) for link in kinds}
+            part, gathered = whole / tensor, all_gather_s(whole, links.tensor)
+        seconds = {link: send_s(part, link, senders=links.senders) + gathered for link in set(links.hops)}
         return tuple(seconds[link] for link in links.hops) or (0.0,)
 
     def _update_bytes(self, num_parameters: float, data: int) -> float:
-        """Bytes that the optimizer reads (gradient, weight, moments) and writes (weight, moments), and the norm reads."""
+        """Bytes: gradient, weight, moments read, weight and moments written, and the gradient read for its norm."""
         optimizer = self._config.optimizer
         mine = num_parameters / (data if optimizer.zero1 else 1)
         return mine * FLOAT32 * (4 + 2 * _MOMENTS[optimizer.name])
@@ -246,9 +264,10 @@ class CostModel:
 
 @dataclasses.dataclass(frozen=True)
 class _Links:
-    """What the axes of a mesh exchange over: rings, and the link from each pipe rank to the next."""
+    """What the axes of a mesh exchange over: rings, the link from each pipe rank to the next, and who sends at once."""
 
     tensor: tuple[Ring, ...]
     pipe: tuple[Ring, ...]
     data: tuple[Ring, ...]
     hops: tuple[Link, ...]
+    senders: int

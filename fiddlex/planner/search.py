@@ -20,12 +20,13 @@ from typing import NamedTuple
 from fiddlex.config import RECOMPUTE_MODES, Config, MeshConfig, PipelineConfig
 from fiddlex.errors import ConfigError
 from fiddlex.pipeline.placement import LayerPlacement, place_layers
-from fiddlex.planner.costs import EFFICIENCY, CostModel, StepTimes
+from fiddlex.planner.costs import EFFICIENCY, CostModel, MicrobatchTimes, StepTimes
 from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
 from fiddlex.simulate.memory import Memory, device_memory, device_parameters
 from fiddlex.sizes import model_flops
 from fiddlex.topology import Topology
 
+HEADROOM = 0.05  # of a device's memory left free: what the memory model may be wrong by
 CHUNKS = (2, 3, 4, 5, 6, 8)  # stages of a rank when interleaved
 SEMANTICS = ("sync", "2bw")
 OBJECTIVES = ("time", "cost", "memory")
@@ -74,9 +75,9 @@ class Plan:
     Attributes:
       layout: the layout.
       config: that has it.
-      times: of the parts of a step.
+      times: of a microbatch.
+      step: of what is done once a step.
       memory: of each device.
-      pipeline_s: seconds of a batch in the pipeline.
       step_time_s: of a step.
       tflops_per_device: model operations a second, 10¹², nothing computed again counted.
       utilisation: of the chip's peak in the model's dtype.
@@ -87,9 +88,9 @@ class Plan:
 
     layout: Layout
     config: Config
-    times: StepTimes
+    times: MicrobatchTimes
+    step: StepTimes
     memory: Memory
-    pipeline_s: float
     step_time_s: float
     tflops_per_device: float
     utilisation: float
@@ -129,7 +130,7 @@ class Problem:
       config: of the run; its mesh and pipeline are what is looked for, its batch and optimizer stay.
       topology: the cluster.
       num_devices: of it.
-      memory_bytes: of each device; None: the chip's.
+      memory_bytes: of each device; None: the chip's, but for `HEADROOM`.
       objective: what is to be least: `time` of a step, `cost` of a step, for which fewer devices may be taken, or
         `memory`.
       semantics: that are allowed.
@@ -147,7 +148,9 @@ class Problem:
     @property
     def limit(self) -> int:
         """Bytes that a layout may take."""
-        return self.topology.chip.memory_bytes if self.memory_bytes is None else self.memory_bytes
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        return int(self.topology.chip.memory_bytes * (1 - HEADROOM))
 
 
 def search(problem: Problem, *, keep: int = 5) -> Found:
@@ -176,7 +179,7 @@ def search(problem: Problem, *, keep: int = 5) -> Found:
                 least = Need(entry.layout, memory)
             continue
         simulated += 1
-        plan = space.plan(entry, memory)
+        plan = space.plan(entry.layout, memory)
         bisect.insort(best, (score(problem.objective, plan), number, plan))
         del best[keep:]
     return Found([plan for *_, plan in best], len(entries), simulated, least)
@@ -189,7 +192,7 @@ def evaluate(problem: Problem, layout: Layout) -> Plan:
       ConfigError: when the topology does not join its devices, or has no peak for the dtype.
     """
     space = _Space(problem)
-    return space.plan(space.entry(layout), space.memory(layout))
+    return space.plan(layout, space.memory(layout))
 
 
 Score = tuple[float, float]
@@ -207,7 +210,6 @@ class _Entry(NamedTuple):
 
     least: Score
     layout: Layout
-    times: StepTimes
 
 
 class _Space:
@@ -216,22 +218,25 @@ class _Space:
     def __init__(self, problem: Problem):
         self.problem = problem
         self._model = CostModel(problem.config, problem.topology, efficiency=problem.efficiency)
-        self._parameters = functools.cache(self._parameters)
-        self._times = functools.cache(self._times)
+        self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
 
     def entries(self) -> Iterator[_Entry]:
         """All layouts."""
-        return map(self.entry, layouts(self.problem))
+        for layout in layouts(self.problem):
+            yield _Entry(self._least(layout), layout)
 
-    def entry(self, layout: Layout) -> _Entry:
-        """A layout with its times and the least that it may score."""
-        cut = self.cut(layout)
-        rows = cut.placement.rows_per_chunk * layout.chunks
-        times = self._times(*layout[:4], layout.num_microbatches, layout.recompute, rows)
+    def _least(self, layout: Layout) -> Score:
         if self.problem.objective == "memory":
-            return _Entry((float(self.memory(layout).peak), 0.0), layout, times)
+            return float(self.memory(layout).peak), 0.0
+        cut, (times, step) = self.cut(layout), self.times(layout)
         devices = layout.num_devices if self.problem.objective == "cost" else 1
-        return _Entry((_least_seconds(layout, cut, times) * devices, 0.0), layout, times)
+        return (_least_seconds(layout, cut, times) + sum(step)) * devices, 0.0
+
+    def times(self, layout: Layout) -> tuple[MicrobatchTimes, StepTimes]:
+        """Of the parts of a step."""
+        return self._microbatch_once(*layout[:4], layout.num_microbatches, layout.recompute), self._step_once(
+            *layout[:3], self.cut(layout).rows
+        )
 
     def memory(self, layout: Layout) -> Memory:
         """Of each device."""
@@ -241,14 +246,13 @@ class _Space:
         """Its layers on stages."""
         return _cut(layout.schedule, layout.pipe, layout.chunks, self.problem.config.model.num_layers)
 
-    def plan(self, entry: _Entry, memory: Memory) -> Plan:
+    def plan(self, layout: Layout, memory: Memory) -> Plan:
         """What is predicted of a layout."""
-        layout, times, problem = entry.layout, entry.times, self.problem
-        config, cut = layout.applied(problem.config), self.cut(layout)
-        costs = times.costs(cut.placement)
+        problem, cut, (times, step) = self.problem, self.cut(layout), self.times(layout)
+        config, costs = layout.applied(problem.config), times.costs(cut.placement)
         pipeline_s = batch_seconds(layout.shape, costs)
         hops_s = pipeline_s - batch_seconds(layout.shape, dataclasses.replace(costs, hop=0.0))
-        step_s, m = pipeline_s + times.per_step, layout.num_microbatches
+        step_s, m = pipeline_s + sum(step), layout.num_microbatches
         busy_s = m * (cut.most * times.layer + times.edges)
         flops = model_flops(config.model, config.data.global_batch_size) / step_s / layout.num_devices
         price = problem.topology.price
@@ -256,8 +260,8 @@ class _Space:
             layout,
             config,
             times,
+            step,
             memory,
-            pipeline_s,
             step_s,
             tflops_per_device=flops / 1e12,
             utilisation=flops / problem.topology.chip.peak(config.model.dtype),
@@ -265,33 +269,22 @@ class _Space:
             exposed_s={
                 "tensor": m * cut.most * times.exchange,
                 "vocabulary": m * times.edge_exchange,
-                "pipe": hops_s,
-                "data": times.reduce + times.gather,
+                "pipe": max(hops_s, 0.0),
+                "data": step.reduce + step.gather,
             },
             usd_per_step=price.usd_per_device_hour * layout.num_devices * step_s / 3600 if price else None,
         )
 
-    def _times(
-        self,
-        data: int,
-        pipe: int,
-        tensor: int,
-        sequence_parallel: bool,
-        num_microbatches: int,
-        recompute: str,
-        rows: int,
-    ) -> StepTimes:
+    def _microbatch(
+        self, data: int, pipe: int, tensor: int, sequence_parallel: bool, num_microbatches: int, recompute: str
+    ) -> MicrobatchTimes:
         mesh = MeshConfig(data, pipe, tensor, sequence_parallel)
-        return self._model.times(
-            mesh,
-            num_microbatches=num_microbatches,
-            recompute=recompute,
-            num_parameters=self._parameters(pipe, tensor, rows),
-        )
+        return self._model.microbatch(mesh, num_microbatches=num_microbatches, recompute=recompute)
 
-    def _parameters(self, pipe: int, tensor: int, rows: int) -> int:
-        mesh = MeshConfig(1, pipe, tensor)
-        return device_parameters(dataclasses.replace(self.problem.config, mesh=mesh), rows)
+    def _step(self, data: int, pipe: int, tensor: int, rows: int) -> StepTimes:
+        mesh = MeshConfig(data, pipe, tensor)
+        number = device_parameters(dataclasses.replace(self.problem.config, mesh=mesh), rows)
+        return self._model.step(mesh, num_parameters=number)
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:
@@ -341,12 +334,14 @@ class _Cut(NamedTuple):
 
     Attributes:
       placement: of the layers.
+      rows: that each rank has of a stacked weight.
       most: layers of the fullest rank.
       last: of the last rank.
       before: of the first stage of each other rank, together.
     """
 
     placement: LayerPlacement
+    rows: int
     most: int
     last: int
     before: int
@@ -357,11 +352,13 @@ def _cut(schedule: str, pipe: int, chunks: int, num_layers: int) -> _Cut:
     placement = place_layers(stage_ranks(Shape(schedule, pipe, chunks, pipe)), num_layers)
     layers = placement.layers_per_stage
     work = [sum(layers[stage] for stage in stages) for stages in placement.chunks]
-    return _Cut(placement, max(work), work[-1], sum(layers[: pipe - 1]))
+    return _Cut(
+        placement, placement.rows_per_chunk * placement.num_chunks, max(work), work[-1], sum(layers[: pipe - 1])
+    )
 
 
-def _least_seconds(layout: Layout, cut: _Cut, times: StepTimes) -> float:
-    """What no order of the work can beat.
+def _least_seconds(layout: Layout, cut: _Cut, times: MicrobatchTimes) -> float:
+    """What no order of a batch's work can beat.
 
     The rank with most layers works for all microbatches, and all ranks embed and score each. A pipeline that drains is
     idle besides on its last rank until the first microbatch has come there, and after the last one has left it until
@@ -373,7 +370,7 @@ def _least_seconds(layout: Layout, cut: _Cut, times: StepTimes) -> float:
         whole = not layout.schedule.startswith("zb")
         idle = times.forward + (times.backward_input + times.backward_weight) * whole
         least = max(least, m * (cut.last * times.layer + times.head) + cut.before * idle)
-    return least + times.per_step
+    return least
 
 
 @functools.lru_cache(maxsize=1024)

@@ -7,6 +7,7 @@ jax.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fiddlex.pipeline.frame import Sizes, Slots, make_frame
@@ -16,11 +17,9 @@ from fiddlex.pipeline.schedule import Schedule
 from fiddlex.pipeline.semantics import make_semantics
 from fiddlex.pipeline.ticks import place
 from fiddlex.pipeline.windows import Windows, unroll
-from fiddlex.simulate.clock import Costs
+from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import TickWork
 from fiddlex.simulate.steady import steady
-
-SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")  # gpipe takes as long as 1f1b and holds more
 
 
 class Shape(NamedTuple):
@@ -58,7 +57,7 @@ class Shape(NamedTuple):
 
 def stage_ranks(shape: Shape) -> tuple[int, ...]:
     """The rank of each stage."""
-    return _schedule(shape.schedule, shape.pipe, shape.chunks, shape.period).placement
+    return _unproven(shape.schedule, shape.pipe, shape.chunks, shape.period).placement
 
 
 def batch_seconds(shape: Shape, costs: Costs) -> float:
@@ -82,18 +81,41 @@ def batch_seconds(shape: Shape, costs: Costs) -> float:
 def sizes(shape: Shape) -> Sizes:
     """What the pipeline holds."""
     p, v, m = shape.pipe, shape.chunks, shape.num_microbatches
+    if p == 1:
+        frame = make_frame(lower(_schedule(shape.schedule, p, v, m)), m)
+        return frame.sizes if shape.semantics == "sync" else _windows(shape).sizes
     if shape.semantics != "sync":
-        return _windows(shape).sizes if v > 1 or p == 1 else Sizes(Slots(2, 2, 2 * p - 1, 0), 2, 2, 1, 2, 1)
-    known = {
-        "1f1b": lambda: Slots(2, 2, 2 * p - 1, 0),
-        "interleaved_1f1b": lambda: Slots(2, 2, p * v + p - 1, 0),
-        "zb_h1": lambda: Slots(2, 2, p, p),
-        "zb_h2": lambda: Slots(3, 2, 2 * p - 1, 2 * p - 1),
-        "zb_v": lambda: Slots(3, 3, 2 * p, 2 * p - 1),
-    }
-    if shape.schedule in known and m >= 2 * p and p > 2:
-        return Sizes(known[shape.schedule]())
-    return make_frame(lower(_schedule(shape.schedule, p, v, m)), m).sizes
+        return Sizes(Slots(2, 2, 2 * p - 1, 0), 2, 2, 1, 2, 1) if v == 1 else _windows(shape).sizes
+    return Sizes(_SLOTS[shape.schedule](p, v, m))
+
+
+# Of p > 1 ranks with v chunks and m microbatches, as the lowering gives them out.
+_SLOTS: dict[str, Callable[[int, int, int], Slots]] = {
+    "1f1b": lambda p, v, m: Slots(2, 2, min(m, 2 * p - 1), 0),
+    "interleaved_1f1b": lambda p, v, m: Slots(2, 2, v * p + min(m // p - 1, 1) * (p - 1), 0),
+    "zb_h1": lambda p, v, m: Slots(2, 2, min(m, p), min(m, p)),
+    "zb_h2": lambda p, v, m: Slots(2 + (m > 2), 2, min(m, 2 * p - 1), min(m, 2 * p - 1)),
+    "zb_v": lambda p, v, m: Slots(
+        2 + (m > 1), 2 + (m > p), 2 * min(m, p), 1 if m <= p else min(2 * (m - p) + 1, 2 * p - 1)
+    ),
+}
+
+
+def free_running_seconds(shape: Shape, costs: Costs) -> float:
+    """Seconds of a batch that is flushed in the free-running clock, that of other systems; long pipelines drawn out.
+
+    Args:
+      shape: the pipeline.
+      costs: in seconds, for its stages.
+    """
+    p, v, m = shape.pipe, shape.chunks, shape.num_microbatches
+    step, long = p, 3 * p + m % p
+    if m <= long + step:
+        return free_running(_unproven(shape.schedule, p, v, m), costs).makespan
+    first, second = (
+        free_running(_unproven(shape.schedule, p, v, number), costs).makespan for number in (long, long + step)
+    )
+    return first + (m - long) / step * (second - first)
 
 
 def _seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
@@ -102,9 +124,15 @@ def _seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _ticks(name: str, pipe: int, chunks: int, num_microbatches: int) -> TickWork:
-    schedule = GENERATORS[name](pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
+    schedule = _unproven(name, pipe, chunks, num_microbatches)
     ticks = place(schedule)
     return TickWork.of(schedule, ticks, num_ticks=1 + max(map(max, ticks)))
+
+
+@functools.lru_cache(maxsize=256)
+def _unproven(name: str, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+    """Without `make_schedule`'s proof, which takes longer than all that is done with it; tests have it."""
+    return GENERATORS[name](pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,28 +20,28 @@ FLOAT32 = 4
 
 
 class Product(NamedTuple):
-    """`count` products of a [rows, inputs] and a [inputs, outputs] matrix."""
+    """`number` products of a [rows, inputs] and a [inputs, outputs] matrix."""
 
     rows: int
     inputs: int
     outputs: int
-    count: float = 1
+    number: float = 1
 
     @property
     def flops(self) -> float:
         """Operations."""
-        return 2 * self.rows * self.inputs * self.outputs * self.count
+        return 2 * self.rows * self.inputs * self.outputs * self.number
 
     @property
     def elements(self) -> float:
         """Numbers read and written."""
-        return (self.rows * self.inputs + self.inputs * self.outputs + self.rows * self.outputs) * self.count
+        return (self.rows * self.inputs + self.inputs * self.outputs + self.rows * self.outputs) * self.number
 
     @property
     def gradients(self) -> tuple["Product", "Product"]:
         """Those of the first factor and of the second."""
-        rows, inputs, outputs, count = self
-        return Product(rows, outputs, inputs, count), Product(inputs, rows, outputs, count)
+        rows, inputs, outputs, number = self
+        return Product(rows, outputs, inputs, number), Product(inputs, rows, outputs, number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def layer_work(config: Config, *, flash: bool = False) -> LayerWork:
     if flash:
         seen = 2 if config.model.family == "gpt" else 1  # a causal kernel does half of the square
         inner, inner_backward = (
-            tuple(product._replace(count=product.count / seen) for product in products)
+            tuple(product._replace(number=product.number / seen) for product in products)
             for products in ((scores, values), (scores, *in_attention))
         )
         softmax = softmax_backward = 0.0

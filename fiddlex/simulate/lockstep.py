@@ -117,7 +117,7 @@ class TickWork:
         for rank, (actions, own_ticks) in enumerate(zip(schedule.actions, ticks, strict=True)):
             for (stage, kind, _), tick in zip(actions, own_ticks, strict=True):
                 is_forward = kind is Kind.F
-                rows[_SLOT_OF[kind], tick, rank] = 1 + len(Kind) * stage + _KINDS[kind]
+                rows[_SLOT_OF[kind], tick, rank] = 1 + len(_KINDS) * stage + _KINDS[kind]
                 if kind is Kind.W:
                     continue
                 if stage == 0:

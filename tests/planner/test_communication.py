@@ -83,3 +83,10 @@ def test_a_message_takes_one_path():
     assert send_s(0, ici) == ici.latency_s
     assert send_s(50e9, ici) == pytest.approx(1 + ici.latency_s)  # one of two links of 50 GB/s
     assert send_s(25e9, load_topology("a100_80").links[1]) == pytest.approx(1, rel=1e-4)
+
+
+@given(st.floats(1, 1e9), st.integers(1, 16), st.integers(1, 16))
+def test_who_sends_alone_has_what_all_have_in_common(num_bytes, pooled, senders):
+    link = Link("l", 0, 1e9, 0.0, "s", pooled=pooled)
+    share = send_s(num_bytes, link, senders=senders) / send_s(num_bytes, link, senders=pooled)
+    assert share == pytest.approx(min(senders, pooled) / pooled)

@@ -11,7 +11,7 @@ from fiddlex.pipeline.generators import make_schedule
 from fiddlex.pipeline.lowering import lower
 from fiddlex.pipeline.semantics import make_semantics
 from fiddlex.pipeline.windows import unroll
-from fiddlex.planner.shapes import SCHEDULES, Shape, batch_seconds, sizes, stage_ranks
+from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import steady
@@ -21,7 +21,13 @@ from tests.simulate.strategies import stage_costs
 @st.composite
 def shapes(draw, semantics=("sync",)):
     """Short and long pipelines of every schedule."""
-    name = draw(st.sampled_from(SCHEDULES if semantics == ("sync",) else ("1f1b", "interleaved_1f1b")))
+    name = draw(
+        st.sampled_from(
+            ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")
+            if semantics == ("sync",)
+            else ("1f1b", "interleaved_1f1b")
+        )
+    )
     pipe = draw(st.integers(1, 6))
     chunks = {"interleaved_1f1b": draw(st.integers(1, 3)), "zb_v": 2}.get(name, 1)
     least = pipe if semantics != ("sync",) else 1

@@ -1,0 +1,333 @@
+"""What the planner's cost model says of published runs, beside what was published.
+
+    python experiments/published.py [--table=sc21 --table=2bw]
+
+`sc21` is table 1 of Narayanan et al., SC 2021: ten GPTs on up to 3,072 A100s. One number is fitted, the share of the
+peak that large products reach, on its first four rows; the rest follows. The microbatch, which the paper does not list,
+is the best that fits. `2bw` is the throughput of Narayanan et al., ICML 2021, read off charts: five ways to train on
+V100s, with the same share, microbatches of four, and one number fitted again: the share of 25 Gb/s that servers reach,
+on what 2BW itself does with the GPTs on eight of them. All are modelled as they were: the vocabulary on the last stage,
+the free-running clock, float16, gradients of two bytes; in the second, replicas of a stage in one server, and GPUs that
+wait for messages (the paper's own planner).
+"""
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from absl import flags
+
+from configs.gpt3 import ROWS, get_config
+from fiddlex.config import Config, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
+from fiddlex.flags import run
+from fiddlex.pipeline.placement import place_layers
+from fiddlex.planner.costs import EFFICIENCY, CostModel, System
+from fiddlex.planner.search import Layout, Problem, evaluate, search
+from fiddlex.planner.shapes import Shape, free_running_seconds, stage_ranks
+from fiddlex.simulate.clock import Costs
+from fiddlex.sizes import hardware_flops
+from fiddlex.topology import Topology, load_topology
+
+_TABLES = flags.DEFINE_multi_enum("table", ["sc21", "2bw"], ["sc21", "2bw"], "tables to print")
+
+# What table 1 reports for each of configs/gpt3.py's rows, TFLOP/s of a GPU, recomputation counted.
+SC21 = dict(zip(ROWS, (137, 138, 142, 135, 138, 140, 148, 155, 163, 163), strict=True))
+FITTED_ROWS = 4
+MEGATRON = System(vocabulary_over_pipe=False, scatters_hops=True, gradient_bytes=2)
+PIPEDREAM = System(vocabulary_over_pipe=False, gradient_bytes=2, replicas_inside=True)
+MICROBATCH = 4  # of the pipelined systems of 2BW's table
+SYSTEMS = ("inter-layer", "tensor", "GPipe", "flush", "2BW")
+STATE_BYTES = 16  # of a weight under Adam in mixed precision: itself, gradient, master, two moments
+
+
+class Throughput(NamedTuple):
+    """A row of the 2BW paper: a model on so many GPUs in pipelines of a depth, and sequences/s of each system."""
+
+    model: str
+    gpus: int
+    depth: int
+    batch: int
+    published: tuple[float, ...]
+
+
+TWO_BW = (
+    Throughput("GPT 2.2B", 8, 8, 64, (7, 25, 18, 26, 43)),
+    Throughput("GPT 2.2B", 8, 8, 256, (7, 26, 18, 38, 44)),
+    Throughput("GPT 2.2B", 64, 8, 512, (11, 88, 80, 110, 160)),
+    Throughput("GPT 2.2B", 64, 8, 2048, (12, 155, 80, 145, 168)),
+    Throughput("GPT 3.8B", 64, 16, 512, (10, 8, 38, 75, 127)),
+    Throughput("GPT 3.8B", 64, 16, 2048, (12, 8, 38, 115, 135)),
+    Throughput("BERT 2.2B", 64, 8, 512, (30, 88, 122, 110, 160)),
+    Throughput("BERT 2.2B", 64, 8, 2048, (30, 158, 122, 145, 168)),
+    Throughput("BERT 3.8B", 64, 16, 512, (10, 8, 58, 75, 140)),
+    Throughput("BERT 3.8B", 64, 16, 2048, (10, 8, 58, 115, 145)),
+)
+SHAPES = {"2.2B": (32, 2304, 32), "3.8B": (32, 3072, 32)}  # layers, hidden size, heads
+
+
+def main(argv: list[str]) -> None:
+    """Prints the tables."""
+    if "sc21" in _TABLES.value:
+        print(sc21_table())
+    if "2bw" in _TABLES.value:
+        print(two_bw_table())
+
+
+def fit(ratio: Callable[[float], float]) -> float:
+    """The share at which predicted over published, which grows with it, is 1."""
+    low, high = 0.1, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ratio(middle) < 1 else (low, middle)
+    return (low + high) / 2
+
+
+def fit_efficiency(topology: Topology) -> float:
+    """The share of the peak at which the first rows of SC'21 are right on average."""
+    rows = list(ROWS)[:FITTED_ROWS]
+    return fit(lambda share: statistics.fmean(sc21_row(name, topology, share).tflops / SC21[name] for name in rows))
+
+
+def fit_ethernet(topology: Topology) -> float:
+    """The share of the bandwidth between servers at which 2BW's GPTs on eight of them are right on average."""
+    rows = [row for row in TWO_BW if row.gpus > 8 and row.model.startswith("GPT")]
+
+    def ratio(share: float) -> float:
+        slower = slowed(topology, share)
+        return statistics.fmean(sequences_per_second("2BW", row, slower) / row.published[-1] for row in rows)
+
+    return fit(ratio)
+
+
+def slowed(topology: Topology, share: float) -> Topology:
+    """With only a share of the outermost link's bandwidth."""
+    *inner, outer = topology.links
+    return dataclasses.replace(topology, links=(*inner, dataclasses.replace(outer, bandwidth=share * outer.bandwidth)))
+
+
+class Predicted(NamedTuple):
+    """The best of what a system could run."""
+
+    tflops: float
+    examples: int
+    chunks: int
+
+
+def sc21_row(name: str, topology: Topology, efficiency: float) -> Predicted:
+    """The published mesh with the best microbatch and number of chunks that fit."""
+    config = published_config(name)
+    model = CostModel(config, topology, efficiency=efficiency, system=MEGATRON)
+    mesh, found = config.mesh, []
+    for examples, chunks in _choices(config):
+        m = config.replica_batch_size // examples
+        schedule = "interleaved_1f1b" if chunks > 1 else "1f1b"
+        shape = Shape(schedule, mesh.pipe, chunks, m)
+        placement = place_layers(stage_ranks(shape), config.model.num_layers)
+        times = model.microbatch(mesh, num_microbatches=m, recompute="full")
+        step = model.step(mesh, num_parameters=_device_weights(config))
+        seconds = free_running_seconds(shape, times.costs(placement)) + sum(step)
+        flops = hardware_flops(config.model, config.data.global_batch_size) / seconds / mesh.num_devices
+        found.append(Predicted(flops / 1e12, examples, chunks))
+    return max(found)
+
+
+def published_config(name: str) -> Config:
+    """A row as it ran: float16, dropout, no sequence parallelism, whole optimizer state on each replica."""
+    config = get_config(name)
+    model = dataclasses.replace(config.model, dtype="float16", dropout=0.1)
+    return dataclasses.replace(config, model=model, optimizer=dataclasses.replace(config.optimizer, zero1=False))
+
+
+def _choices(config: Config) -> Iterator[tuple[int, int]]:
+    """Examples of a microbatch and chunks that fit the GPUs' memory and the schedule."""
+    mesh, layers = config.mesh, config.model.num_layers // config.mesh.pipe
+    chunks = [v for v in range(1, layers + 1) if layers % v == 0 and v <= 8] if mesh.pipe > 1 else [1]
+    for examples in (1, 2, 4, 8, 16):
+        if config.replica_batch_size % examples or _recomputing_bytes(config, examples) > 80e9:
+            continue
+        for v in chunks:
+            if v == 1 or config.replica_batch_size // examples % mesh.pipe == 0:
+                yield examples, v
+
+
+def _device_weights(config: Config) -> float:
+    """Weights of the fullest device: its layers, and the table, which the first and the last stage have."""
+    model, mesh = config.model, config.mesh
+    layers = -(-model.num_layers // mesh.pipe) * 12 * model.hidden_size**2
+    return (layers + model.vocab_size * model.hidden_size) / mesh.tensor
+
+
+def _recomputing_bytes(config: Config, examples: int, in_flight: int | None = None) -> float:
+    """Of a device that keeps the inputs of layers: state, those of the microbatches in flight, and one layer's inside.
+
+    A layer's inside is 34sbh + 5as²b bytes (Korthikanti et al., MLSys 2023, section 4.1), over the tensor ranks.
+    """
+    model, mesh = config.model, config.mesh
+    tokens = examples * model.seq_len
+    kept = -(-model.num_layers // mesh.pipe) * tokens * model.hidden_size * 2
+    inside = (34 * tokens * model.hidden_size + 5 * model.num_heads * model.seq_len * tokens) / mesh.tensor
+    return STATE_BYTES * _device_weights(config) + (in_flight or mesh.pipe) * kept + inside
+
+
+def sc21_table() -> str:
+    """Published and predicted TFLOP/s, and what this project's planner would run."""
+    topology = load_topology("a100_80")
+    efficiency = fit_efficiency(topology)
+    rows = [
+        f"SC'21, table 1 ({topology.name}, efficiency {efficiency:.3f}, fitted on the first {FITTED_ROWS} rows)",
+        "",
+        "| model | GPUs | published TF/s | predicted | off by | microbatch, chunks | published layout here, s | "
+        "planned, s | planned layout |",
+        "|---|---:|---:|---:|---:|---|---:|---:|---|",
+    ]
+    errors = []
+    for name, published in SC21.items():
+        predicted = sc21_row(name, topology, efficiency)
+        errors.append(predicted.tflops / published - 1)
+        config = get_config(name)
+        problem = Problem(config, topology, config.mesh.num_devices, efficiency=efficiency)
+        here, best = evaluate(problem, layout_of(config)), search(problem, keep=1).plans[0]
+        rows.append(
+            f"| {name} | {config.mesh.num_devices:,} | {published} | {predicted.tflops:.0f} | {errors[-1]:+.1%} | "
+            f"{predicted.examples}, {predicted.chunks} | {here.step_time_s:.2f} | {best.step_time_s:.2f} | "
+            f"{_short(best.layout)} |"
+        )
+    fitted, others = errors[:FITTED_ROWS], errors[FITTED_ROWS:]
+    rows.append(
+        f"\nMean absolute error {_mean(errors):.1%}: {_mean(fitted):.1%} over the fitted rows, "
+        f"{_mean(others):.1%} over the others.\n"
+    )
+    return "\n".join(rows)
+
+
+def layout_of(config: Config) -> Layout:
+    """The layout that a config has."""
+    mesh, pipeline = config.mesh, config.pipeline
+    return Layout(
+        mesh.data,
+        mesh.pipe,
+        mesh.tensor,
+        mesh.sequence_parallel,
+        pipeline.schedule,
+        pipeline.num_chunks,
+        pipeline.num_microbatches,
+        pipeline.semantics,
+        pipeline.recompute,
+    )
+
+
+def _short(layout: Layout) -> str:
+    sequence, chunks = "+sp" * layout.sequence_parallel, f" v={layout.chunks}" * (layout.chunks > 1)
+    return (
+        f"{layout.data}×{layout.pipe}×{layout.tensor}{sequence}, {layout.schedule}{chunks}, "
+        f"m={layout.num_microbatches}, {layout.semantics}, {layout.recompute}"
+    )
+
+
+def _mean(errors: list[float]) -> float:
+    return statistics.fmean(map(abs, errors))
+
+
+def two_bw_table() -> str:
+    """Predicted and published sequences/s of the five systems, each over 2BW's, and their ranking."""
+    topology = load_topology("v100_16")
+    share = fit_ethernet(topology)
+    topology = slowed(topology, share)
+    rows = [
+        f"2BW, {topology.name} with {share:.0%} of its Ethernet; sequences/s over those of 2BW, predicted / published",
+        "",
+        f"| model, GPUs, depth, batch | {' | '.join(SYSTEMS)} | 2BW, sequences/s | pairs in order |",
+        f"|---|{'---:|' * len(SYSTEMS)}---:|---|",
+    ]
+    for row in TWO_BW:
+        speeds = [sequences_per_second(system, row, topology) for system in SYSTEMS]
+        cells = (
+            f"{mine / speeds[-1]:.2f} / {theirs / row.published[-1]:.2f}"
+            for mine, theirs in zip(speeds, row.published, strict=True)
+        )
+        rows.append(
+            f"| {row.model}, {row.gpus}, {row.depth}, {row.batch:,} | {' | '.join(cells)} | {speeds[-1]:.0f} / "
+            f"{row.published[-1]} | {_pairs(speeds, row.published)} |"
+        )
+    return "\n".join(rows)
+
+
+def _pairs(speeds: Sequence[float], published: Sequence[float]) -> str:
+    """How many pairs of systems are in the published order, and which are not."""
+    pairs = list(itertools.combinations(range(len(SYSTEMS)), 2))
+    wrong = [
+        f"{SYSTEMS[i]} and {SYSTEMS[j]}"
+        for i, j in pairs
+        if (speeds[i] - speeds[j]) * (published[i] - published[j]) <= 0 and published[i] != published[j]
+    ]
+    return f"{len(pairs) - len(wrong)} of {len(pairs)}{': not ' + ', '.join(wrong) if wrong else ''}"
+
+
+def sequences_per_second(system: str, row: Throughput, topology: Topology) -> float:
+    """Of a system; a tensor-parallel one cuts as many ways as the pipelines are deep."""
+    depth = 1 if system == "tensor" else row.depth
+    tensor = row.depth if system == "tensor" else 1
+    return row.batch / _batch_seconds(system, _two_bw_config(row, depth, tensor), topology)
+
+
+def _two_bw_config(row: Throughput, depth: int, tensor: int) -> Config:
+    family, _, size = row.model.partition(" ")
+    layers, hidden, heads = SHAPES[size]
+    vocabulary = 50257 if family == "GPT" else 30522
+    config = Config(
+        model=ModelConfig(family.lower(), "", layers, hidden, heads, 0, vocabulary, 512, dtype="float16", dropout=0.1),
+        mesh=MeshConfig(row.gpus // depth // tensor, depth, tensor),
+        pipeline=PipelineConfig(recompute="full"),
+        optimizer=OptimizerConfig("adam", zero1=False),
+    )
+    config.data.global_batch_size = row.batch
+    return config
+
+
+def _batch_seconds(system: str, config: Config, topology: Topology) -> float:
+    """Seconds of a batch."""
+    mesh, m = config.mesh, config.replica_batch_size // MICROBATCH
+    model = CostModel(config, topology, efficiency=EFFICIENCY, system=PIPEDREAM)
+    times = model.microbatch(mesh, num_microbatches=m, recompute="full")
+    step = sum(model.step(mesh, num_parameters=_device_weights(config)))
+    costs = times.costs(place_layers(tuple(range(mesh.pipe)), config.model.num_layers))
+    costs = _with_hops_inside(costs)
+    if system in ("inter-layer", "tensor"):
+        return m * free_running_seconds(Shape("1f1b", mesh.pipe, 1, 1), costs) + step
+    if system == "GPipe":
+        whole, rest = divmod(m, most := _most_held(config, topology))
+        flushes = [most] * whole + [rest] * (rest > 0)
+        return sum(free_running_seconds(Shape("gpipe", mesh.pipe, 1, number), costs) for number in flushes) + step
+    if system == "flush":
+        return free_running_seconds(Shape("1f1b", mesh.pipe, 1, m), costs) + step
+    long = 4 * mesh.pipe
+    ends = [free_running_seconds(Shape("1f1b", mesh.pipe, 1, number), costs) for number in (long, 2 * long)]
+    return m * (ends[1] - ends[0]) / long + step
+
+
+def _most_held(config: Config, topology: Topology) -> int:
+    """Microbatches that fit at once under GPipe, which flushes when its memory is full.
+
+    Of each the last stage keeps the logits and their exponentials until it runs backwards.
+    """
+    logits = MICROBATCH * config.model.seq_len * config.model.vocab_size * 10
+    numbers = range(1, config.replica_batch_size // MICROBATCH + 1)
+    limit = topology.chip.memory_bytes
+    return max(
+        number for number in numbers if _recomputing_bytes(config, MICROBATCH, number) + number * logits <= limit
+    )
+
+
+def _with_hops_inside(costs: Costs) -> Costs:
+    """Ranks that wait for what they get, as the 2BW paper's planner has it: time of a stage is work and messages."""
+    forward, backward_input, hops = (np.asarray(time) for time in (costs.forward, costs.backward_input, costs.hop))
+    return dataclasses.replace(
+        costs, forward=tuple(forward + hops), backward_input=tuple(backward_input + hops), hop=0.0
+    )
+
+
+if __name__ == "__main__":
+    run(main)
