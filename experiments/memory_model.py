@@ -210,7 +210,12 @@ def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
     axes.plot(ends, ends, color="0.5", linewidth=0.8)
     for family, pairs in points.items():
         axes.plot(*zip(*pairs, strict=True), "o", color=COLOURS[family], markersize=4, label=family.upper())
-    axes.set(xscale="log", yscale="log", xlabel="assigned by XLA, GB", ylabel="predicted, GB", xlim=ends, ylim=ends)
+    ticks = [size for size in (1, 2, 5, 10, 20, 50, 100) if ends[0] < size < ends[1]]
+    for axis in "x", "y":
+        axes.set(**{f"{axis}scale": "log", f"{axis}lim": ends})
+        axes.set(**{f"{axis}ticks": ticks, f"{axis}ticklabels": ticks})
+        axes.tick_params(axis=axis, which="minor", left=False, bottom=False, labelleft=False, labelbottom=False)
+    axes.set(xlabel="assigned by XLA, GB", ylabel="predicted, GB")
     axes.legend(fontsize=8, frameon=False)
     figure.savefig(path)
     print(f"wrote {path}")
