@@ -26,7 +26,7 @@ _TOPOLOGY = flags.DEFINE_string(
 )
 _NUM_DEVICES = flags.DEFINE_integer("num_devices", None, "devices to use", lower_bound=1, required=True)
 _HBM_GIB = flags.DEFINE_float(
-    "hbm_gib", None, "memory of a device that a step may take; by default 95% of the chip's", lower_bound=0
+    "hbm_gib", None, "memory of a device that a step may take; by default 90% of the chip's", lower_bound=0
 )
 _BATCH = flags.DEFINE_integer("global_batch_size", None, "in place of data.global_batch_size", lower_bound=1)
 _OBJECTIVE = flags.DEFINE_enum(

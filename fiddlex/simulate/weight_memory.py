@@ -91,6 +91,13 @@ def outer_weights(config: Config) -> list[Weight]:
     return weights
 
 
+def device_parameters(config: Config, rows: int) -> int:
+    """Weights that a device with so many rows of layers computes with."""
+    sizes = (sum(weight.size for weight in weights) for weights in (layer_weights(config), outer_weights(config)))
+    layer, outer = sizes
+    return rows * layer + outer
+
+
 class WeightBytes(NamedTuple):
     """Bytes on one device.
 

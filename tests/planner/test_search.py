@@ -105,7 +105,7 @@ def test_why_there_is_no_plan_and_what_would_help():
 
 
 def test_what_cannot_be_cut_is_refused():
-    with pytest.raises(ConfigError, match="7 devices cannot be a mesh for model.num_heads=4, model.num_layers=4"):
+    with pytest.raises(ConfigError, match=r"7 devices cannot be a mesh for model\.num_heads=4, model\.num_layers=4"):
         search(a_problem(num_devices=7, batch=16))
 
 
