@@ -333,7 +333,11 @@ class Config:
             source = getattr(data, name)
             if source and source.partition(":")[0] not in allowed:
                 forms = ", ".join(kind if kind == "stdlib" else f"{kind}:PATH" for kind in allowed)
-                raise ConfigError(f"data.{name}={source!r} with model.objective={task}: its data is one of {forms}.")
+                raise ConfigError(
+                    f"data.{name}={source!r} with model.objective={task}: its data is one of {forms}."
+                    + " Labelled texts are for model.objective=classification or multiple_choice, in a run that "
+                    "train.init_from has start from one like this." * (self.model.family == "bert" and not labelled)
+                )
         if task == "classification" and len(data.classes) < 2:
             raise ConfigError(
                 f"data.labels={data.labels!r} with model.objective=classification: name at least two classes, in order "

@@ -16,11 +16,12 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.data.dataset import Dataset
 from fiddlex.data.statistics import wilson_interval
-from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.errors import CheckpointError, ConfigError, DataError
 from fiddlex.sizes import num_parameters
 from fiddlex.train import loop
 from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer, load_trainer
+from fiddlex.train.workdir import check_same_run
 from tests import reference, reference_bert
 from tests.train.bert import random_dataset
 
@@ -177,8 +178,90 @@ def test_another_run_gives_what_both_models_have(config: Config, tmp_path: pathl
     chex.assert_trees_all_equal(weights["embedding"]["tokens"], given["embedding"]["tokens"])
     assert all(math.isfinite(record["loss"]) for record in trainer.steps(2))
     task.model.hidden_size, task.model.seq_len = 64, 32
-    with pytest.raises(CheckpointError, match=r"(?s)hidden_size is 64, was 32\n.*seq_len is 32, above the 16"):
+    with pytest.raises(CheckpointError, match=r"(?s)hidden_size is 64, was 32\n.*seq_len is 32, above the 16") as told:
         Trainer(task, random_dataset(task)).start_from(tmp_path / "pretrained")
+    assert "mlp_size" not in str(told.value)
+    assert "ffn_size" not in str(told.value)  # it follows from hidden_size, and nobody set it
+    task.model.hidden_size, task.model.ffn_size = 32, 64
+    with pytest.raises(CheckpointError, match=r"model\.ffn_size is 64, was 128"):
+        Trainer(task, random_dataset(task)).start_from(tmp_path / "pretrained")
+    with pytest.raises(CheckpointError) as told:
+        load_trainer(tmp_path / "pretrained", lambda config: of_task(copy.deepcopy(config), "classification"))
+    assert str(told.value) == (
+        f"The weights in --workdir={tmp_path}/pretrained are those of another model:\n  model.objective is "
+        "'classification', was 'mlm_nsp'\nLeave these fields as they are there. To do something else with what it has "
+        f"learnt, fine-tune it first: experiments/train.py with --config.train.init_from={tmp_path}/pretrained and a "
+        "--workdir of its own."
+    )
+
+
+@pytest.mark.parametrize("saved", ["", "/runs/first"])
+def test_another_start_is_another_run(saved: str, config: Config, tmp_path: pathlib.Path) -> None:
+    other = copy.deepcopy(config)
+    config.train.init_from, other.train.init_from = saved, "/runs/second"
+    with pytest.raises(CheckpointError, match=rf"train\.init_from is '/runs/second', was '{saved}'\n.*new --workdir"):
+        check_same_run(config, other, tmp_path)
+    for same in {saved, saved and "/runs/x/../first/", ""}:  # it has started from there
+        other.train.init_from = same
+        check_same_run(config, other, tmp_path)
+
+
+@pytest.mark.parametrize("task", ["classification", "multiple_choice"])
+def test_predictions_are_those_of_the_plain_model(task: str, task_config: Config, tmp_path: pathlib.Path) -> None:
+    config = on_a_mesh(of_task(task_config, task))
+    config.model.post_norm, config.model.init_std, config.data.global_batch_size = False, 0.5, 16
+    if task == "multiple_choice":
+        lines = [{"text": "abc"[i % 3], "choices": ["one", "two", f"x{i}"], "label": i % 3} for i in range(60)]
+        path = tmp_path / "choices.jsonl"
+        path.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines))
+        config.data.source = f"jsonl:{path}"
+    else:
+        config.data.labels = "c,a,b"
+    config.data.source = f"jsonl:{tmp_path}/{'choices' if task == 'multiple_choice' else 'task'}.jsonl"
+    trainer = Trainer(config)
+    record, found, expected = trainer.evaluate(), trainer.predictions(), scored(trainer)
+    assert len({line["guess"] for line in found}) > 1
+    assert np.mean([line["right"] for line in found]) == pytest.approx(record["eval_accuracy"])
+    assert [line["right"] for line in found] == expected["right_labels"].tolist()
+    file = pathlib.Path(config.data.source.removeprefix("jsonl:")).read_text().splitlines()
+    for line, loss in zip(found, expected["labels"], strict=True):
+        assert line["label"] == json.loads(file[line["line"] - 1])["label"]
+        shares = line["probabilities"]
+        assert shares[line["label"]] == pytest.approx(math.exp(-loss), rel=1e-5)
+        assert shares[line["guess"]] == max(shares.values() if task == "classification" else shares)
+        assert sum(shares.values() if task == "classification" else shares) == pytest.approx(1)
+
+
+def test_running_text_has_no_predictions(config: Config) -> None:
+    with pytest.raises(ConfigError, match=r"model\.objective=mlm on random: predictions are told of labelled texts"):
+        Trainer(of_task(config, "mlm"), random_dataset(config)).predictions()
+
+
+def test_always_guessing_the_most_common_token(config: Config) -> None:
+    trainer = Trainer(of_task(config, "mlm"), random_dataset(config))
+    examples = [trainer.dataset.heldout.example(i, epoch=0) for i in range(37)]
+    targets = np.concatenate([example["targets"][example["weights"] > 0] for example in examples])
+    assert trainer.majority() == np.bincount(targets).max() / len(targets)
+
+
+def test_a_file_left_from_other_data_is_told(task_config: Config, tmp_path: pathlib.Path) -> None:
+    """As when data of one's own is laid over the config of another task."""
+    path = tmp_path / "eval.jsonl"
+    path.write_text('{"sentence": "x", "verdict": "a"}\n' * 3)
+    task_config.data.eval_source = f"jsonl:{path}"
+    for task_config.data.skip_bad_lines, start in ((False, "line 1: there is no key"), (True, "no line is left of 3")):
+        with pytest.raises(DataError) as told:
+            Trainer(task_config)
+        assert str(told.value).startswith(f"data.eval_source: jsonl:{path}")
+        assert start in str(told.value)
+        assert str(told.value).endswith(
+            "data.eval_source may be another file, or empty (--config.data.eval_source=) to hold out "
+            "data.eval_fraction=0.25 of data.source."
+        )
+    task_config.data.skip_bad_lines = False
+    path.write_text('{"text": "x", "label": "a"}\n{"label": "a"}\n')
+    with pytest.raises(DataError, match=r"line 2: .*lines like it\.$"):
+        Trainer(task_config)
 
 
 def loop_with(dataset: Dataset, config: Config, workdir: pathlib.Path) -> Trainer:
@@ -280,6 +363,10 @@ def test_a_model_that_sees_both_ways_writes_no_text(config: Config) -> None:
         (
             {"data.source": "tsv:x"},
             "data.source='tsv:x' with model.objective=mlm_nsp: its data is one of stdlib, text:",
+        ),
+        (
+            {"data.eval_source": "jsonl:x"},
+            "tokens:PATH. Labelled texts are for model.objective=classification or multiple_choice, in a run that",
         ),
         ({"model.objective": "classification"}, "with model.objective=classification: its data is one of tsv:PATH"),
         (
