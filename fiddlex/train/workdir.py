@@ -182,14 +182,15 @@ def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
 def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
     """Raises CheckpointError, with every difference, when weights of `saved` do not fit the model of `config`."""
     if different := described_differences(SHAPE_FIELDS, saved, config):
-        trains_anew = (saved.model.task, saved.data.classes) != (config.model.task, config.data.classes)
-        raise CheckpointError(
-            f"The weights in --workdir={workdir} are those of another model:\n  "
-            + "\n  ".join(different)
-            + "\nLeave these fields as they are there."
-            + f" To do something else with what it has learnt, fine-tune it first: experiments/train.py with "
-            f"--config.train.init_from={workdir} and a --workdir of its own." * trains_anew
-        )
+        remedy = "Leave these fields as they are there."
+        if (saved.model.task, saved.data.classes) != (config.model.task, config.data.classes):
+            remedy += (
+                " To do something else with what it has learnt, fine-tune it first: experiments/train.py with "
+                f"--config.model.objective={config.model.task}, --config.train.init_from={workdir} and a --workdir of "
+                "its own."
+            )
+        listed = "\n  ".join(different)
+        raise CheckpointError(f"The weights in --workdir={workdir} are those of another model:\n  {listed}\n{remedy}")
 
 
 def described_differences(names: Iterable[str], saved: Config, config: Config) -> list[str]:

@@ -16,14 +16,13 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.data.dataset import Dataset
 from fiddlex.data.statistics import wilson_interval
-from fiddlex.errors import CheckpointError, ConfigError, DataError
+from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.sizes import num_parameters
 from fiddlex.train import loop
 from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer, load_trainer
 from fiddlex.train.workdir import check_same_run
-from tests import reference, reference_bert
-from tests.train.bert import random_dataset
+from tests.train.bert import of_task, on_a_mesh, random_dataset, scored
 
 TASKS = ("mlm", "mlm_nsp", "classification", "multiple_choice")
 
@@ -32,46 +31,6 @@ TASKS = ("mlm", "mlm_nsp", "classification", "multiple_choice")
 def config(tiny_config: Config) -> Config:
     """On a pipe of two ranks with two chunks, and two tensor ranks that share the sequence."""
     return on_a_mesh(of_task(tiny_config, "mlm_nsp"))
-
-
-def of_task(config: Config, task: str) -> Config:
-    config.model.family, config.model.objective, config.model.post_norm = "bert", task, True
-    config.data.labels, config.data.num_choices = "a,b,c", 3
-    if task in ("classification", "multiple_choice"):
-        config.data.source = "jsonl:none"  # where a test makes examples up
-    return config
-
-
-def on_a_mesh(config: Config) -> Config:
-    config.model.num_layers, config.data.eval_batches = 4, 0
-    config.mesh.data = config.mesh.pipe = config.mesh.tensor = 2
-    config.mesh.sequence_parallel = True
-    config.pipeline.schedule, config.pipeline.num_chunks = "interleaved_1f1b", 2
-    config.pipeline.num_microbatches = 4
-    return config
-
-
-def scored(trainer: Trainer) -> dict[str, np.ndarray]:
-    """By the plain model, over all held-out examples: losses and guesses of masked tokens and of labels."""
-    config, examples = trainer.config, trainer.dataset.heldout
-    weights = reference.unstack(trainer.weights())
-    found = [examples.example(i, epoch=0) for i in range(len(examples))]
-    batch = {name: np.stack([example[name] for example in found]) for name in found[0]}
-    x, results = reference_bert.hidden_fn(weights, batch, None, config), {}
-    if "targets" in batch:
-        logits = reference_bert.masked_logits_fn(weights, x, config)
-        chosen = batch["weights"] > 0
-        rows, _ = np.nonzero(chosen)
-        logits, targets = np.asarray(logits)[rows, batch["masked_positions"][chosen]], batch["targets"][chosen]
-        results |= {"tokens": losses_of(logits, targets), "right_tokens": logits.argmax(-1) == targets}
-    if "labels" in batch:
-        logits = np.asarray(reference_bert.label_logits_fn(weights, x, batch, None, config))
-        results |= {"labels": losses_of(logits, batch["labels"]), "right_labels": logits.argmax(-1) == batch["labels"]}
-    return results
-
-
-def losses_of(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    return -np.asarray(jax.nn.log_softmax(logits))[np.arange(len(targets)), targets]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -190,8 +149,8 @@ def test_another_run_gives_what_both_models_have(config: Config, tmp_path: pathl
     assert str(told.value) == (
         f"The weights in --workdir={tmp_path}/pretrained are those of another model:\n  model.objective is "
         "'classification', was 'mlm_nsp'\nLeave these fields as they are there. To do something else with what it has "
-        f"learnt, fine-tune it first: experiments/train.py with --config.train.init_from={tmp_path}/pretrained and a "
-        "--workdir of its own."
+        "learnt, fine-tune it first: experiments/train.py with --config.model.objective=classification, "
+        f"--config.train.init_from={tmp_path}/pretrained and a --workdir of its own."
     )
 
 
@@ -204,64 +163,6 @@ def test_another_start_is_another_run(saved: str, config: Config, tmp_path: path
     for same in {saved, saved and "/runs/x/../first/", ""}:  # it has started from there
         other.train.init_from = same
         check_same_run(config, other, tmp_path)
-
-
-@pytest.mark.parametrize("task", ["classification", "multiple_choice"])
-def test_predictions_are_those_of_the_plain_model(task: str, task_config: Config, tmp_path: pathlib.Path) -> None:
-    config = on_a_mesh(of_task(task_config, task))
-    config.model.post_norm, config.model.init_std, config.data.global_batch_size = False, 0.5, 16
-    if task == "multiple_choice":
-        lines = [{"text": "abc"[i % 3], "choices": ["one", "two", f"x{i}"], "label": i % 3} for i in range(60)]
-        path = tmp_path / "choices.jsonl"
-        path.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines))
-        config.data.source = f"jsonl:{path}"
-    else:
-        config.data.labels = "c,a,b"
-    config.data.source = f"jsonl:{tmp_path}/{'choices' if task == 'multiple_choice' else 'task'}.jsonl"
-    trainer = Trainer(config)
-    record, found, expected = trainer.evaluate(), trainer.predictions(), scored(trainer)
-    assert len({line["guess"] for line in found}) > 1
-    assert np.mean([line["right"] for line in found]) == pytest.approx(record["eval_accuracy"])
-    assert [line["right"] for line in found] == expected["right_labels"].tolist()
-    file = pathlib.Path(config.data.source.removeprefix("jsonl:")).read_text().splitlines()
-    for line, loss in zip(found, expected["labels"], strict=True):
-        assert line["label"] == json.loads(file[line["line"] - 1])["label"]
-        shares = line["probabilities"]
-        assert shares[line["label"]] == pytest.approx(math.exp(-loss), rel=1e-5)
-        assert shares[line["guess"]] == max(shares.values() if task == "classification" else shares)
-        assert sum(shares.values() if task == "classification" else shares) == pytest.approx(1)
-
-
-def test_running_text_has_no_predictions(config: Config) -> None:
-    with pytest.raises(ConfigError, match=r"model\.objective=mlm on random: predictions are told of labelled texts"):
-        Trainer(of_task(config, "mlm"), random_dataset(config)).predictions()
-
-
-def test_always_guessing_the_most_common_token(config: Config) -> None:
-    trainer = Trainer(of_task(config, "mlm"), random_dataset(config))
-    examples = [trainer.dataset.heldout.example(i, epoch=0) for i in range(37)]
-    targets = np.concatenate([example["targets"][example["weights"] > 0] for example in examples])
-    assert trainer.majority() == np.bincount(targets).max() / len(targets)
-
-
-def test_a_file_left_from_other_data_is_told(task_config: Config, tmp_path: pathlib.Path) -> None:
-    """As when data of one's own is laid over the config of another task."""
-    path = tmp_path / "eval.jsonl"
-    path.write_text('{"sentence": "x", "verdict": "a"}\n' * 3)
-    task_config.data.eval_source = f"jsonl:{path}"
-    for task_config.data.skip_bad_lines, start in ((False, "line 1: there is no key"), (True, "no line is left of 3")):
-        with pytest.raises(DataError) as told:
-            Trainer(task_config)
-        assert str(told.value).startswith(f"data.eval_source: jsonl:{path}")
-        assert start in str(told.value)
-        assert str(told.value).endswith(
-            "data.eval_source may be another file, or empty (--config.data.eval_source=) to hold out "
-            "data.eval_fraction=0.25 of data.source."
-        )
-    task_config.data.skip_bad_lines = False
-    path.write_text('{"text": "x", "label": "a"}\n{"label": "a"}\n')
-    with pytest.raises(DataError, match=r"line 2: .*lines like it\.$"):
-        Trainer(task_config)
 
 
 def loop_with(dataset: Dataset, config: Config, workdir: pathlib.Path) -> Trainer:
@@ -366,7 +267,7 @@ def test_a_model_that_sees_both_ways_writes_no_text(config: Config) -> None:
         ),
         (
             {"data.eval_source": "jsonl:x"},
-            "tokens:PATH. Labelled texts are for model.objective=classification or multiple_choice, in a run that",
+            "tokens:PATH. Labelled texts are for a run with model.objective=classification or multiple_choice, which",
         ),
         ({"model.objective": "classification"}, "with model.objective=classification: its data is one of tsv:PATH"),
         (
