@@ -18,8 +18,8 @@ from fiddlex.records import from_mapping
 OBJECTIVES = {"gpt": ("lm",), "bert": ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")}
 LABELLED = ("classification", "multiple_choice")  # objectives whose data is a task: texts with labels
 _LABELLED_HINT = (
-    " Labelled texts are for a run with model.objective=classification or multiple_choice, which may start from this one "
-    "(train.init_from)."
+    " Labelled texts are for a run with model.objective=classification or multiple_choice, which may start from this "
+    "one (train.init_from)."
 )
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 RECOMPUTE_MODES = ("none", "selective", "full")
