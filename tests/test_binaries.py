@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -220,6 +221,7 @@ def test_the_readmes_bert_commands(tmp_path: pathlib.Path) -> None:
     assert "a bag of words is right for 5" in task.stdout
     assert "The run starts from these weights; new: head.label." in tuned.stderr
     assert (tmp_path / "bert_swaps/best").is_dir()
+    assert re.search(r"\nheld out: jsonl:.*eval\.jsonl: 1,\d+ lines, 0 cut to .*; always answering '", evaluated.stderr)
     record = json.loads(evaluated.stdout.splitlines()[-1])
     assert record["eval_accuracy_low"] < record["eval_accuracy"] < record["eval_accuracy_high"]
     assert record["eval_examples"] > 1000
