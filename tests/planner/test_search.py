@@ -1,6 +1,8 @@
 """The search against looking at every layout, and what it says where there is none."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -130,3 +132,9 @@ def test_text_and_json_have_the_plans_numbers():
     text = as_text(problem, found).splitlines()
     assert text[0].startswith("3,") or "parameters in bfloat16" in text[0]
     assert len(text) == 4 + len(found.plans) + 3
+
+
+def test_imports_no_jax():
+    modules = ", ".join(f"fiddlex.planner.{name}" for name in ("advice", "partition", "search"))
+    code = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
