@@ -14,6 +14,14 @@ from fiddlex.train.state import TrainState, abstract_state, make_blocks, make_in
 from fiddlex.train.step import make_train_step
 from fiddlex.train.windowed import Windowed
 
+# On GPUs work stands between the start and the end of a hop only where XLA's latency-hiding scheduler puts it, and that
+# puts none there while its analytical estimators are on: to them a conditional, as a tick's slots are, takes no time.
+_GPU_OPTIONS = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    "xla_gpu_enable_analytical_sol_latency_estimator": False,
+    "xla_gpu_enable_analytical_latency_estimator": False,
+}
+
 
 class Program:
     """Everything about training that follows from a config and a mesh alone.
@@ -70,6 +78,11 @@ class Program:
     def lower(self) -> jax.stages.Lowered:
         """The train step as XLA takes it; nothing is put on a device."""
         return self.step.lower(self.abstract_state, self.source.abstract_inputs)
+
+    @property
+    def compiler_options(self) -> dict[str, bool | str]:
+        """What XLA is to do besides its defaults."""
+        return dict(_GPU_OPTIONS) if self.mesh.devices.flat[0].platform == "gpu" else {}
 
     def resume(self, state: TrainState) -> TrainState:
         """A state to go on from, of one as `Checkpoints.restore_newest` gives it."""
