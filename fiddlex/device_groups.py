@@ -50,7 +50,7 @@ def axis_of(groups: Groups, mesh: Mapping[str, int]) -> str:
     return names[0] if len(names) == 1 else "several"
 
 
-def _along(sizes: str, order: str | None, chosen: str) -> Groups:
+def _along(sizes: str, order: str | None, chosen: str) -> Groups | None:
     """Groups along axes of a mesh of XLA's own.
 
     Args:
@@ -59,7 +59,10 @@ def _along(sizes: str, order: str | None, chosen: str) -> Groups:
       chosen: the axes, as in 'a'; or a part of one, as in 'b':(1)2, the outer half of b: what stands in parentheses
         divides it before that part.
     """
-    parts = {name: (before, size) for name, before, size in _AXIS.findall(chosen)}
+    found = _AXIS.findall(chosen)
+    parts = {name: (before, size) for name, before, size in found}
+    if len(parts) < len(found):  # two parts of one axis
+        return None
     dims: list[int] = []
     along: list[int] = []
     for name, text in re.findall(r"'([^']+)'=(\d+)", sizes):

@@ -7,7 +7,6 @@ the collectives of a step and the work beside them take is understood (`fiddlex.
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
 
 # Bits of an element; types that are not here (token, opaque) hold nothing.
 _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}
@@ -88,13 +87,6 @@ class Program:
             return int(bool(_PRODUCT_CALLS.search(instruction.attributes)))
         of_each = [sum(map(self.products, self.computations[name])) for name in instruction.called()]
         return max(of_each, default=0)
-
-    def inside(self, instruction: Instruction) -> Iterator[Instruction]:
-        """The instruction and all that run in it."""
-        yield instruction
-        for name in instruction.called():
-            for inner in self.computations[name]:
-                yield from self.inside(inner)
 
 
 def read(text: str) -> Program:
