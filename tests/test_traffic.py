@@ -129,7 +129,7 @@ LOOP = """\
 %body (p: f32[8,8]) -> f32[8,8] {{
   %p = f32[8,8] parameter(0)
   %hop = f32[8,8] collective-permute(%p), source_target_pairs={{{{0,1}},{{1,0}}}}
-  ROOT %y = f32[8,8] conditional(%p, %p), branch_computations={{%wrapped, %wrapped}}, metadata={{op_name="forward/cond"}}
+  ROOT %y = f32[4,8] conditional(%p), branch_computations={{%wrapped, %wrapped}}, metadata={{op_name="forward/cond"}}
 }}
 
 %less (q: f32[8,8]) -> pred[] {{
