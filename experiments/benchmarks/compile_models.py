@@ -40,15 +40,9 @@ def _replicas(data: int, microbatches: int) -> dict[str, Any]:
     return {"mesh.data": data, "pipeline.num_microbatches": microbatches}
 
 
-def _pipeline(data: int, pipe: int, tensor: int, microbatches: int, schedule: str = "1f1b") -> dict[str, Any]:
-    chunks = {} if schedule == "interleaved_1f1b" else {"pipeline.num_chunks": 1}
-    return {
-        **_replicas(data, microbatches),
-        "mesh.pipe": pipe,
-        "mesh.tensor": tensor,
-        "pipeline.schedule": schedule,
-        **chunks,
-    }
+def _pipeline(data: int, pipe: int, tensor: int, microbatches: int) -> dict[str, Any]:
+    mesh = {"mesh.pipe": pipe, "mesh.tensor": tensor}
+    return {**_replicas(data, microbatches), **mesh, "pipeline.schedule": "1f1b", "pipeline.num_chunks": 1}
 
 
 CASES = [
@@ -72,6 +66,21 @@ CASES = [
     Case("gpt3.py:1008b", "tpu:v5p:8x16x24", {}),
 ]
 
+COLUMNS = {
+    "config": "---",
+    "billion parameters": "---:",
+    "slice": "---",
+    "data × pipe × tensor": "---",
+    "schedule": "---",
+    "peak, GiB": "---:",
+    "there, GiB": "---:",
+    "fits": "---",
+    "trace, s": "---:",
+    "compile, s": "---:",
+    "collectives, overlapped / all": "---:",
+    "of their bytes": "---:",
+}
+
 
 def main(argv: list[str]) -> None:
     """Compiles what is missing and prints the table."""
@@ -84,10 +93,7 @@ def main(argv: list[str]) -> None:
             record = known[case.config, case.topology] = measure(case, _LIMIT_S.value)
             with path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
-    print(
-        "| config | parameters, billions | slice | data × pipe × tensor | schedule | peak, GiB | there, GiB | fits "
-        "| trace, s | compile, s | collectives overlapped / all | of their bytes |\n|---|---:|---|---|---|---:|---:|---|---:|---:|---:|---:|"
-    )
+    print(f"| {' | '.join(COLUMNS)} |\n|{'|'.join(COLUMNS.values())}|")
     for case in CASES:
         print(row(known[case.config, case.topology]), flush=True)
 
@@ -108,25 +114,29 @@ def measure(case: Case, limit_s: int) -> dict[str, Any]:
 
 def row(record: dict[str, Any]) -> str:
     """A line of the table."""
-    name = f"`{record['config']}`"
+    name, slice_name = f"`{record['config']}`", record["topology"].removeprefix("tpu:")
     if "limit_s" in record:
-        return f"| {name} | | {record['topology']} | | | | | | | over {record['limit_s']} | | |"
-    mesh = " × ".join(map(str, record["mesh"].values()))
-    needed, there = (f"{record[size] / 2**30:.1f}" for size in ("needed_bytes", "memory_limit_bytes"))
-    schedule = (
-        f"{record['schedule']}, m={record['num_microbatches']}"
-        if record["mesh"]["pipe"] > 1
-        else f"m={record['num_microbatches']}"
-    )
+        return f"| {name} | | {slice_name} |{' |' * 6} over {record['limit_s']} | | |"
+    schedule = f"m={record['num_microbatches']}"
+    if record["mesh"]["pipe"] > 1:
+        schedule = f"{record['schedule']}, {schedule}"
     exchanges = record["collectives"] or []
     hidden = [each for each in exchanges if each["overlapped"]]
     volume, of_hidden = (sum(each["bytes"] * (each["count"] or 0) for each in some) for some in (exchanges, hidden))
-    share = f"{of_hidden / volume:.0%}" if volume else ""
-    return (
-        f"| {name} | {record['num_parameters'] / 1e9:.3g} | {record['topology'].removeprefix('tpu:')} | {mesh} | {schedule} "
-        f"| {needed} | {there} | {'yes' if record['fits'] else 'no'} | {record['trace_s']:.1f} | {record['compile_s']:.1f} "
-        f"| {len(hidden)} / {len(exchanges)} | {share} |"
-    )
+    cells = [
+        name,
+        f"{record['num_parameters'] / 1e9:.3g}",
+        slice_name,
+        " × ".join(map(str, record["mesh"].values())),
+        schedule,
+        *(f"{record[size] / 2**30:.1f}" if record[size] else "" for size in ("needed_bytes", "memory_limit_bytes")),
+        "yes" if record["fits"] else "no",
+        f"{record['trace_s']:.1f}",
+        f"{record['compile_s']:.1f}",
+        f"{len(hidden)} / {len(exchanges)}" if exchanges else "",
+        f"{of_hidden / volume:.0%}" if volume else "",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -14,14 +14,6 @@ from fiddlex.train.state import TrainState, abstract_state, make_blocks, make_in
 from fiddlex.train.step import make_train_step
 from fiddlex.train.windowed import Windowed
 
-# On GPUs work stands between the start and the end of a hop only where XLA's latency-hiding scheduler puts it, and that
-# puts none there while its analytical estimators are on: to them a conditional, as a tick's slots are, takes no time.
-_GPU_OPTIONS = {
-    "xla_gpu_enable_latency_hiding_scheduler": True,
-    "xla_gpu_enable_analytical_sol_latency_estimator": False,
-    "xla_gpu_enable_analytical_latency_estimator": False,
-}
-
 
 class Program:
     """Everything about training that follows from a config and a mesh alone.
@@ -81,8 +73,9 @@ class Program:
 
     @property
     def compiler_options(self) -> dict[str, bool | str]:
-        """What XLA is to do besides its defaults."""
-        return dict(_GPU_OPTIONS) if self.mesh.devices.flat[0].platform == "gpu" else {}
+        """What XLA is to do besides its defaults: on GPUs, put work between the start and the end of collectives."""
+        on_gpus = self.mesh.devices.flat[0].platform == "gpu"
+        return {"xla_gpu_enable_latency_hiding_scheduler": True} if on_gpus else {}
 
     def resume(self, state: TrainState) -> TrainState:
         """A state to go on from, of one as `Checkpoints.restore_newest` gives it."""
