@@ -195,19 +195,14 @@ class Engine:
                 value = self.model.head(weights, leaving, microbatch)
             return outer, lax.dynamic_update_index_in_dim(values, value, shared.head, 0), dy
 
-        outer, values, dy = lax.cond(
-            shared.head != NONE,
-            work,
-            lambda outer, values: (outer, values, self._filled(y)),
-            carry.grads.outer,
-            carry.values,
-        )
-        inbox = (
-            _put(carry.backward_inbox, jnp.asarray(own.head_inbox)[None], [dy])
-            if self.frame.trains
-            else carry.backward_inbox
-        )
-        return carry._replace(grads=carry.grads._replace(outer=outer), values=values, backward_inbox=inbox)
+        def idle(outer: Tree, values: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
+            return outer, values, self._filled(y)
+
+        outer, values, dy = lax.cond(shared.head != NONE, work, idle, carry.grads.outer, carry.values)
+        carry = carry._replace(grads=carry.grads._replace(outer=outer), values=values)
+        if not self.frame.trains:
+            return carry
+        return carry._replace(backward_inbox=_put(carry.backward_inbox, jnp.asarray(own.head_inbox)[None], [dy]))
 
     @jax.named_scope("backward")
     def _backward(self, carry: Carry, own: Tick) -> Carry:
