@@ -125,7 +125,7 @@ def row(record: dict[str, Any]) -> str:
     volume, of_hidden = (sum(each["bytes"] * (each["count"] or 0) for each in some) for some in (exchanges, hidden))
     cells = [
         name,
-        f"{record['num_parameters'] / 1e9:.3g}",
+        f"{record['num_parameters'] / 1e9:.4g}",
         slice_name,
         " × ".join(map(str, record["mesh"].values())),
         schedule,
