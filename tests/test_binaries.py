@@ -102,6 +102,11 @@ def test_compile_tells_of_memory_and_reads_no_data() -> None:
     text = call("compile", *arguments).stdout
     assert "schedule 1f1b: 2 stages, 2 microbatches of 4, 4 ticks" in text
     assert f"{facts['temp_bytes'] / 1e6:,.1f} MB" in text
+    assert (facts["fits"], facts["needed_bytes"]) == (None, facts["peak_bytes"])
+    assert {"collective-permute", "all-reduce"} <= {each["kind"] for each in facts["collectives"]}
+    assert "whether it fits is not known" in text
+    hops = 2 * facts["num_ticks"]
+    assert re.search(rf"collective-permute +pipe +{hops} .* no\n", text)
     assert "'gpu' is not known" in call("compile", *arguments, "--topology=gpu", status=2).stderr
 
 

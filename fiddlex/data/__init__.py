@@ -13,7 +13,6 @@ from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamp
 from fiddlex.data.fields import example_fields
 from fiddlex.data.loader import Batch, Loader, eval_batches
 from fiddlex.data.masked_examples import MaskedExamples
-from fiddlex.data.masking import max_masked
 from fiddlex.data.scores import score_continuations
 from fiddlex.data.sentence_pairs import SentencePairExamples
 from fiddlex.data.statistics import class_shares, majority_share, wilson_interval
@@ -30,6 +29,7 @@ from fiddlex.data.tokenizers import (
     require_special,
 )
 from fiddlex.data.vocabulary import SpecialTokens, Vocabulary
+from fiddlex.sizes import max_masked
 
 __all__ = [
     "Batch",

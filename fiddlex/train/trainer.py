@@ -106,7 +106,7 @@ class Trainer:
         """Compiles the train step, if that is still to do; returns the seconds it took."""
         start = time.monotonic()
         if self._compiled is None:
-            self._compiled = self._program.lower().compile()
+            self._compiled = self._program.lower().compile(compiler_options=self._program.compiler_options)
         return time.monotonic() - start
 
     def dispatch(self) -> Dispatched:
