@@ -4,7 +4,8 @@ import pathlib
 import pytest
 
 from fiddlex.errors import ConfigError
-from fiddlex.topology import Compiler, Topology, load_topology
+from fiddlex.gpu_targets import TARGETS
+from fiddlex.topology import Compiler, Topology, catalogue, load_topology
 
 ROOT = pathlib.Path(__file__).parents[1]
 OWN = """
@@ -194,3 +195,12 @@ def test_no_such_topology(name, message, tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as raised:
         load_topology(name)
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize("name", [name for name in catalogue() if not name.startswith("tpu")])
+def test_what_the_compiler_knows_of_a_gpu_agrees_with_the_catalogue(name):
+    topology = load_topology(name)
+    assert topology.compiler
+    target = TARGETS[topology.compiler.name]
+    assert target.memory_bytes == pytest.approx(topology.chip.memory_bytes, rel=0.01)
+    assert target.bytes_per_s == pytest.approx(topology.chip.memory_bandwidth, rel=0.01)

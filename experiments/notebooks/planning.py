@@ -29,7 +29,7 @@ from fiddlex.config import Config, DataConfig, ModelConfig, OptimizerConfig
 from fiddlex.planner.advice import why_none
 from fiddlex.planner.partition import Layer, Level, pipedream
 from fiddlex.planner.report import GIB, as_python, as_text, memory_parts
-from fiddlex.planner.search import Problem, evaluate, layouts, search
+from fiddlex.planner.search import Plan, Problem, evaluate, layouts, search
 from fiddlex.topology import load_topology
 
 # %% [markdown]
@@ -83,7 +83,7 @@ plt.show()
 # pipe: the best of each.
 
 # %%
-best = {}
+best: dict[int, Plan] = {}
 for layout in layouts(problem):
     if (layout.semantics, layout.recompute, layout.tensor) == ("sync", "full", 4):
         plan = evaluate(problem, layout)
@@ -97,9 +97,10 @@ assert min(plan.step_time_s for plan in best.values()) >= found.plans[0].step_ti
 # ## When nothing fits
 
 # %%
-small = dataclasses.replace(problem, num_devices=2, semantics=("sync",))
+small = dataclasses.replace(problem, num_devices=1, semantics=("sync",))
 nothing = search(small)
 assert not nothing.plans
+assert nothing.least is not None
 print(why_none(small, nothing.least))
 
 # %% [markdown]
