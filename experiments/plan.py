@@ -20,8 +20,9 @@ from fiddlex.config import Config
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.flags import define_config, run
 from fiddlex.planner.advice import why_none
+from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Problem
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe
-from fiddlex.planner.search import OBJECTIVES, SEMANTICS, Plan, Problem, search
+from fiddlex.planner.search import Plan, search
 from fiddlex.topology import Topology, load_topology
 
 _CONFIG = define_config()

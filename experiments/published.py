@@ -25,7 +25,8 @@ from fiddlex.config import Config, MeshConfig, ModelConfig, OptimizerConfig, Pip
 from fiddlex.flags import run
 from fiddlex.pipeline.placement import place_layers
 from fiddlex.planner.costs import EFFICIENCY, CostModel, System
-from fiddlex.planner.search import Layout, Problem, evaluate, search
+from fiddlex.planner.layouts import Layout, Problem
+from fiddlex.planner.search import evaluate, search
 from fiddlex.planner.shapes import Shape, free_running_seconds, stage_ranks
 from fiddlex.simulate.clock import Costs
 from fiddlex.sizes import hardware_flops

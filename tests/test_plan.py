@@ -12,7 +12,8 @@ from configs.gpt3 import ROWS, get_config
 from experiments.published import SC21, TWO_BW, fit_efficiency, layout_of, sc21_row, sequences_per_second
 from fiddlex.flags import load_config
 from fiddlex.planner.costs import EFFICIENCY
-from fiddlex.planner.search import Problem, evaluate, search
+from fiddlex.planner.layouts import Problem
+from fiddlex.planner.search import evaluate, search
 from fiddlex.topology import load_topology
 
 CONFIG = "--config=configs/gpt3.py:1.7b"

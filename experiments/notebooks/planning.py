@@ -27,9 +27,10 @@ import matplotlib.pyplot as plt
 
 from fiddlex.config import Config, DataConfig, ModelConfig, OptimizerConfig
 from fiddlex.planner.advice import why_none
+from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.partition import Layer, Level, pipedream
 from fiddlex.planner.report import GIB, as_python, as_text, memory_parts
-from fiddlex.planner.search import Plan, Problem, evaluate, layouts, search
+from fiddlex.planner.search import Plan, evaluate, search
 from fiddlex.topology import load_topology
 
 # %% [markdown]

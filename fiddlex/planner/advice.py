@@ -3,8 +3,9 @@
 import dataclasses
 from collections.abc import Iterator
 
+from fiddlex.planner.layouts import Problem
 from fiddlex.planner.report import GIB, layout_text, memory_parts
-from fiddlex.planner.search import Need, Problem, search
+from fiddlex.planner.search import Need, search
 
 
 def why_none(problem: Problem, least: Need) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fiddlex.config import Config
-from fiddlex.planner.search import Found, Layout, Plan, Problem
+from fiddlex.planner.layouts import Layout, Problem
+from fiddlex.planner.search import Found, Plan
 from fiddlex.simulate.memory import Memory
 from fiddlex.sizes import num_parameters
 

@@ -1,72 +1,26 @@
-"""All layouts of a model on a cluster, the best few first: exact over the whole space, most of it never looked at.
+"""The best of all layouts of a model on a cluster: exact over the whole space, most of which is never looked at.
 
-The space: data × pipe × tensor × schedule × chunks × microbatch × semantics × recompute × sequence parallelism. Each
-layout has a time that no schedule can beat (`_least_seconds`), which takes microseconds; layouts are taken in the order
-of that, and the search ends when the next could not be among the best even so. What is taken is asked whether it fits
-(`fiddlex.simulate.memory`), then simulated (`shapes.batch_seconds`). Invariant: the plans are those that evaluating the
-whole space would give, up to ties. Left out of the space is what cannot be better: GPipe, which takes as long as 1F1B
-and holds more; a pipeline of one rank under another name; under 2BW all but 1F1B, which has no bubble there. Imports no
-jax.
+Each layout has a time that no schedule can beat (`_least_seconds`), which takes microseconds; layouts are taken in the
+order of that, and the search ends when the next could not be among the best even so. What is taken is asked whether it
+fits (`fiddlex.simulate.memory`), then simulated (`shapes.batch_seconds`). Invariant: the plans are those that
+evaluating the whole space (`layouts`) would give, up to ties. Imports no jax.
 """
 
 import bisect
 import dataclasses
 import functools
-import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from fiddlex.config import RECOMPUTE_MODES, Config, MeshConfig, PipelineConfig
+from fiddlex.config import Config, MeshConfig
 from fiddlex.errors import ConfigError
 from fiddlex.pipeline.placement import LayerPlacement, place_layers
-from fiddlex.planner.costs import EFFICIENCY, CostModel, MicrobatchTimes, StepTimes
+from fiddlex.planner.costs import CostModel, MicrobatchTimes, StepTimes
+from fiddlex.planner.layouts import Layout, Problem, layouts
 from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
 from fiddlex.simulate.memory import Memory, device_memory
 from fiddlex.simulate.weight_memory import device_parameters
 from fiddlex.sizes import model_flops
-from fiddlex.topology import Topology
-
-HEADROOM = 0.1  # of a device's memory left free: what the memory model may be wrong by (docs/memory.md)
-CHUNKS = (2, 3, 4, 5, 6, 8)  # stages of a rank when interleaved
-SEMANTICS = ("sync", "2bw")
-OBJECTIVES = ("time", "cost", "memory")
-
-
-class Layout(NamedTuple):
-    """A point of the space."""
-
-    data: int
-    pipe: int
-    tensor: int
-    sequence_parallel: bool
-    schedule: str
-    chunks: int
-    num_microbatches: int
-    semantics: str
-    recompute: str
-
-    @property
-    def num_devices(self) -> int:
-        """Devices that it takes."""
-        return self.data * self.pipe * self.tensor
-
-    @property
-    def shape(self) -> Shape:
-        """Its pipeline."""
-        return Shape(self.schedule, self.pipe, self.chunks, self.num_microbatches, self.semantics)
-
-    def applied(self, config: Config) -> Config:
-        """A config with this layout in place of its own."""
-        mesh = MeshConfig(self.data, self.pipe, self.tensor, self.sequence_parallel)
-        pipeline = PipelineConfig(
-            schedule=self.schedule,
-            num_chunks=self.chunks,
-            num_microbatches=self.num_microbatches,
-            recompute=self.recompute,
-            semantics=self.semantics,
-        )
-        return dataclasses.replace(config, mesh=mesh, pipeline=pipeline)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,37 +75,6 @@ class Found(NamedTuple):
     space: int
     simulated: int
     least: Need | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """What is searched for.
-
-    Attributes:
-      config: of the run; its mesh and pipeline are what is looked for, its batch and optimizer stay.
-      topology: the cluster.
-      num_devices: of it.
-      memory_bytes: of each device; None: the chip's, but for `HEADROOM`.
-      objective: what is to be least: `time` of a step, `cost` of a step, for which fewer devices may be taken, or
-        `memory`.
-      semantics: that are allowed.
-      efficiency: see `costs.step_times`.
-    """
-
-    config: Config
-    topology: Topology
-    num_devices: int
-    memory_bytes: int | None = None
-    objective: str = "time"
-    semantics: Sequence[str] = SEMANTICS
-    efficiency: float = EFFICIENCY
-
-    @property
-    def limit(self) -> int:
-        """Bytes that a layout may take."""
-        if self.memory_bytes is not None:
-            return self.memory_bytes
-        return int(self.topology.chip.memory_bytes * (1 - HEADROOM))
 
 
 def search(problem: Problem, *, keep: int = 5) -> Found:
@@ -255,7 +178,7 @@ class _Space:
         hops_s = pipeline_s - batch_seconds(layout.shape, dataclasses.replace(costs, hop=0.0))
         step_s, m = pipeline_s + sum(step), layout.num_microbatches
         busy_s = m * (cut.most * times.layer + times.edges)
-        flops = model_flops(config.model, config.data.global_batch_size) / step_s / layout.num_devices
+        flops = model_flops(config.model, config.data.global_batch_size, config.data) / step_s / layout.num_devices
         price = problem.topology.price
         return Plan(
             layout,
@@ -286,48 +209,6 @@ class _Space:
         mesh = MeshConfig(data, pipe, tensor)
         number = device_parameters(dataclasses.replace(self.problem.config, mesh=mesh), rows)
         return self._model.step(mesh, num_parameters=number)
-
-
-def layouts(problem: Problem) -> Iterator[Layout]:
-    """The space, by divisors of the devices, the heads and the batch."""
-    model, batch = problem.config.model, problem.config.data.global_batch_size
-    for devices in _numbers_of_devices(problem):
-        for tensor in _divisors(math.gcd(math.gcd(model.num_heads, model.mlp_size), devices)):
-            for pipe in _divisors(devices // tensor):
-                data = devices // tensor // pipe
-                if pipe > model.num_layers or batch % data:
-                    continue
-                parallel = (False, True) if tensor > 1 and model.seq_len % tensor == 0 else (False,)
-                for number, sequence in itertools.product(_divisors(batch // data), parallel):
-                    for schedule, chunks, semantics in _pipelines(problem, pipe, number):
-                        for recompute in RECOMPUTE_MODES:
-                            yield Layout(data, pipe, tensor, sequence, schedule, chunks, number, semantics, recompute)
-
-
-def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
-    """Schedule, chunks and semantics that there are for so many ranks and microbatches."""
-    layers = problem.config.model.num_layers
-    if "sync" in problem.semantics:
-        yield "1f1b", 1, "sync"
-    if pipe == 1:
-        return
-    if "2bw" in problem.semantics and num_microbatches >= pipe:
-        yield "1f1b", 1, "2bw"
-    if "sync" in problem.semantics:
-        yield from (("zb_h1", 1, "sync"), ("zb_h2", 1, "sync"))
-        if 2 * pipe <= layers:
-            yield "zb_v", 2, "sync"
-        if num_microbatches % pipe == 0:
-            yield from (("interleaved_1f1b", chunks, "sync") for chunks in CHUNKS if chunks * pipe <= layers)
-
-
-def _numbers_of_devices(problem: Problem) -> list[int]:
-    """All of them; where cost counts also a half of them, a quarter, and so on."""
-    number, numbers = problem.num_devices, [problem.num_devices]
-    while problem.objective == "cost" and number % 2 == 0:
-        number //= 2
-        numbers.append(number)
-    return numbers
 
 
 class _Cut(NamedTuple):
@@ -372,11 +253,6 @@ def _least_seconds(layout: Layout, cut: _Cut, times: MicrobatchTimes) -> float:
         idle = times.forward + (times.backward_input + times.backward_weight) * whole
         least = max(least, m * (cut.last * times.layer + times.head) + cut.before * idle)
     return least
-
-
-@functools.lru_cache(maxsize=1024)
-def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
 def _uncuttable(problem: Problem) -> str:

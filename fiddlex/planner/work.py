@@ -13,6 +13,7 @@ import dataclasses
 from typing import NamedTuple
 
 from fiddlex.config import Config
+from fiddlex.sizes import max_masked
 from fiddlex.topology import Chip
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -146,7 +147,7 @@ class EdgeWork(NamedTuple):
 
 
 def edge_work(config: Config, *, shards: int) -> EdgeWork:
-    """The work of embedding and head.
+    """The work of embedding and head; BERT's heads of labels, a few rows of each example, are left out.
 
     Args:
       config: sizes.
@@ -154,12 +155,15 @@ def edge_work(config: Config, *, shards: int) -> EdgeWork:
     """
     sizes, itemsize = _Sizes.of(config), BYTES[config.model.dtype]
     columns = -(-config.model.vocab_size // shards)
-    logits = Product(sizes.scored, config.model.hidden_size, columns)
+    products = [Product(sizes.scored, config.model.hidden_size, columns)]
+    if config.model.family == "bert":  # the transform, which every device does whole
+        products.append(Product(sizes.scored, config.model.hidden_size, config.model.hidden_size))
+    gradients = (gradient for product in products for gradient in product.gradients)
     looked_up = sizes.tokens * config.model.hidden_size * (FLOAT32 + itemsize)
     softmax = 5 * sizes.scored * columns * FLOAT32  # logits to exponentials to gradients, read and written
     return EdgeWork(
         Work(traffic=2 * looked_up),
-        Work((logits, *logits.gradients), softmax),
+        Work((*products, *gradients), softmax),
         Work(traffic=2 * looked_up),
     )
 
@@ -193,7 +197,7 @@ class _Sizes:
             heads=model.num_heads // tensor,
             head_size=model.head_size,
             units=model.mlp_size // tensor,
-            scored=examples * scored_positions(config),
+            scored=examples * _scored(config),
             itemsize=BYTES[model.dtype],
             dropout=model.dropout > 0,
             split=tensor if config.mesh.sequence_parallel else 1,
@@ -233,10 +237,8 @@ class _Sizes:
         return weights * (2 * FLOAT32 + self.itemsize)
 
 
-def scored_positions(config: Config) -> int:
+def _scored(config: Config) -> int:
     """Positions of an example that are scored against the vocabulary: all of lm, the masked ones of mlm, else none."""
     if config.model.task == "lm":
         return config.model.seq_len
-    if config.model.task.startswith("mlm"):
-        return max(round(config.model.seq_len * config.data.mask_fraction), 1)
-    return 0
+    return max_masked(config.model.seq_len, config.data.mask_fraction) if config.model.task.startswith("mlm") else 0

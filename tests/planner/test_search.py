@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from fiddlex.config import Config, ModelConfig, OptimizerConfig
 from fiddlex.errors import ConfigError
 from fiddlex.planner.advice import why_none
+from fiddlex.planner.layouts import OBJECTIVES, Problem, layouts
 from fiddlex.planner.report import as_json, as_python, as_text
-from fiddlex.planner.search import OBJECTIVES, Problem, evaluate, layouts, score, search
+from fiddlex.planner.search import evaluate, score, search
 from fiddlex.topology import catalogue, load_topology
 
 

@@ -34,6 +34,15 @@ def test_products_of_all_devices_are_the_models_operations(recompute, microbatch
     assert flops * tensor * microbatches == pytest.approx(expected)
 
 
+def test_berts_products_are_the_models_operations():
+    config = a_config()
+    config.model.family = "bert"
+    layer, edges = layer_work(config), edge_work(config, shards=1)
+    flops = 3 * sum(getattr(layer, field.name).flops for field in dataclasses.fields(layer))
+    flops += sum(work.flops for work in edges)
+    assert flops * 2 == pytest.approx(model_flops(config.model, 8, config.data))
+
+
 def test_selective_recomputation_repeats_the_scores_alone_and_the_flash_kernel_repeats_nothing_more():
     none, selective = (layer_work(a_config(mode)) for mode in ("none", "selective"))
     assert selective.again.flops == 4 * 4 * 2 * 16 * 16 * 16  # examples, heads, 2·S·S·D

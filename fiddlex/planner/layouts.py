@@ -1,0 +1,138 @@
+"""What the planner searches: a problem, and all layouts that there are for it.
+
+The space: data × pipe × tensor × schedule × chunks × microbatch × semantics × recompute × sequence parallelism. Left
+out is what cannot be better: GPipe, which takes as long as 1F1B and holds more; a pipeline of one rank under another
+name; under 2BW all but 1F1B, which has no bubble there. Invariant: every layout is a config that validates. Imports no
+jax.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fiddlex.config import RECOMPUTE_MODES, Config, MeshConfig, PipelineConfig
+from fiddlex.planner.costs import EFFICIENCY
+from fiddlex.planner.shapes import Shape
+from fiddlex.topology import Topology
+
+HEADROOM = 0.1  # of a device's memory left free: what the memory model may be wrong by (docs/memory.md)
+CHUNKS = (2, 3, 4, 5, 6, 8)  # stages of a rank when interleaved
+SEMANTICS = ("sync", "2bw")
+OBJECTIVES = ("time", "cost", "memory")
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is searched for.
+
+    Attributes:
+      config: of the run; its mesh and pipeline are what is looked for, its batch and optimizer stay.
+      topology: the cluster.
+      num_devices: of it.
+      memory_bytes: of each device; None: the chip's, but for `HEADROOM`.
+      objective: what is to be least: `time` of a step, `cost` of a step, for which fewer devices may be taken, or
+        `memory`.
+      semantics: that are allowed.
+      efficiency: see `costs.step_times`.
+    """
+
+    config: Config
+    topology: Topology
+    num_devices: int
+    memory_bytes: int | None = None
+    objective: str = "time"
+    semantics: Sequence[str] = SEMANTICS
+    efficiency: float = EFFICIENCY
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a layout may take."""
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        return int(self.topology.chip.memory_bytes * (1 - HEADROOM))
+
+
+class Layout(NamedTuple):
+    """A point of the space."""
+
+    data: int
+    pipe: int
+    tensor: int
+    sequence_parallel: bool
+    schedule: str
+    chunks: int
+    num_microbatches: int
+    semantics: str
+    recompute: str
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that it takes."""
+        return self.data * self.pipe * self.tensor
+
+    @property
+    def shape(self) -> Shape:
+        """Its pipeline."""
+        return Shape(self.schedule, self.pipe, self.chunks, self.num_microbatches, self.semantics)
+
+    def applied(self, config: Config) -> Config:
+        """A config with this layout in place of its own."""
+        mesh = MeshConfig(self.data, self.pipe, self.tensor, self.sequence_parallel)
+        pipeline = PipelineConfig(
+            schedule=self.schedule,
+            num_chunks=self.chunks,
+            num_microbatches=self.num_microbatches,
+            recompute=self.recompute,
+            semantics=self.semantics,
+        )
+        return dataclasses.replace(config, mesh=mesh, pipeline=pipeline)
+
+
+def layouts(problem: Problem) -> Iterator[Layout]:
+    """The space, by divisors of the devices, the heads and the batch."""
+    model, batch = problem.config.model, problem.config.data.global_batch_size
+    for devices in _numbers_of_devices(problem):
+        for tensor in _divisors(math.gcd(math.gcd(model.num_heads, model.mlp_size), devices)):
+            for pipe in _divisors(devices // tensor):
+                data = devices // tensor // pipe
+                if pipe > model.num_layers or batch % data:
+                    continue
+                parallel = (False, True) if tensor > 1 and model.seq_len % tensor == 0 else (False,)
+                for number, sequence in itertools.product(_divisors(batch // data), parallel):
+                    for schedule, chunks, semantics in _pipelines(problem, pipe, number):
+                        for recompute in RECOMPUTE_MODES:
+                            yield Layout(data, pipe, tensor, sequence, schedule, chunks, number, semantics, recompute)
+
+
+def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
+    """Schedule, chunks and semantics that there are for so many ranks and microbatches."""
+    layers = problem.config.model.num_layers
+    if "sync" in problem.semantics:
+        yield "1f1b", 1, "sync"
+    if pipe == 1:
+        return
+    if "2bw" in problem.semantics and num_microbatches >= pipe:
+        yield "1f1b", 1, "2bw"
+    if "sync" in problem.semantics:
+        yield from (("zb_h1", 1, "sync"), ("zb_h2", 1, "sync"))
+        if 2 * pipe <= layers:
+            yield "zb_v", 2, "sync"
+        if num_microbatches % pipe == 0:
+            yield from (("interleaved_1f1b", chunks, "sync") for chunks in CHUNKS if chunks * pipe <= layers)
+
+
+def _numbers_of_devices(problem: Problem) -> list[int]:
+    """All of them; where cost counts also a half of them, a quarter, and so on."""
+    number, numbers = problem.num_devices, [problem.num_devices]
+    while problem.objective == "cost" and number % 2 == 0:
+        number //= 2
+        numbers.append(number)
+    return numbers
+
+
+@functools.lru_cache(maxsize=1024)
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
