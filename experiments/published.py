@@ -34,8 +34,9 @@ from fiddlex.topology import Topology, load_topology
 
 _TABLES = flags.DEFINE_multi_enum("table", ["sc21", "2bw"], ["sc21", "2bw"], "tables to print")
 
-# What table 1 reports for each of configs/gpt3.py's rows, TFLOP/s of a GPU, recomputation counted.
-SC21 = dict(zip(ROWS, (137, 138, 142, 135, 138, 140, 148, 155, 163, 163), strict=True))
+# What table 1 reports, TFLOP/s of a GPU, recomputation counted.
+TABLE_1 = [name for name in ROWS if name != "174.6b"]  # that one stands in table 2
+SC21 = dict(zip(TABLE_1, (137, 138, 142, 135, 138, 140, 148, 155, 163, 163), strict=True))
 FITTED_ROWS = 4
 MEGATRON = System(vocabulary_over_pipe=False, scatters_hops=True, gradient_bytes=2)
 PIPEDREAM = System(vocabulary_over_pipe=False, gradient_bytes=2, replicas_inside=True)
@@ -88,7 +89,7 @@ def fit(ratio: Callable[[float], float]) -> float:
 
 def fit_efficiency(topology: Topology) -> float:
     """The share of the peak at which the first rows of SC'21 are right on average."""
-    rows = list(ROWS)[:FITTED_ROWS]
+    rows = TABLE_1[:FITTED_ROWS]
     return fit(lambda share: statistics.fmean(sc21_row(name, topology, share).tflops / SC21[name] for name in rows))
 
 
