@@ -2,8 +2,9 @@
 
 The space: data × pipe × tensor × schedule × chunks × microbatch × semantics × recompute × sequence parallelism. Left
 out is what cannot be better: GPipe, which takes as long as 1F1B and holds more; a pipeline of one rank under another
-name; under 2BW all but 1F1B, which has no bubble there. Invariant: every layout is a config that validates. Imports no
-jax.
+name; under 2BW all but 1F1B, which has no bubble there. Also left out is 2BW on more than `MOST_WAITING` ranks with so
+few microbatches that they wait for updates: unrolling it would take longer than all the rest. Invariant: every layout
+is a config that validates. Imports no jax.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from fiddlex.topology import Topology
 
 HEADROOM = 0.1  # of a device's memory left free: what the memory model may be wrong by (docs/memory.md)
 CHUNKS = (2, 3, 4, 5, 6, 8)  # stages of a rank when interleaved
+MOST_WAITING = 8  # ranks of a pipeline that waits for updates under 2BW
 SEMANTICS = ("sync", "2bw")
 OBJECTIVES = ("time", "cost", "memory")
 
@@ -114,7 +116,8 @@ def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[t
         yield "1f1b", 1, "sync"
     if pipe == 1:
         return
-    if "2bw" in problem.semantics and num_microbatches >= pipe:
+    least = pipe if pipe <= MOST_WAITING else 2 * (pipe - 1)
+    if "2bw" in problem.semantics and num_microbatches >= least:
         yield "1f1b", 1, "2bw"
     if "sync" in problem.semantics:
         yield from (("zb_h1", 1, "sync"), ("zb_h2", 1, "sync"))
