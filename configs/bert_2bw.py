@@ -5,7 +5,10 @@ recomputed. Large models train with pre-LN (Shoeybi et al. 2019, section 5.3), a
 Megatron's. Depth 8 of the pipe for 2.2b and 16 for 3.8b on 64 GPUs are the paper's, whose throughput there was 160 and
 140 sequences a second (V100, batch 512); batch and layout of the two smaller ones are ours.
 
-    python experiments/train.py --config=configs/bert_2bw.py:355m --workdir=/tmp/bert_355m --config.data.tokenizer=…
+Data: a folder of text files, a document each, here data/books, and a WordPiece tokenizer.json of 30,522 tokens, which
+docs/bert.md makes of them, here data/tokenizer.json (--config.data.tokenizer).
+
+    python experiments/train.py --config=configs/bert_2bw.py:355m --workdir=/tmp/355m --config.data.source=text:…
 """
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig

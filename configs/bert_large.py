@@ -4,10 +4,11 @@ Shape, optimizer and batch are the paper's (appendix A.2): Adam at a rate of 1e-
 linear decay over a million steps, weight decay 0.01, dropout 0.1, batches of 256 sequences of 512 tokens. Meant for
 eight GPUs; GLUE's MNLI then comes to 86.7 in the paper (table 1), after fine-tuning with configs/bert_mnli.py.
 
-Data: a folder of text files, a document each, and a WordPiece tokenizer.json of 30,522 tokens. Wherever a word's pieces
-should be masked together, add --config.data.whole_words=True.
+Data: a folder of text files, a document each, here data/books, and a WordPiece tokenizer.json of 30,522 tokens, which
+docs/bert.md makes of them, here data/tokenizer.json (--config.data.tokenizer). Wherever a word's pieces should be
+masked together, add --config.data.whole_words=True.
 
-    python experiments/train.py --config=configs/bert_large.py --workdir=/tmp/bert_large --config.data.tokenizer=…
+    python experiments/train.py --config=configs/bert_large.py --workdir=/tmp/bert_large --config.data.source=text:…
 """
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig

@@ -4,9 +4,10 @@ Settings of Devlin et al. 2019, section 4.1 and appendix A.3: three epochs (36,8
 with warm-up over the first tenth, sequences of 128; 84.6 is what BERT base comes to there, 86.7 BERT large. The 2BW
 paper's 355 million parameter models come to 87.77 with a flush and 87.82 with 2BW.
 
-Data: GLUE's MNLI folder. The shape is that of configs/bert_base.py, and so must that of the run be that it starts from.
+Data: GLUE's MNLI folder. The run that it starts from must have this shape, vocabulary, tokenizer, post_norm and
+layer_norm_epsilon, as one of configs/bert_base.py has; its sequences may be longer, not shorter.
 
-    python experiments/train.py --config=configs/bert_mnli.py --workdir=/tmp/mnli --config.train.init_from=/tmp/bert
+    python experiments/train.py --config=configs/bert_mnli.py --workdir=/tmp/nli --config.train.init_from=/tmp/bert_base
 """
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig

@@ -4,8 +4,12 @@ Settings of the 2BW paper's fine-tuning are not published; these are those of Ro
 epochs (22,000 steps) at batch 16, a rate of 1e-5 with warm-up over six hundredths, sequences of 512, of which passages
 lose their ends. The 2BW paper's 355 million parameter models come to 80.06 with a flush and 79.48 with 2BW.
 
-Data: JSON Lines with `article`, `question`, `options` (four) and `answer` (a letter), one question a line. The shape is
-that of configs/bert_2bw.py:355m, and so must that of the run be that it starts from.
+Data: JSON Lines, one question a line (RACE's own files have several in one object: write a line for each):
+
+    {"article": "It rained.", "question": "What fell?", "options": ["Rain.", "Snow.", "Hail.", "Ash."], "answer": "A"}
+
+The run that it starts from must have this shape, vocabulary, tokenizer, post_norm and layer_norm_epsilon, as one of
+configs/bert_2bw.py:355m has.
 
     python experiments/train.py --config=configs/bert_race.py --workdir=/tmp/race --config.train.init_from=/tmp/355m
 """

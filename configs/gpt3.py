@@ -1,4 +1,4 @@
-"""The ten GPT models of Narayanan et al. 2021 (SC'21, arXiv:2104.04473), table 1: 1.7 billion to a trillion parameters.
+"""The GPT models of Narayanan et al. 2021 (SC'21, arXiv:2104.04473), tables 1 and 2, to a trillion parameters.
 
 The published mesh and batch of each. Pipelines are interleaved, with the fewest chunks that divide a rank's layers.
 Expect speed, which is what the paper reports, and not a loss: 135 to 163 TF/s on each A100 (43 to 52% of its peak),
@@ -24,7 +24,7 @@ TRAIN_TOKENS, WARMUP_TOKENS = 300e9, 375e6  # Brown et al.
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of table 1 and the learning rate for its size."""
+    """A row of a table and the learning rate for its size."""
 
     heads: int
     hidden_size: int
@@ -44,6 +44,7 @@ ROWS = {
     "39.1b": Row(64, 8192, 48, 8, 2, 512, 1536, 1e-4),
     "76.1b": Row(80, 10240, 60, 8, 4, 1024, 1792, 6e-5),
     "145.6b": Row(96, 12288, 80, 8, 8, 1536, 2304, 6e-5),
+    "174.6b": Row(96, 12288, 96, 8, 12, 384, 1536, 6e-5),  # GPT-3's size, from table 2
     "310.1b": Row(128, 16384, 96, 8, 16, 1920, 2160, 6e-5),
     "529.6b": Row(128, 20480, 105, 8, 35, 2520, 2520, 6e-5),
     "1008b": Row(160, 25600, 128, 8, 64, 3072, 3072, 6e-5),

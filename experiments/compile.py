@@ -1,21 +1,36 @@
-"""Compiles the train step of a config ahead of time and tells what memory it takes; trains nothing and reads no data.
+"""Compiles the train step of a config ahead of time and tells what it takes; trains nothing and reads no data.
 
     python experiments/compile.py --config=configs/gpt_tiny.py [--topology=tpu:v5e:2x2 --format=json …]
 
-The devices need not be there. Any field of the config can be overridden, as for train.py.
+The devices need not be there. Any field of the config can be overridden, as for train.py. A step that does not fit its
+devices' memory is a result like any other. docs/ahead_of_time.md explains the figures.
 """
 
 import json
+from typing import Any
 
 from absl import flags
 
+from fiddlex.advice import memory_remedies
+from fiddlex.config import Config
 from fiddlex.flags import define_config, run
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", "cpu", "what to compile for: cpu, or TPUs as tpu:NAME:SHAPE (tpu:v5e:2x4; takes the extra aot)"
+    "topology",
+    "cpu",
+    "what to compile for: cpu, TPUs as tpu:NAME:SHAPE (tpu:v5e:2x4; takes the extra aot), or GPUs as "
+    "gpu:NAME:HOSTSxPER_HOST (gpu:h100:2x8; takes the extra aot_gpu)",
 )
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
+
+MEMORY = {
+    "argument": "train state (unless flushed, also versions of the weights, stash and sums) and batch",
+    "output": "train state and metrics",
+    "alias": "of the output, in the place of arguments",
+    "temp": "all else: compute weights, gradients, stash, workspace",
+    "peak": "all together",
+}
 
 
 def main(argv: list[str]) -> None:
@@ -38,21 +53,56 @@ def main(argv: list[str]) -> None:
         f"{facts['microbatch_size']}, {facts['num_ticks']} ticks, a stash for {facts['stash_slots']} "
         "forward passes of a stage\n"
         f"{going_on}"
+        f"a step needs {facts['model_flops']:.3e} floating-point operations, nothing recomputed\n"
         f"traced in {facts['trace_s']:.1f} s, compiled in {facts['compile_s']:.1f} s by jax {facts['jax_version']}\n"
-        "memory of each device:"
+        f"{verdict(facts, config)}"
     )
+    if facts["collectives"] is not None:
+        print(memory_table(facts) + "\n" + collectives_table(facts["collectives"]))
+
+
+def verdict(facts: dict[str, Any], config: Config) -> str:
+    """Whether the step fits a device, and if not, what to do."""
+    needed, limit = (
+        f"{size / 2**30:.2f} GiB" if size else "" for size in (facts["needed_bytes"], facts["memory_limit_bytes"])
+    )
+    if facts["fits"]:
+        return f"fits: {needed} of the {limit} of a {facts['device_kind']}"
+    if facts["fits"] is None:
+        return f"whether it fits is not known: how much memory a {facts['device_kind']} has is not told"
+    sizes = f"{needed} needed, {limit} there on a {facts['device_kind']}" if needed else facts["reason"]
+    remedies = ", or ".join(memory_remedies(config, fake=False))
+    return f"does not fit: {sizes}. What may help: {remedies}."
+
+
+def memory_table(facts: dict[str, Any]) -> str:
+    """Lines of a table."""
+    lines = ["memory of each device:"]
     for name, meaning in MEMORY.items():
         size = facts[f"{name}_bytes"]
-        print(f"  {name:<9} {'not told' if size is None else f'{size / 1e6:,.1f} MB':>14}  {meaning}")
+        lines.append(f"  {name:<9} {'not told' if size is None else f'{size / 1e6:,.1f} MB':>14}  {meaning}")
+    return "\n".join(lines)
 
 
-MEMORY = {
-    "argument": "train state (unless flushed, also versions of the weights, stash and sums) and batch",
-    "output": "train state and metrics",
-    "alias": "of the output, in the place of arguments",
-    "temp": "all else: compute weights, gradients, stash, workspace",
-    "peak": "all together",
-}
+def collectives_table(collectives: list[dict[str, Any]]) -> str:
+    """Lines of a table, in which collectives of one kind along one axis are added up."""
+    if not collectives:
+        return "no collectives"
+    groups: dict[tuple[str, str, bool], list[tuple[int, float | None]]] = {}
+    for each in collectives:
+        key = each["kind"], each["axis"] or "?", each["overlapped"]
+        groups.setdefault(key, []).append((each["bytes"], each["count"]))
+    lines = [
+        "collectives of each device in a step:",
+        f"  {'kind':<20} {'axis':<8} {'times':>9} {'MB in all':>12}  work beside it",
+    ]
+    for (kind, axis, overlapped), sizes in sorted(groups.items()):
+        times = sum(count or 0 for _, count in sizes)
+        size = sum(one * (count or 0) for one, count in sizes)
+        at_least = "" if all(count is not None for _, count in sizes) else ">="
+        many, much = f"{at_least}{times:,g}", f"{at_least}{size / 1e6:,.1f}"
+        lines.append(f"  {kind:<20} {axis:<8} {many:>9} {much:>12}  {'yes' if overlapped else 'no'}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -3,23 +3,26 @@
     python experiments/evaluate.py --workdir=/tmp/gpt_tiny [--config.mesh.data=1 --config.data.eval_batches=0 …]
     python experiments/evaluate.py --workdir=/tmp/gpt_tiny --config.data.eval_stride=32
     python experiments/evaluate.py --workdir=/tmp/gpt_tiny --config.data.eval_source=jsonl:/tmp/lines.jsonl
+    python experiments/evaluate.py --workdir=/tmp/bert_swaps --output=/tmp/guesses.jsonl
 
-Overrides are laid over the workdir's own config, so the data, the batch or the mesh can be another. With a stride,
-windows over long documents overlap, so that every token is scored with at least seq_len − stride tokens before it. A
-JSONL file gives a GPT texts to go on with, one on each line: {"text": …} asks for its last word, {"context": …,
-"continuation": …} for that, and {"context": …, "choices": […], "label": 0} for the likeliest choice.
+Overrides are laid over the workdir's own config, so the data, the batch or the mesh can be another. docs/evaluation.md
+says what the numbers mean, which files can be evaluated on and what --output writes.
 """
 
 import json
+import logging
 import pathlib
 
-from absl import flags, logging
+from absl import flags
 
 from fiddlex.flags import apply_overrides, define_overrides, define_workdir, run
 
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
+_OUTPUT = flags.DEFINE_string("output", "", "file for a JSON line about each held-out line of a task or continuation")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "text: a line for people before the JSON object")
+
+logger = logging.getLogger("fiddlex.evaluate")
 
 
 def main(argv: list[str]) -> None:
@@ -29,11 +32,19 @@ def main(argv: list[str]) -> None:
 
     trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides)
     for line in trainer.dataset.description.splitlines():
-        logging.info("%s", line)
+        logger.info("%s", line)
+    if _OUTPUT.value:
+        predictions = trainer.predictions()
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in predictions)
+        pathlib.Path(_OUTPUT.value).write_text(text, encoding="utf-8")
+        logger.info("%s: what the model says of %s lines", _OUTPUT.value, f"{len(predictions):,}")
     record = trainer.evaluate()
+    if "eval_masked_accuracy" in record:
+        record["eval_masked_majority"] = trainer.majority()
     if _FORMAT.value == "text":
-        counts = ("tokens", "examples", "lines")
-        over = " and ".join(f"{record[f'eval_{name}']:,} {name}" for name in counts if f"eval_{name}" in record)
+        counts = (("tokens", "token"), ("examples", "example"), ("lines", "line"))
+        found = [(record[f"eval_{many}"], many, one) for many, one in counts if f"eval_{many}" in record]
+        over = " and ".join(f"{number:,} {one if number == 1 else many}" for number, many, one in found)
         print(f"step {record['step']}: {describe(record)}, over {over}")
     print(json.dumps(record))
 

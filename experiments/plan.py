@@ -9,16 +9,20 @@ The config's mesh and pipeline are what is looked for; all else in it stays. `--
 import datetime
 import json
 import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
 
 from absl import flags
 
 from fiddlex.config import Config
-from fiddlex.errors import DeviceError
+from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.flags import define_config, run
 from fiddlex.planner.advice import why_none
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe
-from fiddlex.planner.search import OBJECTIVES, SEMANTICS, Problem, search
-from fiddlex.topology import load_topology
+from fiddlex.planner.search import OBJECTIVES, SEMANTICS, Plan, Problem, search
+from fiddlex.topology import Topology, load_topology
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string(
@@ -26,7 +30,7 @@ _TOPOLOGY = flags.DEFINE_string(
 )
 _NUM_DEVICES = flags.DEFINE_integer("num_devices", None, "devices to use", lower_bound=1, required=True)
 _HBM_GIB = flags.DEFINE_float(
-    "hbm_gib", None, "memory of a device that a step may take; by default 95% of the chip's", lower_bound=0
+    "hbm_gib", None, "memory of a device that a step may take; by default 90% of the chip's", lower_bound=0
 )
 _BATCH = flags.DEFINE_integer("global_batch_size", None, "in place of data.global_batch_size", lower_bound=1)
 _OBJECTIVE = flags.DEFINE_enum(
@@ -34,6 +38,9 @@ _OBJECTIVE = flags.DEFINE_enum(
 )
 _SEMANTICS = flags.DEFINE_multi_enum("semantics", SEMANTICS, SEMANTICS, "weight-update semantics that are allowed")
 _KEEP = flags.DEFINE_integer("keep", 5, "plans to print", lower_bound=1)
+_VERIFY = flags.DEFINE_integer(
+    "verify", 0, "compile so many of the plans for that cluster, the best first", lower_bound=0
+)
 _WRITE = flags.DEFINE_string("write", None, "config file to write the first plan to")
 _FORMAT = flags.DEFINE_enum("format", "table", ["table", "json"], "json: one JSON object last on standard output")
 
@@ -54,15 +61,57 @@ def main(argv: list[str]) -> None:
         semantics=tuple(_SEMANTICS.value),
     )
     found = search(problem, keep=_KEEP.value)
+    facts = as_json(problem, found)
+    compiled = [compile_plan(plan, problem.topology) for plan in found.plans[: _VERIFY.value]]
+    if compiled:
+        facts["compiled"] = compiled
     if _FORMAT.value == "json":
-        print(json.dumps(as_json(problem, found)))
+        print(json.dumps(facts))
     if not found.plans:
         assert found.least is not None  # search raises where there is no layout at all
         raise DeviceError(why_none(problem, found.least))
     if _FORMAT.value == "table":
         print(as_text(problem, found))
+        for plan, result in zip(found.plans, compiled, strict=False):
+            print(_verdict(plan, result))
     if _WRITE.value:
         _write(pathlib.Path(_WRITE.value), problem, found.plans[0].config.validate())
+
+
+def compile_plan(plan: Plan, topology: Topology) -> dict[str, Any]:
+    """What experiments/compile.py says of a plan, in a process of its own: the compiler can only be started once.
+
+    Raises:
+      ConfigError: when there is no such slice or cluster to compile for.
+      DeviceError: when it could not be compiled, with what was said.
+    """
+    name = topology.compile_name(plan.layout.num_devices)
+    if name is None:
+        raise ConfigError(
+            f"--verify: {plan.layout.num_devices} devices of {topology.name} are no cluster that can be compiled for. "
+            "Take another number of them (of TPUs a whole slice), or leave --verify out."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "planned.py"
+        path.write_text(as_python(plan.config, "A plan."), encoding="utf-8")
+        compiler = pathlib.Path(__file__).with_name("compile.py")
+        command = [sys.executable, str(compiler), f"--config={path}", f"--topology={name}", "--format=json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DeviceError(f"--verify: {name} was not compiled for. {done.stderr.strip()}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _verdict(plan: Plan, result: dict[str, Any]) -> str:
+    peak, seconds = result["peak_bytes"], result["trace_s"] + result["compile_s"]
+    predicted = f"{plan.memory.peak / GIB:.2f} GiB predicted"
+    if not result["fits"] or peak is None:
+        return f"compiled for {result['topology']} in {seconds:.0f} s: {predicted}; it does not fit"
+    off = plan.memory.peak / peak - 1
+    return (
+        f"compiled for {result['topology']} in {seconds:.0f} s: {predicted}, {peak / GIB:.2f} GiB by XLA ({off:+.1%})"
+    )
 
 
 def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:

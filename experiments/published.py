@@ -1,6 +1,6 @@
 """What the planner's cost model says of published runs, beside what was published.
 
-    python experiments/published.py [--table=sc21 --table=2bw]
+    python -m experiments.published [--table=sc21 --table=2bw]
 
 `sc21` is table 1 of Narayanan et al., SC 2021: ten GPTs on up to 3,072 A100s. One number is fitted, the share of the
 peak that large products reach, on its first four rows; the rest follows. The microbatch, which the paper does not list,

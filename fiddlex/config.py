@@ -17,6 +17,10 @@ from fiddlex.records import from_mapping
 # What each family can be trained to do; the first is meant where model.objective is empty.
 OBJECTIVES = {"gpt": ("lm",), "bert": ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")}
 LABELLED = ("classification", "multiple_choice")  # objectives whose data is a task: texts with labels
+_LABELLED_HINT = (
+    " Labelled texts are for a run with model.objective=classification or multiple_choice, which may start from this "
+    "one (train.init_from)."
+)
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 RECOMPUTE_MODES = ("none", "selective", "full")
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "adafactor")
@@ -333,7 +337,10 @@ class Config:
             source = getattr(data, name)
             if source and source.partition(":")[0] not in allowed:
                 forms = ", ".join(kind if kind == "stdlib" else f"{kind}:PATH" for kind in allowed)
-                raise ConfigError(f"data.{name}={source!r} with model.objective={task}: its data is one of {forms}.")
+                hint = "" if labelled or task == "lm" else _LABELLED_HINT
+                raise ConfigError(
+                    f"data.{name}={source!r} with model.objective={task}: its data is one of {forms}.{hint}"
+                )
         if task == "classification" and len(data.classes) < 2:
             raise ConfigError(
                 f"data.labels={data.labels!r} with model.objective=classification: name at least two classes, in order "

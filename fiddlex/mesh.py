@@ -19,12 +19,16 @@ from jax.sharding import AxisType, Mesh
 
 from fiddlex.config import MeshConfig
 from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.gpu_targets import TARGETS
 
 logger = logging.getLogger(__name__)
 
 AXES = ("data", "pipe", "tensor")
 
-_TOPOLOGIES = "Use cpu, or a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4, tpu:v6e:4x4 or tpu:v5p:2x2x1"
+_TOPOLOGIES = (
+    "Use cpu; a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4, tpu:v6e:4x4, tpu:v5p:2x2x1, tpu:v4:2x2x1; "
+    f"or GPUs as gpu:NAME:HOSTSxPER_HOST, such as gpu:h100:2x8, of {', '.join(TARGETS)}"
+)
 # libtpu is to look for no TPU, and to let other processes load it at the same time.
 _NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
@@ -92,26 +96,21 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
 
     Args:
       config: sizes of the mesh.
-      topology: `cpu`, whose devices are as many as it takes, or `tpu:NAME:SHAPE`, a whole slice of TPUs such as
-        `tpu:v5e:2x4`.
+      topology: `cpu`, whose devices are as many as it takes; `tpu:NAME:SHAPE`, a whole slice of TPUs such as
+        `tpu:v5e:2x4`; or `gpu:NAME:HOSTSxPER_HOST`, GPUs of `fiddlex.gpu_targets` such as `gpu:h100:2x8`.
 
     Raises:
       ConfigError: when there is no such topology.
       DeviceError: when the mesh does not fill it, or what compiles for it is not installed.
     """
     platform, _, name = topology.partition(":")
-    if topology != "cpu" and not (platform == "tpu" and name):
+    if topology != "cpu" and not (platform in ("tpu", "gpu") and name):
         raise ConfigError(f"topology {topology!r} is not known. {_TOPOLOGIES}.")
-    if platform == "tpu" and importlib.util.find_spec("libtpu") is None:
-        raise DeviceError(
-            f"Compiling for {topology} takes libtpu, which is not installed. It comes with the extra aot, for Linux on "
-            "x86-64: pip install -e '.[aot]'."
-        )
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
     if topology == "cpu":
         return make_mesh(config)
-    devices = _tpu_devices(name)
+    devices = _tpu_devices(name) if platform == "tpu" else _gpu_devices(name)
     if len(devices) != config.num_devices:
         raise DeviceError(
             f"{_sizes(config)} needs {config.num_devices} devices; {topology} has {len(devices)}. Choose mesh.data, "
@@ -121,14 +120,33 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
 
 
 def _tpu_devices(name: str) -> Sequence[jax.Device]:
+    if importlib.util.find_spec("libtpu") is None:
+        raise DeviceError(
+            f"Compiling for tpu:{name} takes libtpu, which is not installed. It comes with the extra aot, for Linux on "
+            "x86-64: pip install -e '.[aot]'."
+        )
     for variable, value in _NO_TPU.items():
         os.environ.setdefault(variable, value)
-    # Both cores of a chip are one device on every TPU of today; of v4, libtpu wants to be told.
-    one_device = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
+    # The two cores of a v4 are one device, as they are to jax on a real one.
+    chip = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name, **one_device).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **chip).devices
     except jax.errors.JaxRuntimeError as error:
         raise ConfigError(f"libtpu knows no topology {name!r} ({error}). {_TOPOLOGIES}.") from error
+
+
+def _gpu_devices(name: str) -> Sequence[jax.Device]:
+    chip, _, shape = name.partition(":")
+    if chip not in TARGETS or not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
+        raise ConfigError(f"topology 'gpu:{name}' is not known. {_TOPOLOGIES}.")
+    plugins = "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"
+    if importlib.util.find_spec("jax_plugins") is None or not any(map(importlib.util.find_spec, plugins)):
+        raise DeviceError(
+            f"Compiling for gpu:{name} takes jax's CUDA plugin, which is not installed. It comes with the extra "
+            "aot_gpu, for Linux: pip install -e '.[aot_gpu]'; no GPU has to be there."
+        )
+    target = TARGETS[chip].text_proto()
+    return topologies.get_topology_desc(platform="cuda", topology=f"1x{shape}", target_config=target).devices
 
 
 def _mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:

@@ -6,7 +6,7 @@ of it counts the model that the config asks for, whatever the mesh; rows that on
 This file imports no jax.
 """
 
-from fiddlex.config import ModelConfig
+from fiddlex.config import DataConfig, ModelConfig
 
 
 def num_parameters(config: ModelConfig, num_classes: int = 0) -> int:
@@ -45,39 +45,67 @@ def paper_num_parameters(config: ModelConfig) -> int:
     return 12 * l * h**2 + 13 * l * h + (config.vocab_size + config.seq_len) * h
 
 
-def model_flops(config: ModelConfig, batch_size: int) -> float:
-    """Operations that a step of a GPT needs: forward and backward pass over `batch_size` examples, nothing recomputed.
+def max_masked(seq_len: int, mask_fraction: float) -> int:
+    """The most tokens masked in one example, the same for all of a run: the share of `seq_len`, at least 1."""
+    return max(1, round(mask_fraction * seq_len))
 
-    With f = 4h, 72Bslh²(1 + s/(6h) + V/(12lh)): section 5.1 and appendix, less the recomputation. Matrix products only,
-    two operations for each multiply-add; the backward pass takes twice the forward's. As in the paper, attention is
-    counted over the whole s × s square, also where a causal kernel skips half of it.
+
+def model_flops(config: ModelConfig, batch_size: int, data: DataConfig | None = None) -> float:
+    """Operations that a step needs: forward and backward pass over `batch_size` examples, nothing recomputed.
+
+    Three times the forward pass's, of which the backward pass takes twice as many. Matrix products only, two operations
+    for each multiply-add: 2Bsl(4h² + 2hf + 2sh) in the layers, and in the head, where an example has P masked tokens:
+
+    - GPT: 2BshV. With f = 4h all comes to 72Bslh²(1 + s/(6h) + V/(12lh)): section 5.1 and appendix, less the
+      recomputation. As in the paper, attention is counted over the whole s × s square, also where a causal kernel
+      skips half of it.
+    - BERT's masked tokens: 2BP(h² + hV), the transform and the table, at the masked positions alone, as many as there
+      is room for.
+    - BERT's labels: 2B(h² + hc) for the pooler and c classes, two of sentence pairs; in multiple choice, whose
+      examples are of k sequences each, 2Bk(h² + h), and everything before that is k-fold.
 
     Args:
       config: the model.
       batch_size: examples, B.
+      data: that says how many tokens are masked, and how many classes or choices there are; None: the defaults.
     """
-    return 3.0 * (_layers_forward_flops(config, batch_size) + _head_forward_flops(config, batch_size))
+    return 3.0 * (_layers_forward_flops(config, batch_size, data) + _head_forward_flops(config, batch_size, data))
 
 
-def hardware_flops(config: ModelConfig, batch_size: int) -> float:
+def hardware_flops(config: ModelConfig, batch_size: int, data: DataConfig | None = None) -> float:
     """Operations that a step performs with `pipeline.recompute=full`: `model_flops` and the layers' forward once more.
 
-    With f = 4h, 96Bslh²(1 + s/(6h) + V/(16lh)): section 5.1 and appendix. The head is not recomputed. Counts as
-    `model_flops` does.
+    Of a GPT with f = 4h, 96Bslh²(1 + s/(6h) + V/(16lh)): section 5.1 and appendix. The head is not recomputed. Counts
+    as `model_flops` does.
 
     Args:
       config: the model.
       batch_size: examples, B.
+      data: as for `model_flops`.
     """
-    return model_flops(config, batch_size) + _layers_forward_flops(config, batch_size)
+    return model_flops(config, batch_size, data) + _layers_forward_flops(config, batch_size, data)
 
 
-def _layers_forward_flops(config: ModelConfig, batch_size: int) -> int:
+def _layers_forward_flops(config: ModelConfig, batch_size: int, data: DataConfig | None) -> int:
     h, s = config.hidden_size, config.seq_len
     weights = 4 * h**2 + 2 * h * config.mlp_size  # a multiply-add for each weight and token
     attention = 2 * s * h  # and, against every position, one each for the scores and for the values
-    return 2 * batch_size * s * config.num_layers * (weights + attention)
+    return 2 * batch_size * _rows(config, data) * s * config.num_layers * (weights + attention)
 
 
-def _head_forward_flops(config: ModelConfig, batch_size: int) -> int:
-    return 2 * batch_size * config.seq_len * config.hidden_size * config.vocab_size
+def _head_forward_flops(config: ModelConfig, batch_size: int, data: DataConfig | None) -> int:
+    h, data = config.hidden_size, data or DataConfig()
+    total = 0
+    if config.family == "gpt":
+        total += config.seq_len * h * config.vocab_size
+    if config.task.startswith("mlm"):
+        total += max_masked(config.seq_len, data.mask_fraction) * (h**2 + h * config.vocab_size)
+    classes = {"mlm_nsp": 2, "mlm_sop": 2, "classification": len(data.classes), "multiple_choice": 1}.get(config.task)
+    if classes is not None:
+        total += _rows(config, data) * (h**2 + h * classes)
+    return 2 * batch_size * total
+
+
+def _rows(config: ModelConfig, data: DataConfig | None) -> int:
+    """Sequences in an example."""
+    return (data or DataConfig()).num_choices if config.task == "multiple_choice" else 1

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -101,6 +102,11 @@ def test_compile_tells_of_memory_and_reads_no_data() -> None:
     text = call("compile", *arguments).stdout
     assert "schedule 1f1b: 2 stages, 2 microbatches of 4, 4 ticks" in text
     assert f"{facts['temp_bytes'] / 1e6:,.1f} MB" in text
+    assert (facts["fits"], facts["needed_bytes"]) == (None, facts["peak_bytes"])
+    assert {"collective-permute", "all-reduce"} <= {each["kind"] for each in facts["collectives"]}
+    assert "whether it fits is not known" in text
+    hops = 2 * facts["num_ticks"]
+    assert re.search(rf"collective-permute +pipe +{hops} .* no\n", text)
     assert "'gpu' is not known" in call("compile", *arguments, "--topology=gpu", status=2).stderr
 
 
@@ -220,6 +226,7 @@ def test_the_readmes_bert_commands(tmp_path: pathlib.Path) -> None:
     assert "a bag of words is right for 5" in task.stdout
     assert "The run starts from these weights; new: head.label." in tuned.stderr
     assert (tmp_path / "bert_swaps/best").is_dir()
+    assert re.search(r"\nheld out: jsonl:.*eval\.jsonl: 1,\d+ lines, 0 cut to .*; always answering '", evaluated.stderr)
     record = json.loads(evaluated.stdout.splitlines()[-1])
     assert record["eval_accuracy_low"] < record["eval_accuracy"] < record["eval_accuracy_high"]
     assert record["eval_examples"] > 1000

@@ -1,10 +1,17 @@
+import dataclasses
 import math
+import operator
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.extend.core import jaxprs_in_params
 
-from fiddlex.config import Config, MeshConfig, ModelConfig
+from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig
+from fiddlex.data.fields import example_fields
+from fiddlex.mesh import make_mesh
 from fiddlex.models import make_model
+from fiddlex.models.context import Context
 from fiddlex.sizes import hardware_flops, model_flops, num_parameters, paper_num_parameters
 
 GPT3 = ModelConfig(num_layers=96, hidden_size=12288, num_heads=96, vocab_size=51200, seq_len=2048)
@@ -64,3 +71,68 @@ def test_flops_are_the_papers_when_the_mlp_is_four_times_as_wide(config):
     hardware = 96 * b * s * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h))
     assert model_flops(config, b) == pytest.approx(model, rel=1e-12)
     assert hardware_flops(config, b) == pytest.approx(hardware, rel=1e-12)
+
+
+BERT_TASKS = {
+    "mlm": {},
+    "mlm_nsp": {"post_norm": True},
+    "mlm_sop": {},
+    "classification": {"labels": "a,b,c"},
+    "multiple_choice": {"num_choices": 3, "post_norm": True},
+}
+
+
+def bert(task, *, post_norm=False, **data):
+    model = dataclasses.replace(ODD, family="bert", objective=task, seq_len=20, post_norm=post_norm)
+    source = "text:x" if task.startswith("mlm") else "tsv:x"
+    return Config(
+        model=model, data=DataConfig(source=source, global_batch_size=2, mask_fraction=0.2, **data)
+    ).validate()
+
+
+def traced_flops(config):
+    """Operations of the matrix products in one microbatch's loss, and in the layers, as our model is traced."""
+    model, mesh = make_model(config), make_mesh(config.mesh)
+    weights = jax.eval_shape(lambda key: model.init(key, range(config.model.num_layers)), jax.random.key(0))
+    size = config.data.global_batch_size
+    fields = example_fields(config)
+    batch = {name: jax.ShapeDtypeStruct((size, *field.shape), field.dtype) for name, field in fields.items()}
+
+    def layers(weights, batch):
+        segments = batch["segments"].reshape(-1, config.model.seq_len) if "segments" in batch else None
+        context = Context(sequence_parallel=False, causal=model.causal, segments_BS=segments)
+        x = model.embed(weights, batch, context)
+        for number in range(config.model.num_layers):
+            layer = jax.tree.map(operator.itemgetter(number), weights["layers"])
+            x = model.apply_layer(layer, x, jnp.int32(number), context)
+        return x, context
+
+    def whole(weights, batch):
+        x, context = layers(weights, batch)
+        return model.loss(weights, x, batch, context)
+
+    def count(function):
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())
+        return product_flops(jax.make_jaxpr(mapped)(weights, batch).jaxpr)
+
+    return count(whole), count(lambda weights, batch: layers(weights, batch)[0])
+
+
+def product_flops(jaxpr):
+    """Two for each multiply-add of the products in a jaxpr and in those within it."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+        total += sum(product_flops(inner) for inner in jaxprs_in_params(equation.params))
+    return total
+
+
+@pytest.mark.parametrize("config", [*(bert(task, **rest) for task, rest in BERT_TASKS.items()), Config(model=ODD)])
+def test_flops_are_those_of_the_traced_model(config):
+    whole, layers = traced_flops(config)
+    size = config.data.global_batch_size
+    assert model_flops(config.model, size, config.data) == 3 * whole
+    assert hardware_flops(config.model, size, config.data) == 3 * whole + layers

@@ -13,10 +13,9 @@ from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamp
 from fiddlex.data.fields import example_fields
 from fiddlex.data.loader import Batch, Loader, eval_batches
 from fiddlex.data.masked_examples import MaskedExamples
-from fiddlex.data.masking import max_masked
 from fiddlex.data.scores import score_continuations
 from fiddlex.data.sentence_pairs import SentencePairExamples
-from fiddlex.data.statistics import class_shares, wilson_interval
+from fiddlex.data.statistics import class_shares, majority_share, wilson_interval
 from fiddlex.data.tables import Table
 from fiddlex.data.task_examples import ClassificationExamples, MultipleChoiceExamples
 from fiddlex.data.tasks import TaskRow, read_classification, read_multiple_choice, split_table
@@ -30,6 +29,7 @@ from fiddlex.data.tokenizers import (
     require_special,
 )
 from fiddlex.data.vocabulary import SpecialTokens, Vocabulary
+from fiddlex.sizes import max_masked
 
 __all__ = [
     "Batch",
@@ -61,6 +61,7 @@ __all__ = [
     "example_fields",
     "load_corpus",
     "load_dataset",
+    "majority_share",
     "make_tokenizer",
     "max_masked",
     "open_token_file",

@@ -20,7 +20,7 @@ import numpy as np
 
 from fiddlex.data.ragged import Ragged, encode_rows
 from fiddlex.data.tables import Table, read_table
-from fiddlex.data.tokenizers import Tokenizer
+from fiddlex.data.tokenizers import Tokenizer, warn_of_unknown
 from fiddlex.data.values import BadLineError, checked_choices, choice_index, text_of, value_of
 
 
@@ -104,6 +104,7 @@ class ContinuationExamples:
 
     Attributes:
       rows: tells the examples apart.
+      lines: of each line of `rows`, its number in the file, from 1.
       num_cut: examples of which the context was cut.
     """
 
@@ -116,8 +117,10 @@ class ContinuationExamples:
             return row, [_continued(context, ids, separator=tokenizer.separator, seq_len=seq_len) for ids in wholes]
 
         fitted = table.convert(fit)
+        self.lines = fitted.lines
         examples = [example for _, of_line in fitted.rows for example in of_line]
         self._tokens = Ragged([ids[-seq_len - 1 :] for ids, _ in examples])
+        warn_of_unknown(self._tokens.tokens, tokenizer, table.source)
         self.rows = _rows([row for row, _ in fitted.rows], np.array([scored for _, scored in examples], np.int64))
         self.num_cut = sum(len(ids) > seq_len + 1 for ids, _ in examples)
         self._description = (
@@ -155,7 +158,8 @@ def _parse(values: Mapping[str, Any]) -> Continuation:
         raise BadLineError(
             "none of the forms",
             f"it has {' and '.join(map(repr, kinds)) or 'none'} of the keys 'text', 'continuation' and 'choices', and "
-            "must have one of them.",
+            "must have one of them. The keys of texts to be continued are fixed, whatever data.text_fields and the "
+            "like say: 'text'; 'context' and 'continuation'; or 'context', 'choices' and 'label'.",
         )
     if kinds == ["text"]:
         text = text_of(values, "text").strip()

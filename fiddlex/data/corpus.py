@@ -19,7 +19,7 @@ from fiddlex.config import DataConfig
 from fiddlex.data.boundaries import find_documents
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.token_files import open_token_file
-from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
+from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer, warn_of_unknown
 from fiddlex.errors import DataError
 
 _ENCODED_AT_ONCE = 256  # documents; bounds the memory of ids that are not yet in the smallest dtype
@@ -119,6 +119,10 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
     if config.eval_source:
         with reading("data.eval_source", config.eval_source):
             heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size)
+    if tokenizer is not None:
+        for source, stream in ((config.source, train), (config.eval_source or config.source, heldout)):
+            if stream.num_bytes is not None:  # else it was made before, and may be too long to look at
+                warn_of_unknown(stream.tokens, tokenizer, source)
     if len(train) < seq_len + 1:
         raise DataError(
             f"data.source={config.source!r} has {len(train)} tokens for training, and one example takes "

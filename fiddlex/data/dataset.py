@@ -8,7 +8,7 @@ from fiddlex.data.corpus import TokenStream, load_corpus, reading, text_tokenize
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
 from fiddlex.data.masked_examples import MaskedExamples
 from fiddlex.data.sentence_pairs import SentencePairExamples
-from fiddlex.data.tables import Table
+from fiddlex.data.tables import Table, UnfitFileError
 from fiddlex.data.task_examples import ClassificationExamples, MultipleChoiceExamples
 from fiddlex.data.tasks import TaskRow, read_classification, read_multiple_choice, split_table
 from fiddlex.data.tokenizers import Tokenizer, require_special
@@ -137,14 +137,25 @@ def _labelled(config: Config) -> Dataset:
         train = _examples(config, rows, tokenizer)
     description, heldout = f"{table.describe()}\nto train on: {train.describe()}", None
     if data.eval_source:
-        with reading("data.eval_source", data.eval_source):
-            heldout = _examples(config, _read(data.eval_source, config), tokenizer)
+        heldout = _heldout_file(config, tokenizer)
     elif len(heldout_rows):
         with reading("data.source", data.source):
             heldout = _examples(config, heldout_rows, tokenizer)
     if heldout is not None:
         description += f"\nheld out: {heldout.describe()}"
     return Dataset(data.source, description, train.fingerprint(), train, heldout, tokenizer)
+
+
+def _heldout_file(config: Config, tokenizer: Tokenizer) -> ClassificationExamples | MultipleChoiceExamples:
+    """The examples of `data.eval_source`, which a config for other data may have left there."""
+    with reading("data.eval_source", config.data.eval_source):
+        try:
+            return _examples(config, _read(config.data.eval_source, config), tokenizer)
+        except UnfitFileError as error:
+            raise DataError(
+                f"{error} data.eval_source may be another file, or empty (--config.data.eval_source=) to hold out "
+                f"data.eval_fraction={config.data.eval_fraction} of data.source."
+            ) from error
 
 
 def _read(source: str, config: Config) -> Table[TaskRow]:

@@ -5,6 +5,7 @@ the same corpus on every machine; none is empty.
 """
 
 import dataclasses
+import logging
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -12,7 +13,10 @@ from pathlib import Path
 
 from fiddlex.errors import DataError
 
+logger = logging.getLogger(__name__)
+
 _BINARY_PROBE_BYTES = 8192
+_LISTED_FILES = 3  # of those passed over, in the log
 
 # Names of folders and files that are not part of `stdlib`: other people's packages, tests, generated data.
 _SKIPPED_NAMES = frozenset(
@@ -64,7 +68,7 @@ def read_text(path: Path) -> list[Document]:
     """The text file `path`, or every text file below the folder `path`.
 
     In a folder, hidden files and folders, files with a NUL byte in their first 8 KiB, files that are not UTF-8 and
-    empty files are left out. Newlines are kept as they are.
+    empty files are left out; those that are binary or not UTF-8 are told in the log. Newlines are kept as they are.
 
     Raises:
       DataError: when there is no such file or folder, no text in it, or a single file that is not UTF-8.
@@ -73,9 +77,9 @@ def read_text(path: Path) -> list[Document]:
     if path.is_file():
         documents = [Document(path.name, _decode_file(path))]
     elif path.is_dir():
-        documents = [
-            Document(name, text) for name, file in _files_below(path, skip=_is_hidden) if (text := _text_or_none(file))
-        ]
+        texts = [(name, _text_or_none(file)) for name, file in _files_below(path, skip=_is_hidden)]
+        documents = [Document(name, text) for name, text in texts if text]
+        _warn_of_passed_over(path, [name for name, text in texts if text is None])
     else:
         raise DataError(f"text:{path}: there is no such file or folder. Check the path, or use data.source=stdlib.")
     if not any(document.text for document in documents):
@@ -109,6 +113,15 @@ def _is_not_stdlib(name: str) -> bool:
 
 def _is_charmap(name: str, text: str) -> bool:
     return name.startswith("encodings/") and any(mark in text for mark in _CHARMAP_MARKS)
+
+
+def _warn_of_passed_over(folder: Path, names: list[str]) -> None:
+    if names:
+        some = ", ".join(names[:_LISTED_FILES]) + ", …" * (len(names) > _LISTED_FILES)
+        logger.warning(
+            "text:%s: %s file%s passed over (not UTF-8 or binary): %s",
+            *(folder, f"{len(names):,}", "s" * (len(names) != 1), some),
+        )
 
 
 def _decode_file(path: Path) -> str:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.config import Config
-from fiddlex.data.masking import max_masked
+from fiddlex.sizes import max_masked
 
 
 class Field(NamedTuple):

@@ -10,13 +10,9 @@ import numpy as np
 
 from fiddlex.data.tokenizers import Tokenizer, require_special
 from fiddlex.errors import DataError
+from fiddlex.sizes import max_masked
 
 _MASKED_SHARE, _RANDOM_SHARE = 0.8, 0.1
-
-
-def max_masked(seq_len: int, mask_fraction: float) -> int:
-    """The most tokens masked in one example, the same for all of a run: the share of `seq_len`, at least 1."""
-    return max(1, round(mask_fraction * seq_len))
 
 
 def example_rng(seed: int, *, epoch: int, index: int) -> np.random.Generator:

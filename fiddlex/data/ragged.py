@@ -32,6 +32,11 @@ class Ragged:
     def __getitem__(self, index: int) -> np.ndarray:
         return self._flat[self._offsets[index] : self._offsets[index + 1]]
 
+    @property
+    def tokens(self) -> np.ndarray:
+        """All sequences one after another, [tokens]."""
+        return self._flat
+
     def digest(self) -> str:
         """A hash of all sequences, 16 hexadecimal digits."""
         digest = hashlib.sha256(self._offsets.astype("<i8").tobytes())

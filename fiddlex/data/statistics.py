@@ -1,6 +1,7 @@
 """Numbers that tell what an accuracy is worth."""
 
 import math
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -30,6 +31,22 @@ def wilson_interval(correct: int, total: int) -> tuple[float, float]:
     centre = (share + square / (2 * total)) / shrink
     half = _Z95 / shrink * math.sqrt(share * (1 - share) / total + square / (4 * total**2))
     return (max(centre - half, 0.0) if correct else 0.0), (min(centre + half, 1.0) if correct < total else 1.0)
+
+
+def majority_share(batches: Iterable[Mapping[str, np.ndarray]], vocab_size: int) -> float:
+    """The share of the most common token among all that are to be told, the accuracy of always guessing it.
+
+    Args:
+      batches: each with `targets`, integers in [0, vocab_size), and `weights`, 0 where there is none to be told.
+      vocab_size: number of tokens.
+
+    Returns:
+      From 0 to 1; 0 where there is nothing to be told.
+    """
+    counts = np.zeros(vocab_size, np.int64)
+    for batch in batches:
+        counts += np.bincount(batch["targets"][batch["weights"] > 0], minlength=vocab_size)
+    return float(counts.max() / max(counts.sum(), 1))
 
 
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:

@@ -16,13 +16,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from fiddlex.data.values import BadLineError, nearest, shown
+from fiddlex.data.values import MISSING_KEY, BadLineError, nearest, shown
 from fiddlex.errors import DataError
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 _UTF8_MARK = b"\xef\xbb\xbf"
+_LINE_REMEDY = "Mend the line, or set data.skip_bad_lines=True to pass over lines like it."
+_KEYS_REMEDY = (
+    "Where no line of the file has that key, name another key or another file; else mend the line, or set "
+    "data.skip_bad_lines=True to pass over lines like it."
+)
+
+
+class UnfitFileError(DataError):
+    """A file of which not even the first line is right: it may be another than the one that the config is about."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,15 +88,16 @@ def read_table(
       skip_bad_lines: `data.skip_bad_lines`.
 
     Raises:
-      DataError: when there is no such file, it has no lines, its header lacks a column, at a bad line, or when every
-        line is bad.
+      DataError: at a bad line.
+      UnfitFileError: when there is no such file, it has no lines, its header lacks a column, or the first line or
+        every line is bad.
       OSError: when it cannot be read.
     """
     kind, _, name = source.partition(":")
     path = Path(os.path.abspath(os.path.expanduser(name)))
     source = f"{kind}:{path}"
     if not path.is_file():
-        raise DataError(f"{source}: there is no such file{' but a folder' * path.is_dir()}. Check the path.")
+        raise UnfitFileError(f"{source}: there is no such file{' but a folder' * path.is_dir()}. Check the path.")
     with path.open("rb") as file:
         lines = _lines(file, blank=b" \r\n" if kind == "tsv" else b" \t\r\n")
         read = _tsv_reader(source, lines, fields) if kind == "tsv" else _json_object
@@ -111,14 +121,16 @@ def _collect(
         except BadLineError as bad:
             message = f"{source}, line {line}: {bad}"
             if not skip_bad_lines:
-                raise DataError(
-                    f"{message} Mend the line, or set data.skip_bad_lines=True to pass over lines like it."
+                is_first = not lines
+                raise (UnfitFileError if is_first else DataError)(
+                    f"{message} {_KEYS_REMEDY if is_first and bad.reason == MISSING_KEY else _LINE_REMEDY}"
                 ) from bad
             counts[bad.reason] += 1
             first = first or message
     if not rows:
-        raise DataError(
-            f"{source}: no line is left of {counts.total():,}: {_counts(counts)}. The first: {first}"
+        raise UnfitFileError(
+            f"{source}: no line is left of {counts.total():,}: {_counts(counts)}. The first: {first} Where this holds "
+            "for all lines, change what it names in the config, or name another file."
             if first
             else f"{source} has no lines of data. Write the file again, or name another."
         )
@@ -162,15 +174,15 @@ def _tsv_reader(
     """Takes the header off `lines`; what it returns parts a line into the cells of `fields`."""
     number, line = next(lines, (0, b""))
     if not number:
-        raise DataError(f"{source} is empty. Its first line must name the columns: {', '.join(fields)}.")
+        raise UnfitFileError(f"{source} is empty. Its first line must name the columns: {', '.join(fields)}.")
     try:
         header = _decode(line).split("\t")
     except BadLineError as bad:
-        raise DataError(f"{source}, line {number}: {bad}") from bad
+        raise UnfitFileError(f"{source}, line {number}: {bad}") from bad
     for name, named_by in fields.items():
         if header.count(name) != 1:
             fault, hint = ("two columns", "") if name in header else ("no column", f" {nearest(name, header)}")
-            raise DataError(
+            raise UnfitFileError(
                 f"{source}, line {number}: the header names {fault} {name!r}, and {named_by} wants one.{hint} Set "
                 f"{named_by}, or mend the header: the names of all columns, with tabs between them."
             )

@@ -14,7 +14,7 @@ from fiddlex.data.ragged import Ragged, encode_rows
 from fiddlex.data.statistics import class_shares
 from fiddlex.data.tables import Table
 from fiddlex.data.tasks import TaskRow
-from fiddlex.data.tokenizers import Tokenizer
+from fiddlex.data.tokenizers import Tokenizer, warn_of_unknown
 from fiddlex.data.values import BadLineError
 from fiddlex.errors import ConfigError
 
@@ -40,6 +40,8 @@ class _TaskExamples:
 
     Attributes:
       labels: int32[examples], the class or right choice of each.
+      lines: of each example, the number of its line in the file, from 1.
+      answers: names of the classes or choices.
       shares: float64[answers], the share of each among the labels.
       num_cut: lines of which a text was cut.
     """
@@ -47,9 +49,18 @@ class _TaskExamples:
     _seq_len: int
     _special: PairTokens
 
-    def _store(self, table: Table[tuple[list[np.ndarray], int]], *, num_cut: int, answers: Sequence[str]) -> None:
+    def _store(
+        self,
+        table: Table[tuple[list[np.ndarray], int]],
+        *,
+        tokenizer: Tokenizer,
+        num_cut: int,
+        answers: Sequence[str],
+    ) -> None:
         self._texts = Ragged([ids for row, _ in table.rows for ids in row])
+        warn_of_unknown(self._texts.tokens, tokenizer, table.source)
         self.labels = np.array([label for _, label in table.rows], np.int32)
+        self.lines, self.answers = table.lines, tuple(answers)
         self.shares = class_shares(self.labels, len(answers))
         self.num_cut = num_cut
         common = int(np.argmax(self.shares))
@@ -117,7 +128,7 @@ class ClassificationExamples(_TaskExamples):
                 texts = _cut_longer(texts, room)
             return texts, row.label
 
-        self._store(table.convert(fit), num_cut=num_cut, answers=classes)
+        self._store(table.convert(fit), tokenizer=tokenizer, num_cut=num_cut, answers=classes)
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Example `index`, the same in every epoch.
@@ -180,7 +191,7 @@ class MultipleChoiceExamples(_TaskExamples):
             return [context[:room], *answers], row.label
 
         answers = [f"choice {i}" for i in range(self._num_choices)]
-        self._store(table.convert(fit), num_cut=num_cut, answers=answers)
+        self._store(table.convert(fit), tokenizer=tokenizer, num_cut=num_cut, answers=answers)
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Example `index`, the same in every epoch.

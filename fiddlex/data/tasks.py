@@ -10,6 +10,8 @@ config allows. Rows that share their first text are on one side of a split.
 import dataclasses
 import hashlib
 import json
+import logging
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +20,8 @@ from fiddlex.config import DataConfig
 from fiddlex.data.tables import Table, read_table
 from fiddlex.data.values import BadLineError, checked_choices, choice_index, shown, text_of, value_of
 from fiddlex.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
 
 _LISTED_LABELS = 12  # of a file, in a message
 _LONGEST_LABEL = 60  # characters that a name of a class may well have
@@ -111,11 +115,12 @@ def split_table(table: Table[TaskRow], *, fraction: float) -> tuple[Table[TaskRo
 
     Rows that share their first text, such as the questions about one passage, stay together; where that is the same in
     all rows, all texts and choices count. Whatever the hashes, two distinct texts or more give at least one to either
-    side: the one nearest to the other side.
+    side: the one nearest to the other side. A share of the rows that comes out less than half or more than twice as
+    large as `fraction` is told in the log.
 
     Args:
       table: its rows' order is kept.
-      fraction: share of the texts to hold out; 0 holds out none.
+      fraction: share of the first texts to hold out; 0 holds out none.
 
     Returns:
       The rows to train on and those held out. What was passed over is told by `table` alone.
@@ -138,10 +143,15 @@ def split_table(table: Table[TaskRow], *, fraction: float) -> tuple[Table[TaskRo
     # The lowest hash is held out and the highest trained on, whatever the fraction.
     heldout = {value for value in hashes if value < fraction} | {min(hashes)}
     heldout.discard(max(hashes))
-    return (
-        table.select([i for i in everything if hashes[i] not in heldout]),
-        table.select([i for i in everything if hashes[i] in heldout]),
-    )
+    chosen = [i for i in everything if hashes[i] in heldout]
+    share = len(chosen) / len(table)
+    if not fraction / 2 <= share <= 2 * fraction:
+        logger.warning(
+            "%s: %s of %s lines are held out (%.1f%%) with data.eval_fraction=%s: lines that share their first text "
+            "are not parted, and there are %s to choose from. For a split of your own set data.eval_source.",
+            *(table.source, f"{len(chosen):,}", f"{len(table):,}", 100 * share, fraction, f"{len(set(hashes)):,}"),
+        )
+    return table.select([i for i in everything if hashes[i] not in heldout]), table.select(chosen)
 
 
 def _text_fields(config: DataConfig) -> tuple[str, ...]:
@@ -162,7 +172,8 @@ def _choices_fields(config: DataConfig, *, is_tsv: bool) -> tuple[str, ...]:
         raise ConfigError(
             f"data.choices_fields={config.choices_fields!r} names {len(names)}; with "
             f"data.num_choices={config.num_choices} it must name {config.num_choices} "
-            f"{'columns' if is_tsv else 'keys'}, each once and with commas between them{one}."
+            f"{'columns' if is_tsv else 'keys'}, each once and with commas between them{one}. Set data.choices_fields, "
+            "or data.num_choices to the number of choices that every line has."
         )
     return names
 
@@ -182,7 +193,8 @@ def _choices(values: Mapping[str, Any], names: Sequence[str], num_choices: int) 
     if len(choices) != num_choices:
         raise BadLineError(
             "wrong number of choices",
-            f"{names[0]!r} has {len(choices)} choices, and data.num_choices={num_choices}; all lines have as many.",
+            f"{names[0]!r} has {len(choices)} choices, and data.num_choices={num_choices}; all lines have as many. "
+            f"Where all have {len(choices)}, set data.num_choices={len(choices)}.",
         )
     return choices
 
@@ -202,4 +214,5 @@ def _found_labels(found: Counter[str]) -> str:
         return f"The file has {len(found):,} labels, such as {counts}. Is data.label_field right?"
     if any("," in name for name in found):
         return f"The file's labels are {counts}. data.labels parts names by commas: write them without in the file."
-    return f"The file's labels are {counts}. To have them all, set data.labels={','.join(sorted(found))}."
+    flag = shlex.quote(f"--config.data.labels={','.join(sorted(found))}")
+    return f"The file's labels are {counts}. To have them all: {flag}."

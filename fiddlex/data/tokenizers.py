@@ -5,6 +5,7 @@ tokens, no padding, no truncation. Documents are joined by `corpus`, which puts 
 """
 
 import functools
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,11 @@ import tokenizers
 
 from fiddlex.data.vocabulary import SPECIAL_NAMES, SpecialTokens, Vocabulary, byte_vocabulary, json_vocabulary
 from fiddlex.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+
+MOST_UNKNOWN = 0.05  # share of tokens unknown to a tokenizer above which it is hardly the one for a text
+_UNKNOWN_NAMES = ("[UNK]", "<unk>")
 
 # End of text in GPT, RoBERTa/T5 and BERT vocabularies, in the order in which they are looked for.
 _SEPARATORS = ("<|endoftext|>", "</s>", "[SEP]")
@@ -30,6 +36,10 @@ class Tokenizer(Protocol):
     @property
     def separator(self) -> int | None:
         """The token put between documents, if the vocabulary has one."""
+
+    @property
+    def unknown(self) -> int | None:
+        """The token of what the vocabulary cannot say, if it has one."""
 
     @property
     def special(self) -> SpecialTokens | None:
@@ -57,6 +67,7 @@ class ByteTokenizer:
 
     vocab_size = 256
     separator = 0
+    unknown = None
 
     @property
     def special(self) -> SpecialTokens | None:
@@ -115,6 +126,8 @@ class JsonTokenizer:
         # Not the number of entries: vocabularies may have gaps, and embeddings are indexed by id.
         self.vocab_size: int = max(vocab.values(), default=-1) + 1
         self.separator: int | None = next((vocab[name] for name in _SEPARATORS if name in vocab), None)
+        names = (getattr(self._tokenizer.model, "unk_token", None), *_UNKNOWN_NAMES)
+        self.unknown: int | None = next((vocab[name] for name in names if name in vocab), None)
         self._path = str(path)
 
     @property
@@ -173,6 +186,19 @@ def require_special(tokenizer: Tokenizer | None) -> SpecialTokens:
             "raise model.vocab_size by as many, or use data.tokenizer=bytes."
         )
     return vocabulary.special
+
+
+def warn_of_unknown(ids: np.ndarray, tokenizer: Tokenizer, source: str) -> None:
+    """Tells in the log when more than `MOST_UNKNOWN` of the tokens of `source`, integers [tokens], are unknown."""
+    if tokenizer.unknown is None or not len(ids):
+        return
+    share = float(np.mean(ids == tokenizer.unknown))
+    if share > MOST_UNKNOWN:
+        logger.warning(
+            "%s: of %s tokens %.1f%% are the unknown token of data.tokenizer=%s, which was made for other text. Train "
+            "one on text like this, or name another.",
+            *(source, f"{len(ids):,}", 100 * share, tokenizer.vocabulary.name),
+        )
 
 
 def decode_pieces(tokenizer: Tokenizer, tokens: Iterable[int], *, after: Sequence[int] = ()) -> Iterator[str]:

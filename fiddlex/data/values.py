@@ -8,6 +8,7 @@ from typing import Any
 
 from fiddlex import rules
 
+MISSING_KEY = "missing key"  # reason of a line
 _LISTED_NAMES = 20
 
 _repr = reprlib.Repr()
@@ -51,7 +52,7 @@ def value_of(values: Mapping[str, Any], name: str, *, named_by: str = "") -> Any
     """
     if name not in values:
         which = f", which {named_by} names" if named_by else ""
-        raise BadLineError("missing key", f"there is no key {name!r}{which}. {nearest(name, values)}")
+        raise BadLineError(MISSING_KEY, f"there is no key {name!r}{which}. {nearest(name, values)}")
     return values[name]
 
 

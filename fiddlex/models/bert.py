@@ -130,6 +130,11 @@ class BERT(Transformer[Head]):
             parts.append(_same_everywhere(label_sums, context))
         return jnp.stack(parts, axis=1)
 
+    def log_probabilities(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
+        """Of the classes or choices, float32 [example, classes]."""
+        logits_EC = self._label_logits(weights, x_BTH, batch, context)
+        return _same_everywhere(jax.nn.log_softmax(logits_EC, axis=-1), context)
+
     def _masked_logits(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
         """This rank's slice of the logits at the masked positions, float32 [B, P, V / vocabulary shards]."""
         x_BPH = self._taken(weights, x_BTH, batch["masked_positions"], context)

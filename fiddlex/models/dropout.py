@@ -6,6 +6,7 @@ elements it holds, and cutting the batch, the sequence or the heads another way 
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,9 @@ from jax import lax
 SITES_PER_LAYER = 3
 EMBEDDING_SITE = 0
 ATTENTION_SITE, ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE = 1, 2, 3  # of layer 0; each layer adds SITES_PER_LAYER
+# Elements drawn in one go. XLA:TPU reckons with all steps of the generator in memory, some 240 bytes an element, before
+# it fuses them; where that seems too much it computes them again, which keeps them from being fused.
+MOST_AT_ONCE = 2**23
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +55,12 @@ class Dropout:
         number = site + SITES_PER_LAYER * self.layer if site else EMBEDDING_SITE
         keys_BI = jax.vmap(lambda key: jax.vmap(lambda i: _fold(key, number, i))(indices))(self.keys_B)
         shape = x.shape[2:]
-        keep = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - self.rate, shape)))(keys_BI)
-        return jnp.where(keep, x / (1.0 - self.rate), jnp.zeros((), x.dtype))
+        keep = lax.map(
+            lambda key: jax.random.bernoulli(key, 1.0 - self.rate, shape),
+            keys_BI.reshape(-1),
+            batch_size=max(1, MOST_AT_ONCE // math.prod(shape)),
+        )
+        return jnp.where(keep.reshape(x.shape), x / (1.0 - self.rate), jnp.zeros((), x.dtype))
 
 
 def example_keys(key: jax.Array, step: jax.Array | int, examples_B: jax.Array) -> jax.Array:

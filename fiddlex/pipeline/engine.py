@@ -157,12 +157,14 @@ class Engine:
             carry = self._embed_backward(carry, shared, own)
         return carry._replace(forward_inbox=_put(carry.forward_inbox, forward_hops, activations))
 
+    @jax.named_scope("embed")
     def _embed(self, carry: Carry, shared: Tick) -> jax.Array:
         def work() -> jax.Array:
             return self._varying(self.model.embed(self._outer(shared.embed_version), self._microbatch(shared.embed)))
 
         return lax.cond(shared.embed != NONE, work, lambda: self._filled(carry.outgoing))
 
+    @jax.named_scope("forward")
     def _forward(self, carry: Carry, own: Tick, embedded: jax.Array) -> tuple[Carry, jax.Array]:
         def work(stash: Arrays) -> tuple[jax.Array, Arrays]:
             arrived = lax.dynamic_index_in_dim(carry.forward_inbox, own.forward_inbox, keepdims=False)
@@ -177,6 +179,7 @@ class Engine:
         )
         return carry._replace(stash=stash), y
 
+    @jax.named_scope("head")
     def _head(self, carry: Carry, shared: Tick, own: Tick, y: jax.Array) -> Carry:
         """Scores what leaves the last stage; with backward passes, puts the gradient of that into its inbox."""
 
@@ -192,20 +195,16 @@ class Engine:
                 value = self.model.head(weights, leaving, microbatch)
             return outer, lax.dynamic_update_index_in_dim(values, value, shared.head, 0), dy
 
-        outer, values, dy = lax.cond(
-            shared.head != NONE,
-            work,
-            lambda outer, values: (outer, values, self._filled(y)),
-            carry.grads.outer,
-            carry.values,
-        )
-        inbox = (
-            _put(carry.backward_inbox, jnp.asarray(own.head_inbox)[None], [dy])
-            if self.frame.trains
-            else carry.backward_inbox
-        )
-        return carry._replace(grads=carry.grads._replace(outer=outer), values=values, backward_inbox=inbox)
+        def idle(outer: Tree, values: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
+            return outer, values, self._filled(y)
 
+        outer, values, dy = lax.cond(shared.head != NONE, work, idle, carry.grads.outer, carry.values)
+        carry = carry._replace(grads=carry.grads._replace(outer=outer), values=values)
+        if not self.frame.trains:
+            return carry
+        return carry._replace(backward_inbox=_put(carry.backward_inbox, jnp.asarray(own.head_inbox)[None], [dy]))
+
+    @jax.named_scope("backward")
     def _backward(self, carry: Carry, own: Tick) -> Carry:
         """B and I: takes a gradient from the inbox and leaves the one to send in `outgoing`."""
 
@@ -235,6 +234,7 @@ class Engine:
             return carry
         return self._finish(carry, own.backward_finishes, own.backward_chunk, own.backward_microbatch)
 
+    @jax.named_scope("embed_backward")
     def _embed_backward(self, carry: Carry, shared: Tick, own: Tick) -> Carry:
         def work(outer: Tree) -> Tree:
             microbatch = self._microbatch(shared.embed_backward)
@@ -247,6 +247,7 @@ class Engine:
         outer = lax.cond(shared.embed_backward != NONE, work, lambda outer: outer, carry.grads.outer)
         return carry._replace(grads=carry.grads._replace(outer=outer))
 
+    @jax.named_scope("weights")
     def _backward_weights(self, carry: Carry, own: Tick) -> Carry:
         def work(grads: Tree) -> Tree:
             chunk = self._chunk(own.weight_chunk, own.weight_version, own.weight_microbatch)
@@ -301,6 +302,7 @@ class Engine:
             num_layers=jnp.asarray(sizes)[rank, number] if np.any(sizes != rows) else rows,
         )
 
+    @jax.named_scope("finish")
     def _finish(self, carry: Carry, finishes: Integer, number: Integer, microbatch: Integer) -> Carry:
         """Reduces the gradient of a chunk when it is complete, and empties its sum for a batch after this one."""
         sizes, rows = self.frame.sizes, self.placement.rows_per_chunk

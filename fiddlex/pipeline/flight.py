@@ -67,7 +67,8 @@ def advance(engine: Engine, flight: Flight, call: Call) -> tuple[Flight, jax.Arr
         rows = lax.dynamic_index_in_dim(call.table, tick, keepdims=False)
         return engine.tick(carry, rows[0], _row(rows, rank))
 
-    carry = lax.fori_loop(0, call.num_ticks, body, carry)
+    with jax.named_scope("ticks"):
+        carry = lax.fori_loop(0, call.num_ticks, body, carry)
     sums, finished = engine.step % frame.sizes.outer_sums, engine.step % frame.sizes.finished
     outer = jax.tree.map(lambda g: _row(g, sums), carry.grads.outer)
     layers = jax.tree.map(lambda g: _row(g, finished), carry.finished)

@@ -69,6 +69,7 @@ class Stage:
         y, stashed = self._vjp.forward(weights, x, again)
         return stashed, self._vjp.backward_input(weights, again, stashed, y).left
 
+    @jax.named_scope("layers")
     def forward(self, chunk: Chunk, x: jax.Array, microbatch: Tree, stash: Slot | None) -> tuple[jax.Array, Arrays]:
         """The stage's output, and the leaves of `stash` with the residuals in its slot; without one, no leaves."""
 
@@ -82,6 +83,7 @@ class Stage:
 
         return lax.fori_loop(0, chunk.num_layers, body, (x, stash.leaves if stash else []))
 
+    @jax.named_scope("layers")
     def backward(
         self, chunk: Chunk, dy: jax.Array, microbatch: Tree, stash: Slot, grads: Tree
     ) -> tuple[jax.Array, Tree]:
@@ -95,6 +97,7 @@ class Stage:
 
         return lax.fori_loop(0, chunk.num_layers, body, (dy, grads))
 
+    @jax.named_scope("layers")
     def backward_input(
         self, chunk: Chunk, dy: jax.Array, microbatch: Tree, stash: Slot, weight_stash: Slot, grads: Tree
     ) -> tuple[jax.Array, Arrays, Tree]:
@@ -109,6 +112,7 @@ class Stage:
 
         return lax.fori_loop(0, chunk.num_layers, body, (dy, weight_stash.leaves, grads))
 
+    @jax.named_scope("layers")
     def backward_weights(
         self, chunk: Chunk, like: jax.Array, microbatch: Tree, stash: Slot, weight_stash: Slot, grads: Tree
     ) -> Tree:

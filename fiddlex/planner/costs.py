@@ -24,7 +24,7 @@ from fiddlex.simulate.clock import Costs
 from fiddlex.topology import Link, Ring, Topology
 
 # Share of the peak that large products reach: fitted to the first four rows of SC'21's table 1 (docs/planner.md).
-EFFICIENCY = 0.62
+EFFICIENCY = 0.636
 
 # Moments that an optimizer reads and writes for every weight; Adafactor's are vectors.
 _MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "adafactor": 0}

@@ -22,11 +22,12 @@ from fiddlex.errors import ConfigError
 from fiddlex.pipeline.placement import LayerPlacement, place_layers
 from fiddlex.planner.costs import EFFICIENCY, CostModel, MicrobatchTimes, StepTimes
 from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
-from fiddlex.simulate.memory import Memory, device_memory, device_parameters
+from fiddlex.simulate.memory import Memory, device_memory
+from fiddlex.simulate.weight_memory import device_parameters
 from fiddlex.sizes import model_flops
 from fiddlex.topology import Topology
 
-HEADROOM = 0.05  # of a device's memory left free: what the memory model may be wrong by
+HEADROOM = 0.1  # of a device's memory left free: what the memory model may be wrong by (docs/memory.md)
 CHUNKS = (2, 3, 4, 5, 6, 8)  # stages of a rank when interleaved
 SEMANTICS = ("sync", "2bw")
 OBJECTIVES = ("time", "cost", "memory")

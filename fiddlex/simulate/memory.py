@@ -1,185 +1,127 @@
-"""Memory of a train step's temporaries on one device, as the schedule's table and the model's formulas tell.
+"""Memory of a train step on one device, as the schedule's table and the model's formulas tell, without compiling it.
 
-Letters as in `fiddlex.models.layers`: B examples of a microbatch, S positions, T a tensor rank's part of them under
-sequence parallelism (else S), H hidden, F, N and A this tensor rank's part of the MLP, of the heads and of their joint
-width. What a layer leaves for its backward pass is the sum of what its operators save (`fiddlex.models.operators`),
-here named one by one; Korthikanti et al., MLSys 2023, section 4, count another model's the same way. Every device has
-arrays of the same shapes, so the numbers hold for each of them. Invariant: a number here follows from the program; none
-is fitted to what a compiler said. Imports no jax.
+The parts stand in `weight_memory` (weights, gradients, optimizer), `layer_memory` (what passes through layers,
+embedding and head leave and have alive) and `backend` (what XLA does that the program does not say). Every device has
+arrays of the same shapes, so the numbers hold for each of them. Invariant: a number here follows from the program or is
+a fact of the backend, found by experiment; none is fitted. docs/memory.md tells how near they come. Imports no jax.
 
-Against XLA's own account on the CPU backend, in float32, the totals of nine layouts were off by 9% at most (jax 0.10.2,
-2026-11-21; `tests/simulate/test_step_memory.py`). That backend computes bfloat16 in float32, with copies of whole
-stashes in it, so of bfloat16 nothing can be learned there. Not known here: cuDNN's flash attention, which keeps no
-scores, and the few bytes that follow the batch (keys of dropout, losses, the schedule's table).
+Not known here: cuDNN's flash attention, which keeps no scores, and the few bytes that follow the number of microbatches
+(keys of dropout, losses, the schedule's table).
 """
 
-import dataclasses
 from typing import NamedTuple
 
 from fiddlex.config import Config
-from fiddlex.pipeline.lowering import Lowered
+from fiddlex.pipeline.frame import Sizes
 from fiddlex.pipeline.placement import LayerPlacement
+from fiddlex.simulate.backend import TPU, Backend
+from fiddlex.simulate.layer_memory import FLOAT32, ITEMSIZES, Layer, num_masked, num_rows, outside_layers
+from fiddlex.simulate.weight_memory import WeightBytes, weight_bytes
 
-FLOAT32, WORD, MASK = 4, 4, 1  # bytes of an element; words are those of the random generator
+WORD = 4  # bytes of a token, a target, a weight of one
 
 
 class Memory(NamedTuple):
-    """Bytes of temporaries on one device, by what they are for.
+    """Bytes on one device, by what they are for.
 
     Attributes:
+      weights: float32 master weights, sharded over `data` with ZeRO-1.
+      optimizer: the optimizer's state, sharded alike.
+      compute_weights: in the compute dtype, gathered, where they are not the master weights themselves.
+      versions: older versions of those that batches under way are run with.
+      gradients: float32 sums, of all batches under way.
       stash: what forwards leave for their backwards, over all slots.
       weight_stash: what I leaves for W, over all slots.
       inboxes: what waits to be used, trash slots included, and the gradient under way.
-      gradients: float32 sums of the weights' gradients.
-      weights: weights in the compute dtype, where they are not the master weights themselves.
-      working: what the pass through one layer, or through the head, has alive besides, whichever takes more.
-      update: the gradients once reduced, when the loop has ended and its memory is free again.
+      working: what the pass through one layer, embedding or head has alive besides, whichever takes most.
+      update: what reducing the gradients, or gathering weights, takes besides, before and after the loop over ticks.
+      inputs: the batch, and those after it that are under way.
     """
 
+    weights: int
+    optimizer: int
+    compute_weights: int
+    versions: int
+    gradients: int
     stash: int
     weight_stash: int
     inboxes: int
-    gradients: int
-    weights: int
     working: int
     update: int
+    inputs: int
 
     @property
-    def total(self) -> int:
-        """Bytes at the fullest moment: in the loop over ticks, or in the update after it."""
-        loop = self.stash + self.weight_stash + self.inboxes + self.weights + self.working
-        return self.gradients + max(loop, self.update)
+    def peak(self) -> int:
+        """Bytes at the fullest moment: in the loop over ticks, or outside it.
+
+        With a flush after each batch what the loop alone has is free when it has ended. Where batches are under way
+        between steps it is part of the train state, and stays; as that is donated, it is there once.
+        """
+        always = self.weights + self.optimizer + self.versions + self.gradients + self.inputs
+        of_loop = self.compute_weights + self.stash + self.weight_stash + self.inboxes
+        return always + max(of_loop + self.working, self.update + (of_loop if self.versions else 0))
 
 
-def step_memory(config: Config, lowered: Lowered, placement: LayerPlacement) -> Memory:
-    """The temporaries of a train step; arguments (master weights, optimizer state, the batch) are not among them.
+def device_memory(config: Config, sizes: Sizes, placement: LayerPlacement, backend: Backend = TPU) -> Memory:
+    """The memory of a train step.
 
     Args:
-      config: sizes.
-      lowered: its schedule.
-      placement: its layers on stages.
+      config: a valid one.
+      sizes: of the schedule's memories: `make_frame(…).sizes`, or of windows `frame_of(…).sizes`.
+      placement: of the layers.
+      backend: what it is compiled for.
     """
-    layer, rows = _Layer.of(config), placement.rows_per_chunk
-    activation = layer.residual * layer.itemsize
-    inbox_slots = lowered.forward_inbox_slots + 1 + lowered.backward_inbox_slots + 1
-    parameters = layer.parameters * rows * placement.num_chunks + _outer_parameters(config)
-    gradients = parameters * FLOAT32
-    own_weights = layer.itemsize == FLOAT32 and not (config.optimizer.zero1 and config.mesh.data > 1)
+    layer, rows = Layer.of(config, backend), placement.rows_per_chunk
+    all_rows, slots, goes_on = rows * placement.num_chunks, sizes.slots, sizes.versions > 1
+    weights = weight_bytes(config, all_rows, backend)
+    compute = _compute_weights(config, weights, backend, goes_on=goes_on)
+    finished = sizes.finished * weights.reduced_layers
+    if goes_on:  # the first of `finished` is made when the newest weights have been gathered
+        update = max(weights.outer, compute - (finished if sizes.finished == 1 else 0))
+    else:
+        update = _reduced(config, weights, backend)
+    working = max(layer.working(), outside_layers(config, backend))
     return Memory(
-        stash=lowered.stash_slots * rows * layer.stashed(config.pipeline.recompute),
-        weight_stash=lowered.weight_stash_slots * rows * layer.left(config.pipeline.recompute),
-        inboxes=(inbox_slots + 1) * activation,
-        gradients=gradients,
-        weights=0 if own_weights else parameters * layer.itemsize,
-        working=max(layer.working(config.pipeline.recompute), _head_working(config)),
-        update=gradients // (config.mesh.data if config.optimizer.zero1 else 1),
+        weights=weights.master,
+        optimizer=weights.optimizer,
+        compute_weights=compute,
+        versions=(sizes.versions - 1) * compute,
+        gradients=sizes.sums * weights.layers + sizes.outer_sums * weights.outer + finished,
+        stash=slots.stash * rows * layer.stashed(),
+        weight_stash=slots.weight_stash * rows * layer.left(),
+        inboxes=(slots.forward_inbox + slots.backward_inbox + 1) * layer.residual * layer.itemsize,
+        working=working + sizes.versions * all_rows * layer.copied(),
+        update=update,
+        inputs=sizes.batches * _batch(config),
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Layer:
-    """One layer's arrays, in elements unless they say bytes.
-
-    Attributes:
-      itemsize: bytes of an element in the compute dtype.
-      residual: the residual stream, B·T·H.
-      whole: the same as products take it, gathered under sequence parallelism, B·S·H.
-      heads: the output of attention, or queries, or keys, or values, B·S·A.
-      units: the hidden layer of the MLP, B·S·F.
-      scores: attention's scores, B·N·S·S.
-      dropout: whether anything is dropped.
-      parameters: weights of a layer on this tensor rank.
-      kernel: those of its largest product.
-    """
-
-    itemsize: int
-    residual: int
-    whole: int
-    heads: int
-    units: int
-    scores: int
-    dropout: bool
-    parameters: int
-    kernel: int
-
-    @classmethod
-    def of(cls, config: Config) -> "_Layer":
-        model, tensor = config.model, config.mesh.tensor
-        hidden, width, units = model.hidden_size, model.hidden_size // tensor, model.mlp_size // tensor
-        heads, tokens = model.num_heads // tensor, config.microbatch_size * model.seq_len
-        products = 4 * hidden * width + 2 * hidden * units
-        return cls(
-            itemsize=_itemsize(config),
-            residual=tokens * hidden // (tensor if config.mesh.sequence_parallel else 1),
-            whole=tokens * hidden,
-            heads=tokens * width,
-            units=tokens * units,
-            scores=config.microbatch_size * heads * model.seq_len**2,
-            dropout=model.dropout > 0,
-            parameters=products + 3 * width + hidden + units + hidden + 4 * hidden,
-            kernel=hidden * max(3 * width, units),
-        )
-
-    def stashed(self, recompute: str) -> int:
-        """Bytes that a forward leaves: of everything, of all but attention's inside, or of the input alone."""
-        if recompute == "full":
-            return self._input()
-        return self._input() + self._around_attention() + self._mlp() + self._attention() * (recompute == "none")
-
-    def _input(self) -> int:
-        """Bytes of the layer's input, which the first norm saves."""
-        return self.residual * self.itemsize
-
-    def _around_attention(self) -> int:
-        """Bytes of the input of attention's first product, queries, keys, values, its output, and the mask of that."""
-        return (self.whole + 4 * self.heads) * self.itemsize + self.residual * MASK * self.dropout
-
-    def _attention(self) -> int:
-        """Bytes of probabilities, and where some are dropped of those that are left and the mask."""
-        return self.scores * (self.itemsize + (self.itemsize + MASK) * self.dropout)
-
-    def _mlp(self) -> int:
-        """Bytes of the inputs of the second norm, of both products and of GELU, and the mask of the output."""
-        saved = self.residual + self.whole + 2 * self.units
-        return saved * self.itemsize + self.residual * MASK * self.dropout
-
-    def left(self, recompute: str) -> int:
-        """Bytes that I leaves for W: gradients of the four products' outputs, and their inputs where not stashed."""
-        gradients = 2 * self.whole + 3 * self.heads + self.units
-        inputs = 2 * self.whole + self.heads + self.units
-        return (gradients + inputs * (recompute == "full")) * self.itemsize
-
-    def working(self, recompute: str) -> int:
-        """Bytes at the fullest moment of the layer's passes: inside attention forward, MLP or attention backward.
-
-        Forward alive is what attention is about to leave, the scores, and with dropout two random words for each score
-        with the two of the round before. Backward it is what was computed again and is not yet used up, and the
-        gradients of GELU's output and input, or of probabilities and scores. All along there are the kernel of the
-        product at hand as read from the stack, its gradient, and what goes through the residual stream, in and out.
-        """
-        around, gradients = self._around_attention(), 2 * self.scores * FLOAT32
-        inside = self._attention() + self.scores * FLOAT32
-        forward = around + inside + 4 * self.scores * WORD * self.dropout
-        in_mlp = (around + inside + self._mlp()) * (recompute == "full") + 2 * self.units * self.itemsize
-        in_attention = around * (recompute == "full") + inside * (recompute != "none") + gradients
-        return max(forward, in_mlp, in_attention) + 2 * (self.kernel + self.residual) * self.itemsize
+def _compute_weights(config: Config, weights: WeightBytes, backend: Backend, *, goes_on: bool) -> int:
+    """Bytes of one version of the compute weights."""
+    everything = weights.layers + weights.outer
+    if config.model.dtype != "float32":
+        return everything * ITEMSIZES[config.model.dtype] // FLOAT32
+    if goes_on:
+        return everything
+    if not config.optimizer.zero1 or config.mesh.data == 1:
+        return 0
+    return everything - (weights.kernels // 2 if backend.rounds_products else 0)
 
 
-def _head_working(config: Config) -> int:
-    """Bytes of this device's slice of the logits, their exponentials and gradients, all float32, and of its input."""
-    tokens, columns = (
-        config.microbatch_size * config.model.seq_len,
-        config.padded_vocab_size // config.mesh.vocab_shards,
-    )
-    hidden = tokens * config.model.hidden_size
-    return 3 * tokens * columns * FLOAT32 + 3 * hidden * _itemsize(config)
+def _reduced(config: Config, weights: WeightBytes, backend: Backend) -> int:
+    """Bytes of the gradients once reduced, beside those that are not; of one replica updates, unless all is fused."""
+    if config.mesh.data == 1 and backend.fuses:
+        return 0
+    if config.optimizer.zero1 and not backend.reduces_whole:
+        return weights.reduced_layers + weights.reduced_outer
+    return weights.layers + weights.outer
 
 
-def _outer_parameters(config: Config) -> int:
-    """Weights outside the layers on one device: its slice of the table, positions, the last norm."""
-    rows = config.padded_vocab_size // config.mesh.vocab_shards
-    return (rows + config.model.seq_len + 2) * config.model.hidden_size
-
-
-def _itemsize(config: Config) -> int:
-    return {"float32": FLOAT32, "bfloat16": 2, "float16": 2}[config.model.dtype]
+def _batch(config: Config) -> int:
+    """Bytes of a replica's part of a batch (`fiddlex.data.fields`)."""
+    model, examples = config.model, config.replica_batch_size
+    rows = num_rows(config) // config.microbatch_size
+    if model.family == "gpt":
+        return 3 * examples * model.seq_len * WORD
+    labels = 2 * (model.task != "mlm")
+    return examples * (3 * rows * model.seq_len + 3 * num_masked(config) + labels) * WORD

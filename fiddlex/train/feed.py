@@ -1,12 +1,12 @@
 """Batches on the devices: what the loader prepares on the host, sharded over `data`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
 from fiddlex.config import Config
-from fiddlex.data import ExampleSource, Loader, eval_batches
+from fiddlex.data import Batch, ExampleSource, Loader, eval_batches
 from fiddlex.data.dataset import Dataset
 from fiddlex.data.fields import example_fields
 from fiddlex.errors import DataError
@@ -61,10 +61,16 @@ class Feed:
         Raises:
           DataError: when nothing is held out, or at a token outside the vocabulary.
         """
-        config, examples = self._config, self.require_heldout()
-        size = config.data.global_batch_size
-        batches = eval_batches(
-            examples, batch_size=size, vocab_size=config.model.vocab_size, limit=config.data.eval_batches
-        )
+        batches, size, number = self.host_heldout(), self._config.data.global_batch_size, len(self.require_heldout())
         for i in range(len(batches)):
-            yield jax.device_put(batches[i], self._sharding), min(size, len(examples) - i * size)
+            yield jax.device_put(batches[i], self._sharding), min(size, number - i * size)
+
+    def host_heldout(self) -> Sequence[Batch]:
+        """The same batches before they are on devices, made when they are asked for."""
+        data = self._config.data
+        return eval_batches(
+            self.require_heldout(),
+            batch_size=data.global_batch_size,
+            vocab_size=self._config.model.vocab_size,
+            limit=data.eval_batches,
+        )

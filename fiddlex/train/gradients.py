@@ -31,6 +31,8 @@ from fiddlex.pipeline.stage import Integer
 from fiddlex.train.feed import abstract_batch
 from fiddlex.train.state import Layout, TrainState
 
+HeadFunction = Callable[[Weights, jax.Array, Batch, Context], jax.Array]  # of a model, as `Transformer.loss`
+
 
 class GradientSource(Protocol):
     """Where a train step has its gradients from.
@@ -148,9 +150,7 @@ def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: Layou
     return lax.with_sharding_constraint(cast, named(mesh, layout.compute))
 
 
-def pipeline_model(
-    model: Model, config: Config, mesh: Mesh, head: Callable[[Weights, jax.Array, Batch, Context], jax.Array]
-) -> engine.Model:
+def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction) -> engine.Model:
     """The model as the executor takes it; a microbatch with `keys` is run with dropout."""
     flash, recompute = has_flash(config.model, mesh), config.pipeline.recompute
 

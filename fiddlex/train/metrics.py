@@ -188,9 +188,13 @@ class Reporter:
 def describe(evaluation: Record) -> str:
     """What matters most of an evaluation record, for people: 'held-out loss 0.4312, accuracy 81.3%'."""
     text = f"held-out loss {evaluation['eval_loss']:.4f}"
+    if "eval_pair_loss" in evaluation:
+        text += f" (masked {evaluation['eval_masked_loss']:.4f}, pair {evaluation['eval_pair_loss']:.4f})"
     for name in ("eval_accuracy", "eval_masked_accuracy", "eval_pair_accuracy"):
         if name in evaluation:
             text += f", {name.removeprefix('eval_').replace('_', ' ')} {evaluation[name]:.1%}"
+        if name == "eval_masked_accuracy" and "eval_masked_majority" in evaluation:
+            text += f" (always the most common token: {evaluation['eval_masked_majority']:.1%})"
         if f"{name}_low" in evaluation:
             text += f" (95% interval {evaluation[f'{name}_low']:.1%} to {evaluation[f'{name}_high']:.1%})"
     return text

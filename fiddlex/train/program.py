@@ -71,6 +71,12 @@ class Program:
         """The train step as XLA takes it; nothing is put on a device."""
         return self.step.lower(self.abstract_state, self.source.abstract_inputs)
 
+    @property
+    def compiler_options(self) -> dict[str, bool | str]:
+        """What XLA is to do besides its defaults: on GPUs, put work between the start and the end of collectives."""
+        on_gpus = self.mesh.devices.flat[0].platform == "gpu"
+        return {"xla_gpu_enable_latency_hiding_scheduler": True} if on_gpus else {}
+
     def resume(self, state: TrainState) -> TrainState:
         """A state to go on from, of one as `Checkpoints.restore_newest` gives it."""
         state = self.source.resume(state)

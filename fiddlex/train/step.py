@@ -23,7 +23,7 @@ from fiddlex.pipeline.executor import execute
 from fiddlex.pipeline.lowering import lower
 from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.pipeline.ticks import forward_schedule
-from fiddlex.train.gradients import GradientSource, compute_weights, parts, pipeline_model
+from fiddlex.train.gradients import GradientSource, HeadFunction, compute_weights, parts, pipeline_model
 from fiddlex.train.optimizer import clip_by_global_norm, num_updates
 from fiddlex.train.scaling import next_scaling
 from fiddlex.train.state import Layout, TrainState
@@ -84,17 +84,23 @@ def make_train_step(
     )
 
 
-def make_eval_step(model: Model, config: Config, *, mesh: Mesh, layout: Layout) -> jax.stages.Wrapped:
-    """Compiles `(master weights, batch) -> Transformer.scores` of a global batch, without dropout."""
+def make_eval_step(
+    model: Model, config: Config, *, head: HeadFunction, mesh: Mesh, layout: Layout
+) -> jax.stages.Wrapped:
+    """Compiles `(master weights, batch) -> values` of a global batch, without dropout.
+
+    `head` is the model's, as `Transformer.scores`: its values are [example, …] of a microbatch, and of the whole batch
+    [example, …].
+    """
     lowered = lower(forward_schedule(layout.placement.stage_ranks, config.pipeline.num_microbatches))
-    piped = pipeline_model(model, config, mesh, model.scores)
+    piped = pipeline_model(model, config, mesh, head)
     dtype = jnp.dtype(config.model.dtype)
 
-    def local_scores(weights: Weights, batch: Batch) -> jax.Array:
-        scores_MEP3, _ = execute(lowered, layout.placement, piped, parts(weights), batch)
-        return scores_MEP3.reshape(-1, *scores_MEP3.shape[2:])
+    def local_values(weights: Weights, batch: Batch) -> jax.Array:
+        values, _ = execute(lowered, layout.placement, piped, parts(weights), batch)
+        return values.reshape(-1, *values.shape[2:])
 
-    mapped = jax.shard_map(local_scores, mesh=mesh, in_specs=(layout.compute, BATCH), out_specs=BATCH)
+    mapped = jax.shard_map(local_values, mesh=mesh, in_specs=(layout.compute, BATCH), out_specs=BATCH)
     return jax.jit(
         lambda weights, batch: mapped(compute_weights(weights, dtype, mesh, layout), batch),
         in_shardings=(named(mesh, layout.master), named(mesh, BATCH)),

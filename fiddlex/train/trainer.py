@@ -20,16 +20,21 @@ import jax
 import numpy as np
 
 from fiddlex.config import Config
+from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset, load_dataset
+from fiddlex.data.statistics import majority_share
 from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fiddlex.mesh import make_mesh
+from fiddlex.models.bert import BERT
 from fiddlex.models.functional import Weights
 from fiddlex.models.gpt import GPT
 from fiddlex.train.best import restore_result
 from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.evaluation import summarise
 from fiddlex.train.feed import DeviceBatch, Feed
+from fiddlex.train.gradients import HeadFunction
 from fiddlex.train.metrics import Record
+from fiddlex.train.predictions import Answerable, predicted_continuations, predicted_labels
 from fiddlex.train.program import Program
 from fiddlex.train.sampling import SamplingConfig, generate_text
 from fiddlex.train.state import TrainState
@@ -77,7 +82,7 @@ class Trainer:
         self.dataset = dataset or load_dataset(config)
         self.step = 0
         self.layout = program.layout
-        self._eval_step = make_eval_step(program.model, config, mesh=self.mesh, layout=self.layout)
+        self._score = self._compiled_head(program.model.scores)
         self._feed = Feed(self.dataset, config, self.mesh)
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
@@ -101,7 +106,7 @@ class Trainer:
         """Compiles the train step, if that is still to do; returns the seconds it took."""
         start = time.monotonic()
         if self._compiled is None:
-            self._compiled = self._program.lower().compile()
+            self._compiled = self._program.lower().compile(compiler_options=self._program.compiler_options)
         return time.monotonic() - start
 
     def dispatch(self) -> Dispatched:
@@ -191,22 +196,54 @@ class Trainer:
           DataError: when nothing is held out.
           NonFiniteError: when the loss is not finite.
         """
-        batches = self._feed.heldout()
-        batch: tuple[DeviceBatch, int] | None = next(batches)
-        scores: list[np.ndarray] = []
-        while batch is not None:
-            inputs, size = batch
-            # One batch at a time: with several programs that do not depend on each other in flight, the fake devices
-            # of a CPU can each wait for another one's collective. The host prepares the next batch meanwhile.
-            running = self._eval_step(self.state.weights, inputs)
-            batch = next(batches, None)
-            scores.append(np.asarray(jax.device_get(running), np.float64)[:size])
         parts, task = self._program.model.parts, self.config.model.task
-        record = {"step": self.step} | summarise(np.concatenate(scores), parts, task, self.dataset)
+        record = {"step": self.step} | summarise(self._of_heldout(self._score), parts, task, self.dataset)
         loss = record["eval_loss"]
         if not math.isfinite(loss):
             raise NonFiniteError(f"The held-out loss at step {self.step} is {loss}: the weights have exploded.")
         return record
+
+    def predictions(self) -> list[Record]:
+        """What the present weights say of each held-out example of a task, or of each line of continuations.
+
+        Returns:
+          As `fiddlex.train.predictions` has it.
+
+        Raises:
+          ConfigError: when running text is held out, of which there is nothing to say but the scores.
+          DataError: when nothing is held out.
+        """
+        examples, model = self._feed.require_heldout(), self._program.model
+        if isinstance(examples, ContinuationExamples):
+            return predicted_continuations(examples, self._of_heldout(self._score)[:, 0])
+        if isinstance(examples, Answerable) and isinstance(model, BERT):
+            return predicted_labels(examples, self._of_heldout(self._compiled_head(model.log_probabilities)))
+        raise ConfigError(
+            f"model.objective={self.config.model.task} on {self.config.data.eval_source or self.dataset.source}: "
+            "predictions are told of labelled texts and of texts to be continued (a GPT with "
+            "data.eval_source=jsonl:PATH), not of running text."
+        )
+
+    def majority(self) -> float:
+        """The share of the most common token among the held-out ones that `evaluate` has told: always guessing it."""
+        return majority_share(self._feed.host_heldout(), self.config.model.vocab_size)
+
+    def _compiled_head(self, head: HeadFunction) -> jax.stages.Wrapped:
+        return make_eval_step(self._program.model, self.config, head=head, mesh=self.mesh, layout=self.layout)
+
+    def _of_heldout(self, step: jax.stages.Wrapped) -> np.ndarray:
+        """What `step` (`make_eval_step`) gives for the held-out examples, float64 [example, …]."""
+        batches = self._feed.heldout()
+        batch: tuple[DeviceBatch, int] | None = next(batches)
+        values: list[np.ndarray] = []
+        while batch is not None:
+            inputs, size = batch
+            # One batch at a time: with several programs that do not depend on each other in flight, the fake devices
+            # of a CPU can each wait for another one's collective. The host prepares the next batch meanwhile.
+            running = step(self.state.weights, inputs)
+            batch = next(batches, None)
+            values.append(np.asarray(jax.device_get(running), np.float64)[:size])
+        return np.concatenate(values)
 
     def generate(self, prompt: str, num_tokens: int, sampling: SamplingConfig | None = None) -> Iterator[str]:
         """Pieces of text that continue `prompt`, up to `num_tokens` tokens or the end of the document.

@@ -22,20 +22,20 @@ from fiddlex.pipeline.placement import PADDING
 from fiddlex.train.best import restore_result
 from fiddlex.train.program import Program
 from fiddlex.train.state import Layout
-from fiddlex.train.workdir import read_config
+from fiddlex.train.workdir import described_differences, read_config
 
 logger = logging.getLogger(__name__)
 
 # Of two runs these must be equal, or their weights differ in shape or meaning.
 SAME_FIELDS = (
-    "family",
-    "num_layers",
-    "hidden_size",
-    "num_heads",
-    "mlp_size",
-    "vocab_size",
-    "post_norm",
-    "layer_norm_epsilon",
+    "model.family",
+    "model.num_layers",
+    "model.hidden_size",
+    "model.num_heads",
+    "model.mlp_size",
+    "model.vocab_size",
+    "model.post_norm",
+    "model.layer_norm_epsilon",
 )
 
 
@@ -100,8 +100,7 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Weights) -> Wei
 
 
 def _check_fits(saved: Config, config: Config, workdir: Path) -> None:
-    pairs = ((name, getattr(saved.model, name), getattr(config.model, name)) for name in SAME_FIELDS)
-    different = [f"model.{name} is {new!r}, was {old!r}" for name, old, new in pairs if old != new]
+    different = described_differences(SAME_FIELDS, saved, config)
     if not _same_tokenizer(saved.data.tokenizer, config.data.tokenizer):
         different.append(f"data.tokenizer is {config.data.tokenizer!r}, was {saved.data.tokenizer!r}")
     if config.model.seq_len > saved.model.seq_len:

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,9 @@ SHAPE_FIELDS = (
     "model.seq_len",
     "data.classes",
 )
+
+# What is compared and is not a field itself, and the field that it comes of.
+_FIELDS = {"model.task": "model.objective", "model.mlp_size": "model.ffn_size", "data.classes": "data.labels"}
 
 # Changing one of these would train another model, or on another order of data; anything else may change on resume.
 FIXED_FIELDS = (
@@ -158,9 +161,18 @@ def _with_table(config: Config, path: str | Path) -> Config:
 def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
     """Raises CheckpointError, with every difference, when `config` cannot continue the run of `saved`.
 
-    Differences that a run may go on with are logged.
+    Differences that a run may go on with are logged. What a run was to start from may be left away, since it has
+    started; another start is another run.
     """
-    _check_same(FIXED_FIELDS, saved, config, workdir)
+    fixed: tuple[str, ...] = FIXED_FIELDS
+    if config.train.init_from and _absolute(saved.train.init_from) != _absolute(config.train.init_from):
+        fixed = (*FIXED_FIELDS, "train.init_from")
+    if different := described_differences(fixed, saved, config):
+        raise CheckpointError(
+            f"--workdir={workdir} holds checkpoints of another run:\n  "
+            + "\n  ".join(different)
+            + "\nSet these fields back to go on with it, or choose a new --workdir to start another."
+        )
     names = [f"{section}.{field}" for section, fields in dataclasses.asdict(config).items() for field in fields]
     changed = [f"{name} {old!r} → {new!r}" for name, old, new in _differences(names, saved, config)]
     if changed:
@@ -169,17 +181,35 @@ def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
 
 def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
     """Raises CheckpointError, with every difference, when weights of `saved` do not fit the model of `config`."""
-    _check_same(SHAPE_FIELDS, saved, config, workdir)
+    if different := described_differences(SHAPE_FIELDS, saved, config):
+        remedy = "Leave these fields as they are there."
+        if (saved.model.task, saved.data.classes) != (config.model.task, config.data.classes):
+            remedy += (
+                " To do something else with what it has learnt, fine-tune it first: experiments/train.py with "
+                f"--config.model.objective={config.model.task}, --config.train.init_from={workdir} and a --workdir of "
+                "its own."
+            )
+        listed = "\n  ".join(different)
+        raise CheckpointError(f"The weights in --workdir={workdir} are those of another model:\n  {listed}\n{remedy}")
 
 
-def _check_same(names: Sequence[str], saved: Config, config: Config, workdir: Path) -> None:
-    different = [f"{name} is {new!r}, was {old!r}" for name, old, new in _differences(names, saved, config)]
-    if different:
-        raise CheckpointError(
-            f"--workdir={workdir} holds checkpoints of another run:\n  "
-            + "\n  ".join(different)
-            + "\nSet these fields back to go on with it, or choose a new --workdir to start another."
-        )
+def described_differences(names: Iterable[str], saved: Config, config: Config) -> list[str]:
+    """'model.num_layers is 4, was 2' for each of the fields `names` that is not the same in both configs.
+
+    A derived size that differs only because of the size it is derived from is left out.
+    """
+    same_rule = saved.model.ffn_size == config.model.ffn_size
+    different = _differences([name for name in names if name != "model.mlp_size" or not same_rule], saved, config)
+    described = []
+    for name, old, new in different:
+        if name == "data.classes":
+            old, new = saved.data.labels, config.data.labels
+        described.append(f"{_FIELDS.get(name, name)} is {new!r}, was {old!r}")
+    return described
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
 def _differences(names: Iterable[str], saved: Config, config: Config) -> list[tuple[str, Any, Any]]:

@@ -79,7 +79,12 @@ def test_last_words(tmp_path_factory, text):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"context": "x"}, "it has none of the keys 'text', 'continuation' and 'choices', and must have one of them."),
+        (
+            {"context": "x"},
+            "it has none of the keys 'text', 'continuation' and 'choices', and must have one of them. The keys of "
+            "texts to be continued are fixed, whatever data.text_fields and the like say: 'text'; 'context' and "
+            "'continuation'; or 'context', 'choices' and 'label'.",
+        ),
         ({"text": "x y", "continuation": " z"}, "it has 'text' and 'continuation' of the keys 'text', 'continuation'"),
         ({"continuation": "x"}, "there is no key 'context'. Known: continuation."),
         ({"context": None, "continuation": "x"}, "'context' is None, and must be a string."),

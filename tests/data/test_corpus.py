@@ -258,6 +258,19 @@ def test_tokenizer_larger_than_the_model(tmp_path):
         load("stdlib", tokenizer=str(words))
 
 
+@pytest.mark.parametrize(("unknown", "told"), [(5, False), (6, True)])
+def test_text_that_a_tokenizer_was_not_made_for_is_told(tmp_path, caplog, unknown, told):
+    words = save_word_tokenizer(tmp_path / "tokenizer.json", 60)
+    (tmp_path / "a.txt").write_text("w1 " * (100 - unknown) + "other " * unknown)
+    source = f"text:{tmp_path / 'a.txt'}"
+    load(source, vocab_size=60, tokenizer=str(words), eval_fraction=0.0)
+    message = (
+        f"{source}: of 100 tokens 6.0% are the unknown token of data.tokenizer={words}, which was made for other text. "
+        "Train one on text like this, or name another."
+    )
+    assert caplog.messages == [message] * told
+
+
 def test_tokens_outside_the_vocabulary(tmp_path):
     path = write_tokens(tmp_path / "all.bin", [1, 2, 100, 3])
     with pytest.raises(DataError, match=r"token 2 is 100, outside the vocabulary of model\.vocab_size=100"):

@@ -61,7 +61,7 @@ def test_stdlib_without_sources(fake_stdlib):
         read_stdlib()
 
 
-def test_folder(tmp_path):
+def test_folder(tmp_path, caplog):
     write_files(
         tmp_path,
         {
@@ -82,6 +82,16 @@ def test_folder(tmp_path):
     assert documents["b.txt"] == "bee\r\n"
     assert documents["a/z.md"] == "zé"
     assert len(documents["late_nul"]) == 8193
+    told = f"text:{tmp_path}: 2 files passed over (not UTF-8 or binary): image.png, latin1.txt"
+    assert caplog.messages == [told]
+    write_files(tmp_path, {f"a/{i}.bin": b"\0" for i in range(1000)})
+    read_text(tmp_path)
+    assert caplog.messages[1:] == [
+        f"text:{tmp_path}: 1,002 files passed over (not UTF-8 or binary): a/0.bin, a/1.bin, a/10.bin, …"
+    ]
+    caplog.clear()
+    read_text(tmp_path / "a/y")
+    assert not caplog.messages
 
 
 def test_file(tmp_path):

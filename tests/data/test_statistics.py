@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fiddlex.data import class_shares, wilson_interval
+from fiddlex.data import class_shares, majority_share, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,14 @@ def test_the_ends_are_the_shares_that_the_sample_just_fits(drawn):
 def test_no_share(correct, total):
     with pytest.raises(ValueError, match=f"{correct} of {total} is no share"):
         wilson_interval(correct, total)
+
+
+def test_the_most_common_of_what_is_to_be_told():
+    first = {"targets": np.array([[1, 3], [3, 0]]), "weights": np.array([[1, 1], [1, 0]], np.float32)}
+    second = {"targets": np.array([[1, 1], [0, 0]]), "weights": np.array([[1, 0], [0, 0]], np.float32)}
+    assert majority_share([first], 4) == pytest.approx(2 / 3)
+    assert majority_share([first, second, second], 4) == pytest.approx(3 / 5)
+    assert majority_share([], 4) == 0
 
 
 def test_shares():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fiddlex.data.tables import Table, read_table
-from fiddlex.data.values import BadLineError, choice_index, text_of
+from fiddlex.data.tables import Table, UnfitFileError, read_table
+from fiddlex.data.values import BadLineError, choice_index, text_of, value_of
 from fiddlex.errors import DataError
 
 # What a cell of a TSV file may hold: no tab, and no line end; quotes and other separators of lines are characters.
@@ -129,6 +129,7 @@ def test_bad_lines(tmp_path, name, bad, message):
         read(path, start + bad, skip=True)
     error = f"{name[2:]}:{path}: no line is left of 1: 1 {reason}. The first: {name[2:]}:{path}, line {line - 1}: "
     assert str(raised.value).startswith(error + message)
+    assert str(raised.value).endswith("change what it names in the config, or name another file.")
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,19 @@ def test_later_checks_know_the_lines(tmp_path):
     assert fives.describe() == f"tsv:{path}: 1 line, 3 passed over (2 not 5, 1 wrong number of columns)"
     with pytest.raises(DataError, match=r"no line is left of 3: 2 not 5, 1 wrong number of columns\. The first: "):
         read(path, "a\tb\n1\t2\n3\n7\t8", skip=True).convert(refuse)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_key_that_the_first_line_lacks_may_be_missing_from_all(tmp_path, first):
+    def parse(values):
+        return value_of(values, "verdict", named_by="data.label_field")
+
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"verdict": "so"}\n' * (not first) + '{"label": "so"}\n')
+    with pytest.raises(DataError, match=r"no key 'verdict', which data\.label_field names") as raised:
+        read_table(f"jsonl:{path}", parse, fields={}, skip_bad_lines=False)
+    assert ("Where no line of the file has that key, name another key or another file" in str(raised.value)) == first
+    assert isinstance(raised.value, UnfitFileError) == first
 
 
 def test_selected_rows_keep_their_lines(tmp_path):

@@ -93,6 +93,20 @@ def test_one_text():
     assert example["token_types"].tolist() == [0] * 5
 
 
+def test_a_task_that_a_tokenizer_was_not_made_for_is_told(numbered, caplog):
+    def read(*texts):
+        rows = [TaskRow((text,), (), 0) for text in texts]
+        special = numbered.special
+        ClassificationExamples(
+            table_of(rows), classes=("a", "b"), tokenizer=numbered, special=special, seq_len=8, truncate=False
+        )
+        return caplog.messages
+
+    assert not read("w6 w8", "w9")
+    (message,) = read("w6 w8", "other")
+    assert message.startswith("tsv:/x.tsv: of 3 tokens 33.3% are the unknown token of data.tokenizer=")
+
+
 def test_padding_is_the_special_token():
     special = types.SimpleNamespace(pad=7, cls=8, sep=9)
     table = table_of([TaskRow(("a",), (), 0)])

@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -53,12 +54,22 @@ def test_label_outside_the_classes(tmp_path):
     source = write(tmp_path / "x.tsv", lines)
     assert refused(read_classification, source, NLI) == (
         f"{source}, line 3: 'gold_label' is '-', which is not among data.labels=entailment, neutral,contradiction. The "
-        "file's labels are 'yes' (2), 'neutral' (1), '-' (1). To have them all, set data.labels=-,neutral,yes. Mend "
-        "the line, or set data.skip_bad_lines=True to pass over lines like it."
+        "file's labels are 'yes' (2), 'neutral' (1), '-' (1). To have them all: --config.data.labels=-,neutral,yes. "
+        "Mend the line, or set data.skip_bad_lines=True to pass over lines like it."
     )
     table = read_classification(source, DataConfig(**{**vars(NLI), "skip_bad_lines": True}))
     assert table.rows == [TaskRow(("a", "b"), (), 1)]
     assert table.skipped == {"label outside data.labels": 3}
+
+
+def test_labels_to_be_copied_are_quoted(tmp_path):
+    lines = [{"text": "x", "label": label} for label in ("not so", "it's so")]
+    message = refused(
+        read_classification, write(tmp_path / "x.jsonl", lines), DataConfig(text_fields="text", labels="a,b")
+    )
+    flag = re.search(r"To have them all: (.*)\. Mend", message)
+    assert flag is not None
+    assert shlex.split(flag[1]) == ["--config.data.labels=it's so,not so"]
 
 
 def test_label_of_the_wrong_column(tmp_path):
@@ -71,7 +82,7 @@ def test_label_of_the_wrong_column(tmp_path):
         read_classification, source, DataConfig(text_fields="text", labels="a,b")
     )
     source = write(tmp_path / "x.jsonl", [{"text": "a"}])
-    assert "line 1: there is no key 'label', which data.label_field names. Known: text. Mend" in refused(
+    assert "line 1: there is no key 'label', which data.label_field names. Known: text. Where no line" in refused(
         read_classification, source, DataConfig(text_fields="text", labels="a,b")
     )
 
@@ -100,7 +111,11 @@ def test_multiple_choice_of_columns(tmp_path, kind):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"options": ["x", "y"]}, "'options' has 2 choices, and data.num_choices=3; all lines have as many. Mend"),
+        (
+            {"options": ["x", "y"]},
+            "'options' has 2 choices, and data.num_choices=3; all lines have as many. Where all have 2, set "
+            "data.num_choices=2. Mend",
+        ),
         ({"options": "x,y,z"}, "'options' is 'x,y,z', and must be a list of strings. Mend"),
         ({"options": ["x", "y", 3]}, "'options[2]' is 3, and must be a string. Mend"),
         ({"options": ["x", " ", "z"]}, "'options[1]' is ' ', and must not be empty. Mend"),
@@ -134,7 +149,8 @@ def test_text_fields(fields):
         (
             "tsv",
             "a",
-            "names 1; with data.num_choices=3 it must name 3 columns, each once and with commas between them.",
+            "names 1; with data.num_choices=3 it must name 3 columns, each once and with commas between them. Set "
+            "data.choices_fields, or data.num_choices to the number of choices that every line has.",
         ),
         ("jsonl", "a,b", "names 2; with data.num_choices=3 it must name 3 keys, .* or one key that holds a list."),
         ("jsonl", "a,b,a", "names 3; with data.num_choices=3 it must name 3 keys, each once"),
@@ -180,6 +196,20 @@ def test_split_takes_about_the_share():
     assert 140 < len(split_table(table, fraction=0.1)[1]) < 260
     train, heldout = split_table(table, fraction=0.0)
     assert (train.rows, heldout.rows) == (table.rows, [])
+
+
+def test_a_share_that_is_far_from_what_was_asked_is_told(caplog):
+    questions = [TaskRow((f"passage {i % 4}",), (str(i), "other"), 0) for i in range(200)]
+    heldout = split_table(as_table(questions), fraction=0.05)[1]
+    assert caplog.messages == [
+        f"tsv:/x.tsv: {len(heldout)} of 200 lines are held out ({len(heldout) / 2:.1f}%) with data.eval_fraction=0.05: "
+        "lines that share their first text are not parted, and there are 4 to choose from. For a split of your own set "
+        "data.eval_source."
+    ]
+    caplog.clear()
+    split_table(as_table([pair(f"text {i}") for i in range(2000)]), fraction=0.05)
+    split_table(as_table(questions), fraction=0.0)
+    assert not caplog.messages
 
 
 def test_split_by_choices_alone():

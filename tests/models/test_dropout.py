@@ -1,10 +1,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import P
 
 from fiddlex.config import MeshConfig
 from fiddlex.mesh import make_mesh
+from fiddlex.models import dropout
 from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE, Dropout, example_keys
 
 
@@ -43,3 +45,9 @@ def test_every_coordinate_draws_its_own_mask() -> None:
 
 def test_cutting_the_sequence_changes_no_mask() -> None:
     np.testing.assert_array_equal(masks(MLP_OUTPUT_SITE, 2, tensor=4), masks(MLP_OUTPUT_SITE, 2))
+
+
+def test_drawing_in_parts_changes_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = masks(MLP_OUTPUT_SITE, 1)
+    monkeypatch.setattr(dropout, "MOST_AT_ONCE", 10 * 96)  # ten positions, which leave a rest
+    np.testing.assert_array_equal(masks(MLP_OUTPUT_SITE, 1), whole)

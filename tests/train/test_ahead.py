@@ -1,7 +1,6 @@
 """Compiling ahead of time: what is told of memory is right, and a schedule takes the memory that it says it does."""
 
 import importlib.util
-import math
 import re
 from typing import Any
 
@@ -10,12 +9,14 @@ import pytest
 
 from fiddlex.config import Config, MeshConfig
 from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.hlo import nbytes
 from fiddlex.mesh import make_mesh, make_topology_mesh
-from fiddlex.train.ahead import compile_ahead, memory, report
+from fiddlex.sizes import model_flops
+from fiddlex.train.ahead import compile_ahead, memory, read_shortage, report
 from fiddlex.train.program import Program
 from fiddlex.train.trainer import Trainer
 
-ITEM_SIZES = {"pred": 1, "bf16": 2, "f32": 4, "s32": 4, "u32": 4}
+NEW_WORDS = "Ran out of memory on HBM, the total memory required (33.19G) exceeds available HBM (15.75G)"
 
 
 def pipelined(config: Config, schedule: str, *, microbatches: int, chunks: int = 1) -> Config:
@@ -64,16 +65,30 @@ def test_nothing_that_ticks_carry_is_copied(schedule: str, chunks: int, tiny_con
     assert memory(program)["temp_bytes"] == pytest.approx(carried, rel=0.15)  # a copy would about double it
 
 
-def nbytes(shapes: str) -> int:
-    """Bytes of all arrays in a line of a compiled program."""
-    arrays = re.findall(r"\b([a-z]\w+)\[([\d,]*)\]", shapes)
-    return sum(ITEM_SIZES[dtype] * math.prod(int(size) for size in sizes.split(",") if size) for dtype, sizes in arrays)
-
-
 def test_unknown_topologies_are_refused() -> None:
-    for topology in ("gpu", "", "tpu", "tpu:", "cpu:2"):
-        with pytest.raises(ConfigError, match=f"topology '{topology}' is not known. Use cpu, or .* tpu:v5e:2x4"):
+    for topology in ("gpu", "gpu:h100", "gpu:h100:8", "gpu:h100:0x8", "gpu:k80:1x8", "", "tpu", "tpu:", "cpu:2"):
+        with pytest.raises(
+            ConfigError, match=f"topology '{topology}' is not known. Use cpu; .* tpu:v5e:2x4.* gpu:h100:2x8"
+        ):
             make_topology_mesh(MeshConfig(), topology)
+
+
+def test_a_topology_that_libtpu_does_not_know_is_refused() -> None:
+    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
+    with pytest.raises(ConfigError, match=r"libtpu knows no topology 'v99:2x2' \(.*\). Use cpu; .* tpu:v5e:2x4"):
+        make_topology_mesh(MeshConfig(), "tpu:v99:2x2")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("v4", "TPU v4"), ("v5e", "TPU v5 lite"), ("v5p", "TPU v5"), ("v6e", "TPU v6 lite")]
+)
+def test_a_tpu_is_one_device_for_each_chip(name: str, kind: str) -> None:
+    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
+    shape = "2x2" if name.endswith("e") else "2x2x1"
+    mesh = make_topology_mesh(MeshConfig(data=2, tensor=2), f"tpu:{name}:{shape}")
+    assert {device.device_kind for device in mesh.devices.flat} == {kind}
+    with pytest.raises(DeviceError, match=f"needs 2 devices; tpu:{name}:{shape} has 4"):
+        make_topology_mesh(MeshConfig(data=2), f"tpu:{name}:{shape}")
 
 
 def test_without_libtpu_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,18 +97,79 @@ def test_without_libtpu_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         make_topology_mesh(MeshConfig(), "tpu:v5e:2x4")
 
 
-def test_a_step_too_large_for_its_devices_is_told_with_remedies(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_cuda_plugin_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DeviceError, match=r"gpu:h100:2x4 takes jax's CUDA plugin, which is not.*'\.\[aot_gpu\]'"):
+        make_topology_mesh(MeshConfig(), "gpu:h100:2x4")
+
+
+def test_a_step_too_large_for_its_devices_is_a_result(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
-        def compile(self) -> None:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 33.19G exceeds available HBM (15.75G).\nmore")
+        def compile(self, compiler_options: dict[str, Any]) -> None:
+            raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {NEW_WORDS}.\nmore")
 
     monkeypatch.setattr(Program, "lower", lambda program: Full())
-    with pytest.raises(DeviceError) as error:
+    facts = report(tiny_config, compile_ahead(tiny_config, make_mesh(tiny_config.mesh)))
+    assert facts["fits"] is False
+    assert facts["needed_bytes"] == round(33.19 * 2**30)
+    assert facts["memory_limit_bytes"] == round(15.75 * 2**30)
+    assert facts["reason"] == f"{NEW_WORDS}."
+    assert facts["peak_bytes"] is facts["temp_bytes"] is facts["collectives"] is None
+    assert facts["model_flops"] > 0
+
+
+def test_other_errors_of_the_compiler_are_errors(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def compile(self, compiler_options: dict[str, Any]) -> None:
+            raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
+
+    monkeypatch.setattr(Program, "lower", lambda program: Broken())
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a bug"):
         compile_ahead(tiny_config, make_mesh(tiny_config.mesh))
-    assert "set pipeline.recompute=full" in str(error.value)
-    assert str(error.value).endswith("33.19G exceeds available HBM (15.75G).")
+
+
+@pytest.mark.parametrize(
+    ("words", "needed", "limit"),
+    [
+        (NEW_WORDS, 33.19 * 2**30, 15.75 * 2**30),
+        ("Ran out of memory in memory space hbm. Used 2.5T of 950.0M hbm. Exceeded by 1.2T.", 2.5 * 2**40, 950 * 2**20),
+        ("Ran out of memory in memory space vmem. Used 20.0M of 16.0M.", None, None),
+        ("Out of memory while trying to allocate 12 bytes in HBM.", None, None),
+    ],
+)
+def test_reads_sizes_from_the_words_of_the_compiler(words: str, needed: float | None, limit: float | None) -> None:
+    found = read_shortage(f"RESOURCE_EXHAUSTED: {words}\nSee elsewhere.")
+    assert found == (needed and round(needed), limit and round(limit), words)
+
+
+def test_counts_collectives_as_the_schedule_has_them(tiny_config: Config) -> None:
+    tiny_config.model.num_layers, tiny_config.pipeline.layers_per_stage = 5, "3,2"
+    tiny_config.mesh.data, tiny_config.mesh.pipe, tiny_config.mesh.tensor = 2, 2, 2
+    tiny_config.pipeline.num_microbatches, tiny_config.model.num_heads = 4, 4
+    tiny_config.optimizer.name = "sgd"
+    config = tiny_config.validate()
+    ahead = compile_ahead(config, make_mesh(config.mesh))
+    facts, activation = report(config, ahead), 2 * 16 * 32 * 4
+    found = facts["collectives"]
+    hops = [each for each in found if each["kind"] == "collective-permute"]
+    assert [(each["axis"], each["count"], each["bytes"]) for each in hops] == 2 * [
+        ("pipe", facts["num_ticks"], activation)
+    ]
+    sums = {
+        axis: sum(
+            each["count"]
+            for each in found
+            if (each["kind"], each["axis"]) == ("all-reduce", axis) and each["bytes"] == activation
+        )
+        for axis in ("pipe", "tensor")
+    }
+    # Embedding and head, forward and backward; over tensor the embedding forward and the head backward, and two in each
+    # layer both ways, of the 3 that the larger stage has.
+    assert sums["pipe"] == 4 * 4
+    assert sums["tensor"] == 2 * 4 + 2 * 2 * 4 * 3
+    assert (facts["fits"], facts["memory_limit_bytes"]) == (None, None)
+    assert facts["needed_bytes"] == facts["peak_bytes"]
+    assert facts["model_flops"] == model_flops(config.model, 16)
 
 
 def test_a_backend_that_tells_nothing_is_reported_as_such(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from fiddlex.sizes import num_parameters
 from fiddlex.train import loop
 from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer, load_trainer
-from tests import reference, reference_bert
-from tests.train.bert import random_dataset
+from fiddlex.train.workdir import check_same_run
+from tests.train.bert import of_task, on_a_mesh, random_dataset, scored
 
 TASKS = ("mlm", "mlm_nsp", "classification", "multiple_choice")
 
@@ -31,46 +31,6 @@ TASKS = ("mlm", "mlm_nsp", "classification", "multiple_choice")
 def config(tiny_config: Config) -> Config:
     """On a pipe of two ranks with two chunks, and two tensor ranks that share the sequence."""
     return on_a_mesh(of_task(tiny_config, "mlm_nsp"))
-
-
-def of_task(config: Config, task: str) -> Config:
-    config.model.family, config.model.objective, config.model.post_norm = "bert", task, True
-    config.data.labels, config.data.num_choices = "a,b,c", 3
-    if task in ("classification", "multiple_choice"):
-        config.data.source = "jsonl:none"  # where a test makes examples up
-    return config
-
-
-def on_a_mesh(config: Config) -> Config:
-    config.model.num_layers, config.data.eval_batches = 4, 0
-    config.mesh.data = config.mesh.pipe = config.mesh.tensor = 2
-    config.mesh.sequence_parallel = True
-    config.pipeline.schedule, config.pipeline.num_chunks = "interleaved_1f1b", 2
-    config.pipeline.num_microbatches = 4
-    return config
-
-
-def scored(trainer: Trainer) -> dict[str, np.ndarray]:
-    """By the plain model, over all held-out examples: losses and guesses of masked tokens and of labels."""
-    config, examples = trainer.config, trainer.dataset.heldout
-    weights = reference.unstack(trainer.weights())
-    found = [examples.example(i, epoch=0) for i in range(len(examples))]
-    batch = {name: np.stack([example[name] for example in found]) for name in found[0]}
-    x, results = reference_bert.hidden_fn(weights, batch, None, config), {}
-    if "targets" in batch:
-        logits = reference_bert.masked_logits_fn(weights, x, config)
-        chosen = batch["weights"] > 0
-        rows, _ = np.nonzero(chosen)
-        logits, targets = np.asarray(logits)[rows, batch["masked_positions"][chosen]], batch["targets"][chosen]
-        results |= {"tokens": losses_of(logits, targets), "right_tokens": logits.argmax(-1) == targets}
-    if "labels" in batch:
-        logits = np.asarray(reference_bert.label_logits_fn(weights, x, batch, None, config))
-        results |= {"labels": losses_of(logits, batch["labels"]), "right_labels": logits.argmax(-1) == batch["labels"]}
-    return results
-
-
-def losses_of(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    return -np.asarray(jax.nn.log_softmax(logits))[np.arange(len(targets)), targets]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -177,8 +137,32 @@ def test_another_run_gives_what_both_models_have(config: Config, tmp_path: pathl
     chex.assert_trees_all_equal(weights["embedding"]["tokens"], given["embedding"]["tokens"])
     assert all(math.isfinite(record["loss"]) for record in trainer.steps(2))
     task.model.hidden_size, task.model.seq_len = 64, 32
-    with pytest.raises(CheckpointError, match=r"(?s)hidden_size is 64, was 32\n.*seq_len is 32, above the 16"):
+    with pytest.raises(CheckpointError, match=r"(?s)hidden_size is 64, was 32\n.*seq_len is 32, above the 16") as told:
         Trainer(task, random_dataset(task)).start_from(tmp_path / "pretrained")
+    assert "mlp_size" not in str(told.value)
+    assert "ffn_size" not in str(told.value)  # it follows from hidden_size, and nobody set it
+    task.model.hidden_size, task.model.ffn_size = 32, 64
+    with pytest.raises(CheckpointError, match=r"model\.ffn_size is 64, was 128"):
+        Trainer(task, random_dataset(task)).start_from(tmp_path / "pretrained")
+    with pytest.raises(CheckpointError) as told:
+        load_trainer(tmp_path / "pretrained", lambda config: of_task(copy.deepcopy(config), "classification"))
+    assert str(told.value) == (
+        f"The weights in --workdir={tmp_path}/pretrained are those of another model:\n  model.objective is "
+        "'classification', was 'mlm_nsp'\nLeave these fields as they are there. To do something else with what it has "
+        "learnt, fine-tune it first: experiments/train.py with --config.model.objective=classification, "
+        f"--config.train.init_from={tmp_path}/pretrained and a --workdir of its own."
+    )
+
+
+@pytest.mark.parametrize("saved", ["", "/runs/first"])
+def test_another_start_is_another_run(saved: str, config: Config, tmp_path: pathlib.Path) -> None:
+    other = copy.deepcopy(config)
+    config.train.init_from, other.train.init_from = saved, "/runs/second"
+    with pytest.raises(CheckpointError, match=rf"train\.init_from is '/runs/second', was '{saved}'\n.*new --workdir"):
+        check_same_run(config, other, tmp_path)
+    for same in {saved, saved and "/runs/x/../first/", ""}:  # it has started from there
+        other.train.init_from = same
+        check_same_run(config, other, tmp_path)
 
 
 def loop_with(dataset: Dataset, config: Config, workdir: pathlib.Path) -> Trainer:
@@ -280,6 +264,10 @@ def test_a_model_that_sees_both_ways_writes_no_text(config: Config) -> None:
         (
             {"data.source": "tsv:x"},
             "data.source='tsv:x' with model.objective=mlm_nsp: its data is one of stdlib, text:",
+        ),
+        (
+            {"data.eval_source": "jsonl:x"},
+            "tokens:PATH. Labelled texts are for a run with model.objective=classification or multiple_choice, which",
         ),
         ({"model.objective": "classification"}, "with model.objective=classification: its data is one of tsv:PATH"),
         (

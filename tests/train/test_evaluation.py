@@ -94,6 +94,28 @@ def test_continuations_are_scored_as_the_plain_model_does(config: Config, tmp_pa
         ]
     )
 
+    found = trainer.predictions()
+    assert [line["line"] for line in found] == [1, 2, 3, 4]
+    assert [line["label"] for line in found] == answers
+    assert [line["guess"] for line in found] == [int(np.argmax(sums)) for sums in totals]
+    assert [line["right"] for line in found] == right
+    for line, sums in zip(found, totals, strict=True):
+        assert line["log_likelihoods"] == pytest.approx(sums, rel=1e-5)
+
+
+def test_predictions_of_last_words(config: Config, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("if x is", "\n", "import o", "a  ")))
+    path.write_text(path.read_text().replace('{"text": "\\n"}\n', "\n"))
+    config.data.eval_source = f"jsonl:{path}"
+    trainer = Trainer(config)
+    record, found = trainer.evaluate(), trainer.predictions()
+    assert [line["line"] for line in found] == [1, 3, 4]
+    assert np.mean([line["right"] for line in found]) == record["eval_accuracy"]
+    total = sum(line["log_likelihoods"][0] for line in found)
+    assert -total / (len(" is") + len(" o") + len("a")) == pytest.approx(record["eval_loss_per_byte"], rel=1e-5)
+    assert not any({"label", "guess"} & line.keys() for line in found)
+
 
 def test_bad_lines_are_told_before_the_first_step(config: Config, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "lines.jsonl"

@@ -11,6 +11,7 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.data import Loader
+from fiddlex.models import dropout
 from fiddlex.train.trainer import Trainer
 from tests import reference
 
@@ -136,6 +137,12 @@ def test_layout_trains_as_the_reference_does(case: Case, tiny_config: Config) ->
     trainer = Trainer(case.apply(tiny_config))
     initial = trainer.weights()
     check_training(trainer, case, expected_training(case, tiny_config, trainer, initial))
+
+
+def test_masks_drawn_in_parts_train_alike(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dropout, "MOST_AT_ONCE", 1000)
+    case = Case(1, 2, pipe=2, microbatches=4, schedule="zb_h1", recompute="selective")
+    test_layout_trains_as_the_reference_does(case, tiny_config)
 
 
 def check_training(trainer: Trainer, case: Case, expected: dict[str, Any]) -> None:

@@ -97,3 +97,14 @@ def test_time_left_counts_the_evaluations(monkeypatch: pytest.MonkeyPatch, capsy
         "step 50/50  loss 1.0000  1,000 tokens/s",
         "step 50/50  held-out loss 2.0000",
     ]
+
+
+def test_an_evaluation_in_words() -> None:
+    pairs = {"eval_loss": 3.5, "eval_masked_loss": 3.0, "eval_pair_loss": 0.5, "eval_masked_accuracy": 0.25}
+    assert metrics.describe(pairs) == "held-out loss 3.5000 (masked 3.0000, pair 0.5000), masked accuracy 25.0%"
+    masked = {"eval_loss": 3.0, "eval_masked_accuracy": 0.5, "eval_masked_majority": 0.28}
+    assert metrics.describe(masked) == (
+        "held-out loss 3.0000, masked accuracy 50.0% (always the most common token: 28.0%)"
+    )
+    task = {"eval_loss": 1.0, "eval_accuracy": 0.5, "eval_accuracy_low": 0.4, "eval_accuracy_high": 0.6}
+    assert metrics.describe(task) == "held-out loss 1.0000, accuracy 50.0% (95% interval 40.0% to 60.0%)"

@@ -1,0 +1,143 @@
+"""Compiles the configs' models for the smallest TPU slices that hold them and prints a markdown table.
+
+    python -m experiments.benchmarks.compile_models [--results=docs/studies/compile.jsonl --limit_s=600]
+
+Each is compiled by `experiments/compile.py` in a process of its own, whose JSON is a line of the results; what is there
+already is not compiled again. The slices were chosen by hand. Every model keeps its published batch.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from fiddlex.flags import run
+
+_RESULTS = flags.DEFINE_string("results", "docs/studies/compile.jsonl", "where results are kept, a line for each")
+_LIMIT_S = flags.DEFINE_integer("limit_s", 600, "seconds after which a model is given up", lower_bound=1)
+
+_ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+class Case(NamedTuple):
+    """A model on a slice.
+
+    Attributes:
+      config: below configs/.
+      topology: to compile for.
+      overrides: of config fields.
+    """
+
+    config: str
+    topology: str
+    overrides: dict[str, Any]
+
+
+def _replicas(data: int, microbatches: int) -> dict[str, Any]:
+    return {"mesh.data": data, "pipeline.num_microbatches": microbatches}
+
+
+def _pipeline(data: int, pipe: int, tensor: int, microbatches: int) -> dict[str, Any]:
+    mesh = {"mesh.pipe": pipe, "mesh.tensor": tensor}
+    return {**_replicas(data, microbatches), **mesh, "pipeline.schedule": "1f1b", "pipeline.num_chunks": 1}
+
+
+CASES = [
+    Case("gpt_tiny.py", "tpu:v5e:2x4", {}),
+    Case("gpt2_small.py", "tpu:v5e:1x1", {}),
+    Case("gpt2_medium.py", "tpu:v5e:1x1", {**_replicas(1, 128), "pipeline.recompute": "full"}),
+    Case("gpt2_large.py", "tpu:v6e:1x1", {**_replicas(1, 128), "pipeline.recompute": "full"}),
+    Case("gpt2_xl.py", "tpu:v5e:2x2", {**_replicas(4, 128), "pipeline.recompute": "full"}),
+    Case("bert_large.py", "tpu:v5e:2x2", {**_replicas(4, 16), "pipeline.recompute": "full"}),
+    Case("gpt3.py:1.7b", "tpu:v5e:2x4", _replicas(8, 64)),
+    Case("gpt3.py:3.6b", "tpu:v6e:2x4", _pipeline(4, 1, 2, 128)),
+    Case("gpt3.py:7.5b", "tpu:v5p:2x2x1", _pipeline(1, 1, 4, 512)),
+    Case("gpt3.py:18.4b", "tpu:v5p:2x2x2", _pipeline(1, 1, 8, 1024)),
+    Case("gpt3.py:39.1b", "tpu:v5p:2x2x4", _pipeline(1, 2, 8, 1536)),
+    Case("gpt3.py:76.1b", "tpu:v5p:2x4x4", _pipeline(1, 4, 8, 1792)),
+    Case("gpt3.py:145.6b", "tpu:v5p:4x4x4", _pipeline(1, 8, 8, 2304)),
+    Case("gpt3.py:174.6b", "tpu:v5p:4x4x4", _pipeline(1, 8, 8, 1536)),
+    Case("gpt3.py:310.1b", "tpu:v5p:4x4x8", _pipeline(1, 16, 8, 2160)),
+    Case("gpt3.py:529.6b", "tpu:v5p:4x8x8", _pipeline(2, 16, 8, 1260)),
+    Case("gpt3.py:1008b", "tpu:v5p:8x8x8", _pipeline(1, 64, 8, 3072)),
+    Case("gpt3.py:1008b", "tpu:v5p:8x16x24", {}),
+]
+
+COLUMNS = {
+    "config": "---",
+    "billion parameters": "---:",
+    "slice": "---",
+    "data × pipe × tensor": "---",
+    "schedule": "---",
+    "peak, GiB": "---:",
+    "there, GiB": "---:",
+    "fits": "---",
+    "trace, s": "---:",
+    "compile, s": "---:",
+    "collectives, overlapped / all": "---:",
+    "of their bytes": "---:",
+}
+
+
+def main(argv: list[str]) -> None:
+    """Compiles what is missing and prints the table."""
+    path = pathlib.Path(_RESULTS.value)
+    lines = path.read_text().splitlines() if path.exists() else []
+    known = {(record["config"], record["topology"]): record for record in map(json.loads, lines)}
+    for case in CASES:
+        if (case.config, case.topology) not in known:
+            print(f"{case.config} for {case.topology} …", file=sys.stderr)
+            record = known[case.config, case.topology] = measure(case, _LIMIT_S.value)
+            with path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+    print(f"| {' | '.join(COLUMNS)} |\n|{'|'.join(COLUMNS.values())}|")
+    for case in CASES:
+        print(row(known[case.config, case.topology]), flush=True)
+
+
+def measure(case: Case, limit_s: int) -> dict[str, Any]:
+    """What `compile.py` says of a case; without its facts when it takes too long."""
+    overrides = [f"--config.{name}={value}" for name, value in case.overrides.items()]
+    program = [sys.executable, str(_ROOT / "experiments/compile.py"), f"--config={_ROOT}/configs/{case.config}"]
+    command = [*program, f"--topology={case.topology}", "--format=json", *overrides]
+    asked = {"config": case.config, "topology": case.topology, "overrides": case.overrides}
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=True)
+    except subprocess.TimeoutExpired:
+        return {**asked, "limit_s": limit_s}
+    facts = json.loads(done.stdout.splitlines()[-1])
+    return {**asked, **facts}
+
+
+def row(record: dict[str, Any]) -> str:
+    """A line of the table."""
+    name, slice_name = f"`{record['config']}`", record["topology"].removeprefix("tpu:")
+    if "limit_s" in record:
+        return f"| {name} | | {slice_name} |{' |' * 6} over {record['limit_s']} | | |"
+    schedule = f"m={record['num_microbatches']}"
+    if record["mesh"]["pipe"] > 1:
+        schedule = f"{record['schedule']}, {schedule}"
+    exchanges = record["collectives"] or []
+    hidden = [each for each in exchanges if each["overlapped"]]
+    volume, of_hidden = (sum(each["bytes"] * (each["count"] or 0) for each in some) for some in (exchanges, hidden))
+    cells = [
+        name,
+        f"{record['num_parameters'] / 1e9:.4g}",
+        slice_name,
+        " × ".join(map(str, record["mesh"].values())),
+        schedule,
+        *(f"{record[size] / 2**30:.1f}" if record[size] else "" for size in ("needed_bytes", "memory_limit_bytes")),
+        "yes" if record["fits"] else "no",
+        f"{record['trace_s']:.1f}",
+        f"{record['compile_s']:.1f}",
+        f"{len(hidden)} / {len(exchanges)}" if exchanges else "",
+        f"{of_hidden / volume:.0%}" if volume else "",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,243 @@
+"""What experiments/memory_model.py compiles: real models, 125 million to 175 billion parameters, on slices of TPUs.
+
+Each case is a config of configs/, a topology, and what is changed, as one would write it for experiments/compile.py:
+`mesh.pipe=4` is `--config.mesh.pipe=4` there. Batches are a few microbatches of each replica, since the number of
+microbatches takes no memory but GPipe's; meshes are the smallest that the layout needs.
+"""
+
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+    """A train step: `changes` are laid over `config`, a file of configs/, and compiled for `topology`."""
+
+    config: str
+    topology: str
+    changes: str
+
+
+GPT_SMALL = "configs/gpt2_small.py"
+GPT_MEDIUM = "configs/gpt2_medium.py"
+GPT_LARGE = "configs/gpt2_large.py"
+GPT_XL = "configs/gpt2_xl.py"
+GPT_175B = (
+    "model.num_layers=96 model.hidden_size=12288 model.num_heads=96 mesh.data=2 mesh.pipe=8 mesh.tensor=8 "
+    "pipeline.num_microbatches=16 data.global_batch_size=32"
+)  # GPT-3's shape (Brown et al. 2020, table 2.1)
+EIGHT_BY_ONE = "mesh.data=8 pipeline.num_microbatches=2 data.global_batch_size=64"
+TWO_BY_FOUR = "mesh.data=2 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=64"
+
+CASES = {
+    # GPT-2 and its layouts
+    "small, 4 replicas": Case(
+        GPT_SMALL, "tpu:v5e:2x2", "mesh.data=4 pipeline.num_microbatches=2 data.global_batch_size=64"
+    ),
+    "small, float32": Case(
+        GPT_SMALL,
+        "tpu:v5e:2x2",
+        "mesh.data=2 mesh.pipe=2 pipeline.num_microbatches=4 data.global_batch_size=16 model.dtype=float32",
+    ),
+    "small, dropout, selective": Case(
+        GPT_SMALL,
+        "tpu:v5e:2x2",
+        "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=64 model.dropout=0.1 "
+        "pipeline.recompute=selective",
+    ),
+    "medium, 1F1B": Case(GPT_MEDIUM, "tpu:v5e:2x4", TWO_BY_FOUR),
+    "medium, GPipe, full": Case(
+        GPT_MEDIUM, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.schedule=gpipe pipeline.recompute=full"
+    ),
+    "medium, interleaved, selective": Case(
+        GPT_MEDIUM,
+        "tpu:v5e:2x4",
+        f"{TWO_BY_FOUR} pipeline.schedule=interleaved_1f1b pipeline.num_chunks=3 pipeline.recompute=selective",
+    ),
+    "medium, ZB-H1, selective": Case(
+        GPT_MEDIUM, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.schedule=zb_h1 pipeline.recompute=selective"
+    ),
+    "medium, float16": Case(
+        GPT_MEDIUM, "tpu:v5e:2x4", f"{TWO_BY_FOUR} model.dtype=float16 pipeline.recompute=selective"
+    ),
+    "large, 1F1B, full, LAMB": Case(
+        GPT_LARGE, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.recompute=full optimizer.name=lamb"
+    ),
+    "large, tensor and sequence parallel": Case(
+        GPT_LARGE,
+        "tpu:v5e:2x4",
+        "mesh.data=1 mesh.pipe=2 mesh.tensor=4 mesh.sequence_parallel=True pipeline.num_microbatches=4 "
+        "data.global_batch_size=16",
+    ),
+    "large, uneven stages, full": Case(
+        GPT_LARGE,
+        "tpu:v5e:2x4",
+        f"{TWO_BY_FOUR} pipeline.recompute=full pipeline.layers_per_stage=6,9,12,9",
+    ),
+    "xl, Adafactor": Case(GPT_XL, "tpu:v5e:2x4", f"{EIGHT_BY_ONE} pipeline.recompute=full optimizer.name=adafactor"),
+    "xl, without ZeRO-1": Case(
+        GPT_XL, "tpu:v5p:2x2x2", f"{EIGHT_BY_ONE} pipeline.recompute=full optimizer.zero1=False"
+    ),
+    "xl, SGD": Case(GPT_XL, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.recompute=full optimizer.name=sgd"),
+    "xl, 2BW": Case(GPT_XL, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.recompute=full pipeline.semantics=2bw"),
+    "xl, weight stashing": Case(
+        GPT_XL, "tpu:v5p:2x2x2", f"{TWO_BY_FOUR} pipeline.recompute=full pipeline.semantics=stash"
+    ),
+    "xl, ZB-V, selective": Case(
+        GPT_XL,
+        "tpu:v5p:2x2x2",
+        f"{TWO_BY_FOUR} pipeline.schedule=zb_v pipeline.num_chunks=2 pipeline.recompute=selective",
+    ),
+    # GPT-3
+    "1.7b, 8 replicas": Case(
+        "configs/gpt3.py:1.7b", "tpu:v5p:2x2x2", "mesh.data=8 pipeline.num_microbatches=4 data.global_batch_size=128"
+    ),
+    "3.6b, tensor parallel": Case(
+        "configs/gpt3.py:3.6b", "tpu:v5p:2x2x2", "mesh.data=4 pipeline.num_microbatches=4 data.global_batch_size=64"
+    ),
+    "7.5b, sequence parallel, selective": Case(
+        "configs/gpt3.py:7.5b",
+        "tpu:v5p:2x2x4",
+        "mesh.data=4 mesh.sequence_parallel=True pipeline.recompute=selective pipeline.num_microbatches=4 "
+        "data.global_batch_size=32",
+    ),
+    "7.5b, vertical sync": Case(
+        "configs/gpt3.py:7.5b",
+        "tpu:v5p:2x2x4",
+        "mesh.data=1 mesh.pipe=4 mesh.tensor=4 pipeline.semantics=vertical_sync pipeline.num_microbatches=8 "
+        "data.global_batch_size=16",
+    ),
+    "18.4b, tensor parallel": Case(
+        "configs/gpt3.py:18.4b",
+        "tpu:v5p:2x4x4",
+        "mesh.data=4 mesh.tensor=8 pipeline.num_microbatches=4 data.global_batch_size=32",
+    ),
+    "18.4b, delay of 2": Case(
+        "configs/gpt3.py:18.4b",
+        "tpu:v5p:2x4x4",
+        "mesh.data=2 mesh.pipe=2 mesh.tensor=8 pipeline.semantics=delay:2 pipeline.num_microbatches=4 "
+        "data.global_batch_size=16",
+    ),
+    "39.1b, ZB-H1": Case(
+        "configs/gpt3.py:39.1b",
+        "tpu:v5p:2x4x4",
+        "mesh.data=1 mesh.pipe=4 mesh.tensor=8 pipeline.schedule=zb_h1 pipeline.num_chunks=1 "
+        "pipeline.recompute=selective pipeline.num_microbatches=8 data.global_batch_size=8",
+    ),
+    "76.1b, interleaved": Case(
+        "configs/gpt3.py:76.1b", "tpu:v5p:4x4x4", "mesh.data=2 pipeline.num_microbatches=8 data.global_batch_size=32"
+    ),
+    "145.6b, interleaved": Case(
+        "configs/gpt3.py:145.6b", "tpu:v5p:4x4x8", "mesh.data=2 pipeline.num_microbatches=16 data.global_batch_size=32"
+    ),
+    "175b, 1F1B": Case(
+        "configs/gpt3.py:145.6b",
+        "tpu:v5p:4x4x8",
+        f"{GPT_175B} pipeline.schedule=1f1b pipeline.num_chunks=1",
+    ),
+    "175b, sequence parallel, selective": Case(
+        "configs/gpt3.py:145.6b",
+        "tpu:v5p:4x4x8",
+        f"{GPT_175B} pipeline.num_chunks=3 mesh.sequence_parallel=True pipeline.recompute=selective",
+    ),
+    "175b, 2BW": Case(
+        "configs/gpt3.py:145.6b",
+        "tpu:v5p:4x4x8",
+        f"{GPT_175B} pipeline.schedule=1f1b pipeline.num_chunks=1 pipeline.semantics=2bw",
+    ),
+    # BERT
+    "BERT base, 8 replicas": Case("configs/bert_base.py", "tpu:v5e:2x4", ""),
+    "BERT base, 1F1B, selective": Case(
+        "configs/bert_base.py", "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.recompute=selective"
+    ),
+    "BERT large, tensor parallel, full": Case(
+        "configs/bert_large.py",
+        "tpu:v5e:2x4",
+        "mesh.data=1 mesh.pipe=4 mesh.tensor=2 pipeline.recompute=full pipeline.num_microbatches=8 "
+        "data.global_batch_size=128",
+    ),
+    "BERT large, LAMB, float32": Case(
+        "configs/bert_large.py",
+        "tpu:v5e:2x4",
+        f"{TWO_BY_FOUR} model.dtype=float32 optimizer.name=lamb pipeline.recompute=full",
+    ),
+    "BERT large, interleaved, no dropout": Case(
+        "configs/bert_large.py",
+        "tpu:v5e:2x4",
+        f"{TWO_BY_FOUR} pipeline.schedule=interleaved_1f1b pipeline.num_chunks=2 model.dropout=0.0",
+    ),
+    "BERT 355m, 2BW": Case(
+        "configs/bert_2bw.py:355m", "tpu:v5e:2x4", "pipeline.num_microbatches=4 data.global_batch_size=128"
+    ),
+    "BERT 1.3b, 2BW": Case("configs/bert_2bw.py:1.3b", "tpu:v5e:4x4", "data.global_batch_size=256"),
+    "BERT 2.2b, 2BW": Case("configs/bert_2bw.py:2.2b", "tpu:v5e:8x8", "data.global_batch_size=512"),
+    "BERT 3.8b, 2BW": Case("configs/bert_2bw.py:3.8b", "tpu:v5e:8x8", "data.global_batch_size=512"),
+    "BERT base, MNLI": Case("configs/bert_mnli.py", "tpu:v5e:2x2", "mesh.data=4"),
+    "BERT large, RACE": Case("configs/bert_race.py", "tpu:v5e:2x4", ""),
+    # Compiled when the formulas stood
+    "small, tensor parallel, selective": Case(
+        GPT_SMALL,
+        "tpu:v5e:2x2",
+        "mesh.data=2 mesh.tensor=2 pipeline.num_microbatches=4 data.global_batch_size=64 pipeline.recompute=selective",
+    ),
+    "small, short sequences, full": Case(
+        GPT_SMALL,
+        "tpu:v5e:2x2",
+        "mesh.data=4 pipeline.num_microbatches=16 data.global_batch_size=64 pipeline.recompute=full model.seq_len=512",
+    ),
+    "medium, long sequences, ZB-H2": Case(
+        GPT_MEDIUM,
+        "tpu:v5e:2x2",
+        "mesh.data=1 mesh.pipe=4 pipeline.schedule=zb_h2 pipeline.num_microbatches=16 data.global_batch_size=16 "
+        "model.seq_len=2048",
+    ),
+    "large, sequence parallel, dropout": Case(
+        GPT_LARGE,
+        "tpu:v5p:2x2x1",
+        "mesh.data=1 mesh.pipe=2 mesh.tensor=2 mesh.sequence_parallel=True pipeline.num_microbatches=4 "
+        "data.global_batch_size=32 pipeline.recompute=selective model.dropout=0.1",
+    ),
+    "large, 2BW, Adafactor": Case(
+        GPT_LARGE,
+        "tpu:v5e:2x4",
+        "mesh.data=4 mesh.pipe=2 pipeline.num_microbatches=4 data.global_batch_size=64 pipeline.recompute=full "
+        "pipeline.semantics=2bw optimizer.name=adafactor",
+    ),
+    "xl, 4 replicas": Case(
+        GPT_XL, "tpu:v5p:2x2x1", "mesh.data=4 pipeline.num_microbatches=8 data.global_batch_size=32"
+    ),
+    "1.7b, 2BW, selective": Case(
+        "configs/gpt3.py:1.7b",
+        "tpu:v5p:2x2x1",
+        "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=8 pipeline.semantics=2bw "
+        "pipeline.recompute=selective",
+    ),
+    "3.6b, interleaved, LAMB": Case(
+        "configs/gpt3.py:3.6b",
+        "tpu:v5p:2x2x2",
+        "mesh.data=2 mesh.pipe=4 mesh.tensor=1 pipeline.schedule=interleaved_1f1b pipeline.num_chunks=2 "
+        "pipeline.num_microbatches=8 data.global_batch_size=16 optimizer.name=lamb",
+    ),
+    "7.5b, ZB-H1, full": Case(
+        "configs/gpt3.py:7.5b",
+        "tpu:v5p:2x2x2",
+        "mesh.data=1 mesh.pipe=8 mesh.tensor=1 pipeline.schedule=zb_h1 pipeline.num_microbatches=16 "
+        "data.global_batch_size=16",
+    ),
+    "39.1b, sequence parallel, Adafactor": Case(
+        "configs/gpt3.py:39.1b",
+        "tpu:v5p:2x4x4",
+        "mesh.data=2 mesh.sequence_parallel=True pipeline.num_microbatches=8 data.global_batch_size=32 "
+        "optimizer.name=adafactor",
+    ),
+    "BERT large, without ZeRO-1": Case(
+        "configs/bert_large.py",
+        "tpu:v5e:2x2",
+        "mesh.data=2 mesh.pipe=2 pipeline.num_microbatches=8 data.global_batch_size=128 pipeline.recompute=full "
+        "optimizer.zero1=False",
+    ),
+    "BERT 1.3b, 1F1B, no dropout": Case(
+        "configs/bert_2bw.py:1.3b",
+        "tpu:v5p:2x2x1",
+        "mesh.data=1 pipeline.num_microbatches=8 data.global_batch_size=64 pipeline.semantics=sync "
+        "pipeline.recompute=none model.dropout=0.0",
+    ),
+}

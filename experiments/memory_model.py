@@ -1,0 +1,225 @@
+"""Holds the memory that is predicted of a train step against what XLA assigns, for models of real sizes on TPUs.
+
+    python -m experiments.memory_model --results=docs/studies/memory.jsonl [--cases='medium, 1F1B' …]
+    python -m experiments.memory_model --results=docs/studies/memory.jsonl --plot=docs/studies/memory.svg
+
+Nothing is run and no TPU is needed (extra aot). The cases stand in experiments/memory_cases.py. Each is compiled in a
+process of its own up to where XLA has assigned buffers; the code that it would go on to make takes most of the time and
+no part in the figure. Each is a line of the results, so that a study that was stopped goes on where it was; the table
+at the end is of all that is there. `--plot` draws them and compiles nothing.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import pathlib
+import re
+import statistics
+import tempfile
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from absl import flags, logging
+
+from experiments.memory_cases import CASES, Case
+from fiddlex.config import Config
+from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.flags import load_config, run
+from fiddlex.pipeline.frame import Sizes, make_frame
+from fiddlex.pipeline.generators import make_schedule
+from fiddlex.pipeline.lowering import lower
+from fiddlex.pipeline.placement import LayerPlacement, place_layers
+from fiddlex.pipeline.schedule import Schedule
+from fiddlex.pipeline.semantics import make_semantics
+from fiddlex.pipeline.windows import frame_of, unroll
+from fiddlex.simulate.memory import device_memory
+from fiddlex.sizes import num_parameters
+
+ROOT = pathlib.Path(__file__).parents[1]
+LIMIT_S = 480.0  # for one case
+COLOURS = {"gpt": "#0072B2", "bert": "#D55E00"}  # Okabe and Ito's
+
+_RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of compiled cases, read and added to", required=True)
+_CASES = flags.DEFINE_multi_enum("cases", list(CASES), list(CASES), "cases to compile")
+_PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; nothing is compiled then")
+
+
+def main(argv: list[str]) -> None:
+    """Compiles what is missing, prints the table, or draws."""
+    path = pathlib.Path(_RESULTS.value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results = read(path)
+    if _PLOT.value:
+        draw(results, pathlib.Path(_PLOT.value))
+        return
+    for name in _CASES.value:
+        if name not in results:
+            case = CASES[name]
+            start = time.monotonic()
+            compiled = compiled_bytes(make_config(case), case.topology)
+            results[name] = {"case": name, **case._asdict(), "compiled_bytes": compiled}
+            results[name] |= {"seconds": round(time.monotonic() - start, 1), "date": str(datetime.date.today())}
+            results[name] |= {package: importlib.metadata.version(package) for package in ("jax", "libtpu")}
+            logging.info("%s: %.2f GB", name, compiled / 1e9)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(results[name]) + "\n")
+    print(table(results))
+
+
+def read(path: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """The results by name of their case, but for those whose case has been changed since, in the order of the cases."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = {result["case"]: result for result in map(json.loads, lines)}
+    same = {name: case._asdict().items() <= found.get(name, {}).items() for name, case in CASES.items()}
+    return {name: found[name] for name in CASES if same[name]}
+
+
+def make_config(case: Case) -> Config:
+    """The config of a case.
+
+    Raises:
+      ConfigError: when it is not a valid one.
+    """
+    config = load_config(str(ROOT / case.config))
+    for change in case.changes.split():
+        path, _, value = change.partition("=")
+        section, field = path.split(".")
+        kind = type(getattr(getattr(config, section), field))
+        setattr(getattr(config, section), field, value == "True" if kind is bool else kind(value))
+    return config.validate()
+
+
+def predicted_bytes(config: Config) -> int:
+    """The peak that is predicted for a config; imports no jax."""
+    sizes, placement = plan(config)
+    return device_memory(config, sizes, placement).peak
+
+
+def plan(config: Config) -> tuple[Sizes, LayerPlacement]:
+    """What the pipeline of a config takes, and its layers on stages."""
+    pipeline = config.pipeline
+
+    def make(number: int) -> Schedule:
+        pipe, chunks = config.mesh.pipe, pipeline.num_chunks
+        return make_schedule(pipeline.schedule, pipe=pipe, chunks=chunks, num_microbatches=number)
+
+    schedule = make(pipeline.num_microbatches)
+    placement = place_layers(schedule.placement, config.model.num_layers, pipeline.layers_per_stage)
+    num_stages, batch_size = schedule.num_stages, pipeline.num_microbatches
+    semantics = make_semantics(pipeline.semantics, num_stages=num_stages, batch_size=batch_size)
+    if not any(semantics.delays):
+        return make_frame(lower(schedule), batch_size).sizes, placement
+    return frame_of([unroll(schedule, semantics, make)]).sizes, placement
+
+
+def compiled_bytes(config: Config, topology: str) -> int:
+    """The bytes of a device's memory that XLA assigns to the train step of a config, arguments included.
+
+    Raises:
+      DeviceError: when it does not compile, or not in time.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    receiver, sender = spawn.Pipe(duplex=False)
+    child = spawn.Process(target=_compile, args=(config.to_json(), topology, sender), daemon=True)
+    child.start()
+    answer = receiver.recv() if receiver.poll(LIMIT_S) else f"no buffers assigned after {LIMIT_S:.0f} s"
+    child.kill()
+    child.join()
+    if isinstance(answer, str):
+        raise DeviceError(f"{topology}: {answer}")
+    return int(answer)
+
+
+def _compile(config_json: str, topology: str, answer: Connection) -> None:
+    """Sends the bytes, or what went wrong; in a process of its own, which is killed when it has."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XLA_FLAGS"] = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_step"
+        from fiddlex.mesh import make_topology_mesh
+        from fiddlex.train.program import Program
+
+        errors: list[str] = []
+
+        def compile_step() -> None:
+            try:
+                Program(config, make_topology_mesh(config.mesh, topology)).lower().compile()
+            except Exception as error:
+                errors.append(str(error).partition("\n")[0])
+
+        config = Config.from_json(config_json).validate()
+        compiler = threading.Thread(target=compile_step, daemon=True)
+        compiler.start()
+        while not (assigned := _assigned(pathlib.Path(folder))) and compiler.is_alive():
+            time.sleep(0.2)
+        answer.send(assigned or [*errors, "XLA wrote no report of its buffers"][0])
+        compiler.join()
+
+
+def _assigned(folder: pathlib.Path) -> int:
+    """Bytes in the report that XLA leaves in a folder; 0 before it is whole, as the file written after it tells."""
+    if not list(folder.glob("*after_optimizations_after_buffer_assignment.txt")):
+        return 0
+    (report,) = folder.glob("*after_optimizations-memory-usage-report.txt")
+    match = re.search(r"Memory Space: default.*\nTotal bytes: (\d+)", report.read_text(encoding="utf-8"))
+    assert match, f"{report} has another form than that of libtpu 0.0.52"
+    return int(match[1])
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The results in Markdown, GB, with the median and the largest of the errors."""
+    lines = [
+        "| case | parameters | data × pipe × tensor | topology | compiled | predicted | |",
+        "|---|---:|---:|---|---:|---:|---:|",
+    ]
+    errors = {}
+    for name, result in results.items():
+        config = make_config(CASES[name])
+        mesh, parameters = config.mesh, num_parameters(config.model, len(config.data.classes))
+        compiled, predicted = result["compiled_bytes"], predicted_bytes(config)
+        errors[name] = predicted / compiled - 1
+        lines.append(
+            f"| {name} | {parameters / 1e9:.2f}B | {mesh.data} × {mesh.pipe} × {mesh.tensor} | "
+            f"{result['topology'].removeprefix('tpu:')} | {compiled / 1e9:.2f} | {predicted / 1e9:.2f} | "
+            f"{errors[name]:+.1%} |"
+        )
+    if errors:
+        worst = max(errors, key=lambda name: abs(errors[name]))
+        median = statistics.median(map(abs, errors.values()))
+        lines.append(f"\n{len(errors)} cases: median error {median:.1%}, largest {errors[worst]:+.1%} ({worst}).")
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
+    """Draws predicted over compiled bytes, with a band of 10%."""
+    from matplotlib.figure import Figure
+
+    if not results:
+        raise ConfigError(f"--results={_RESULTS.value} has no cases to draw: run without --plot first.")
+    figure = Figure(figsize=(4.6, 4.4), layout="constrained")
+    axes = figure.subplots()
+    points: dict[str, list[tuple[float, float]]] = {family: [] for family in COLOURS}
+    for name, result in results.items():
+        config = make_config(CASES[name])
+        points[config.model.family].append((result["compiled_bytes"] / 1e9, predicted_bytes(config) / 1e9))
+    compiled = [result["compiled_bytes"] / 1e9 for result in results.values()]
+    ends = [0.8 * min(compiled), 1.25 * max(compiled)]
+    axes.fill_between(ends, [0.9 * x for x in ends], [1.1 * x for x in ends], color="0.9", label="within 10%")
+    axes.plot(ends, ends, color="0.5", linewidth=0.8)
+    for family, pairs in points.items():
+        axes.plot(*zip(*pairs, strict=True), "o", color=COLOURS[family], markersize=4, label=family.upper())
+    ticks = [size for size in (1, 2, 5, 10, 20, 50, 100) if ends[0] < size < ends[1]]
+    for axis in "x", "y":
+        axes.set(**{f"{axis}scale": "log", f"{axis}lim": ends})
+        axes.set(**{f"{axis}ticks": ticks, f"{axis}ticklabels": ticks})
+        axes.tick_params(axis=axis, which="minor", left=False, bottom=False, labelleft=False, labelbottom=False)
+    axes.set(xlabel="assigned by XLA, GB", ylabel="predicted, GB")
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path)
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,72 @@
+"""The partitioner against brute force."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fiddlex.errors import ConfigError
+from fiddlex.planner.partition import Layer, Level, Stage, pipedream
+
+TIMES = st.integers(1, 20).map(float)
+LAYERS = st.lists(
+    st.builds(Layer, TIMES, st.integers(0, 30).map(float), st.integers(0, 30).map(float)), max_size=5, min_size=1
+)
+
+
+def cuts(number, parts):
+    """All ways to cut a run of layers into consecutive parts."""
+    for inner in itertools.combinations(range(1, number), parts - 1):
+        yield list(itertools.pairwise((0, *inner, number)))
+
+
+def compositions(total, parts):
+    """All ways to write `total` as a sum of so many numbers of at least 1."""
+    for inner in itertools.combinations(range(1, total), parts - 1):
+        yield [b - a for a, b in itertools.pairwise((0, *inner, total))]
+
+
+def slowest(layers, levels):
+    """The best time over all pipelines on a level, each part of which is any pipeline on the levels below."""
+    if not levels:
+        return sum(layer.seconds for layer in layers)
+    *inner, (size, bandwidth) = levels
+    best = float("inf")
+    for parts in range(1, min(len(layers), size) + 1):
+        for cut, replicas in itertools.product(cuts(len(layers), parts), compositions(size, parts)):
+            times = [2 * layers[end - 1].activation_bytes / bandwidth for _, end in cut[:-1]]
+            for (start, end), number in zip(cut, replicas, strict=True):
+                part = layers[start:end]
+                shared = 2 * (number - 1) * sum(layer.weight_bytes for layer in part) / bandwidth
+                times.append(max(slowest(part, inner), shared) / number)
+            best = min(best, max(times))
+    return best
+
+
+@settings(max_examples=60, deadline=None)
+@given(LAYERS, st.lists(st.builds(Level, st.integers(1, 3), st.integers(1, 10).map(float)), min_size=1, max_size=2))
+def test_pipedreams_partition_is_the_best_of_all(layers, levels):
+    found = pipedream(layers, levels)
+    assert found.seconds == pytest.approx(slowest(layers, levels))
+    assert [layer for stage in found.stages for layer in range(stage.first, stage.last + 1)] == list(range(len(layers)))
+    assert sum(stage.replicas for stage in found.stages) == levels[-1].size
+
+
+def test_a_light_stage_with_heavy_weights_is_not_replicated():
+    """The shape of the paper's VGG-16: convolutions on all devices but one, the weights of the rest on that one."""
+    layers = [Layer(10.0, 1.0, 0.1)] * 6 + [Layer(2.0, 1.0, 5000.0)] * 2
+    assert pipedream(layers, [Level(16, 1e3)]).stages == (Stage(0, 5, 15), Stage(6, 7, 1))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pipedream([], [Level(1, 1.0)]), "0 layers and 1 levels: a partition needs at least one of each."),
+        (lambda: pipedream([Layer(1, 1, 1)], [Level(0, 1.0)]), "levels [0]: each must have at least one group."),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(call, message):
+    with pytest.raises(ConfigError) as error:
+        call()
+    assert str(error.value).startswith(message)

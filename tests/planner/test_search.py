@@ -1,0 +1,140 @@
+"""The search against looking at every layout, and what it says where there is none."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fiddlex.config import Config, ModelConfig, OptimizerConfig
+from fiddlex.errors import ConfigError
+from fiddlex.planner.advice import why_none
+from fiddlex.planner.report import as_json, as_python, as_text
+from fiddlex.planner.search import OBJECTIVES, Problem, evaluate, layouts, score, search
+from fiddlex.topology import catalogue, load_topology
+
+
+def a_problem(*, num_devices=8, layers=4, heads=4, batch=16, **changes):
+    model = ModelConfig("gpt", "", layers, 64 * heads, heads, vocab_size=512, seq_len=128, dtype="bfloat16")
+    config = Config(model=model)
+    config.data.global_batch_size = batch
+    return dataclasses.replace(Problem(config, load_topology("a100_80"), num_devices), **changes)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from([1, 2, 4, 6, 8]),
+    st.sampled_from([2, 3, 4]),
+    st.sampled_from([2, 3, 4]),
+    st.sampled_from([4, 8, 12, 24]),
+    st.sampled_from(OBJECTIVES),
+    st.sampled_from([("sync",), ("2bw", "sync")]),
+    st.floats(0, 1),
+)
+def test_it_finds_what_looking_at_every_layout_finds(num_devices, layers, heads, batch, objective, semantics, share):
+    problem = a_problem(
+        num_devices=num_devices, layers=layers, heads=heads, batch=batch, objective=objective, semantics=semantics
+    )
+    every = [evaluate(problem, layout) for layout in layouts(problem)]
+    peaks = sorted(plan.memory.peak for plan in every)
+    problem = dataclasses.replace(problem, memory_bytes=peaks[int(share * (len(peaks) - 1))])
+    fitting = [plan for plan in every if plan.memory.peak <= problem.limit]
+    found = search(problem, keep=3)
+    best = sorted(score(objective, plan) for plan in fitting)[:3]
+    assert [score(objective, plan) for plan in found.plans] == [pytest.approx(each) for each in best]
+    assert found.space == len(every)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(["sync", "2bw"]), st.sampled_from([4, 8]), st.sampled_from([8, 24]))
+def test_every_layout_is_a_config_that_validates(semantics, num_devices, batch):
+    problem = a_problem(num_devices=num_devices, batch=batch, semantics=(semantics,))
+    seen = set()
+    for layout in layouts(problem):
+        assert layout.applied(problem.config).validate().mesh.num_devices == num_devices
+        seen.add(layout)
+    assert len(seen) == sum(1 for _ in layouts(problem))
+
+
+def test_the_whole_space_is_there():
+    space = list(layouts(a_problem()))
+    assert {layout.schedule for layout in space} == {"1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v"}
+    assert {layout.recompute for layout in space} == {"none", "selective", "full"}
+    assert {layout.semantics for layout in space} == {"sync", "2bw"}
+    assert {(layout.data, layout.pipe, layout.tensor) for layout in space} == {
+        (data, pipe, tensor)
+        for data in (1, 2, 4, 8)
+        for pipe in (1, 2, 4)
+        for tensor in (1, 2, 4)
+        if data * pipe * tensor == 8
+    }
+
+
+@pytest.mark.parametrize("topology", [name for name in catalogue() if name != "v100_16"])
+def test_every_topology_of_the_catalogue_can_be_planned_for(topology):
+    problem = a_problem(num_devices=16, topology=load_topology(topology))
+    best = search(problem, keep=1).plans[0]
+    assert 0 < best.step_time_s < 1
+    assert 0 < best.utilisation < 1
+    assert best.usd_per_step > 0
+
+
+def test_cost_takes_fewer_devices_where_more_do_not_pay():
+    problem = a_problem(num_devices=16, batch=16)
+    by_time, by_cost = (
+        search(dataclasses.replace(problem, objective=each), keep=1).plans[0] for each in ("time", "cost")
+    )
+    assert by_cost.layout.num_devices < by_time.layout.num_devices == 16
+    assert by_cost.usd_per_step < by_time.usd_per_step
+
+
+def test_why_there_is_no_plan_and_what_would_help():
+    problem = a_problem(num_devices=2, memory_bytes=0)
+    problem = dataclasses.replace(
+        problem, config=dataclasses.replace(problem.config, optimizer=OptimizerConfig(zero1=False))
+    )
+    least = search(dataclasses.replace(problem, memory_bytes=2**40, objective="memory"), keep=1).plans[0]
+    problem = dataclasses.replace(problem, memory_bytes=int(least.memory.peak * 0.9))
+    found = search(problem)
+    assert found.plans == []
+    assert found.least.memory.peak == least.memory.peak
+    message = why_none(problem, found.least)
+    assert message.startswith("No layout on 2 A100-SXM4-80GB fits ")
+    assert f"need is {least.memory.peak / 2**30:.1f} GiB" in message
+    assert "What would help: 4 devices" in message
+
+
+def test_what_cannot_be_cut_is_refused():
+    with pytest.raises(ConfigError, match=r"7 devices cannot be a mesh for model\.num_heads=4, model\.num_layers=4"):
+        search(a_problem(num_devices=7, batch=16))
+
+
+def test_a_written_config_is_the_plans():
+    problem = a_problem()
+    best = search(problem, keep=1).plans[0]
+    scope: dict[str, object] = {}
+    exec(as_python(best.config, "A title."), scope)
+    assert scope["get_config"]() == best.config
+    assert scope["__doc__"] == "A title."
+
+
+def test_text_and_json_have_the_plans_numbers():
+    problem = a_problem()
+    found = search(problem)
+    facts = as_json(problem, found)
+    assert [plan["step_time_s"] for plan in facts["plans"]] == sorted(plan.step_time_s for plan in found.plans)
+    first = facts["plans"][0]
+    assert first["mesh"].keys() >= {"data", "pipe", "tensor"}
+    assert first["pipeline"]["schedule"] == found.plans[0].layout.schedule
+    assert sum(first["memory_bytes"].values()) >= first["peak_bytes"] > 0
+    text = as_text(problem, found).splitlines()
+    assert text[0].startswith("3,") or "parameters in bfloat16" in text[0]
+    assert len(text) == 4 + len(found.plans) + 3
+
+
+def test_imports_no_jax():
+    modules = ", ".join(f"fiddlex.planner.{name}" for name in ("advice", "partition", "search"))
+    code = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,105 @@
+"""The planner's binaries, as a user calls them."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+from configs.gpt3 import ROWS, get_config
+from experiments.published import SC21, TWO_BW, fit_efficiency, layout_of, sc21_row, sequences_per_second
+from fiddlex.flags import load_config
+from fiddlex.planner.costs import EFFICIENCY
+from fiddlex.planner.search import Problem, evaluate, search
+from fiddlex.topology import load_topology
+
+CONFIG = "--config=configs/gpt3.py:1.7b"
+
+
+def call(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "experiments/plan.py", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_json_has_plans_that_are_fields_of_a_config(tmp_path):
+    written = tmp_path / "planned.py"
+    done = call(CONFIG, "--topology=a100_80", "--num_devices=32", "--format=json", f"--write={written}", "--keep=3")
+    assert (done.returncode, done.stderr) == (0, "")
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert len(facts["plans"]) == 3
+    first, config = facts["plans"][0], load_config(str(written))
+    assert first["mesh"] == {
+        "data": config.mesh.data,
+        "pipe": config.mesh.pipe,
+        "tensor": config.mesh.tensor,
+        "sequence_parallel": config.mesh.sequence_parallel,
+    }
+    assert first["pipeline"]["recompute"] == config.pipeline.recompute
+    assert config.validate().mesh.num_devices == 32
+    assert first["step_time_s"] > 0
+    assert first["tflops_per_device"] < 312
+    assert first["peak_bytes"] <= facts["memory_limit_bytes"] == int(0.9 * 79.25 * 2**30)
+
+
+def test_text_is_a_table_of_the_best():
+    done = call(CONFIG, "--topology=a100_80", "--num_devices=32", "--objective=cost", "--semantics=sync")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("1,652,230,656 parameters in bfloat16, batches of 512 examples, 32 A100-SXM4-80GB, 71.")
+    assert lines[3].split()[:4] == ["data", "pipe", "tensor", "schedule"]
+    assert "sync" in lines[4]
+    assert "2bw" not in done.stdout
+    assert lines[-1].startswith("communication of the first that nothing hides, of the step: tensor ")
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "message"),
+    [
+        (["--topology=a100_80", "--num_devices=1", "--hbm_gib=2"], 1, "No layout on 1 A100-SXM4-80GB fits 2.0 GiB"),
+        (["--topology=a100", "--num_devices=8"], 2, "topology 'a100' is not in the catalogue."),
+        (["--topology=v100_16", "--num_devices=8"], 2, "has no peak_flops for model.dtype=bfloat16"),
+        (["--topology=a100_80", "--num_devices=0"], 2, "flag --num_devices=0"),
+        (["--topology=a100_80", "--num_devices=31"], 2, "31 devices cannot be a mesh"),
+        (["--topology=a100_80", "--num_devices=8", "--objective=speed"], 2, "--objective=speed"),
+        (["--topology=a100_80", "--num_devices=8", "--config.model.num_layers=0"], 2, "model.num_layers=0 must be"),
+    ],
+)
+def test_what_cannot_be_planned_ends_with_the_reason(args, status, message):
+    done = call(CONFIG, *args)
+    assert done.returncode == status
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_three_thousand_devices_take_less_than_five_seconds_of_computing():
+    config = get_config("1008b")
+    start = time.process_time()
+    found = search(Problem(config, load_topology("a100_80"), 3072))
+    assert time.process_time() - start < 5
+    assert len(found.plans) == 5
+
+
+@pytest.mark.parametrize("name", ["1.7b", "18.4b", "39.1b", "145.6b", "310.1b"])
+def test_sc21_is_told_within_a_tenth(name):
+    predicted = sc21_row(name, load_topology("a100_80"), EFFICIENCY)
+    assert predicted.tflops == pytest.approx(SC21[name], rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["1.7b", "39.1b"])
+def test_the_plan_is_no_slower_than_the_published_layout(name):
+    config = get_config(name)
+    problem = Problem(config, load_topology("a100_80"), ROWS[name].gpus, memory_bytes=80 * 2**30)
+    assert search(problem, keep=1).plans[0].step_time_s <= evaluate(problem, layout_of(config)).step_time_s
+
+
+def test_the_efficiency_is_what_the_first_rows_say():
+    assert fit_efficiency(load_topology("a100_80")) == pytest.approx(EFFICIENCY, abs=0.005)
+
+
+def test_2bw_is_told_on_one_server():
+    """Nothing is fitted to these rows."""
+    topology = load_topology("v100_16")
+    rows = [row for row in TWO_BW if row.gpus == 8]
+    ratios = [sequences_per_second("2BW", row, topology) / row.published[-1] for row in rows]
+    assert statistics.fmean(ratios) == pytest.approx(1, rel=0.1)
