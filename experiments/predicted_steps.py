@@ -1,11 +1,13 @@
 """Predicts the steps of many layouts from one profile, and holds them against what they take on this machine.
 
     python experiments/predicted_steps.py --results=docs/studies/steps.jsonl [--rounds=20]
+    python experiments/predicted_steps.py --study=what_if --results=docs/studies/what_if.jsonl [--rounds=20]
 
 All of it runs in one process: the few steps that tell the profile (`fiddlex.planner.fit`) and the layouts that are
 predicted from it take turns, so that what else the machine does falls on both. Each round is a line of the results, and
 a study that was stopped goes on where it was. A step takes what the fastest of its turns took. No layout that is
-predicted is among those that the profile is made of.
+predicted is among those that the profile is made of. The second study changes one thing of a layout at a time
+(`fiddlex.planner.what_if`) and holds the predicted ratio of the steps against that of real ones.
 """
 
 import dataclasses
@@ -13,22 +15,27 @@ import json
 import os
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from absl import flags, logging
+from absl import flags
 
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.flags import run
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.predict import predict
 from fiddlex.planner.profile import Profile, ProfiledCostModel
+from fiddlex.planner.what_if import Scenario, apply, what_if
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of rounds, read and added to", required=True)
+_STUDY = flags.DEFINE_enum(
+    "study", "steps", ["steps", "what_if"], "layouts by themselves, or before and after a change"
+)
 _ROUNDS = flags.DEFINE_integer("rounds", 20, "rounds that there are to be in the results", lower_bound=0)
 
 MICROBATCH_SIZE = 2
-DEVICES = (2, 4, 8)  # for which sharing is measured
+DEVICES = (2, 4)  # for which sharing is measured
+FORWARD = "profile: forward alone"
 
 
 def make_config(
@@ -61,77 +68,114 @@ CASES = dict(
         make_config("pipe=2, 2bw", MeshConfig(pipe=2), PipelineConfig("1f1b", 1, 4, semantics="2bw")),
         make_config("pipe=4, 2bw", MeshConfig(pipe=4), PipelineConfig("1f1b", 1, 8, semantics="2bw")),
         make_config("BERT, pipe=2", MeshConfig(pipe=2), family="bert"),
+        make_config("data=8, two layers", MeshConfig(data=8), num_layers=2),
+        make_config("data=8, two layers, m=1", MeshConfig(data=8), PipelineConfig(num_microbatches=1), num_layers=2),
     ]
 )
+WHAT_IFS = [  # layout, change
+    ("pipe=4", "recompute=full"),
+    ("pipe=4", "semantics=2bw"),
+    ("pipe=4", "schedule=zb_h1"),
+    ("pipe=4", "num_microbatches=16"),
+    ("pipe=4", "mesh.pipe=2"),
+    ("one device", "optimizer=sgd"),
+    ("one device", "recompute=full"),
+    ("data=4", "zero1=false"),
+    ("pipe=2, tensor=2", "sequence_parallel=true"),
+]
 
 
 def main(argv: list[str]) -> None:
     """Measures what is missing and prints the table."""
-    path = pathlib.Path(_RESULTS.value)
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    path, number = pathlib.Path(_RESULTS.value), _ROUNDS.value
     calibration = Calibration.of(make_config("")[1], DEVICES)
-    missing = _ROUNDS.value - len(lines)
-    if missing > 0:
-        lines += measure(calibration, missing, path)
-    print(table(calibration, lines))
+    cases = CASES if _STUDY.value == "steps" else changed_cases()
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if number > len(lines):
+        lines += measure(calibration, cases, number - len(lines), path)
+    seconds = {name: min(line["seconds"][name] for line in lines) for name in lines[0]["seconds"]}
+    about = {name: lines[-1][name] for name in ("machine", "jax_version", "date")}
+    profile = calibration.fit([seconds[label(config)] for config in calibration.configs], seconds[FORWARD], about)
+    print(f"{caption(profile, lines)}\n\n{(table if _STUDY.value == 'steps' else ratios)(profile, seconds)}")
 
 
-def measure(calibration: Calibration, number: int, path: pathlib.Path) -> list[dict[str, Any]]:
+def label(config: Config) -> str:
+    """Of a step that the profile is made of."""
+    model, mesh, m = config.model, config.mesh, config.pipeline.num_microbatches
+    return f"profile: {model.num_layers} layers, data={mesh.data}, pipe={mesh.pipe}, m={m}"
+
+
+def changed_cases() -> dict[str, Config]:
+    """The layouts of `WHAT_IFS`, before and after."""
+    before = {name: CASES[name] for name, _ in WHAT_IFS}
+    return before | {f"{name}: {change}": apply(Scenario(CASES[name]), change).config for name, change in WHAT_IFS}
+
+
+def measure(
+    calibration: Calibration, layouts: Mapping[str, Config], number: int, path: pathlib.Path
+) -> list[dict[str, Any]]:
     """So many rounds, each written as it ends."""
     from fiddlex.train.timing import Case, about, rounds
 
-    configs = [*calibration.configs, *CASES.values()]
-    cases = [*map(Case, configs), Case(calibration.forward, forward_only=True)]
+    cases = {label(config): Case(config) for config in calibration.configs}
+    cases |= {name: Case(config) for name, config in layouts.items()}
+    cases[FORWARD] = Case(calibration.forward, forward_only=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, Any]] = []
-    for seconds in rounds(cases):
-        line = about() | {"load": os.getloadavg()[0], "seconds": [round(each, 5) for each in seconds]}
-        lines.append(line)
+    for seconds in rounds(list(cases.values())):
+        by_name = {name: round(each, 5) for name, each in zip(cases, seconds, strict=True)}
+        lines.append(about() | {"load": os.getloadavg()[0], "seconds": by_name})
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        logging.info("Round %d of %d took %.1f s, load %.1f.", len(lines), number, sum(seconds), line["load"])
+            file.write(json.dumps(lines[-1]) + "\n")
         if len(lines) == number:
             break
     return lines
 
 
-def table(calibration: Calibration, lines: Sequence[dict[str, Any]]) -> str:
+def predicted(config: Config, profile: Profile) -> float:
+    """Seconds of a step."""
+    return predict(config, ProfiledCostModel(config, profile)).seconds
+
+
+def table(profile: Profile, seconds: Mapping[str, float]) -> str:
     """Predicted and measured steps, and the median of the errors."""
-    seconds = [min(row) for row in zip(*(line["seconds"] for line in lines), strict=True)]
-    number = len(calibration.configs)
-    about = {name: lines[-1][name] for name in ("machine", "jax_version", "date")}
-    profile = calibration.fit(seconds[:number], seconds[-1], about)
-    rows, errors = [], []
-    for (name, config), measured in zip(CASES.items(), seconds[number:-1], strict=True):
-        predicted = predict(config, ProfiledCostModel(config, profile)).seconds
-        errors.append(predicted / measured - 1)
-        m, semantics = config.pipeline.num_microbatches, config.pipeline.semantics
-        rows.append(f"| {name} | {m} | {semantics} | {predicted:.3f} | {measured:.3f} | {errors[-1]:+.1%} |")
-    loads = sorted(line["load"] for line in lines)
-    off = sorted(map(abs, errors))
-    return "\n".join(
-        [
-            f"{profile.machine}, jax {profile.jax_version}, {profile.date}; the fastest of {len(lines)} turns; load "
-            f"average {loads[0]:.1f} to {loads[-1]:.1f}, median {statistics.median(loads):.1f}",
-            describe(profile),
-            "",
-            "| layout | m | semantics | predicted, s | measured, s | off by |",
-            "|---|---:|---|---:|---:|---:|",
-            *rows,
-            "",
-            f"Median error {statistics.median(off):.1%}, largest {off[-1]:.1%}, {len(rows)} layouts.",
-        ]
-    )
+    rows = ["| layout | m | predicted, s | measured, s | off by |", "|---|---:|---:|---:|---:|"]
+    errors = []
+    for name, config in CASES.items():
+        guess, m = predicted(config, profile), config.pipeline.num_microbatches
+        errors.append(guess / seconds[name] - 1)
+        rows.append(f"| {name} | {m} | {guess:.3f} | {seconds[name]:.3f} | {errors[-1]:+.1%} |")
+    return "\n".join([*rows, "", summary(errors)])
 
 
-def describe(profile: Profile) -> str:
-    """The profile in a line."""
-    entry = profile.entries[0]
+def ratios(profile: Profile, seconds: Mapping[str, float]) -> str:
+    """What each change makes of a step, predicted and measured."""
+    rows = ["| layout | change | predicted | measured | off by |", "|---|---|---:|---:|---:|"]
+    errors = []
+    for name, change in WHAT_IFS:
+        (answer,) = what_if(Scenario(CASES[name], profile=profile), [change])
+        real = seconds[f"{name}: {change}"] / seconds[name]
+        errors.append(answer.ratio / real - 1)
+        rows.append(f"| {name} | `{change}` | {answer.ratio:.3f} | {real:.3f} | {errors[-1]:+.1%} |")
+    return "\n".join([*rows, "", summary(errors)])
+
+
+def summary(errors: Sequence[float]) -> str:
+    """The errors in a line."""
+    off = [abs(error) for error in errors]
+    return f"Median error {statistics.median(off):.1%}, largest {max(off):.1%}, of {len(off)}."
+
+
+def caption(profile: Profile, lines: Sequence[Mapping[str, Any]]) -> str:
+    """Where and how it was measured, and the profile."""
+    entry, loads = profile.entries[0], [line["load"] for line in lines]
     sharing = ", ".join(f"{n}: {slower:.2f}" for n, slower in zip(profile.devices, profile.sharing, strict=True))
     ticks = ", ".join(f"{n}: {1e3 * tick:.1f}" for n, tick in zip(profile.devices, profile.tick_s, strict=True))
     return (
-        f"profile, ms: layer {1e3 * entry.forward_s:.2f} forward and {1e3 * entry.backward_s:.2f} backward, outside "
-        f"{1e3 * entry.edges_s:.2f}; ticks of so many devices {ticks}; sharing {sharing}"
+        f"{profile.machine}, jax {profile.jax_version}, {profile.date}; the fastest of {len(lines)} turns; load average {min(loads):.1f} "
+        f" to {max(loads):.1f}, median {statistics.median(loads):.1f}. Profile, ms: layer "
+        f"{1e3 * entry.forward_s:.2f} forward and {1e3 * entry.backward_s:.2f} backward, outside "
+        f"{1e3 * entry.edges_s:.2f}; tick by devices {ticks}; sharing by devices {sharing}."
     )
 
 
