@@ -1,12 +1,11 @@
 """Predicts the steps of many layouts from one profile, and holds them against what they take on this machine.
 
     python experiments/predicted_steps.py --results=docs/studies/steps.jsonl [--rounds=20]
-    python experiments/predicted_steps.py --study=what_if --results=docs/studies/what_if.jsonl [--rounds=20]
 
 All of it runs in one process: the few steps that tell the profile (`fiddlex.planner.fit`) and the layouts that are
 predicted from it take turns, so that what else the machine does falls on both. Each round is a line of the results, and
 a study that was stopped goes on where it was. A step takes what the fastest of its turns took. No layout that is
-predicted is among those that the profile is made of. The second study changes one thing of a layout at a time
+predicted is among those that the profile is made of. A second table changes one thing of a layout at a time
 (`fiddlex.planner.what_if`) and holds the predicted ratio of the steps against that of real ones.
 """
 
@@ -28,9 +27,6 @@ from fiddlex.planner.profile import Profile, ProfiledCostModel
 from fiddlex.planner.what_if import Scenario, apply, what_if
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of rounds, read and added to", required=True)
-_STUDY = flags.DEFINE_enum(
-    "study", "steps", ["steps", "what_if"], "layouts by themselves, or before and after a change"
-)
 _ROUNDS = flags.DEFINE_integer("rounds", 20, "rounds that there are to be in the results", lower_bound=0)
 
 MICROBATCH_SIZE = 2
@@ -89,14 +85,13 @@ def main(argv: list[str]) -> None:
     """Measures what is missing and prints the table."""
     path, number = pathlib.Path(_RESULTS.value), _ROUNDS.value
     calibration = Calibration.of(make_config("")[1], DEVICES)
-    cases = CASES if _STUDY.value == "steps" else changed_cases()
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if number > len(lines):
-        lines += measure(calibration, cases, number - len(lines), path)
+        lines += measure(calibration, number - len(lines), path)
     seconds = {name: min(line["seconds"][name] for line in lines) for name in lines[0]["seconds"]}
     about = {name: lines[-1][name] for name in ("machine", "jax_version", "date")}
     profile = calibration.fit([seconds[label(config)] for config in calibration.configs], seconds[FORWARD], about)
-    print(f"{caption(profile, lines)}\n\n{(table if _STUDY.value == 'steps' else ratios)(profile, seconds)}")
+    print(caption(profile, lines), table(profile, seconds), ratios(profile, seconds), sep="\n\n")
 
 
 def label(config: Config) -> str:
@@ -105,20 +100,14 @@ def label(config: Config) -> str:
     return f"profile: {model.num_layers} layers, data={mesh.data}, pipe={mesh.pipe}, m={m}"
 
 
-def changed_cases() -> dict[str, Config]:
-    """The layouts of `WHAT_IFS`, before and after."""
-    before = {name: CASES[name] for name, _ in WHAT_IFS}
-    return before | {f"{name}: {change}": apply(Scenario(CASES[name]), change).config for name, change in WHAT_IFS}
-
-
-def measure(
-    calibration: Calibration, layouts: Mapping[str, Config], number: int, path: pathlib.Path
-) -> list[dict[str, Any]]:
+def measure(calibration: Calibration, number: int, path: pathlib.Path) -> list[dict[str, Any]]:
     """So many rounds, each written as it ends."""
     from fiddlex.train.timing import Case, about, rounds
 
     cases = {label(config): Case(config) for config in calibration.configs}
-    cases |= {name: Case(config) for name, config in layouts.items()}
+    cases |= {name: Case(config) for name, config in CASES.items()}
+    for name, change in WHAT_IFS:
+        cases[f"{name}: {change}"] = Case(apply(Scenario(CASES[name]), change).config)
     cases[FORWARD] = Case(calibration.forward, forward_only=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, Any]] = []
@@ -172,8 +161,8 @@ def caption(profile: Profile, lines: Sequence[Mapping[str, Any]]) -> str:
     sharing = ", ".join(f"{n}: {slower:.2f}" for n, slower in zip(profile.devices, profile.sharing, strict=True))
     ticks = ", ".join(f"{n}: {1e3 * tick:.1f}" for n, tick in zip(profile.devices, profile.tick_s, strict=True))
     return (
-        f"{profile.machine}, jax {profile.jax_version}, {profile.date}; the fastest of {len(lines)} turns; load average {min(loads):.1f} "
-        f" to {max(loads):.1f}, median {statistics.median(loads):.1f}. Profile, ms: layer "
+        f"{profile.machine}, jax {profile.jax_version}, {profile.date}; the fastest of {len(lines)} turns; load "
+        f"average {min(loads):.1f} to {max(loads):.1f}, half above {statistics.median(loads):.1f}. Profile, ms: layer "
         f"{1e3 * entry.forward_s:.2f} forward and {1e3 * entry.backward_s:.2f} backward, outside "
         f"{1e3 * entry.edges_s:.2f}; tick by devices {ticks}; sharing by devices {sharing}."
     )

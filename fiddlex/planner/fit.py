@@ -94,7 +94,7 @@ class Calibration(NamedTuple):
     Attributes:
       base: one replica without a pipeline: few layers and many, one microbatch and several.
       forward: that which is to be run forward alone.
-      replicas: by their number, few layers with one microbatch and with several.
+      replicas: by their number, many layers with one microbatch and with several.
       pipelines: of different numbers of ranks.
     """
 
@@ -125,7 +125,7 @@ class Calibration(NamedTuple):
         return cls(
             tuple(sized(layers, m) for layers in (few, many) for m in numbers),
             sized(many, MICROBATCHES),
-            {number: tuple(sized(few, m, data=number) for m in numbers) for number in devices},
+            {number: tuple(sized(many, m, data=number) for m in numbers) for number in devices},
             tuple(sized(many, MICROBATCHES, pipe=number) for number in devices if 2 * number <= many),
         )
 

@@ -8,7 +8,6 @@ import dataclasses
 import datetime
 import json
 import logging
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -83,11 +82,6 @@ def about() -> dict[str, str]:
     device = jax.devices()[0]
     kind = f"{num_cores()} cores of {platform.machine()}" if device.platform == "cpu" else device.device_kind
     return {"machine": kind, "jax_version": jax.__version__, "date": str(datetime.date.today())}
-
-
-def load() -> float:
-    """How many programs want a core, on average over the last minute; this one is among them."""
-    return os.getloadavg()[0]
 
 
 def _dataset(config: Config, datasets: dict[str, Dataset]) -> Dataset:
