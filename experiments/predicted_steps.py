@@ -31,7 +31,7 @@ _ROUNDS = flags.DEFINE_integer("rounds", 20, "rounds that there are to be in the
 
 MICROBATCH_SIZE = 2
 DEVICES = (2, 4)  # for which sharing is measured
-FORWARD = "profile: forward alone"
+ENTRIES = ("none", "full")  # values of pipeline.recompute that the profile has; the first tells sharing and ticks too
 
 
 def make_config(
@@ -82,33 +82,47 @@ WHAT_IFS = [  # layout, change
 
 
 def main(argv: list[str]) -> None:
-    """Measures what is missing and prints the table."""
+    """Measures what is missing and prints the tables."""
     path, number = pathlib.Path(_RESULTS.value), _ROUNDS.value
-    calibration = Calibration.of(make_config("")[1], DEVICES)
+    calibrations = make_calibrations()
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if number > len(lines):
-        lines += measure(calibration, number - len(lines), path)
+        lines += measure(calibrations, number - len(lines), path)
     seconds = {name: min(line["seconds"][name] for line in lines) for name in lines[0]["seconds"]}
     about = {name: lines[-1][name] for name in ("machine", "jax_version", "date")}
-    profile = calibration.fit([seconds[label(config)] for config in calibration.configs], seconds[FORWARD], about)
+    profile, *more = (
+        each.fit([seconds[label(c)] for c in each.configs], seconds[label(each.forward, forward=True)], about)
+        for each in calibrations
+    )
+    for other in more:
+        profile = profile.with_entry(other.entries[0])
     print(caption(profile, lines), table(profile, seconds), ratios(profile, seconds), sep="\n\n")
 
 
-def label(config: Config) -> str:
+def make_calibrations() -> list[Calibration]:
+    """What the profile is made of: one for each of its entries."""
+    configs = [make_config("", pipeline=PipelineConfig(num_microbatches=4, recompute=each))[1] for each in ENTRIES]
+    return [Calibration.of(config, () if number else DEVICES) for number, config in enumerate(configs)]
+
+
+def label(config: Config, *, forward: bool = False) -> str:
     """Of a step that the profile is made of."""
-    model, mesh, m = config.model, config.mesh, config.pipeline.num_microbatches
-    return f"profile: {model.num_layers} layers, data={mesh.data}, pipe={mesh.pipe}, m={m}"
+    model, mesh, pipeline = config.model, config.mesh, config.pipeline
+    return (
+        f"profile: {model.num_layers} layers, data={mesh.data}, pipe={mesh.pipe}, m={pipeline.num_microbatches}, "
+        f"recompute={pipeline.recompute}{', forward alone' * forward}"
+    )
 
 
-def measure(calibration: Calibration, number: int, path: pathlib.Path) -> list[dict[str, Any]]:
+def measure(calibrations: Sequence[Calibration], number: int, path: pathlib.Path) -> list[dict[str, Any]]:
     """So many rounds, each written as it ends."""
     from fiddlex.train.timing import Case, about, rounds
 
-    cases = {label(config): Case(config) for config in calibration.configs}
+    cases = {label(config): Case(config) for each in calibrations for config in each.configs}
+    cases |= {label(each.forward, forward=True): Case(each.forward, forward_only=True) for each in calibrations}
     cases |= {name: Case(config) for name, config in CASES.items()}
     for name, change in WHAT_IFS:
         cases[f"{name}: {change}"] = Case(apply(Scenario(CASES[name]), change).config)
-    cases[FORWARD] = Case(calibration.forward, forward_only=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, Any]] = []
     for seconds in rounds(list(cases.values())):
@@ -157,14 +171,17 @@ def summary(errors: Sequence[float]) -> str:
 
 def caption(profile: Profile, lines: Sequence[Mapping[str, Any]]) -> str:
     """Where and how it was measured, and the profile."""
-    entry, loads = profile.entries[0], [line["load"] for line in lines]
+    loads = [line["load"] for line in lines]
     sharing = ", ".join(f"{n}: {slower:.2f}" for n, slower in zip(profile.devices, profile.sharing, strict=True))
     ticks = ", ".join(f"{n}: {1e3 * tick:.1f}" for n, tick in zip(profile.devices, profile.tick_s, strict=True))
+    layers = "; ".join(
+        f"recompute={each.recompute} {1e3 * each.forward_s:.2f}, {1e3 * each.backward_s:.2f}, {1e3 * each.edges_s:.2f}"
+        for each in profile.entries
+    )
     return (
         f"{profile.machine}, jax {profile.jax_version}, {profile.date}; the fastest of {len(lines)} turns; load "
-        f"average {min(loads):.1f} to {max(loads):.1f}, half above {statistics.median(loads):.1f}. Profile, ms: layer "
-        f"{1e3 * entry.forward_s:.2f} forward and {1e3 * entry.backward_s:.2f} backward, outside "
-        f"{1e3 * entry.edges_s:.2f}; tick by devices {ticks}; sharing by devices {sharing}."
+        f"average {min(loads):.1f} to {max(loads):.1f}, half above {statistics.median(loads):.1f}. Profile, ms of a "
+        f"layer forward and backward, and outside: {layers}; tick by devices {ticks}; sharing by devices {sharing}."
     )
 
 
