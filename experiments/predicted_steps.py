@@ -20,6 +20,7 @@ from typing import Any
 from absl import flags
 
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.errors import ConfigError
 from fiddlex.flags import run
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.predict import predict
@@ -88,6 +89,8 @@ def main(argv: list[str]) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if number > len(lines):
         lines += measure(calibrations, number - len(lines), path)
+    if not lines:
+        raise ConfigError(f"there are no results in {path}: ask for --rounds of at least 1.")
     seconds = {name: min(line["seconds"][name] for line in lines) for name in lines[0]["seconds"]}
     about = {name: lines[-1][name] for name in ("machine", "jax_version", "date")}
     profile, *more = (

@@ -18,6 +18,13 @@ def test_the_documented_tables_are_those_of_the_results():
     assert [row for row in rows if row not in text] == []
 
 
+def test_no_results_are_refused(tmp_path):
+    assert (
+        "there are no results"
+        in call("predicted_steps", f"--results={tmp_path}/none.jsonl", "--rounds=0", status=2).stderr
+    )
+
+
 def test_the_results_have_at_least_twelve_layouts_that_the_profile_is_not_made_of():
     measured = json.loads(RESULTS.read_text().splitlines()[0])["seconds"]
     made_of = [config for each in predicted_steps.make_calibrations() for config in each.configs]
