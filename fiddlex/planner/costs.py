@@ -43,6 +43,8 @@ class MicrobatchTimes(NamedTuple):
       embed_backward: likewise.
       edge_exchange: of those three, what is communication.
       hops: from each rank of the pipe to the next, the last to the first.
+      sharing: see `Costs`.
+      tick: likewise.
     """
 
     forward: float
@@ -54,6 +56,8 @@ class MicrobatchTimes(NamedTuple):
     embed_backward: float
     edge_exchange: float
     hops: tuple[float, ...]
+    sharing: tuple[float, ...] = ()
+    tick: float = 0.0
 
     @property
     def layer(self) -> float:
@@ -71,7 +75,8 @@ class MicrobatchTimes(NamedTuple):
         forward, inputs, weights = (
             tuple(each * time for each in layers) for time in (self.forward, self.backward_input, self.backward_weight)
         )
-        return Costs(forward, inputs, weights, self._hops(ranks), self.embed, self.head, self.embed_backward)
+        edges = self.embed, self.head, self.embed_backward
+        return Costs(forward, inputs, weights, self._hops(ranks), *edges, tick=self.tick, sharing=self.sharing)
 
     def _hops(self, ranks: Sequence[int]) -> tuple[float, ...]:
         """Of each stage the slower of its messages, to the stage before and to the one behind."""

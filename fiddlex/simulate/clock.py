@@ -14,7 +14,7 @@ from fiddlex.pipeline.validate import validate
 from fiddlex.rules import nearest
 from fiddlex.simulate.timeline import Event, Timeline
 
-_EDGES = ("embed", "head", "embed_backward")
+_EDGES = ("embed", "head", "embed_backward", "tick")
 MOST = 1e100  # of a time, so that sums of them stay finite
 _FORM = "Write forward=1,hop=0.1, or forward=1:1:2 with a time for each stage."
 
@@ -25,7 +25,8 @@ class Costs:
 
     The defaults are the papers' unit costs: a backward pass takes twice a forward, one part each for I and W, and
     nothing else takes time. What stands before the first stage and behind the last has one number each; the lockstep
-    clock has all ranks do that together, as the executor does, the free-running one the rank of that stage.
+    clock has all ranks do that together, as the executor does, the free-running one the rank of that stage. Only the
+    lockstep clock has ticks, and knows of devices that share what they compute with (`sharing`).
     """
 
     forward: float | tuple[float, ...] = 1.0
@@ -35,11 +36,19 @@ class Costs:
     embed: float = 0.0  # of a microbatch that enters
     head: float = 0.0  # of one that leaves: its loss and the gradient of that
     embed_backward: float = 0.0  # of one whose gradient comes back
+    tick: float = 0.0  # of every tick beside the work in it
+    # How many times as long actions take while 1, 2, … ranks are active, as on fake devices that share a processor's
+    # cores; empty: each rank has a device of its own.
+    sharing: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        """All the times, to six digits, in the form that `parse` reads."""
+        """All the times, but ticks and sharing where there is none, to six digits, in the form that `parse` reads."""
         times = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        rows = {name: time if isinstance(time, tuple) else (time,) for name, time in times.items()}
+        rows = {
+            name: time if isinstance(time, tuple) else (time,)
+            for name, time in times.items()
+            if time or name not in ("tick", "sharing")
+        }
         return ",".join(f"{name}={':'.join(f'{time:g}' for time in row)}" for name, row in rows.items())
 
     def per_stage(self, num_stages: int) -> dict[str, tuple[float, ...]]:
@@ -49,8 +58,12 @@ class Costs:
           ScheduleError: when a tuple has another length, or a time is negative or not finite.
         """
         times = {}
+        if not all(0 < factor <= MOST for factor in self.sharing):
+            raise ScheduleError(f"costs: sharing={self.sharing} must be above 0 and at most {MOST:g}.")
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
+            if name == "sharing":
+                continue
             row = value if isinstance(value, tuple) else (value,) * num_stages
             if name in _EDGES and isinstance(value, tuple):
                 raise ScheduleError(f"costs: {name} has {len(value)} times: it belongs to no stage, give a single one.")
@@ -95,7 +108,7 @@ class Costs:
                 times = tuple(map(float, value.split(":")))
             except ValueError:
                 raise ScheduleError(f"costs: {item.strip()!r} gives no time. {_FORM}") from None
-            values[name] = times if len(times) > 1 else times[0]
+            values[name] = times if len(times) > 1 or name == "sharing" else times[0]
         return cls(**values)
 
 

@@ -9,7 +9,11 @@ What is sent travels beside a slot. An activation sets out when its forward ends
 arrived: it is hidden beside the backward slot of its tick as far as that is as long. A gradient sets out at the start
 of the next tick, and the backward slot of the rank that gets it waits for it: it is hidden beside the forward slot.
 Hops that carry nothing for anybody cost nothing. Invariant: every rank starts a tick at the same time, so that what a
-tick takes follows from what is done in it and in the one before. Imports no jax.
+tick takes follows from what is done in it and in the one before.
+
+Ranks whose devices share a processor's cores (`Costs.sharing`) slow each other down, those that fill the same slot, or,
+where each takes one action a tick, those of the same tick: while k of them are active, each gets on as fast as
+`sharing` says of k, and when one is done the others go on faster. Imports no jax.
 """
 
 import dataclasses
@@ -18,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fiddlex.errors import ScheduleError
 from fiddlex.pipeline.lowering import Lowered
 from fiddlex.pipeline.schedule import Kind, Schedule
 from fiddlex.pipeline.ticks import SLOTS, Ticks, fills_pairs
@@ -135,10 +140,10 @@ class TickWork:
         """The clock itself.
 
         Raises:
-          ScheduleError: when `costs` do not fit the stages.
+          ScheduleError: when `costs` do not fit the stages or ranks.
         """
         hops = np.asarray(costs.per_stage(self.num_stages)["hop"])
-        lengths = self._durations(costs)[self.rows]
+        lengths = self._shared(self._durations(costs)[self.rows], costs.sharing)
         begins, ends = np.zeros_like(lengths), np.zeros_like(lengths)
         embeds, scores, embeds_backward = self.edges[..., None]
         begins[_FORWARD] = costs.embed * embeds
@@ -155,13 +160,36 @@ class TickWork:
         np.maximum.at(now, (ticks, receivers), ends[_FORWARD][ticks, senders] + hops[stages])
         shared = costs.embed * embeds + costs.head * scores + costs.embed_backward * embeds_backward
         at_end = costs.embed_backward * embeds_backward + (0.0 if self.scores_between else costs.head * scores)
-        clock = np.cumsum([0.0, *(now.max(axis=1) + at_end[:, 0])])
+        clock = np.cumsum([0.0, *(now.max(axis=1) + at_end[:, 0] + costs.tick)])
         return TickTimes(clock[:-1], begins, ends, float(clock[-1]), float(shared.sum()))
 
     def _durations(self, costs: Costs) -> np.ndarray:
         """0, then the time of each kind on each stage, float [1 + stage × kind]."""
         durations = costs.durations(self.num_stages)
         return np.concatenate([[0.0], np.stack([durations[kind] for kind in _KINDS], axis=1).ravel()])
+
+    def _shared(self, lengths: np.ndarray, sharing: Sequence[float]) -> np.ndarray:
+        """What actions take beside each other, of what they take alone, float [slot, tick, rank]."""
+        ranks = lengths.shape[-1]
+        if not sharing:
+            return lengths
+        if len(sharing) < ranks:
+            raise ScheduleError(
+                f"costs: sharing has {len(sharing)} factors for {ranks} ranks: give one for each number of them."
+            )
+        if self.scores_between:
+            return _beside(lengths, sharing)
+        return np.where(lengths > 0, _beside(lengths.sum(axis=0), sharing), 0.0)
+
+
+def _beside(lengths: np.ndarray, sharing: Sequence[float]) -> np.ndarray:
+    """When each of a row of ranks is done that begin together, float [..., rank]."""
+    order = np.argsort(lengths, axis=-1)
+    pieces = np.diff(np.take_along_axis(lengths, order, axis=-1), axis=-1, prepend=0.0)
+    ends = np.cumsum(pieces * np.asarray(sharing)[lengths.shape[-1] - 1 :: -1], axis=-1)
+    done = np.empty_like(lengths)
+    np.put_along_axis(done, order, ends, axis=-1)
+    return done
 
 
 _KINDS = {kind: number for number, kind in enumerate(Kind)}

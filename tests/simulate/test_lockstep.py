@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import pytest
@@ -12,7 +13,7 @@ from fiddlex.pipeline.text import from_csv
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.lockstep import lockstep
 from tests.pipeline.strategies import generated_schedules, user_schedules
-from tests.simulate.strategies import stage_costs
+from tests.simulate.strategies import sharing, stage_costs
 
 UNIT = Costs(forward=1.0, backward_input=1.0, backward_weight=1.0)
 UNEQUAL = Costs(forward=1.0, backward_input=1.5, backward_weight=0.75)
@@ -114,6 +115,8 @@ ANY_SCHEDULE = st.one_of(user_schedules(), generated_schedules())
 def test_every_start_follows_from_the_rules_of_a_tick(schedule, data):
     """Each start is worked out anew from the other times of its tick."""
     costs, lowered = data.draw(stage_costs(schedule.num_stages)), lower(schedule)
+    costs = dataclasses.replace(costs, sharing=data.draw(sharing(schedule.num_ranks)))
+    alone = costs.durations(schedule.num_stages)
     timeline, hops = lockstep(lowered, costs), costs.per_stage(schedule.num_stages)["hop"]
     placement, last = schedule.placement, schedule.num_stages - 1
     tick_of = {
@@ -157,8 +160,36 @@ def test_every_start_follows_from_the_rules_of_a_tick(schedule, data):
             if action.kind is Kind.W:
                 assert event.start == backward_end[placement[action.stage]]
         reached += [*backward_end.values(), *(event.end for event in ran.values())]
-        assert end == max(reached) + coming_back + (0 if scored else scoring)
+        assert end == max(reached) + coming_back + (0 if scored else scoring) + costs.tick
+        for action, event in ran.items():
+            together = [a for a in ran if not lowered.scores_between or SLOT[a.kind] == SLOT[action.kind]]
+            lengths = [alone[a.kind][a.stage] for a in together]
+            expected = alone[action.kind][action.stage]
+            if costs.sharing:
+                expected = finish_beside(lengths, expected, costs.sharing)
+            assert event.end - event.start == expected
     assert timeline.shared == shared
+
+
+SLOT = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 2}
+
+
+def finish_beside(lengths, own, factors):
+    """When a job of length `own` is done among jobs that begin together, stepped through in quarters of work."""
+    time, done = 0.0, 0.0
+    while done < own:
+        time += 0.25 * factors[sum(length > done for length in lengths) - 1]
+        done += 0.25
+    return time
+
+
+def test_ranks_that_share_cores_by_hand():
+    schedule = from_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", "t")
+    alone = lockstep(lower(schedule), Costs((2.0, 3.0), 1.0, 1.0))
+    beside = lockstep(lower(schedule), Costs((2.0, 3.0), 1.0, 1.0, tick=0.5, sharing=(1.0, 2.0)))
+    assert alone.tick_starts == (0.0, 2.0, 7.0, 12.0)
+    # Tick 1: both forwards until the shorter one of 2 is done after 4, then 1 of the longer; the B of rank 1 alone.
+    assert beside.tick_starts == (0.0, 2.5, 10.0, 17.5)
 
 
 def on(action, rank, placement, kinds):
@@ -189,5 +220,9 @@ def test_memory_is_what_the_executors_stashes_hold(schedule, data):
 
 
 def test_costs_that_do_not_fit_are_refused():
+    with pytest.raises(ScheduleError, match="sharing has 1 factors for 2 ranks"):
+        run("1f1b", 2, 2, Costs(sharing=(1.0,)))
+    with pytest.raises(ScheduleError, match="must be above 0"):
+        run("1f1b", 2, 2, Costs(sharing=(1.0, 0.0)))
     with pytest.raises(ScheduleError, match="forward has 3 times for 2 stages"):
         run("1f1b", 2, 2, Costs(forward=(1.0, 2.0, 3.0)))

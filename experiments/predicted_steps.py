@@ -1,0 +1,192 @@
+"""Predicts the steps of many layouts from one profile, and holds them against what they take on this machine.
+
+    python experiments/predicted_steps.py --results=docs/studies/steps.jsonl [--rounds=20]
+
+All of it runs in one process: the few steps that tell the profile (`fiddlex.planner.fit`) and the layouts that are
+predicted from it take turns, so that what else the machine does falls on both. Each round is a line of the results, and
+a study that was stopped goes on where it was. A step takes what the fastest of its turns took. No layout that is
+predicted is among those that the profile is made of. A second table changes one thing of a layout at a time
+(`fiddlex.planner.what_if`) and holds the predicted ratio of the steps against that of real ones.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.errors import ConfigError
+from fiddlex.flags import run
+from fiddlex.planner.fit import Calibration
+from fiddlex.planner.predict import predict
+from fiddlex.planner.profile import Profile, ProfiledCostModel
+from fiddlex.planner.what_if import Scenario, apply, what_if
+
+_RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of rounds, read and added to", required=True)
+_ROUNDS = flags.DEFINE_integer("rounds", 20, "rounds that there are to be in the results", lower_bound=0)
+
+MICROBATCH_SIZE = 2
+DEVICES = (2, 4)  # for which sharing is measured
+ENTRIES = ("none",)  # values of pipeline.recompute that the profile has; the first tells sharing and ticks too
+
+
+def make_config(
+    name: str, mesh: MeshConfig | None = None, pipeline: PipelineConfig | None = None, **changes: Any
+) -> tuple[str, Config]:
+    """A layout of the study's model, and its name."""
+    mesh, pipeline = mesh or MeshConfig(), pipeline or PipelineConfig(num_microbatches=4)
+    model = ModelConfig(num_layers=8, hidden_size=256, num_heads=4, seq_len=128, vocab_size=512)
+    config = Config(model=dataclasses.replace(model, **changes), mesh=mesh, pipeline=pipeline)
+    config.data.global_batch_size = mesh.data * pipeline.num_microbatches * MICROBATCH_SIZE
+    config.train.num_steps = 10_000  # which no pipeline drains for
+    return name, config
+
+
+INTERLEAVED = "interleaved_1f1b"
+CASES = dict(
+    [
+        make_config("one device", pipeline=PipelineConfig(num_microbatches=8)),
+        make_config("data=4", MeshConfig(data=4), PipelineConfig(num_microbatches=2)),
+        make_config("data=2, tensor=2", MeshConfig(data=2, tensor=2)),
+        make_config("pipe=4", MeshConfig(pipe=4), PipelineConfig(num_microbatches=8)),
+        make_config("data=2, pipe=2", MeshConfig(data=2, pipe=2)),
+        make_config("pipe=2, tensor=2", MeshConfig(pipe=2, tensor=2)),
+        make_config("data=2, pipe=2, tensor=2", MeshConfig(2, 2, 2)),
+        make_config("pipe=2, interleaved, v=2", MeshConfig(pipe=2), PipelineConfig(INTERLEAVED, 2, 4)),
+        make_config("pipe=4, interleaved, v=2", MeshConfig(pipe=4), PipelineConfig(INTERLEAVED, 2, 8)),
+        make_config("pipe=4, zb_h1", MeshConfig(pipe=4), PipelineConfig("zb_h1", 1, 8)),
+        make_config("pipe=4, gpipe", MeshConfig(pipe=4), PipelineConfig("gpipe", 1, 8)),
+        make_config("pipe=2, recompute=full", MeshConfig(pipe=2), PipelineConfig("1f1b", 1, 4, recompute="full")),
+        make_config("pipe=2, 2bw", MeshConfig(pipe=2), PipelineConfig("1f1b", 1, 4, semantics="2bw")),
+        make_config("pipe=4, 2bw", MeshConfig(pipe=4), PipelineConfig("1f1b", 1, 8, semantics="2bw")),
+        make_config("BERT, pipe=2", MeshConfig(pipe=2), family="bert"),
+        make_config("data=8, two layers", MeshConfig(data=8), num_layers=2),
+        make_config("data=8, two layers, m=1", MeshConfig(data=8), PipelineConfig(num_microbatches=1), num_layers=2),
+    ]
+)
+WHAT_IFS = [  # layout, change
+    ("pipe=4", "recompute=full"),
+    ("pipe=4", "semantics=2bw"),
+    ("pipe=4", "schedule=zb_h1"),
+    ("pipe=4", "num_microbatches=16"),
+    ("pipe=4", "mesh.pipe=2"),
+    ("one device", "optimizer=sgd"),
+    ("one device", "recompute=full"),
+    ("data=4", "zero1=false"),
+    ("pipe=2, tensor=2", "sequence_parallel=true"),
+]
+
+
+def main(argv: list[str]) -> None:
+    """Measures what is missing and prints the tables."""
+    path, number = pathlib.Path(_RESULTS.value), _ROUNDS.value
+    calibrations = make_calibrations()
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if number > len(lines):
+        lines += measure(calibrations, number - len(lines), path)
+    if not lines:
+        raise ConfigError(f"there are no results in {path}: ask for --rounds of at least 1.")
+    seconds = {name: min(line["seconds"][name] for line in lines) for name in lines[0]["seconds"]}
+    about = {name: lines[-1][name] for name in ("machine", "jax_version", "date")}
+    profile, *more = (
+        each.fit([seconds[label(c)] for c in each.configs], seconds[label(each.forward, forward=True)], about)
+        for each in calibrations
+    )
+    for other in more:
+        profile = profile.with_entry(other.entries[0])
+    print(caption(profile, lines), table(profile, seconds), ratios(profile, seconds), sep="\n\n")
+
+
+def make_calibrations() -> list[Calibration]:
+    """What the profile is made of: one for each of its entries."""
+    configs = [make_config("", pipeline=PipelineConfig(num_microbatches=4, recompute=each))[1] for each in ENTRIES]
+    return [Calibration.of(config, () if number else DEVICES) for number, config in enumerate(configs)]
+
+
+def label(config: Config, *, forward: bool = False) -> str:
+    """Of a step that the profile is made of."""
+    model, mesh, pipeline = config.model, config.mesh, config.pipeline
+    return (
+        f"profile: {model.num_layers} layers, data={mesh.data}, pipe={mesh.pipe}, m={pipeline.num_microbatches}, "
+        f"recompute={pipeline.recompute}{', forward alone' * forward}"
+    )
+
+
+def measure(calibrations: Sequence[Calibration], number: int, path: pathlib.Path) -> list[dict[str, Any]]:
+    """So many rounds, each written as it ends."""
+    from fiddlex.train.timing import Case, about, rounds
+
+    cases = {label(config): Case(config) for each in calibrations for config in each.configs}
+    cases |= {label(each.forward, forward=True): Case(each.forward, forward_only=True) for each in calibrations}
+    cases |= {name: Case(config) for name, config in CASES.items()}
+    for name, change in WHAT_IFS:
+        cases[f"{name}: {change}"] = Case(apply(Scenario(CASES[name]), change).config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines: list[dict[str, Any]] = []
+    for seconds in rounds(list(cases.values())):
+        by_name = {name: round(each, 5) for name, each in zip(cases, seconds, strict=True)}
+        lines.append(about() | {"load": os.getloadavg()[0], "seconds": by_name})
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(lines[-1]) + "\n")
+        if len(lines) == number:
+            break
+    return lines
+
+
+def predicted(config: Config, profile: Profile) -> float:
+    """Seconds of a step."""
+    return predict(config, ProfiledCostModel(config, profile)).seconds
+
+
+def table(profile: Profile, seconds: Mapping[str, float]) -> str:
+    """Predicted and measured steps, and the median of the errors."""
+    rows = ["| layout | m | predicted, s | measured, s | off by |", "|---|---:|---:|---:|---:|"]
+    errors = []
+    for name, config in CASES.items():
+        guess, m = predicted(config, profile), config.pipeline.num_microbatches
+        errors.append(guess / seconds[name] - 1)
+        rows.append(f"| {name} | {m} | {guess:.3f} | {seconds[name]:.3f} | {errors[-1]:+.1%} |")
+    return "\n".join([*rows, "", summary(errors)])
+
+
+def ratios(profile: Profile, seconds: Mapping[str, float]) -> str:
+    """What each change makes of a step, predicted and measured."""
+    rows = ["| layout | change | predicted | measured | off by |", "|---|---|---:|---:|---:|"]
+    errors = []
+    for name, change in WHAT_IFS:
+        (answer,) = what_if(Scenario(CASES[name], profile=profile), [change])
+        real = seconds[f"{name}: {change}"] / seconds[name]
+        errors.append(answer.ratio / real - 1)
+        rows.append(f"| {name} | `{change}` | {answer.ratio:.3f} | {real:.3f} | {errors[-1]:+.1%} |")
+    return "\n".join([*rows, "", summary(errors)])
+
+
+def summary(errors: Sequence[float]) -> str:
+    """The errors in a line."""
+    off = [abs(error) for error in errors]
+    return f"Median error {statistics.median(off):.1%}, largest {max(off):.1%}, of {len(off)}."
+
+
+def caption(profile: Profile, lines: Sequence[Mapping[str, Any]]) -> str:
+    """Where and how it was measured, and the profile."""
+    loads = [line["load"] for line in lines]
+    sharing = ", ".join(f"{n}: {slower:.2f}" for n, slower in zip(profile.devices, profile.sharing, strict=True))
+    ticks = ", ".join(f"{n}: {1e3 * tick:.1f}" for n, tick in zip(profile.devices, profile.tick_s, strict=True))
+    layers = "; ".join(
+        f"recompute={each.recompute} {1e3 * each.forward_s:.2f}, {1e3 * each.backward_s:.2f}, {1e3 * each.edges_s:.2f}"
+        for each in profile.entries
+    )
+    return (
+        f"{profile.machine}, jax {profile.jax_version}, {profile.date}; the fastest of {len(lines)} turns; load "
+        f"average {min(loads):.1f} to {max(loads):.1f}, half above {statistics.median(loads):.1f}. Profile, ms of a "
+        f"layer forward and backward, and outside: {layers}; tick by devices {ticks}; sharing by devices {sharing}."
+    )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,50 @@
+"""Predicts what a step would take if something were different, without trying it. Trains nothing.
+
+    python experiments/what_if.py --config=configs/gpt3.py:18.4b --topology=a100_80 \
+        --change=bandwidth*2 --change=recompute=none --change=chip=h200 --change=fused_optimizer
+    python experiments/what_if.py --config=… --profile=here.json --change=num_microbatches=8
+
+Each change is predicted by itself, then all together. A change is a field of the config, in full (`mesh.pipe=4`) or the
+short name of one, or one of those of hardware and optimizer: `bandwidth*2`, `latency*2`, `chip=h200`,
+`fused_optimizer`.
+"""
+
+import json
+
+from absl import flags
+
+from fiddlex.errors import ConfigError
+from fiddlex.flags import define_config, run
+from fiddlex.planner.profile import load_profile
+from fiddlex.planner.what_if import Scenario, what_if
+from fiddlex.topology import load_topology
+
+_CONFIG = define_config()
+_TOPOLOGY = flags.DEFINE_string("topology", None, "name of the catalogue or a .toml file; this or --profile")
+_PROFILE = flags.DEFINE_string("profile", None, "what experiments/benchmark.py --profile wrote; this or --topology")
+_CHANGES = flags.DEFINE_multi_string("change", [], "what is different; may be given several times")
+_FORMAT = flags.DEFINE_enum("format", "table", ["table", "json"], "json: one JSON object last on standard output")
+
+
+def main(argv: list[str]) -> None:
+    """Prints the answers."""
+    if (_TOPOLOGY.value is None) == (_PROFILE.value is None):
+        raise ConfigError("Give one of --topology, for times that follow from hardware, and --profile, for measured.")
+    scenario = Scenario(
+        _CONFIG.value.validate(),
+        topology=load_topology(_TOPOLOGY.value) if _TOPOLOGY.value else None,
+        profile=load_profile(_PROFILE.value) if _PROFILE.value else None,
+    )
+    answers = what_if(scenario, _CHANGES.value)
+    if _FORMAT.value == "json":
+        changes = [{"change": answer.change, "step_time_s": answer.after, "ratio": answer.ratio} for answer in answers]
+        print(json.dumps({"step_time_s": scenario.seconds(), "changes": changes}))
+        return
+    width = max(len(answer.change) for answer in answers) if answers else 0
+    print(f"{'as it is':<{width}}  {scenario.seconds():.4g} s")
+    for answer in answers:
+        print(f"{answer.change:<{width}}  {answer.after:.4g} s  {answer.ratio:.3f} of it")
+
+
+if __name__ == "__main__":
+    run(main)

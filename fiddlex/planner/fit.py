@@ -1,0 +1,244 @@
+"""From the times of a few train steps to a profile.
+
+With one replica and no pipeline a step takes m·(L·layer + edges) + weights·update + fixed, of m microbatches and L
+layers. Runs with different m and L solve that, as well as can be where times are noisy, for numbers not below 0. More
+replicas give what devices that share cores lose: equal work on each, so that its time grows with nothing else. What a
+pipeline takes beyond what is predicted so, over its ticks, is what a tick takes beside the work in it. Imports no jax.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fiddlex.config import Config, PipelineConfig
+from fiddlex.pipeline.placement import place_layers
+from fiddlex.planner.predict import predict
+from fiddlex.planner.profile import Entry, Profile, ProfiledCostModel
+from fiddlex.planner.shapes import Shape, batch_seconds, stage_ranks
+from fiddlex.simulate.clock import Costs
+from fiddlex.simulate.weight_memory import device_parameters
+
+FEW = 4  # of the layers, a fourth
+MICROBATCHES = 4  # where there are several
+
+
+class Run(NamedTuple):
+    """A config and the seconds of its step."""
+
+    config: Config
+    seconds: float
+
+
+class Parts(NamedTuple):
+    """Seconds of a step of one replica without a pipeline.
+
+    Attributes:
+      layer: of a layer and microbatch.
+      edges: outside the layers, of a microbatch.
+      update: for each weight.
+      fixed: once.
+    """
+
+    layer: float
+    edges: float
+    update: float
+    fixed: float
+
+
+def fit_parts(runs: Sequence[Run]) -> Parts:
+    """The parts that tell the times best, by relative error.
+
+    Args:
+      runs: with one replica and no pipeline, of different layers and microbatches.
+    """
+    rows = [
+        (
+            config.pipeline.num_microbatches * config.model.num_layers,
+            config.pipeline.num_microbatches,
+            _weights(config),
+            1,
+        )
+        for config, _ in runs
+    ]
+    seconds = np.asarray([run.seconds for run in runs])
+    return Parts(*not_below_zero(np.asarray(rows, float) / seconds[:, None], np.ones(len(runs))))
+
+
+def not_below_zero(matrix: np.ndarray, target: np.ndarray) -> list[float]:
+    """Least squares for numbers not below 0: the best of all choices of which are 0.
+
+    Args:
+      matrix: float [equation, unknown], of few unknowns.
+      target: float [equation].
+    """
+    number = matrix.shape[1]
+    scale = np.linalg.norm(matrix, axis=0)  # the unknowns differ by many orders of magnitude
+    scaled = matrix / scale
+    best, least = np.zeros(number), np.inf
+    for used in itertools.product((False, True), repeat=number):
+        columns, found = np.flatnonzero(used), np.zeros(number)
+        if columns.size:
+            found[columns] = np.linalg.lstsq(scaled[:, columns], target, rcond=None)[0]
+        error = float(np.sum((scaled @ found - target) ** 2))
+        if (found >= 0).all() and error < least:
+            best, least = found, error
+    return (best / scale).tolist()
+
+
+class Calibration(NamedTuple):
+    """The configs whose steps tell a profile.
+
+    Attributes:
+      base: one replica without a pipeline: few layers and many, one microbatch and several.
+      forward: that which is to be run forward alone.
+      replicas: by their number, many layers with one microbatch and with several.
+      pipelines: of different numbers of ranks.
+    """
+
+    base: tuple[Config, ...]
+    forward: Config
+    replicas: dict[int, tuple[Config, ...]]
+    pipelines: tuple[Config, ...]
+
+    @classmethod
+    def of(cls, config: Config, devices: Sequence[int]) -> "Calibration":
+        """For the shape of a config: its model, tensor parallelism, microbatch and recomputation.
+
+        Args:
+          config: a valid one; its layers are the many.
+          devices: numbers above 1 for which sharing and ticks are to be measured; none for an entry alone.
+        """
+        many, examples = config.model.num_layers, config.microbatch_size
+        few = max(many // FEW, 1)
+
+        def sized(layers: int, m: int, *, data: int = 1, pipe: int = 1) -> Config:
+            mesh = dataclasses.replace(config.mesh, data=data, pipe=pipe)
+            pipeline = PipelineConfig(num_microbatches=m, recompute=config.pipeline.recompute)
+            batch = dataclasses.replace(config.data, global_batch_size=data * m * examples)
+            model = dataclasses.replace(config.model, num_layers=layers)
+            return dataclasses.replace(config, model=model, mesh=mesh, pipeline=pipeline, data=batch)
+
+        numbers = (1, MICROBATCHES)
+        return cls(
+            tuple(sized(layers, m) for layers in (few, many) for m in numbers),
+            sized(many, MICROBATCHES),
+            {number: tuple(sized(many, m, data=number) for m in numbers) for number in devices},
+            tuple(sized(many, MICROBATCHES, pipe=number) for number in devices if 2 * number <= many),
+        )
+
+    @property
+    def configs(self) -> list[Config]:
+        """All but `forward`, in the order in which `fit` takes their times."""
+        return [*self.base, *(config for row in self.replicas.values() for config in row), *self.pipelines]
+
+    def fit(self, seconds: Sequence[float], forward_s: float, about: Mapping[str, str]) -> Profile:
+        """The profile.
+
+        Args:
+          seconds: of a step of each of `configs`.
+          forward_s: of `forward`.
+          about: see `fit_profile`.
+        """
+        runs = iter(map(Run, self.configs, seconds))
+        take = lambda configs: tuple(itertools.islice(runs, len(configs)))  # noqa: E731
+        base = take(self.base)
+        replicas = {number: take(configs) for number, configs in self.replicas.items()}
+        forward = Run(self.forward, forward_s)
+        return fit_profile(base, forward=forward, replicas=replicas, pipelines=take(self.pipelines), about=about)
+
+
+def fit_profile(
+    base: Sequence[Run],
+    *,
+    forward: Run,
+    replicas: Mapping[int, Sequence[Run]],
+    pipelines: Sequence[Run],
+    about: Mapping[str, str],
+) -> Profile:
+    """A profile with one entry.
+
+    Args:
+      base: for `fit_parts`, all of one shape.
+      forward: a run of that shape forward alone, with its head.
+      replicas: by their number, two runs with one microbatch and with more, of layers that `base` has too.
+      pipelines: one of each number of ranks, of the same shape.
+      about: `machine`, `jax_version` and `date`.
+    """
+    parts, config = fit_parts(base), base[0].config
+    share = _forward_share(parts, forward)
+    entry = Entry(
+        model=config.model,
+        tensor=config.mesh.tensor,
+        sequence_parallel=config.mesh.sequence_parallel,
+        microbatch_size=config.microbatch_size,
+        recompute=config.pipeline.recompute,
+        forward_s=share * parts.layer,
+        backward_s=(1 - share) * parts.layer,
+        edges_s=parts.edges,
+    )
+    sharing, exchange = {1: 1.0}, {1: 0.0}
+    for number, runs in sorted(replicas.items()):
+        sharing[number], exchange[number] = _replicated(runs, base, parts, number, least=max(sharing.values()))
+    profile = Profile(
+        machine=about["machine"],
+        jax_version=about["jax_version"],
+        date=about["date"],
+        optimizer=config.optimizer.name,
+        devices=tuple(sharing),
+        sharing=tuple(sharing.values()),
+        tick_s=(0.0,) * len(sharing),
+        exchange_s=tuple(exchange.values()),
+        update_s=parts.update,
+        fixed_s=parts.fixed,
+        entries=(entry,),
+    )
+    ticks = {1: 0.0} | {run.config.mesh.num_devices: tick_seconds(run, profile) for run in pipelines}
+    numbers = sorted(ticks)
+    row = np.interp(profile.devices, numbers, [ticks[number] for number in numbers])
+    return dataclasses.replace(profile, tick_s=tuple(row.tolist()))
+
+
+def _forward_share(parts: Parts, forward: Run) -> float:
+    """Of a layer's time; the head's forward, a third of what it does, is taken off."""
+    m, layers = forward.config.pipeline.num_microbatches, forward.config.model.num_layers
+    seconds = (forward.seconds / m - parts.edges / 3) / layers
+    return min(max(seconds / parts.layer, 0.1), 0.5)
+
+
+def _replicated(
+    runs: Sequence[Run], base: Sequence[Run], parts: Parts, number: int, *, least: float
+) -> tuple[float, float]:
+    """How much slower so many devices are, and the seconds of exchange for each weight."""
+    few, many = sorted(runs, key=lambda run: run.config.pipeline.num_microbatches)
+    same = sorted(
+        (run for run in base if run.config.model.num_layers == few.config.model.num_layers),
+        key=lambda run: run.config.pipeline.num_microbatches,
+    )
+    slower = max((many.seconds - few.seconds) / (same[-1].seconds - same[0].seconds), least)
+    once = few.seconds - (same[-1].seconds - same[0].seconds) / _more(same) * slower
+    weights = _weights(few.config)
+    update = weights / number * parts.update * slower
+    return slower, max(once - update - parts.fixed, 0.0) / weights
+
+
+def _more(runs: Sequence[Run]) -> int:
+    return runs[-1].config.pipeline.num_microbatches - runs[0].config.pipeline.num_microbatches
+
+
+def tick_seconds(run: Run, profile: Profile) -> float:
+    """What a tick takes that the work in it does not tell."""
+    config, unit = run.config, Costs(0.0, 0.0, 0.0, tick=1.0)
+    predicted = predict(config, ProfiledCostModel(config, profile)).seconds
+    shape = Shape(
+        config.pipeline.schedule, config.mesh.pipe, config.pipeline.num_chunks, config.pipeline.num_microbatches
+    )
+    return max(run.seconds - predicted, 0.0) / batch_seconds(shape, unit)
+
+
+def _weights(config: Config) -> int:
+    shape = Shape(config.pipeline.schedule, config.mesh.pipe, config.pipeline.num_chunks, 1)
+    placement = place_layers(stage_ranks(shape), config.model.num_layers)
+    return device_parameters(config, placement.rows_per_chunk * placement.num_chunks)

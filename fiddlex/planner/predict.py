@@ -1,0 +1,64 @@
+"""The step of a config, as a cost model and the simulator have it. Imports no jax."""
+
+from typing import NamedTuple, Protocol
+
+from fiddlex.config import Config, MeshConfig
+from fiddlex.errors import ConfigError
+from fiddlex.pipeline.generators import GENERATORS
+from fiddlex.pipeline.placement import place_layers
+from fiddlex.planner.costs import MicrobatchTimes, StepTimes
+from fiddlex.planner.shapes import Shape, batch_seconds, stage_ranks
+from fiddlex.simulate.weight_memory import device_parameters
+
+
+class StepModel(Protocol):
+    """What gives times: `CostModel` or `ProfiledCostModel`."""
+
+    def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
+        """The times of a microbatch."""
+
+    def step(self, mesh: MeshConfig, *, num_parameters: float) -> StepTimes:
+        """The times of a step outside the pipeline."""
+
+
+class Prediction(NamedTuple):
+    """Seconds of a step.
+
+    Attributes:
+      pipeline: microbatches through the pipeline, bubbles included.
+      step: what comes once.
+    """
+
+    pipeline: float
+    step: StepTimes
+
+    @property
+    def seconds(self) -> float:
+        """All together."""
+        return self.pipeline + sum(self.step)
+
+
+def predict(config: Config, model: StepModel) -> Prediction:
+    """What a step of a config takes; of a pipeline that goes on, on average once it is full.
+
+    Args:
+      config: a valid one.
+      model: of the same model and batch.
+
+    Raises:
+      ConfigError: for a schedule of the user's own, stages of chosen layers, or semantics that change along the run.
+    """
+    mesh, pipeline = config.mesh, config.pipeline
+    if pipeline.schedule not in GENERATORS or pipeline.layers_per_stage or pipeline.semantics_schedule:
+        raise ConfigError(
+            f"pipeline.schedule={pipeline.schedule}, layers_per_stage={pipeline.layers_per_stage!r}, "
+            f"semantics_schedule={pipeline.semantics_schedule!r}: steps are predicted for one of "
+            f"{', '.join(GENERATORS)}, with even stages and one semantics."
+        )
+    m = pipeline.num_microbatches
+    shape = Shape(pipeline.schedule, mesh.pipe, pipeline.num_chunks, m, pipeline.semantics)
+    placement = place_layers(stage_ranks(shape), config.model.num_layers)
+    times = model.microbatch(mesh, num_microbatches=m, recompute=pipeline.recompute)
+    rows = placement.rows_per_chunk * placement.num_chunks
+    step = model.step(mesh, num_parameters=device_parameters(config, rows))
+    return Prediction(batch_seconds(shape, times.costs(placement)), step)

@@ -1,0 +1,301 @@
+"""Times measured on the machine at hand, in place of those that a topology gives.
+
+A profile holds what `experiments/benchmark.py --profile` measured: seconds of a layer and of embedding and head for the
+shapes that were run, what a step takes besides, and how far devices slow each other down that share a processor's
+cores, as the fake devices of a CPU do. What was measured is given as it stands; what was not is scaled from the nearest
+entry by the work of both (`fiddlex.planner.work`). Invariant: a shape that was measured is predicted to take
+what it took, on as many devices. Imports no jax.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fiddlex import rules
+from fiddlex.config import RECOMPUTE_MODES, Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.errors import ConfigError
+from fiddlex.planner.costs import MicrobatchTimes, StepTimes
+from fiddlex.planner.work import Work, edge_work, layer_work
+from fiddlex.records import from_mapping
+from fiddlex.simulate.weight_memory import MOMENTS
+
+VERSION = 1
+# Operations in the time of a byte read or written, of a CPU's core; only where shapes are scaled into each other.
+_FLOPS_PER_BYTE = 8.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What one shape took, with one replica and no pipeline.
+
+    Attributes:
+      model: that was run, for its sizes; the layers were few.
+      tensor: devices that shared each layer; the times are those of all of them working at once.
+      sequence_parallel: see `MeshConfig`.
+      microbatch_size: examples.
+      recompute: see `PipelineConfig`.
+      forward_s: of a layer and microbatch.
+      backward_s: likewise, with what is computed again.
+      edges_s: of embedding, head and embedding's gradient, of a microbatch.
+    """
+
+    model: ModelConfig
+    tensor: int
+    sequence_parallel: bool
+    microbatch_size: int
+    recompute: str
+    forward_s: float
+    backward_s: float
+    edges_s: float
+
+    def validate(self, where: str) -> None:
+        """Raises ConfigError, after the name of the place, when a value is out of its range."""
+        try:
+            self.model.validate()
+            rules.choice("recompute", self.recompute, RECOMPUTE_MODES)
+            for name in ("tensor", "microbatch_size"):
+                rules.at_least(name, getattr(self, name), 1)
+            for name in ("forward_s", "backward_s"):
+                rules.positive(name, getattr(self, name))
+            rules.at_least("edges_s", self.edges_s, 0)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """All but times; how many layers there were makes no difference."""
+        model = dataclasses.replace(self.model, num_layers=1)
+        return model, self.tensor, self.sequence_parallel, self.microbatch_size, self.recompute
+
+    def config(self) -> Config:
+        """A config of one microbatch of this shape."""
+        config = Config(model=self.model, mesh=MeshConfig(1, 1, self.tensor, self.sequence_parallel))
+        config.pipeline.recompute, config.data.global_batch_size = self.recompute, self.microbatch_size
+        return config
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """A machine's times.
+
+    Attributes:
+      machine: in words.
+      jax_version: that ran.
+      date: of the measurement, ISO.
+      optimizer: whose update was measured, by name.
+      devices: numbers of devices for which the next three were measured, from 1 on, ascending.
+      sharing: how many times as long work takes while so many devices are active.
+      tick_s: of a tick of a pipeline beside the work in it, on so many devices.
+      exchange_s: of gradients reduced and weights gathered over so many replicas, for each weight of a device.
+      update_s: of the optimizer, for each weight, on one device alone.
+      fixed_s: of a step, whatever it holds.
+      entries: the shapes.
+      version: of this form.
+    """
+
+    machine: str
+    jax_version: str
+    date: str
+    optimizer: str
+    devices: tuple[int, ...]
+    sharing: tuple[float, ...]
+    tick_s: tuple[float, ...]
+    exchange_s: tuple[float, ...]
+    update_s: float
+    fixed_s: float
+    entries: tuple[Entry, ...]
+    version: int = VERSION
+
+    def validate(self, where: str) -> None:
+        """Raises ConfigError, after the name of the place, when a value is out of its range."""
+        if self.version != VERSION:
+            raise ConfigError(f"{where}.version={self.version}: this fiddlex reads {VERSION}. Measure it anew.")
+        if self.devices[:1] != (1,) or any(a >= b for a, b in zip(self.devices, self.devices[1:], strict=False)):
+            raise ConfigError(f"{where}.devices={list(self.devices)} must begin with 1 and ascend.")
+        for name, least in (("sharing", 1.0), ("tick_s", 0.0), ("exchange_s", 0.0)):
+            row = getattr(self, name)
+            if len(row) != len(self.devices):
+                raise ConfigError(
+                    f"{where}.{name} has {len(row)} values for {len(self.devices)} numbers of devices: give one each."
+                )
+            if not all(least <= value < math.inf for value in row):
+                raise ConfigError(f"{where}.{name}={list(row)} must be at least {least:g} and finite.")
+        for name in ("update_s", "fixed_s"):
+            rules.at_least(f"{where}.{name}", getattr(self, name), 0)
+        if not self.entries:
+            raise ConfigError(f"{where}.entries is empty: there is nothing to predict from. Measure a config.")
+        for number, entry in enumerate(self.entries):
+            entry.validate(f"{where}.entries[{number}]")
+
+    def with_entry(self, entry: Entry) -> "Profile":
+        """With an entry more, in place of one of the same shape."""
+        others = tuple(each for each in self.entries if each.shape != entry.shape)
+        return dataclasses.replace(self, entries=(*others, entry))
+
+    def at(self, name: str, number: int) -> float:
+        """A value measured by number of devices, straight between those measured.
+
+        Beyond the last `sharing` grows in proportion, as of a processor that is full; the others stay.
+
+        Args:
+          name: of the attribute.
+          number: of devices.
+        """
+        row, last = getattr(self, name), self.devices[-1]
+        value = float(np.interp(number, self.devices, row))
+        return value * number / last if name == "sharing" and number > last else value
+
+
+def load_profile(path: str | Path) -> Profile:
+    """Reads a profile.
+
+    Raises:
+      ConfigError: when the file is missing, is no JSON, or a field is unknown, missing, of the wrong type or range;
+        with the file and the field.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no profile {path}. Make one: experiments/benchmark.py --profile={path}.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    profile = from_mapping(Profile, values, f"{path}: profile.")
+    profile.validate(f"{path}: profile")
+    return profile
+
+
+def save_profile(profile: Profile, path: str | Path) -> None:
+    """Writes what `load_profile` reads."""
+    Path(path).write_text(json.dumps(dataclasses.asdict(profile), indent=1) + "\n", encoding="utf-8")
+
+
+class ProfiledCostModel:
+    """The times of a step of one model from a profile; in place of `CostModel`.
+
+    Args:
+      config: of the run; its mesh and pipeline play no part.
+      profile: of the machine.
+
+    Raises:
+      ConfigError: when nothing of the model's dtype was measured.
+    """
+
+    def __init__(self, config: Config, profile: Profile):
+        self._config, self._profile = config, profile
+        self._entries = [entry for entry in profile.entries if entry.model.dtype == config.model.dtype]
+        if not self._entries:
+            known = ", ".join(sorted({entry.model.dtype for entry in profile.entries}))
+            raise ConfigError(
+                f"model.dtype={config.model.dtype}: the profile of {profile.machine} has entries of {known} alone. "
+                "Measure one of this dtype too (experiments/benchmark.py --profile)."
+            )
+
+    def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
+        """The times of a microbatch on a mesh; communication inside a layer is part of what was measured.
+
+        I and W have the parts of the backward pass that their work has.
+
+        Args:
+          mesh: whose axes divide what they must (`Config.validate`).
+          num_microbatches: of a replica's batch.
+          recompute: see `PipelineConfig`.
+        """
+        examples = self._config.data.global_batch_size // mesh.data // num_microbatches
+        wanted = _sized(self._config, MeshConfig(1, 1, mesh.tensor, mesh.sequence_parallel), examples, recompute)
+        entry = nearest_entry(self._entries, wanted)
+        old, new = layer_work(entry.config()), layer_work(wanted)
+        together = self._slower(mesh.tensor) / self._slower(entry.tensor)
+        backward, measured = ([work.again, work.backward_input, work.backward_weight] for work in (new, old))
+        forward_s = entry.forward_s * together * _ratio([new.forward], [old.forward])
+        backward_s = entry.backward_s * together * _ratio(backward, measured)
+        weight_s = backward_s * _ratio([new.backward_weight], backward)
+        edges, shards = edge_work(wanted, shards=mesh.tensor * mesh.pipe), self._slower(mesh.num_devices)
+        whole = edge_work(entry.config(), shards=entry.tensor)
+        embed, head, embed_backward = (
+            entry.edges_s * _ratio([part], whole) * shards / self._slower(entry.tensor) for part in edges
+        )
+        alone = self._slower(mesh.tensor)
+        return MicrobatchTimes(
+            forward_s,
+            backward_s - weight_s,
+            weight_s,
+            exchange=0.0,
+            embed=embed,
+            head=head,
+            embed_backward=embed_backward,
+            edge_exchange=0.0,
+            hops=(0.0,) * mesh.pipe,
+            sharing=tuple(self._slower(mesh.data * mesh.tensor * (rank + 1)) / alone for rank in range(mesh.pipe)),
+            tick=self._profile.at("tick_s", mesh.num_devices) if mesh.pipe > 1 else 0.0,
+        )
+
+    def step(self, mesh: MeshConfig, *, num_parameters: float) -> StepTimes:
+        """The times of a step outside the pipeline; what it takes whatever it holds is part of the update.
+
+        Args:
+          mesh: as for `microbatch`.
+          num_parameters: weights that the fullest device holds.
+        """
+        profile, optimizer = self._profile, self._config.optimizer
+        mine = num_parameters / (mesh.data if optimizer.zero1 else 1)
+        others = self._slower(mesh.num_devices) / self._slower(mesh.data)
+        exchange = profile.at("exchange_s", mesh.data) * num_parameters * others
+        update = mine * profile.update_s * _update_ratio(optimizer.name, profile.optimizer)
+        return StepTimes(exchange, 0.0, profile.fixed_s + update * self._slower(mesh.num_devices))
+
+    def _slower(self, number: int) -> float:
+        return self._profile.at("sharing", number)
+
+
+def nearest_entry(entries: Sequence[Entry], config: Config) -> Entry:
+    """The entry to scale from: what changes how a device works counts most, then sizes by their ratios.
+
+    Args:
+      entries: at least one.
+      config: of one microbatch.
+    """
+
+    def distance(entry: Entry) -> tuple[int, float]:
+        old, new, mesh = entry.model, config.model, config.mesh
+        kinds = (
+            (entry.tensor == 1, mesh.tensor == 1),
+            (entry.sequence_parallel, mesh.sequence_parallel),
+            (entry.recompute, config.pipeline.recompute),
+            (old.task, new.task),
+        )
+        pairs = (
+            (old.hidden_size, new.hidden_size),
+            (old.seq_len, new.seq_len),
+            (old.mlp_size, new.mlp_size),
+            (old.num_heads, new.num_heads),
+            (old.vocab_size, new.vocab_size),
+            (entry.microbatch_size, config.data.global_batch_size),
+            (entry.tensor, mesh.tensor),
+        )
+        return sum(a != b for a, b in kinds), sum(abs(math.log(a / b)) for a, b in pairs)
+
+    return min(entries, key=distance)
+
+
+def _sized(config: Config, mesh: MeshConfig, examples: int, recompute: str) -> Config:
+    data = dataclasses.replace(config.data, global_batch_size=examples)
+    return dataclasses.replace(config, mesh=mesh, data=data, pipeline=PipelineConfig(recompute=recompute))
+
+
+def _ratio(new: Sequence[Work], old: Sequence[Work]) -> float:
+    """Of the work of two shapes, products and traffic together."""
+    amounts = (sum(work.flops + work.traffic * _FLOPS_PER_BYTE for work in works) for works in (new, old))
+    first, second = amounts
+    return first / second
+
+
+def _update_ratio(name: str, measured: str) -> float:
+    """Bytes that an optimizer's update moves, over those of the one that was measured (`CostModel`)."""
+    moved = (4 + 2 * MOMENTS.get(each, each == "sgd") for each in (name, measured))
+    first, second = moved
+    return first / second

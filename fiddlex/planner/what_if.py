@@ -1,0 +1,201 @@
+"""What a step would take if something were different, without trying it.
+
+A scenario is all that a prediction starts from; a change makes another scenario of it (Zhu et al., Daydream, ATC 2020,
+whose changes rewrite a trace of kernels; here they rewrite what the simulator is run with). Changes are written as
+`bandwidth*2`, `chip=h200`, `recompute=none` or `fused_optimizer`; the table `CHANGES` has those that are no config
+field. Imports no jax.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fiddlex import rules
+from fiddlex.config import Config
+from fiddlex.errors import ConfigError
+from fiddlex.planner.costs import CostModel
+from fiddlex.planner.predict import StepModel, predict
+from fiddlex.planner.profile import Profile, ProfiledCostModel
+from fiddlex.simulate.weight_memory import MOMENTS
+from fiddlex.topology import Topology, load_topology
+
+_FORM = re.compile(r"(?P<name>[a-z0-9_.]+)(?:(?P<sign>[=*])(?P<value>.+))?")
+_SHORT = {
+    "recompute": "pipeline.recompute",
+    "schedule": "pipeline.schedule",
+    "semantics": "pipeline.semantics",
+    "num_chunks": "pipeline.num_chunks",
+    "num_microbatches": "pipeline.num_microbatches",
+    "sequence_parallel": "mesh.sequence_parallel",
+    "optimizer": "optimizer.name",
+    "zero1": "optimizer.zero1",
+    "dtype": "model.dtype",
+}
+_BOOLS = {"true": True, "false": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """What a prediction starts from: a config, and either a topology or a profile.
+
+    Attributes:
+      config: of the run.
+      topology: that it runs on; None: the machine of the profile.
+      profile: None: the times follow from the topology.
+      update: what the optimizer's update takes, in parts of what it takes now.
+    """
+
+    config: Config
+    topology: Topology | None = None
+    profile: Profile | None = None
+    update: float = 1.0
+
+    def seconds(self) -> float:
+        """Of a step.
+
+        Raises:
+          ConfigError: when the config is at odds with itself, or cannot be predicted (`predict`).
+        """
+        config, model = self.config.validate(), self._model()
+        parts = predict(config, model)
+        return parts.seconds + (self.update - 1) * parts.step.update
+
+    def _model(self) -> StepModel:
+        if self.profile is not None:
+            return ProfiledCostModel(self.config, self.profile)
+        assert self.topology is not None  # the one or the other
+        return CostModel(self.config, self.topology)
+
+
+def _scaled_links(field: str) -> Callable[[Scenario, str], Scenario]:
+    def change(scenario: Scenario, value: str) -> Scenario:
+        topology, factor = _topology(scenario, field), _number(field, value)
+        scaled = tuple(dataclasses.replace(link, **{field: getattr(link, field) * factor}) for link in topology.links)
+        return dataclasses.replace(scenario, topology=dataclasses.replace(topology, links=scaled))
+
+    return change
+
+
+def _other_chip(scenario: Scenario, value: str) -> Scenario:
+    topology = _topology(scenario, "chip")
+    return dataclasses.replace(scenario, topology=dataclasses.replace(topology, chip=load_topology(value).chip))
+
+
+def _fused_optimizer(scenario: Scenario, value: str) -> Scenario:
+    """The update in one pass: the gradient, which is read once more for its norm, is read once."""
+    passes = 3 + 2 * MOMENTS.get(scenario.config.optimizer.name, 1)
+    return dataclasses.replace(scenario, update=passes / (passes + 1))
+
+
+class Change(NamedTuple):
+    """A kind of change.
+
+    Attributes:
+      sign: between name and value: `=`, `*`, or nothing where there is no value.
+      apply: to a scenario.
+    """
+
+    sign: str
+    apply: Callable[[Scenario, str], Scenario]
+
+
+CHANGES = {
+    "bandwidth": Change("*", _scaled_links("bandwidth")),
+    "latency": Change("*", _scaled_links("latency_s")),
+    "chip": Change("=", _other_chip),
+    "fused_optimizer": Change("", _fused_optimizer),
+}
+
+
+def apply(scenario: Scenario, change: str) -> Scenario:
+    """The scenario under a change.
+
+    Args:
+      scenario: as it is.
+      change: a name of `CHANGES`, or a config field in full (`mesh.pipe=4`) or short (`recompute=none`).
+
+    Raises:
+      ConfigError: when there is no such change, or it needs a topology and there is none.
+    """
+    form = _FORM.fullmatch(change)
+    name, sign, value = form.group("name", "sign", "value") if form else (change, None, None)
+    if name in CHANGES:
+        wanted = CHANGES[name].sign
+        if (sign or "") != wanted:
+            raise ConfigError(f"--change={change}: write {name}{wanted}{'VALUE' if wanted else ''}.")
+        return CHANGES[name].apply(scenario, value or "")
+    path = _SHORT.get(name, name)
+    section, _, field = path.partition(".")
+    sections = {each.name for each in dataclasses.fields(Config)}
+    if section not in sections or not hasattr(getattr(scenario.config, section), field):
+        raise ConfigError(f"--change={change}: {rules.nearest(name, [*CHANGES, *_SHORT])} Or a field, as mesh.pipe=4.")
+    if sign != "=" or value is None:
+        raise ConfigError(f"--change={change}: write {name}=VALUE.")
+    holder = getattr(scenario.config, section)
+    holder = dataclasses.replace(holder, **{field: _read(path, getattr(holder, field), value)})
+    return dataclasses.replace(scenario, config=dataclasses.replace(scenario.config, **{section: holder}))
+
+
+class Answer(NamedTuple):
+    """What a change comes to.
+
+    Attributes:
+      change: as it was written; all of them together last, where there are several.
+      before: seconds of a step.
+      after: likewise.
+    """
+
+    change: str
+    before: float
+    after: float
+
+    @property
+    def ratio(self) -> float:
+        """Of after to before."""
+        return self.after / self.before
+
+
+def what_if(scenario: Scenario, changes: Sequence[str]) -> list[Answer]:
+    """Each change by itself, and all of them one after another.
+
+    Raises:
+      ConfigError: as `apply` and `Scenario.seconds`.
+    """
+    before, together = scenario.seconds(), scenario
+    answers = []
+    for change in changes:
+        answers.append(Answer(change, before, apply(scenario, change).seconds()))
+        together = apply(together, change)
+    if len(changes) > 1:
+        answers.append(Answer(" and ".join(changes), before, together.seconds()))
+    return answers
+
+
+def _topology(scenario: Scenario, name: str) -> Topology:
+    if scenario.topology is None:
+        raise ConfigError(
+            f"{name} is that of a topology; a profile has measured times alone. Give --topology in place of --profile."
+        )
+    return scenario.topology
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    rules.positive(f"{name}*{value}: the factor", number)
+    return number
+
+
+def _read(path: str, present: Any, value: str) -> Any:
+    """A value of the type that the field has."""
+    if isinstance(present, bool):
+        if value.lower() not in _BOOLS:
+            raise ConfigError(f"{path}={value}: write true or false.")
+        return _BOOLS[value.lower()]
+    try:
+        return type(present)(value)
+    except ValueError:
+        raise ConfigError(f"{path}={value} must be of type {type(present).__name__}.") from None

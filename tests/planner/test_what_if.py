@@ -1,0 +1,92 @@
+"""Changes of hardware, config and optimizer, and what they make of a step."""
+
+import dataclasses
+
+import pytest
+
+from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.errors import ConfigError
+from fiddlex.planner.what_if import Scenario, apply, what_if
+from fiddlex.topology import load_topology
+from tests.planner.test_profile import PROFILE
+
+
+def make_config():
+    config = Config(
+        model=ModelConfig(num_layers=8, hidden_size=1024, num_heads=16, seq_len=512, vocab_size=8192, dtype="bfloat16"),
+        mesh=MeshConfig(data=4, pipe=2, tensor=4),
+        pipeline=PipelineConfig(num_microbatches=8, recompute="full"),
+    )
+    config.data.global_batch_size = 64
+    return config
+
+
+ON_A100 = Scenario(make_config(), topology=load_topology("a100_80"))
+HERE = Scenario(dataclasses.replace(make_config(), model=PROFILE.entries[0].model), profile=PROFILE)
+
+
+@pytest.mark.parametrize(
+    "change", ["bandwidth*2", "latency*0.5", "chip=h200", "recompute=none", "fused_optimizer", "num_microbatches=16"]
+)
+def test_what_is_better_is_never_slower_and_changes_only_what_it_names(change):
+    (answer,) = what_if(ON_A100, [change])
+    assert answer.before == ON_A100.seconds()
+    if change != "num_microbatches=16":
+        assert answer.ratio < 1
+    changed = apply(ON_A100, change)
+    different = [f.name for f in dataclasses.fields(Scenario) if getattr(changed, f.name) != getattr(ON_A100, f.name)]
+    assert len(different) == 1
+
+
+def test_links_twice_as_fast_without_latency_halve_what_is_exchanged():
+    instant = apply(ON_A100, "latency*1e-9")
+    exchanged = instant.seconds() - apply(instant, "bandwidth*1e9").seconds()
+    assert exchanged > 0
+    assert instant.seconds() - apply(instant, "bandwidth*2").seconds() == pytest.approx(exchanged / 2, rel=1e-3)
+
+
+def test_a_fused_optimizer_saves_one_of_eight_passes_of_the_update():
+    scenario = dataclasses.replace(HERE, profile=dataclasses.replace(PROFILE, fixed_s=0.0))
+    (answer,) = what_if(scenario, ["fused_optimizer"])
+    free = dataclasses.replace(scenario, profile=dataclasses.replace(scenario.profile, update_s=0.0)).seconds()
+    assert answer.before - answer.after == pytest.approx((answer.before - free) / 8)
+
+
+def test_all_together_come_last():
+    changes = ["recompute=none", "bandwidth*2"]
+    *alone, together = what_if(ON_A100, changes)
+    assert [answer.change for answer in alone] == changes
+    assert together.after == apply(apply(ON_A100, changes[0]), changes[1]).seconds()
+    assert together.after < min(answer.after for answer in alone)
+
+
+def test_fields_have_their_types():
+    assert apply(ON_A100, "sequence_parallel=true").config.mesh.sequence_parallel is True
+    assert apply(ON_A100, "mesh.pipe=4").config.mesh.pipe == 4
+    assert apply(ON_A100, "optimizer=sgd").config.optimizer.name == "sgd"
+    assert ON_A100.config == make_config()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "change", "message"),
+    [
+        (ON_A100, "bandwith*2", "--change=bandwith*2: Did you mean 'bandwidth'?"),
+        (ON_A100, "mesh.pip=2", "--change=mesh.pip=2:"),
+        (ON_A100, "bandwidth=2", "--change=bandwidth=2: write bandwidth*VALUE."),
+        (ON_A100, "fused_optimizer=1", "--change=fused_optimizer=1: write fused_optimizer."),
+        (ON_A100, "recompute", "--change=recompute: write recompute=VALUE."),
+        (ON_A100, "bandwidth*fast", "bandwidth*fast: the factor=-1.0"),
+        (ON_A100, "mesh.pipe=two", "mesh.pipe=two must be of type int."),
+        (ON_A100, "zero1=2", "optimizer.zero1=2: write true or false."),
+        (HERE, "chip=h200", "chip is that of a topology; a profile has measured times alone."),
+    ],
+)
+def test_what_cannot_be_changed_is_refused(scenario, change, message):
+    with pytest.raises(ConfigError) as error:
+        apply(scenario, change)
+    assert str(error.value).startswith(message)
+
+
+def test_a_config_at_odds_with_itself_is_refused():
+    with pytest.raises(ConfigError, match=r"mesh\.tensor=3"):
+        what_if(ON_A100, ["mesh.tensor=3"])

@@ -1,0 +1,45 @@
+"""The measured profile as a user makes and uses it."""
+
+import json
+import pathlib
+
+import pytest
+
+from fiddlex.planner.profile import load_profile
+from tests.test_binaries import ROOT, call
+
+CONFIG = [
+    f"--config={ROOT}/configs/gpt_tiny.py",
+    "--config.model.num_layers=4",
+    "--config.model.hidden_size=32",
+    "--config.model.seq_len=32",
+    "--config.pipeline.schedule=1f1b",
+    "--config.pipeline.num_chunks=1",
+    "--config.mesh.data=1",
+    "--config.mesh.tensor=1",
+]
+
+
+@pytest.mark.slow  # eight programs to compile
+def test_a_profile_is_measured_and_predicts(tmp_path: pathlib.Path):
+    path = tmp_path / "here.json"
+    text = call("benchmark", f"--profile={path}", *CONFIG, "--devices=2", "--seconds=0", "--rounds=2").stdout
+    profile = load_profile(path)
+    assert "tensor 1, recompute none: layer" in text
+    assert profile.devices == (1, 2)
+    (entry,) = profile.entries
+    assert (entry.model.hidden_size, entry.microbatch_size, entry.tensor) == (32, 4, 1)
+    asked = ["--change=recompute=full", "--change=mesh.pipe=4", "--format=json"]
+    facts = json.loads(call("what_if", f"--profile={path}", *CONFIG, *asked).stdout)
+    assert facts["step_time_s"] > 0
+    assert facts["changes"][0]["ratio"] > 1
+    wide = call("benchmark", f"--profile={tmp_path}/none.json", *CONFIG, "--config.mesh.tensor=2", status=2).stderr
+    assert "mesh.tensor=2: a new profile begins with mesh.tensor=1" in wide
+
+
+def test_a_step_is_measured():
+    facts = json.loads(call("benchmark", *CONFIG, "--seconds=0", "--rounds=3", "--format=json").stdout)
+    low, high = facts["quartiles_s"]
+    assert 0 < facts["fastest_step_s"] <= low <= facts["step_time_s"] <= high
+    assert facts["num_steps"] == 3
+    assert facts["tokens_per_second"] * facts["step_time_s"] == 16 * 32
