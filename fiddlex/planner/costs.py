@@ -19,15 +19,14 @@ from typing import NamedTuple
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.planner.communication import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
-from fiddlex.planner.work import BYTES, FLOAT32, Work, edge_work, layer_work
+from fiddlex.planner.work import Work, edge_work, layer_work
 from fiddlex.simulate.clock import Costs
+from fiddlex.simulate.layer_memory import FLOAT32, ITEMSIZES
+from fiddlex.simulate.weight_memory import num_moments
 from fiddlex.topology import Link, Ring, Topology
 
 # Share of the peak that large products reach: fitted to the first four rows of SC'21's table 1 (docs/planner.md).
 EFFICIENCY = 0.636
-
-# Moments that an optimizer reads and writes for every weight; Adafactor's are vectors.
-_MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "adafactor": 0}
 
 
 class MicrobatchTimes(NamedTuple):
@@ -144,7 +143,7 @@ class CostModel:
         self, config: Config, topology: Topology, *, efficiency: float = EFFICIENCY, system: System | None = None
     ):
         self._config, self._topology, self._efficiency = config, topology, efficiency
-        self._system, self._itemsize = system or System(), BYTES[config.model.dtype]
+        self._system, self._itemsize = system or System(), ITEMSIZES[config.model.dtype]
         topology.chip.peak(config.model.dtype)
         # A cache of this model alone, which goes when the model goes.
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
@@ -264,7 +263,7 @@ class CostModel:
         """Bytes: gradient, weight, moments read, weight and moments written, and the gradient read for its norm."""
         optimizer = self._config.optimizer
         mine = num_parameters / (data if optimizer.zero1 else 1)
-        return mine * FLOAT32 * (4 + 2 * _MOMENTS[optimizer.name])
+        return mine * FLOAT32 * (4 + 2 * num_moments(optimizer.name, optimizer.momentum))
 
 
 @dataclasses.dataclass(frozen=True)

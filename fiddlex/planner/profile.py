@@ -22,7 +22,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.costs import MicrobatchTimes, StepTimes
 from fiddlex.planner.work import Work, edge_work, layer_work
 from fiddlex.records import from_mapping
-from fiddlex.simulate.weight_memory import MOMENTS
+from fiddlex.simulate.weight_memory import num_moments
 
 VERSION = 1
 # Operations in the time of a byte read or written, of a CPU's core; only where shapes are scaled into each other.
@@ -296,6 +296,6 @@ def _ratio(new: Sequence[Work], old: Sequence[Work]) -> float:
 
 def _update_ratio(name: str, measured: str) -> float:
     """Bytes that an optimizer's update moves, over those of the one that was measured (`CostModel`)."""
-    moved = (4 + 2 * MOMENTS.get(each, each == "sgd") for each in (name, measured))
+    moved = (4 + 2 * num_moments(each, momentum=0.9) for each in (name, measured))
     first, second = moved
     return first / second

@@ -17,7 +17,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.costs import CostModel
 from fiddlex.planner.predict import StepModel, predict
 from fiddlex.planner.profile import Profile, ProfiledCostModel
-from fiddlex.simulate.weight_memory import MOMENTS
+from fiddlex.simulate.weight_memory import num_moments
 from fiddlex.topology import Topology, load_topology
 
 _FORM = re.compile(r"(?P<name>[a-z0-9_.]+)(?:(?P<sign>[=*])(?P<value>.+))?")
@@ -84,7 +84,7 @@ def _other_chip(scenario: Scenario, value: str) -> Scenario:
 
 def _fused_optimizer(scenario: Scenario, value: str) -> Scenario:
     """The update in one pass: the gradient, which is read once more for its norm, is read once."""
-    passes = 3 + 2 * MOMENTS.get(scenario.config.optimizer.name, 1)
+    passes = 3 + 2 * num_moments(scenario.config.optimizer.name, scenario.config.optimizer.momentum)
     return dataclasses.replace(scenario, update=passes / (passes + 1))
 
 

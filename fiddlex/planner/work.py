@@ -13,11 +13,9 @@ import dataclasses
 from typing import NamedTuple
 
 from fiddlex.config import Config
+from fiddlex.simulate.layer_memory import FLOAT32, ITEMSIZES
 from fiddlex.sizes import max_masked
 from fiddlex.topology import Chip
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-FLOAT32 = 4
 
 
 class Product(NamedTuple):
@@ -73,7 +71,7 @@ class Work:
         Raises:
           ConfigError: when the chip has no peak for that dtype.
         """
-        peak, itemsize = chip.peak(dtype) * efficiency, BYTES[dtype]
+        peak, itemsize = chip.peak(dtype) * efficiency, ITEMSIZES[dtype]
         products = (max(each.flops / peak, each.elements * itemsize / chip.memory_bandwidth) for each in self.products)
         return sum(products) + self.traffic / chip.memory_bandwidth
 
@@ -153,7 +151,7 @@ def edge_work(config: Config, *, shards: int) -> EdgeWork:
       config: sizes.
       shards: parts into which the vocabulary is cut.
     """
-    sizes, itemsize = _Sizes.of(config), BYTES[config.model.dtype]
+    sizes, itemsize = _Sizes.of(config), ITEMSIZES[config.model.dtype]
     columns = -(-config.model.vocab_size // shards)
     products = [Product(sizes.scored, config.model.hidden_size, columns)]
     if config.model.family == "bert":  # the transform, which every device does whole
@@ -198,7 +196,7 @@ class _Sizes:
             head_size=model.head_size,
             units=model.mlp_size // tensor,
             scored=examples * _scored(config),
-            itemsize=BYTES[model.dtype],
+            itemsize=ITEMSIZES[model.dtype],
             dropout=model.dropout > 0,
             split=tensor if config.mesh.sequence_parallel else 1,
         )

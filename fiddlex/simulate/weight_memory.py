@@ -15,7 +15,6 @@ NUM_KERNELS = 4  # of a layer
 NUM_TOKEN_TYPES = 2
 MIN_FACTORED_SIZE = 128  # below, Adafactor keeps all second moments (`fiddlex.train.blockwise`)
 PAIR_CLASSES = 2
-MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2}  # of each weight
 
 
 class Weight(NamedTuple):
@@ -91,6 +90,16 @@ def outer_weights(config: Config) -> list[Weight]:
     return weights
 
 
+def num_moments(optimizer: str, momentum: float) -> int:
+    """Numbers that an optimizer keeps of each weight; Adafactor's, one for a row or a column, are not among them.
+
+    Args:
+      optimizer: its name.
+      momentum: of sgd, which keeps none without.
+    """
+    return {"adamw": 2, "adam": 2, "lamb": 2, "sgd": int(momentum > 0), "adafactor": 0}[optimizer]
+
+
 def device_parameters(config: Config, rows: int) -> int:
     """Weights that a device with so many rows of layers computes with."""
     sizes = (sum(weight.size for weight in weights) for weights in (layer_weights(config), outer_weights(config)))
@@ -126,9 +135,9 @@ def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
     data = config.mesh.data if config.optimizer.zero1 else 1
     layer_shapes, outer_shapes = ([weight.master_shape(data) for weight in weights] for weights in (layer, outer))
     tiled = [backend.tiled((rows, *shape)) for shape in layer_shapes] + list(map(backend.tiled, outer_shapes))
-    name, num_moments = config.optimizer.name, MOMENTS.get(config.optimizer.name, int(config.optimizer.momentum > 0))
-    state = num_moments * sum(tiled)
-    if name == "adafactor":
+    optimizer = config.optimizer
+    state = num_moments(optimizer.name, optimizer.momentum) * sum(tiled)
+    if optimizer.name == "adafactor":
         # Factors are whole on every device, those of other pipe ranks' layers included.
         factors = [weight.factors * rows * config.mesh.pipe for weight in layer] + [weight.factors for weight in outer]
         state = sum(factor or moment for factor, moment in zip(factors, tiled, strict=True))
