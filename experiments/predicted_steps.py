@@ -32,7 +32,7 @@ _ROUNDS = flags.DEFINE_integer("rounds", 20, "rounds that there are to be in the
 
 MICROBATCH_SIZE = 2
 DEVICES = (2, 4)  # for which sharing is measured
-ENTRIES = ("none",)  # values of pipeline.recompute that the profile has; the first tells sharing and ticks too
+ENTRIES = ("none", "full")  # values of pipeline.recompute that the profile has; the first tells sharing and ticks too
 
 
 def make_config(
