@@ -1,6 +1,6 @@
 """Predicts the steps of many layouts from one profile, and holds them against what they take on this machine.
 
-    python experiments/predicted_steps.py --results=docs/studies/steps.jsonl [--rounds=20]
+    python -m experiments.predicted_steps --results=docs/studies/steps.jsonl [--rounds=20]
 
 All of it runs in one process: the few steps that tell the profile (`fiddlex.planner.fit`) and the layouts that are
 predicted from it take turns, so that what else the machine does falls on both. Each round is a line of the results, and
@@ -9,7 +9,6 @@ predicted is among those that the profile is made of. A second table changes one
 (`fiddlex.planner.what_if`) and holds the predicted ratio of the steps against that of real ones.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -19,7 +18,8 @@ from typing import Any
 
 from absl import flags
 
-from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
+from experiments.step_cases import CASES, WHAT_IFS, make_calibrations
+from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.flags import run
 from fiddlex.planner.fit import Calibration
@@ -29,57 +29,6 @@ from fiddlex.planner.what_if import Scenario, apply, what_if
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of rounds, read and added to", required=True)
 _ROUNDS = flags.DEFINE_integer("rounds", 20, "rounds that there are to be in the results", lower_bound=0)
-
-MICROBATCH_SIZE = 2
-DEVICES = (2, 4)  # for which sharing is measured
-ENTRIES = ("none", "full")  # values of pipeline.recompute that the profile has; the first tells sharing and ticks too
-
-
-def make_config(
-    name: str, mesh: MeshConfig | None = None, pipeline: PipelineConfig | None = None, **changes: Any
-) -> tuple[str, Config]:
-    """A layout of the study's model, and its name."""
-    mesh, pipeline = mesh or MeshConfig(), pipeline or PipelineConfig(num_microbatches=4)
-    model = ModelConfig(num_layers=8, hidden_size=256, num_heads=4, seq_len=128, vocab_size=512)
-    config = Config(model=dataclasses.replace(model, **changes), mesh=mesh, pipeline=pipeline)
-    config.data.global_batch_size = mesh.data * pipeline.num_microbatches * MICROBATCH_SIZE
-    config.train.num_steps = 10_000  # which no pipeline drains for
-    return name, config
-
-
-INTERLEAVED = "interleaved_1f1b"
-CASES = dict(
-    [
-        make_config("one device", pipeline=PipelineConfig(num_microbatches=8)),
-        make_config("data=4", MeshConfig(data=4), PipelineConfig(num_microbatches=2)),
-        make_config("data=2, tensor=2", MeshConfig(data=2, tensor=2)),
-        make_config("pipe=4", MeshConfig(pipe=4), PipelineConfig(num_microbatches=8)),
-        make_config("data=2, pipe=2", MeshConfig(data=2, pipe=2)),
-        make_config("pipe=2, tensor=2", MeshConfig(pipe=2, tensor=2)),
-        make_config("data=2, pipe=2, tensor=2", MeshConfig(2, 2, 2)),
-        make_config("pipe=2, interleaved, v=2", MeshConfig(pipe=2), PipelineConfig(INTERLEAVED, 2, 4)),
-        make_config("pipe=4, interleaved, v=2", MeshConfig(pipe=4), PipelineConfig(INTERLEAVED, 2, 8)),
-        make_config("pipe=4, zb_h1", MeshConfig(pipe=4), PipelineConfig("zb_h1", 1, 8)),
-        make_config("pipe=4, gpipe", MeshConfig(pipe=4), PipelineConfig("gpipe", 1, 8)),
-        make_config("pipe=2, recompute=full", MeshConfig(pipe=2), PipelineConfig("1f1b", 1, 4, recompute="full")),
-        make_config("pipe=2, 2bw", MeshConfig(pipe=2), PipelineConfig("1f1b", 1, 4, semantics="2bw")),
-        make_config("pipe=4, 2bw", MeshConfig(pipe=4), PipelineConfig("1f1b", 1, 8, semantics="2bw")),
-        make_config("BERT, pipe=2", MeshConfig(pipe=2), family="bert"),
-        make_config("data=8, two layers", MeshConfig(data=8), num_layers=2),
-        make_config("data=8, two layers, m=1", MeshConfig(data=8), PipelineConfig(num_microbatches=1), num_layers=2),
-    ]
-)
-WHAT_IFS = [  # layout, change
-    ("pipe=4", "recompute=full"),
-    ("pipe=4", "semantics=2bw"),
-    ("pipe=4", "schedule=zb_h1"),
-    ("pipe=4", "num_microbatches=16"),
-    ("pipe=4", "mesh.pipe=2"),
-    ("one device", "optimizer=sgd"),
-    ("one device", "recompute=full"),
-    ("data=4", "zero1=false"),
-    ("pipe=2, tensor=2", "sequence_parallel=true"),
-]
 
 
 def main(argv: list[str]) -> None:
@@ -100,12 +49,6 @@ def main(argv: list[str]) -> None:
     for other in more:
         profile = profile.with_entry(other.entries[0])
     print(caption(profile, lines), table(profile, seconds), ratios(profile, seconds), sep="\n\n")
-
-
-def make_calibrations() -> list[Calibration]:
-    """What the profile is made of: one for each of its entries."""
-    configs = [make_config("", pipeline=PipelineConfig(num_microbatches=4, recompute=each))[1] for each in ENTRIES]
-    return [Calibration.of(config, () if number else DEVICES) for number, config in enumerate(configs)]
 
 
 def label(config: Config, *, forward: bool = False) -> str:
