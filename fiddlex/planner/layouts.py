@@ -38,7 +38,7 @@ class Problem:
       objective: what is to be least: `time` of a step, `cost` of a step, for which fewer devices may be taken, or
         `memory`.
       semantics: that are allowed.
-      efficiency: see `costs.step_times`.
+      efficiency: see `costs.CostModel`.
     """
 
     config: Config

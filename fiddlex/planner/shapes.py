@@ -51,7 +51,7 @@ class Shape(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the pipeline never waits for an update (DESIGN: 2BW needs 2(p − 1) microbatches for that)."""
+        """Whether the pipeline never waits for an update: under 2BW from 2(p − 1) microbatches on."""
         return self.semantics != "sync" and self.num_microbatches >= 2 * (self.pipe - 1)
 
 

@@ -13,8 +13,7 @@ import dataclasses
 from typing import NamedTuple
 
 from fiddlex.config import Config
-from fiddlex.simulate.layer_memory import FLOAT32, ITEMSIZES
-from fiddlex.sizes import max_masked
+from fiddlex.simulate.layer_memory import FLOAT32, ITEMSIZES, num_masked, num_rows
 from fiddlex.topology import Chip
 
 
@@ -170,7 +169,7 @@ def edge_work(config: Config, *, shards: int) -> EdgeWork:
 class _Sizes:
     """Elements of a microbatch's arrays on one device."""
 
-    examples: int
+    examples: int  # sequences, of which an example of multiple choice has several
     positions: int
     hidden: int
     width: int  # of this rank's heads together
@@ -185,8 +184,7 @@ class _Sizes:
     @classmethod
     def of(cls, config: Config) -> "_Sizes":
         model, tensor = config.model, config.mesh.tensor
-        rows = config.data.num_choices if model.task == "multiple_choice" else 1
-        examples = config.microbatch_size * rows
+        examples = num_rows(config)
         return cls(
             examples=examples,
             positions=model.seq_len,
@@ -237,6 +235,4 @@ class _Sizes:
 
 def _scored(config: Config) -> int:
     """Positions of an example that are scored against the vocabulary: all of lm, the masked ones of mlm, else none."""
-    if config.model.task == "lm":
-        return config.model.seq_len
-    return max_masked(config.model.seq_len, config.data.mask_fraction) if config.model.task.startswith("mlm") else 0
+    return config.model.seq_len if config.model.task == "lm" else num_masked(config)

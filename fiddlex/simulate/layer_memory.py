@@ -11,6 +11,7 @@ import dataclasses
 
 from fiddlex.config import Config
 from fiddlex.simulate.backend import Backend
+from fiddlex.sizes import max_masked
 
 FLOAT32, WORD, MASK = 4, 4, 1  # bytes of an element; words are those of the random generator
 ITEMSIZES = {"float32": FLOAT32, "bfloat16": 2, "float16": 2}
@@ -22,9 +23,8 @@ def num_rows(config: Config) -> int:
 
 
 def num_masked(config: Config) -> int:
-    """Positions of an example that a masked language model scores, as `fiddlex.data.masking.max_masked` has it."""
-    masked = max(1, round(config.data.mask_fraction * config.model.seq_len))
-    return masked if config.model.task.startswith("mlm") else 0
+    """Positions of an example that a masked language model scores."""
+    return max_masked(config.model.seq_len, config.data.mask_fraction) if config.model.task.startswith("mlm") else 0
 
 
 @dataclasses.dataclass(frozen=True)

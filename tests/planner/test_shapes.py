@@ -11,8 +11,8 @@ from fiddlex.pipeline.generators import make_schedule
 from fiddlex.pipeline.lowering import lower
 from fiddlex.pipeline.semantics import make_semantics
 from fiddlex.pipeline.windows import unroll
-from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
-from fiddlex.simulate.clock import Costs
+from fiddlex.planner.shapes import Shape, batch_seconds, free_running_seconds, sizes, stage_ranks
+from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import steady
 from tests.simulate.strategies import stage_costs
@@ -53,6 +53,17 @@ def test_slots_are_those_of_the_lowering(shape):
 def test_a_batch_takes_as_long_as_simulated_whole(shape, data):
     costs = data.draw(stage_costs(shape.pipe * shape.chunks))
     assert batch_seconds(shape, costs) == pytest.approx(lockstep(lowered(shape), costs).makespan, rel=1e-12)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b"]), st.integers(1, 4), st.integers(1, 24), st.data())
+def test_other_systems_batches_take_as_long_as_simulated_whole(name, pipe, m, data):
+    chunks = 2 if name == "interleaved_1f1b" else 1
+    m = m * pipe if chunks > 1 else m
+    shape, costs = Shape(name, pipe, chunks, m), data.draw(stage_costs(pipe * chunks))
+    schedule = make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=m)
+    expected = free_running(schedule, costs).makespan
+    assert free_running_seconds(shape, costs) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @settings(max_examples=60)
