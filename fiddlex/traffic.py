@@ -76,7 +76,7 @@ def collectives(text: str, mesh: Mapping[str, int], runs: Mapping[str, float]) -
       text: the scheduled program, as XLA prints it.
       mesh: sizes of its axes, the last varying fastest over the devices.
       runs: by the name of a scope, how often a step runs the branch of a conditional there; of a loop whose trips the
-        program does not tell, its trips.
+        program does not tell, its trips, on average where they differ from time to time.
     """
     program = read(text)
     counts: dict[_Site, float | None] = {}
@@ -138,6 +138,7 @@ def _described(program: Program, site: _Site, mesh: Mapping[str, int], count: fl
     if kind == "all-gather":
         size *= group_size or 1
     beside = _beside(body, site.place)
+    count = None if count is None else round(count, 6)  # a whole number in parts of a tick, and back
     return Collective(
         instruction.name,
         kind,

@@ -26,7 +26,7 @@ from fiddlex.pipeline.frame import Frame
 from fiddlex.pipeline.lowering import NONE, Tick
 from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.pipeline.residuals import Arrays
-from fiddlex.pipeline.stage import Chunk, Integer, Slot, Stage
+from fiddlex.pipeline.stage import Chunk, Integer, Slot, Stage, in_row_major
 from fiddlex.pipeline.windows import Renames
 
 Tree = Any
@@ -41,12 +41,14 @@ class Model:
       layer: `(layer, x, (number, microbatch)) -> x`, of the same type.
       head: `(outer, x, microbatch) -> value`; where it is differentiated a scalar, the same on all ranks of `pipe`.
       recompute: keep the inputs of layers only and run them forward again in the backward pass.
+      row_major: keep what lasts from tick to tick `in_row_major`.
     """
 
     embed: Callable[[Tree, Tree], jax.Array]
     layer: Callable[[Tree, jax.Array, Any], jax.Array]
     head: Callable[[Tree, jax.Array, Tree], jax.Array]
     recompute: bool = False
+    row_major: bool = False
 
 
 class Weights(NamedTuple):
@@ -99,7 +101,7 @@ class Engine:
 
     @functools.cached_property
     def _stage(self) -> Stage:
-        return Stage(self.model.layer, recompute=self.model.recompute)
+        return Stage(self.model.layer, recompute=self.model.recompute, row_major=self.model.row_major)
 
     def start(self) -> Carry:
         """The carry before the first tick."""
@@ -309,22 +311,24 @@ class Engine:
         all_rows = rows * self.placement.num_chunks
         if not sizes.finished:
             return carry
+        ordered = in_row_major if self.model.row_major else lambda tree: tree
+        row = self._place(microbatch, sizes.sums) * all_rows + number * rows
+        target = self._place(microbatch, sizes.finished) * all_rows + number * rows
+        sums = _flat(carry.grads.layers)
 
-        def work(sums: Tree, finished: Tree) -> tuple[Tree, Tree]:
-            row = self._place(microbatch, sizes.sums) * all_rows + number * rows
-            target = self._place(microbatch, sizes.finished) * all_rows + number * rows
+        def reduce(index: jax.Array, kept: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:
+            finished, done = kept
+            complete = ordered(jax.tree.map(lambda g: lax.dynamic_slice_in_dim(g, row + index, 1), sums))
+            return _with_rows(finished, ordered(self.reduce(complete)), target + index), done + 1
 
-            def one_layer(index: jax.Array, kept: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-                sums, finished = kept
-                complete = jax.tree.map(lambda g: lax.dynamic_slice_in_dim(g, row + index, 1), sums)
-                emptied = _with_rows(sums, jax.tree.map(jnp.zeros_like, complete), row + index)
-                return emptied, _with_rows(finished, self.reduce(complete), target + index)
+        def empty(index: jax.Array, sums: Tree) -> Tree:
+            return _with_rows(sums, jax.tree.map(lambda g: jnp.zeros_like(g[:1]), sums), row + index)
 
-            return lax.fori_loop(0, rows, one_layer, (sums, finished))  # by layers, so that no second set is alive
-
-        sums, finished = lax.cond(
-            finishes == 1, work, lambda *kept: kept, _flat(carry.grads.layers), _flat(carry.finished)
-        )
+        # Row by row, so that no second set is alive. Loops that most ticks leave at once, since XLA:GPU copies what a
+        # conditional hands through; and the second waits for the first, since it copies what is written while read.
+        todo = jnp.where(finishes == 1, rows, 0)
+        finished, done = lax.fori_loop(0, todo, reduce, (_flat(carry.finished), todo * 0))
+        sums = lax.fori_loop(0, done, empty, sums)
         return _with_layers(carry, sums)._replace(finished=_like(finished, carry.finished))
 
     def _varying(self, x: Tree) -> Tree:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from fiddlex.pipeline.residuals import Arrays, SplitVjp
 
@@ -57,11 +58,13 @@ class Stage:
     Args:
       layer: `(weights of a layer, x, (number of the layer, microbatch)) -> y`, of the type of `x`.
       recompute: stash the input of each layer only.
+      row_major: keep what is stashed `in_row_major`.
     """
 
-    def __init__(self, layer: Callable[[Tree, jax.Array, Any], jax.Array], *, recompute: bool):
+    def __init__(self, layer: Callable[[Tree, jax.Array, Any], jax.Array], *, recompute: bool, row_major: bool = False):
         self._layer = layer
         self._vjp = SplitVjp(layer, recompute=recompute)
+        self._row_major = row_major
 
     def kept(self, chunk: Chunk, x: jax.Array, microbatch: Tree) -> tuple[Arrays, Arrays]:
         """What one layer leaves in the stash and, with I and W apart, in the weight stash."""
@@ -79,7 +82,7 @@ class Stage:
             if stash is None:
                 return self._layer(weights, x, again), leaves
             x, residuals = self._vjp.forward(weights, x, again)
-            return x, _write(leaves, stash.number, index, residuals)
+            return x, _write(leaves, stash.number, index, self._in_order(residuals))
 
         return lax.fori_loop(0, chunk.num_layers, body, (x, stash.leaves if stash else []))
 
@@ -92,7 +95,7 @@ class Stage:
         def body(step: jax.Array, carry: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
             dy, grads = carry
             index, weights, again = _from_last(chunk, step, microbatch)
-            dweights, dx = self._vjp.backward(weights, again, stash.read(index), dy)
+            dweights, dx = self._vjp.backward(weights, again, self._in_order(stash.read(index)), dy)
             return dx, _add(grads, chunk.grad_row + index, jax.tree.leaves(dweights))
 
         return lax.fori_loop(0, chunk.num_layers, body, (dy, grads))
@@ -106,8 +109,8 @@ class Stage:
         def body(step: jax.Array, carry: tuple[jax.Array, Arrays, Tree]) -> tuple[jax.Array, Arrays, Tree]:
             dy, leaves, grads = carry
             index, weights, again = _from_last(chunk, step, microbatch)
-            result = self._vjp.backward_input(weights, again, stash.read(index), dy)
-            leaves = _write(leaves, weight_stash.number, index, result.left)
+            result = self._vjp.backward_input(weights, again, self._in_order(stash.read(index)), dy)
+            leaves = _write(leaves, weight_stash.number, index, self._in_order(result.left))
             return result.dx, leaves, _add(grads, chunk.grad_row + index, result.dgiven)
 
         return lax.fori_loop(0, chunk.num_layers, body, (dy, weight_stash.leaves, grads))
@@ -120,11 +123,19 @@ class Stage:
 
         def body(step: jax.Array, grads: Tree) -> Tree:
             index, weights, again = _from_last(chunk, step, microbatch)
-            left = weight_stash.read(index)
-            dweights = self._vjp.backward_weights(weights, again, stash.read(index), left, like)
+            stashed, left = self._in_order(stash.read(index)), self._in_order(weight_stash.read(index))
+            dweights = self._vjp.backward_weights(weights, again, stashed, left, like)
             return _add(grads, chunk.grad_row + index, dweights)
 
         return lax.fori_loop(0, chunk.num_layers, body, grads)
+
+    def _in_order(self, arrays: Arrays) -> Arrays:
+        return in_row_major(arrays) if self._row_major else arrays
+
+
+def in_row_major(tree: Tree) -> Tree:
+    """Arrays that lie in row-major order in memory, whatever order suits those who make or read them."""
+    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
 
 
 def _row(weights: Tree, row: Any) -> Tree:

@@ -184,7 +184,8 @@ def report(config: Config, ahead: Ahead) -> dict[str, Any]:
 
 def runs(layout: Layout) -> dict[str, float]:
     """How often a step runs what the executor has given names, on the rank that runs it most often (`collectives`)."""
-    lowered, chunks = layout.lowered, layout.placement.chunk_sizes()
+    lowered, placement, chunks = layout.lowered, layout.placement, layout.placement.chunk_sizes()
+    ticks = max((windows.period for windows in layout.windows.values()), default=lowered.num_ticks)
 
     def busiest(column: str) -> int:
         return int((lowered.column(column) != NONE).sum(axis=0).max())
@@ -196,7 +197,7 @@ def runs(layout: Layout) -> dict[str, float]:
         "backward": busiest("backward_chunk"),
         "embed_backward": busiest("embed_backward"),
         "weights": busiest("weight_chunk"),
-        "finish": layout.placement.num_chunks,
+        "finish": placement.num_chunks * placement.rows_per_chunk / ticks,
         "layers": max(sum(sizes) / sum(map(bool, sizes)) for sizes in chunks),  # of a chunk, where they differ
-        "ticks": max((windows.period for windows in layout.windows.values()), default=lowered.num_ticks),
+        "ticks": ticks,
     }

@@ -164,6 +164,9 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         layer=lambda layer, x, again: model.apply_layer(layer, x, again[0], context(again[1])),
         head=lambda outer, x, microbatch: head(outer, x, microbatch, context(microbatch)),
         recompute=recompute == "full",
+        # On GPUs XLA would give the stash the order that collectives or products want, and transpose it whole for the
+        # others in each tick. On TPUs it pads what lies in another order than it has chosen.
+        row_major=mesh.devices.flat[0].platform == "gpu",
     )
 
 

@@ -73,9 +73,17 @@ class Program:
 
     @property
     def compiler_options(self) -> dict[str, bool | str]:
-        """What XLA is to do besides its defaults: on GPUs, put work between the start and the end of collectives."""
-        on_gpus = self.mesh.devices.flat[0].platform == "gpu"
-        return {"xla_gpu_enable_latency_hiding_scheduler": True} if on_gpus else {}
+        """What XLA is to do besides its defaults, on GPUs.
+
+        It is to put work between the start and the end of collectives; and to see, as its other backends do, that what
+        a conditional changes in place nobody reads any more. Otherwise each tick copies the whole stash.
+        """
+        if self.mesh.devices.flat[0].platform != "gpu":
+            return {}
+        return {
+            "xla_gpu_enable_latency_hiding_scheduler": True,
+            "xla_gpu_copy_insertion_use_region_analysis": True,
+        }
 
     def resume(self, state: TrainState) -> TrainState:
         """A state to go on from, of one as `Checkpoints.restore_newest` gives it."""

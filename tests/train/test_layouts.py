@@ -12,6 +12,7 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.data import Loader
 from fiddlex.models import dropout
+from fiddlex.pipeline import engine
 from fiddlex.train.trainer import Trainer
 from tests import reference
 
@@ -142,6 +143,14 @@ def test_layout_trains_as_the_reference_does(case: Case, tiny_config: Config) ->
 def test_masks_drawn_in_parts_train_alike(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dropout, "MOST_AT_ONCE", 1000)
     case = Case(1, 2, pipe=2, microbatches=4, schedule="zb_h1", recompute="selective")
+    test_layout_trains_as_the_reference_does(case, tiny_config)
+
+
+def test_what_lasts_in_row_major_order_trains_alike(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does on GPUs."""
+    model = engine.Model
+    monkeypatch.setattr(engine, "Model", lambda **fields: model(**fields | {"row_major": True}))
+    case = Case(2, 2, pipe=2, microbatches=4, schedule="zb_h1", semantics="2bw", sequence_parallel=True)
     test_layout_trains_as_the_reference_does(case, tiny_config)
 
 
