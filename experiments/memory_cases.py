@@ -1,10 +1,11 @@
-"""What experiments/memory_model.py compiles: real models, 125 million to 175 billion parameters, on slices of TPUs.
+"""What experiments/memory_model.py compiles: real models, 110 million to 175 billion parameters, on TPUs and GPUs.
 
 Each case is a config of configs/, a topology, and what is changed, as one would write it for experiments/compile.py:
 `mesh.pipe=4` is `--config.mesh.pipe=4` there. Batches are a few microbatches of each replica, since the number of
 microbatches takes no memory but GPipe's; meshes are the smallest that the layout needs.
 """
 
+import math
 from typing import NamedTuple
 
 
@@ -241,3 +242,15 @@ CASES = {
         "pipeline.recompute=none model.dropout=0.0",
     ),
 }
+
+GPUS_OF_A_HOST = 8
+
+
+def on_gpus(case: Case) -> Case:
+    """The same on as many H100s."""
+    number = math.prod(map(int, case.topology.rpartition(":")[2].split("x")))
+    hosts = max(number // GPUS_OF_A_HOST, 1)
+    return case._replace(topology=f"gpu:h100:{hosts}x{number // hosts}")
+
+
+CASES_ON = {"tpu": CASES, "gpu": {name: on_gpus(case) for name, case in CASES.items()}}

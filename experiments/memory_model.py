@@ -1,12 +1,13 @@
-"""Holds the memory that is predicted of a train step against what XLA assigns, for models of real sizes on TPUs.
+"""Holds the memory that is predicted of a train step against what XLA assigns, for models of real sizes.
 
     python -m experiments.memory_model --results=docs/studies/memory.jsonl [--cases='medium, 1F1B' …]
+    python -m experiments.memory_model --platform=gpu --results=docs/studies/memory_gpu.jsonl
     python -m experiments.memory_model --results=docs/studies/memory.jsonl --plot=docs/studies/memory.svg
 
-Nothing is run and no TPU is needed (extra aot). The cases stand in experiments/memory_cases.py. Each is compiled in a
-process of its own up to where XLA has assigned buffers; the code that it would go on to make takes most of the time and
-no part in the figure. Each is a line of the results, so that a study that was stopped goes on where it was; the table
-at the end is of all that is there. `--plot` draws them and compiles nothing.
+Nothing is run, and no TPU or GPU is needed (extras aot and aot_gpu). The cases stand in experiments/memory_cases.py.
+Each is compiled in a process of its own up to where XLA has assigned buffers; the code that it would go on to make
+takes most of the time on TPUs and no part in the figure. Each is a line of the results, so that a study that was
+stopped goes on where it was; the table at the end is of all that is there. `--plot` draws them and compiles nothing.
 """
 
 import datetime
@@ -25,7 +26,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from experiments.memory_cases import CASES, Case
+from experiments.memory_cases import CASES, CASES_ON, Case
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.flags import load_config, run
@@ -36,14 +37,19 @@ from fiddlex.pipeline.placement import LayerPlacement, place_layers
 from fiddlex.pipeline.schedule import Schedule
 from fiddlex.pipeline.semantics import make_semantics
 from fiddlex.pipeline.windows import frame_of, unroll
+from fiddlex.simulate.backend import backend_of
 from fiddlex.simulate.memory import device_memory
 from fiddlex.sizes import num_parameters
+from fiddlex.topology import Compiler
 
 ROOT = pathlib.Path(__file__).parents[1]
 LIMIT_S = 480.0  # for one case
+PACKAGES = {"tpu": ("jax", "libtpu"), "gpu": ("jax", "jax-cuda12-plugin")}
+AFTER_THE_REPORT = "*after_optimizations_after_buffer_assignment.txt", "*.thunk_sequence.txt"  # of TPUs, of GPUs
 COLOURS = {"gpt": "#0072B2", "bert": "#D55E00"}  # Okabe and Ito's
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of compiled cases, read and added to", required=True)
+_PLATFORM = flags.DEFINE_enum("platform", "tpu", list(CASES_ON), "gpu: the same cases on H100s")
 _CASES = flags.DEFINE_multi_enum("cases", list(CASES), list(CASES), "cases to compile")
 _PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; nothing is compiled then")
 
@@ -52,30 +58,31 @@ def main(argv: list[str]) -> None:
     """Compiles what is missing, prints the table, or draws."""
     path = pathlib.Path(_RESULTS.value)
     path.parent.mkdir(parents=True, exist_ok=True)
-    results = read(path)
+    cases = CASES_ON[_PLATFORM.value]
+    results = read(path, cases)
     if _PLOT.value:
         draw(results, pathlib.Path(_PLOT.value))
         return
     for name in _CASES.value:
         if name not in results:
-            case = CASES[name]
+            case = cases[name]
             start = time.monotonic()
             compiled = compiled_bytes(make_config(case), case.topology)
             results[name] = {"case": name, **case._asdict(), "compiled_bytes": compiled}
             results[name] |= {"seconds": round(time.monotonic() - start, 1), "date": str(datetime.date.today())}
-            results[name] |= {package: importlib.metadata.version(package) for package in ("jax", "libtpu")}
+            results[name] |= {package: importlib.metadata.version(package) for package in PACKAGES[_PLATFORM.value]}
             logging.info("%s: %.2f GB", name, compiled / 1e9)
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(results[name]) + "\n")
     print(table(results))
 
 
-def read(path: pathlib.Path) -> dict[str, dict[str, Any]]:
+def read(path: pathlib.Path, cases: dict[str, Case]) -> dict[str, dict[str, Any]]:
     """The results by name of their case, but for those whose case has been changed since, in the order of the cases."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = {result["case"]: result for result in map(json.loads, lines)}
-    same = {name: case._asdict().items() <= found.get(name, {}).items() for name, case in CASES.items()}
-    return {name: found[name] for name in CASES if same[name]}
+    same = {name: case._asdict().items() <= found.get(name, {}).items() for name, case in cases.items()}
+    return {name: found[name] for name in cases if same[name]}
 
 
 def make_config(case: Case) -> Config:
@@ -93,10 +100,11 @@ def make_config(case: Case) -> Config:
     return config.validate()
 
 
-def predicted_bytes(config: Config) -> int:
-    """The peak that is predicted for a config; imports no jax."""
+def predicted_bytes(config: Config, topology: str) -> int:
+    """The peak that is predicted for a config, compiled for a topology like `tpu:v5e:2x4`; imports no jax."""
     sizes, placement = plan(config)
-    return device_memory(config, sizes, placement).peak
+    platform, name, _ = topology.split(":")
+    return device_memory(config, sizes, placement, backend_of(Compiler(platform, name))).peak
 
 
 def plan(config: Config) -> tuple[Sizes, LayerPlacement]:
@@ -126,7 +134,11 @@ def compiled_bytes(config: Config, topology: str) -> int:
     receiver, sender = spawn.Pipe(duplex=False)
     child = spawn.Process(target=_compile, args=(config.to_json(), topology, sender), daemon=True)
     child.start()
-    answer = receiver.recv() if receiver.poll(LIMIT_S) else f"no buffers assigned after {LIMIT_S:.0f} s"
+    sender.close()  # so that the end of the child is the end of the pipe
+    try:
+        answer = receiver.recv() if receiver.poll(LIMIT_S) else f"no buffers assigned after {LIMIT_S:.0f} s"
+    except EOFError:
+        answer = "the process that compiles ended before it had an answer"
     child.kill()
     child.join()
     if isinstance(answer, str):
@@ -145,26 +157,27 @@ def _compile(config_json: str, topology: str, answer: Connection) -> None:
 
         def compile_step() -> None:
             try:
-                Program(config, make_topology_mesh(config.mesh, topology)).lower().compile()
+                program = Program(config, make_topology_mesh(config.mesh, topology))
+                program.lower().compile(compiler_options=program.compiler_options)
             except Exception as error:
                 errors.append(str(error).partition("\n")[0])
 
         config = Config.from_json(config_json).validate()
         compiler = threading.Thread(target=compile_step, daemon=True)
         compiler.start()
-        while not (assigned := _assigned(pathlib.Path(folder))) and compiler.is_alive():
+        while not _assigned(pathlib.Path(folder)) and compiler.is_alive():
             time.sleep(0.2)
-        answer.send(assigned or [*errors, "XLA wrote no report of its buffers"][0])
+        answer.send(_assigned(pathlib.Path(folder)) or [*errors, "XLA wrote no report of its buffers"][0])
         compiler.join()
 
 
 def _assigned(folder: pathlib.Path) -> int:
     """Bytes in the report that XLA leaves in a folder; 0 before it is whole, as the file written after it tells."""
-    if not list(folder.glob("*after_optimizations_after_buffer_assignment.txt")):
+    if not [file for pattern in AFTER_THE_REPORT for file in folder.glob(pattern)]:
         return 0
     (report,) = folder.glob("*after_optimizations-memory-usage-report.txt")
     match = re.search(r"Memory Space: default.*\nTotal bytes: (\d+)", report.read_text(encoding="utf-8"))
-    assert match, f"{report} has another form than that of libtpu 0.0.52"
+    assert match, f"{report} has another form than those of libtpu 0.0.52 and jax 0.10.2"
     return int(match[1])
 
 
@@ -178,11 +191,11 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     for name, result in results.items():
         config = make_config(CASES[name])
         mesh, parameters = config.mesh, num_parameters(config.model, len(config.data.classes))
-        compiled, predicted = result["compiled_bytes"], predicted_bytes(config)
+        compiled, predicted = result["compiled_bytes"], predicted_bytes(config, result["topology"])
         errors[name] = predicted / compiled - 1
         lines.append(
             f"| {name} | {parameters / 1e9:.2f}B | {mesh.data} × {mesh.pipe} × {mesh.tensor} | "
-            f"{result['topology'].removeprefix('tpu:')} | {compiled / 1e9:.2f} | {predicted / 1e9:.2f} | "
+            f"{result['topology'].partition(':')[2]} | {compiled / 1e9:.2f} | {predicted / 1e9:.2f} | "
             f"{errors[name]:+.1%} |"
         )
     if errors:
@@ -203,7 +216,8 @@ def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
     points: dict[str, list[tuple[float, float]]] = {family: [] for family in COLOURS}
     for name, result in results.items():
         config = make_config(CASES[name])
-        points[config.model.family].append((result["compiled_bytes"] / 1e9, predicted_bytes(config) / 1e9))
+        predicted = predicted_bytes(config, result["topology"])
+        points[config.model.family].append((result["compiled_bytes"] / 1e9, predicted / 1e9))
     compiled = [result["compiled_bytes"] / 1e9 for result in results.values()]
     ends = [0.8 * min(compiled), 1.25 * max(compiled)]
     axes.fill_between(ends, [0.9 * x for x in ends], [1.1 * x for x in ends], color="0.9", label="within 10%")

@@ -38,8 +38,8 @@ _TABLES = flags.DEFINE_multi_enum("table", ["sc21", "2bw"], ["sc21", "2bw"], "ta
 TABLE_1 = [name for name in ROWS if name != "174.6b"]  # that one stands in table 2
 SC21 = dict(zip(TABLE_1, (137, 138, 142, 135, 138, 140, 148, 155, 163, 163), strict=True))
 FITTED_ROWS = 4
-MEGATRON = System(vocabulary_over_pipe=False, scatters_hops=True, gradient_bytes=2)
-PIPEDREAM = System(vocabulary_over_pipe=False, gradient_bytes=2, replicas_inside=True)
+MEGATRON = System(vocabulary_over_pipe=False, scatters_hops=True, gradient_bytes=2, flash=False)
+PIPEDREAM = System(vocabulary_over_pipe=False, gradient_bytes=2, flash=False, replicas_inside=True)
 MICROBATCH = 4  # of the pipelined systems of 2BW's table
 SYSTEMS = ("inter-layer", "tensor", "GPipe", "flush", "2BW")
 STATE_BYTES = 16  # of a weight under Adam in mixed precision: itself, gradient, master, two moments

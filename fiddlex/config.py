@@ -62,6 +62,17 @@ class ModelConfig:
         """Width of one attention head."""
         return self.hidden_size // self.num_heads
 
+    @property
+    def suits_flash(self) -> bool:
+        """Whether cuDNN's flash kernel takes it: half precision, heads up to 128 wide; with a mask, even lengths."""
+        masked = self.family == "bert"
+        return (
+            self.dtype != "float32"
+            and self.head_size % 8 == 0
+            and self.head_size <= 128
+            and not (masked and self.seq_len % 2)
+        )
+
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range or two of them contradict each other."""
         rules.choice("model.family", self.family, tuple(OBJECTIVES))

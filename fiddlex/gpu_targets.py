@@ -6,6 +6,8 @@ kind reports of itself, as XLA's own tests have them (openxla/xla, `target_confi
 
 from typing import NamedTuple
 
+FLASH_CAPABILITY = 8  # the least major compute capability for which cuDNN has a flash kernel
+
 
 class Target(NamedTuple):
     """A GPU.

@@ -6,6 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from fiddlex.config import ModelConfig
+from fiddlex.gpu_targets import FLASH_CAPABILITY
 from fiddlex.models.dropout import Dropout
 
 
@@ -31,13 +32,9 @@ class Context:
 
 
 def has_flash(model: ModelConfig, mesh: Mesh) -> bool:
-    """Whether the mesh's devices have cuDNN's flash kernel for this model.
-
-    It wants half precision, head sizes up to 128, and for a mask, which BERT has, sequences of even length.
-    """
+    """Whether attention runs in cuDNN's flash kernel: the mesh's GPUs have it, and it takes the model."""
     device: jax.Device = mesh.devices.flat[0]
-    if device.platform != "gpu" or "nvidia" not in device.device_kind.lower():
+    if device.platform != "gpu":
         return False
-    if model.family == "bert" and model.seq_len % 2:
-        return False
-    return model.dtype != "float32" and model.head_size % 8 == 0 and model.head_size <= 128
+    major = str(device.compute_capability).partition(".")[0]  # of AMD's a name, such as gfx942
+    return major.isdigit() and int(major) >= FLASH_CAPABILITY and model.suits_flash

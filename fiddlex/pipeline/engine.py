@@ -26,7 +26,7 @@ from fiddlex.pipeline.frame import Frame
 from fiddlex.pipeline.lowering import NONE, Tick
 from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.pipeline.residuals import Arrays
-from fiddlex.pipeline.stage import Chunk, Integer, Slot, Stage, in_row_major
+from fiddlex.pipeline.stage import Chunk, Integer, Slot, Stage, Tile, in_row_major
 from fiddlex.pipeline.windows import Renames
 
 Tree = Any
@@ -41,14 +41,14 @@ class Model:
       layer: `(layer, x, (number, microbatch)) -> x`, of the same type.
       head: `(outer, x, microbatch) -> value`; where it is differentiated a scalar, the same on all ranks of `pipe`.
       recompute: keep the inputs of layers only and run them forward again in the backward pass.
-      row_major: keep what lasts from tick to tick `in_row_major`.
+      tile: of the devices' memory; what lasts from tick to tick is kept `in_row_major`.
     """
 
     embed: Callable[[Tree, Tree], jax.Array]
     layer: Callable[[Tree, jax.Array, Any], jax.Array]
     head: Callable[[Tree, jax.Array, Tree], jax.Array]
     recompute: bool = False
-    row_major: bool = False
+    tile: Tile = None
 
 
 class Weights(NamedTuple):
@@ -101,7 +101,7 @@ class Engine:
 
     @functools.cached_property
     def _stage(self) -> Stage:
-        return Stage(self.model.layer, recompute=self.model.recompute, row_major=self.model.row_major)
+        return Stage(self.model.layer, recompute=self.model.recompute, tile=self.model.tile)
 
     def start(self) -> Carry:
         """The carry before the first tick."""
@@ -311,7 +311,7 @@ class Engine:
         all_rows = rows * self.placement.num_chunks
         if not sizes.finished:
             return carry
-        ordered = in_row_major if self.model.row_major else lambda tree: tree
+        ordered = functools.partial(in_row_major, tile=self.model.tile)
         row = self._place(microbatch, sizes.sums) * all_rows + number * rows
         target = self._place(microbatch, sizes.finished) * all_rows + number * rows
         sums = _flat(carry.grads.layers)

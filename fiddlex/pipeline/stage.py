@@ -18,6 +18,7 @@ from fiddlex.pipeline.residuals import Arrays, SplitVjp
 
 Tree = Any
 Integer = jax.Array | int  # an int32 scalar
+Tile = tuple[int, int] | None
 
 
 class Chunk(NamedTuple):
@@ -58,13 +59,13 @@ class Stage:
     Args:
       layer: `(weights of a layer, x, (number of the layer, microbatch)) -> y`, of the type of `x`.
       recompute: stash the input of each layer only.
-      row_major: keep what is stashed `in_row_major`.
+      tile: of what is stashed, see `in_row_major`.
     """
 
-    def __init__(self, layer: Callable[[Tree, jax.Array, Any], jax.Array], *, recompute: bool, row_major: bool = False):
+    def __init__(self, layer: Callable[[Tree, jax.Array, Any], jax.Array], *, recompute: bool, tile: Tile = None):
         self._layer = layer
         self._vjp = SplitVjp(layer, recompute=recompute)
-        self._row_major = row_major
+        self._tile = tile
 
     def kept(self, chunk: Chunk, x: jax.Array, microbatch: Tree) -> tuple[Arrays, Arrays]:
         """What one layer leaves in the stash and, with I and W apart, in the weight stash."""
@@ -130,12 +131,23 @@ class Stage:
         return lax.fori_loop(0, chunk.num_layers, body, grads)
 
     def _in_order(self, arrays: Arrays) -> Arrays:
-        return in_row_major(arrays) if self._row_major else arrays
+        return in_row_major(arrays, self._tile)
 
 
-def in_row_major(tree: Tree) -> Tree:
-    """Arrays that lie in row-major order in memory, whatever order suits those who make or read them."""
-    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
+def in_row_major(tree: Tree, tile: Tile) -> Tree:
+    """Arrays that lie in row-major order in memory, whatever order suits those who make or read them.
+
+    Args:
+      tree: the arrays.
+      tile: multiples to which the last two dimensions of an array are padded in memory; one that would be padded may
+        lie in any order. None: all may.
+    """
+
+    def ordered(x: jax.Array) -> jax.Array:
+        padded = tile is None or any(size % multiple for size, multiple in zip(x.shape[::-1], tile[::-1], strict=False))
+        return x if padded else with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+    return jax.tree.map(ordered, tree)
 
 
 def _row(weights: Tree, row: Any) -> Tree:

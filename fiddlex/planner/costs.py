@@ -20,6 +20,7 @@ from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.planner.communication import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
 from fiddlex.planner.work import Work, edge_work, layer_work
+from fiddlex.simulate.backend import backend_of
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.layer_memory import FLOAT32, ITEMSIZES
 from fiddlex.simulate.weight_memory import num_moments
@@ -114,7 +115,7 @@ class System:
       scatters_hops: each tensor rank sends its part of an activation, which is gathered where it arrives (Narayanan et
         al., SC 2021, section 4.1).
       gradient_bytes: of a weight's gradient as it is reduced over `data`; None: 4.
-      flash: attention runs in a fused kernel.
+      flash: attention runs in a fused kernel; None: where the chip has one that takes the model.
       replicas_inside: replicas of a stage are neighbours, and its pipeline goes from server to server (2BW's planner);
         else `pipe` varies faster than `data`, as here.
     """
@@ -122,7 +123,7 @@ class System:
     vocabulary_over_pipe: bool = True
     scatters_hops: bool = False
     gradient_bytes: int = FLOAT32
-    flash: bool = False
+    flash: bool | None = None
     replicas_inside: bool = False
 
 
@@ -144,6 +145,8 @@ class CostModel:
     ):
         self._config, self._topology, self._efficiency = config, topology, efficiency
         self._system, self._itemsize = system or System(), ITEMSIZES[config.model.dtype]
+        has_flash = backend_of(topology.compiler).runs_flash(config.model)
+        self._flash = has_flash if self._system.flash is None else self._system.flash
         topology.chip.peak(config.model.dtype)
         # A cache of this model alone, which goes when the model goes.
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
@@ -207,7 +210,7 @@ class CostModel:
     def _layer(self, tensor: int, sequence_parallel: bool, examples: int, recompute: str) -> tuple[float, float, float]:
         """Seconds of F, I (with what is computed again) and W, without communication."""
         config = self._sized(MeshConfig(1, 1, tensor, sequence_parallel), examples, recompute)
-        work = layer_work(config, flash=self._system.flash)
+        work = layer_work(config, flash=self._flash)
         return (
             self._seconds(work.forward),
             self._seconds(work.again, work.backward_input),

@@ -2,9 +2,9 @@
 
 The space: data × pipe × tensor × schedule × chunks × microbatch × semantics × recompute × sequence parallelism. Left
 out is what cannot be better: GPipe, which takes as long as 1F1B and holds more; a pipeline of one rank under another
-name; under 2BW all but 1F1B, which has no bubble there. Also left out is 2BW on more than `MOST_WAITING` ranks with so
-few microbatches that they wait for updates: unrolling it would take longer than all the rest. Invariant: every layout
-is a config that validates. Imports no jax.
+name; under 2BW all but 1F1B, which has no bubble there; recomputing attention where a flash kernel does so anyway. Also
+left out is 2BW on more than `MOST_WAITING` ranks with so few microbatches that they wait for updates: it would take
+longer to unroll than all the rest. Invariant: every layout is a config that validates. Imports no jax.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from fiddlex.config import RECOMPUTE_MODES, Config, MeshConfig, PipelineConfig
 from fiddlex.planner.costs import EFFICIENCY
 from fiddlex.planner.shapes import Shape
+from fiddlex.simulate.backend import backend_of
 from fiddlex.topology import Topology
 
 HEADROOM = 0.1  # of a device's memory left free: what the memory model may be wrong by (docs/memory.md)
@@ -96,6 +97,8 @@ class Layout(NamedTuple):
 def layouts(problem: Problem) -> Iterator[Layout]:
     """The space, by divisors of the devices, the heads and the batch."""
     model, batch = problem.config.model, problem.config.data.global_batch_size
+    flash = backend_of(problem.topology.compiler).runs_flash(model)
+    modes = [mode for mode in RECOMPUTE_MODES if not (flash and mode == "selective")]
     for devices in _numbers_of_devices(problem):
         for tensor in _divisors(math.gcd(math.gcd(model.num_heads, model.mlp_size), devices)):
             for pipe in _divisors(devices // tensor):
@@ -105,7 +108,7 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                 parallel = (False, True) if tensor > 1 and model.seq_len % tensor == 0 else (False,)
                 for number, sequence in itertools.product(_divisors(batch // data), parallel):
                     for schedule, chunks, semantics in _pipelines(problem, pipe, number):
-                        for recompute in RECOMPUTE_MODES:
+                        for recompute in modes:
                             yield Layout(data, pipe, tensor, sequence, schedule, chunks, number, semantics, recompute)
 
 

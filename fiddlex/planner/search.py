@@ -18,6 +18,7 @@ from fiddlex.pipeline.placement import LayerPlacement, place_layers
 from fiddlex.planner.costs import CostModel, MicrobatchTimes, StepTimes
 from fiddlex.planner.layouts import Layout, Problem, layouts
 from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
+from fiddlex.simulate.backend import backend_of
 from fiddlex.simulate.memory import Memory, device_memory
 from fiddlex.simulate.weight_memory import device_parameters
 from fiddlex.sizes import model_flops
@@ -142,6 +143,7 @@ class _Space:
     def __init__(self, problem: Problem):
         self.problem = problem
         self._model = CostModel(problem.config, problem.topology, efficiency=problem.efficiency)
+        self._backend = backend_of(problem.topology.compiler)
         self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
 
     def entries(self) -> Iterator[_Entry]:
@@ -164,7 +166,8 @@ class _Space:
 
     def memory(self, layout: Layout) -> Memory:
         """Of each device."""
-        return device_memory(layout.applied(self.problem.config), sizes(layout.shape), self.cut(layout).placement)
+        config, placement = layout.applied(self.problem.config), self.cut(layout).placement
+        return device_memory(config, sizes(layout.shape), placement, self._backend)
 
     def cut(self, layout: Layout) -> "_Cut":
         """Its layers on stages."""

@@ -78,8 +78,10 @@ def _scaled_links(field: str) -> Callable[[Scenario, str], Scenario]:
 
 
 def _other_chip(scenario: Scenario, value: str) -> Scenario:
-    topology = _topology(scenario, "chip")
-    return dataclasses.replace(scenario, topology=dataclasses.replace(topology, chip=load_topology(value).chip))
+    """Another chip on the same links, with what compiles for it."""
+    topology, other = _topology(scenario, "chip"), load_topology(value)
+    changed = dataclasses.replace(topology, chip=other.chip, compiler=other.compiler)
+    return dataclasses.replace(scenario, topology=changed)
 
 
 def _fused_optimizer(scenario: Scenario, value: str) -> Scenario:

@@ -9,6 +9,10 @@ import functools
 import itertools
 import math
 
+from fiddlex.config import ModelConfig
+from fiddlex.gpu_targets import FLASH_CAPABILITY, TARGETS
+from fiddlex.topology import Compiler
+
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
@@ -17,6 +21,9 @@ class Backend:
     Attributes:
       fuses: long chains of elementwise operations, with the products beside them, leave nothing in memory but their
         result: neither the words of the random generator, nor exponentials and gradients of logits.
+      rounds_gradients: gradients of scores and logits are in memory in the compute dtype alone, beside the float32 ones
+        that they are made of.
+      flash: it has a kernel for attention that keeps no scores (`runs_flash`).
       rounds_products: products of float32 take bfloat16 (the default precision), and what products alone read is kept
         so.
       lanes: the last dimension of an argument is padded to a multiple of this, and the last but one to one of
@@ -32,6 +39,8 @@ class Backend:
 
     fuses: bool
     rounds_products: bool
+    rounds_gradients: bool = False
+    flash: bool = False
     lanes: int = 1
     sublanes: int = 1
     whole_lanes_copy: bool = False
@@ -42,11 +51,24 @@ class Backend:
         """Elements that an array of 4-byte elements takes, padding included."""
         return _tiled(shape, self.sublanes, self.lanes)
 
+    def runs_flash(self, model: ModelConfig) -> bool:
+        """Whether attention runs in the flash kernel when a model is trained: it does where nothing is dropped."""
+        return self.flash and model.suits_flash and not model.dropout
+
 
 CPU = Backend(fuses=False, rounds_products=False)
 TPU = Backend(
     fuses=True, rounds_products=True, lanes=128, sublanes=8, whole_lanes_copy=True, reduces_whole=True, narrow_head=64
 )
+GPU = Backend(fuses=False, rounds_products=False, rounds_gradients=True, flash=True)
+
+
+def backend_of(compiler: Compiler | None) -> Backend:
+    """The backend that compiles for a topology; what names none is taken for GPUs without a flash kernel."""
+    if compiler and compiler.platform == "tpu":
+        return TPU
+    known = TARGETS.get(compiler.name) if compiler else None
+    return dataclasses.replace(GPU, flash=known is not None and known.capability >= FLASH_CAPABILITY)
 
 
 @functools.cache

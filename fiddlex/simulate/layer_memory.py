@@ -42,7 +42,9 @@ class Layer:
       units: the hidden layer of the MLP, B·S·F.
       scores: attention's scores, B·N·S·S.
       head_size: of one head.
+      statistics: of the scores' rows, B·N·S.
       dropout: whether anything is dropped.
+      flash: whether attention runs in a kernel that keeps no scores.
       qkv: weights of queries, keys and values, H·3·A.
       kernel: those of the largest product.
     """
@@ -56,8 +58,10 @@ class Layer:
     heads: int
     units: int
     scores: int
+    statistics: int
     head_size: int
     dropout: bool
+    flash: bool
     qkv: int
     kernel: int
 
@@ -77,8 +81,10 @@ class Layer:
             heads=tokens * width,
             units=tokens * units,
             scores=tokens * model.num_heads // tensor * model.seq_len,
+            statistics=tokens * model.num_heads // tensor,
             head_size=model.head_size,
             dropout=model.dropout > 0,
+            flash=backend.runs_flash(model),
             qkv=3 * hidden * width,
             kernel=hidden * max(3 * width, units),
         )
@@ -87,7 +93,7 @@ class Layer:
         """Bytes that a forward leaves: of everything, of all but attention's inside, or of the input alone."""
         if self.recompute == "full":
             return self._input()
-        attention = self._probabilities() * (self.recompute == "none")
+        attention = self._probabilities() * (self.recompute == "none" or self.flash)
         return self._input() + self._around_attention() + self._mlp() + attention
 
     def _input(self) -> int:
@@ -99,7 +105,9 @@ class Layer:
         return (self.whole + 4 * self.heads) * self.operand + self.residual * MASK * self.dropout
 
     def _probabilities(self) -> int:
-        """Bytes of probabilities, and where some are dropped of those that are left and the mask."""
+        """Bytes of probabilities, and where some are dropped of those that are left and the mask; of flash, sums."""
+        if self.flash:
+            return self.statistics * FLOAT32
         return self.scores * (self.itemsize + (self.operand + MASK) * self.dropout)
 
     def _mlp(self) -> int:
@@ -129,16 +137,21 @@ class Layer:
 
     def _softmax(self) -> int:
         """Bytes of the scores and of what attention leaves."""
-        return self.scores * FLOAT32 + self._probabilities()
+        return self.scores * FLOAT32 * (not self.flash) + self._probabilities()
 
     def _attention_forward(self) -> int:
         """Bytes of scores; unless all is fused, of what it leaves, and two random words a score with the two before."""
         if self.backend.fuses:
             return self.scores * FLOAT32
-        return self._softmax() + 4 * self.scores * WORD * self.dropout
+        words = 4 * self.scores * WORD * (self.dropout and not self.backend.rounds_gradients)
+        return self._softmax() + words
 
     def _attention_backward(self) -> int:
         """Bytes of scores and probabilities, read or computed again, and of the gradients of both."""
+        if self.flash:  # gradients of queries, keys, values and of what comes out, in float32 the first
+            return self._probabilities() + self.heads * (FLOAT32 + 3 * self.itemsize)
+        if self.backend.rounds_gradients:
+            return self._softmax() + 2 * self.scores * self.itemsize
         if not self.backend.fuses:
             return self._softmax() * (self.recompute != "none") + 2 * self.scores * FLOAT32
         if self.recompute == "none":  # as they are read, as the products want them, and both gradients
@@ -163,6 +176,7 @@ def outside_layers(config: Config, backend: Backend) -> int:
     columns = config.padded_vocab_size // config.mesh.vocab_shards
     tokens = num_rows(config) * model.seq_len
     scored = tokens if model.task == "lm" else num_rows(config) * num_masked(config)
-    logits = (1 if backend.fuses else 3) * scored * columns * FLOAT32
+    of_logit = FLOAT32 if backend.fuses else FLOAT32 + itemsize if backend.rounds_gradients else 3 * FLOAT32
+    logits = scored * columns * of_logit
     stream = 3 * tokens * model.hidden_size * itemsize
     return stream + max(logits, 2 * columns * model.hidden_size * FLOAT32)

@@ -33,6 +33,10 @@ from fiddlex.train.state import Layout, TrainState
 
 HeadFunction = Callable[[Weights, jax.Array, Batch, Context], jax.Array]  # of a model, as `Transformer.loss`
 
+# Left to itself, XLA gives the stash the order that one product or collective wants, and copies it whole for the others
+# in each tick. Of TPUs, in bfloat16.
+TILES = {"gpu": (1, 1), "tpu": (16, 128)}
+
 
 class GradientSource(Protocol):
     """Where a train step has its gradients from.
@@ -164,9 +168,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         layer=lambda layer, x, again: model.apply_layer(layer, x, again[0], context(again[1])),
         head=lambda outer, x, microbatch: head(outer, x, microbatch, context(microbatch)),
         recompute=recompute == "full",
-        # On GPUs XLA would give the stash the order that collectives or products want, and transpose it whole for the
-        # others in each tick. On TPUs it pads what lies in another order than it has chosen.
-        row_major=mesh.devices.flat[0].platform == "gpu",
+        tile=TILES.get(mesh.devices.flat[0].platform),
     )
 
 

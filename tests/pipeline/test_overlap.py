@@ -4,7 +4,6 @@ The order of a tick's operations decides that and is fragile, so it is read off 
 hop is asynchronous, and between its start and its end stand the matrix products of a stage's pass.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from fiddlex.config import Config
+from tests.compiling import needs_cuda_plugin
 
 # In a process of its own, since that for which to compile has to be set before jax starts.
 PROGRAM = """
@@ -29,11 +29,6 @@ print(json.dumps(report(config, compile_ahead(config, make_topology_mesh(config.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 SEVERAL_AT_ONCE = "--xla_gpu_experimental_parallel_collective_overlap_limit=4"  # that XLA lets run beside one another
 PRODUCTS_OF_A_LAYER = 6  # queries, keys and values; scores; values by scores; projection; two of the MLP
-
-
-def has_cuda_plugin() -> bool:
-    names = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
-    return importlib.util.find_spec("jax_plugins") is not None and any(map(importlib.util.find_spec, names))
 
 
 def pipelined(schedule: str, chunks: int, recompute: str, semantics: str = "sync") -> Config:
@@ -80,7 +75,7 @@ def test_every_hop_has_a_slot_of_work_beside_it(schedule: str, chunks: int, reco
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_cuda_plugin(), reason="compiling for GPUs takes jax's CUDA plugin, of the extra `aot_gpu`")
+@needs_cuda_plugin
 @pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved_1f1b", 2)])
 def test_hops_on_gpus_have_work_beside_them_once_several_collectives_may_be_under_way(
     schedule: str, chunks: int

@@ -12,7 +12,7 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.data import Loader
 from fiddlex.models import dropout
-from fiddlex.pipeline import engine
+from fiddlex.train import gradients
 from fiddlex.train.trainer import Trainer
 from tests import reference
 
@@ -147,9 +147,8 @@ def test_masks_drawn_in_parts_train_alike(tiny_config: Config, monkeypatch: pyte
 
 
 def test_what_lasts_in_row_major_order_trains_alike(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it does on GPUs."""
-    model = engine.Model
-    monkeypatch.setattr(engine, "Model", lambda **fields: model(**fields | {"row_major": True}))
+    """As on GPUs."""
+    monkeypatch.setitem(gradients.TILES, "cpu", gradients.TILES["gpu"])
     case = Case(2, 2, pipe=2, microbatches=4, schedule="zb_h1", semantics="2bw", sequence_parallel=True)
     test_layout_trains_as_the_reference_does(case, tiny_config)
 
