@@ -81,8 +81,8 @@ def batch_seconds(shape: Shape, costs: Costs) -> float:
 def sizes(shape: Shape) -> Sizes:
     """What the pipeline holds."""
     p, v, m = shape.pipe, shape.chunks, shape.num_microbatches
-    if p == 1:
-        frame = make_frame(lower(_schedule(shape.schedule, p, v, m)), m)
+    if p == 1:  # each microbatch is done with before the next begins
+        frame = make_frame(lower(_schedule(shape.schedule, p, v, 1)), 1)
         return frame.sizes if shape.semantics == "sync" else _windows(shape).sizes
     if shape.semantics != "sync":
         return Sizes(Slots(2, 2, 2 * p - 1, 0), 2, 2, 1, 2, 1) if v == 1 else _windows(shape).sizes
