@@ -138,7 +138,8 @@ def test_large_primes_take_no_longer():
     prime = 2**31 - 1
     with pytest.raises(ConfigError, match=f"{prime} devices cannot be a mesh"):
         search(a_problem(num_devices=prime))
-    assert search(a_problem(num_devices=1, batch=prime, memory_bytes=2**62)).plans[0].layout.num_microbatches == prime
+    found = search(a_problem(num_devices=1, batch=prime, memory_bytes=2**62), keep=9)
+    assert {plan.layout.num_microbatches for plan in found.plans} == {1, prime}
 
 
 def test_what_cannot_be_cut_is_refused():
@@ -146,13 +147,14 @@ def test_what_cannot_be_cut_is_refused():
         search(a_problem(num_devices=7, batch=16))
 
 
-def test_a_written_config_is_the_plans():
+@pytest.mark.parametrize("title", ["A title.", 'an A"""100 of C:\\Users\\New\\n.toml\\', 'ends in "'])
+def test_a_written_config_is_the_plans(title):
     problem = a_problem()
     best = search(problem, keep=1).plans[0]
     scope: dict[str, object] = {}
-    exec(as_python(best.config, "A title."), scope)
+    exec(as_python(best.config, title), scope)
     assert scope["get_config"]() == best.config
-    assert scope["__doc__"] == "A title."
+    assert scope["__doc__"] == title
 
 
 def test_text_and_json_have_the_plans_numbers():
