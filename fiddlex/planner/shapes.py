@@ -108,6 +108,9 @@ _SLOTS: dict[str, Callable[[int, int, int], Slots]] = {
 def free_running_seconds(shape: Shape, costs: Costs) -> float:
     """Seconds of a batch that is flushed in the free-running clock, that of other systems; long pipelines drawn out.
 
+    That is exact where hops are far shorter than stages, and interleaved stages are alike; others take longer than this
+    to settle, and it can be some percent off.
+
     Args:
       shape: the pipeline.
       costs: in seconds, for its stages.
