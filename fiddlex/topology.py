@@ -345,4 +345,6 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    from fiddlex.flags import run  # which this module takes only as a program
+
+    run(lambda argv: print(table()))
