@@ -18,6 +18,7 @@ from typing import Any
 
 from absl import flags
 
+from fiddlex import rules
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.flags import define_config, run
@@ -38,6 +39,7 @@ _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON 
 def main(argv: list[str]) -> None:
     """Measures and tells."""
     config = _CONFIG.value.validate()
+    rules.at_least("--seconds", _SECONDS.value, 0)
     if _PROFILE.value:
         profile = measure_profile(config, pathlib.Path(_PROFILE.value))
         save_profile(profile, _PROFILE.value)
@@ -63,7 +65,7 @@ def measure_step(config: Config) -> dict[str, Any]:
 
     (seconds,) = time_steps([Case(config)], limit_s=_SECONDS.value, min_rounds=max(_ROUNDS.value, 2))
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
-    flops = model_flops(config.model, config.data.global_batch_size) / median / config.mesh.num_devices
+    flops = model_flops(config.model, config.data.global_batch_size, config.data) / median / config.mesh.num_devices
     return about() | {
         "step_time_s": median,
         "fastest_step_s": min(seconds),
@@ -80,6 +82,7 @@ def measure_profile(config: Config, path: pathlib.Path) -> Profile:
     Raises:
       ConfigError: when the file is no profile, is of another machine, or is missing and the config is tensor parallel.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)  # before it is measured, which takes minutes
     known = load_profile(path) if path.exists() else None
     if known is None and config.mesh.tensor > 1:
         raise ConfigError(
@@ -88,14 +91,16 @@ def measure_profile(config: Config, path: pathlib.Path) -> Profile:
         )
     calibration = Calibration.of(config, () if known else sorted(set(_DEVICES.value)))
 
+    from fiddlex.mesh import request_devices
     from fiddlex.train.timing import Case, about, time_steps
 
     cases = [*map(Case, calibration.configs), Case(calibration.forward, forward_only=True)]
-    times = time_steps(cases, limit_s=_SECONDS.value, min_rounds=_ROUNDS.value)
-    *seconds, forward_s = map(min, times)
+    request_devices(max(case.config.mesh.num_devices for case in cases))
     machine = about()
     if known and known.machine != machine["machine"]:
         raise ConfigError(f"{path} is a profile of {known.machine}; this is {machine['machine']}. Name another file.")
+    times = time_steps(cases, limit_s=_SECONDS.value, min_rounds=_ROUNDS.value)
+    *seconds, forward_s = map(min, times)
     profile = calibration.fit(seconds, forward_s, machine)
     return known.with_entry(profile.entries[0]) if known else profile
 

@@ -27,6 +27,7 @@ from typing import Any
 from absl import flags, logging
 
 from experiments.memory_cases import CASES, CASES_ON, Case
+from experiments.results import read_results
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.flags import load_config, run
@@ -79,8 +80,7 @@ def main(argv: list[str]) -> None:
 
 def read(path: pathlib.Path, cases: dict[str, Case]) -> dict[str, dict[str, Any]]:
     """The results by name of their case, but for those whose case has been changed since, in the order of the cases."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found = {result["case"]: result for result in map(json.loads, lines)}
+    found = {result["case"]: result for result in read_results(path, ["case", "compiled_bytes"])}
     same = {name: case._asdict().items() <= found.get(name, {}).items() for name, case in cases.items()}
     return {name: found[name] for name in cases if same[name]}
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from absl import flags
 
+from fiddlex import rules
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.flags import define_config, run
@@ -23,16 +24,14 @@ from fiddlex.planner.advice import why_none
 from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Problem
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe
 from fiddlex.planner.search import Plan, search
-from fiddlex.topology import Topology, load_topology
+from fiddlex.topology import MOST_GIB, Topology, load_topology
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "name of the catalogue (python -m fiddlex.topology lists it) or a .toml file", required=True
 )
 _NUM_DEVICES = flags.DEFINE_integer("num_devices", None, "devices to use", lower_bound=1, required=True)
-_HBM_GIB = flags.DEFINE_float(
-    "hbm_gib", None, "memory of a device that a step may take; by default 90% of the chip's", lower_bound=0
-)
+_HBM_GIB = flags.DEFINE_float("hbm_gib", None, "memory of a device that a step may take; by default 90% of the chip's")
 _BATCH = flags.DEFINE_integer("global_batch_size", None, "in place of data.global_batch_size", lower_bound=1)
 _OBJECTIVE = flags.DEFINE_enum(
     "objective", "time", OBJECTIVES, "what of a step is to be least; for cost it may take fewer devices, by halves"
@@ -57,7 +56,7 @@ def main(argv: list[str]) -> None:
         config,
         load_topology(_TOPOLOGY.value),
         _NUM_DEVICES.value,
-        memory_bytes=None if _HBM_GIB.value is None else int(_HBM_GIB.value * GIB),
+        memory_bytes=None if _HBM_GIB.value is None else _bytes(_HBM_GIB.value),
         objective=_OBJECTIVE.value,
         semantics=tuple(_SEMANTICS.value),
     )
@@ -75,8 +74,13 @@ def main(argv: list[str]) -> None:
         print(as_text(problem, found))
         for plan, result in zip(found.plans, compiled, strict=False):
             print(_verdict(plan, result))
-    if _WRITE.value:
+    if _WRITE.value is not None:
         _write(pathlib.Path(_WRITE.value), problem, found.plans[0].config.validate())
+
+
+def _bytes(hbm_gib: float) -> int:
+    rules.between("--hbm_gib", hbm_gib, 0, MOST_GIB)
+    return int(hbm_gib * GIB)
 
 
 def compile_plan(plan: Plan, topology: Topology) -> dict[str, Any]:

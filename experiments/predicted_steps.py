@@ -18,6 +18,7 @@ from typing import Any
 
 from absl import flags
 
+from experiments.results import read_results
 from experiments.step_cases import CASES, WHAT_IFS, make_calibrations
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> None:
     """Measures what is missing and prints the tables."""
     path, number = pathlib.Path(_RESULTS.value), _ROUNDS.value
     calibrations = make_calibrations()
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = read_results(path, ["machine", "jax_version", "date", "load", "seconds"])
     if number > len(lines):
         lines += measure(calibrations, number - len(lines), path)
     if not lines:

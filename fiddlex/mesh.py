@@ -125,6 +125,8 @@ def _tpu_devices(name: str) -> Sequence[jax.Device]:
             f"Compiling for tpu:{name} takes libtpu, which is not installed. It comes with the extra aot, for Linux on "
             "x86-64: pip install -e '.[aot]'."
         )
+    if re.search(r"(?<!\d)0", name.partition(":")[2]):  # libtpu divides by the edges
+        raise ConfigError(f"topology 'tpu:{name}' has an edge of no chips. {_TOPOLOGIES}.")
     for variable, value in _NO_TPU.items():
         os.environ.setdefault(variable, value)
     # The two cores of a v4 are one device, as they are to jax on a real one.

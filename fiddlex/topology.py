@@ -56,6 +56,8 @@ from fiddlex.errors import ConfigError
 from fiddlex.records import from_mapping
 from fiddlex.slices import slice_shape
 
+MOST_GIB = 2.0**20  # of one device: a pebibyte, far above what there is
+
 _CATALOGUE = importlib.resources.files("fiddlex") / "topologies"
 
 
@@ -98,6 +100,7 @@ class Chip:
     def validate(self, prefix: str) -> None:
         """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
         rules.positive(f"{prefix}memory_gib", self.memory_gib)
+        rules.between(f"{prefix}memory_gib", self.memory_gib, 0, MOST_GIB)
         rules.positive(f"{prefix}memory_bandwidth", self.memory_bandwidth)
         if not self.peak_flops:
             raise ConfigError(
@@ -316,7 +319,7 @@ def load_topology(name_or_path: str) -> Topology:
         path = _CATALOGUE / f"{name_or_path}.toml"
     where = f"topology {name_or_path}"
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8").removeprefix("\ufeff"))  # as some editors begin a file
     except OSError as error:
         raise ConfigError(f"{where} cannot be read: {error.strerror}. Give the path of a TOML file.") from error
     except UnicodeDecodeError as error:
@@ -342,4 +345,6 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    from fiddlex.flags import run  # which this module takes only as a program
+
+    run(lambda argv: print(table()))

@@ -1,11 +1,13 @@
 """The measured profile as a user makes and uses it."""
 
+import dataclasses
 import json
 import pathlib
 
 import pytest
 
-from fiddlex.planner.profile import load_profile
+from fiddlex.planner.profile import load_profile, save_profile
+from tests.planner.test_profile import PROFILE
 from tests.test_binaries import ROOT, call
 
 CONFIG = [
@@ -35,6 +37,23 @@ def test_a_profile_is_measured_and_predicts(tmp_path: pathlib.Path):
     assert facts["changes"][0]["ratio"] > 1
     wide = call("benchmark", f"--profile={tmp_path}/none.json", *CONFIG, "--config.mesh.tensor=2", status=2).stderr
     assert "mesh.tensor=2: a new profile begins with mesh.tensor=1" in wide
+
+
+def test_what_cannot_be_measured_is_refused_before_it_is(tmp_path: pathlib.Path):
+    save_profile(dataclasses.replace(PROFILE, machine="another machine"), tmp_path / "other.json")
+    asked = {
+        ("--seconds=nan",): "--seconds=nan must be at least 0",
+        (
+            f"--profile={tmp_path}/one.json",
+            "--config.model.num_layers=1",
+            "--config.mesh.pipe=1",
+        ): "model.num_layers=1: a profile takes",
+        (f"--profile={tmp_path}/other.json",): "other.json is a profile of another machine; this is",
+    }
+    for flags, message in asked.items():
+        stderr = call("benchmark", *CONFIG, *flags, status=2).stderr
+        assert message in stderr
+        assert "Ready after" not in stderr
 
 
 def test_a_step_is_measured():

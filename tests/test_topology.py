@@ -52,6 +52,13 @@ def test_docs_show_the_catalogue():
     assert printed.stdout == table() + "\n"
 
 
+def test_a_flag_that_there_is_not_is_refused():
+    command = [sys.executable, "-m", "fiddlex.topology", "--name=h100"]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Unknown command line flag 'name'" in done.stderr
+
+
 def test_imports_no_jax():
     code = "import sys, fiddlex.topology, fiddlex.planner.communication; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

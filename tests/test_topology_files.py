@@ -45,7 +45,7 @@ torus = 2
 
 
 def own(tmp_path: pathlib.Path, text: str = OWN) -> Topology:
-    (tmp_path / "own.toml").write_text(text)
+    (tmp_path / "own.toml").write_text(text, encoding="utf-8")
     return load_topology(str(tmp_path / "own.toml"))
 
 
@@ -58,6 +58,10 @@ def test_a_file_of_ones_own(tmp_path):
     bare = own(tmp_path, OWN.split("[price]")[0])
     assert (bare.price, bare.compiler) == (None, None)
     assert dataclasses.replace(bare, price=topology.price, compiler=topology.compiler) == topology
+
+
+def test_a_mark_ahead_of_a_file_is_passed_over(tmp_path):
+    assert own(tmp_path, f"\ufeff{OWN}") == own(tmp_path)
 
 
 def test_the_form_shown_in_the_docs_is_a_topology(tmp_path):
@@ -93,6 +97,11 @@ def test_a_chip_names_the_dtypes_it_has():
         ("latency_s = 0\n", "", ": links[1] lacks latency_s. It needs name, devices, bandwidth, latency_s, source."),
         ("date = 2026-11-22\n", "", ": price lacks date. It needs usd_per_device_hour, date, source."),
         ("memory_gib = 80", 'memory_gib = "80"', ": chip.memory_gib='80' is a str; it must be of type float."),
+        (
+            "memory_gib = 80",
+            "memory_gib = 1e308",
+            ": chip.memory_gib=1e+308 must be at least 0 and at most 1.04858e+06.",
+        ),
         ("memory_gib = 80", "memory_gib = true", ": chip.memory_gib=True is a bool; it must be of type float."),
         ("memory_gib = 80", "memory_gib = 1" + "0" * 400, ": chip.memory_gib is an integer too large for a float, "),
         ("devices = 4", "devices = 4.0", ": links[0].devices=4.0 is a float; it must be of type int."),

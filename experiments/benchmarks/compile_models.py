@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from experiments.results import read_results
 from fiddlex.flags import run
 
 _RESULTS = flags.DEFINE_string("results", "docs/studies/compile.jsonl", "where results are kept, a line for each")
@@ -85,8 +86,8 @@ COLUMNS = {
 def main(argv: list[str]) -> None:
     """Compiles what is missing and prints the table."""
     path = pathlib.Path(_RESULTS.value)
-    lines = path.read_text().splitlines() if path.exists() else []
-    known = {(record["config"], record["topology"]): record for record in map(json.loads, lines)}
+    lines = read_results(path, ["config", "topology"])
+    known = {(record["config"], record["topology"]): record for record in lines}
     for case in CASES:
         if (case.config, case.topology) not in known:
             print(f"{case.config} for {case.topology} …", file=sys.stderr)

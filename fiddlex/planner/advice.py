@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
+from fiddlex.errors import ConfigError
 from fiddlex.planner.layouts import Problem
 from fiddlex.planner.report import GIB, layout_text, memory_parts
 from fiddlex.planner.search import Need, search
@@ -32,7 +33,7 @@ def _remedies(problem: Problem, need: int) -> Iterator[str]:
     config = problem.config
     for factor in (2, 4):
         more = dataclasses.replace(problem, num_devices=factor * problem.num_devices)
-        if config.data.global_batch_size % factor == 0 and _fits(more):
+        if _fits(more):
             yield f"{more.num_devices} devices"
             break
     others = {
@@ -50,4 +51,7 @@ def _remedies(problem: Problem, need: int) -> Iterator[str]:
 
 
 def _fits(problem: Problem) -> bool:
-    return bool(search(problem, keep=1).plans)
+    try:
+        return bool(search(problem, keep=1).plans)
+    except ConfigError:  # the model cannot be cut for so many devices, or no link joins them
+        return False

@@ -248,7 +248,8 @@ class CostModel:
     def _slowest_hop(self, rank: int, data: int, pipe: int, step: int, stride: int) -> Link:
         """The link from a rank to the next, in that replica in which it is slowest; they lie in turn on the links."""
         ends = (rank * step, (rank + 1) % pipe * step)
-        turns = max(link.devices // math.gcd(link.devices, stride) for link in self._topology.links if link.devices)
+        sizes = [link.devices for link in self._topology.links if link.devices]
+        turns = max((size // math.gcd(size, stride) for size in sizes), default=1)
         links = (
             self._topology.link_between(*(end + replica * stride for end in ends))
             for replica in range(min(data, turns))

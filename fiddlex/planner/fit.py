@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.config import Config, PipelineConfig
+from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.pipeline.placement import place_layers
 from fiddlex.planner.predict import predict
 from fiddlex.planner.profile import Entry, Profile, ProfiledCostModel
@@ -110,8 +111,16 @@ class Calibration(NamedTuple):
         Args:
           config: a valid one; its layers are the many.
           devices: numbers above 1 for which sharing and ticks are to be measured; none for an entry alone.
+
+        Raises:
+          ConfigError: when there are too few layers to tell what one takes.
         """
         many, examples = config.model.num_layers, config.microbatch_size
+        if many < 2:
+            raise ConfigError(
+                f"model.num_layers={many}: a profile takes steps of few layers and of many, to tell what one takes. "
+                "Use at least 2."
+            )
         few = max(many // FEW, 1)
 
         def sized(layers: int, m: int, *, data: int = 1, pipe: int = 1) -> Config:
@@ -204,6 +213,11 @@ def fit_profile(
 def _forward_share(parts: Parts, forward: Run) -> float:
     """Of a layer's time; the head's forward, a third of what it does, is taken off."""
     m, layers = forward.config.pipeline.num_microbatches, forward.config.model.num_layers
+    if not parts.layer:
+        raise DeviceError(
+            "the steps do not tell what a layer takes: those of many layers took no longer than those of few. Measure "
+            "longer (--seconds, --rounds) on a machine that is less busy, or larger layers."
+        )
     seconds = (forward.seconds / m - parts.edges / 3) / layers
     return min(max(seconds / parts.layer, 0.1), 0.5)
 

@@ -141,4 +141,5 @@ def _numbers_of_devices(problem: Problem) -> list[int]:
 
 @functools.lru_cache(maxsize=1024)
 def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return tuple(sorted({*small, *(number // divisor for divisor in small)}))

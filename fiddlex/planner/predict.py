@@ -4,8 +4,9 @@ from typing import NamedTuple, Protocol
 
 from fiddlex.config import Config, MeshConfig
 from fiddlex.errors import ConfigError
-from fiddlex.pipeline.generators import GENERATORS
+from fiddlex.pipeline.generators import GENERATORS, make_schedule
 from fiddlex.pipeline.placement import place_layers
+from fiddlex.pipeline.semantics import make_semantics
 from fiddlex.planner.costs import MicrobatchTimes, StepTimes
 from fiddlex.planner.shapes import Shape, batch_seconds, stage_ranks
 from fiddlex.simulate.weight_memory import device_parameters
@@ -46,7 +47,9 @@ def predict(config: Config, model: StepModel) -> Prediction:
       model: of the same model and batch.
 
     Raises:
-      ConfigError: for a schedule of the user's own, stages of chosen layers, or semantics that change along the run.
+      ConfigError: for a schedule of the user's own, stages of chosen layers, or semantics that change along the run; or
+        when there are no such semantics.
+      ScheduleError: when the schedule does not exist for these sizes.
     """
     mesh, pipeline = config.mesh, config.pipeline
     if pipeline.schedule not in GENERATORS or pipeline.layers_per_stage or pipeline.semantics_schedule:
@@ -56,7 +59,16 @@ def predict(config: Config, model: StepModel) -> Prediction:
             f"{', '.join(GENERATORS)}, with even stages and one semantics."
         )
     m = pipeline.num_microbatches
-    shape = Shape(pipeline.schedule, mesh.pipe, pipeline.num_chunks, m, pipeline.semantics)
+    make_schedule(
+        pipeline.schedule,
+        pipe=mesh.pipe,
+        chunks=pipeline.num_chunks,
+        num_microbatches=m if m % mesh.pipe else mesh.pipe,  # whole groups are alike, and the proof of many takes long
+        words=("mesh.pipe", "pipeline.num_chunks", "pipeline.num_microbatches"),
+    )
+    semantics = make_semantics(pipeline.semantics, num_stages=mesh.pipe * pipeline.num_chunks, batch_size=m)
+    name = pipeline.semantics if any(semantics.delays) else "sync"
+    shape = Shape(pipeline.schedule, mesh.pipe, pipeline.num_chunks, m, name)
     placement = place_layers(stage_ranks(shape), config.model.num_layers)
     times = model.microbatch(mesh, num_microbatches=m, recompute=pipeline.recompute)
     rows = placement.rows_per_chunk * placement.num_chunks

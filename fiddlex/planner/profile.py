@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fiddlex import rules
-from fiddlex.config import RECOMPUTE_MODES, Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.config import OPTIMIZERS, RECOMPUTE_MODES, Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.errors import ConfigError
 from fiddlex.planner.costs import MicrobatchTimes, StepTimes
 from fiddlex.planner.work import Work, edge_work, layer_work
@@ -63,6 +63,7 @@ class Entry:
             for name in ("forward_s", "backward_s"):
                 rules.positive(name, getattr(self, name))
             rules.at_least("edges_s", self.edges_s, 0)
+            rules.divides("model.num_heads", self.model.num_heads, "tensor", self.tensor, "each rank has as many heads")
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
 
@@ -125,6 +126,7 @@ class Profile:
                 )
             if not all(least <= value < math.inf for value in row):
                 raise ConfigError(f"{where}.{name}={list(row)} must be at least {least:g} and finite.")
+        rules.choice(f"{where}.optimizer", self.optimizer, OPTIMIZERS)
         for name in ("update_s", "fixed_s"):
             rules.at_least(f"{where}.{name}", getattr(self, name), 0)
         if not self.entries:
@@ -162,7 +164,7 @@ def load_profile(path: str | Path) -> Profile:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no profile {path}. Make one: experiments/benchmark.py --profile={path}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or a number of 5000 digits
         raise ConfigError(f"{path} is not JSON: {error}") from error
     profile = from_mapping(Profile, values, f"{path}: profile.")
     profile.validate(f"{path}: profile")

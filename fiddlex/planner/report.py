@@ -111,6 +111,7 @@ def as_python(config: Config, title: str) -> str:
       config: to write; what it has by default is left out.
       title: first line of the file's docstring.
     """
+    title = title.replace("\\", "\\\\").replace('"', '\\"')  # a topology's path or chip may have them
     names = [type(getattr(config, section.name)).__name__ for section in dataclasses.fields(config)]
     sections = []
     for section in dataclasses.fields(config):

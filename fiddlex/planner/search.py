@@ -260,6 +260,12 @@ def _least_seconds(layout: Layout, cut: _Cut, times: MicrobatchTimes) -> float:
 
 def _uncuttable(problem: Problem) -> str:
     model, batch = problem.config.model, problem.config.data.global_batch_size
+    if "sync" not in problem.semantics and any(layouts(dataclasses.replace(problem, semantics=("sync",)))):
+        return (
+            f"{problem.num_devices} devices and data.global_batch_size={batch} have no layout with semantics "
+            f"{', '.join(problem.semantics)} alone, which take a pipeline of two ranks or more with as many "
+            "microbatches. Allow sync too (--semantics)."
+        )
     return (
         f"{problem.num_devices} devices cannot be a mesh for model.num_heads={model.num_heads}, model.num_layers="
         f"{model.num_layers} and data.global_batch_size={batch}: their number must be data × pipe × tensor, where data "

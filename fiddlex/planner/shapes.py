@@ -30,7 +30,7 @@ class Shape(NamedTuple):
       pipe: ranks.
       chunks: stages on each.
       num_microbatches: of a replica's batch.
-      semantics: of the weights, sync or 2bw.
+      semantics: of the weights.
     """
 
     schedule: str
@@ -51,8 +51,13 @@ class Shape(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the pipeline never waits for an update: under 2BW from 2(p − 1) microbatches on."""
-        return self.semantics != "sync" and self.num_microbatches >= 2 * (self.pipe - 1)
+        """Whether the pipeline surely never waits for an update: where all weights lag, from 2(p − 1) microbatches on.
+
+        Not of schedules that run further ahead than a delay of one allows, as GPipe and ZB-H2 do.
+        """
+        semantics = make_semantics(self.semantics, num_stages=self.pipe * self.chunks, batch_size=self.num_microbatches)
+        enough = self.num_microbatches >= 2 * (self.pipe - 1)
+        return enough and min(semantics.delays) > 0 and self.schedule in ("1f1b", "interleaved_1f1b", "zb_h1")
 
 
 def stage_ranks(shape: Shape) -> tuple[int, ...]:
@@ -67,22 +72,21 @@ def batch_seconds(shape: Shape, costs: Costs) -> float:
       shape: the pipeline.
       costs: in seconds, for its stages.
     """
-    if shape.semantics != "sync" and not shape.goes_on:
-        return steady(_windows(shape), costs).period
-    period, m = shape.period, shape.num_microbatches
+    goes_on, period, m = shape.goes_on, shape.period, shape.num_microbatches
+    seconds = _seconds if goes_on or shape.semantics == "sync" else _steady_seconds
     long = shape.onset + m % period
-    if m <= long + period and not shape.goes_on:
-        return _seconds(shape, m, costs)
-    first, second = (_seconds(shape, number, costs) for number in (long, long + period))
+    if m <= long + period and not goes_on:
+        return seconds(shape, m, costs)
+    first, second = (seconds(shape, number, costs) for number in (long, long + period))
     each = (second - first) / period
-    return m * each if shape.goes_on else first + (m - long) * each
+    return m * each if goes_on else first + (m - long) * each
 
 
 def sizes(shape: Shape) -> Sizes:
     """What the pipeline holds."""
     p, v, m = shape.pipe, shape.chunks, shape.num_microbatches
-    if p == 1:
-        frame = make_frame(lower(_schedule(shape.schedule, p, v, m)), m)
+    if p == 1:  # each microbatch is done with before the next begins
+        frame = make_frame(lower(_schedule(shape.schedule, p, v, 1)), 1)
         return frame.sizes if shape.semantics == "sync" else _windows(shape).sizes
     if shape.semantics != "sync":
         return Sizes(Slots(2, 2, 2 * p - 1, 0), 2, 2, 1, 2, 1) if v == 1 else _windows(shape).sizes
@@ -104,6 +108,9 @@ _SLOTS: dict[str, Callable[[int, int, int], Slots]] = {
 def free_running_seconds(shape: Shape, costs: Costs) -> float:
     """Seconds of a batch that is flushed in the free-running clock, that of other systems; long pipelines drawn out.
 
+    That is exact where hops are far shorter than stages, and interleaved stages are alike; others take longer than this
+    to settle, and it can be some percent off.
+
     Args:
       shape: the pipeline.
       costs: in seconds, for its stages.
@@ -120,6 +127,10 @@ def free_running_seconds(shape: Shape, costs: Costs) -> float:
 
 def _seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
     return _ticks(shape.schedule, shape.pipe, shape.chunks, num_microbatches).times(costs).makespan
+
+
+def _steady_seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
+    return steady(_windows(shape._replace(num_microbatches=num_microbatches)), costs).period
 
 
 @functools.lru_cache(maxsize=256)

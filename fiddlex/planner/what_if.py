@@ -130,7 +130,7 @@ def apply(scenario: Scenario, change: str) -> Scenario:
     path = _SHORT.get(name, name)
     section, _, field = path.partition(".")
     sections = {each.name for each in dataclasses.fields(Config)}
-    if section not in sections or not hasattr(getattr(scenario.config, section), field):
+    if section not in sections or field not in {f.name for f in dataclasses.fields(getattr(scenario.config, section))}:
         raise ConfigError(f"--change={change}: {rules.nearest(name, [*CHANGES, *_SHORT])} Or a field, as mesh.pipe=4.")
     if sign != "=" or value is None:
         raise ConfigError(f"--change={change}: write {name}=VALUE.")

@@ -17,11 +17,11 @@ TOPOLOGY = Topology("t", "", Chip("c", 1.0, 1e30, {"float32": 1e30}, "s"), (FAST
 RESIDUAL = 2 * 16 * 64 * 4  # examples, positions, hidden, bytes
 
 
-def model(*, system=None, zero1=True, **changes):
+def model(*, system=None, zero1=True, topology=TOPOLOGY, **changes):
     config = Config(model=ModelConfig(num_layers=8, hidden_size=64, num_heads=8, seq_len=16))
     config.data.global_batch_size = 16
     config.optimizer.zero1 = zero1
-    return CostModel(dataclasses.replace(config, **changes), TOPOLOGY, system=system)
+    return CostModel(dataclasses.replace(config, **changes), topology, system=system)
 
 
 def microbatch(mesh, *, recompute="none", **kwargs):
@@ -47,6 +47,12 @@ def test_hops_take_the_link_that_they_cross():
     assert times.hops == pytest.approx([within] * 3 + [across] + [within] * 3 + [across])
     costs = times.costs(place_layers(tuple(range(8)), 8))
     assert costs.hop == pytest.approx((within, within, within, across, across, within, within, within))
+
+
+def test_one_link_for_any_number_of_devices_is_all_that_there_need_be():
+    flat = dataclasses.replace(TOPOLOGY, links=(SLOW,)).validate()
+    times = model(topology=flat).microbatch(MeshConfig(data=2, pipe=4), num_microbatches=4, recompute="none")
+    assert times.hops == pytest.approx([RESIDUAL / 1e8] * 4)
 
 
 def test_hops_of_a_v_stay_on_the_rank_where_it_turns():

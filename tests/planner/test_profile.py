@@ -76,6 +76,8 @@ def put(value, *path):
         (put([], "entries"), "profile.entries is empty"),
         (put(0.0, "entries", 0, "forward_s"), "profile.entries[0]: forward_s=0.0"),
         (put(math.nan, "entries", 0, "backward_s"), "profile.entries[0]: backward_s=nan"),
+        (put("adamv", "optimizer"), "profile.optimizer='adamv' is not one of "),
+        (put(3, "entries", 0, "tensor"), "profile.entries[0]: model.num_heads=4 is not a multiple of tensor=3"),
         (put("half", "entries", 0, "recompute"), "profile.entries[0]: recompute='half'"),
         (put(7, "entries", 0, "model", "num_heads"), "profile.entries[0]: model.hidden_size=64"),
     ],
@@ -94,9 +96,10 @@ def test_a_file_that_is_no_profile_is_refused_by_name_and_field(change, message,
 def test_a_file_that_is_missing_or_no_json_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no profile .*benchmark.py --profile"):
         load_profile(tmp_path / "none.json")
-    (tmp_path / "text").write_text("{")
-    with pytest.raises(ConfigError, match="text is not JSON"):
-        load_profile(tmp_path / "text")
+    for text in ("{", "9" * 5000):
+        (tmp_path / "text").write_text(text)
+        with pytest.raises(ConfigError, match="text is not JSON"):
+            load_profile(tmp_path / "text")
 
 
 def test_what_was_measured_is_predicted_as_it_was():

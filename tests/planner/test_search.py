@@ -113,18 +113,50 @@ def test_why_there_is_no_plan_and_what_would_help():
     assert "What would help: 4 devices" in message
 
 
+def test_what_would_help_is_told_where_more_devices_cannot_be_had():
+    """The model cannot be cut for more, or no link joins them."""
+    whole = a_problem(num_devices=8, layers=1, heads=1, batch=8, memory_bytes=2**20)
+    eight = dataclasses.replace(whole.topology, links=whole.topology.links[:1])
+    joined = a_problem(num_devices=8, topology=eight, memory_bytes=2**20)
+    for problem in (whole, joined):
+        message = why_none(problem, search(problem).least)
+        assert message.startswith("No layout on 8 A100-SXM4-80GB fits ")
+        assert message.count("devices") == 0
+
+
+def test_a_prime_batch_gets_devices_that_its_heads_fill():
+    problem = a_problem(num_devices=1, heads=4, batch=7, memory_bytes=0)
+    least = search(dataclasses.replace(problem, memory_bytes=2**40, objective="memory"), keep=1).plans[0]
+    problem = dataclasses.replace(problem, memory_bytes=int(least.memory.peak * 0.9))
+    assert "What would help: 2 devices" in why_none(problem, search(problem).least)
+
+
+def test_delayed_weights_alone_need_a_pipeline():
+    with pytest.raises(ConfigError, match=r"1 devices and data\.global_batch_size=16 have no layout .* Allow sync too"):
+        search(a_problem(num_devices=1, semantics=("2bw",)))
+
+
+def test_large_primes_take_no_longer():
+    prime = 2**31 - 1
+    with pytest.raises(ConfigError, match=f"{prime} devices cannot be a mesh"):
+        search(a_problem(num_devices=prime))
+    found = search(a_problem(num_devices=1, batch=prime, memory_bytes=2**62), keep=9)
+    assert {plan.layout.num_microbatches for plan in found.plans} == {1, prime}
+
+
 def test_what_cannot_be_cut_is_refused():
     with pytest.raises(ConfigError, match=r"7 devices cannot be a mesh for model\.num_heads=4, model\.num_layers=4"):
         search(a_problem(num_devices=7, batch=16))
 
 
-def test_a_written_config_is_the_plans():
+@pytest.mark.parametrize("title", ["A title.", 'an A"""100 of C:\\Users\\New\\n.toml\\', 'ends in "'])
+def test_a_written_config_is_the_plans(title):
     problem = a_problem()
     best = search(problem, keep=1).plans[0]
     scope: dict[str, object] = {}
-    exec(as_python(best.config, "A title."), scope)
+    exec(as_python(best.config, title), scope)
     assert scope["get_config"]() == best.config
-    assert scope["__doc__"] == "A title."
+    assert scope["__doc__"] == title
 
 
 def test_text_and_json_have_the_plans_numbers():

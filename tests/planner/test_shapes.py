@@ -19,15 +19,9 @@ from tests.simulate.strategies import stage_costs
 
 
 @st.composite
-def shapes(draw, semantics=("sync",)):
+def shapes(draw, names=("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v"), semantics=("sync",)):
     """Short and long pipelines of every schedule."""
-    name = draw(
-        st.sampled_from(
-            ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")
-            if semantics == ("sync",)
-            else ("1f1b", "interleaved_1f1b")
-        )
-    )
+    name = draw(st.sampled_from(names))
     pipe = draw(st.integers(1, 6))
     chunks = {"interleaved_1f1b": draw(st.integers(1, 3)), "zb_v": 2}.get(name, 1)
     least = pipe if semantics != ("sync",) else 1
@@ -58,16 +52,19 @@ def test_a_batch_takes_as_long_as_simulated_whole(shape, data):
 @settings(max_examples=60)
 @given(st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b"]), st.integers(1, 4), st.integers(1, 24), st.data())
 def test_other_systems_batches_take_as_long_as_simulated_whole(name, pipe, m, data):
+    """Of hops far shorter than stages, and interleaved stages that are alike: others do not settle so soon."""
     chunks = 2 if name == "interleaved_1f1b" else 1
     m = m * pipe if chunks > 1 else m
-    shape, costs = Shape(name, pipe, chunks, m), data.draw(stage_costs(pipe * chunks))
+    times = st.lists(st.floats(0.25, 2), min_size=pipe, max_size=pipe).map(tuple) if chunks == 1 else st.floats(0.25, 2)
+    costs = Costs(*(data.draw(times) for _ in range(3)), hop=data.draw(st.floats(0, 0.02)))
+    shape = Shape(name, pipe, chunks, m)
     schedule = make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=m)
     expected = free_running(schedule, costs).makespan
     assert free_running_seconds(shape, costs) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @settings(max_examples=60)
-@given(shapes(semantics=("2bw",)), st.data())
+@given(shapes(("1f1b", "interleaved_1f1b"), ("2bw",)), st.data())
 def test_a_pipeline_that_goes_on_takes_as_long_as_unrolled(shape, data):
     make = functools.partial(make_schedule, shape.schedule, pipe=shape.pipe, chunks=shape.chunks)
     batch = make(num_microbatches=shape.num_microbatches)
@@ -76,6 +73,25 @@ def test_a_pipeline_that_goes_on_takes_as_long_as_unrolled(shape, data):
     costs = data.draw(stage_costs(batch.num_stages))
     assert sizes(shape) == windows.sizes
     assert batch_seconds(shape, costs) == pytest.approx(steady(windows, costs).period, rel=1e-12, abs=1e-12)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from([("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2)]),
+    st.integers(2, 4),
+    st.integers(1, 20),
+    st.sampled_from(["2bw", "stash", "vertical_sync", "delay:2"]),
+    st.data(),
+)
+def test_a_batch_of_any_semantics_takes_as_long_as_unrolled(kind, pipe, m, semantics, data):
+    name, chunks = kind
+    m = -(-m // pipe) * pipe if name == "interleaved_1f1b" else m
+    make = functools.partial(make_schedule, name, pipe=pipe, chunks=chunks)
+    lagging = make_semantics(semantics, num_stages=pipe * chunks, batch_size=m)
+    windows = unroll(make(num_microbatches=m), lagging, lambda number: make(num_microbatches=number))
+    costs = data.draw(stage_costs(pipe * chunks))
+    expected = steady(windows, costs).period
+    assert batch_seconds(Shape(name, pipe, chunks, m, semantics), costs) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_a_long_deep_pipeline_takes_no_longer_than_its_length_says():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
-from fiddlex.errors import ConfigError
+from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.planner.what_if import Scenario, apply, what_if
 from fiddlex.topology import load_topology
 from tests.planner.test_profile import PROFILE
@@ -72,6 +72,8 @@ def test_fields_have_their_types():
     [
         (ON_A100, "bandwith*2", "--change=bandwith*2: Did you mean 'bandwidth'?"),
         (ON_A100, "mesh.pip=2", "--change=mesh.pip=2:"),
+        (ON_A100, "model.head_size=2", "--change=model.head_size=2:"),
+        (ON_A100, "model.validate=2", "--change=model.validate=2:"),
         (ON_A100, "bandwidth=2", "--change=bandwidth=2: write bandwidth*VALUE."),
         (ON_A100, "fused_optimizer=1", "--change=fused_optimizer=1: write fused_optimizer."),
         (ON_A100, "recompute", "--change=recompute: write recompute=VALUE."),
@@ -85,6 +87,28 @@ def test_what_cannot_be_changed_is_refused(scenario, change, message):
     with pytest.raises(ConfigError) as error:
         apply(scenario, change)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("semantics=3bw", "pipeline.semantics: there are no semantics '3bw'. Did you mean '2bw'?"),
+        ("semantics=delay:x", "pipeline.semantics: 'delay:x' must be delay:K"),
+        ("num_chunks=2", "schedule 1f1b has other sizes: set pipeline.num_chunks=1 (not 2)."),
+        ("schedule=zb_v", "schedule zb_v has other sizes: set pipeline.num_chunks=2 (not 1)."),
+        ("schedule=interleaved_1f1b", ""),
+    ],
+)
+def test_what_would_not_train_is_not_predicted(change, message):
+    scenario = dataclasses.replace(ON_A100, config=dataclasses.replace(make_config()))
+    scenario.config.pipeline = PipelineConfig(num_microbatches=1 if not message else 8)
+    with pytest.raises((ConfigError, ScheduleError)) as error:
+        what_if(scenario, [change])
+    assert str(error.value).startswith(message or "interleaved_1f1b with pipe=2, num_microbatches=1")
+
+
+def test_weights_that_do_not_lag_are_those_of_a_flush():
+    assert [answer.ratio for answer in what_if(ON_A100, ["semantics=delay:0"])] == [1.0]
 
 
 def test_a_config_at_odds_with_itself_is_refused():
