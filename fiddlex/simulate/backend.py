@@ -26,6 +26,8 @@ class Backend:
         values are copied for the backward pass, transposed.
       reduces_whole: many a reduce-scatter of gradients is run as an all-reduce of which each replica keeps its part, so
         that all sums are there whole beside all the partial ones; which, it does not say.
+      reorders_scores: a stash that is part of the train state, as that of a pipeline that goes on is, has there another
+        order of dimensions than in the loop over ticks: what attention leaves of the shape of its scores is copied.
       narrow_head: up to this size of a head the gradient of the probabilities is kept in the compute dtype; of larger
         heads its product with them is, in float32.
     """
@@ -36,6 +38,7 @@ class Backend:
     sublanes: int = 1
     whole_lanes_copy: bool = False
     reduces_whole: bool = False
+    reorders_scores: bool = False
     narrow_head: int = 0
 
     def tiled(self, shape: tuple[int, ...]) -> int:
@@ -45,7 +48,14 @@ class Backend:
 
 CPU = Backend(fuses=False, rounds_products=False)
 TPU = Backend(
-    fuses=True, rounds_products=True, lanes=128, sublanes=8, whole_lanes_copy=True, reduces_whole=True, narrow_head=64
+    fuses=True,
+    rounds_products=True,
+    lanes=128,
+    sublanes=8,
+    whole_lanes_copy=True,
+    reduces_whole=True,
+    reorders_scores=True,
+    narrow_head=64,
 )
 
 

@@ -87,8 +87,15 @@ class Layer:
         """Bytes that a forward leaves: of everything, of all but attention's inside, or of the input alone."""
         if self.recompute == "full":
             return self._input()
-        attention = self._probabilities() * (self.recompute == "none")
-        return self._input() + self._around_attention() + self._mlp() + attention
+        return self._input() + self._around_attention() + self._mlp() + self._inside_attention()
+
+    def reordered(self) -> int:
+        """Bytes of that which the backend copies where the stash is part of the state (`Backend.reorders_scores`)."""
+        return self._inside_attention() * self.backend.reorders_scores
+
+    def _inside_attention(self) -> int:
+        """Bytes that attention leaves of the shape of its scores."""
+        return self._probabilities() * (self.recompute == "none")
 
     def _input(self) -> int:
         """Bytes of the layer's input, which the first norm saves; in post-LN the second, of the sum before it."""

@@ -30,7 +30,7 @@ class Memory(NamedTuple):
       compute_weights: in the compute dtype, gathered, where they are not the master weights themselves.
       versions: older versions of those that batches under way are run with.
       gradients: float32 sums, of all batches under way.
-      stash: what forwards leave for their backwards, over all slots.
+      stash: what forwards leave for their backwards, over all slots, with what the backend copies of it.
       weight_stash: what I leaves for W, over all slots.
       inboxes: what waits to be used, trash slots included, and the gradient under way.
       working: what the pass through one layer, embedding or head has alive besides, whichever takes most.
@@ -87,7 +87,7 @@ def device_memory(config: Config, sizes: Sizes, placement: LayerPlacement, backe
         compute_weights=compute,
         versions=(sizes.versions - 1) * compute,
         gradients=sizes.sums * weights.layers + sizes.outer_sums * weights.outer + finished,
-        stash=slots.stash * rows * layer.stashed(),
+        stash=slots.stash * rows * (layer.stashed() + goes_on * layer.reordered()),
         weight_stash=slots.weight_stash * rows * layer.left(),
         inboxes=(slots.forward_inbox + slots.backward_inbox + 1) * layer.residual * layer.itemsize,
         working=working + sizes.versions * all_rows * layer.copied(),
