@@ -241,6 +241,53 @@ CASES = {
         "mesh.data=1 pipeline.num_microbatches=8 data.global_batch_size=64 pipeline.semantics=sync "
         "pipeline.recompute=none model.dropout=0.0",
     ),
+    # Chosen to break the formulas
+    "small, 2BW": Case(
+        GPT_SMALL,
+        "tpu:v5e:2x2",
+        "mesh.data=1 mesh.pipe=4 pipeline.semantics=2bw pipeline.num_microbatches=8 data.global_batch_size=32",
+    ),
+    "1.7b, 2BW": Case(
+        "configs/gpt3.py:1.7b",
+        "tpu:v5p:2x2x1",
+        "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=8 pipeline.semantics=2bw "
+        "pipeline.recompute=none",
+    ),
+    "BERT base, weight stashing": Case(
+        "configs/bert_base.py",
+        "tpu:v5e:2x2",
+        "mesh.data=1 mesh.pipe=4 pipeline.semantics=stash pipeline.num_microbatches=8 data.global_batch_size=64",
+    ),
+    "small, sequences of 8,192, full": Case(
+        GPT_SMALL,
+        "tpu:v5e:2x2",
+        "mesh.data=1 mesh.pipe=4 model.seq_len=8192 pipeline.num_microbatches=4 data.global_batch_size=4 "
+        "pipeline.recompute=full",
+    ),
+    "medium, odd layers, ZB-V, full": Case(
+        GPT_MEDIUM,
+        "tpu:v5e:2x4",
+        "mesh.data=2 mesh.pipe=4 model.num_layers=13 pipeline.schedule=zb_v pipeline.num_chunks=2 "
+        "pipeline.recompute=full pipeline.num_microbatches=6 data.global_batch_size=48",
+    ),
+    "large, 2BW, interleaved, selective": Case(
+        GPT_LARGE,
+        "tpu:v5e:2x4",
+        "mesh.data=2 mesh.pipe=4 pipeline.schedule=interleaved_1f1b pipeline.num_chunks=3 pipeline.semantics=2bw "
+        "pipeline.num_microbatches=8 data.global_batch_size=32 pipeline.recompute=selective",
+    ),
+    "small, one layer a stage": Case(
+        GPT_SMALL,
+        "tpu:v5e:2x2",
+        "mesh.data=1 mesh.pipe=4 pipeline.schedule=interleaved_1f1b pipeline.num_chunks=3 "
+        "pipeline.num_microbatches=8 data.global_batch_size=32",
+    ),
+    "1.7b, one layer a stage": Case(
+        "configs/gpt3.py:1.7b",
+        "tpu:v5e:2x4",
+        "mesh.data=2 mesh.pipe=4 pipeline.schedule=interleaved_1f1b pipeline.num_chunks=6 "
+        "pipeline.num_microbatches=8 data.global_batch_size=16 pipeline.recompute=selective",
+    ),
 }
 
 GPUS_OF_A_HOST = 8

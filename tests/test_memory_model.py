@@ -19,6 +19,7 @@ MISSES = {("tpu", "BERT base, MNLI"), ("gpu", "small, short sequences, full")}  
 ON_TPUS = {  # what is changed of `wide`
     "1f1b": {},
     "2bw that recomputes": {"pipeline.semantics": "2bw", "pipeline.recompute": "full", "data.global_batch_size": 32},
+    "2bw": {"pipeline.semantics": "2bw", "data.global_batch_size": 32},
     "bert": {"model.family": "bert", "model.dropout": 0.1, "model.post_norm": True, "pipeline.recompute": "selective"},
 }
 ON_GPUS = {  # likewise
