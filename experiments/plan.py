@@ -3,18 +3,21 @@
     python experiments/plan.py --config=configs/gpt3.py:18.4b --topology=a100_80 --num_devices=256
     python experiments/plan.py --config=… --topology=tpu_v5p --num_devices=128 --objective=cost --write=/tmp/planned.py
 
-The config's mesh and pipeline are what is looked for; all else in it stays. `--write` gives a config file that runs.
+The config's mesh and pipeline are what is looked for; all else in it stays. `--write` makes a config file of the
+first plan, for train.py and compile.py.
 """
 
+import dataclasses
 import datetime
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
+from absl import flags, logging
 
 from fiddlex import rules
 from fiddlex.config import Config
@@ -22,9 +25,9 @@ from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.flags import define_config, run
 from fiddlex.planner.advice import why_none
 from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Problem
-from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe
-from fiddlex.planner.search import Plan, search
-from fiddlex.topology import MOST_GIB, Topology, load_topology
+from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, layout_text
+from fiddlex.planner.search import Found, Plan, search
+from fiddlex.topology import Topology, load_topology
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string(
@@ -41,7 +44,9 @@ _KEEP = flags.DEFINE_integer("keep", 5, "plans to print", lower_bound=1)
 _VERIFY = flags.DEFINE_integer(
     "verify", 0, "compile so many of the plans for that cluster, the best first", lower_bound=0
 )
-_WRITE = flags.DEFINE_string("write", None, "config file to write the first plan to")
+_WRITE = flags.DEFINE_string(
+    "write", None, "config file to write the first plan to; of those that --verify found to fit"
+)
 _FORMAT = flags.DEFINE_enum("format", "table", ["table", "json"], "json: one JSON object last on standard output")
 
 
@@ -52,35 +57,61 @@ def main(argv: list[str]) -> None:
         config.data.global_batch_size = _BATCH.value
     for section in (config.model, config.optimizer, config.data, config.train):
         section.validate()
+    topology = load_topology(_TOPOLOGY.value)
     problem = Problem(
         config,
-        load_topology(_TOPOLOGY.value),
+        topology,
         _NUM_DEVICES.value,
-        memory_bytes=None if _HBM_GIB.value is None else _bytes(_HBM_GIB.value),
+        memory_bytes=None if _HBM_GIB.value is None else _bytes(_HBM_GIB.value, topology),
         objective=_OBJECTIVE.value,
         semantics=tuple(_SEMANTICS.value),
     )
     found = search(problem, keep=_KEEP.value)
-    facts = as_json(problem, found)
-    compiled = [compile_plan(plan, problem.topology) for plan in found.plans[: _VERIFY.value]]
-    if compiled:
-        facts["compiled"] = compiled
+    results = [compile_plan(plan, problem.topology) for plan in found.plans[: _VERIFY.value]]
     if _FORMAT.value == "json":
-        print(json.dumps(facts))
+        print(json.dumps(as_json(problem, found) | ({"compiled": results} if results else {})))
     if not found.plans:
         assert found.least is not None  # search raises where there is no layout at all
         raise DeviceError(why_none(problem, found.least))
     if _FORMAT.value == "table":
-        print(as_text(problem, found))
-        for plan, result in zip(found.plans, compiled, strict=False):
-            print(_verdict(plan, result))
+        print("\n".join([as_text(problem, found, _flushed(problem, found)), *map(_verdict, found.plans, results)]))
+    chosen = _chosen(found.plans, results)
     if _WRITE.value is not None:
-        _write(pathlib.Path(_WRITE.value), problem, found.plans[0].config.validate())
+        _write(pathlib.Path(_WRITE.value), problem, chosen.config.validate())
+    elif _FORMAT.value == "table":
+        print("--write=FILE.py makes a config of the first, for compile.py and train.py.")
 
 
-def _bytes(hbm_gib: float) -> int:
-    rules.between("--hbm_gib", hbm_gib, 0, MOST_GIB)
+def _bytes(hbm_gib: float, topology: Topology) -> int:
+    rules.positive("--hbm_gib", hbm_gib)
+    rules.between("--hbm_gib", hbm_gib, 0, topology.chip.memory_gib)
     return int(hbm_gib * GIB)
+
+
+def _flushed(problem: Problem, found: Found) -> Plan | None:
+    """The best plan whose weights do not lag, where those of the best of all do."""
+    if found.plans[0].layout.semantics == "sync" or "sync" not in problem.semantics:
+        return None
+    among = [plan for plan in found.plans if plan.layout.semantics == "sync"]
+    among += search(dataclasses.replace(problem, semantics=("sync",)), keep=1).plans
+    return among[0] if among else None
+
+
+def _chosen(plans: Sequence[Plan], results: Sequence[dict[str, Any]]) -> Plan:
+    """The first plan that fits by the compiler; without it the first.
+
+    Raises:
+      DeviceError: when none that was compiled fits.
+    """
+    if not results:
+        return plans[0]
+    fitting = [plan for plan, result in zip(plans, results, strict=False) if result["fits"]]
+    if not fitting:
+        raise DeviceError(
+            f"--verify={len(results)}: by the compiler none of them fits. Verify more (--verify, --keep), or allow "
+            "less memory (--hbm_gib)."
+        )
+    return fitting[0]
 
 
 def compile_plan(plan: Plan, topology: Topology) -> dict[str, Any]:
@@ -109,13 +140,18 @@ def compile_plan(plan: Plan, topology: Topology) -> dict[str, Any]:
 
 
 def _verdict(plan: Plan, result: dict[str, Any]) -> str:
-    peak, seconds = result["peak_bytes"], result["trace_s"] + result["compile_s"]
-    predicted = f"{plan.memory.peak / GIB:.2f} GiB predicted"
-    if not result["fits"] or peak is None:
-        return f"compiled for {result['topology']} in {seconds:.0f} s: {predicted}; it does not fit"
-    off = plan.memory.peak / peak - 1
+    """What the compiler said of a plan, in a line."""
+    needed, limit, seconds = (
+        result["needed_bytes"],
+        result["memory_limit_bytes"],
+        result["trace_s"] + result["compile_s"],
+    )
+    said = "it does not say how much is needed" if needed is None else f"{needed / GIB:.2f} GiB by XLA"
+    off = f" ({plan.memory.peak / needed - 1:+.1%})" if needed else ""
+    fits = "" if result["fits"] else f": does not fit{f' the {limit / GIB:.2f} there are' if limit else ''}"
     return (
-        f"compiled for {result['topology']} in {seconds:.0f} s: {predicted}, {peak / GIB:.2f} GiB by XLA ({off:+.1%})"
+        f"compiled for {result['topology']} in {seconds:.0f} s: {layout_text(plan.layout)}: "
+        f"{plan.memory.peak / GIB:.2f} GiB predicted, {said}{off}{fits}"
     )
 
 
@@ -125,6 +161,7 @@ def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_python(config, title), encoding="utf-8")
+    logging.info("wrote %s", path)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,23 @@
 """Predicts what a step would take if something were different, without trying it. Trains nothing.
 
-    python experiments/what_if.py --config=configs/gpt3.py:18.4b --topology=a100_80 \
-        --change=bandwidth*2 --change=recompute=none --change=chip=h200 --change=fused_optimizer
-    python experiments/what_if.py --config=… --profile=here.json --change=num_microbatches=8
+    python experiments/what_if.py --config=configs/gpt3.py:18.4b --topology=a100_80 --change=bandwidth*2
+    python experiments/what_if.py --config=… --profile=here.json --change=num_microbatches=8 --change=recompute=full
 
 Each change is predicted by itself, then all together. A change is a field of the config, in full (`mesh.pipe=4`) or the
 short name of one, or one of those of hardware and optimizer: `bandwidth*2`, `latency*2`, `chip=h200`,
-`fused_optimizer`.
+`fused_optimizer`. With a topology it is also told what a device's memory takes, and whether it has that.
 """
 
 import json
+from typing import Any
 
 from absl import flags
 
 from fiddlex.errors import ConfigError
 from fiddlex.flags import define_config, run
 from fiddlex.planner.profile import load_profile
-from fiddlex.planner.what_if import Scenario, what_if
+from fiddlex.planner.report import gib, table
+from fiddlex.planner.what_if import Outcome, Scenario, what_if
 from fiddlex.topology import load_topology
 
 _CONFIG = define_config()
@@ -35,15 +36,25 @@ def main(argv: list[str]) -> None:
         topology=load_topology(_TOPOLOGY.value) if _TOPOLOGY.value else None,
         profile=load_profile(_PROFILE.value) if _PROFILE.value else None,
     )
-    answers = what_if(scenario, _CHANGES.value)
+    outcome, answers = scenario.outcome(), what_if(scenario, _CHANGES.value)
     if _FORMAT.value == "json":
-        changes = [{"change": answer.change, "step_time_s": answer.after, "ratio": answer.ratio} for answer in answers]
-        print(json.dumps({"step_time_s": scenario.seconds(), "changes": changes}))
+        changes = [{"change": answer.change, **facts(answer.after), "ratio": answer.ratio} for answer in answers]
+        print(json.dumps({**facts(outcome), "changes": changes}))
         return
-    width = max(len(answer.change) for answer in answers) if answers else 0
-    print(f"{'as it is':<{width}}  {scenario.seconds():.4g} s")
-    for answer in answers:
-        print(f"{answer.change:<{width}}  {answer.after:.4g} s  {answer.ratio:.3f} of it")
+    rows = [["", "step, s", "of it", "devices", "GiB", "fits"], row("as it is", outcome)]
+    print(table([*rows, *(row(answer.change, answer.after, f"{answer.ratio:.3f}") for answer in answers)]))
+
+
+def facts(outcome: Outcome) -> dict[str, Any]:
+    """For programs."""
+    return {"step_time_s": outcome.seconds, **{k: v for k, v in outcome._asdict().items() if k != "seconds"}}
+
+
+def row(name: str, outcome: Outcome, ratio: str = "") -> list[str]:
+    """For people."""
+    memory = "" if outcome.peak_bytes is None else gib(outcome.peak_bytes)
+    fits = {None: "", True: "yes", False: "no"}[outcome.fits]
+    return [name, f"{outcome.seconds:.4g}", ratio, f"{outcome.num_devices}", memory, fits]
 
 
 if __name__ == "__main__":

@@ -1,15 +1,22 @@
 """The planner's binaries, as a user calls them."""
 
+import contextlib
+import io
 import json
+import re
 import statistics
 import subprocess
 import sys
 import time
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
 from configs.gpt3 import ROWS, get_config
+from experiments import plan
 from experiments.published import SC21, TWO_BW, fit_efficiency, layout_of, sc21_row, sequences_per_second
+from fiddlex.errors import DeviceError
 from fiddlex.flags import load_config
 from fiddlex.planner.costs import EFFICIENCY
 from fiddlex.planner.layouts import Problem
@@ -48,10 +55,64 @@ def test_text_is_a_table_of_the_best():
     done = call(CONFIG, "--topology=a100_80", "--num_devices=32", "--objective=cost", "--semantics=sync")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("1,652,230,656 parameters in bfloat16, batches of 512 examples, 32 A100-SXM4-80GB, 71.")
-    assert lines[3].split()[:4] == ["data", "pipe", "tensor", "schedule"]
+    assert lines[3].split()[:4] == ["devices", "data", "pipe", "tensor"]
     assert "sync" in lines[4]
     assert "2bw" not in done.stdout
-    assert lines[-1].startswith("communication of the first that nothing hides, of the step: tensor ")
+    told = [
+        "The first: ",
+        "Memory of a device",
+        "Communication that nothing hides",
+        "Large products",
+        "--write=FILE.py",
+    ]
+    assert len(lines) == 10 + len(told)
+    assert all(line.startswith(start) for line, start in zip(lines[10:], told, strict=True))
+
+
+def test_where_weights_lag_the_best_with_a_flush_is_told():
+    done = call("--config=configs/gpt3.py:18.4b", "--topology=a100_80", "--num_devices=256", "--keep=1")
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("Its weights lag by one update")]
+    assert re.search(r"The best with a flush takes [\d.]+ s \(\+[\d.]+%\): data=.*, sync, recompute=", line)
+
+
+FITS = {"fits": True, "needed_bytes": 2**30, "memory_limit_bytes": 2**31}
+DOES_NOT = {"fits": False, "needed_bytes": 2**32, "memory_limit_bytes": 2**31}
+SAYS_NOTHING = {"fits": False, "needed_bytes": None, "memory_limit_bytes": None}
+
+
+@pytest.mark.parametrize(
+    ("results", "chosen"),
+    [([], 0), ([FITS], 0), ([DOES_NOT, FITS], 1), ([SAYS_NOTHING, DOES_NOT, FITS], 2)],
+)
+def test_the_first_that_the_compiler_lets_fit_is_written(results, chosen, tmp_path, monkeypatch):
+    written = tmp_path / "planned.py"
+    plans = search(Problem(get_config("1.7b"), load_topology("a100_80"), 32), keep=3).plans
+    lines = planned(results, [f"--write={written}"], monkeypatch)
+    assert load_config(str(written)).pipeline == plans[chosen].config.pipeline
+    verdicts = [line for line in lines if line.startswith("compiled for")]
+    assert len(verdicts) == len(results)
+    for line, result in zip(verdicts, results, strict=True):
+        assert line.startswith("compiled for somewhere in 3 s: data=")
+        assert (": does not fit" in line) != result["fits"]
+        assert ("4.00 GiB by XLA" in line and "the 2.00 there are" in line) == (result == DOES_NOT)
+
+
+def test_where_none_fits_nothing_is_written(tmp_path, monkeypatch):
+    with pytest.raises(DeviceError, match="--verify=2: by the compiler none of them fits"):
+        planned([DOES_NOT, SAYS_NOTHING], [f"--write={tmp_path}/planned.py"], monkeypatch)
+    assert not list(tmp_path.iterdir())
+
+
+def planned(results, args, monkeypatch):
+    """Lines that plan.py prints where its compiler says `results`."""
+    answers = iter(results)
+    about = {"topology": "somewhere", "trace_s": 1, "compile_s": 2}
+    monkeypatch.setattr(plan, "compile_plan", lambda *_: about | next(answers))
+    output = io.StringIO()
+    with flagsaver.as_parsed(), contextlib.redirect_stdout(output):
+        flags.FLAGS(["plan", CONFIG, "--topology=a100_80", "--num_devices=32", f"--verify={len(results)}", *args])
+        plan.main([])
+    return output.getvalue().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -62,8 +123,13 @@ def test_text_is_a_table_of_the_best():
         (["--topology=v100_16", "--num_devices=8"], 2, "has no peak_flops for model.dtype=bfloat16"),
         (["--topology=a100_80", "--num_devices=0"], 2, "flag --num_devices=0"),
         (["--topology=a100_80", "--num_devices=31"], 2, "31 devices cannot be a mesh"),
-        (["--topology=a100_80", "--num_devices=8", "--hbm_gib=nan"], 2, "--hbm_gib=nan must be at least 0"),
-        (["--topology=a100_80", "--num_devices=8", "--hbm_gib=inf"], 2, "--hbm_gib=inf must be at least 0"),
+        (["--topology=a100_80", "--num_devices=8", "--hbm_gib=nan"], 2, "--hbm_gib=nan must be greater than 0"),
+        (["--topology=a100_80", "--num_devices=8", "--hbm_gib=inf"], 2, "--hbm_gib=inf must be"),
+        (
+            ["--topology=a100_80", "--num_devices=8", "--hbm_gib=80"],
+            2,
+            "--hbm_gib=80.0 must be at least 0 and at most 79.25",
+        ),
         (["--topology=a100_80", "--num_devices=8", "--write="], 1, "Is a directory"),
         (["--topology=a100_80", "--num_devices=8", "--objective=speed"], 2, "--objective=speed"),
         (["--topology=a100_80", "--num_devices=8", "--config.model.num_layers=0"], 2, "model.num_layers=0 must be"),

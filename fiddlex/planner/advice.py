@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 from fiddlex.errors import ConfigError
 from fiddlex.planner.layouts import Problem
-from fiddlex.planner.report import GIB, layout_text, memory_parts
+from fiddlex.planner.report import gib, layout_text, parts_text
 from fiddlex.planner.search import Need, search
+
+DOUBLINGS = 7  # of the devices, that are looked at
 
 
 def why_none(problem: Problem, least: Need) -> str:
@@ -16,42 +18,49 @@ def why_none(problem: Problem, least: Need) -> str:
       problem: that no layout solves.
       least: the layout that needs least.
     """
-    parts = ", ".join(
-        f"{name} {size / GIB:.1f}" for name, size in memory_parts(least.memory).items() if size >= GIB / 20
-    )
     chip = problem.topology.chip
     remedies = list(_remedies(problem, least.memory.peak))
-    helps = "; ".join(remedies) if remedies else "none of what was tried (four times the devices) is enough"
+    devices = _enough_devices(problem)
+    if devices is not None:
+        remedies.insert(0, f"{devices} devices")
+    helps = "; ".join(remedies) if remedies else "nothing that was tried"
+    alone = f"; {2**DOUBLINGS} times the devices are not enough" if devices is None else ""
     return (
-        f"No layout on {problem.num_devices} {chip.name} fits {problem.limit / GIB:.1f} GiB a device. The smallest "
-        f"need is {least.memory.peak / GIB:.1f} GiB, of {layout_text(least.layout)}: {parts} GiB. What would help: "
-        f"{helps}."
+        f"No layout on {problem.num_devices} {chip.name} fits {gib(problem.limit)} GiB a device. The smallest need is "
+        f"{gib(least.memory.peak)} GiB, of {layout_text(least.layout)}: {parts_text(least.memory)} GiB. What would "
+        f"help: {helps}{alone}."
     )
+
+
+def _enough_devices(problem: Problem) -> int | None:
+    """The least multiple of the devices by a power of two that some layout fits."""
+    for doublings in range(1, DOUBLINGS + 1):
+        more = dataclasses.replace(problem, num_devices=problem.num_devices << doublings)
+        need = _smallest_need(more)
+        if need is not None and need <= problem.limit:
+            return more.num_devices
+    return None
 
 
 def _remedies(problem: Problem, need: int) -> Iterator[str]:
+    """Changes of the optimizer, with what each saves by itself."""
     config = problem.config
-    for factor in (2, 4):
-        more = dataclasses.replace(problem, num_devices=factor * problem.num_devices)
-        if _fits(more):
-            yield f"{more.num_devices} devices"
-            break
     others = {
         "optimizer.zero1=True": dataclasses.replace(config.optimizer, zero1=True),
         "optimizer.name=adafactor": dataclasses.replace(config.optimizer, name="adafactor"),
     }
     for name, optimizer in others.items():
-        if optimizer == config.optimizer:
-            continue
         other = dataclasses.replace(problem, config=dataclasses.replace(config, optimizer=optimizer))
-        least = search(dataclasses.replace(other, objective="memory", memory_bytes=2**62), keep=1).plans[0].memory.peak
-        if least < need:
-            enough = " is enough" if least <= problem.limit else ""
-            yield f"{name} saves {(need - least) / GIB:.1f} GiB{f' and{enough}' if enough else ''}"
+        least = _smallest_need(other) if optimizer != config.optimizer else None
+        if least is not None and least < need:
+            enough = "and is enough" if least <= problem.limit else "which is not enough alone"
+            yield f"{name} saves {gib(need - least)} GiB, {enough}"
 
 
-def _fits(problem: Problem) -> bool:
+def _smallest_need(problem: Problem) -> int | None:
+    """Bytes of the layout that needs least; None where there is no layout for so many devices."""
     try:
-        return bool(search(problem, keep=1).plans)
-    except ConfigError:  # the model cannot be cut for so many devices, or no link joins them
-        return False
+        found = search(dataclasses.replace(problem, objective="memory", memory_bytes=2**62), keep=1)
+    except ConfigError:
+        return None
+    return found.plans[0].memory.peak

@@ -1,7 +1,8 @@
 """Plans for people, for programs, and as config files. Imports no jax."""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fiddlex.config import Config
@@ -11,37 +12,88 @@ from fiddlex.simulate.memory import Memory
 from fiddlex.sizes import num_parameters
 
 GIB = 2**30
-_COLUMNS = (
-    ("data", lambda plan: f"{plan.layout.data}"),
-    ("pipe", lambda plan: f"{plan.layout.pipe}"),
-    ("tensor", lambda plan: f"{plan.layout.tensor}{'+sp' * plan.layout.sequence_parallel}"),
-    ("schedule", lambda plan: f"{plan.layout.schedule}{f' v={plan.layout.chunks}' * (plan.layout.chunks > 1)}"),
-    ("microbatches", lambda plan: f"{plan.layout.num_microbatches} of {plan.config.microbatch_size}"),
-    ("semantics", lambda plan: plan.layout.semantics),
-    ("recompute", lambda plan: plan.layout.recompute),
-    ("step, s", lambda plan: f"{plan.step_time_s:.4g}"),
-    ("TFLOP/s", lambda plan: f"{plan.tflops_per_device:.1f}"),
-    ("of peak", lambda plan: f"{plan.utilisation:.1%}"),
-    ("GiB", lambda plan: f"{plan.memory.peak / GIB:.1f}"),
-    ("bubble", lambda plan: f"{plan.bubble:.1%}"),
-    ("exposed", lambda plan: f"{sum(plan.exposed_s.values()) / plan.step_time_s:.1%}"),
-    ("USD/step", lambda plan: "" if plan.usd_per_step is None else f"{plan.usd_per_step:.4g}"),
-)
 
 
-def as_text(problem: Problem, found: Found) -> str:
-    """The plans as a table, and what the first one is made of."""
+def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
+    """The plans as a table, and what the first one comes to and is made of.
+
+    Args:
+      problem: that was asked.
+      found: with one plan or more.
+      flushed: the best whose weights do not lag, where those of the first do.
+    """
     best = found.plans[0]
-    rows = [[name for name, _ in _COLUMNS], *([cell(plan) for _, cell in _COLUMNS] for plan in found.plans)]
-    parts = ", ".join(
-        f"{name} {size / GIB:.1f}" for name, size in memory_parts(best.memory).items() if size >= GIB / 20
-    )
+    columns = _columns(problem, best)
+    rows = [list(columns), *([cell(plan) for cell in columns.values()] for plan in found.plans)]
     exposed = ", ".join(f"{name} {time / best.step_time_s:.1%}" for name, time in best.exposed_s.items())
-    return (
-        f"{describe(problem)}\n{found.space:,} layouts, {found.simulated} of them simulated\n\n{_table(rows)}\n\n"
-        f"memory of the first, GiB on each device: {parts}\n"
-        f"communication of the first that nothing hides, of the step: {exposed}; its bubble is {best.bubble:.1%}"
+    lines = [
+        f"{describe(problem)}\n{found.space:,} layouts, {found.simulated} of them simulated\n\n{table(rows)}\n",
+        f"The first: {_whole_run(best)}.",
+        f"Memory of a device, GiB, not all of it at once: {parts_text(best.memory)}.",
+        f"Communication that nothing hides, of a step: {exposed}; its bubble is {best.bubble:.1%}.",
+    ]
+    if flushed is not None:
+        slower = flushed.step_time_s / best.step_time_s - 1
+        lines.append(
+            f"Its weights lag by one update (docs/semantics.md). The best with a flush takes {flushed.step_time_s:.4g} "
+            f"s ({slower:+.1%}): {layout_text(flushed.layout)}."
+        )
+    lines.append(
+        f"Large products are taken to reach {problem.efficiency:.1%} of the peak, as those of A100s do: plans within "
+        "some percent of each other are equally good (docs/planner.md)."
     )
+    return "\n".join(lines)
+
+
+def _columns(problem: Problem, best: Plan) -> dict[str, Callable[[Plan], str]]:
+    """What the table has of each plan, by the heading; times and prices to four figures of the best."""
+    price = best.usd_per_step
+    costs = {} if price is None else {"USD/step": lambda plan: _like(price, plan.usd_per_step)}
+    devices = {"devices": lambda plan: f"{plan.layout.num_devices}"} if problem.objective == "cost" else {}
+    return {
+        **devices,
+        "data": lambda plan: f"{plan.layout.data}",
+        "pipe": lambda plan: f"{plan.layout.pipe}",
+        "tensor": lambda plan: f"{plan.layout.tensor}{'+sp' * plan.layout.sequence_parallel}",
+        "schedule": lambda plan: f"{plan.layout.schedule}{f' v={plan.layout.chunks}' * (plan.layout.chunks > 1)}",
+        "microbatches": lambda plan: f"{plan.layout.num_microbatches} of {plan.config.microbatch_size}",
+        "semantics": lambda plan: plan.layout.semantics,
+        "recompute": lambda plan: plan.layout.recompute,
+        "step, s": lambda plan: _like(best.step_time_s, plan.step_time_s),
+        "TFLOP/s": lambda plan: f"{plan.tflops_per_device:.1f}",
+        "of peak": lambda plan: f"{plan.utilisation:.1%}",
+        "GiB": lambda plan: gib(plan.memory.peak),
+        "bubble": lambda plan: f"{plan.bubble:.1%}",
+        "exposed": lambda plan: f"{sum(plan.exposed_s.values()) / plan.step_time_s:.1%}",
+        **costs,
+    }
+
+
+def _like(best: float, number: float) -> str:
+    """A number with as many decimals as give the best of them four figures."""
+    return f"{number:.{max(3 - math.floor(math.log10(best)), 0)}f}"
+
+
+def _whole_run(plan: Plan) -> str:
+    """Tokens a second, and what all steps of the config take."""
+    config, steps = plan.config, plan.config.train.num_steps
+    hours, price = steps * plan.step_time_s / 3600, plan.usd_per_step
+    time = f"{hours / 24:,.1f} days" if hours > 24 else f"{hours:.3g} hours"
+    return (
+        f"{config.tokens_per_step / plan.step_time_s:,.0f} tokens/s; train.num_steps={steps:,} of "
+        f"{config.tokens_per_step:,} tokens take {time}{'' if price is None else f' and {steps * price:,.2f} USD'}"
+    )
+
+
+def gib(size: float) -> str:
+    """Bytes in GiB, to a tenth, or to two figures where there are few."""
+    return f"{size / GIB:.1f}" if size >= GIB else f"{size / GIB:.2g}"
+
+
+def parts_text(memory: Memory) -> str:
+    """The parts that count, the most first."""
+    parts = memory_parts(memory).items()
+    return ", ".join(f"{name} {gib(size)}" for name, size in parts if size >= memory.peak / 100)
 
 
 def describe(problem: Problem) -> str:
@@ -54,7 +106,8 @@ def describe(problem: Problem) -> str:
     )
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, headings first, with columns flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
@@ -80,6 +133,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "pipeline": dataclasses.asdict(plan.config.pipeline),
         "microbatch_size": plan.config.microbatch_size,
         "step_time_s": plan.step_time_s,
+        "tokens_per_second": plan.config.tokens_per_step / plan.step_time_s,
         "tflops_per_device": plan.tflops_per_device,
         "utilisation": plan.utilisation,
         "bubble_fraction": plan.bubble,

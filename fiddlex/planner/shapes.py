@@ -88,8 +88,12 @@ def sizes(shape: Shape) -> Sizes:
     if p == 1:  # each microbatch is done with before the next begins
         frame = make_frame(lower(_schedule(shape.schedule, p, v, 1)), 1)
         return frame.sizes if shape.semantics == "sync" else _windows(shape).sizes
+    if (shape.schedule, shape.semantics) == ("1f1b", "2bw"):
+        return Sizes(Slots(2, 2, 2 * p - 1, 0), 2, 2, 1, 2, 1)
     if shape.semantics != "sync":
-        return Sizes(Slots(2, 2, 2 * p - 1, 0), 2, 2, 1, 2, 1) if v == 1 else _windows(shape).sizes
+        return _windows(shape).sizes
+    if shape.schedule not in _SLOTS:
+        return make_frame(lower(_schedule(shape.schedule, p, v, m)), m).sizes
     return Sizes(_SLOTS[shape.schedule](p, v, m))
 
 

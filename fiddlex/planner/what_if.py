@@ -15,13 +15,19 @@ from fiddlex import rules
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.planner.costs import CostModel
-from fiddlex.planner.predict import StepModel, predict
+from fiddlex.planner.layouts import Problem
+from fiddlex.planner.predict import StepModel, needed_memory, predict
 from fiddlex.planner.profile import Profile, ProfiledCostModel
+from fiddlex.simulate.backend import backend_of
 from fiddlex.simulate.weight_memory import num_moments
 from fiddlex.topology import Topology, load_topology
 
 _FORM = re.compile(r"(?P<name>[a-z0-9_.]+)(?:(?P<sign>[=*])(?P<value>.+))?")
 _SHORT = {
+    "data": "mesh.data",
+    "pipe": "mesh.pipe",
+    "tensor": "mesh.tensor",
+    "global_batch_size": "data.global_batch_size",
     "recompute": "pipeline.recompute",
     "schedule": "pipeline.schedule",
     "semantics": "pipeline.semantics",
@@ -61,11 +67,39 @@ class Scenario:
         parts = predict(config, model)
         return parts.seconds + (self.update - 1) * parts.step.update
 
+    def outcome(self) -> "Outcome":
+        """What a step takes.
+
+        Raises:
+          ConfigError, ScheduleError: as `seconds`.
+        """
+        seconds, devices = self.seconds(), self.config.mesh.num_devices
+        if self.topology is None:
+            return Outcome(seconds, devices, None, None)
+        peak = needed_memory(self.config, backend_of(self.topology.compiler)).peak
+        return Outcome(seconds, devices, peak, peak <= Problem(self.config, self.topology, devices).limit)
+
     def _model(self) -> StepModel:
         if self.profile is not None:
             return ProfiledCostModel(self.config, self.profile)
         assert self.topology is not None  # the one or the other
         return CostModel(self.config, self.topology)
+
+
+class Outcome(NamedTuple):
+    """What a step of a scenario takes.
+
+    Attributes:
+      seconds: of a step.
+      num_devices: that it runs on.
+      peak_bytes: of each device's memory; None: not known of the machine of a profile.
+      fits: whether that is there, with what the planner leaves free (`layouts.HEADROOM`); None: not known.
+    """
+
+    seconds: float
+    num_devices: int
+    peak_bytes: int | None
+    fits: bool | None
 
 
 def _scaled_links(field: str) -> Callable[[Scenario, str], Scenario]:
@@ -144,33 +178,33 @@ class Answer(NamedTuple):
 
     Attributes:
       change: as it was written; all of them together last, where there are several.
-      before: seconds of a step.
-      after: likewise.
+      before: without it.
+      after: with it.
     """
 
     change: str
-    before: float
-    after: float
+    before: Outcome
+    after: Outcome
 
     @property
     def ratio(self) -> float:
-        """Of after to before."""
-        return self.after / self.before
+        """Of a step's seconds after to those before."""
+        return self.after.seconds / self.before.seconds
 
 
 def what_if(scenario: Scenario, changes: Sequence[str]) -> list[Answer]:
     """Each change by itself, and all of them one after another.
 
     Raises:
-      ConfigError: as `apply` and `Scenario.seconds`.
+      ConfigError, ScheduleError: as `apply` and `Scenario.outcome`.
     """
-    before, together = scenario.seconds(), scenario
+    before, together = scenario.outcome(), scenario
     answers = []
     for change in changes:
-        answers.append(Answer(change, before, apply(scenario, change).seconds()))
+        answers.append(Answer(change, before, apply(scenario, change).outcome()))
         together = apply(together, change)
     if len(changes) > 1:
-        answers.append(Answer(" and ".join(changes), before, together.seconds()))
+        answers.append(Answer(" and ".join(changes), before, together.outcome()))
     return answers
 
 
@@ -186,7 +220,7 @@ def _number(name: str, value: str) -> float:
     try:
         number = float(value)
     except ValueError:
-        number = -1.0
+        raise ConfigError(f"{name}*{value}: the factor must be a number, as in {name}*0.5.") from None
     rules.positive(f"{name}*{value}: the factor", number)
     return number
 

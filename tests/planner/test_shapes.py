@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fiddlex.pipeline.frame import make_frame
@@ -37,6 +37,7 @@ def lowered(shape):
 
 @settings(max_examples=200)
 @given(shapes())
+@example(Shape("gpipe", 3, 1, 5))
 def test_slots_are_those_of_the_lowering(shape):
     assert sizes(shape) == make_frame(lowered(shape), shape.num_microbatches).sizes
     assert stage_ranks(shape) == lowered(shape).schedule.placement
@@ -91,6 +92,7 @@ def test_a_batch_of_any_semantics_takes_as_long_as_unrolled(kind, pipe, m, seman
     windows = unroll(make(num_microbatches=m), lagging, lambda number: make(num_microbatches=number))
     costs = data.draw(stage_costs(pipe * chunks))
     expected = steady(windows, costs).period
+    assert sizes(Shape(name, pipe, chunks, m, semantics)) == windows.sizes
     assert batch_seconds(Shape(name, pipe, chunks, m, semantics), costs) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.errors import ConfigError, ScheduleError
+from fiddlex.planner.predict import needed_memory
 from fiddlex.planner.what_if import Scenario, apply, what_if
+from fiddlex.simulate.backend import GPU
 from fiddlex.topology import load_topology
 from tests.planner.test_profile import PROFILE
 
@@ -30,7 +32,7 @@ HERE = Scenario(dataclasses.replace(make_config(), model=PROFILE.entries[0].mode
 )
 def test_what_is_better_is_never_slower_and_changes_only_what_it_names(change):
     (answer,) = what_if(ON_A100, [change])
-    assert answer.before == ON_A100.seconds()
+    assert answer.before.seconds == ON_A100.seconds()
     if change != "num_microbatches=16":
         assert answer.ratio < 1
     changed = apply(ON_A100, change)
@@ -49,15 +51,37 @@ def test_a_fused_optimizer_saves_one_of_eight_passes_of_the_update():
     scenario = dataclasses.replace(HERE, profile=dataclasses.replace(PROFILE, fixed_s=0.0))
     (answer,) = what_if(scenario, ["fused_optimizer"])
     free = dataclasses.replace(scenario, profile=dataclasses.replace(scenario.profile, update_s=0.0)).seconds()
-    assert answer.before - answer.after == pytest.approx((answer.before - free) / 8)
+    before, after = answer.before.seconds, answer.after.seconds
+    assert before - after == pytest.approx((before - free) / 8)
 
 
 def test_all_together_come_last():
     changes = ["recompute=none", "bandwidth*2"]
     *alone, together = what_if(ON_A100, changes)
     assert [answer.change for answer in alone] == changes
-    assert together.after == apply(apply(ON_A100, changes[0]), changes[1]).seconds()
-    assert together.after < min(answer.after for answer in alone)
+    assert together.after == apply(apply(ON_A100, changes[0]), changes[1]).outcome()
+    assert together.ratio < min(answer.ratio for answer in alone)
+
+
+def test_memory_and_devices_are_told_of_topologies_alone():
+    before = ON_A100.outcome()
+    assert (before.num_devices, before.fits) == (32, True)
+    assert before.peak_bytes == needed_memory(ON_A100.config, GPU).peak
+    half = apply(ON_A100, "tensor=2").outcome()
+    assert (half.num_devices, half.fits) == (16, True)
+    assert half.peak_bytes > before.peak_bytes
+    assert HERE.outcome()[1:] == (32, None, None)
+    huge = apply(ON_A100, "model.num_layers=4096").outcome()
+    assert not huge.fits
+
+
+def test_another_chip_brings_what_compiles_for_it():
+    config = dataclasses.replace(make_config(), model=dataclasses.replace(make_config().model, dtype="float16"))
+    config = dataclasses.replace(config, pipeline=dataclasses.replace(config.pipeline, recompute="none"))
+    before = dataclasses.replace(ON_A100, config=config)
+    after = apply(before, "chip=v100_16")
+    assert after.outcome().peak_bytes > before.outcome().peak_bytes  # it has no flash kernel
+    assert after.topology.links == before.topology.links
 
 
 def test_fields_have_their_types():
@@ -77,7 +101,7 @@ def test_fields_have_their_types():
         (ON_A100, "bandwidth=2", "--change=bandwidth=2: write bandwidth*VALUE."),
         (ON_A100, "fused_optimizer=1", "--change=fused_optimizer=1: write fused_optimizer."),
         (ON_A100, "recompute", "--change=recompute: write recompute=VALUE."),
-        (ON_A100, "bandwidth*fast", "bandwidth*fast: the factor=-1.0"),
+        (ON_A100, "bandwidth*fast", "bandwidth*fast: the factor must be a number, as in bandwidth*0.5"),
         (ON_A100, "mesh.pipe=two", "mesh.pipe=two must be of type int."),
         (ON_A100, "zero1=2", "optimizer.zero1=2: write true or false."),
         (HERE, "chip=h200", "chip is that of a topology; a profile has measured times alone."),
