@@ -112,8 +112,8 @@ _SLOTS: dict[str, Callable[[int, int, int], Slots]] = {
 def free_running_seconds(shape: Shape, costs: Costs) -> float:
     """Seconds of a batch that is flushed in the free-running clock, that of other systems; long pipelines drawn out.
 
-    That is exact where hops are far shorter than stages, and interleaved stages are alike; others take longer than this
-    to settle, and it can be some percent off.
+    That is exact where stages are alike and hops far shorter than they are; others may take longer than this to settle,
+    and it can be some percent off.
 
     Args:
       shape: the pipeline.

@@ -53,11 +53,10 @@ def test_a_batch_takes_as_long_as_simulated_whole(shape, data):
 @settings(max_examples=60)
 @given(st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b"]), st.integers(1, 4), st.integers(1, 24), st.data())
 def test_other_systems_batches_take_as_long_as_simulated_whole(name, pipe, m, data):
-    """Of hops far shorter than stages, and interleaved stages that are alike: others do not settle so soon."""
+    """Of stages that are alike, with hops far shorter than they are: others may take longer to settle."""
     chunks = 2 if name == "interleaved_1f1b" else 1
     m = m * pipe if chunks > 1 else m
-    times = st.lists(st.floats(0.25, 2), min_size=pipe, max_size=pipe).map(tuple) if chunks == 1 else st.floats(0.25, 2)
-    costs = Costs(*(data.draw(times) for _ in range(3)), hop=data.draw(st.floats(0, 0.02)))
+    costs = Costs(*(data.draw(st.floats(0.25, 2)) for _ in range(3)), hop=data.draw(st.floats(0, 0.02)))
     shape = Shape(name, pipe, chunks, m)
     schedule = make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=m)
     expected = free_running(schedule, costs).makespan
