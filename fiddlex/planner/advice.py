@@ -19,16 +19,13 @@ def why_none(problem: Problem, least: Need) -> str:
       least: the layout that needs least.
     """
     chip = problem.topology.chip
-    remedies = list(_remedies(problem, least.memory.peak))
     devices = _enough_devices(problem)
-    if devices is not None:
-        remedies.insert(0, f"{devices} devices")
-    helps = "; ".join(remedies) if remedies else "nothing that was tried"
-    alone = f"; {2**DOUBLINGS} times the devices are not enough" if devices is None else ""
+    most = f"none of up to {2**DOUBLINGS} times the devices is enough"
+    helps = "; ".join([f"{devices} devices" if devices else most, *_remedies(problem, least.memory.peak)])
     return (
         f"No layout on {problem.num_devices} {chip.name} fits {gib(problem.limit)} GiB a device. The smallest need is "
         f"{gib(least.memory.peak)} GiB, of {layout_text(least.layout)}: {parts_text(least.memory)} GiB. What would "
-        f"help: {helps}{alone}."
+        f"help: {helps}."
     )
 
 

@@ -71,7 +71,7 @@ def test_memory_and_devices_are_told_of_topologies_alone():
     assert (half.num_devices, half.fits) == (16, True)
     assert half.peak_bytes > before.peak_bytes
     assert HERE.outcome()[1:] == (32, None, None)
-    huge = apply(ON_A100, "model.num_layers=4096").outcome()
+    huge = apply(ON_A100, "model.num_layers=8192").outcome()
     assert not huge.fits
 
 
