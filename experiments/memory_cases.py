@@ -300,5 +300,5 @@ def on_gpus(case: Case) -> Case:
     return case._replace(topology=f"gpu:h100:{hosts}x{number // hosts}")
 
 
-NOT_ON_GPUS = {"BERT 2.2b, 2BW"}  # XLA finds no tiles for a product of 1,920 by 2,304, without a GPU to try them on
+NOT_ON_GPUS = {"BERT 2.2b, 2BW"}  # XLA finds no tiles for a product with 2,304 columns, with no GPU to try
 CASES_ON = {"tpu": CASES, "gpu": {name: on_gpus(case) for name, case in CASES.items() if name not in NOT_ON_GPUS}}

@@ -64,9 +64,8 @@ def main(argv: list[str]) -> None:
     if _PLOT.value:
         draw(results, pathlib.Path(_PLOT.value))
         return
-    for name in _CASES.value:
-        if name not in results:
-            case = cases[name]
+    for name, case in cases.items():
+        if name in _CASES.value and name not in results:
             start = time.monotonic()
             compiled = compiled_bytes(make_config(case), case.topology)
             results[name] = {"case": name, **case._asdict(), "compiled_bytes": compiled}
