@@ -1,4 +1,4 @@
-"""Measures the train step of a config on this machine, or a profile of the machine for the planner.
+"""Measures the train step of a config on this machine, or a profile of the machine for what_if.py.
 
     python experiments/benchmark.py --config=configs/gpt_tiny.py [--config.mesh.pipe=4 --seconds=30 --format=json …]
     python experiments/benchmark.py --profile=here.json --config=configs/gpt_tiny.py --config.mesh.data=1 …

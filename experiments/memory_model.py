@@ -1,6 +1,6 @@
 """Holds the memory that is predicted of a train step against what XLA assigns, for models of real sizes.
 
-    python -m experiments.memory_model --results=docs/studies/memory.jsonl [--cases='medium, 1F1B' …]
+    python -m experiments.memory_model --results=docs/studies/memory.jsonl [--case='medium, 1F1B' …]
     python -m experiments.memory_model --platform=gpu --results=docs/studies/memory_gpu.jsonl
     python -m experiments.memory_model --results=docs/studies/memory.jsonl --plot=docs/studies/memory.svg
 
@@ -28,6 +28,7 @@ from absl import flags, logging
 
 from experiments.memory_cases import CASES, CASES_ON, Case
 from experiments.results import read_results
+from fiddlex import rules
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.flags import load_config, run
@@ -51,7 +52,7 @@ COLOURS = {"gpt": "#0072B2", "bert": "#D55E00"}  # Okabe and Ito's
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of compiled cases, read and added to", required=True)
 _PLATFORM = flags.DEFINE_enum("platform", "tpu", list(CASES_ON), "gpu: the same cases on H100s")
-_CASES = flags.DEFINE_multi_enum("cases", list(CASES), list(CASES), "cases to compile")
+_CASES = flags.DEFINE_multi_string("case", [], "name of a case to compile; may be given several times; all by default")
 _PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; nothing is compiled then")
 
 
@@ -64,8 +65,10 @@ def main(argv: list[str]) -> None:
     if _PLOT.value:
         draw(results, pathlib.Path(_PLOT.value))
         return
+    for name in _CASES.value:
+        rules.choice("--case", name, tuple(cases))
     for name, case in cases.items():
-        if name in _CASES.value and name not in results:
+        if name not in results and (name in _CASES.value or not _CASES.value):
             start = time.monotonic()
             compiled = compiled_bytes(make_config(case), case.topology)
             results[name] = {"case": name, **case._asdict(), "compiled_bytes": compiled}

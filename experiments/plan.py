@@ -66,6 +66,8 @@ def main(argv: list[str]) -> None:
         objective=_OBJECTIVE.value,
         semantics=tuple(_SEMANTICS.value),
     )
+    if _WRITE.value is not None and pathlib.Path(_WRITE.value).is_file():
+        raise ConfigError(f"--write={_WRITE.value}: there is such a file. Name another, or remove it.")
     found = search(problem, keep=_KEEP.value)
     results = [compile_plan(plan, problem.topology) for plan in found.plans[: _VERIFY.value]]
     if _FORMAT.value == "json":

@@ -39,6 +39,7 @@ def main(argv: list[str]) -> None:
     lines = read_results(path, ["machine", "jax_version", "date", "load", "seconds"])
     if number > len(lines):
         lines += measure(calibrations, number - len(lines), path)
+    _check(path, lines, calibrations)
     if not lines:
         raise ConfigError(f"there are no results in {path}: ask for --rounds of at least 1.")
     seconds = {name: min(line["seconds"][name] for line in lines) for name in lines[0]["seconds"]}
@@ -52,6 +53,16 @@ def main(argv: list[str]) -> None:
     print(caption(profile, lines), table(profile, seconds), ratios(profile, seconds), sep="\n\n")
 
 
+def _check(path: pathlib.Path, lines: Sequence[Mapping[str, Any]], calibrations: Sequence[Calibration]) -> None:
+    """Raises ConfigError where rounds are of other machines or other cases than those of today."""
+    machines = sorted({line["machine"] for line in lines})
+    if len(machines) > 1:
+        raise ConfigError(f"{path} has rounds of {' and of '.join(machines)}. Keep those of each in a file of its own.")
+    missing = [name for name in cases(calibrations) for line in lines if name not in line["seconds"]]
+    if missing:
+        raise ConfigError(f"{path} has rounds without {missing[0]!r}: of other cases. Measure anew into another file.")
+
+
 def label(config: Config, *, forward: bool = False) -> str:
     """Of a step that the profile is made of."""
     model, mesh, pipeline = config.model, config.mesh, config.pipeline
@@ -61,19 +72,24 @@ def label(config: Config, *, forward: bool = False) -> str:
     )
 
 
+def cases(calibrations: Sequence[Calibration]) -> dict[str, Config]:
+    """All that is measured, by name."""
+    found = {label(config): config for each in calibrations for config in each.configs}
+    found |= {label(each.forward, forward=True): each.forward for each in calibrations}
+    found |= CASES
+    return found | {f"{name}: {change}": apply(Scenario(CASES[name]), change).config for name, change in WHAT_IFS}
+
+
 def measure(calibrations: Sequence[Calibration], number: int, path: pathlib.Path) -> list[dict[str, Any]]:
     """So many rounds, each written as it ends."""
     from fiddlex.train.timing import Case, about, rounds
 
-    cases = {label(config): Case(config) for each in calibrations for config in each.configs}
-    cases |= {label(each.forward, forward=True): Case(each.forward, forward_only=True) for each in calibrations}
-    cases |= {name: Case(config) for name, config in CASES.items()}
-    for name, change in WHAT_IFS:
-        cases[f"{name}: {change}"] = Case(apply(Scenario(CASES[name]), change).config)
+    forward = {label(each.forward, forward=True) for each in calibrations}
+    steps = {name: Case(config, forward_only=name in forward) for name, config in cases(calibrations).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, Any]] = []
-    for seconds in rounds(list(cases.values())):
-        by_name = {name: round(each, 5) for name, each in zip(cases, seconds, strict=True)}
+    for seconds in rounds(list(steps.values())):
+        by_name = {name: round(each, 5) for name, each in zip(steps, seconds, strict=True)}
         lines.append(about() | {"load": os.getloadavg()[0], "seconds": by_name})
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(lines[-1]) + "\n")

@@ -118,7 +118,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         except FiddlexError as error:
             _exit(str(error), USAGE_STATUS if isinstance(error, ConfigError | ScheduleError) else FAILURE_STATUS)
         except BrokenPipeError:  # the reader of our output has gone, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _leave_output()
             sys.exit(FAILURE_STATUS)
         except OSError as error:  # a full disk, a file that cannot be read: nothing that a traceback would explain
             _exit(str(error), FAILURE_STATUS)
@@ -232,6 +232,11 @@ def _unknown_field(argument: str) -> str | None:
     return None
 
 
+def _leave_output() -> None:
+    """Has what is printed from now on go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class _HelpFlag(flags.BooleanFlag):
     """`--help` and `-h` in place of absl's, which knows nothing of configs and exits with status 1."""
 
@@ -240,7 +245,10 @@ class _HelpFlag(flags.BooleanFlag):
 
     def parse(self, arg: str | bool) -> None:
         if self._parse(arg):
-            print(help_text())
+            try:
+                print(help_text(), flush=True)
+            except BrokenPipeError:
+                _leave_output()
             sys.exit()
 
 

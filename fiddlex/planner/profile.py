@@ -10,6 +10,7 @@ what it took, on as many devices. Imports no jax.
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -172,8 +173,10 @@ def load_profile(path: str | Path) -> Profile:
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:
-    """Writes what `load_profile` reads."""
-    Path(path).write_text(json.dumps(dataclasses.asdict(profile), indent=1) + "\n", encoding="utf-8")
+    """Writes what `load_profile` reads, whole or not at all."""
+    temporary = Path(f"{path}.tmp")
+    temporary.write_text(json.dumps(dataclasses.asdict(profile), indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
 
 
 class ProfiledCostModel:

@@ -20,7 +20,7 @@ from fiddlex.planner.layouts import Layout, Problem, layouts
 from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
 from fiddlex.simulate.backend import backend_of
 from fiddlex.simulate.memory import Memory, device_memory
-from fiddlex.simulate.weight_memory import device_parameters
+from fiddlex.simulate.weight_memory import WeightBytes, device_parameters, weight_bytes
 from fiddlex.sizes import model_flops
 
 
@@ -145,6 +145,7 @@ class _Space:
         self._model = CostModel(problem.config, problem.topology, efficiency=problem.efficiency)
         self._backend = backend_of(problem.topology.compiler)
         self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
+        self._weights_once = functools.cache(self._weights)
 
     def entries(self) -> Iterator[_Entry]:
         """All layouts."""
@@ -166,8 +167,9 @@ class _Space:
 
     def memory(self, layout: Layout) -> Memory:
         """Of each device."""
-        config, placement = layout.applied(self.problem.config), self.cut(layout).placement
-        return device_memory(config, sizes(layout.shape), placement, self._backend)
+        config, cut = layout.applied(self.problem.config), self.cut(layout)
+        weights = self._weights_once(*layout[:3], cut.rows)
+        return device_memory(config, sizes(layout.shape), cut.placement, self._backend, weights=weights)
 
     def cut(self, layout: Layout) -> "_Cut":
         """Its layers on stages."""
@@ -207,6 +209,10 @@ class _Space:
     ) -> MicrobatchTimes:
         mesh = MeshConfig(data, pipe, tensor, sequence_parallel)
         return self._model.microbatch(mesh, num_microbatches=num_microbatches, recompute=recompute)
+
+    def _weights(self, data: int, pipe: int, tensor: int, rows: int) -> WeightBytes:
+        config = dataclasses.replace(self.problem.config, mesh=MeshConfig(data, pipe, tensor))
+        return weight_bytes(config, rows, self._backend)
 
     def _step(self, data: int, pipe: int, tensor: int, rows: int) -> StepTimes:
         mesh = MeshConfig(data, pipe, tensor)

@@ -5,8 +5,7 @@ embedding and head leave and have alive) and `backend` (what XLA does that the p
 arrays of the same shapes, so the numbers hold for each of them. Invariant: a number here follows from the program or is
 a fact of the backend, found by experiment; none is fitted. docs/memory.md tells how near they come. Imports no jax.
 
-Not known here: cuDNN's flash attention, which keeps no scores, and the few bytes that follow the number of microbatches
-(keys of dropout, losses, the schedule's table).
+Not known here: the few bytes that follow the number of microbatches (keys of dropout, losses, the schedule's table).
 """
 
 from typing import NamedTuple
@@ -62,7 +61,14 @@ class Memory(NamedTuple):
         return always + max(of_loop + self.working, self.update + (of_loop if self.versions else 0))
 
 
-def device_memory(config: Config, sizes: Sizes, placement: LayerPlacement, backend: Backend = TPU) -> Memory:
+def device_memory(
+    config: Config,
+    sizes: Sizes,
+    placement: LayerPlacement,
+    backend: Backend = TPU,
+    *,
+    weights: WeightBytes | None = None,
+) -> Memory:
     """The memory of a train step.
 
     Args:
@@ -70,10 +76,11 @@ def device_memory(config: Config, sizes: Sizes, placement: LayerPlacement, backe
       sizes: of the schedule's memories: `make_frame(…).sizes`, or of windows `frame_of(…).sizes`.
       placement: of the layers.
       backend: what it is compiled for.
+      weights: `weight_bytes` of it, where they are known already.
     """
     layer, rows = Layer.of(config, backend), placement.rows_per_chunk
     all_rows, slots, goes_on = rows * placement.num_chunks, sizes.slots, sizes.versions > 1
-    weights = weight_bytes(config, all_rows, backend)
+    weights = weights or weight_bytes(config, all_rows, backend)
     compute = _compute_weights(config, weights, backend, goes_on=goes_on)
     finished = sizes.finished * weights.reduced_layers
     if goes_on:  # the first of `finished` is made when the newest weights have been gathered
