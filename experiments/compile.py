@@ -14,13 +14,15 @@ from absl import flags
 from fiddlex.advice import memory_remedies
 from fiddlex.config import Config
 from fiddlex.flags import define_config, run
+from fiddlex.topology import catalogue, load_topology
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     "cpu",
-    "what to compile for: cpu, TPUs as tpu:NAME:SHAPE (tpu:v5e:2x4; takes the extra aot), or GPUs as "
-    "gpu:NAME:HOSTSxPER_HOST (gpu:h100:2x8; takes the extra aot_gpu)",
+    "what to compile for: cpu, TPUs as tpu:NAME:SHAPE (tpu:v5e:2x4; takes the extra aot), GPUs as "
+    "gpu:NAME:HOSTSxPER_HOST (gpu:h100:2x8; takes the extra aot_gpu), or as many devices as the mesh has of a topology "
+    "as plan.py takes it (a100_80, or a .toml file)",
 )
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 
@@ -40,8 +42,11 @@ def main(argv: list[str]) -> None:
     from fiddlex.mesh import describe, make_topology_mesh  # jax is imported once the command line is known to be right
     from fiddlex.train.ahead import compile_ahead, report
 
-    mesh = make_topology_mesh(config.mesh, _TOPOLOGY.value)
-    facts = {"topology": _TOPOLOGY.value, **report(config, compile_ahead(config, mesh))}
+    topology = _TOPOLOGY.value
+    if topology in catalogue() or topology.endswith(".toml"):
+        topology = load_topology(topology).compile_name(config.mesh.num_devices)
+    mesh = make_topology_mesh(config.mesh, topology)
+    facts = {"topology": topology, **report(config, compile_ahead(config, mesh))}
     if _FORMAT.value == "json":
         print(json.dumps(facts))
         return

@@ -124,11 +124,6 @@ def compile_plan(plan: Plan, topology: Topology) -> dict[str, Any]:
       DeviceError: when it could not be compiled, with what was said.
     """
     name = topology.compile_name(plan.layout.num_devices)
-    if name is None:
-        raise ConfigError(
-            f"--verify: {plan.layout.num_devices} devices of {topology.name} are no cluster that can be compiled for. "
-            "Take another number of them (of TPUs a whole slice), or leave --verify out."
-        )
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "planned.py"
         path.write_text(as_python(plan.config, "A plan."), encoding="utf-8")

@@ -245,13 +245,18 @@ class Topology:
                 "Take fewer devices, or add a link to a file of your own."
             )
 
-    def compile_name(self, num_devices: int) -> str | None:
-        """What `experiments/compile.py --topology` calls `num_devices` of these; None where there is no such cluster.
+    def compile_name(self, num_devices: int) -> str:
+        """What the ahead-of-time compiler calls `num_devices` of these.
 
         Of GPUs, whole hosts or a part of one; of TPUs the most cubic slice (`fiddlex.slices`).
+
+        Raises:
+          ConfigError: when there is no such cluster, or the file does not say how the compiler calls the chips.
         """
         if self.compiler is None:
-            return None
+            raise ConfigError(
+                f"topology {self.name} has no [compiler], so that nothing can be compiled for it. Add one."
+            )
         first = self.links[0].devices or num_devices
         shape: tuple[int, ...] = ()
         if self.compiler.platform == "gpu":
@@ -260,7 +265,12 @@ class Topology:
                 shape = num_devices // per_host, per_host
         elif num_devices <= first:
             shape = slice_shape(self.compiler.torus, num_devices)
-        return f"{self.compiler.platform}:{self.compiler.name}:{'x'.join(map(str, shape))}" if shape else None
+        if not shape:
+            raise ConfigError(
+                f"{num_devices} devices of {self.name} are no cluster that can be compiled for. Take another number of "
+                "them: of TPUs a whole slice, of GPUs a part of a host or whole ones."
+            )
+        return f"{self.compiler.platform}:{self.compiler.name}:{'x'.join(map(str, shape))}"
 
     def validate(self) -> "Topology":
         """Checks every figure and the links against each other.

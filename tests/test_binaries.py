@@ -108,6 +108,9 @@ def test_compile_tells_of_memory_and_reads_no_data() -> None:
     hops = 2 * facts["num_ticks"]
     assert re.search(rf"collective-permute +pipe +{hops} .* no\n", text)
     assert "'gpu' is not known" in call("compile", *arguments, "--topology=gpu", status=2).stderr
+    two = "--config.mesh.data=1", "--config.mesh.tensor=1"
+    no_slice = call("compile", *arguments, "--topology=tpu_v5e", *two, status=2).stderr
+    assert "2 devices of tpu_v5e are no cluster that can be compiled for" in no_slice
 
 
 @pytest.mark.skipif(num_cores() < 2, reason="the comparison needs two cores")

@@ -159,11 +159,19 @@ def test_a_cluster_has_an_end():
     ],
 )
 def test_compile_name(name, num_devices, expected):
-    assert load_topology(name).compile_name(num_devices) == expected
+    topology = load_topology(name)
+    if expected is None:
+        with pytest.raises(
+            ConfigError, match=f"{num_devices} devices of {name} are no cluster that can be compiled for"
+        ):
+            topology.compile_name(num_devices)
+    else:
+        assert topology.compile_name(num_devices) == expected
 
 
 def test_nothing_compiles_for_a_topology_without_a_compiler():
-    assert dataclasses.replace(A100, compiler=None).compile_name(8) is None
+    with pytest.raises(ConfigError, match=r"topology a100_80 has no \[compiler\]"):
+        dataclasses.replace(A100, compiler=None).compile_name(8)
 
 
 def test_libtpu_knows_the_slices():
