@@ -282,6 +282,12 @@ CASES = {
         "mesh.data=1 mesh.pipe=4 pipeline.schedule=interleaved_1f1b pipeline.num_chunks=3 "
         "pipeline.num_microbatches=8 data.global_batch_size=32",
     ),
+    "18.4b, 2BW, sequence parallel, selective": Case(
+        "configs/gpt3.py:18.4b",
+        "tpu:v5p:4x8x8",
+        "mesh.data=16 mesh.pipe=8 mesh.tensor=2 mesh.sequence_parallel=True pipeline.semantics=2bw "
+        "pipeline.num_microbatches=32 data.global_batch_size=1024 pipeline.recompute=selective",
+    ),
     "1.7b, one layer a stage": Case(
         "configs/gpt3.py:1.7b",
         "tpu:v5e:2x4",

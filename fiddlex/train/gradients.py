@@ -34,8 +34,8 @@ from fiddlex.train.state import Layout, TrainState
 HeadFunction = Callable[[Weights, jax.Array, Batch, Context], jax.Array]  # of a model, as `Transformer.loss`
 
 # Left to itself, XLA gives the stash the order that one product or collective wants, and copies it whole for the others
-# in each tick. Of TPUs, in bfloat16.
-TILES = {"gpu": (1, 1), "tpu": (16, 128)}
+# in each tick.
+TILES = {"gpu": (1, 1), "tpu": (8, 128)}
 
 
 class GradientSource(Protocol):

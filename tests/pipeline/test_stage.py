@@ -12,10 +12,10 @@ from fiddlex.pipeline.stage import Tile, in_row_major
     [
         ((4, 3, 5), (1, 1), True),
         ((7,), (1, 1), True),
-        ((2, 32, 128), (16, 128), True),
-        ((2, 32, 64), (16, 128), False),  # would be padded to 128
-        ((2, 12, 128), (16, 128), False),
-        ((128,), (16, 128), True),
+        ((2, 32, 128), (8, 128), True),
+        ((2, 32, 64), (8, 128), False),  # would be padded to 128
+        ((2, 12, 128), (8, 128), False),
+        ((128,), (8, 128), True),
         ((4, 3, 5), None, False),
     ],
 )
