@@ -1,7 +1,7 @@
 """What XLA's backends do with memory that the program does not say.
 
-All of it was read off the buffers that XLA assigns (`--xla_dump_to`), on 2026-11-22 with jax 0.10.2 and libtpu 0.0.52,
-for TPU v5e and v5p; docs/memory.md tells how far it holds. Imports no jax.
+All of it was read off the buffers that XLA assigns (`--xla_dump_to`), on 2026-11-22 with jax 0.10.2, libtpu 0.0.52 and
+jax's CUDA 12 plugin, for TPU v5e and v5p and for H100s; docs/memory.md tells how far it holds. Imports no jax.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ class Backend:
         result: neither the words of the random generator, nor exponentials and gradients of logits.
       rounds_gradients: gradients of scores and logits are in memory in the compute dtype alone, beside the float32 ones
         that they are made of.
+      scatters_in_place: rows are added to an embedding's gradient where it is.
       flash: it has a kernel for attention that keeps no scores (`runs_flash`).
       rounds_products: products of float32 take bfloat16 (the default precision), and what products alone read is kept
         so.
@@ -40,6 +41,7 @@ class Backend:
     fuses: bool
     rounds_products: bool
     rounds_gradients: bool = False
+    scatters_in_place: bool = False
     flash: bool = False
     lanes: int = 1
     sublanes: int = 1
@@ -60,7 +62,7 @@ CPU = Backend(fuses=False, rounds_products=False)
 TPU = Backend(
     fuses=True, rounds_products=True, lanes=128, sublanes=8, whole_lanes_copy=True, reduces_whole=True, narrow_head=64
 )
-GPU = Backend(fuses=False, rounds_products=False, rounds_gradients=True, flash=True)
+GPU = Backend(fuses=False, rounds_products=False, rounds_gradients=True, scatters_in_place=True, flash=True)
 
 
 def backend_of(compiler: Compiler | None) -> Backend:

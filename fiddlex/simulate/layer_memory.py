@@ -169,8 +169,9 @@ def outside_layers(config: Config, backend: Backend) -> int:
     """Bytes at the fullest moment of embedding and head, whichever takes more.
 
     The head has this device's slice of the logits, B·P·V where it scores P positions of a row, in float32; unless all
-    is fused their exponentials and gradients too; and what it scores, with its gradients. The embedding's backward pass
-    has the gradient of the table's slice, V·H, in float32, before and after rows are added to it.
+    is fused their exponentials and gradients too, or of these the rounded ones alone (`Backend.rounds_gradients`); and
+    what it scores, with its gradients. The embedding's backward pass has the gradient of the table's slice, V·H, in
+    float32, before and (`Backend.scatters_in_place`) after rows are added to it.
     """
     model, itemsize = config.model, ITEMSIZES[config.model.dtype]
     columns = config.padded_vocab_size // config.mesh.vocab_shards
@@ -179,4 +180,5 @@ def outside_layers(config: Config, backend: Backend) -> int:
     of_logit = FLOAT32 if backend.fuses else FLOAT32 + itemsize if backend.rounds_gradients else 3 * FLOAT32
     logits = scored * columns * of_logit
     stream = 3 * tokens * model.hidden_size * itemsize
-    return stream + max(logits, 2 * columns * model.hidden_size * FLOAT32)
+    tables = (1 if backend.scatters_in_place else 2) * columns * model.hidden_size * FLOAT32
+    return stream + max(logits, tables)
