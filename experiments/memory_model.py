@@ -12,7 +12,6 @@ stopped goes on where it was; the table at the end is of all that is there. `--p
 
 import datetime
 import importlib.metadata
-import json
 import multiprocessing
 import os
 import pathlib
@@ -27,7 +26,7 @@ from typing import Any
 from absl import flags, logging
 
 from experiments.memory_cases import CASES, CASES_ON, Case
-from experiments.results import read_results
+from experiments.results import append_result, read_results
 from fiddlex import rules
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError, DeviceError
@@ -59,7 +58,6 @@ _PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; noth
 def main(argv: list[str]) -> None:
     """Compiles what is missing, prints the table, or draws."""
     path = pathlib.Path(_RESULTS.value)
-    path.parent.mkdir(parents=True, exist_ok=True)
     cases = CASES_ON[_PLATFORM.value]
     results = read(path, cases)
     if _PLOT.value:
@@ -75,8 +73,7 @@ def main(argv: list[str]) -> None:
             results[name] |= {"seconds": round(time.monotonic() - start, 1), "date": str(datetime.date.today())}
             results[name] |= {package: importlib.metadata.version(package) for package in PACKAGES[_PLATFORM.value]}
             logging.info("%s: %.2f GB", name, compiled / 1e9)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(results[name]) + "\n")
+            append_result(path, results[name])
     print(table(results))
 
 

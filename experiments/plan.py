@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags, logging
 
@@ -66,18 +66,24 @@ def main(argv: list[str]) -> None:
         objective=_OBJECTIVE.value,
         semantics=tuple(_SEMANTICS.value),
     )
-    if _WRITE.value is not None and pathlib.Path(_WRITE.value).is_file():
-        raise ConfigError(f"--write={_WRITE.value}: there is such a file. Name another, or remove it.")
+    if _WRITE.value is not None and pathlib.Path(_WRITE.value).exists():
+        raise ConfigError(f"--write={_WRITE.value} is there already. Name another file, or remove it.")
     found = search(problem, keep=_KEEP.value)
-    results = [compile_plan(plan, problem.topology) for plan in found.plans[: _VERIFY.value]]
+    names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
+    if found.plans and _FORMAT.value == "table":
+        print(as_text(problem, found, _flushed(problem, found)), flush=True)
+    verdicts = []
+    for plan, name in zip(found.plans, names, strict=False):
+        verdicts.append(Verdict.of(plan, compile_plan(plan, name), problem.memory_bytes))
+        if _FORMAT.value == "table":
+            print(verdicts[-1].text, flush=True)
     if _FORMAT.value == "json":
-        print(json.dumps(as_json(problem, found) | ({"compiled": results} if results else {})))
+        compiled = {"compiled": [verdict.result for verdict in verdicts]} if verdicts else {}
+        print(json.dumps(as_json(problem, found) | compiled))
     if not found.plans:
         assert found.least is not None  # search raises where there is no layout at all
         raise DeviceError(why_none(problem, found.least))
-    if _FORMAT.value == "table":
-        print("\n".join([as_text(problem, found, _flushed(problem, found)), *map(_verdict, found.plans, results)]))
-    chosen = _chosen(found.plans, results)
+    chosen = _chosen(found.plans, verdicts)
     if _WRITE.value is not None:
         _write(pathlib.Path(_WRITE.value), problem, chosen.config.validate())
     elif _FORMAT.value == "table":
@@ -85,8 +91,7 @@ def main(argv: list[str]) -> None:
 
 
 def _bytes(hbm_gib: float, topology: Topology) -> int:
-    rules.positive("--hbm_gib", hbm_gib)
-    rules.between("--hbm_gib", hbm_gib, 0, topology.chip.memory_gib)
+    rules.positive("--hbm_gib", hbm_gib, topology.chip.memory_gib)
     return int(hbm_gib * GIB)
 
 
@@ -95,35 +100,69 @@ def _flushed(problem: Problem, found: Found) -> Plan | None:
     if found.plans[0].layout.semantics == "sync" or "sync" not in problem.semantics:
         return None
     among = [plan for plan in found.plans if plan.layout.semantics == "sync"]
-    among += search(dataclasses.replace(problem, semantics=("sync",)), keep=1).plans
+    among = among or search(dataclasses.replace(problem, semantics=("sync",)), keep=1).plans
     return among[0] if among else None
 
 
-def _chosen(plans: Sequence[Plan], results: Sequence[dict[str, Any]]) -> Plan:
+class Verdict(NamedTuple):
+    """What the compiler says of a plan.
+
+    Attributes:
+      fits: by its figures, and within --hbm_gib; None: not known.
+      text: a line for people.
+      result: what experiments/compile.py says, or why it did not compile.
+    """
+
+    fits: bool | None
+    text: str
+    result: dict[str, Any]
+
+    @classmethod
+    def of(cls, plan: Plan, result: dict[str, Any], limit: int | None) -> "Verdict":
+        """Holds a plan against what was said of it, and against what it may take of a device, if that was asked for."""
+        layout, predicted = layout_text(plan.layout), f"{plan.memory.peak / GIB:.2f} GiB predicted"
+        if "error" in result:
+            return cls(None, f"not compiled for {result['topology']}: {layout}: {result['error']}", result)
+        needed, there = result["needed_bytes"], limit or result["memory_limit_bytes"]
+        fits = result["fits"] and (limit is None or needed <= limit)
+        said = f"{needed / GIB:.2f} GiB by XLA ({plan.memory.peak / needed - 1:+.1%})" if needed else "by XLA more"
+        verdict = {True: "", False: ": does not fit", None: ": whether it fits is not known"}[fits]
+        room = f" the {there / GIB:.2f} there are" if fits is False and there else ""
+        seconds = result["trace_s"] + result["compile_s"]
+        return cls(
+            fits,
+            f"compiled for {result['topology']} in {seconds:.0f} s: {layout}: {predicted}, {said}{verdict}{room}",
+            result,
+        )
+
+
+def _chosen(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> Plan:
     """The first plan that fits by the compiler; without it the first.
 
     Raises:
       DeviceError: when none that was compiled fits.
     """
-    if not results:
+    if not verdicts:
         return plans[0]
-    fitting = [plan for plan, result in zip(plans, results, strict=False) if result["fits"]]
+    fitting = [plan for plan, verdict in zip(plans, verdicts, strict=False) if verdict.fits]
     if not fitting:
         raise DeviceError(
-            f"--verify={len(results)}: by the compiler none of them fits. Verify more (--verify, --keep), or allow "
+            f"--verify={len(verdicts)}: by the compiler none of them fits. Verify more (--verify, --keep), or allow "
             "less memory (--hbm_gib)."
         )
     return fitting[0]
 
 
-def compile_plan(plan: Plan, topology: Topology) -> dict[str, Any]:
+def compile_plan(plan: Plan, name: str) -> dict[str, Any]:
     """What experiments/compile.py says of a plan, in a process of its own: the compiler can only be started once.
 
-    Raises:
-      ConfigError: when there is no such slice or cluster to compile for.
-      DeviceError: when it could not be compiled, with what was said.
+    Args:
+      plan: to compile.
+      name: of what to compile it for.
+
+    Returns:
+      Its JSON object; where it did not compile an object with `topology` and `error`.
     """
-    name = topology.compile_name(plan.layout.num_devices)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "planned.py"
         path.write_text(as_python(plan.config, "A plan."), encoding="utf-8")
@@ -131,25 +170,9 @@ def compile_plan(plan: Plan, topology: Topology) -> dict[str, Any]:
         command = [sys.executable, str(compiler), f"--config={path}", f"--topology={name}", "--format=json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise DeviceError(f"--verify: {name} was not compiled for. {done.stderr.strip()}")
+        return {"topology": name, "error": (done.stderr.strip().splitlines() or ["it said nothing"])[-1]}
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
-
-
-def _verdict(plan: Plan, result: dict[str, Any]) -> str:
-    """What the compiler said of a plan, in a line."""
-    needed, limit, seconds = (
-        result["needed_bytes"],
-        result["memory_limit_bytes"],
-        result["trace_s"] + result["compile_s"],
-    )
-    said = "it does not say how much is needed" if needed is None else f"{needed / GIB:.2f} GiB by XLA"
-    off = f" ({plan.memory.peak / needed - 1:+.1%})" if needed else ""
-    fits = "" if result["fits"] else f": does not fit{f' the {limit / GIB:.2f} there are' if limit else ''}"
-    return (
-        f"compiled for {result['topology']} in {seconds:.0f} s: {layout_text(plan.layout)}: "
-        f"{plan.memory.peak / GIB:.2f} GiB predicted, {said}{off}{fits}"
-    )
 
 
 def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:

@@ -9,7 +9,6 @@ predicted is among those that the profile is made of. A second table changes one
 (`fiddlex.planner.what_if`) and holds the predicted ratio of the steps against that of real ones.
 """
 
-import json
 import os
 import pathlib
 import statistics
@@ -18,7 +17,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.results import read_results
+from experiments.results import append_result, read_results
 from experiments.step_cases import CASES, WHAT_IFS, make_calibrations
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
@@ -37,9 +36,9 @@ def main(argv: list[str]) -> None:
     path, number = pathlib.Path(_RESULTS.value), _ROUNDS.value
     calibrations = make_calibrations()
     lines = read_results(path, ["machine", "jax_version", "date", "load", "seconds"])
+    check(path, lines, calibrations)
     if number > len(lines):
-        lines += measure(calibrations, number - len(lines), path)
-    _check(path, lines, calibrations)
+        lines += measure(calibrations, number - len(lines), path, {line["machine"] for line in lines})
     if not lines:
         raise ConfigError(f"there are no results in {path}: ask for --rounds of at least 1.")
     seconds = {name: min(line["seconds"][name] for line in lines) for name in lines[0]["seconds"]}
@@ -53,8 +52,8 @@ def main(argv: list[str]) -> None:
     print(caption(profile, lines), table(profile, seconds), ratios(profile, seconds), sep="\n\n")
 
 
-def _check(path: pathlib.Path, lines: Sequence[Mapping[str, Any]], calibrations: Sequence[Calibration]) -> None:
-    """Raises ConfigError where rounds are of other machines or other cases than those of today."""
+def check(path: pathlib.Path, lines: Sequence[Mapping[str, Any]], calibrations: Sequence[Calibration]) -> None:
+    """Raises ConfigError where rounds are of several machines, or of other cases than those of today."""
     machines = sorted({line["machine"] for line in lines})
     if len(machines) > 1:
         raise ConfigError(f"{path} has rounds of {' and of '.join(machines)}. Keep those of each in a file of its own.")
@@ -80,19 +79,27 @@ def cases(calibrations: Sequence[Calibration]) -> dict[str, Config]:
     return found | {f"{name}: {change}": apply(Scenario(CASES[name]), change).config for name, change in WHAT_IFS}
 
 
-def measure(calibrations: Sequence[Calibration], number: int, path: pathlib.Path) -> list[dict[str, Any]]:
-    """So many rounds, each written as it ends."""
+def measure(
+    calibrations: Sequence[Calibration], number: int, path: pathlib.Path, machines: set[str]
+) -> list[dict[str, Any]]:
+    """So many rounds, each written as it ends.
+
+    Raises:
+      ConfigError: when the rounds that there are were measured on others, `machines`.
+    """
+    from fiddlex.mesh import request_devices
     from fiddlex.train.timing import Case, about, rounds
 
     forward = {label(each.forward, forward=True) for each in calibrations}
     steps = {name: Case(config, forward_only=name in forward) for name, config in cases(calibrations).items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
+    request_devices(max(case.config.mesh.num_devices for case in steps.values()))
+    if machines - {about()["machine"]}:
+        raise ConfigError(f"{path} has rounds of {machines.pop()}; this is {about()['machine']}. Name another file.")
     lines: list[dict[str, Any]] = []
     for seconds in rounds(list(steps.values())):
         by_name = {name: round(each, 5) for name, each in zip(steps, seconds, strict=True)}
         lines.append(about() | {"load": os.getloadavg()[0], "seconds": by_name})
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(lines[-1]) + "\n")
+        append_result(path, lines[-1])
         if len(lines) == number:
             break
     return lines

@@ -20,6 +20,7 @@ from typing import Any
 
 from absl import flags, logging
 
+from experiments.results import append_result, read_results
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.errors import ConfigError
 from fiddlex.flags import load_config, run
@@ -65,8 +66,7 @@ def main(argv: list[str]) -> None:
         if case not in results:
             results[case] = train(case)
             logging.info("%s: held-out loss %.4f", case, last_loss(results[case]))
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(dataclasses.asdict(case) | {"records": results[case]}) + "\n")
+            append_result(path, dataclasses.asdict(case) | {"records": results[case]})
     print(table({case: results[case] for case in cases}))
 
 
@@ -139,12 +139,11 @@ def read(path: pathlib.Path) -> dict[Case, list[dict[str, Any]]]:
       ConfigError: at a line that is none.
     """
     results: dict[Case, list[dict[str, Any]]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], start=1):
+    for number, entry in enumerate(read_results(path, ["records"]), start=1):
+        records = entry.pop("records")
         try:
-            entry = json.loads(line)
-            records = entry.pop("records")
             results[Case(**entry)] = records
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except TypeError as error:
             raise ConfigError(
                 f"{path}, line {number}: not a run ({error}). Remove the line; its run is made again."
             ) from error

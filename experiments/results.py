@@ -2,10 +2,8 @@
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from absl import logging
 
 from fiddlex.errors import ConfigError
 
@@ -13,29 +11,50 @@ from fiddlex.errors import ConfigError
 def read_results(path: pathlib.Path, fields: Sequence[str]) -> list[dict[str, Any]]:
     """The objects in a file; none where there is no file.
 
-    A last line that was cut short when the program was killed is taken off the file, so that the next one added stands
-    by itself.
+    A last line that was cut short, when the program was killed or as it is being written, is passed over.
 
     Args:
-      path: of the file.
+      path: of the file, which stays as it is.
       fields: that each object must have.
 
     Raises:
       ConfigError: at any other line that is no such object.
     """
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines, results = text.splitlines(), []
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 ({error}): not results of a study. Name another file.") from error
+    lines = text.splitlines()
+    results: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
             result = json.loads(line)
-            if not isinstance(result, dict) or not result.keys() >= set(fields):
-                raise ValueError(f"it must be an object with {', '.join(fields)}")
         except (ValueError, RecursionError) as error:
-            if number == len(lines) and not text.endswith("\n"):
-                logging.warning("%s: line %d was cut short and is taken off.", path, number)
+            if results and number == len(lines) and not text.endswith("\n"):
                 break
             raise ConfigError(f"{path}, line {number}: not a result ({error}). Remove the line.") from error
+        if not isinstance(result, dict) or not result.keys() >= set(fields):
+            raise ConfigError(f"{path}, line {number}: not a result, an object with {', '.join(fields)}. Remove it.")
         results.append(result)
-    if text and not text.endswith("\n"):
-        path.write_text("".join(f"{line}\n" for line in lines[: len(results)]), encoding="utf-8")
     return results
+
+
+def append_result(path: pathlib.Path, result: Mapping[str, Any]) -> None:
+    """Adds a line to a file that `read_results` has read, in the place of one that was cut short."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        file.seek(0)
+        whole, newline, rest = file.read().rpartition(b"\n")
+        if _is_json(rest):
+            file.write(b"\n")
+        else:
+            file.truncate(len(whole) + len(newline))
+        file.write(json.dumps(result).encode() + b"\n")
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

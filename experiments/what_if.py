@@ -36,7 +36,8 @@ def main(argv: list[str]) -> None:
         topology=load_topology(_TOPOLOGY.value) if _TOPOLOGY.value else None,
         profile=load_profile(_PROFILE.value) if _PROFILE.value else None,
     )
-    outcome, answers = scenario.outcome(), what_if(scenario, _CHANGES.value)
+    outcome = scenario.outcome()
+    answers = what_if(scenario, _CHANGES.value, outcome)
     if _FORMAT.value == "json":
         changes = [{"change": answer.change, **facts(answer.after), "ratio": answer.ratio} for answer in answers]
         print(json.dumps({**facts(outcome), "changes": changes}))

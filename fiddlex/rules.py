@@ -37,8 +37,10 @@ def between(name: str, value: float, least: float, most: float) -> None:
         raise ConfigError(f"{name}={value} must be at least {least} and at most {most:g}.")
 
 
-def positive(name: str, value: float) -> None:
-    """`value` is above 0, and below the limit of its type."""
+def positive(name: str, value: float, most: float | None = None) -> None:
+    """`value` is above 0, and at most `most`, or below the limit of its type."""
+    if most is not None and not 0 < value <= most:
+        raise ConfigError(f"{name}={value} must be greater than 0 and at most {most:g}.")
     if not 0 < value < _limit(value):
         raise ConfigError(f"{name}={value} must be greater than 0 and below {_limit(value)}.")
 

@@ -99,8 +99,7 @@ class Chip:
 
     def validate(self, prefix: str) -> None:
         """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
-        rules.positive(f"{prefix}memory_gib", self.memory_gib)
-        rules.between(f"{prefix}memory_gib", self.memory_gib, 0, MOST_GIB)
+        rules.positive(f"{prefix}memory_gib", self.memory_gib, MOST_GIB)
         rules.positive(f"{prefix}memory_bandwidth", self.memory_bandwidth)
         if not self.peak_flops:
             raise ConfigError(

@@ -78,23 +78,36 @@ def test_where_weights_lag_the_best_with_a_flush_is_told():
 FITS = {"fits": True, "needed_bytes": 2**30, "memory_limit_bytes": 2**31}
 DOES_NOT = {"fits": False, "needed_bytes": 2**32, "memory_limit_bytes": 2**31}
 SAYS_NOTHING = {"fits": False, "needed_bytes": None, "memory_limit_bytes": None}
+NOT_KNOWN = {"fits": None, "needed_bytes": 2**30, "memory_limit_bytes": None}
+NOT_COMPILED = {"error": "Couldn't find output tile sizes"}
 
 
 @pytest.mark.parametrize(
     ("results", "chosen"),
-    [([], 0), ([FITS], 0), ([DOES_NOT, FITS], 1), ([SAYS_NOTHING, DOES_NOT, FITS], 2)],
+    [([], 0), ([FITS], 0), ([DOES_NOT, FITS], 1), ([NOT_KNOWN, NOT_COMPILED, FITS], 2), ([SAYS_NOTHING, FITS], 1)],
 )
 def test_the_first_that_the_compiler_lets_fit_is_written(results, chosen, tmp_path, monkeypatch):
     written = tmp_path / "planned.py"
     plans = search(Problem(get_config("1.7b"), load_topology("a100_80"), 32), keep=3).plans
     lines = planned(results, [f"--write={written}"], monkeypatch)
     assert load_config(str(written)).pipeline == plans[chosen].config.pipeline
-    verdicts = [line for line in lines if line.startswith("compiled for")]
+    verdicts = [line for line in lines if "compiled for" in line]
     assert len(verdicts) == len(results)
     for line, result in zip(verdicts, results, strict=True):
-        assert line.startswith("compiled for somewhere in 3 s: data=")
-        assert (": does not fit" in line) != result["fits"]
-        assert ("4.00 GiB by XLA" in line and "the 2.00 there are" in line) == (result == DOES_NOT)
+        assert line.startswith("compiled for somewhere in 3 s: data=") != (result == NOT_COMPILED)
+        assert (": does not fit" in line) == (result in (DOES_NOT, SAYS_NOTHING))
+        assert ("4.00 GiB by XLA" in line and "does not fit the 2.00 there are" in line) == (result == DOES_NOT)
+        assert ("whether it fits is not known" in line) == (result == NOT_KNOWN)
+        assert ("tile sizes" in line) == (result == NOT_COMPILED)
+
+
+def test_what_a_step_may_take_binds_the_compilers_word_too(tmp_path, monkeypatch):
+    more = FITS | {"needed_bytes": 41 * 2**30}
+    with pytest.raises(DeviceError, match="by the compiler none of them fits"):
+        planned([more], ["--hbm_gib=40", f"--write={tmp_path}/planned.py"], monkeypatch)
+    (line,) = [line for line in planned([more], ["--hbm_gib=42"], monkeypatch) if line.startswith("compiled for")]
+    assert "41.00 GiB by XLA" in line
+    assert "does not fit" not in line
 
 
 def test_where_none_fits_nothing_is_written(tmp_path, monkeypatch):
@@ -124,13 +137,17 @@ def planned(results, args, monkeypatch):
         (["--topology=a100_80", "--num_devices=0"], 2, "flag --num_devices=0"),
         (["--topology=a100_80", "--num_devices=31"], 2, "31 devices cannot be a mesh"),
         (["--topology=a100_80", "--num_devices=8", "--hbm_gib=nan"], 2, "--hbm_gib=nan must be greater than 0"),
-        (["--topology=a100_80", "--num_devices=8", "--hbm_gib=inf"], 2, "--hbm_gib=inf must be"),
+        (
+            ["--topology=a100_80", "--num_devices=8", "--hbm_gib=inf"],
+            2,
+            "--hbm_gib=inf must be greater than 0 and at most 79.25",
+        ),
         (
             ["--topology=a100_80", "--num_devices=8", "--hbm_gib=80"],
             2,
-            "--hbm_gib=80.0 must be at least 0 and at most 79.25",
+            "--hbm_gib=80.0 must be greater than 0 and at most 79.25",
         ),
-        (["--topology=a100_80", "--num_devices=8", "--write="], 1, "Is a directory"),
+        (["--topology=a100_80", "--num_devices=8", "--write="], 2, "is there already"),
         (["--topology=a100_80", "--num_devices=8", "--objective=speed"], 2, "--objective=speed"),
         (["--topology=a100_80", "--num_devices=8", "--config.model.num_layers=0"], 2, "model.num_layers=0 must be"),
     ],

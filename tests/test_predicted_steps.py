@@ -43,3 +43,19 @@ def test_the_results_have_at_least_twelve_layouts_that_the_profile_is_not_made_o
 @pytest.mark.parametrize("config", step_cases.CASES.values(), ids=list(step_cases.CASES))
 def test_every_layout_is_one_that_trains(config):
     config.validate()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"machine": "64 cores of arm"}, "has rounds of 2 cores of x86_64 and of 64 cores of arm"),
+        ({"seconds": {"one device": 1.0}}, "has rounds without "),
+    ],
+)
+def test_rounds_of_other_machines_or_cases_are_not_read_as_one(change, message, tmp_path):
+    lines = RESULTS.read_text().splitlines()
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text("\n".join([*lines[:2], json.dumps(json.loads(lines[2]) | change)]) + "\n")
+    done = call(f"--results={mixed}")
+    assert done.returncode == 2
+    assert message in done.stderr

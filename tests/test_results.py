@@ -5,21 +5,21 @@ import pathlib
 
 import pytest
 
-from experiments.results import read_results
+from experiments.results import append_result, read_results
 from fiddlex.errors import ConfigError
 
 LINES = "".join(json.dumps({"case": str(number), "bytes": number}) + "\n" for number in range(3))
 
 
-@pytest.mark.parametrize("cut", range(len(LINES) + 1))
-def test_a_line_that_was_cut_short_is_taken_off(cut: int, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("cut", range(LINES.index("\n"), len(LINES) + 1))
+def test_a_line_that_was_cut_short_gives_way_to_the_next(cut: int, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text(LINES[:cut])
     kept = read_results(path, ["case"])
+    assert path.read_text() == LINES[:cut]
     assert [result["bytes"] for result in kept] == list(range(len(kept)))
     assert len(kept) >= LINES[:cut].count("\n")
-    with path.open("a") as file:
-        file.write('{"case": "more", "bytes": 9}\n')
+    append_result(path, {"case": "more", "bytes": 9})
     assert [result["bytes"] for result in read_results(path, ["case", "bytes"])] == [*range(len(kept)), 9]
 
 
@@ -27,9 +27,23 @@ def test_a_line_that_was_cut_short_is_taken_off(cut: int, tmp_path: pathlib.Path
 def test_another_line_that_is_no_result_is_told(line: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text(f"{LINES}{line}\n")
-    with pytest.raises(ConfigError, match=r"results\.jsonl, line 4: not a result .* Remove the line\."):
+    with pytest.raises(ConfigError, match=r"results\.jsonl, line 4: not a result.* Remove"):
         read_results(path, ["case"])
-    assert path.read_text() == f"{LINES}{line}\n"
+
+
+@pytest.mark.parametrize("content", [b'{"steps": 5}', b'{"steps":', b"def main():", b"\xff\xfe"])
+def test_a_file_of_something_else_is_refused(content: bytes, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"config\.json.*not (a result|results)"):
+        read_results(path, ["case"])
+    assert path.read_bytes() == content
+
+
+def test_the_first_line_makes_the_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "new" / "results.jsonl"
+    append_result(path, {"case": "0"})
+    assert read_results(path, ["case"]) == [{"case": "0"}]
 
 
 def test_there_need_be_no_file(tmp_path: pathlib.Path) -> None:

@@ -100,7 +100,7 @@ def test_a_chip_names_the_dtypes_it_has():
         (
             "memory_gib = 80",
             "memory_gib = 1e308",
-            ": chip.memory_gib=1e+308 must be at least 0 and at most 1.04858e+06.",
+            ": chip.memory_gib=1e+308 must be greater than 0 and at most 1.04858e+06.",
         ),
         ("memory_gib = 80", "memory_gib = true", ": chip.memory_gib=True is a bool; it must be of type float."),
         ("memory_gib = 80", "memory_gib = 1" + "0" * 400, ": chip.memory_gib is an integer too large for a float, "),

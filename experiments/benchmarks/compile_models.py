@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments.results import read_results
+from experiments.results import append_result, read_results
 from fiddlex.flags import run
 
 _RESULTS = flags.DEFINE_string("results", "docs/studies/compile.jsonl", "where results are kept, a line for each")
@@ -92,8 +92,7 @@ def main(argv: list[str]) -> None:
         if (case.config, case.topology) not in known:
             print(f"{case.config} for {case.topology} …", file=sys.stderr)
             record = known[case.config, case.topology] = measure(case, _LIMIT_S.value)
-            with path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            append_result(path, record)
     print(f"| {' | '.join(COLUMNS)} |\n|{'|'.join(COLUMNS.values())}|")
     for case in CASES:
         print(row(known[case.config, case.topology]), flush=True)

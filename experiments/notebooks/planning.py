@@ -80,8 +80,8 @@ plt.show()
 # %% [markdown]
 # ## Against a layout of your own
 #
-# Any layout of the space can be asked for. Here all of those with a flush, whole recomputation and tensor=4, by the size
-# of the pipe: the best of each.
+# Any layout of the space can be asked for. Here all of those with a flush, whole recomputation and tensor=4: the best
+# of each size of the pipe.
 
 # %%
 best: dict[int, Plan] = {}

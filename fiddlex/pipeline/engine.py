@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fiddlex.pipeline import stacks
 from fiddlex.pipeline.frame import Frame
 from fiddlex.pipeline.lowering import NONE, Tick
 from fiddlex.pipeline.placement import LayerPlacement
@@ -41,7 +42,7 @@ class Model:
       layer: `(layer, x, (number, microbatch)) -> x`, of the same type.
       head: `(outer, x, microbatch) -> value`; where it is differentiated a scalar, the same on all ranks of `pipe`.
       recompute: keep the inputs of layers only and run them forward again in the backward pass.
-      tile: of the devices' memory; what lasts from tick to tick is kept `in_row_major`.
+      tile: of the devices' memory; the stash, and gradients as they are reduced, are kept `in_row_major`.
     """
 
     embed: Callable[[Tree, Tree], jax.Array]
@@ -118,12 +119,13 @@ class Engine:
             kept = self._stage.kept(self._chunk(first, first, first), x, self._varying(microbatch))
             weights = jax.tree.map(lambda w: w[0].astype(jnp.float32), self.versions)
             outer_sums, sums = (
-                jax.tree.map(functools.partial(_zeros, size=size), part)
+                jax.tree.map(functools.partial(stacks.zeros, size=size), part)
                 for size, part in ((sizes.outer_sums, weights.outer), (sizes.sums, weights.layers))
             )
             grads = Weights(outer_sums, sums)
             if sizes.finished:
-                finished = jax.tree.map(functools.partial(_zeros, size=sizes.finished), self.reduce(weights.layers))
+                reduced = self.reduce(weights.layers)
+                finished = jax.tree.map(functools.partial(stacks.zeros, size=sizes.finished), reduced)
         return Carry(
             stash=[self._empty(leaf, sizes.slots.stash, rows) for leaf in kept[0]],
             weight_stash=[self._empty(leaf, sizes.slots.weight_stash, rows) for leaf in kept[1]],
@@ -132,7 +134,7 @@ class Engine:
             outgoing=self._empty(x),
             grads=grads,
             finished=finished,
-            values=_zeros(value, sizes.batches * self.frame.batch_size),
+            values=stacks.zeros(value, sizes.batches * self.frame.batch_size),
         )
 
     def tick(self, carry: Carry, shared_row: jax.Array, own_row: jax.Array) -> Carry:
@@ -149,7 +151,7 @@ class Engine:
         if frame.scores_between:
             carry = self._head(carry, shared, own, y)
         if frame.trains:
-            carry = carry._replace(backward_inbox=_put(carry.backward_inbox, backward_hops, gradients))
+            carry = carry._replace(backward_inbox=stacks.put(carry.backward_inbox, backward_hops, gradients))
             carry = self._backward(carry, own)
         if frame.splits:
             carry = self._backward_weights(carry, own)
@@ -157,7 +159,7 @@ class Engine:
             carry = self._head(carry, shared, own, y)
         if frame.trains:
             carry = self._embed_backward(carry, shared, own)
-        return carry._replace(forward_inbox=_put(carry.forward_inbox, forward_hops, activations))
+        return carry._replace(forward_inbox=stacks.put(carry.forward_inbox, forward_hops, activations))
 
     @jax.named_scope("embed")
     def _embed(self, carry: Carry, shared: Tick) -> jax.Array:
@@ -191,7 +193,7 @@ class Engine:
             if self.frame.trains:
                 value, vjp = jax.vjp(lambda outer, x: self.model.head(outer, x, microbatch), weights, leaving)
                 douter, dy = vjp(jnp.ones_like(value) * self.scales[self._batch_of(shared.head)])
-                outer = _added(outer, douter, self._place(shared.head, self.frame.sizes.outer_sums))
+                outer = stacks.added(outer, douter, self._place(shared.head, self.frame.sizes.outer_sums))
                 dy = self._varying(dy)
             else:
                 value = self.model.head(weights, leaving, microbatch)
@@ -204,7 +206,7 @@ class Engine:
         carry = carry._replace(grads=carry.grads._replace(outer=outer), values=values)
         if not self.frame.trains:
             return carry
-        return carry._replace(backward_inbox=_put(carry.backward_inbox, jnp.asarray(own.head_inbox)[None], [dy]))
+        return carry._replace(backward_inbox=stacks.put(carry.backward_inbox, jnp.asarray(own.head_inbox)[None], [dy]))
 
     @jax.named_scope("backward")
     def _backward(self, carry: Carry, own: Tick) -> Carry:
@@ -230,11 +232,12 @@ class Engine:
         branches = [idle, *[whole] * self.frame.has_whole, *[input_only] * self.frame.splits]
         busy = jnp.where(own.backward_weight_stash == NONE, 1, len(branches) - 1)
         branch = jnp.where(own.backward_chunk == NONE, 0, busy)
-        dx, weight_stash, layers = lax.switch(branch, branches, carry.weight_stash, _flat(carry.grads.layers))
+        dx, weight_stash, layers = lax.switch(branch, branches, carry.weight_stash, stacks.flat(carry.grads.layers))
         carry = _with_layers(carry, layers)._replace(outgoing=dx, weight_stash=weight_stash)
         if not self.frame.has_whole:
             return carry
-        return self._finish(carry, own.backward_finishes, own.backward_chunk, own.backward_microbatch)
+        with jax.named_scope("backward_finish"):
+            return self._finish(carry, own.backward_finishes, own.backward_chunk, own.backward_microbatch)
 
     @jax.named_scope("embed_backward")
     def _embed_backward(self, carry: Carry, shared: Tick, own: Tick) -> Carry:
@@ -244,7 +247,7 @@ class Engine:
             weights = self._outer(shared.embed_backward_version)
             vjp = jax.vjp(lambda outer: self.model.embed(outer, microbatch), weights)[1]
             (douter,) = vjp(dx)
-            return _added(outer, douter, self._place(shared.embed_backward, self.frame.sizes.outer_sums))
+            return stacks.added(outer, douter, self._place(shared.embed_backward, self.frame.sizes.outer_sums))
 
         outer = lax.cond(shared.embed_backward != NONE, work, lambda outer: outer, carry.grads.outer)
         return carry._replace(grads=carry.grads._replace(outer=outer))
@@ -257,9 +260,10 @@ class Engine:
             stash, left = Slot(carry.stash, own.weight_stash), Slot(carry.weight_stash, own.weight_weight_stash)
             return self._stage.backward_weights(chunk, carry.outgoing, microbatch, stash, left, grads)
 
-        layers = lax.cond(own.weight_chunk != NONE, work, lambda grads: grads, _flat(carry.grads.layers))
+        layers = lax.cond(own.weight_chunk != NONE, work, lambda grads: grads, stacks.flat(carry.grads.layers))
         carry = _with_layers(carry, layers)
-        return self._finish(carry, own.weight_finishes, own.weight_chunk, own.weight_microbatch)
+        with jax.named_scope("weight_finish"):
+            return self._finish(carry, own.weight_finishes, own.weight_chunk, own.weight_microbatch)
 
     def _send(self, x: jax.Array, shifts: tuple[int, ...]) -> list[jax.Array]:
         """What arrives here of an array that all ranks send, for each shift."""
@@ -297,14 +301,13 @@ class Engine:
         sizes = np.asarray(placement.chunk_sizes())
         all_rows = rows * placement.num_chunks
         return Chunk(
-            _flat(self.versions.layers),
+            stacks.flat(self.versions.layers),
             row=self._version(age) * all_rows + number * rows,
             grad_row=self._place(microbatch, self.frame.sizes.sums) * all_rows + number * rows,
             layer=jnp.asarray(placement.first_layers())[rank, number],
             num_layers=jnp.asarray(sizes)[rank, number] if np.any(sizes != rows) else rows,
         )
 
-    @jax.named_scope("finish")
     def _finish(self, carry: Carry, finishes: Integer, number: Integer, microbatch: Integer) -> Carry:
         """Reduces the gradient of a chunk when it is complete, and empties its sum for a batch after this one."""
         sizes, rows = self.frame.sizes, self.placement.rows_per_chunk
@@ -314,22 +317,22 @@ class Engine:
         ordered = functools.partial(in_row_major, tile=self.model.tile)
         row = self._place(microbatch, sizes.sums) * all_rows + number * rows
         target = self._place(microbatch, sizes.finished) * all_rows + number * rows
-        sums = _flat(carry.grads.layers)
+        sums = stacks.flat(carry.grads.layers)
 
-        def reduce(index: jax.Array, kept: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:
+        def reduce_row(index: jax.Array, kept: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:
             finished, done = kept
             complete = ordered(jax.tree.map(lambda g: lax.dynamic_slice_in_dim(g, row + index, 1), sums))
-            return _with_rows(finished, ordered(self.reduce(complete)), target + index), done + 1
+            return stacks.with_rows(finished, ordered(self.reduce(complete)), target + index), done + 1
 
-        def empty(index: jax.Array, sums: Tree) -> Tree:
-            return _with_rows(sums, jax.tree.map(lambda g: jnp.zeros_like(g[:1]), sums), row + index)
+        def empty_row(index: jax.Array, sums: Tree) -> Tree:
+            return stacks.with_rows(sums, jax.tree.map(lambda g: jnp.zeros_like(g[:1]), sums), row + index)
 
         # Row by row, so that no second set is alive. Loops that most ticks leave at once, since XLA:GPU copies what a
         # conditional hands through; and the second waits for the first, since it copies what is written while read.
         todo = jnp.where(finishes == 1, rows, 0)
-        finished, done = lax.fori_loop(0, todo, reduce, (_flat(carry.finished), todo * 0))
-        sums = lax.fori_loop(0, done, empty, sums)
-        return _with_layers(carry, sums)._replace(finished=_like(finished, carry.finished))
+        finished, done = lax.fori_loop(0, todo, reduce_row, (stacks.flat(carry.finished), todo * 0))
+        sums = lax.fori_loop(0, done, empty_row, sums)
+        return _with_layers(carry, sums)._replace(finished=stacks.like(finished, carry.finished))
 
     def _varying(self, x: Tree) -> Tree:
         return jax.tree.map(lambda leaf: lax.pcast(leaf, "pipe", to="varying"), x)
@@ -341,12 +344,6 @@ class Engine:
         """An array [*sizes, …] of elements of the type of `like`."""
         element = self._filled(like) if jnp.issubdtype(like.dtype, jnp.inexact) else jnp.zeros_like(like)
         return jnp.broadcast_to(element, (*sizes, *like.shape))
-
-
-def _put(inbox: jax.Array, slots: jax.Array, values: list[jax.Array]) -> jax.Array:
-    for number, value in enumerate(values):
-        inbox = lax.dynamic_update_index_in_dim(inbox, value, slots[number], 0)
-    return inbox
 
 
 def _renamed(
@@ -373,32 +370,5 @@ def _renamed(
     )
 
 
-def _added(totals: Tree, values: Tree, place: Integer) -> Tree:
-    """`totals` [batch, …] with `values` added at a place."""
-
-    def add(total: jax.Array, value: jax.Array) -> jax.Array:
-        value = lax.dynamic_index_in_dim(total, place, keepdims=False) + value.astype(total.dtype)
-        return lax.dynamic_update_index_in_dim(total, value, place, 0)
-
-    return jax.tree.map(add, totals, values)
-
-
-def _with_rows(stacked: Tree, rows: Tree, first: Integer) -> Tree:
-    return jax.tree.map(lambda x, new: lax.dynamic_update_slice_in_dim(x, new, first, 0), stacked, rows)
-
-
-def _flat(layers: Tree) -> Tree:
-    """[version or batch, row, …] as [row, …], those of the first before those of the second."""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), layers)
-
-
 def _with_layers(carry: Carry, flat: Tree) -> Carry:
-    return carry._replace(grads=carry.grads._replace(layers=_like(flat, carry.grads.layers)))
-
-
-def _like(flat: Tree, stacked: Tree) -> Tree:
-    return jax.tree.map(lambda x, like: x.reshape(like.shape), flat, stacked)
-
-
-def _zeros(like: jax.Array, size: int) -> jax.Array:
-    return jnp.zeros_like(jnp.broadcast_to(like, (size, *like.shape)))
+    return carry._replace(grads=carry.grads._replace(layers=stacks.like(flat, carry.grads.layers)))

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from fiddlex.errors import ConfigError
-from fiddlex.planner.layouts import Problem
+from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.report import gib, layout_text, parts_text
 from fiddlex.planner.search import Need, search
 
@@ -56,8 +56,10 @@ def _remedies(problem: Problem, need: int) -> Iterator[str]:
 
 def _smallest_need(problem: Problem) -> int | None:
     """Bytes of the layout that needs least; None where there is no layout for so many devices."""
+    if not any(layouts(problem)):
+        return None
     try:
         found = search(dataclasses.replace(problem, objective="memory", memory_bytes=2**62), keep=1)
-    except ConfigError:
+    except ConfigError:  # no link joins so many
         return None
     return found.plans[0].memory.peak

@@ -88,11 +88,12 @@ def pipeline_of(config: Config) -> tuple[Shape, LayerPlacement]:
             f"{', '.join(GENERATORS)}, with even stages and one semantics."
         )
     m = pipeline.num_microbatches
+    long = m % pipe == 0 and m > 2 * pipe  # whose groups are alike; the proof of all of them takes long
     make_schedule(
         pipeline.schedule,
         pipe=pipe,
         chunks=pipeline.num_chunks,
-        num_microbatches=m if m % pipe else pipe,  # whole groups are alike, and the proof of many takes long
+        num_microbatches=2 * pipe if long else m,
         words=("mesh.pipe", "pipeline.num_chunks", "pipeline.num_microbatches"),
     )
     semantics = make_semantics(pipeline.semantics, num_stages=pipe * pipeline.num_chunks, batch_size=m)

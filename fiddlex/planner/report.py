@@ -39,8 +39,8 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
             f"s ({slower:+.1%}): {layout_text(flushed.layout)}."
         )
     lines.append(
-        f"Large products are taken to reach {problem.efficiency:.1%} of the peak, as those of A100s do: plans within "
-        "some percent of each other are equally good (docs/planner.md)."
+        f"Large products are taken to reach {problem.efficiency:.1%} of the peak, which was fitted to A100s: on other "
+        "chips compare plans, not seconds. Plans within some percent of each other are equally good (docs/planner.md)."
     )
     return "\n".join(lines)
 

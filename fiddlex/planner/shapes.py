@@ -85,15 +85,15 @@ def batch_seconds(shape: Shape, costs: Costs) -> float:
 def sizes(shape: Shape) -> Sizes:
     """What the pipeline holds."""
     p, v, m = shape.pipe, shape.chunks, shape.num_microbatches
+    if shape.semantics == "sync" and shape.schedule not in _SLOTS:
+        return make_frame(lower(_schedule(shape.schedule, p, v, m)), m).sizes
     if p == 1:  # each microbatch is done with before the next begins
         frame = make_frame(lower(_schedule(shape.schedule, p, v, 1)), 1)
         return frame.sizes if shape.semantics == "sync" else _windows(shape).sizes
-    if (shape.schedule, shape.semantics) == ("1f1b", "2bw"):
+    if (shape.schedule, shape.semantics) == ("1f1b", "2bw") and m >= p:
         return Sizes(Slots(2, 2, 2 * p - 1, 0), 2, 2, 1, 2, 1)
     if shape.semantics != "sync":
         return _windows(shape).sizes
-    if shape.schedule not in _SLOTS:
-        return make_frame(lower(_schedule(shape.schedule, p, v, m)), m).sizes
     return Sizes(_SLOTS[shape.schedule](p, v, m))
 
 

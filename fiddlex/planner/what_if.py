@@ -192,13 +192,18 @@ class Answer(NamedTuple):
         return self.after.seconds / self.before.seconds
 
 
-def what_if(scenario: Scenario, changes: Sequence[str]) -> list[Answer]:
+def what_if(scenario: Scenario, changes: Sequence[str], before: Outcome | None = None) -> list[Answer]:
     """Each change by itself, and all of them one after another.
+
+    Args:
+      scenario: as it is.
+      changes: see `apply`.
+      before: `scenario.outcome()`, where it is known already.
 
     Raises:
       ConfigError, ScheduleError: as `apply` and `Scenario.outcome`.
     """
-    before, together = scenario.outcome(), scenario
+    before, together = before or scenario.outcome(), scenario
     answers = []
     for change in changes:
         answers.append(Answer(change, before, apply(scenario, change).outcome()))

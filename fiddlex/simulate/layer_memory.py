@@ -171,7 +171,7 @@ def outside_layers(config: Config, backend: Backend) -> int:
     The head has this device's slice of the logits, B·P·V where it scores P positions of a row, in float32; unless all
     is fused their exponentials and gradients too, or of these the rounded ones alone (`Backend.rounds_gradients`); and
     what it scores, with its gradients. The embedding's backward pass has the gradient of the table's slice, V·H, in
-    float32, before and (`Backend.scatters_in_place`) after rows are added to it.
+    float32, before and, unless `Backend.scatters_in_place`, after rows are added to it.
     """
     model, itemsize = config.model, ITEMSIZES[config.model.dtype]
     columns = config.padded_vocab_size // config.mesh.vocab_shards

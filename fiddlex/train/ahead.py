@@ -197,7 +197,8 @@ def runs(layout: Layout) -> dict[str, float]:
         "backward": busiest("backward_chunk"),
         "embed_backward": busiest("embed_backward"),
         "weights": busiest("weight_chunk"),
-        "finish": placement.num_chunks * placement.rows_per_chunk / ticks,
+        "backward_finish": busiest("backward_finishes") * placement.rows_per_chunk / ticks,
+        "weight_finish": busiest("weight_finishes") * placement.rows_per_chunk / ticks,
         "layers": max(sum(sizes) / sum(map(bool, sizes)) for sizes in chunks),  # of a chunk, where they differ
         "ticks": ticks,
     }

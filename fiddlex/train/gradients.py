@@ -33,8 +33,8 @@ from fiddlex.train.state import Layout, TrainState
 
 HeadFunction = Callable[[Weights, jax.Array, Batch, Context], jax.Array]  # of a model, as `Transformer.loss`
 
-# Left to itself, XLA gives the stash the order that one product or collective wants, and copies it whole for the others
-# in each tick.
+# What arrays are padded to in memory (`in_row_major`). Left to itself, XLA gives the stash the order that one product
+# or collective wants, and copies it whole for the others in each tick.
 TILES = {"gpu": (1, 1), "tpu": (8, 128)}
 
 

@@ -38,6 +38,7 @@ def lowered(shape):
 @settings(max_examples=200)
 @given(shapes())
 @example(Shape("gpipe", 3, 1, 5))
+@example(Shape("gpipe", 1, 1, 5))
 def test_slots_are_those_of_the_lowering(shape):
     assert sizes(shape) == make_frame(lowered(shape), shape.num_microbatches).sizes
     assert stage_ranks(shape) == lowered(shape).schedule.placement

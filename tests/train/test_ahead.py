@@ -172,6 +172,18 @@ def test_counts_collectives_as_the_schedule_has_them(tiny_config: Config) -> Non
     assert facts["model_flops"] == model_flops(config.model, 16)
 
 
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("interleaved_1f1b", 2)])
+def test_gradients_that_go_on_are_reduced_once_for_each_layer_of_a_rank(
+    schedule: str, chunks: int, tiny_config: Config
+) -> None:
+    config = pipelined(tiny_config, schedule, microbatches=4, chunks=chunks)
+    config.model.num_layers, config.mesh.data, config.pipeline.semantics = 8, 2, "2bw"
+    facts = report(config.validate(), compile_ahead(config, make_mesh(config.mesh)))
+    counts = [each["count"] for each in facts["collectives"] if each["kind"] == "reduce-scatter"]
+    assert len(counts) >= 12  # weights of a layer
+    assert set(counts) == {1, 8 // config.mesh.pipe}  # of embedding and head, and of layers
+
+
 def test_a_backend_that_tells_nothing_is_reported_as_such(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     program = compiled(tiny_config)
     monkeypatch.setattr(type(program), "memory_analysis", lambda self: None)
