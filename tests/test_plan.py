@@ -8,10 +8,9 @@ import statistics
 import subprocess
 import sys
 import time
+import types
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from configs.gpt3 import ROWS, get_config
 from experiments import plan
@@ -19,7 +18,7 @@ from experiments.published import SC21, TWO_BW, fit_efficiency, layout_of, sc21_
 from fiddlex.errors import DeviceError
 from fiddlex.flags import load_config
 from fiddlex.planner.costs import EFFICIENCY
-from fiddlex.planner.layouts import Problem
+from fiddlex.planner.layouts import SEMANTICS, Problem
 from fiddlex.planner.search import evaluate, search
 from fiddlex.topology import load_topology
 
@@ -89,7 +88,7 @@ NOT_COMPILED = {"error": "Couldn't find output tile sizes"}
 def test_the_first_that_the_compiler_lets_fit_is_written(results, chosen, tmp_path, monkeypatch):
     written = tmp_path / "planned.py"
     plans = search(Problem(get_config("1.7b"), load_topology("a100_80"), 32), keep=3).plans
-    lines = planned(results, [f"--write={written}"], monkeypatch)
+    lines = planned(results, monkeypatch, write=str(written))
     assert load_config(str(written)).pipeline == plans[chosen].config.pipeline
     verdicts = [line for line in lines if "compiled for" in line]
     assert len(verdicts) == len(results)
@@ -104,26 +103,28 @@ def test_the_first_that_the_compiler_lets_fit_is_written(results, chosen, tmp_pa
 def test_what_a_step_may_take_binds_the_compilers_word_too(tmp_path, monkeypatch):
     more = FITS | {"needed_bytes": 41 * 2**30}
     with pytest.raises(DeviceError, match="by the compiler none of them fits"):
-        planned([more], ["--hbm_gib=40", f"--write={tmp_path}/planned.py"], monkeypatch)
-    (line,) = [line for line in planned([more], ["--hbm_gib=42"], monkeypatch) if line.startswith("compiled for")]
+        planned([more], monkeypatch, hbm_gib=40.0, write=f"{tmp_path}/planned.py")
+    (line,) = [line for line in planned([more], monkeypatch, hbm_gib=42.0) if line.startswith("compiled for")]
     assert "41.00 GiB by XLA" in line
     assert "does not fit" not in line
 
 
 def test_where_none_fits_nothing_is_written(tmp_path, monkeypatch):
     with pytest.raises(DeviceError, match="--verify=2: by the compiler none of them fits"):
-        planned([DOES_NOT, SAYS_NOTHING], [f"--write={tmp_path}/planned.py"], monkeypatch)
+        planned([DOES_NOT, SAYS_NOTHING], monkeypatch, write=f"{tmp_path}/planned.py")
     assert not list(tmp_path.iterdir())
 
 
-def planned(results, args, monkeypatch):
+def planned(results, monkeypatch, *, hbm_gib=None, write=None):
     """Lines that plan.py prints where its compiler says `results`."""
-    answers = iter(results)
-    about = {"topology": "somewhere", "trace_s": 1, "compile_s": 2}
+    answers, about = iter(results), {"topology": "somewhere", "trace_s": 1, "compile_s": 2}
     monkeypatch.setattr(plan, "compile_plan", lambda *_: about | next(answers))
+    values = {"_CONFIG": get_config("1.7b"), "_TOPOLOGY": "a100_80", "_NUM_DEVICES": 32, "_VERIFY": len(results)}
+    values |= {"_HBM_GIB": hbm_gib, "_BATCH": None, "_OBJECTIVE": "time", "_SEMANTICS": SEMANTICS, "_KEEP": 5}
+    for name, value in (values | {"_WRITE": write, "_FORMAT": "table"}).items():
+        monkeypatch.setattr(plan, name, types.SimpleNamespace(value=value))
     output = io.StringIO()
-    with flagsaver.as_parsed(), contextlib.redirect_stdout(output):
-        flags.FLAGS(["plan", CONFIG, "--topology=a100_80", "--num_devices=32", f"--verify={len(results)}", *args])
+    with contextlib.redirect_stdout(output):
         plan.main([])
     return output.getvalue().splitlines()
 
