@@ -12,6 +12,7 @@ stopped goes on where it was; the table at the end is of all that is there. `--p
 
 import datetime
 import importlib.metadata
+import logging
 import multiprocessing
 import os
 import pathlib
@@ -23,7 +24,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from absl import flags, logging
+from absl import flags
 
 from experiments.memory_cases import CASES, CASES_ON, Case
 from experiments.results import append_result, read_results
@@ -42,6 +43,8 @@ from fiddlex.simulate.backend import backend_of
 from fiddlex.simulate.memory import device_memory
 from fiddlex.sizes import num_parameters
 from fiddlex.topology import Compiler
+
+logger = logging.getLogger("fiddlex.memory_model")
 
 ROOT = pathlib.Path(__file__).parents[1]
 LIMIT_S = 480.0  # for one case
@@ -72,7 +75,7 @@ def main(argv: list[str]) -> None:
             results[name] = {"case": name, **case._asdict(), "compiled_bytes": compiled}
             results[name] |= {"seconds": round(time.monotonic() - start, 1), "date": str(datetime.date.today())}
             results[name] |= {package: importlib.metadata.version(package) for package in PACKAGES[_PLATFORM.value]}
-            logging.info("%s: %.2f GB", name, compiled / 1e9)
+            logger.info("%s: %.2f GB", name, compiled / 1e9)
             append_result(path, results[name])
     print(table(results))
 

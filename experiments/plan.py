@@ -10,6 +10,7 @@ first plan, for train.py and compile.py.
 import dataclasses
 import datetime
 import json
+import logging
 import pathlib
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from absl import flags, logging
+from absl import flags
 
 from fiddlex import rules
 from fiddlex.config import Config
@@ -28,6 +29,8 @@ from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Problem
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, layout_text
 from fiddlex.planner.search import Found, Plan, search
 from fiddlex.topology import Topology, load_topology
+
+logger = logging.getLogger("fiddlex.plan")
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string(
@@ -181,7 +184,7 @@ def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_python(config, title), encoding="utf-8")
-    logging.info("wrote %s", path)
+    logger.info("wrote %s", path)
 
 
 if __name__ == "__main__":

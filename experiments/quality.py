@@ -13,12 +13,13 @@ import collections
 import dataclasses
 import itertools
 import json
+import logging
 import pathlib
 import statistics
 import tempfile
 from typing import Any
 
-from absl import flags, logging
+from absl import flags
 
 from experiments.results import append_result, read_results
 from fiddlex.config import Config, MeshConfig, PipelineConfig
@@ -29,6 +30,8 @@ SIZES = {"gpt_4x64": (4, 64, 2), "gpt_4x128": (4, 128, 4), "bert_4x64": (4, 64, 
 TUNING = pathlib.Path(__file__).parents[1] / "configs/bert_swaps.py"
 SEMANTICS = ("sync", "2bw", "stash")
 COLOURS = {"sync": "#000000", "2bw": "#0072B2", "stash": "#D55E00"}  # Okabe and Ito's
+
+logger = logging.getLogger("fiddlex.quality")
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of finished runs, read and added to", required=True)
 _SEEDS = flags.DEFINE_integer("seeds", 3, "seeds for each model and semantics", lower_bound=1)
@@ -65,7 +68,7 @@ def main(argv: list[str]) -> None:
     for case in cases:
         if case not in results:
             results[case] = train(case)
-            logging.info("%s: held-out loss %.4f", case, last_loss(results[case]))
+            logger.info("%s: held-out loss %.4f", case, last_loss(results[case]))
             append_result(path, dataclasses.asdict(case) | {"records": results[case]})
     print(table({case: results[case] for case in cases}))
 

@@ -33,7 +33,7 @@ def call(*args: str) -> subprocess.CompletedProcess[str]:
 def test_json_has_plans_that_are_fields_of_a_config(tmp_path):
     written = tmp_path / "planned.py"
     done = call(CONFIG, "--topology=a100_80", "--num_devices=32", "--format=json", f"--write={written}", "--keep=3")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"wrote {written}\n")
     facts = json.loads(done.stdout.splitlines()[-1])
     assert len(facts["plans"]) == 3
     first, config = facts["plans"][0], load_config(str(written))
