@@ -34,9 +34,11 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
     ]
     if flushed is not None:
         slower = flushed.step_time_s / best.step_time_s - 1
+        others = flushed.layout.num_devices != best.layout.num_devices
+        where = f" on {flushed.layout.num_devices} devices" if others else ""
         lines.append(
             f"Its weights lag by one update (docs/semantics.md). The best with a flush takes {flushed.step_time_s:.4g} "
-            f"s ({slower:+.1%}): {layout_text(flushed.layout)}."
+            f"s ({slower:+.1%}){where}: {layout_text(flushed.layout)}."
         )
     lines.append(
         f"Large products are taken to reach {problem.efficiency:.1%} of the peak, which was fitted to A100s: on other "

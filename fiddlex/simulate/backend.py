@@ -21,6 +21,7 @@ class Backend:
     Attributes:
       fuses: long chains of elementwise operations, with the products beside them, leave nothing in memory but their
         result: neither the words of the random generator, nor exponentials and gradients of logits.
+      draws_inside: where `fuses` does not hold, random words still leave nothing in memory.
       rounds_gradients: gradients of scores and logits are in memory in the compute dtype alone, beside the float32 ones
         that they are made of.
       scatters_in_place: rows are added to an embedding's gradient where it is.
@@ -40,6 +41,7 @@ class Backend:
 
     fuses: bool
     rounds_products: bool
+    draws_inside: bool = False
     rounds_gradients: bool = False
     scatters_in_place: bool = False
     flash: bool = False
@@ -62,7 +64,9 @@ CPU = Backend(fuses=False, rounds_products=False)
 TPU = Backend(
     fuses=True, rounds_products=True, lanes=128, sublanes=8, whole_lanes_copy=True, reduces_whole=True, narrow_head=64
 )
-GPU = Backend(fuses=False, rounds_products=False, rounds_gradients=True, scatters_in_place=True, flash=True)
+GPU = Backend(
+    fuses=False, rounds_products=False, draws_inside=True, rounds_gradients=True, scatters_in_place=True, flash=True
+)
 
 
 def backend_of(compiler: Compiler | None) -> Backend:

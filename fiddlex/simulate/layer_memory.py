@@ -143,7 +143,7 @@ class Layer:
         """Bytes of scores; unless all is fused, of what it leaves, and two random words a score with the two before."""
         if self.backend.fuses:
             return self.scores * FLOAT32
-        words = 4 * self.scores * WORD * (self.dropout and not self.backend.rounds_gradients)
+        words = 4 * self.scores * WORD * (self.dropout and not self.backend.draws_inside)
         return self._softmax() + words
 
     def _attention_backward(self) -> int:

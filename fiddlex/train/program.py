@@ -75,8 +75,8 @@ class Program:
     def compiler_options(self) -> dict[str, bool | str]:
         """What XLA is to do besides its defaults, on GPUs.
 
-        It is to put work between the start and the end of collectives; and to see, as its other backends do, that what
-        a conditional changes in place nobody reads any more. Otherwise each tick copies the whole stash.
+        It is to put work between the start and the end of collectives; and to see that what a conditional changes in
+        place nobody reads any more, without which each tick copies the whole stash there (docs/ahead_of_time.md).
         """
         if self.mesh.devices.flat[0].platform != "gpu":
             return {}
