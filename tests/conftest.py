@@ -1,23 +1,41 @@
-"""Eight fake CPU devices for every test, and small configs and data that tests share."""
+"""Eight fake CPU devices for every test, tiers of tests, and small configs and data that tests share."""
 
 import os
 import pathlib
 
-# LLVM's optimizations change how fast the tests' small programs run, which is no matter, and treble their compile time.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+# How fast the tests' small programs run is no matter, and how fast they compile is: LLVM's optimizations treble that
+# time, and XLA's newer way of emitting code for fusions doubles it.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
+    " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
+# Many tests run the same programs; the workers, the processes that tests start, and the next run of the tests share
+# what was compiled.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+# Processes that tests start import this very tree, whatever fiddlex is installed.
+os.environ["PYTHONPATH"] = str(pathlib.Path(__file__).parents[1])
 
 import hypothesis
 import jax
 import pytest
 
-hypothesis.settings.register_profile("shared cores", deadline=None)  # times vary with the load of the machine
-hypothesis.settings.load_profile("shared cores")
 jax.config.update("jax_num_cpu_devices", 8)
-# Many tests run the same programs; between the workers, and from one run of the tests to the next, they share them.
-jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(__file__).parent.parent / ".pytest_cache" / "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 from fiddlex.config import Config  # noqa: E402  # after the devices are set
+
+# Examples of a property that sets no number of its own; without deadlines, since times vary with the machine's load.
+hypothesis.settings.register_profile("default", max_examples=25, deadline=None)
+hypothesis.settings.register_profile("full", max_examples=200, deadline=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("full" if config.option.markexpr == "full" else "default")
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker("full")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 
 from fiddlex.planner.profile import load_profile, save_profile
 from tests.planner.test_profile import PROFILE
-from tests.test_binaries import ROOT, call
+from tests.programs import ROOT, call
 
 CONFIG = [
     f"--config={ROOT}/configs/gpt_tiny.py",
@@ -22,7 +22,7 @@ CONFIG = [
 ]
 
 
-@pytest.mark.slow  # eight programs to compile
+@pytest.mark.long  # eight programs to compile
 def test_a_profile_is_measured_and_predicts(tmp_path: pathlib.Path):
     path = tmp_path / "here.json"
     text = call("benchmark", f"--profile={path}", *CONFIG, "--devices=2", "--seconds=0", "--rounds=2").stdout

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from fiddlex.mesh import num_cores
+from tests.programs import EXPERIMENTS, ROOT, call, started
 
-ROOT = pathlib.Path(__file__).parent.parent
 TINY = [
     "--config.model.num_layers=4",
     "--config.model.hidden_size=32",
@@ -27,23 +27,39 @@ TINY = [
 
 
 SIDES = {"source": "train", "eval_source": "eval"}
+FILES = [
+    "benchmark",
+    "bubbles",
+    "compile",
+    "evaluate",
+    "generate",
+    "make_task",
+    "plan",
+    "quality",
+    "schedule",
+    "train",
+    "what_if",
+]
+MODULES = ["memory_model", "predicted_steps", "published"]
 
 
-def command(binary: str, *arguments: object) -> list[str]:
-    return [sys.executable, str(ROOT / "experiments" / f"{binary}.py"), *map(str, arguments)]
-
-
-def call(
-    binary: str, *arguments: object, status: int = 0, shell: str = 'exec "$@"'
+def call_by_hand(
+    *command: object, shell: str = 'exec "$@"', status: int = 0, cwd: str | pathlib.Path = "/"
 ) -> subprocess.CompletedProcess[str]:
-    # Without the tests' own XLA flags: these are the programs that users run.
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    """Runs Python as a shell does, without the tests' own XLA flags."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONPATH")}
     environment.setdefault("JAX_PLATFORMS", "cpu")  # libtpu, if installed, tells that it finds no TPU
-    line = ["bash", "-c", shell, "bash", *command(binary, *arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd="/", env=environment)
+    line = ["bash", "-c", shell, "bash", sys.executable, *map(str, command)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     return done
+
+
+@pytest.mark.parametrize("program", [*FILES, *MODULES])
+def test_it_starts_by_hand(program: str) -> None:
+    start = ["-m", f"experiments.{program}"] if program in MODULES else [str(EXPERIMENTS / f"{program}.py")]
+    assert "\nFlags:\n" in call_by_hand(*start, "--help", cwd=ROOT if program in MODULES else "/").stdout
 
 
 def train_arguments(workdir: pathlib.Path, text_file: pathlib.Path, **train: int) -> list[str]:
@@ -65,7 +81,7 @@ def steps(workdir: pathlib.Path) -> list[int]:
 def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path) -> None:
     workdir = tmp_path / "run"
     arguments = train_arguments(workdir, text_file, num_steps=4, checkpoint_every=2, eval_every=2, sample_tokens=5)
-    done = call("train", *arguments, "--format=json")
+    done = call_by_hand(EXPERIMENTS / "train.py", *arguments, "--format=json")
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert (outcome["step"], outcome["interrupted"]) == (4, False)
     assert "made 8 fake devices" in done.stderr
@@ -137,30 +153,32 @@ def test_full_disk(
     kilobytes: int, fields: dict[str, int], message: str, tmp_path: pathlib.Path, text_file: pathlib.Path
 ) -> None:
     limited = f'ulimit -f {kilobytes} && exec "$@"'  # of each file, which is as good as a full disk
-    done = call("train", *train_arguments(tmp_path, text_file, **fields), status=1, shell=limited)
+    arguments = train_arguments(tmp_path, text_file, **fields)
+    done = call_by_hand(EXPERIMENTS / "train.py", *arguments, status=1, shell=limited)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
     assert len(lines) == 6
     assert message.format(tmp_path) in lines[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_stopped_and_resumed(number: signal.Signals, tmp_path: pathlib.Path, text_file: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, marks=pytest.mark.long), pytest.param(signal.SIGINT, marks=pytest.mark.long), 9],
+)
+def test_stopped_and_resumed(number: int, tmp_path: pathlib.Path, text_file: pathlib.Path) -> None:
     arguments = train_arguments(tmp_path, text_file, num_steps=100_000, checkpoint_every=20)
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command("train", *arguments), stdout=log, stderr=log, cwd="/")
+    with started("train", *arguments) as running:
         deadline = time.monotonic() + 120
         while max(steps(tmp_path), default=0) < 30 and time.monotonic() < deadline:
             time.sleep(0.05)
-        os.kill(process.pid, number)
-        status = process.wait(timeout=60)
+        os.kill(running.process.pid, number)
+        status, _, text = running.wait(60)
     reached = max(steps(tmp_path))
     assert reached >= 30
-    text = (tmp_path / "log").read_text()
     if number == signal.SIGKILL:
         assert status == -signal.SIGKILL
     else:
         assert status == 128 + number
-        assert f"{number.name}: stopping after the running step" in text
+        assert f"{signal.Signals(number).name}: stopping after the running step" in text
         assert f"Stopped by a signal at step {reached}" in text
         assert "run the same command again to go on" in text
     resumed = call("train", *arguments, f"--config.train.num_steps={reached + 3}").stderr

@@ -1,5 +1,4 @@
 import dataclasses
-import os
 import pathlib
 import subprocess
 import sys
@@ -9,12 +8,10 @@ import pytest
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.errors import ConfigError
 from fiddlex.flags import _memory_advice, load_config
-
-ROOT = pathlib.Path(__file__).parents[1]
+from tests.programs import Ended, started
 
 TRAIN = '''
 """Prints the config that it would run; --error raises what training might."""
-import sys
 from absl import flags
 import fiddlex.flags
 from fiddlex.errors import DataError
@@ -31,7 +28,6 @@ def main(argv):
     if _ERROR.value == "memory":
         import jax
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 byte.")
-    assert "jax" not in sys.modules
     print(_CONFIG.value.validate().to_json())
 
 if __name__ == "__main__":
@@ -89,10 +85,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run(folder: pathlib.Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "JAX_PLATFORMS": "cpu"}
-    command = (sys.executable, *command, "--workdir=w")
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+def run(folder: pathlib.Path, program: str, *arguments: str) -> Ended:
+    with started(folder / program, *arguments, "--workdir=w", cwd=folder, strict=True) as running:
+        return running.wait()
+
+
+def test_the_command_line_is_read_without_jax():
+    subprocess.run([sys.executable, "-c", "import sys, fiddlex.flags; sys.exit('jax' in sys.modules)"], check=True)
 
 
 def test_overrides_are_laid_over_the_file(folder):
@@ -293,7 +292,7 @@ def test_missing_config_file_is_named_in_full(path, tmp_path, monkeypatch):
     assert str(raised.value) == f"there is no config file {tmp_path / path}."
 
 
-def assert_message(done: subprocess.CompletedProcess[str], message: str, *, program: str) -> None:
+def assert_message(done: Ended, message: str, *, program: str) -> None:
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""

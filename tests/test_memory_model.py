@@ -46,7 +46,7 @@ def test_prediction_is_near_what_xla_assigns_on_tpus(case: str) -> None:
     assert predicted_bytes(config, "tpu:v5e:2x2") == pytest.approx(expected, rel=TOLERANCE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_cuda_plugin
 @pytest.mark.parametrize("case", ON_GPUS)
 def test_prediction_is_near_what_xla_assigns_on_gpus(case: str) -> None:

@@ -5,8 +5,6 @@ import io
 import json
 import re
 import statistics
-import subprocess
-import sys
 import time
 import types
 
@@ -21,13 +19,14 @@ from fiddlex.planner.costs import EFFICIENCY
 from fiddlex.planner.layouts import SEMANTICS, Problem
 from fiddlex.planner.search import evaluate, search
 from fiddlex.topology import load_topology
+from tests.programs import ROOT, Ended, started
 
 CONFIG = "--config=configs/gpt3.py:1.7b"
 
 
-def call(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "experiments/plan.py", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+def call(*args: str) -> Ended:
+    with started("plan", *args, cwd=ROOT) as running:
+        return running.wait()
 
 
 def test_json_has_plans_that_are_fields_of_a_config(tmp_path):

@@ -1,21 +1,18 @@
 """The study of predicted steps: what its documentation says is what its results say."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from experiments import step_cases
+from tests.programs import ROOT, Ended, started
 
-ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "docs/studies/steps.jsonl"
 
 
-def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "experiments.predicted_steps", *arguments, "--rounds=0"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+def call(*arguments: str) -> Ended:
+    with started("experiments.predicted_steps", *arguments, "--rounds=0", cwd=ROOT) as running:
+        return running.wait()
 
 
 def test_the_documented_tables_are_those_of_the_results():

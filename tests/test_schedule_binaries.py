@@ -1,22 +1,19 @@
 """`experiments/schedule.py` and `bubbles.py` as a user runs them: text, the papers' numbers, mistakes."""
 
 import json
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
+from tests import programs
+from tests.programs import ROOT, Ended
+
 BINARY = ROOT / "experiments" / "schedule.py"
 
 
-def call(*arguments: str, status: int = 0, binary=BINARY, **options) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", str(binary), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+def call(*arguments: str, status: int = 0, program="schedule", cwd="/") -> Ended:
+    return programs.call(program, *arguments, status=status, strict=True, cwd=cwd)
 
 
 def sizes(name, pipe, chunks, microbatches):
@@ -83,7 +80,7 @@ def test_json_of_semantics():
 
 
 def test_bubbles_of_semantics():
-    rows = call("--semantics=2bw", "--pipe=4", binary=BINARY.with_name("bubbles.py")).stdout.splitlines()
+    rows = call("--semantics=2bw", "--pipe=4", program="bubbles").stdout.splitlines()
     assert rows[2] == "| 1f1b | 4 | 1 | 4 | 1.750 | 1.250 | 1.40 | 10 | 5 |"
     assert rows[5] == "| interleaved_1f1b | 4 | 2 | 8 | 1.188 | 1.000 | 1.19 | 26 | 16 |"
 
@@ -229,7 +226,7 @@ def test_it_starts_without_jax_and_matplotlib():
 
 def test_bubbles_of_the_free_running_clock_are_the_formulas():
     arguments = ["--pipe=3", "--pipe=16", "--microbatches=48", "--microbatches=128"]
-    lines = call(*arguments, binary=BINARY.with_name("bubbles.py")).stdout.splitlines()
+    lines = call(*arguments, program="bubbles").stdout.splitlines()
     header, rule, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     assert header == [
         *("schedule", "p", "v", "m", "formula", "free-running", "lockstep", "ticks", "held, free", "held, lockstep")

@@ -74,7 +74,7 @@ def test_every_hop_has_a_slot_of_work_beside_it(schedule: str, chunks: int, reco
     assert sum(each["count"] for each in sums if each["bytes"] == 2 * 256 * 256 * 2) == 4 * 8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_cuda_plugin
 @pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved_1f1b", 2)])
 def test_hops_on_gpus_have_work_beside_them_once_several_collectives_may_be_under_way(

@@ -295,7 +295,7 @@ def test_a_schedule_that_stalls_is_refused_with_the_grid():
         free_running(from_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1", "stalled"), UNIT)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_large_schedule_is_simulated_exactly():
     timeline = run("interleaved_1f1b", 64, 512, UNIT, chunks=4)
     assert timeline.bubble_fraction == 63 / (4 * 512)

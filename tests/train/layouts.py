@@ -1,0 +1,295 @@
+"""Layouts to train on, and how one is held against the plain reference: losses, gradient norms and weights.
+
+`COVERING` has every pair of values that two of `Case`'s fields can take together (`test_layouts` proves it), so that
+the default tier meets each interaction of two of them; `FURTHER` has what lies beyond pairs, for the full tier.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fiddlex.config import Config
+from fiddlex.data import Loader
+from fiddlex.train.trainer import Trainer
+from tests import reference, reference_bert
+from tests.train.bert import random_dataset
+
+TOLERANCE = 1e-5  # relative, float32, five or ten steps
+TABLES = pathlib.Path(__file__).parents[1] / "pipeline"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, a mesh, and how it is trained there, as the columns of the tables below have it.
+
+    Attributes:
+      mesh: devices along data, pipe and tensor, as in 2x1x4.
+      model: gpt, or an objective of BERT with where its norms stand, as in mlm,pre.
+      schedule: a name, or that of a CSV file in tests/pipeline.
+      v: stages on each rank.
+      m: microbatches.
+      layers: of each stage; "-" for four layers, as evenly as can be.
+      sp, zero1, dropout: the column's name, or "-" for without.
+      recompute, optimizer, semantics: as the config has them.
+    """
+
+    mesh: str
+    model: str
+    schedule: str
+    v: str
+    m: str
+    layers: str
+    sp: str
+    recompute: str
+    optimizer: str
+    zero1: str
+    dropout: str
+    semantics: str
+
+    def __str__(self) -> str:
+        words = (self.mesh, self.model, self.schedule, f"v{self.v}", f"m{self.m}", *dataclasses.astuple(self)[5:])
+        return "-".join(word.replace(",", "") for word in words if word != "-")
+
+    @property
+    def num_layers(self) -> int:
+        return sum(map(int, self.layers.split(","))) if self.layers != "-" else 4
+
+    @property
+    def num_steps(self) -> int:
+        return 5 if self.semantics == "sync" else 10
+
+    def apply(self, config: Config) -> Config:
+        """Changes `config` into that of the case, and returns it."""
+        objective, _, norms = self.model.partition(",")
+        if objective != "gpt":
+            config.model.family, config.model.objective, config.model.post_norm = "bert", objective, norms == "post"
+            config.data.labels, config.data.num_choices = "a,b,c", 3
+        if objective in ("classification", "multiple_choice"):
+            config.data.source = "jsonl:none"  # the examples are made up
+        config.model.num_layers, config.model.dropout = self.num_layers, 0.1 if self.dropout != "-" else 0.0
+        mesh, pipeline, optimizer = config.mesh, config.pipeline, config.optimizer
+        mesh.data, mesh.pipe, mesh.tensor = map(int, self.mesh.split("x"))
+        mesh.sequence_parallel = self.sp != "-"
+        table = TABLES / f"{self.schedule}.csv"
+        pipeline.schedule = f"file:{table}" if table.exists() else self.schedule
+        pipeline.num_chunks, pipeline.num_microbatches = int(self.v), int(self.m)
+        pipeline.layers_per_stage = self.layers.replace("-", "")
+        pipeline.recompute, pipeline.semantics, config.train.num_steps = self.recompute, self.semantics, self.num_steps
+        optimizer.name, optimizer.zero1, optimizer.schedule = self.optimizer, self.zero1 != "-", "constant"
+        optimizer.learning_rate = 0.1 if self.optimizer == "sgd" else 1e-3
+        # optax.adafactor does not multiply its decay by the learning rate and ours does; tests/train/test_optimizer.py.
+        optimizer.weight_decay = 0.0 if self.optimizer == "adafactor" else 0.1
+        optimizer.clip_norm = 0.5
+        # The bias of the keys has no effect on attention, so its gradient is rounding noise around zero; at Adam's
+        # usual 1e-8 that noise would be scaled up to whole steps, differently in any two programs.
+        optimizer.epsilon = 1e-6
+        return config
+
+    def trainer(self, config: Config) -> Trainer:
+        """Its trainer, on the text of `config` or on examples made up for BERT."""
+        self.apply(config)
+        return Trainer(config, None if self.model == "gpt" else random_dataset(config))
+
+
+def case(row: str) -> Case:
+    """The case of a row of a table."""
+    return Case(*row.split())
+
+
+def _cases(table: str) -> list[Case]:
+    header, *rows = table.strip().splitlines()
+    assert header.split() == [field.name for field in dataclasses.fields(Case)]
+    return list(map(case, rows))
+
+
+# Of the tables, `odd` has stages on ranks 0, 2, 0 and 1, two of them with I and W apart: hops either way, chunks that
+# some ranks lack; `mixed` has whole and split backwards.
+COVERING = _cases("""
+mesh   model                 schedule          v  m  layers   sp  recompute  optimizer  zero1  dropout  semantics
+1x2x1  gpt                   gpipe             1  2  -        -   full       sgd        zero1  -        2bw
+2x2x2  gpt                   1f1b              1  4  -        -   none       adafactor  zero1  -        delay:3
+2x1x2  gpt                   zb_v              2  4  3,1      sp  selective  sgd        zero1  -        vertical_sync
+2x2x2  gpt                   interleaved_1f1b  2  4  -        sp  none       adamw      zero1  -        vertical_sync
+1x2x1  gpt                   zb_h2             1  4  3,1      -   full       adam       zero1  dropout  sync
+1x3x1  gpt                   odd               2  4  -        -   none       sgd        zero1  dropout  sync
+2x2x1  gpt                   interleaved_1f1b  2  2  -        -   none       adafactor  zero1  dropout  sync
+1x4x2  gpt                   zb_h1             1  8  -        sp  full       lamb       -      dropout  2bw
+1x3x1  gpt                   1f1b              1  2  1,2,1    -   full       adafactor  -      dropout  delay:3
+2x2x1  gpt                   interleaved_1f1b  2  4  -        -   none       lamb       zero1  dropout  stash
+2x3x1  gpt                   zb_h1             1  2  1,2,1    -   none       adafactor  zero1  dropout  stash
+2x2x1  mlm_nsp,post          gpipe             1  2  -        -   full       lamb       -      -        sync
+2x2x1  mlm_nsp,post          interleaved_1f1b  2  2  1,2,1,1  -   full       lamb       zero1  -        delay:3
+1x3x2  mlm_nsp,post          odd               2  4  -        -   selective  lamb       -      -        vertical_sync
+1x3x2  mlm_nsp,post          gpipe             1  4  1,2,1    sp  selective  adamw      zero1  dropout  sync
+2x1x2  mlm_nsp,post          zb_h2             1  1  -        -   none       sgd        zero1  dropout  2bw
+1x1x1  mlm_nsp,post          zb_v              2  4  3,1      -   none       adafactor  -      dropout  2bw
+2x4x1  mlm_nsp,post          zb_h1             1  8  -        -   selective  sgd        -      dropout  delay:3
+2x1x1  mlm_nsp,post          1f1b              1  1  -        -   selective  adam       zero1  dropout  stash
+2x3x1  mlm,pre               odd               2  4  -        -   full       adam       zero1  -        stash
+1x4x2  mlm,pre               gpipe             1  8  -        -   none       adafactor  zero1  -        vertical_sync
+1x4x2  mlm,pre               1f1b              1  4  -        sp  none       sgd        -      dropout  sync
+1x2x2  mlm,pre               interleaved_1f1b  2  4  1,2,1,1  -   selective  adam       zero1  dropout  2bw
+1x1x1  mlm,pre               zb_h1             1  1  -        -   full       adamw      zero1  dropout  delay:3
+2x3x1  mlm,pre               zb_h2             1  2  1,2,1    -   none       adamw      zero1  dropout  delay:3
+1x2x2  mlm,pre               zb_v              2  2  -        sp  none       lamb       -      dropout  stash
+2x2x2  classification,post   zb_h1             1  4  3,1      -   none       adamw      -      -        sync
+1x1x1  classification,post   interleaved_1f1b  3  1  1,2,1    -   full       sgd        -      -        2bw
+2x3x1  classification,post   odd               2  4  -        -   full       adafactor  zero1  -        delay:3
+1x1x1  classification,post   zb_v              2  1  3,1      -   none       adamw      -      -        stash
+1x1x2  classification,post   gpipe             1  4  -        sp  none       adam       zero1  dropout  delay:3
+1x4x2  classification,post   zb_h2             1  4  1,2,1,1  sp  selective  adafactor  -      dropout  stash
+2x3x1  classification,post   1f1b              1  2  1,2,1    -   none       lamb       zero1  dropout  vertical_sync
+2x1x1  multiple_choice,post  interleaved_1f1b  2  4  -        -   none       sgd        -      -        sync
+2x2x2  multiple_choice,post  zb_v              2  2  -        -   full       adam       zero1  -        sync
+2x1x2  multiple_choice,post  zb_v              2  1  3,1      -   full       lamb       zero1  -        delay:3
+1x2x2  multiple_choice,post  gpipe             1  4  3,1      -   selective  sgd        -      -        stash
+1x4x2  multiple_choice,post  zb_h2             1  8  1,2,1,1  -   full       lamb       zero1  -        vertical_sync
+1x3x2  multiple_choice,post  odd               2  4  -        sp  none       adamw      -      dropout  2bw
+1x4x2  multiple_choice,post  1f1b              1  8  1,2,1,1  -   full       adamw      zero1  dropout  2bw
+2x4x1  multiple_choice,post  zb_h1             1  4  -        -   selective  adam       -      dropout  vertical_sync
+""")
+
+FURTHER = _cases("""
+mesh   model                 schedule          v  m  layers   sp  recompute  optimizer  zero1  dropout  semantics
+1x1x1  gpt                   1f1b              1  1  -        -   none       sgd        zero1  dropout  sync
+1x1x1  gpt                   1f1b              1  4  -        -   full       sgd        zero1  dropout  sync
+2x1x1  gpt                   1f1b              1  1  -        -   none       sgd        zero1  dropout  sync
+2x1x1  gpt                   1f1b              1  8  -        -   none       sgd        -      -        sync
+1x1x2  gpt                   1f1b              1  1  -        -   selective  sgd        zero1  -        sync
+1x1x2  gpt                   1f1b              1  1  -        sp  none       sgd        zero1  dropout  sync
+2x1x2  gpt                   1f1b              1  2  -        -   none       sgd        zero1  dropout  sync
+2x1x2  gpt                   1f1b              1  4  -        sp  full       sgd        zero1  dropout  sync
+2x1x2  gpt                   1f1b              1  1  -        -   none       adamw      -      dropout  sync
+4x1x2  gpt                   1f1b              1  2  -        -   none       adamw      zero1  dropout  sync
+4x1x2  gpt                   1f1b              1  1  -        sp  selective  sgd        zero1  dropout  sync
+2x1x4  gpt                   1f1b              1  1  -        -   none       sgd        -      dropout  sync
+2x1x4  gpt                   1f1b              1  4  -        sp  none       adamw      zero1  dropout  sync
+2x1x2  gpt                   1f1b              1  1  -        -   none       adam       zero1  dropout  sync
+2x1x4  gpt                   1f1b              1  1  -        -   none       lamb       zero1  dropout  sync
+4x1x2  gpt                   1f1b              1  1  -        -   none       adafactor  zero1  dropout  sync
+1x2x1  gpt                   1f1b              1  4  -        -   none       sgd        zero1  dropout  sync
+2x2x2  gpt                   interleaved_1f1b  2  2  -        -   none       adamw      zero1  dropout  sync
+2x2x2  gpt                   interleaved_1f1b  2  4  -        sp  none       sgd        zero1  dropout  sync
+1x4x1  gpt                   1f1b              1  8  -        -   full       sgd        zero1  dropout  sync
+2x4x1  gpt                   gpipe             1  2  -        -   selective  sgd        zero1  dropout  sync
+1x4x2  gpt                   1f1b              1  1  -        sp  full       sgd        zero1  dropout  sync
+1x3x1  gpt                   1f1b              1  4  -        -   none       sgd        zero1  dropout  sync
+2x2x1  gpt                   1f1b              1  4  3,1      -   selective  sgd        zero1  dropout  sync
+1x2x2  gpt                   interleaved_1f1b  2  4  1,1,1,1  -   none       sgd        zero1  dropout  sync
+1x3x1  gpt                   zb_h1             1  4  1,2,1    -   full       sgd        zero1  dropout  sync
+2x2x2  gpt                   zb_h1             1  4  -        sp  none       sgd        zero1  dropout  sync
+1x4x1  gpt                   zb_h1             1  8  -        -   none       adamw      zero1  dropout  sync
+2x4x1  gpt                   zb_h2             1  8  -        -   none       sgd        zero1  -        sync
+1x2x2  gpt                   zb_v              2  4  -        -   full       sgd        zero1  dropout  sync
+2x2x2  gpt                   zb_v              2  2  -        sp  selective  sgd        zero1  dropout  sync
+1x1x1  gpt                   interleaved_1f1b  3  4  1,2,1    -   none       sgd        zero1  dropout  sync
+2x3x1  gpt                   odd               2  4  -        -   none       sgd        zero1  dropout  sync
+4x2x1  gpt                   1f1b              1  4  1,3      -   none       lamb       zero1  dropout  sync
+2x2x1  gpt                   1f1b              1  2  3,1      -   none       adafactor  zero1  dropout  sync
+1x2x1  gpt                   1f1b              1  2  -        -   none       sgd        zero1  dropout  2bw
+2x2x1  gpt                   1f1b              1  2  -        -   none       adamw      zero1  dropout  2bw
+1x4x1  gpt                   1f1b              1  8  -        -   full       sgd        zero1  dropout  2bw
+2x4x1  gpt                   1f1b              1  4  -        -   none       adamw      zero1  dropout  2bw
+2x2x2  gpt                   interleaved_1f1b  2  4  -        sp  none       sgd        zero1  dropout  2bw
+1x2x2  gpt                   1f1b              1  2  3,1      -   selective  sgd        -      dropout  2bw
+1x4x1  gpt                   zb_h1             1  8  -        -   none       adamw      zero1  dropout  2bw
+2x2x1  gpt                   zb_v              2  4  -        -   none       lamb       zero1  dropout  2bw
+2x3x1  gpt                   odd               2  4  -        -   none       sgd        zero1  dropout  2bw
+1x4x1  gpt                   gpipe             1  8  -        -   none       sgd        zero1  -        2bw
+2x1x2  gpt                   1f1b              1  2  -        -   none       sgd        zero1  dropout  2bw
+1x4x1  gpt                   1f1b              1  1  -        -   none       sgd        zero1  dropout  stash
+2x2x1  gpt                   1f1b              1  1  -        -   none       adamw      zero1  dropout  stash
+1x2x2  gpt                   interleaved_1f1b  2  4  -        -   none       adamw      zero1  dropout  stash
+2x2x2  gpt                   zb_h1             1  4  1,3      -   none       sgd        zero1  dropout  stash
+1x4x1  gpt                   1f1b              1  1  -        -   none       adamw      zero1  dropout  vertical_sync
+2x2x2  gpt                   1f1b              1  1  -        sp  none       sgd        zero1  dropout  vertical_sync
+1x3x1  gpt                   1f1b              1  4  2,1,1    -   none       sgd        zero1  dropout  vertical_sync
+2x2x1  gpt                   zb_v              2  2  -        -   none       sgd        zero1  dropout  vertical_sync
+1x2x1  gpt                   1f1b              1  2  -        -   none       adamw      zero1  dropout  delay:3
+1x1x1  mlm_nsp,post          1f1b              1  1  -        -   none       sgd        zero1  dropout  sync
+2x1x1  mlm_nsp,pre           1f1b              1  8  -        -   none       sgd        zero1  dropout  sync
+2x1x2  mlm_nsp,post          1f1b              1  2  -        sp  none       sgd        zero1  dropout  sync
+2x1x2  mlm_nsp,pre           1f1b              1  2  -        sp  selective  sgd        zero1  dropout  sync
+2x1x4  mlm,post              1f1b              1  1  -        -   none       adamw      -      dropout  sync
+4x1x2  mlm_nsp,post          1f1b              1  2  -        -   full       lamb       zero1  dropout  sync
+4x1x2  classification,post   1f1b              1  1  -        sp  none       sgd        zero1  dropout  sync
+2x1x2  multiple_choice,post  1f1b              1  2  -        -   none       adamw      zero1  dropout  sync
+1x4x1  mlm_nsp,post          1f1b              1  8  -        -   full       sgd        zero1  dropout  sync
+2x2x2  mlm_nsp,post          interleaved_1f1b  2  2  -        -   none       adamw      zero1  dropout  sync
+2x2x2  mlm_nsp,post          interleaved_1f1b  2  4  -        sp  none       sgd        zero1  dropout  sync
+2x2x2  classification,post   zb_h1             1  4  -        sp  none       sgd        zero1  dropout  sync
+2x2x1  mlm_nsp,pre           zb_h1             1  4  -        -   full       sgd        zero1  dropout  sync
+2x4x1  mlm,post              zb_h2             1  8  -        -   none       sgd        zero1  -        sync
+1x2x2  multiple_choice,post  zb_v              2  4  -        -   none       sgd        zero1  dropout  sync
+2x3x1  mlm_nsp,post          odd               2  4  -        -   selective  sgd        zero1  dropout  sync
+2x4x1  mlm_nsp,post          gpipe             1  2  1,1,1,1  -   none       sgd        zero1  dropout  sync
+1x2x2  multiple_choice,post  1f1b              1  4  3,1      sp  none       sgd        zero1  dropout  sync
+1x4x1  mlm_nsp,post          1f1b              1  8  -        -   none       adamw      zero1  dropout  2bw
+2x2x2  mlm_nsp,pre           interleaved_1f1b  2  4  -        -   none       sgd        zero1  dropout  2bw
+2x2x2  classification,post   1f1b              1  2  -        sp  none       sgd        zero1  dropout  2bw
+2x2x1  mlm,post              zb_v              2  4  -        -   none       sgd        zero1  dropout  2bw
+2x2x2  mlm_nsp,post          zb_h1             1  4  1,3      -   none       sgd        zero1  dropout  stash
+1x3x1  mlm,post              1f1b              1  4  2,1,1    -   none       sgd        zero1  dropout  vertical_sync
+1x2x2  classification,post   1f1b              1  2  -        -   none       adamw      zero1  dropout  delay:3
+1x2x1  gpt                   mixed             1  2  -        -   none       sgd        zero1  dropout  sync
+1x4x1  gpt                   zb_h2             1  8  2,1,1,1  -   none       sgd        zero1  dropout  sync
+1x4x1  gpt                   gpipe             1  2  -        -   none       sgd        zero1  dropout  sync
+""")
+
+_references: dict[Any, dict[str, Any]] = {}
+
+
+def check_layout(case: Case, config: Config) -> None:
+    """Trains, and holds losses, gradient norms and weights against the reference's."""
+    trainer = case.trainer(config)
+    expected = _expected_training(case, trainer, trainer.weights())
+    records = list(trainer.steps(case.num_steps))
+    np.testing.assert_allclose([r["loss"] for r in records], expected["losses"], rtol=TOLERANCE)
+    np.testing.assert_allclose([r["grad_norm"] for r in records], expected["norms"], rtol=TOLERANCE)
+    weights = reference.unstack(trainer.weights())
+    assert jax.tree.structure(weights) == jax.tree.structure(expected["weights"])
+    for path, weight in jax.tree_util.tree_leaves_with_path(weights):
+        wanted = _leaf_at(expected["weights"], path)
+        if case.optimizer == "adafactor" and jax.tree_util.keystr(path).endswith("['qkv']['bias']"):
+            continue  # it scales by the whole tensor's size and has no epsilon to damp the noise of the keys' bias
+        difference = np.linalg.norm(weight - wanted) / np.linalg.norm(wanted)
+        assert difference < TOLERANCE, f"{jax.tree_util.keystr(path)}: relative difference {difference:.2e}"
+
+
+def _expected_training(case: Case, trainer: Trainer, initial: Any) -> dict[str, Any]:
+    """The reference's run; layouts share it, since they must not differ but by the delay of their weights."""
+    delays = _delays_of(case.semantics, trainer.layout.placement.layers_per_stage)
+    key = (case.model, case.num_layers, case.dropout, case.optimizer, case.num_steps, delays)
+    if key not in _references:
+        config = trainer.config
+        loader = Loader(trainer.dataset.train, global_batch_size=config.data.global_batch_size, seed=0, vocab_size=257)
+        batches = [loader.batch(step) for step in range(case.num_steps)]
+        if case.model.startswith("mlm"):
+            assert len({batch["weights"].sum() for batch in batches}) != 1  # unequal counts of masked tokens
+        loss_fn = reference.gpt_loss_fn if case.model == "gpt" else reference_bert.loss_fn
+        _references[key] = reference.train(config, initial, batches, lambda step: delays, loss_fn)
+    return _references[key]
+
+
+def _delays_of(semantics: str, layers_per_stage: Sequence[int]) -> reference.Delays:
+    """What the papers say of each stage's weights: PipeDream, section 3.3, and 2BW, section 3.1."""
+    n = len(layers_per_stage)
+    by_stage = {
+        "sync": [0] * n,
+        "2bw": [1] * n,
+        "stash": [n - 1 - stage for stage in range(n)],
+        "vertical_sync": [n - 1] * n,
+        "delay:3": [3] * n,
+    }[semantics]
+    layers = [delay for delay, count in zip(by_stage, layers_per_stage, strict=True) for _ in range(count)]
+    return reference.Delays(by_stage[0], tuple(layers), by_stage[-1])
+
+
+def _leaf_at(tree: Any, path: Any) -> np.ndarray:
+    for entry in path:
+        tree = tree[entry.key if hasattr(entry, "key") else entry.idx]
+    return np.asarray(tree)
