@@ -28,6 +28,7 @@ OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "adafactor")
 MOST_LOSS_SCALE = 2.0**40  # far above what float16 can use, and far below what float32 can hold
 LEAST_FLOAT32, MOST_FLOAT32 = 1.2e-38, 3.4e38  # what the devices can hold of a value above 0, without rounding to 0
 MOST_INIT_STD = 100.0  # far above any in use; much more, and the first loss overflows float32
+MOST_WEIGHTS = 2**58  # in one array, whose size in bytes XLA keeps as a 64-bit integer; it aborts where that overflows
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 
 
@@ -98,6 +99,13 @@ class ModelConfig(Checked, prefix="config.model."):
             self.num_heads,
             "each attention head gets an equal part of the hidden size",
         )
+        of_layers = self.num_layers * max(self.mlp_size, 3 * self.hidden_size)
+        if (most := self.hidden_size * max(of_layers, self.vocab_size, self.seq_len)) > MOST_WEIGHTS:
+            raise ConfigError(
+                f"model.num_layers={self.num_layers}, hidden_size={self.hidden_size}, ffn_size={self.ffn_size}, "
+                f"vocab_size={self.vocab_size}, seq_len={self.seq_len}: one array would hold {most:.1e} weights; it "
+                f"can hold {MOST_WEIGHTS:.1e}. Take smaller sizes."
+            )
 
 
 @dataclasses.dataclass

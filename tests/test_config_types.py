@@ -111,3 +111,10 @@ def test_values_that_float32_cannot_hold_are_refused(section: str, field: str, v
     setattr(getattr(config, section), field, value)
     with pytest.raises(ConfigError, match=re.escape(f"{section}.{field}={value} {rule}")):
         config.validate()
+
+
+@pytest.mark.parametrize("sizes", [{"hidden_size": 2**31 - 4}, {"hidden_size": 2**29, "vocab_size": 2**31 - 1}])
+def test_arrays_on_which_xla_would_abort_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"one array would hold \d\.\de\+\d\d weights; it can hold 2\.9e\+17\."):
+        ModelConfig(**sizes).validate()
+    ModelConfig(num_layers=1024, hidden_size=2**20).validate()
