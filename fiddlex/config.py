@@ -1,9 +1,10 @@
 """The typed configuration of a run: what is trained, on which mesh, on what data.
 
 A config file in `configs/` is a plain function returning a `Config`; the binaries lay `--config.section.field=value`
-over it (`fiddlex.flags`). Each section checks itself in `validate`; rules that involve two sections are checked by
-`Config.validate`. Every message gives the values, the rule and the remedy. Derived values (`Config.replica_batch_size`
-and the like) are computed here and nowhere else. Imports no jax.
+over it (`fiddlex.flags`). The type of a field is checked whenever the field is set (`fiddlex.records.Checked`). Each
+section checks its values in `validate`; rules that involve two sections are checked by `Config.validate`. Every message
+gives the values, the rule and the remedy. Derived values (`Config.replica_batch_size` and the like) are computed here
+and nowhere else. Imports no jax.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from typing import Any
 
 from fiddlex import rules
 from fiddlex.errors import ConfigError
-from fiddlex.records import from_mapping
+from fiddlex.records import Checked, from_mapping
 
 # What each family can be trained to do; the first is meant where model.objective is empty.
 OBJECTIVES = {"gpt": ("lm",), "bert": ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")}
@@ -25,11 +26,14 @@ COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 RECOMPUTE_MODES = ("none", "selective", "full")
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "adafactor")
 MOST_LOSS_SCALE = 2.0**40  # far above what float16 can use, and far below what float32 can hold
+LEAST_FLOAT32, MOST_FLOAT32 = 1.2e-38, 3.4e38  # what the devices can hold of a value above 0, without rounding to 0
+MOST_INIT_STD = 100.0  # far above any in use; much more, and the first loss overflows float32
+MOST_WEIGHTS = 2**58  # in one array, whose size in bytes XLA keeps as a 64-bit integer; it aborts where that overflows
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 
 
 @dataclasses.dataclass
-class ModelConfig:
+class ModelConfig(Checked, prefix="config.model."):
     """Shape of the network, in the field's own words (GPT-2 names in comments where they differ)."""
 
     family: str = "gpt"  # gpt | bert
@@ -86,8 +90,8 @@ class ModelConfig:
             rules.at_least(f"model.{name}", getattr(self, name), 1)
         rules.at_least("model.ffn_size", self.ffn_size, 0)
         rules.fraction("model.dropout", self.dropout)
-        rules.positive("model.layer_norm_epsilon", self.layer_norm_epsilon)
-        rules.positive("model.init_std", self.init_std)
+        rules.between("model.layer_norm_epsilon", self.layer_norm_epsilon, LEAST_FLOAT32, MOST_FLOAT32)
+        rules.positive("model.init_std", self.init_std, MOST_INIT_STD)
         rules.divides(
             "model.hidden_size",
             self.hidden_size,
@@ -95,10 +99,17 @@ class ModelConfig:
             self.num_heads,
             "each attention head gets an equal part of the hidden size",
         )
+        of_layers = self.num_layers * max(self.mlp_size, 3 * self.hidden_size)
+        if (most := self.hidden_size * max(of_layers, self.vocab_size, self.seq_len)) > MOST_WEIGHTS:
+            raise ConfigError(
+                f"model.num_layers={self.num_layers}, hidden_size={self.hidden_size}, ffn_size={self.ffn_size}, "
+                f"vocab_size={self.vocab_size}, seq_len={self.seq_len}: one array would hold {most:.1e} weights; it "
+                f"can hold {MOST_WEIGHTS:.1e}. Take smaller sizes."
+            )
 
 
 @dataclasses.dataclass
-class MeshConfig:
+class MeshConfig(Checked, prefix="config.mesh."):
     """Devices along each axis of the mesh. The product is the number of devices the run uses."""
 
     data: int = 1
@@ -123,7 +134,7 @@ class MeshConfig:
 
 
 @dataclasses.dataclass
-class PipelineConfig:
+class PipelineConfig(Checked, prefix="config.pipeline."):
     """How the model is cut into stages and a replica's batch into microbatches, and in which order they run."""
 
     schedule: str = "1f1b"  # gpipe | 1f1b | interleaved_1f1b | zb_h1 | zb_h2 | zb_v | file:PATH.csv
@@ -142,7 +153,7 @@ class PipelineConfig:
 
 
 @dataclasses.dataclass
-class OptimizerConfig:
+class OptimizerConfig(Checked, prefix="config.optimizer."):
     """The update rule, its learning-rate schedule, clipping and where its state lives."""
 
     name: str = "adamw"
@@ -168,12 +179,12 @@ class OptimizerConfig:
         rules.between("optimizer.loss_scale", self.loss_scale, 1, MOST_LOSS_SCALE)
         rules.at_least("optimizer.loss_scale_window", self.loss_scale_window, 1)
         for name in ("learning_rate", "final_learning_rate", "weight_decay", "clip_norm"):
-            rules.at_least(f"optimizer.{name}", getattr(self, name), 0)
+            rules.between(f"optimizer.{name}", getattr(self, name), 0, MOST_FLOAT32)
         for name in ("warmup_steps", "decay_steps"):
             rules.at_least(f"optimizer.{name}", getattr(self, name), 0)
         for name in ("beta1", "beta2", "momentum"):
             rules.fraction(f"optimizer.{name}", getattr(self, name))
-        rules.positive("optimizer.epsilon", self.epsilon)
+        rules.between("optimizer.epsilon", self.epsilon, LEAST_FLOAT32, MOST_FLOAT32)
         if self.decay_steps and self.decay_steps < self.warmup_steps:
             raise ConfigError(
                 f"optimizer.decay_steps={self.decay_steps} is shorter than optimizer.warmup_steps="
@@ -182,7 +193,7 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass
-class DataConfig:
+class DataConfig(Checked, prefix="config.data."):
     """Where examples come from and how many make a batch."""
 
     source: str = "stdlib"  # stdlib | text:PATH | tokens:PATH; of labelled texts tsv:PATH | jsonl:PATH
@@ -226,7 +237,7 @@ class DataConfig:
 
 
 @dataclasses.dataclass
-class TrainConfig:
+class TrainConfig(Checked, prefix="config.train."):
     """Length of the run and what happens along it. `*_every` count steps; 0 turns the thing off."""
 
     num_steps: int = 100
@@ -249,7 +260,7 @@ class TrainConfig:
 
 
 @dataclasses.dataclass
-class Config:
+class Config(Checked, prefix="config."):
     """Everything that defines a run; it gives the same weights, up to rounding, on every layout."""
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -394,7 +405,7 @@ class Config:
         """
         try:
             values = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # JSONDecodeError, or that of an integer of too many digits
             raise ConfigError(f"not JSON: {error}") from error
         return from_mapping(cls, values, "config.")
 

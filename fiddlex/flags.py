@@ -29,6 +29,7 @@ from fiddlex.config import Config, check_field
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
 from fiddlex.help import help_text
 from fiddlex.log import show_log
+from fiddlex.records import from_mapping
 
 USAGE_STATUS = 2  # the command line or the config is wrong
 FAILURE_STATUS = 1  # anything else that a FiddlexError tells of
@@ -36,6 +37,7 @@ INTERRUPTED_STATUS = 130  # Ctrl-C, as shells have it
 
 _CONFIG_FILE = re.compile(r"--?config(=|$)")
 _OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
+_LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE)  # the latter of an INTERNAL error
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
 
@@ -103,7 +105,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         try:
             main(argv)
         except Exception as error:
-            if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
+            if type(error).__name__ == "JaxRuntimeError" and _LACK_OF_MEMORY.search(str(error)):
                 # Threads of the backend may hang now, so leave without waiting for them.
                 advice = _memory_advice(flags.FLAGS["config"].value, sys.modules["jax"].default_backend())
                 sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {advice}\n{str(error).splitlines()[0]}\n")
@@ -135,10 +137,11 @@ def load_config(spec: str) -> Config:
       spec: `file.py`, or `file.py:argument` where its `get_config` takes one (a string).
 
     Returns:
-      What `get_config` returned.
+      A copy of what `get_config` returned.
 
     Raises:
-      ConfigError: when the file is missing, fails (with the line at fault), or does not give a `Config`.
+      ConfigError: when the file is missing, fails or ends the program (with the line at fault), or does not give a
+        `Config`. What the file itself raises as a FiddlexError is left as it is.
     """
     path, colon, argument = spec.partition(":")
     if not os.path.isfile(path):
@@ -148,17 +151,31 @@ def load_config(spec: str) -> Config:
         if not callable(get_config):
             raise ConfigError(f"{path} has no function get_config(); --config needs one that returns a Config.")
         config = get_config(argument) if colon else get_config()
-    except FiddlexError:
-        raise
+        if type(config) is Config:  # as it will be read again, whatever the file did to its parts
+            return from_mapping(Config, dataclasses.asdict(config), "config.")
+    except FiddlexError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if not isinstance(error, ConfigError) or frames[-1].filename in (path, __file__):
+            raise
+        raise ConfigError(f"{_place(path, error)}: {error}") from error  # raised by the config that the file fills
     except SyntaxError as error:
-        raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}.") from error
+        place = f"{error.filename}, line {error.lineno}" if error.filename else _place(path, error)
+        raise ConfigError(f"{place}: {error.msg}.") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{_place(path, error)}: SystemExit({error.code!r}) would end the program. A config file must not exit: "
+            "return a Config, or raise fiddlex.errors.ConfigError with what is wrong."
+        ) from error
     except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        place = f"{path}, line {lines[-1]}" if lines else path
-        raise ConfigError(f"{place}: {type(error).__name__}: {error}") from error
-    if not isinstance(config, Config):
-        raise ConfigError(f"get_config() of {path} returned {reprlib.repr(config)}; it must return a Config.")
-    return config
+        raise ConfigError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
+    only = " itself, not of a subclass" if isinstance(config, Config) else ""
+    raise ConfigError(f"get_config() of {path} returned {reprlib.repr(config)}; it must return a Config{only}.")
+
+
+def _place(path: str, error: BaseException) -> str:
+    """The config file, with the last of its lines that was running when `error` was raised."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"{path}, line {lines[-1]}" if lines else path
 
 
 def _memory_advice(config: Config | None, platform: str) -> str:
@@ -195,9 +212,17 @@ def _file_first(argv: list[str]) -> list[str]:
     """`argv` with its flag files read, and the last `--config` ahead of all overrides, as config_flags wants it.
 
     Raises:
-      flags.Error: when a flag file cannot be read.
+      flags.Error: when a flag file cannot be read, or holds a NUL character.
     """
-    program, *arguments = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+    try:
+        program, *arguments = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+    except ValueError as error:
+        raise flags.Error(
+            f"a --flagfile cannot be read: {error}. Write it in UTF-8, without NUL characters."
+        ) from error
+    for argument in arguments:
+        if "\0" in argument:
+            raise flags.Error(f"{argument!r} contains a NUL character, which no command line can have. Remove it.")
     file: list[str] = []
     others = []
     remaining = iter(arguments)
@@ -258,6 +283,8 @@ def _parse_flags(argv: list[str]) -> list[str]:
         remaining = flags.FLAGS(_file_first(argv))
     except (flags.Error, ValueError) as error:  # absl has a bare ValueError for --noflag=value
         _exit(_explain(error), USAGE_STATUS)
+    except KeyboardInterrupt:  # while a config file runs
+        _exit("interrupted.", INTERRUPTED_STATUS)
     if remaining[1:]:
         _exit(f"{remaining[1]!r} is not a flag. Write --name=value, and --name or --noname for a bool.", USAGE_STATUS)
     return remaining

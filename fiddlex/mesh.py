@@ -62,8 +62,10 @@ def make_mesh(config: MeshConfig) -> Mesh:
       A mesh of shape [data, pipe, tensor]; when the process has more devices than that, on the first of them.
 
     Raises:
-      DeviceError: when jax cannot start, there are fewer devices than the mesh needs, or several processes.
+      DeviceError: when jax cannot start or does not compile, there are fewer devices than the mesh needs, or several
+        processes.
     """
+    _require_jit()
     needed = config.num_devices
     try:
         request_devices(needed)
@@ -103,6 +105,7 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
       ConfigError: when there is no such topology.
       DeviceError: when the mesh does not fill it, or what compiles for it is not installed.
     """
+    _require_jit()
     platform, _, name = topology.partition(":")
     if topology != "cpu" and not (platform in ("tpu", "gpu") and name):
         raise ConfigError(f"topology {topology!r} is not known. {_TOPOLOGIES}.")
@@ -117,6 +120,14 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
             f"mesh.pipe and mesh.tensor with a product of {len(devices)}, or another topology."
         )
     return _mesh(config, devices)
+
+
+def _require_jit() -> None:
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        raise DeviceError(
+            "jax_disable_jit is True (JAX_DISABLE_JIT, or jax.disable_jit()): jax compiles nothing, and fiddlex runs "
+            "compiled programs only. Unset JAX_DISABLE_JIT, and build the Trainer outside jax.disable_jit()."
+        )
 
 
 def _tpu_devices(name: str) -> Sequence[jax.Device]:

@@ -18,16 +18,17 @@ from fiddlex.errors import DataError
 
 _CONFIG = fiddlex.flags.define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
-_ERROR = flags.DEFINE_enum("error", "", ["", "data", "bug", "memory"], "what to raise")
+_ERROR = flags.DEFINE_enum("error", "", ["", "data", "bug", "memory", "internal"], "what to raise")
 
 def main(argv):
     if _ERROR.value == "data":
         raise DataError("the data is gone.")
     if _ERROR.value == "bug":
         raise ZeroDivisionError
-    if _ERROR.value == "memory":
+    if _ERROR.value in ("memory", "internal"):
         import jax
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 byte.")
+        kind = "RESOURCE_EXHAUSTED" if _ERROR.value == "memory" else "INTERNAL"
+        raise jax.errors.JaxRuntimeError(f"{kind}: Out of memory allocating 1 byte.")
     print(_CONFIG.value.validate().to_json())
 
 if __name__ == "__main__":
@@ -74,12 +75,20 @@ from fiddlex.config import Config, MeshConfig
 def get_config():
     return Config(mesh=MeshConfig(data=2, sequence_parallel=True))
 """
+BYPASSED = """from fiddlex.config import Config
+
+def get_config():
+    config = Config()
+    vars(config.mesh).update(data="2")
+    return config
+"""
+SUBCLASS = "import fiddlex.config\nclass MyConfig(fiddlex.config.Config):\n    pass\nget_config = MyConfig\n"
 
 
 @pytest.fixture
 def folder(tmp_path):
     texts = {"train.py": TRAIN, "evaluate.py": EVALUATE, "benchmark.py": BENCHMARK, "tiny.py": CONFIG_FILE}
-    texts["flagfile"] = "--config.mesh.dta=2\n"
+    texts["flagfile"], texts["nul"] = "--config.mesh.dta=2\n", "--config.data.source=text:\0\n"
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -155,6 +164,7 @@ def test_overrides_are_laid_over_the_programs_own_config(folder):
         (["--config.model.num_heads=3"], "model.hidden_size=128 is not a multiple of model.num_heads=3"),
         (["--flagfile=flagfile"], "config.mesh has no field 'dta'. Did you mean 'data'?"),
         (["--flagfile=nothere"], "Unable to open flagfile"),
+        (["--flagfile=nul"], "'--config.data.source=text:\\x00' contains a NUL character, which no command line can "),
         (["--config=tny.py"], "tny.py. Did you mean tiny.py?"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -198,21 +208,31 @@ def test_error_of_the_program_itself_has_status_1(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "remedies"),
+    ("error", "arguments", "remedies"),
     [
-        ([], "raise pipeline.num_microbatches (at most 16), or set pipeline.recompute=full, or train a smaller model."),
-        (["--config.pipeline.recompute=full", "--config.pipeline.num_microbatches=16"], "train a smaller model."),
         (
+            "memory",
+            [],
+            "raise pipeline.num_microbatches (at most 16), or set pipeline.recompute=full, or train a smaller model.",
+        ),
+        (
+            "internal",  # while the train state is made
+            ["--config.pipeline.recompute=full", "--config.pipeline.num_microbatches=16"],
+            "train a smaller model.",
+        ),
+        (
+            "memory",
             ["--config.pipeline.num_microbatches=16", "--noconfig.optimizer.zero1"],
             "set pipeline.recompute=full, or set optimizer.zero1=True, or train a smaller model.",
         ),
     ],
 )
-def test_lack_of_memory_names_what_the_config_still_allows(folder, arguments, remedies):
-    done = run(folder, "train.py", "--config=tiny.py", "--error=memory", *arguments)
+def test_lack_of_memory_names_what_the_config_still_allows(folder, error, arguments, remedies):
+    done = run(folder, "train.py", "--config=tiny.py", f"--error={error}", *arguments)
     where = "The machine's memory, which the fake devices share, is full"
     assert done.returncode == 1
-    assert done.stderr == f"train.py: {where}: {remedies}\nRESOURCE_EXHAUSTED: Out of memory allocating 1 byte.\n"
+    kind = {"memory": "RESOURCE_EXHAUSTED", "internal": "INTERNAL"}[error]
+    assert done.stderr == f"train.py: {where}: {remedies}\n{kind}: Out of memory allocating 1 byte.\n"
 
 
 @pytest.mark.parametrize(
@@ -267,6 +287,12 @@ def test_bug_keeps_its_traceback(folder):
         ("import json\n\njson.loads('{')\n", "broken.py, line 3: JSONDecodeError: "),  # raised in another file
         ("import nothing_of_this_name\n", "broken.py, line 1: ModuleNotFoundError: No module named 'nothing_of_this_"),
         ("def get_config(name):\n    pass\n", "broken.py: TypeError: get_config() missing 1 required positional "),
+        ("\nraise SystemExit(0)\n", "broken.py, line 2: SystemExit(0) would end the program. A config file must not "),
+        ("import sys\ndef get_config():\n    sys.exit('no')\n", "broken.py, line 3: SystemExit('no') would end the "),
+        ("raise SyntaxError('mine')\n", "broken.py, line 1: mine."),
+        ("a = '\0'\n", "broken.py: source code string cannot contain null bytes."),
+        (BYPASSED, "broken.py: config.mesh.data='2' is a str; it must be of type int."),
+        (SUBCLASS, "get_config() of broken.py returned MyConfig(mode"),
     ],
 )
 def test_config_file_at_fault(text, message, tmp_path, monkeypatch):
@@ -275,6 +301,33 @@ def test_config_file_at_fault(text, message, tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as raised:
         load_config("broken.py")
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("config.train.log_every = 0.5", "config.train.log_every=0.5 is a float; it must be of type int."),
+        ("MeshConfig(data='2')", "config.mesh.data='2' is a str; it must be of type int."),
+        ("config.model.num_layer = 4", "config.model has no field 'num_layer'. Did you mean 'num_layers'?"),
+        ("config.mesh = 3", "config.mesh=3 is an int; it must be of type MeshConfig."),
+        ("del config.mesh", "config.mesh cannot be deleted; every field has a value. Set it instead."),
+        ("config.mesh.data = 0; config.validate()", "mesh.data=0 must be at least 1 and below 2147483648."),
+        ("config.data.source = 'text:\\0'", "config.data.source='text:\\x00' contains a NUL character, which no path "),
+    ],
+)
+def test_line_of_a_config_file_that_sets_a_wrong_value(line, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    header = "from fiddlex.config import Config, MeshConfig\n\ndef get_config():\n    config = Config()\n"
+    (tmp_path / "wrong.py").write_text(f"{header}    {line}\n    return config\n")
+    with pytest.raises(ConfigError) as raised:
+        load_config("wrong.py")
+    assert str(raised.value).startswith(f"wrong.py, line 5: {message}")
+
+
+def test_interrupt_of_a_config_file_stays_an_interrupt(folder):
+    (folder / "slow.py").write_text("raise KeyboardInterrupt\n")
+    done = run(folder, "train.py", "--config=slow.py")
+    assert (done.returncode, done.stderr) == (130, "train.py: interrupted.\n")
 
 
 def test_config_error_of_get_config_is_left_alone(tmp_path):

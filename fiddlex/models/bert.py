@@ -45,7 +45,8 @@ class LabelHead(nnx.Module):
         hidden = config.hidden_size
         self.pooler = Linear((hidden, hidden), ("hidden", None), num_inputs=1, std=config.init_std, rngs=rngs)
         if num_outputs == 1:
-            self.score = param(config.init_std * jax.random.normal(rngs.params(), (hidden, 1)), ("hidden", "classes"))
+            values = config.init_std * jax.random.normal(rngs.params(), (hidden, 1), jnp.float32)
+            self.score = param(values, ("hidden", "classes"))
         else:
             axes = ("hidden", "classes")
             self.classifier = Linear((hidden, num_outputs), axes, num_inputs=1, std=config.init_std, rngs=rngs)

@@ -2,7 +2,8 @@
 
 Every mask element is addressed by (seed, step, example of the global batch, site, position or head, feature): the key
 is folded down that path and the element's bits come from jax's counter-based generator. A device draws just the
-elements it holds, and cutting the batch, the sequence or the heads another way draws the same ones.
+elements it holds, and cutting the batch, the sequence or the heads another way draws the same ones. Elements are drawn
+as float32, so that jax's default dtype (JAX_ENABLE_X64) has no part in a mask either.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 SITES_PER_LAYER = 3
@@ -56,7 +58,7 @@ class Dropout:
         keys_BI = jax.vmap(lambda key: jax.vmap(lambda i: _fold(key, number, i))(indices))(self.keys_B)
         shape = x.shape[2:]
         keep = lax.map(
-            lambda key: jax.random.bernoulli(key, 1.0 - self.rate, shape),
+            lambda key: jax.random.bernoulli(key, np.float32(1.0 - self.rate), shape),
             keys_BI.reshape(-1),
             batch_size=max(1, MOST_AT_ONCE // math.prod(shape)),
         )

@@ -166,6 +166,8 @@ class _Run:
             # Batch number b = step − 1 was run with weights up to `delay` updates older than W(b), which checkpoints
             # of all updates since hold.
             blamed = max(self._in_flight.step - 1 - self._trainer.delay, 0)
+            if error.before_update and self._in_flight.step == 1:
+                raise NonFiniteError(f"{error}\n{self._remedy_at_start()}") from error
             raise NonFiniteError(f"{error}\n{self._remedy(blamed if error.before_update else None)}") from error
         self._in_flight = None
         self._times.append(record["step_time_s"])
@@ -220,6 +222,19 @@ class _Run:
         return (
             "A lower optimizer.learning_rate, a longer optimizer.warmup_steps or optimizer.clip_norm=1.0 often help; "
             f"the same command with them {where}."
+        )
+
+    def _remedy_at_start(self) -> str:
+        """What to do about weights that are to blame before any update of them."""
+        config = self._trainer.config
+        start, remedy = "the initial ones", f"a model.init_std below {config.model.init_std:g}"
+        if config.train.init_from:
+            start, remedy = f"those of train.init_from={config.train.init_from}", "another run in train.init_from"
+        if config.model.dtype != "float32":
+            remedy += f" or model.dtype=float32 in place of {config.model.dtype}"
+        return (
+            f"The weights are still {start}: no update has been made, so a lower optimizer.learning_rate would not "
+            f"help. Use {remedy}."
         )
 
 

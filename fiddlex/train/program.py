@@ -1,4 +1,8 @@
-"""The train step of a config on a mesh, before there is any data or state: it can be lowered and compiled as it is."""
+"""The train step of a config on a mesh, before there is any data or state: it can be lowered and compiled as it is.
+
+Invariant, here and for the programs of `fiddlex.train.step` and `fiddlex.train.sampling`: jax traces them in 32 bits,
+so that a run has the same bits whether or not its process has set JAX_ENABLE_X64.
+"""
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -37,6 +41,7 @@ class Program:
       ConfigError, ScheduleError: when layers, stages or schedule do not fit the mesh.
     """
 
+    @jax.enable_x64(False)
     def __init__(self, config: Config, mesh: Mesh):
         self.config, self.mesh = config, mesh
         self.model = make_model(config)
@@ -67,6 +72,7 @@ class Program:
         )
         self.abstract_state = abstract_state(self._init, mesh=mesh, specs=self.specs)
 
+    @jax.enable_x64(False)
     def lower(self) -> jax.stages.Lowered:
         """The train step as XLA takes it; nothing is put on a device."""
         return self.step.lower(self.abstract_state, self.source.abstract_inputs)
@@ -85,6 +91,7 @@ class Program:
             "xla_gpu_copy_insertion_use_region_analysis": True,
         }
 
+    @jax.enable_x64(False)
     def resume(self, state: TrainState) -> TrainState:
         """A state to go on from, of one as `Checkpoints.restore_newest` gives it."""
         state = self.source.resume(state)
@@ -94,6 +101,7 @@ class Program:
         everywhere = NamedSharding(self.mesh, P())
         return state._replace(scaling=jax.device_put(fit(scaling, self.source.max_batches), everywhere))
 
+    @jax.enable_x64(False)
     def init_state(self) -> TrainState:
         """A fresh train state, made from `train.seed`."""
         init = jax.jit(self._init, out_shardings=named(self.mesh, self.specs))

@@ -45,6 +45,7 @@ class SamplingConfig:
             raise ConfigError(f"seed={self.seed} must be at least 0 and below {INTEGER_LIMIT}.")
 
 
+@jax.enable_x64(False)
 @jax.jit
 def sample(key: jax.Array, logits_BV: jax.Array, temperature: float, top_k: int, top_p: float) -> jax.Array:
     """Draws one token for each row; int32 [B]. See `SamplingConfig`; the order is temperature, top-k, top-p."""

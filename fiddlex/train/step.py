@@ -6,10 +6,12 @@ arrays, outside `shard_map`.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -29,6 +31,8 @@ from fiddlex.train.scaling import next_scaling
 from fiddlex.train.state import Layout, TrainState
 
 Metrics = dict[str, Any]
+ScoreFunction = Callable[[Weights, Batch], jax.Array]
+LogitsFunction = Callable[[Weights, np.ndarray, np.ndarray], jax.Array]
 
 
 def make_train_step(
@@ -84,9 +88,7 @@ def make_train_step(
     )
 
 
-def make_eval_step(
-    model: Model, config: Config, *, head: HeadFunction, mesh: Mesh, layout: Layout
-) -> jax.stages.Wrapped:
+def make_eval_step(model: Model, config: Config, *, head: HeadFunction, mesh: Mesh, layout: Layout) -> ScoreFunction:
     """Compiles `(master weights, batch) -> values` of a global batch, without dropout.
 
     `head` is the model's, as `Transformer.scores`: its values are [example, …] of a microbatch, and of the whole batch
@@ -101,14 +103,15 @@ def make_eval_step(
         return values.reshape(-1, *values.shape[2:])
 
     mapped = jax.shard_map(local_values, mesh=mesh, in_specs=(layout.compute, BATCH), out_specs=BATCH)
-    return jax.jit(
+    compiled = jax.jit(
         lambda weights, batch: mapped(compute_weights(weights, dtype, mesh, layout), batch),
         in_shardings=(named(mesh, layout.master), named(mesh, BATCH)),
         out_shardings=named(mesh, P()),
     )
+    return jax.enable_x64(False)(compiled)
 
 
-def make_logits(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> jax.stages.Wrapped:
+def make_logits(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> LogitsFunction:
     """Compiles `(master weights, tokens, positions) -> logits` at one position of each row.
 
     Tokens are int32 [rows, sequence], the same on all devices; logits are float32 [rows, padded vocabulary], sharded
@@ -126,10 +129,11 @@ def make_logits(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> ja
     mapped = jax.shard_map(
         next_logits, mesh=mesh, in_specs=(layout.compute, P(), P()), out_specs=P(None, MESH_AXES["vocab"])
     )
-    return jax.jit(
+    compiled = jax.jit(
         lambda weights, tokens, positions: mapped(compute_weights(weights, dtype, mesh, layout), tokens, positions),
         in_shardings=(named(mesh, layout.master), named(mesh, P()), named(mesh, P())),
     )
+    return jax.enable_x64(False)(compiled)
 
 
 def nonfinite(grads: Weights, placement: LayerPlacement) -> Weights:

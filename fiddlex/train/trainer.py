@@ -38,7 +38,7 @@ from fiddlex.train.predictions import Answerable, predicted_continuations, predi
 from fiddlex.train.program import Program
 from fiddlex.train.sampling import SamplingConfig, generate_text
 from fiddlex.train.state import TrainState
-from fiddlex.train.step import Metrics, make_eval_step, make_logits
+from fiddlex.train.step import LogitsFunction, Metrics, ScoreFunction, make_eval_step, make_logits
 from fiddlex.train.transfer import placed, pretrained, whole
 from fiddlex.train.workdir import check_same_shapes, read_config
 
@@ -200,7 +200,8 @@ class Trainer:
         record = {"step": self.step} | summarise(self._of_heldout(self._score), parts, task, self.dataset)
         loss = record["eval_loss"]
         if not math.isfinite(loss):
-            raise NonFiniteError(f"The held-out loss at step {self.step} is {loss}: the weights have exploded.")
+            why = "have exploded" if self.step else "that the run starts with are to blame"
+            raise NonFiniteError(f"The held-out loss at step {self.step} is {loss}: the weights {why}.")
         return record
 
     def predictions(self) -> list[Record]:
@@ -228,10 +229,10 @@ class Trainer:
         """The share of the most common token among the held-out ones that `evaluate` has told: always guessing it."""
         return majority_share(self._feed.host_heldout(), self.config.model.vocab_size)
 
-    def _compiled_head(self, head: HeadFunction) -> jax.stages.Wrapped:
+    def _compiled_head(self, head: HeadFunction) -> ScoreFunction:
         return make_eval_step(self._program.model, self.config, head=head, mesh=self.mesh, layout=self.layout)
 
-    def _of_heldout(self, step: jax.stages.Wrapped) -> np.ndarray:
+    def _of_heldout(self, step: ScoreFunction) -> np.ndarray:
         """What `step` (`make_eval_step`) gives for the held-out examples, float64 [example, …]."""
         batches = self._feed.heldout()
         batch: tuple[DeviceBatch, int] | None = next(batches)
@@ -273,7 +274,7 @@ class Trainer:
         )
 
     @functools.cached_property
-    def _next_logits(self) -> jax.stages.Wrapped | None:
+    def _next_logits(self) -> LogitsFunction | None:
         """See `make_logits`; None for a model that does not predict the next token."""
         model = self._program.model
         return make_logits(model, self.config, mesh=self.mesh, layout=self.layout) if isinstance(model, GPT) else None

@@ -6,6 +6,7 @@ classifier that told something else. What it does not give starts as it would wi
 
 import copy
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Weights) -> Wei
     Raises:
       CheckpointError: when there are no weights to be had, or they do not fit the model.
     """
-    workdir = workdir.expanduser()
+    workdir = Path(os.path.expanduser(workdir))  # pathlib's own fails for a user that there is not
     saved = read_config(workdir, named_by="train.init_from")
     _check_fits(saved, config, workdir)
     source = copy.deepcopy(config)
@@ -117,7 +118,7 @@ def _check_fits(saved: Config, config: Config, workdir: Path) -> None:
 
 def _same_tokenizer(left: str, right: str) -> bool:
     """Whether two values of `data.tokenizer` are the same, or two files with the same content."""
-    paths = [Path(name).expanduser() for name in (left, right)]
+    paths = [Path(os.path.expanduser(name)) for name in (left, right)]
     return left == right or (all(map(Path.is_file, paths)) and paths[0].read_bytes() == paths[1].read_bytes())
 
 

@@ -47,6 +47,12 @@ def test_cutting_the_sequence_changes_no_mask() -> None:
     np.testing.assert_array_equal(masks(MLP_OUTPUT_SITE, 2, tensor=4), masks(MLP_OUTPUT_SITE, 2))
 
 
+def test_64_bits_change_no_mask() -> None:
+    plain = masks(MLP_OUTPUT_SITE, 1) == 0
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(masks(MLP_OUTPUT_SITE, 1) == 0, plain)
+
+
 def test_drawing_in_parts_changes_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = masks(MLP_OUTPUT_SITE, 1)
     monkeypatch.setattr(dropout, "MOST_AT_ONCE", 10 * 96)  # ten positions, which leave a rest

@@ -13,7 +13,9 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.data import load_corpus
 from fiddlex.errors import ConfigError, DataError, DeviceError
+from fiddlex.models.functional import Weights
 from fiddlex.sizes import num_parameters
+from fiddlex.train.metrics import Record
 from fiddlex.train.sampling import SamplingConfig
 from fiddlex.train.trainer import Trainer
 from tests import reference
@@ -33,13 +35,26 @@ def test_records_and_learning(tiny_config: Config) -> None:
     assert all(r["step_time_s"] > 0 and r["tokens_per_second"] > 0 and r["grad_norm"] > 0 for r in records)
 
 
-def test_weights_stay_float32_where_jax_has_64_bits(tiny_config: Config) -> None:
-    with jax.enable_x64(True):
+def test_64_bits_of_jax_change_no_bit_of_a_run(tiny_config: Config) -> None:
+    tiny_config.model.dropout = 0.1
+
+    def run() -> tuple[list[float], Record, str, Weights]:
         trainer = Trainer(tiny_config)
-        losses = [record["loss"] for record in trainer.steps(2)]
-        assert math.isfinite(trainer.evaluate()["eval_loss"])
+        losses = [record["loss"] for record in trainer.steps(3)]
         assert {leaf.dtype for leaf in jax.tree.leaves(trainer.state)} == {np.dtype("int32"), np.dtype("float32")}
-    assert losses[0] == pytest.approx(math.log(257), rel=0.03)
+        text = "".join(trainer.generate("def ", 8, SamplingConfig(0.9, 20, 0.9)))
+        return losses, trainer.evaluate(), text, trainer.weights()
+
+    *numbers, weights = run()
+    with jax.enable_x64(True):
+        *numbers_64, weights_64 = run()
+    assert numbers_64 == numbers
+    chex.assert_trees_all_equal(weights_64, weights)
+
+
+def test_without_jit_nothing_is_computed(tiny_config: Config) -> None:
+    with jax.disable_jit(), pytest.raises(DeviceError, match=r"^jax_disable_jit is True .* Unset JAX_DISABLE_JIT"):
+        Trainer(tiny_config)
 
 
 def test_nothing_is_compiled_after_the_first_round(tiny_config: Config) -> None:
