@@ -19,7 +19,7 @@ from fiddlex.pipeline.placement import PADDING
 from fiddlex.train.checkpoint import Checkpoints, _text_checksum
 from fiddlex.train.state import TrainState
 
-LAYERS = (0, 1, 2)
+LAYERS = (2, 0, 1)
 
 
 def a_state(layers: Sequence[int] = LAYERS) -> TrainState:
@@ -42,7 +42,7 @@ def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("layers", [LAYERS, (2, PADDING, 0, 1)], ids=["same rows", "other rows"])
+@pytest.mark.parametrize("layers", [LAYERS, (0, PADDING, 1, 2)], ids=["same rows", "other rows"])
 def test_each_layer_has_its_weights_in_whatever_row(layers: Sequence[int], workdir: pathlib.Path) -> None:
     state = restored(workdir, layers)
     assert state is not None
@@ -57,7 +57,7 @@ def other_numbers(meta: dict[str, Any]) -> None:
 
 
 def other_description(meta: dict[str, Any]) -> None:
-    meta["layers"] = [2, 1, 0]
+    meta["layers"] = [0, 1, 2]
 
 
 @pytest.mark.parametrize(

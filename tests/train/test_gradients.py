@@ -3,6 +3,7 @@
 `test_layouts` trains on many more, with optimizers.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,7 +55,7 @@ def test_gradients_are_those_of_the_plain_model(model: str, tiny_config: Config)
     np.testing.assert_allclose(loss, expected_loss, rtol=TOLERANCE)
     np.testing.assert_allclose(optax.tree.norm(grads), optax.tree.norm(expected), rtol=TOLERANCE)  # padding included
     found = reference.unstack(whole(grads, program.model, program.layout))
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    chex.assert_trees_all_equal_structs(found, expected)
     for (path, wanted), leaf in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True):
         difference = np.linalg.norm(leaf - wanted) / np.linalg.norm(wanted)
         assert difference < TOLERANCE, f"{jax.tree_util.keystr(path)}: relative difference {difference:.2e}"
