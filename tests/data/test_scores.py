@@ -37,12 +37,12 @@ def test_single_continuations():
     )
 
 
-CHOICES = rows_of([2, 3], [0, 1], num_bytes=[2, 8, 4, 1, 2], num_tokens=[1, 4, 2, 1, 2])
+CHOICES = rows_of([2, 3], [0, 1], num_bytes=[2, 8, 4, 1, 2], num_tokens=[1, 1, 2, 1, 2])
 LOG_LIKELIHOODS = np.array([-2.0, -4.0, -3.0, -2.0, -2.5])
 
 
 def test_choices():
-    # By the totals both lines are right; per byte (-1 and -0.5; -0.75, -2 and -1.25) none is.
+    # By the totals both lines are right; per byte (-1 and -0.5; -0.75, -2 and -1.25) none is; per token the first.
     scores = score_continuations(CHOICES, log_likelihoods=LOG_LIKELIHOODS, num_correct=np.zeros(5))
     assert scores == pytest.approx(
         {
@@ -68,7 +68,7 @@ def test_equal_choices_are_not_right_by_chance():
 
 @pytest.mark.parametrize("evaluated", [2, 3, 4])
 def test_lines_that_are_not_complete_are_left_out(evaluated):
-    first = rows_of([2], [0], num_bytes=[2, 8], num_tokens=[1, 4])
+    first = rows_of([2], [0], num_bytes=[2, 8], num_tokens=[1, 1])
     scores = [
         score_continuations(rows, log_likelihoods=LOG_LIKELIHOODS[:n], num_correct=np.zeros(n))
         for rows, n in ((CHOICES, evaluated), (first, 2))

@@ -24,6 +24,7 @@ from fiddlex.parallel.collectives import enter_tensor_parallel
     scale=st.sampled_from([0.1, 1.0, 30.0]),
     seed=st.integers(0, 2**31),
 )
+@hypothesis.example(vocab_size=5, shards=(2, 2), sequence_parallel=True, scale=0.1, seed=0)  # padding would count
 def test_loss_and_gradients_equal_plain_ones(
     vocab_size: int, shards: tuple[int, int], sequence_parallel: bool, scale: float, seed: int
 ) -> None:

@@ -13,7 +13,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.advice import why_none
 from fiddlex.planner.layouts import OBJECTIVES, Problem, layouts
 from fiddlex.planner.report import as_json, as_python, as_text
-from fiddlex.planner.search import evaluate, score, search
+from fiddlex.planner.search import _Space, evaluate, score, search
 from fiddlex.topology import catalogue, load_topology
 
 
@@ -50,6 +50,14 @@ def test_it_finds_what_looking_at_every_layout_finds(num_devices, layers, heads,
     best = sorted(score(objective, plan) for plan in fitting)[:3]
     assert [score(objective, plan) for plan in found.plans] == [pytest.approx(each) for each in best]
     assert found.space == len(every)
+
+
+@pytest.mark.parametrize("layers", [4, 5])
+def test_no_layout_takes_less_than_its_bound(layers):
+    problem = a_problem(layers=layers)
+    space = _Space(problem)
+    for layout in layouts(problem):
+        assert space._least(layout)[0] <= evaluate(problem, layout).step_time_s * (1 + 1e-12), layout
 
 
 @settings(max_examples=15, deadline=None)

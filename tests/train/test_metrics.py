@@ -43,6 +43,17 @@ def test_tensorboard_has_the_records_under_their_names(tmp_path: pathlib.Path) -
     ]
 
 
+def test_records_of_steps_that_are_trained_again_are_dropped(tmp_path: pathlib.Path) -> None:
+    lines = ['{"step": 1, "loss": 2.0}', '{"step": 2, "loss": 1.0}', '{"step": 2, "eval_loss": 3.0}']
+    lost = ['{"step": 3, "loss": 0.5}', '{"step": 3, "eval_loss": 2.5}', '{"step": 4, "lo']
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join([*lines, *lost]))
+    with MetricsWriter(tmp_path, resumed_step=2) as writer:
+        assert writer.evaluated_step == 2
+        writer.write({"step": 3, "loss": 0.25})
+    assert path.read_text().splitlines() == [*lines, '{"step": 3, "loss": 0.25}']
+
+
 @contextlib.contextmanager
 def largest_file(num_bytes: int) -> Iterator[None]:
     """Writing more than that to a file fails, as on a full disk."""

@@ -1,0 +1,11 @@
+"""All mutations, by the part of fiddlex that they break."""
+
+from tests.mutations import data, models, pipeline, planning, training
+
+MUTATIONS = (
+    *pipeline.MUTATIONS,
+    *models.MUTATIONS,
+    *training.MUTATIONS,
+    *data.MUTATIONS,
+    *planning.MUTATIONS,
+)

@@ -1,0 +1,163 @@
+"""Mutations of `fiddlex.models` and `fiddlex.parallel`: layers, dropout, vocabulary, collectives."""
+
+from tests.mutations.mutation import Mutation
+
+GRADIENTS = "tests/train/test_gradients.py::test_gradients_are_those_of_the_plain_model"
+BERT, GPT = f"{GRADIENTS}[BERT]", f"{GRADIENTS}[GPT]"
+MASKS = "tests/models/test_dropout.py::test_every_coordinate_draws_its_own_mask"
+VOCABULARY = "tests/models/test_vocabulary.py::test_loss_and_gradients_equal_plain_ones"
+PACKED = "tests/train/test_bert.py::test_pieces_in_one_example_see_nothing_of_each_other_nor_padding"
+HELDOUT = "tests/train/test_trainer.py::test_evaluation_scores_every_heldout_token_once[1f1b]"
+DROPOUT = "fiddlex/models/dropout.py"
+SHARDED, COLLECTIVES = "fiddlex/models/vocabulary.py", "fiddlex/parallel/collectives.py"
+
+MUTATIONS = (
+    Mutation(
+        "dropout-alike-in-all-layers",
+        DROPOUT,
+        old="number = site + SITES_PER_LAYER * self.layer if site else EMBEDDING_SITE",
+        new="number = site",
+        tests=(MASKS,),
+    ),
+    Mutation(
+        "dropout-alike-in-all-steps",
+        DROPOUT,
+        old="    key = jax.random.fold_in(key, step)\n",
+        new="",
+        tests=(MASKS,),
+    ),
+    Mutation(
+        "dropout-alike-in-all-examples",
+        DROPOUT,
+        old="jax.vmap(lambda example: jax.random.fold_in(key, example))(examples_B)",
+        new="jax.vmap(lambda example: key)(examples_B)",
+        tests=(MASKS,),
+    ),
+    Mutation(
+        "dropout-alike-at-all-positions",
+        DROPOUT,
+        old="_fold(key, number, i)",
+        new="_fold(key, number)",
+        tests=(MASKS,),
+    ),
+    Mutation(
+        "dropout-alike-in-all-parts-of-a-sequence",
+        DROPOUT,
+        old='first = lax.axis_index("tensor") * length if sequence_parallel else 0',
+        new="first = 0",
+        tests=("tests/models/test_dropout.py::test_cutting_the_sequence_changes_no_mask",),
+    ),
+    Mutation(
+        "dropout-alike-in-the-heads-of-all-tensor-ranks",
+        DROPOUT,
+        old='lax.axis_index("tensor") * num_heads + jnp.arange(num_heads)',
+        new="jnp.arange(num_heads)",
+        tests=(BERT,),
+    ),
+    Mutation(
+        "attention-sees-the-next-token",
+        "fiddlex/models/attention.py",
+        old="jnp.tril(jnp.ones((length, length), bool))",
+        new="jnp.tril(jnp.ones((length, length), bool), 1)",
+        tests=(GPT,),
+    ),
+    Mutation(
+        "attention-does-not-see-segments",
+        "fiddlex/models/attention.py",
+        old="    if context.segments_BS is None:\n        return None",
+        new="    if True:\n        return None",
+        tests=(PACKED,),
+    ),
+    Mutation(
+        "positions-go-on-over-segments",
+        "fiddlex/models/embedding.py",
+        old="return indices_S - lax.cummax(starts_BS, axis=1)",
+        new="return indices_S + 0 * starts_BS",
+        tests=(PACKED,),
+    ),
+    Mutation(
+        "gelu-with-a-wrong-slope",
+        "fiddlex/models/operators.py",
+        old="(1 + 3 * 0.044715 * x * x)",
+        new="(1 + 2 * 0.044715 * x * x)",
+        tests=(BERT,),
+    ),
+    Mutation(
+        "layer-norm-gradient-without-the-variance",
+        "fiddlex/models/operators.py",
+        old=" - normal * (scaled * normal).mean(axis=-1, keepdims=True)",
+        new="",
+        tests=(BERT,),
+    ),
+    Mutation(
+        "weights-ignored-in-the-loss",
+        "fiddlex/models/gpt.py",
+        old='return jnp.sum(losses_BS * batch["weights"])',
+        new="return jnp.sum(losses_BS)",
+        tests=(GPT,),
+    ),
+    Mutation(
+        "padding-scored-in-evaluation",
+        "fiddlex/models/gpt.py",
+        old='sums(losses_BS, batch["weights"], likeliest',
+        new='sums(losses_BS, jnp.ones_like(batch["weights"]), likeliest',
+        tests=(HELDOUT,),
+    ),
+    Mutation(
+        "weights-ignored-in-the-masked-loss",
+        "fiddlex/models/bert.py",
+        old='total += jnp.sum(losses_BP * batch["weights"])',
+        new="total += jnp.sum(losses_BP)",
+        tests=(BERT,),
+    ),
+    Mutation(
+        "initial-weights-follow-rows-in-place-of-layers",
+        "fiddlex/models/transformer.py",
+        old="jax.random.split(of_layers, self.config.num_layers)[numbers]",
+        new="jax.random.split(of_layers, len(numbers))",
+        tests=("tests/train/test_trainer.py::test_initial_weights_do_not_depend_on_the_layout",),
+    ),
+    Mutation(
+        "vocabulary-offset-of-the-tensor-rank-alone",
+        SHARDED,
+        old="return lax.axis_index(VOCAB_AXES) * table_VH.shape[0]",
+        new='return lax.axis_index("tensor") * table_VH.shape[0]',
+        tests=(VOCABULARY,),
+    ),
+    Mutation(
+        "padded-vocabulary-rows-scored",
+        SHARDED,
+        old="jnp.where(rows_V < vocab_size, logits_BSV,",
+        new="jnp.where(rows_V <= vocab_size, logits_BSV,",
+        tests=(VOCABULARY,),
+    ),
+    Mutation(
+        "gradients-not-summed-over-data",
+        COLLECTIVES,
+        old='g = lax.psum_scatter(g, "data", scatter_dimension=dimension, tiled=True)',
+        new="size = g.shape[dimension] // lax.axis_size('data')\n            "
+        "g = lax.dynamic_slice_in_dim(g, lax.axis_index('data') * size, size, dimension)",
+        tests=(BERT,),
+    ),
+    Mutation(
+        "norm-gradients-averaged-over-tensor-under-sequence-parallelism",
+        COLLECTIVES,
+        old="return lax.psum(g, tuple(sorted(replicated))) if replicated else g",
+        new="return lax.pmean(g, tuple(sorted(replicated))) if replicated else g",
+        tests=(BERT,),
+    ),
+    Mutation(
+        "masked-positions-of-the-first-tensor-rank-alone",
+        COLLECTIVES,
+        old='local_BP = positions_BP - lax.axis_index("tensor") * length',
+        new="local_BP = positions_BP",
+        tests=(BERT,),
+    ),
+    Mutation(
+        "zero1-shards-in-another-order-than-gradients",
+        "fiddlex/parallel/sharding.py",
+        old="names[chosen] = (*names[chosen], *axes)",
+        new="names[chosen] = (*axes, *names[chosen])",
+        tests=(BERT,),
+    ),
+)

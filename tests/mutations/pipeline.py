@@ -1,0 +1,220 @@
+"""Mutations of `fiddlex.pipeline`: schedules, their tables, and what runs them."""
+
+from tests.mutations.mutation import Mutation
+
+LOWERED = "tests/pipeline/test_lowering.py::test_run_by_hand_every_gradient_is_right_and_added_once"
+WINDOWS = "tests/pipeline/test_windows.py::test_run_by_hand_every_read_is_right"
+RULES = "tests/pipeline/test_validate.py::test"
+GRADIENTS = "tests/train/test_gradients.py::test_gradients_are_those_of_the_plain_model"
+GPT = f"{GRADIENTS}[GPT]"
+LAGGING = "tests/train/test_semantics.py::test_phases_of_a_run_lose_no_microbatch[2bw-delays3]"
+AGO = "tests/train/test_semantics.py::test_losses_of_one_batch_over_and_over_are_those_of_the_weights_one_update_ago"
+OVERFLOWING = "tests/train/test_semantics.py::test_float16_leaves_out_updates_that_overflow_and_no_others[2bw]"
+LOWERING, TICKS = "fiddlex/pipeline/lowering.py", "fiddlex/pipeline/ticks.py"
+WINDOWING, ENGINE = "fiddlex/pipeline/windows.py", "fiddlex/pipeline/engine.py"
+STAGE, VALIDATE = "fiddlex/pipeline/stage.py", "fiddlex/pipeline/validate.py"
+
+MUTATIONS = (
+    # The table: slots, ticks, windows.
+    Mutation(
+        "slot-reused-in-the-tick-of-its-last-read",
+        LOWERING,
+        old="while taken and taken[0][0] < value.written:",
+        new="while taken and taken[0][0][0] <= value.written[0]:",
+        tests=(LOWERED,),
+    ),
+    Mutation(
+        "inbox-slot-reused-a-tick-early",
+        LOWERING,
+        old="values.append(_Value(self._rank(forward), (sent, Phase.END), (read, Phase.FORWARD), cells))",
+        new="values.append(_Value(self._rank(forward), (sent, Phase.END), (read - 1, Phase.FORWARD), cells))",
+        tests=(LOWERED,),
+    ),
+    Mutation(
+        "stash-given-up-before-the-weight-gradient",
+        LOWERING,
+        old="read = (self._tick[weight], Phase.WEIGHT)\n                yield",
+        new="read = (self._tick[backward], Phase.BACKWARD)\n                yield",
+        tests=(LOWERED,),
+    ),
+    Mutation(
+        "gradient-finished-at-its-first-microbatch",
+        LOWERING,
+        old="last[action.stage, action.microbatch // self._batch_size] = action",
+        new="last.setdefault((action.stage, action.microbatch // self._batch_size), action)",
+        tests=(LAGGING,),
+    ),
+    Mutation(
+        "forwards-run-one-further-ahead",
+        TICKS,
+        old="self._cap = 2 * _peak(row) - 1 if self._others else math.inf",
+        new="self._cap = 2 * _peak(row) if self._others else math.inf",
+        tests=(
+            "tests/pipeline/test_ticks.py::test_forwards_that_move_ahead_hold_less_than_twice_the_peak",
+            "tests/pipeline/test_lowering.py::test_stash_of_1f1b_does_not_grow_with_the_microbatches",
+        ),
+    ),
+    Mutation(
+        "forward-does-not-wait-for-its-update",
+        TICKS,
+        old="return batch - delay <= self._done",
+        new="return batch - delay <= self._done + 1",
+        tests=(WINDOWS,),
+    ),
+    Mutation(
+        "weight-version-off-by-one-microbatch",
+        WINDOWING,
+        old="version[tick, rank] = delay - microbatch[tick, rank] // size",
+        new="version[tick, rank] = delay - (microbatch[tick, rank] + 1) // size",
+        tests=(WINDOWS,),
+    ),
+    Mutation(
+        "head-scores-with-the-newest-weights",
+        WINDOWING,
+        old="version[busy] = semantics.delays[stage] - microbatch[busy] // size",
+        new="version[busy] = 0",
+        tests=(AGO,),
+    ),
+    Mutation(
+        "slots-in-flight-not-renamed",
+        WINDOWING,
+        old="        renames.append(rename)",
+        new="        renames.append(_same(lowered, size))",
+        tests=(WINDOWS,),
+    ),
+    Mutation(
+        "last-window-starts-the-next-batch",
+        WINDOWING,
+        old="dropped = table[..., COLUMNS[name]] >= microbatch",
+        new="dropped = table[..., COLUMNS[name]] > microbatch",
+        tests=("tests/pipeline/test_windows.py::test_the_last_window_of_a_run_starts_nothing_of_the_next_batch",),
+    ),
+    Mutation(
+        "stashed-weights-lag-on-the-wrong-end",
+        "fiddlex/pipeline/semantics.py",
+        old="Semantics(tuple(reversed(range(num_stages))), batch_size)",
+        new="Semantics(tuple(range(num_stages)), batch_size)",
+        tests=("tests/pipeline/test_windows.py::test_delays_are_those_of_the_papers",),
+    ),
+    # The engine: what a device computes.
+    Mutation(
+        "weight-version-one-place-off",
+        ENGINE,
+        old="return (self.step - age) % size if size > 1 else 0",
+        new="return (self.step - age + 1) % size if size > 1 else 0",
+        tests=(AGO,),
+    ),
+    Mutation(
+        "layer-gradients-not-emptied-between-batches",
+        ENGINE,
+        old="sums = lax.fori_loop(0, done, empty_row, sums)",
+        new="sums = lax.fori_loop(0, done * 0, empty_row, sums)",
+        tests=(LAGGING,),
+    ),
+    Mutation(
+        "outer-gradients-not-emptied-between-batches",
+        "fiddlex/pipeline/flight.py",
+        old="lax.dynamic_update_index_in_dim(total, jnp.zeros_like(g), sums, 0), carry.grads.outer, outer",
+        new="lax.dynamic_update_index_in_dim(total, g, sums, 0), carry.grads.outer, outer",
+        tests=(LAGGING,),
+    ),
+    Mutation(
+        "batch-under-way-has-the-loss-scale-of-the-one-before",
+        ENGINE,
+        old="self.scales[self._batch_of(shared.head)]",
+        new="self.scales[0]",
+        tests=(OVERFLOWING,),
+    ),
+    Mutation(
+        "backward-with-the-input-of-the-forward-beside-it",
+        ENGINE,
+        old="return chunk, dy, microbatch, Slot(stash, own.backward_stash)",
+        new="return chunk, dy, microbatch, Slot(stash, own.forward_stash)",
+        tests=(GPT,),
+    ),
+    Mutation(
+        "recomputed-with-the-dropout-of-another-microbatch",
+        ENGINE,
+        old="microbatch = self._microbatch(own.backward_microbatch)",
+        new="microbatch = self._microbatch(jnp.maximum(own.forward_microbatch, 0))",
+        tests=(GPT,),
+    ),
+    Mutation(
+        "padding-rows-run-as-layers",
+        ENGINE,
+        old="num_layers=jnp.asarray(sizes)[rank, number] if np.any(sizes != rows) else rows",
+        new="num_layers=rows",
+        tests=(GPT,),
+    ),
+    Mutation(
+        "layers-of-a-short-stage-at-the-end-of-its-rows",
+        "fiddlex/pipeline/placement.py",
+        old="rows += [*own, *[PADDING] * (self.rows_per_chunk - len(own))]",
+        new="rows += [*[PADDING] * (self.rows_per_chunk - len(own)), *own]",
+        tests=("tests/pipeline/test_placement.py::test_each_layer_has_a_row_on_the_rank_of_its_stage",),
+    ),
+    Mutation(
+        "weight-gradient-added-twice",
+        STAGE,
+        old="return _add(grads, chunk.grad_row + index, dweights)",
+        new="return _add(_add(grads, chunk.grad_row + index, dweights), chunk.grad_row + index, dweights)",
+        tests=(GPT,),
+    ),
+    Mutation(
+        "weight-gradient-left-out",
+        STAGE,
+        old="return _add(grads, chunk.grad_row + index, dweights)",
+        new="return grads",
+        tests=(GPT,),
+    ),
+    Mutation(
+        "gradients-of-biases-left-out-of-split-backwards",
+        STAGE,
+        old="return result.dx, leaves, _add(grads, chunk.grad_row + index, result.dgiven)",
+        new="return result.dx, leaves, grads",
+        tests=(GPT,),
+    ),
+    # Schedules and their rules.
+    Mutation(
+        "1f1b-holds-one-microbatch-more",
+        "fiddlex/pipeline/generators.py",
+        old="[pipe - rank - 1 for rank in range(pipe)]",
+        new="[pipe - rank for rank in range(pipe)]",
+        tests=("tests/simulate/test_clock.py::test_peaks_are_those_of_the_papers_table",),
+    ),
+    Mutation(
+        "zb-h1-puts-weight-gradients-off-too-long",
+        "fiddlex/pipeline/zero_bubble.py",
+        old="warmup=pipe - rank - 1, delay=rank) for rank",
+        new="warmup=pipe - rank - 1, delay=rank + 1) for rank",
+        tests=("tests/pipeline/test_text.py::test_printed_schedules",),
+    ),
+    Mutation(
+        "weight-gradient-need-not-wait-for-the-input-gradient",
+        "fiddlex/pipeline/schedule.py",
+        old="return (Action(stage, Kind.I, microbatch),)",
+        new="return (Action(stage, Kind.F, microbatch),)",
+        tests=(f"{RULES}_an_action_ahead_of_what_it_needs_on_its_stage",),
+    ),
+    Mutation(
+        "validator-accepts-a-missing-weight-gradient",
+        VALIDATE,
+        old='missing, rule = weights, f"{inputs} gives no weight gradient"',
+        new='missing, rule = None, ""',
+        tests=(f"{RULES}_an_action_that_is_missing",),
+    ),
+    Mutation(
+        "validator-accepts-a-deadlock",
+        VALIDATE,
+        old="    _check_no_deadlock(schedule, positions)\n    return schedule",
+        new="    return schedule",
+        tests=(f"{RULES}_a_deadlock_marks_every_head_and_says_what_each_waits_for",),
+    ),
+    Mutation(
+        "stage-placed-where-it-first-stands",
+        "fiddlex/pipeline/text.py",
+        old="homes[stage].most_common(1)[0][0]",
+        new="next(iter(homes[stage]))",
+        tests=("tests/pipeline/test_text.py::test_a_stray_action_does_not_move_its_stage",),
+    ),
+)

@@ -1,0 +1,160 @@
+"""Mutations of what predicts: `fiddlex.planner`, `fiddlex.simulate`, and the facts that they reckon with."""
+
+from tests.mutations.mutation import Mutation
+
+MEMORY = "fiddlex/simulate/memory.py"
+ARGUMENTS = "tests/simulate/test_device_memory.py::test_arguments_of_the_step_are_counted_exactly"
+FLOPS = "tests/test_sizes.py::test_flops_are_those_of_the_matrix_products"
+
+MUTATIONS = (
+    # Memory.
+    Mutation(
+        "memory-without-gradients",
+        MEMORY,
+        old="self.weights + self.optimizer + self.versions + self.gradients + self.inputs",
+        new="self.weights + self.optimizer + self.versions + self.inputs",
+        tests=(
+            "tests/simulate/test_device_memory.py::"
+            "test_gradients_and_their_reduction_are_most_of_a_wide_model_on_short_sequences",
+        ),
+    ),
+    Mutation(
+        "memory-with-one-stash-slot-too-few",
+        MEMORY,
+        old="stash=slots.stash * rows * layer.stashed()",
+        new="stash=(slots.stash - 1) * rows * layer.stashed()",
+        tests=(f"{ARGUMENTS}[2bw]",),
+    ),
+    Mutation(
+        "memory-of-the-weights-in-use-alone",
+        MEMORY,
+        old="versions=(sizes.versions - 1) * compute",
+        new="versions=(sizes.versions - 2) * compute",
+        tests=(f"{ARGUMENTS}[2bw]",),
+    ),
+    Mutation(
+        "moments-whole-on-every-replica",
+        "fiddlex/simulate/weight_memory.py",
+        old="shape[max(fitting, key=shape.__getitem__)] //= data",
+        new="shape[max(fitting, key=shape.__getitem__)] //= 1",
+        tests=(f"{ARGUMENTS}[adamw]",),
+    ),
+    # Clocks.
+    Mutation(
+        "hops-take-no-time-free-running",
+        "fiddlex/simulate/clock.py",
+        old="hop = hops[need.stage] if schedule.placement[need.stage] != rank else 0.0",
+        new="hop = 0.0",
+        tests=("tests/simulate/test_clock.py::test_a_hop_is_paid_between_ranks_only_and_by_the_stage_that_sends",),
+    ),
+    Mutation(
+        "hops-take-no-time-in-lockstep",
+        "fiddlex/simulate/lockstep.py",
+        old="ends[_FORWARD][ticks, senders] + hops[stages]",
+        new="ends[_FORWARD][ticks, senders]",
+        tests=("tests/simulate/test_lockstep.py::test_times_by_hand",),
+    ),
+    Mutation(
+        "pipeline-that-goes-on-timed-from-its-start",
+        "fiddlex/simulate/steady.py",
+        old="period = (ends[sum(ticks)] - ends[sum(ticks[:before])]) / length",
+        new="period = ends[sum(ticks)] / (before + length)",
+        tests=("tests/planner/test_shapes.py::test_a_pipeline_that_goes_on_takes_as_long_as_unrolled",),
+    ),
+    # The planner.
+    Mutation(
+        "bound-above-the-simulated-time",
+        "fiddlex/planner/search.py",
+        old="least = m * (cut.most * times.layer + times.edges)",
+        new="least = m * (cut.most * times.layer + 1.2 * times.edges)",
+        tests=("tests/planner/test_search.py::test_no_layout_takes_less_than_its_bound",),
+    ),
+    Mutation(
+        "search-ends-a-layout-early",
+        "fiddlex/planner/search.py",
+        old="if len(best) == keep and entry.least > best[-1][0]:",
+        new="if len(best) == keep:",
+        tests=("tests/planner/test_search.py::test_it_finds_what_looking_at_every_layout_finds",),
+    ),
+    Mutation(
+        "recomputed-layers-reduced-once",
+        "fiddlex/planner/costs.py",
+        old="backward_input + exchange * (1 + repeats)",
+        new="backward_input + exchange",
+        tests=(
+            "tests/planner/test_costs.py::"
+            "test_a_layer_has_two_reductions_over_tensor_each_way_and_two_more_when_it_is_recomputed",
+        ),
+    ),
+    Mutation(
+        "ring-of-as-many-steps-as-devices",
+        "fiddlex/planner/communication.py",
+        old="steps = size - 1",
+        new="steps = size",
+        tests=("tests/planner/test_communication.py::test_a_gigabyte_on_sixteen_a100",),
+    ),
+    Mutation(
+        "short-pipelines-drawn-out",
+        "fiddlex/planner/shapes.py",
+        old='return (3 if self.schedule == "zb_h2" else 2) * self.pipe',
+        new="return self.pipe",
+        tests=("tests/planner/test_shapes.py::test_a_batch_takes_as_long_as_simulated_whole",),
+    ),
+    Mutation(
+        "replicas-share-weights-once-too-often",
+        "fiddlex/planner/partition.py",
+        old="shared = 2 * (replicas - 1) * weights",
+        new="shared = 2 * replicas * weights",
+        tests=("tests/planner/test_partition.py::test_pipedreams_partition_is_the_best_of_all",),
+    ),
+    Mutation(
+        "weight-gradients-without-their-products",
+        "fiddlex/planner/work.py",
+        old="Work(weights, sizes.accumulated())",
+        new="Work((), sizes.accumulated())",
+        tests=("tests/planner/test_work.py::test_products_of_all_devices_are_the_models_operations",),
+    ),
+    Mutation(
+        "profile-without-what-replicas-lose",
+        "fiddlex/planner/fit.py",
+        old="return slower, max(once - update - parts.fixed, 0.0) / weights",
+        new="return 1.0, max(once - update - parts.fixed, 0.0) / weights",
+        tests=("tests/planner/test_profile.py::test_a_machine_is_found_again_from_its_steps",),
+    ),
+    # Facts.
+    Mutation(
+        "bandwidth-in-gigabits",
+        "fiddlex/topologies/a100_80.toml",
+        old="bandwidth = 25e9",
+        new="bandwidth = 200e9",
+        tests=("tests/test_topology.py::test_a100_is_that_of_selene",),
+    ),
+    Mutation(
+        "rings-that-count-inner-devices-again",
+        "fiddlex/topology.py",
+        old="rings.append(Ring(inside // joined, link))",
+        new="rings.append(Ring(inside, link))",
+        tests=("tests/test_topology.py::test_rings",),
+    ),
+    Mutation(
+        "flops-of-attention-counted-half",
+        "fiddlex/sizes.py",
+        old="attention = 2 * s * h",
+        new="attention = s * h",
+        tests=(FLOPS,),
+    ),
+    Mutation(
+        "flops-of-the-head-left-out",
+        "fiddlex/sizes.py",
+        old="total += config.seq_len * h * config.vocab_size",
+        new="total += 0",
+        tests=(FLOPS,),
+    ),
+    Mutation(
+        "loop-of-a-compiled-program-runs-once-less",
+        "fiddlex/hlo.py",
+        old="return int(bound.attributes) if",
+        new="return int(bound.attributes) - 1 if",
+        tests=("tests/test_hlo.py::test_trips_of_a_loop",),
+    ),
+)

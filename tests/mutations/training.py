@@ -1,0 +1,247 @@
+"""Mutations of `fiddlex.train`: steps, optimizers, checkpoints, records."""
+
+from tests.mutations.mutation import Mutation
+
+GRADIENTS = "tests/train/test_gradients.py::test_gradients_are_those_of_the_plain_model"
+BERT, GPT = f"{GRADIENTS}[BERT]", f"{GRADIENTS}[GPT]"
+LAGGING = "tests/train/test_semantics.py::test_phases_of_a_run_lose_no_microbatch[2bw-delays3]"
+OVERFLOWING = "tests/train/test_semantics.py::test_float16_leaves_out_updates_that_overflow_and_no_others[sync]"
+RESUMED = "tests/train/test_semantics.py::test_float16_resumes_with_its_scales"
+SCALING = "tests/train/test_scaling.py"
+PLAIN_OPTAX = "tests/train/test_optimizer.py::test_stacked_and_padded_equals_plain_optax"
+CHECKPOINT = "tests/train/test_checkpoint.py"
+STEP, GRADIENT, STATE = "fiddlex/train/step.py", "fiddlex/train/gradients.py", "fiddlex/train/state.py"
+OPTIMIZER, BLOCKWISE = "fiddlex/train/optimizer.py", "fiddlex/train/blockwise.py"
+CHECKPOINTS, SAMPLING = "fiddlex/train/checkpoint.py", "fiddlex/train/sampling.py"
+
+MUTATIONS = (
+    # A batch's gradient.
+    Mutation(
+        "microbatches-summed-in-place-of-averaged",
+        GRADIENT,
+        old="parts(weights), batch, scale=share * scale)",
+        new="parts(weights), batch, scale=share * scale * config.pipeline.num_microbatches)",
+        tests=(GPT,),
+    ),
+    Mutation(
+        "mean-over-each-replica-alone",
+        GRADIENT,
+        old='sums = (lax.psum(batch[name].sum(), "data") for name in names)',
+        new="sums = (batch[name].sum() for name in names)",
+        tests=(BERT,),
+    ),
+    Mutation(
+        "dropout-alike-in-all-replicas",
+        GRADIENT,
+        old='rows = lax.axis_index("data") * math.prod(shape) + jnp.arange(math.prod(shape))',
+        new="rows = jnp.arange(math.prod(shape))",
+        tests=(BERT,),
+    ),
+    Mutation(
+        "labels-weighted-as-tokens",
+        GRADIENT,
+        old="batch[name] * (first / total)",
+        new="batch[name] * 1.0",
+        tests=(BERT,),
+    ),
+    # Norm, clipping, loss scale.
+    Mutation(
+        "tied-table-counted-twice-in-the-norm",
+        STEP,
+        old="norm = optax.tree.norm(grads)",
+        new='norm = optax.tree.norm((grads, grads["embedding"]["tokens"]))',
+        tests=(LAGGING,),
+    ),
+    Mutation(
+        "clipping-left-out",
+        STEP,
+        old="clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)",
+        new="clipped = grads",
+        tests=(LAGGING,),
+    ),
+    Mutation(
+        "small-gradients-clipped-up",
+        OPTIMIZER,
+        old="scale = clip_norm / jnp.maximum(norm, clip_norm)",
+        new="scale = clip_norm / norm",
+        tests=("tests/train/test_optimizer.py::test_clip_equals_optax",),
+    ),
+    Mutation(
+        "gradients-not-unscaled",
+        STEP,
+        old="lambda g: g / state.scaling.scales[0], grads",
+        new="lambda g: g, grads",
+        tests=(OVERFLOWING,),
+    ),
+    Mutation(
+        "count-of-updates-goes-on-where-one-is-left-out",
+        STEP,
+        old="jax.tree.map(lambda a, b: jnp.where(finite, b, a), kept, made)",
+        new="jax.tree.map(lambda a, b: jnp.where(finite, b, a) if a.ndim else b, kept, made)",
+        tests=(OVERFLOWING, RESUMED),
+    ),
+    Mutation(
+        "learning-rate-told-of-steps-in-place-of-updates",
+        STEP,
+        old="learning_rate(num_updates(state.optimizer))",
+        new="learning_rate(state.step)",
+        tests=(RESUMED,),
+    ),
+    Mutation(
+        "loss-scale-halved-twice",
+        "fiddlex/train/scaling.py",
+        old="jnp.minimum(newest, scaling.scales[0] / 2)",
+        new="newest / 2",
+        tests=(SCALING,),
+    ),
+    Mutation(
+        "loss-scale-doubled-every-step-after-the-window",
+        "fiddlex/train/scaling.py",
+        old="jnp.where(grows, 0, good_steps)",
+        new="good_steps",
+        tests=(SCALING,),
+    ),
+    # Optimizers.
+    Mutation(
+        "norms-and-biases-decay",
+        STATE,
+        old='return "hidden" in per_layer and len(per_layer) > 1',
+        new='return "hidden" in per_layer',
+        tests=("tests/train/test_state.py",),
+    ),
+    Mutation(
+        "decay-times-the-learning-rate-twice",
+        OPTIMIZER,
+        old="optax.add_decayed_weights(config.weight_decay, mask",
+        new="optax.add_decayed_weights(config.weight_decay * config.learning_rate, mask",
+        tests=("tests/train/test_optimizer.py::test_decoupled_decay_shrinks_what_the_blocks_say",),
+    ),
+    Mutation(
+        "adamw-decays-through-its-moments",
+        OPTIMIZER,
+        old='"adamw": (adam, decay),',
+        new='"adamw": (decay, adam),',
+        tests=("tests/train/test_optimizer.py::test_decoupled_decay_shrinks_what_the_blocks_say",),
+    ),
+    Mutation(
+        "warm-up-off-by-one-step",
+        OPTIMIZER,
+        old="peak * ((count + 1) / max(warmup, 1))",
+        new="peak * (count / max(warmup, 1))",
+        tests=("tests/train/test_optimizer.py::test_schedule_at_its_corners",),
+    ),
+    Mutation(
+        "decay-of-the-rate-off-by-one-step",
+        OPTIMIZER,
+        old="(count - warmup) / max(end - warmup, 1)",
+        new="(count + 1 - warmup) / max(end - warmup, 1)",
+        tests=("tests/train/test_optimizer.py::test_schedule_at_its_corners",),
+    ),
+    Mutation(
+        "lamb-norms-over-all-layers-together",
+        BLOCKWISE,
+        old="return tuple(range(int(block.stacked), x.ndim))",
+        new="return tuple(range(x.ndim))",
+        tests=(f"{PLAIN_OPTAX}[0.1-lamb]",),
+    ),
+    Mutation(
+        "adafactor-factors-over-layers",
+        BLOCKWISE,
+        old="sorted(range(int(block.stacked), len(shape)), key=sizes.__getitem__)[-2:]",
+        new="sorted(range(len(shape)), key=sizes.__getitem__)[-2:]",
+        tests=("tests/train/test_optimizer.py::test_factored_axes",),
+    ),
+    Mutation(
+        "adafactor-counts-padding",
+        BLOCKWISE,
+        old="jnp.square(x), axis=_block_axes(x, block), keepdims=True) * block.padding)",
+        new="jnp.square(x), axis=_block_axes(x, block), keepdims=True))",
+        tests=(f"{PLAIN_OPTAX}[0.1-adafactor]",),
+    ),
+    # Going on after an interruption.
+    Mutation(
+        "batch-skipped-on-resume",
+        "fiddlex/train/feed.py",
+        old="self._loader.iterate(start_step)",
+        new="self._loader.iterate(start_step + (start_step > 0))",
+        tests=(RESUMED,),
+    ),
+    Mutation(
+        "batch-repeated-on-resume",
+        "fiddlex/train/feed.py",
+        old="self._loader.iterate(start_step)",
+        new="self._loader.iterate(max(start_step - 1, 0))",
+        tests=(RESUMED,),
+    ),
+    Mutation(
+        "window-counted-from-the-start-of-the-run-after-a-resume",
+        "fiddlex/train/calls.py",
+        old="_repeated(windows, step - max(begun, self._restarted))",
+        new="_repeated(windows, step - begun)",
+        tests=(RESUMED,),
+    ),
+    Mutation(
+        "older-weights-all-the-youngest-on-resume",
+        "fiddlex/train/windowed.py",
+        old="older[min(age, len(older)) - 1],",
+        new="older[0],",
+        tests=("tests/train/test_windowed.py",),
+    ),
+    Mutation(
+        "checksums-not-compared",
+        CHECKPOINTS,
+        old="if int(value) != expected[name]:",
+        new="if False:",
+        tests=(CHECKPOINT,),
+    ),
+    Mutation(
+        "damaged-description-of-a-checkpoint-accepted",
+        CHECKPOINTS,
+        old='if meta.pop("checksum") != _text_checksum(meta) or',
+        new='if meta.pop("checksum") is None or',
+        tests=(CHECKPOINT,),
+    ),
+    Mutation(
+        "checksum-blind-to-places",
+        CHECKPOINTS,
+        old="jnp.sum(words * (place | 1), dtype=jnp.uint32)",
+        new="jnp.sum(words, dtype=jnp.uint32)",
+        tests=("tests/train/test_resume.py::test_checksums_tell_arrays_apart_that_hold_the_same_numbers",),
+    ),
+    Mutation(
+        "rows-not-moved-to-another-layout",
+        "fiddlex/train/rows.py",
+        old="0 if layer == PADDING else sources[layer] for layer in layers",
+        new="0 if layer == PADDING else layer for layer in layers",
+        tests=(CHECKPOINT,),
+    ),
+    Mutation(
+        "records-of-steps-to-come-kept-on-resume",
+        "fiddlex/train/metrics.py",
+        old='keep = record["step"] <= step',
+        new="keep = True",
+        tests=("tests/train/test_metrics.py::test_records_of_steps_that_are_trained_again_are_dropped",),
+    ),
+    # Text.
+    Mutation(
+        "top-p-keeps-one-token-too-few",
+        SAMPLING,
+        old="before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV",
+        new="before_BV = jnp.cumsum(probabilities_BV, axis=-1)",
+        tests=("tests/train/test_sampling.py::test_only_allowed_tokens_are_drawn",),
+    ),
+    Mutation(
+        "top-k-keeps-one-token-too-many",
+        SAMPLING,
+        old="(ranks_V < top_k)",
+        new="(ranks_V <= top_k)",
+        tests=("tests/train/test_sampling.py::test_only_allowed_tokens_are_drawn",),
+    ),
+    Mutation(
+        "text-goes-on-after-the-end-of-the-document",
+        SAMPLING,
+        old="itertools.takewhile(lambda token: token != tokenizer.separator, drawn)",
+        new="drawn",
+        tests=("tests/train/test_sampling.py::test_text_comes_in_whole_characters_and_ends_with_the_document",),
+    ),
+)
