@@ -51,6 +51,11 @@ class Model:
     recompute: bool = False
     tile: Tile = None
 
+    @functools.cached_property
+    def stage(self) -> Stage:
+        """The passes through its layers, for all engines that run it: what one has traced the next need not."""
+        return Stage(self.layer, recompute=self.recompute, tile=self.tile)
+
 
 class Weights(NamedTuple):
     """`layers`, stacked by row (`LayerPlacement`), and the `outer` ones of embedding and head. Gradients likewise."""
@@ -100,10 +105,6 @@ class Engine:
     reduce: Callable[[Tree], Tree] = lambda grads: grads
     fill: float = 0.0
 
-    @functools.cached_property
-    def _stage(self) -> Stage:
-        return Stage(self.model.layer, recompute=self.model.recompute, tile=self.model.tile)
-
     def start(self) -> Carry:
         """The carry before the first tick."""
         microbatch = self._microbatch(jnp.int32(0))
@@ -116,7 +117,8 @@ class Engine:
         sizes, rows = self.frame.sizes, self.placement.rows_per_chunk
         if self.frame.trains:
             first = self._varying(jnp.int32(0))
-            kept = self._stage.kept(self._chunk(first, first, first), x, self._varying(microbatch))
+            chunk = self._chunk(first, first, first)
+            kept = self.model.stage.kept(chunk, x, self._varying(microbatch), splits=self.frame.splits)
             weights = jax.tree.map(lambda w: w[0].astype(jnp.float32), self.versions)
             outer_sums, sums = (
                 jax.tree.map(functools.partial(stacks.zeros, size=size), part)
@@ -176,7 +178,7 @@ class Engine:
             chunk = self._chunk(own.forward_chunk, own.forward_version, own.forward_microbatch)
             microbatch = self._microbatch(own.forward_microbatch)
             slot = Slot(stash, own.forward_stash) if self.frame.trains else None
-            return self._stage.forward(chunk, x, microbatch, slot)
+            return self.model.stage.forward(chunk, x, microbatch, slot)
 
         y, stash = lax.cond(
             own.forward_chunk != NONE, work, lambda stash: (self._filled(carry.outgoing), stash), carry.stash
@@ -222,12 +224,12 @@ class Engine:
             return self._filled(carry.outgoing), weight_stash, grads
 
         def whole(weight_stash: Arrays, grads: Tree) -> tuple[jax.Array, Arrays, Tree]:
-            dx, grads = self._stage.backward(*stashed(carry.stash), grads)
+            dx, grads = self.model.stage.backward(*stashed(carry.stash), grads)
             return dx, weight_stash, grads
 
         def input_only(weight_stash: Arrays, grads: Tree) -> tuple[jax.Array, Arrays, Tree]:
             left = Slot(weight_stash, own.backward_weight_stash)
-            return self._stage.backward_input(*stashed(carry.stash), left, grads)
+            return self.model.stage.backward_input(*stashed(carry.stash), left, grads)
 
         branches = [idle, *[whole] * self.frame.has_whole, *[input_only] * self.frame.splits]
         busy = jnp.where(own.backward_weight_stash == NONE, 1, len(branches) - 1)
@@ -258,7 +260,7 @@ class Engine:
             chunk = self._chunk(own.weight_chunk, own.weight_version, own.weight_microbatch)
             microbatch = self._microbatch(own.weight_microbatch)
             stash, left = Slot(carry.stash, own.weight_stash), Slot(carry.weight_stash, own.weight_weight_stash)
-            return self._stage.backward_weights(chunk, carry.outgoing, microbatch, stash, left, grads)
+            return self.model.stage.backward_weights(chunk, carry.outgoing, microbatch, stash, left, grads)
 
         layers = lax.cond(own.weight_chunk != NONE, work, lambda grads: grads, stacks.flat(carry.grads.layers))
         carry = _with_layers(carry, layers)

@@ -13,14 +13,15 @@ each action of the schedule stands in the table once. Imports no jax.
 import dataclasses
 import enum
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fiddlex.pipeline.schedule import Action, Kind, Schedule
+from fiddlex.pipeline.columns import KIND_NUMBERS, Columns
+from fiddlex.pipeline.schedule import Kind, Schedule
 from fiddlex.pipeline.semantics import Semantics
-from fiddlex.pipeline.ticks import Ticks, fills_pairs, place
+from fiddlex.pipeline.ticks import SLOTS, Ticks, fills_pairs, place
 
 NONE = -1
 
@@ -158,31 +159,23 @@ def lower(schedule: Schedule, semantics: Semantics | None = None) -> Lowered:
     return _Lowering(schedule, semantics).lowered()
 
 
-class _Value(NamedTuple):
-    """Something kept in a slot: on which rank, from when to when, and the cells of the table that name its slot."""
-
-    rank: int
-    written: tuple[int, Phase]
-    read: tuple[int, Phase]
-    cells: tuple[tuple[int, int], ...]  # tick, column
-
-
 class _Lowering:
-    """Fills the table: first the work, then the slots, one kind of memory after another."""
+    """Fills the table: first the work, then the slots, one kind of memory after another.
+
+    Actions go by their numbers, in arrays (`Columns`); none is -1.
+    """
 
     def __init__(self, schedule: Schedule, semantics: Semantics | None):
         self.schedule, self.ticks = schedule, place(schedule, semantics)
-        self._tick = {
-            action: tick
-            for row, ticks in zip(schedule.actions, self.ticks, strict=True)
-            for action, tick in zip(row, ticks, strict=True)
-        }
+        self._columns = Columns.of(schedule, self.ticks)
         self._batch_size = semantics.batch_size if semantics else schedule.num_microbatches
         self._last_stage = schedule.num_stages - 1
         self._scores_between = fills_pairs(schedule)
+        self._neighbour = np.asarray(schedule.needs.neighbour)
+        self._forward_of, self._input_of, self._weight_of = self._passes()
         self._forward_shifts, self._backward_shifts = self._shifts(+1), self._shifts(-1)
         num_columns = len(COLUMNS) + len(self._forward_shifts) + len(self._backward_shifts)
-        shape = (1 + max(self._tick.values()), schedule.num_ranks, num_columns)
+        shape = (1 + int(self._columns.tick.max()), schedule.num_ranks, num_columns)
         self._table = np.full(shape, NONE, np.int32)
 
     def lowered(self) -> Lowered:
@@ -196,144 +189,150 @@ class _Lowering:
             self._backward_shifts,
             forward_inbox_slots=self._fill_forward_inbox(),
             backward_inbox_slots=self._fill_backward_inbox(),
-            stash_slots=self._give_slots(self._stashed()),
-            weight_stash_slots=self._give_slots(self._weight_stashed()),
+            stash_slots=self._fill_stash(),
+            weight_stash_slots=self._fill_weight_stash(),
         )
 
+    def _passes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The forwards that have a backward, what gives the gradient of the input of each, and its W or -1."""
+        own = np.asarray(self.schedule.needs.own)
+        inputs, weights = self._columns.numbers(Kind.B, Kind.I), self._columns.numbers(Kind.W)
+        weight_of = np.full(len(own), -1)
+        weight_of[own[weights]] = weights
+        inputs = inputs[np.argsort(own[inputs])]
+        return own[inputs], inputs, weight_of[inputs]
+
     def _fill_work(self) -> None:
-        ranks = range(self.schedule.num_ranks)
-        chunks = {stage: i for rank in ranks for i, stage in enumerate(self.schedule.stages_of(rank))}
+        ranks, columns = range(self.schedule.num_ranks), self._columns
+        chunks = np.zeros(self.schedule.num_stages, np.int64)
+        for rank in ranks:
+            stages = self.schedule.stages_of(rank)
+            chunks[list(stages)] = range(len(stages))
+        for slot, kinds in zip(("forward", "backward", "weight"), SLOTS, strict=True):
+            numbers = columns.numbers(*kinds)
+            self._put(numbers, f"{slot}_chunk", chunks[columns.stage[numbers]])
+            self._put(numbers, f"{slot}_microbatch", columns.microbatch[numbers])
+            self._put(numbers, f"{slot}_version", 0)
+        forwards, inputs = columns.numbers(Kind.F), columns.numbers(Kind.B, Kind.I)
+        enter, leave = (forwards[columns.stage[forwards] == stage] for stage in (0, self._last_stage))
+        come_back = inputs[columns.stage[inputs] == 0]
+        for name, numbers in (("embed", enter), ("head", leave), ("embed_backward", come_back)):
+            ticks = columns.tick[numbers]
+            self._table[ticks, :, COLUMNS[name]] = columns.microbatch[numbers, None]
+            self._table[ticks, :, COLUMNS[f"{name}_version"]] = 0
         self._table[..., COLUMNS["is_last"]] = self._table[..., COLUMNS["is_first"]] = 0
-        for action, tick in self._tick.items():
-            stage, kind, microbatch = action
-            slot = {Kind.F: "forward", Kind.W: "weight"}.get(kind, "backward")
-            row = self._table[tick, self.schedule.placement[stage]]
-            row[COLUMNS[f"{slot}_chunk"]] = chunks[stage]
-            row[COLUMNS[f"{slot}_microbatch"]] = microbatch
-            row[COLUMNS[f"{slot}_version"]] = 0
-            if kind is Kind.F and stage == 0:
-                self._table[tick, :, COLUMNS["embed"]] = microbatch
-                self._table[tick, :, COLUMNS["embed_version"]] = 0
-            if kind is Kind.F and stage == self._last_stage:
-                self._table[tick, :, COLUMNS["head"]] = microbatch
-                self._table[tick, :, COLUMNS["head_version"]] = 0
-                row[COLUMNS["is_last"]] = 1
-            if slot == "backward" and stage == 0:
-                self._table[tick, :, COLUMNS["embed_backward"]] = microbatch
-                self._table[tick, :, COLUMNS["embed_backward_version"]] = 0
-                row[COLUMNS["is_first"]] = 1
-        for action in self._finishing():
-            slot = "weight" if action.kind is Kind.W else "backward"
-            self._table[self._tick[action], self._rank(action), COLUMNS[f"{slot}_finishes"]] = 1
+        self._put(leave, "is_last", 1)
+        self._put(come_back, "is_first", 1)
+        finishing = self._finishing()
+        late = columns.kind[finishing] == KIND_NUMBERS[Kind.W]
+        self._put(finishing[late], "weight_finishes", 1)
+        self._put(finishing[~late], "backward_finishes", 1)
 
-    def _finishing(self) -> Iterable[Action]:
+    def _finishing(self) -> np.ndarray:
         """For every stage and batch the last action that adds to the gradient."""
-        last: dict[tuple[int, int], Action] = {}
-        for action in sorted(self._tick, key=lambda action: (self._tick[action], action.kind is Kind.W)):
-            if action.kind in (Kind.B, Kind.W):
-                last[action.stage, action.microbatch // self._batch_size] = action
-        return last.values()
+        numbers = self._columns.numbers(Kind.B, Kind.W)
+        _, stage, kind, microbatch, tick = (column[numbers] for column in self._columns)
+        batch = microbatch // self._batch_size
+        order = np.lexsort((kind == KIND_NUMBERS[Kind.W], tick, batch, stage))
+        changes = (np.diff(each[order], append=-1) != 0 for each in (stage, batch))
+        return numbers[order[np.logical_or(*changes)]]
 
-    def _stashed(self) -> Iterator[_Value]:
-        for forward in self._all(Kind.F):
-            backward, weight = self._backward_of(forward), forward._replace(kind=Kind.W)
-            if backward:
-                cells = [self._cell(forward, "forward_stash"), self._cell(backward, "backward_stash")]
-                read = (self._tick[backward], Phase.BACKWARD)
-                if weight in self._tick:
-                    cells.append(self._cell(weight, "weight_stash"))
-                    read = (self._tick[weight], Phase.WEIGHT)
-                yield _Value(self._rank(forward), (self._tick[forward], Phase.FORWARD), read, tuple(cells))
+    def _fill_stash(self) -> int:
+        tick, forwards, inputs, weights = self._columns.tick, self._forward_of, self._input_of, self._weight_of
+        split = weights >= 0
+        read = np.where(split, _moment(tick[weights], Phase.WEIGHT), _moment(tick[inputs], Phase.BACKWARD))
+        slots = self._slots(forwards, _moment(tick[forwards], Phase.FORWARD), read)
+        self._put(forwards, "forward_stash", slots)
+        self._put(inputs, "backward_stash", slots)
+        self._put(weights[split], "weight_stash", slots[split])
+        return _number(slots)
 
-    def _weight_stashed(self) -> Iterator[_Value]:
-        for weight in self._all(Kind.W):
-            inputs = weight._replace(kind=Kind.I)
-            cells = (self._cell(inputs, "backward_weight_stash"), self._cell(weight, "weight_weight_stash"))
-            written, read = (self._tick[inputs], Phase.BACKWARD), (self._tick[weight], Phase.WEIGHT)
-            yield _Value(self._rank(weight), written, read, cells)
+    def _fill_weight_stash(self) -> int:
+        tick, split = self._columns.tick, self._weight_of >= 0
+        inputs, weights = self._input_of[split], self._weight_of[split]
+        written, read = _moment(tick[inputs], Phase.BACKWARD), _moment(tick[weights], Phase.WEIGHT)
+        slots = self._slots(weights, written, read)
+        self._put(inputs, "backward_weight_stash", slots)
+        self._put(weights, "weight_weight_stash", slots)
+        return _number(slots)
 
     def _fill_forward_inbox(self) -> int:
-        first = len(COLUMNS)
-        columns = {shift: first + i for i, shift in enumerate(self._forward_shifts)}
-        values = []
-        for forward in self._all(Kind.F):
-            if forward.stage:
-                sent, read = self._tick[forward._replace(stage=forward.stage - 1)], self._tick[forward]
-                cells = (
-                    (sent, columns[self._shift(forward.stage - 1, forward.stage)]),
-                    self._cell(forward, "forward_inbox"),
-                )
-                values.append(_Value(self._rank(forward), (sent, Phase.END), (read, Phase.FORWARD), cells))
-        return self._give_slots(values, trash=list(columns.values()))
+        tick, forwards = self._columns.tick, self._columns.numbers(Kind.F)
+        forwards = forwards[self._neighbour[forwards] >= 0]
+        senders = self._neighbour[forwards]
+        slots = self._slots(forwards, _moment(tick[senders], Phase.END), _moment(tick[forwards], Phase.FORWARD))
+        arrivals = self._arrivals(senders, forwards, self._forward_shifts, first=len(COLUMNS))
+        self._table[tick[senders], self._columns.rank[forwards], arrivals] = slots
+        self._put(forwards, "forward_inbox", slots)
+        return self._fill_trash(_number(slots), [*range(len(COLUMNS), len(COLUMNS) + len(self._forward_shifts))])
 
     def _fill_backward_inbox(self) -> int:
-        first = len(COLUMNS) + len(self._forward_shifts)
-        columns = {shift: first + i for i, shift in enumerate(self._backward_shifts)}
-        values = []
-        for forward in self._all(Kind.F):
-            backward = self._backward_of(forward)
-            if backward is None:
-                continue
-            phase = Phase.BETWEEN
-            if forward.stage == self._last_stage:  # the gradient comes from the head
-                arrival = self._cell(forward, "head_inbox")
-                phase = Phase.BETWEEN if self._scores_between else Phase.END
-            else:
-                after = self._backward_of(forward._replace(stage=forward.stage + 1))
-                assert after is not None
-                arrival = self._tick[after] + 1, columns[self._shift(after.stage, forward.stage)]
-            read = (self._tick[backward], Phase.BACKWARD)
-            cells = arrival, self._cell(backward, "backward_inbox")
-            values.append(_Value(self._rank(forward), (arrival[0], phase), read, cells))
-        return self._give_slots(values, trash=[COLUMNS["head_inbox"], *columns.values()])
+        tick, first = self._columns.tick, len(COLUMNS) + len(self._forward_shifts)
+        inputs, senders = self._input_of, self._neighbour[self._input_of]
+        scored = senders < 0  # of the last stage: the gradient comes from the head
+        arrives = np.where(scored, tick[self._forward_of], tick[senders] + 1)
+        phases = np.where(scored, Phase.BETWEEN if self._scores_between else Phase.END, Phase.BETWEEN)
+        slots = self._slots(inputs, _moment(arrives, phases), _moment(tick[inputs], Phase.BACKWARD))
+        arrivals = self._arrivals(senders, inputs, self._backward_shifts, first=first)
+        self._table[arrives, self._columns.rank[inputs], np.where(scored, COLUMNS["head_inbox"], arrivals)] = slots
+        self._put(inputs, "backward_inbox", slots)
+        trash = [COLUMNS["head_inbox"], *range(first, first + len(self._backward_shifts))]
+        return self._fill_trash(_number(slots), trash)
 
-    def _give_slots(self, values: Iterable[_Value], trash: Sequence[int] = ()) -> int:
-        """Colours the lifetimes of each rank with as few slots as can be; cells left in `trash` columns get one more.
+    def _slots(self, owners: np.ndarray, written: np.ndarray, read: np.ndarray) -> np.ndarray:
+        """Colours the lifetimes of what each rank keeps with as few slots as can be.
+
+        Args:
+          owners: for each thing kept an action of its rank, by number.
+          written: the moment from which on each is kept.
+          read: the moment at which each is last read.
 
         Returns:
-          The slots, without the trash.
+          The slot of each.
         """
-        num_slots = 0
-        by_rank: dict[int, list[_Value]] = {}
-        for value in values:
-            by_rank.setdefault(value.rank, []).append(value)
-        for rank, alive in by_rank.items():
-            free: list[int] = []
-            taken: list[tuple[tuple[int, Phase], int]] = []  # last read, slot
-            for value in sorted(alive, key=lambda value: value.written):
-                while taken and taken[0][0] < value.written:
-                    heapq.heappush(free, heapq.heappop(taken)[1])
-                slot = heapq.heappop(free) if free else len(taken)
-                heapq.heappush(taken, (value.read, slot))
-                num_slots = max(num_slots, slot + 1)
-                for tick, column in value.cells:
-                    self._table[tick, rank, column] = slot
-        for column in trash:
+        ranks = self._columns.rank[owners]
+        order = np.lexsort((written, ranks))
+        rank = -1
+        slots: list[int] = []
+        free: list[int] = []
+        taken: list[tuple[int, int]] = []  # last read, slot
+        for own, begins, ends in zip(*(each[order].tolist() for each in (ranks, written, read)), strict=True):
+            if own != rank:
+                rank, free, taken = own, [], []
+            while taken and taken[0][0] < begins:
+                heapq.heappush(free, heapq.heappop(taken)[1])
+            slots.append(heapq.heappop(free) if free else len(taken))
+            heapq.heappush(taken, (ends, slots[-1]))
+        result = np.empty(len(order), np.int64)
+        result[order] = slots
+        return result
+
+    def _put(self, numbers: np.ndarray, column: str, values: np.ndarray | int) -> None:
+        """Writes where actions stand in the table."""
+        self._table[self._columns.tick[numbers], self._columns.rank[numbers], COLUMNS[column]] = values
+
+    def _fill_trash(self, num_slots: int, columns: Sequence[int]) -> int:
+        for column in columns:
             cells = self._table[..., column]
             cells[cells == NONE] = num_slots
         return num_slots
 
-    def _all(self, kind: Kind) -> Iterator[Action]:
-        return (action for action in self._tick if action.kind is kind)
-
-    def _backward_of(self, forward: Action) -> Action | None:
-        candidates = (forward._replace(kind=kind) for kind in (Kind.B, Kind.I))
-        return next((action for action in candidates if action in self._tick), None)
-
-    def _rank(self, action: Action) -> int:
-        return self.schedule.placement[action.stage]
-
-    def _cell(self, action: Action, column: str) -> tuple[int, int]:
-        return self._tick[action], COLUMNS[column]
-
-    def _shift(self, source: int, target: int) -> int:
-        placement = self.schedule.placement
-        return (placement[target] - placement[source]) % self.schedule.num_ranks
+    def _arrivals(self, senders: np.ndarray, receivers: np.ndarray, shifts: Sequence[int], *, first: int) -> np.ndarray:
+        """The columns of the hops from senders to receivers."""
+        rank = self._columns.rank
+        return first + np.searchsorted(shifts, (rank[receivers] - rank[senders]) % self.schedule.num_ranks)
 
     def _shifts(self, step: int) -> tuple[int, ...]:
-        backwards = any(action.kind is not Kind.F for action in self._tick)
-        if step < 0 and not backwards:
+        if step < 0 and not len(self._input_of):
             return ()
-        stages = range(self._last_stage)
-        pairs = ((s, s + 1) if step > 0 else (s + 1, s) for s in stages)
-        return tuple(sorted({self._shift(*pair) for pair in pairs}))
+        hops = step * np.diff(self.schedule.placement) % self.schedule.num_ranks
+        return tuple(np.unique(hops).tolist())
+
+
+def _moment(tick: np.ndarray, phase: np.ndarray | Phase) -> np.ndarray:
+    """Ticks and phases as one number, in order of time."""
+    return len(Phase) * tick + phase
+
+
+def _number(slots: np.ndarray) -> int:
+    return 1 + int(slots.max(initial=-1))

@@ -11,54 +11,61 @@ would keep large operands.
 This is the one place that looks into jaxprs, which it reads as jax's documentation of custom interpreters does.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.extend import core
 
 Arrays = list[Any]
 Tree = Any
+Result = TypeVar("Result")
 
 
 class SplitVjp:
     """The vjp of `function(given, x, again)` as separate functions of what is stashed.
 
-    `given`, the weights, and `again`, which is not differentiated, are arguments of the backward pass too.
+    `given`, the weights, and `again`, which is not differentiated, are arguments of the backward pass too. Arguments of
+    the same types are traced once, however many passes are made of them.
 
     Args:
-      function: returns one array, of the type of `x`.
+      function: returns one array, of the type of `x`; whatever it closes over must not be traced.
       recompute: stash nothing but `x`, and run the function again in the backward pass.
     """
 
     def __init__(self, function: Callable[[Tree, jax.Array, Tree], jax.Array], *, recompute: bool = False):
         self._function, self._recompute = function, recompute
+        self._residuals = _traced_once(self._trace_residuals)
+        self._parts = _traced_once(self._trace_parts)
 
     def forward(self, given: Tree, x: jax.Array, again: Tree) -> tuple[jax.Array, Arrays]:
         """The function's value, and what to stash."""
         if self._recompute:
             return self._function(given, x, again), [x]
-        y, vjp = jax.vjp(self._function, given, x, again)
-        stashed = dict(zip(self._sources(given, x, again)[1], jax.tree.leaves(vjp), strict=True))
-        return y, [leaf for source, leaf in stashed.items() if source.value is None]
+        residuals = self._residuals(given, x, again)
+        y, *leaves = core.jaxpr_as_fun(residuals.closed)(*jax.tree.leaves((given, x, again)))
+        by_name = {name: leaf for name, leaf in zip(residuals.names, leaves, strict=True) if _is_name(name)}
+        return y, [by_name[name] for name in residuals.stashed]
 
     def backward(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> tuple[Tree, jax.Array]:
         """Gradients of `given` and `x`; `dy` is that of the value."""
         if self._recompute:
             vjp = jax.vjp(self._function, given, stashed[0], again)[1]
         else:
-            structure, sources = self._sources(given, dy, again)
-            order = [source for source in dict.fromkeys(sources) if source.value is None]
-            by_source = dict(zip(order, stashed, strict=True))
-            leaves = [by_source[source] if source.value is None else source.value for source in sources]
-            vjp = jax.tree.unflatten(structure, leaves)
+            residuals = self._residuals(given, dy, again)  # of x only the type matters
+            values = dict(zip(residuals.stashed, stashed, strict=True)) | residuals.constants
+            values |= dict(zip(residuals.arguments, jax.tree.leaves((given, again)), strict=True))
+            _evaluate(residuals.free, values)
+            vjp = jax.tree.unflatten(residuals.structure, [_read(values, name) for name in residuals.names])
         dgiven, dx, _ = vjp(dy)
         return dgiven, dx
 
     def backward_input(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> "InputGradient":
         """The first part."""
-        parts, values = self._parts(given, again, stashed, dy)
+        parts = self._parts(given, again, stashed, dy)
+        values = parts.values((given, again, stashed, dy))
         _evaluate(parts.first, values)
         *weights, dx = parts.outputs
         dgiven = [None if late else _read(values, v) for v, late in zip(weights, parts.late, strict=True)]
@@ -69,54 +76,70 @@ class SplitVjp:
 
         Of `dy` only the type matters.
         """
-        parts, values = self._parts(given, again, stashed, dy)
-        values |= dict(zip(parts.crossing, left, strict=True))
+        parts = self._parts(given, again, stashed, dy)
+        values = parts.values((given, again, stashed, dy)) | dict(zip(parts.crossing, left, strict=True))
         _evaluate(parts.second, values)
         return [_read(values, v) if late else None for v, late in zip(parts.outputs[:-1], parts.late, strict=True)]
 
-    def _sources(self, given: Tree, x: jax.Array, again: Tree) -> tuple[Any, list["_Source"]]:
-        """The structure of the vjp function, and where each of its leaves comes from; of `x` only the type matters.
-
-        A residual that follows from constants alone (a mask's zeros, say) is worked out again.
-        """
-
-        def vjp(given: Tree, x: jax.Array, again: Tree) -> Any:
-            return jax.vjp(self._function, given, x, again)[1]
-
-        structure = jax.tree.structure(jax.eval_shape(vjp, given, x, again))
-        graph = _Graph(jax.make_jaxpr(lambda *args: jax.tree.leaves(vjp(*args)))(given, x, again))
-        values = dict(graph.constants)
-        free = graph.following(values)
-        _evaluate([graph.equations[position] for position in sorted(free & graph.needed(graph.outputs))], values)
-        num_given = len(jax.tree.leaves(given))
-        names = graph.arguments[:num_given] + graph.arguments[num_given + 1 :]  # x is stashed like any residual
-        values |= dict(zip(names, jax.tree.leaves((given, again)), strict=True))
-        sources = []
-        for name in graph.outputs:
-            value = name.val if isinstance(name, core.Literal) else values.get(name)
-            sources.append(_Source(name if value is None else id(value), value))
-        return structure, sources
-
-    def _parts(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> tuple["_Parts", "_Values"]:
-        args = (given, again, stashed, dy)
-        closed = jax.make_jaxpr(lambda *args: jax.tree.leaves(self.backward(*args)))(*args)
+    def _trace_residuals(self, given: Tree, x: jax.Array, again: Tree) -> "_Residuals":
+        """A residual that follows from constants alone (a mask's zeros, say) is worked out again."""
+        trace = jax.make_jaxpr(functools.partial(jax.vjp, self._function), return_shape=True)
+        closed, (_, vjp) = trace(given, x, again)
         graph = _Graph(closed)
+        names, free = graph.outputs[1:], graph.following(graph.constants)
+        num_given = len(jax.tree.leaves(given))
+        arguments = graph.arguments[:num_given] + graph.arguments[num_given + 1 :]  # x is stashed like any residual
+        known = {*arguments, *graph.constants, *(name for i in free for name in graph.equations[i].outputs)}
+        return _Residuals(
+            closed,
+            jax.tree.structure(vjp),
+            names,
+            [name for name in dict.fromkeys(filter(_is_name, names)) if name not in known],
+            arguments,
+            graph.constants,
+            [graph.equations[position] for position in sorted(free & graph.needed(names))],
+        )
+
+    def _trace_parts(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> "_Parts":
+        graph = _Graph(jax.make_jaxpr(self.backward)(given, again, stashed, dy))
         given_names = graph.arguments[: len(jax.tree.leaves((given, again)))]
-        values = graph.constants | dict(zip(graph.arguments, jax.tree.leaves(args), strict=True))
-        return _partition(graph, {*graph.constants, *given_names}), values
+        return _partition(graph, {*graph.constants, *given_names})
 
 
-class _Source:
-    """Where a residual comes from: the same `name` is the same value; `value` is None when it has to be stashed."""
+class _Residuals(NamedTuple):
+    """A function's value and residuals, traced.
 
-    def __init__(self, name: Any, value: Any):
-        self.name, self.value = name, value
+    Attributes:
+      closed: gives both of the function's arguments.
+      structure: of the vjp function, whose leaves the residuals are.
+      names: of the residuals, or literals.
+      stashed: those that have to be kept; the others are arguments, or follow from constants.
+      arguments: the names of `given` and `again`.
+      constants: of the trace.
+      free: the equations that residuals follow by from constants.
+    """
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Source) and self.name == other.name
+    closed: core.ClosedJaxpr
+    structure: Any
+    names: list[Any]
+    stashed: list[int]
+    arguments: list[int]
+    constants: "_Values"
+    free: list["_Equation"]
 
-    def __hash__(self) -> int:
-        return hash(self.name)
+
+def _traced_once(trace: Callable[..., Result]) -> Callable[..., Result]:
+    """`trace`, which keeps what it has made of arguments of the same types."""
+    made: dict[Any, Result] = {}
+
+    def traced(*args: Tree) -> Result:
+        leaves, structure = jax.tree.flatten(args)
+        key = structure, *map(jax.typeof, leaves)
+        if key not in made:
+            made[key] = trace(*args)
+        return made[key]
+
+    return traced
 
 
 class InputGradient(NamedTuple):
@@ -198,6 +221,12 @@ class _Parts(NamedTuple):
     crossing: list[int]
     outputs: list[Any]  # the gradients of the weights and that of the input
     late: list[bool]  # for each of the weights, whether the second part gives its gradient
+    arguments: list[int]
+    constants: _Values
+
+    def values(self, args: Tree) -> _Values:
+        """What is known before either part."""
+        return self.constants | dict(zip(self.arguments, jax.tree.leaves(args), strict=True))
 
 
 def _partition(graph: _Graph, known: set[int]) -> _Parts:
@@ -222,6 +251,8 @@ def _partition(graph: _Graph, known: set[int]) -> _Parts:
         sorted(read - made - stashed - set(graph.constants)),
         graph.outputs,
         late,
+        graph.arguments,
+        graph.constants,
     )
 
 
@@ -242,4 +273,8 @@ def _evaluate(equations: Sequence[_Equation], values: _Values) -> None:
 
 
 def _read(values: _Values, name: Any) -> Any:
-    return name.val if isinstance(name, core.Literal) else values[name]
+    return values[name] if _is_name(name) else name.val
+
+
+def _is_name(name: Any) -> bool:
+    return not isinstance(name, core.Literal)

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from fiddlex.errors import ScheduleError
 
+NOTHING, MISSING = -1, -2  # in the place of an action's number, see `Needs`
+
 _TOKEN = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
 
 
@@ -29,7 +31,10 @@ class Kind(enum.StrEnum):
     I = "I"  # gradient of the inputs only, which the stage before waits for  # noqa: E741
     W = "W"  # gradient of the weights only, which nobody waits for
 
-    __hash__ = str.__hash__  # Enum's own is written in Python, and actions are hashed by the hundred thousand
+    __hash__ = str.__hash__  # Enum's own is written in Python, and actions are hashed by the million
+
+
+_F, _B, _I, _W = Kind  # looking up a member takes longer than all else that is done with an action
 
 
 class Action(NamedTuple):
@@ -61,17 +66,27 @@ class Action(NamedTuple):
     @property
     def product(self) -> "Action":
         """The action as others need it: B gives the input gradient, as I does."""
-        return Action(self.stage, Kind.I, self.microbatch) if self.kind is Kind.B else self
+        return Action(self.stage, _I, self.microbatch) if self.kind is _B else self
 
     def needs(self, num_stages: int) -> tuple["Action", ...]:
         """The products that must exist before the action starts, those of the neighbouring stage first."""
         stage, kind, microbatch = self
-        if kind is Kind.F:
-            return (Action(stage - 1, Kind.F, microbatch),) if stage else ()
-        if kind is Kind.W:
-            return (Action(stage, Kind.I, microbatch),)
-        own = Action(stage, Kind.F, microbatch)
-        return (Action(stage + 1, Kind.I, microbatch), own) if stage + 1 < num_stages else (own,)
+        if kind is _F:
+            return (Action(stage - 1, _F, microbatch),) if stage else ()
+        if kind is _W:
+            return (Action(stage, _I, microbatch),)
+        own = Action(stage, _F, microbatch)
+        return (Action(stage + 1, _I, microbatch), own) if stage + 1 < num_stages else (own,)
+
+
+class Needs(NamedTuple):
+    """What each action waits for, both by their numbers (`Schedule.numbered`), so that passes over all hash nothing.
+
+    `NOTHING` where it needs nothing of the kind, `MISSING` where no action of the schedule gives it.
+    """
+
+    neighbour: list[int]  # of the stage before or after
+    own: list[int]  # of the action's own stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,19 +115,43 @@ class Schedule:
     @functools.cached_property
     def num_microbatches(self) -> int:
         """Microbatches in the batch: one more than the highest number named."""
-        return 1 + max((action.microbatch for row in self.actions for action in row), default=-1)
+        return 1 + max((action.microbatch for action in self.numbered), default=-1)
 
     @functools.cached_property
     def split_backward(self) -> bool:
         """Whether any backward pass runs as I and W."""
-        return any(action.kind in (Kind.I, Kind.W) for row in self.actions for action in row)
+        return not {Kind.I, Kind.W}.isdisjoint(action.kind for action in self.numbered)
+
+    @functools.cached_property
+    def numbered(self) -> tuple[Action, ...]:
+        """All actions, the lists of the ranks one behind the other: where an action stands here is its number."""
+        return tuple(itertools.chain.from_iterable(self.actions))
+
+    @functools.cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The number of each rank's first action, and behind the last rank's how many actions there are."""
+        return tuple(itertools.accumulate(map(len, self.actions), initial=0))
+
+    @functools.cached_property
+    def needs(self) -> Needs:
+        """`Action.needs` of every action."""
+        actions, num_stages = self.numbered, self.num_stages
+        by_stage: dict[int, dict[Action, int]] = collections.defaultdict(dict)  # smaller ones fit into a cache
+        for number, action in enumerate(actions):
+            by_stage[action.stage][action.product] = number
+        needs = Needs([NOTHING] * len(actions), [NOTHING] * len(actions))
+        for number, action in enumerate(actions):
+            for need in action.needs(num_stages):
+                place = needs.own if need.stage == action.stage else needs.neighbour
+                place[number] = by_stage[need.stage].get(need, MISSING)
+        return needs
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that `rank` holds, in order."""
         return tuple(stage for stage, home in enumerate(self.placement) if home == rank)
 
 
-def execution_order(schedule: Schedule) -> Iterator[tuple[int, Action]]:
+def execution_order(schedule: Schedule) -> Iterator[tuple[int, int]]:
     """Runs the ranks as queues: an action leaves its queue once all it needs has been done.
 
     Linear in the number of actions. One order out of many: every clock follows from it, as it is a topological one.
@@ -121,26 +160,26 @@ def execution_order(schedule: Schedule) -> Iterator[tuple[int, Action]]:
       schedule: any schedule, legal or not.
 
     Yields:
-      Rank and action. Ends early, without an error, where every rank that is not done waits for another.
+      Rank and number of an action. Ends early, without an error, where every rank that is not done waits for another.
     """
-    next_position = [0] * schedule.num_ranks
-    done: set[Action] = set()
-    waiting: dict[Action, list[int]] = {}
+    neighbour, own = schedule.needs
+    done = bytearray(len(own) + 2)
+    done[NOTHING] = True  # the other of the two behind the actions is that of MISSING
+    heads, ends = list(schedule.starts[:-1]), schedule.starts[1:]
+    waiting: dict[int, list[int]] = {}
     ready = collections.deque(range(schedule.num_ranks))
     while ready:
         rank = ready.popleft()
-        row = schedule.actions[rank]
-        while next_position[rank] < len(row):
-            action = row[next_position[rank]]
-            missing = [need for need in action.needs(schedule.num_stages) if need not in done]
-            if missing:
-                waiting.setdefault(missing[0], []).append(rank)
+        for number in range(heads[rank], ends[rank]):
+            if not (done[neighbour[number]] and done[own[number]]):
+                missing = own[number] if done[neighbour[number]] else neighbour[number]
+                waiting.setdefault(missing, []).append(rank)
+                heads[rank] = number
                 break
-            yield rank, action
-            next_position[rank] += 1
-            product = action.product
-            done.add(product)
-            ready.extend(waiting.pop(product, ()))
+            yield rank, number
+            done[number] = True
+            if number in waiting:
+                ready.extend(waiting.pop(number))
 
 
 def alternate(forwards: Sequence[Action], backwards: Sequence[Action], *, warmup: int) -> list[Action]:

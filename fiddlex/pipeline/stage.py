@@ -67,11 +67,11 @@ class Stage:
         self._vjp = SplitVjp(layer, recompute=recompute)
         self._tile = tile
 
-    def kept(self, chunk: Chunk, x: jax.Array, microbatch: Tree) -> tuple[Arrays, Arrays]:
-        """What one layer leaves in the stash and, with I and W apart, in the weight stash."""
+    def kept(self, chunk: Chunk, x: jax.Array, microbatch: Tree, *, splits: bool) -> tuple[Arrays, Arrays]:
+        """What one layer leaves in the stash and, where a schedule splits B into I and W, in the weight stash."""
         weights, again = _row(chunk.weights, chunk.row), (chunk.layer, microbatch)
         y, stashed = self._vjp.forward(weights, x, again)
-        return stashed, self._vjp.backward_input(weights, again, stashed, y).left
+        return stashed, self._vjp.backward_input(weights, again, stashed, y).left if splits else []
 
     @jax.named_scope("layers")
     def forward(self, chunk: Chunk, x: jax.Array, microbatch: Tree, stash: Slot | None) -> tuple[jax.Array, Arrays]:

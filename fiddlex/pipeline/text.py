@@ -5,6 +5,7 @@ in whose row it stands. Invariant: `from_csv(to_csv(schedule), name)` has the ac
 """
 
 import collections
+import itertools
 from collections.abc import Sequence
 
 from fiddlex.errors import ScheduleError
@@ -75,16 +76,13 @@ def to_text(schedule: Schedule, times: Sequence[Sequence[int]] | None = None) ->
     if times is None:
         times = _earliest_slots(schedule)
     order = tuple(Kind)
-    cells: list[dict[int, list[str]]] = []
-    for row, slots in zip(schedule.actions, times, strict=True):
-        cells.append(collections.defaultdict(list))
-        for action, slot in sorted(zip(row, slots, strict=True), key=lambda pair: order.index(pair[0].kind)):
-            cells[-1][slot].append(str(action))
     num_slots = 1 + max(slot for slots in times for slot in slots)
     grid = [["rank", *map(str, range(num_slots))]]
-    grid += [
-        [str(rank), *("+".join(row.get(slot, ["."])) for slot in range(num_slots))] for rank, row in enumerate(cells)
-    ]
+    for rank, (row, slots) in enumerate(zip(schedule.actions, times, strict=True)):
+        cells: dict[int, str] = {}
+        for action, slot in sorted(zip(row, slots, strict=True), key=lambda pair: order.index(pair[0].kind)):
+            cells[slot] = f"{cells[slot]}+{action}" if slot in cells else str(action)
+        grid.append([str(rank), *(cells.get(slot, ".") for slot in range(num_slots))])
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     slot_width = max(widths[1:])
     return "".join(
@@ -94,13 +92,12 @@ def to_text(schedule: Schedule, times: Sequence[Sequence[int]] | None = None) ->
 
 
 def _earliest_slots(schedule: Schedule) -> list[list[int]]:
-    slot_after: dict[Action, int] = {}
-    slots: list[list[int]] = [[] for _ in schedule.actions]
-    for rank, action in execution_order(schedule):
-        after = [slot_after[need] for need in action.needs(schedule.num_stages)]
-        slot = max([slots[rank][-1] + 1 if slots[rank] else 0, *after])
-        slots[rank].append(slot)
-        slot_after[action.product] = slot + 1
-    if any(len(row) < len(actions) for row, actions in zip(slots, schedule.actions, strict=True)):
+    neighbour = schedule.needs.neighbour
+    slots = [-1] * (len(neighbour) + 2)  # with NOTHING and MISSING
+    last = [-1] * schedule.num_ranks
+    for rank, number in execution_order(schedule):
+        # What it needs of its own stage has run on its own rank.
+        slots[number] = last[rank] = 1 + max(last[rank], slots[neighbour[number]])
+    if -1 in slots[: len(neighbour)]:
         validate(schedule)  # shows where it stalls
-    return slots
+    return [slots[start:end] for start, end in itertools.pairwise(schedule.starts)]

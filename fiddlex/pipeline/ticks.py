@@ -15,18 +15,23 @@ Invariant: placing keeps the order of each kind on a rank and never moves a back
 Imports no jax.
 """
 
+import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from fiddlex.errors import ScheduleError
-from fiddlex.pipeline.schedule import Action, Kind, Schedule
+from fiddlex.pipeline.schedule import NOTHING, Action, Kind, Schedule
 from fiddlex.pipeline.semantics import Semantics
 from fiddlex.pipeline.validate import validate
 
 Ticks = tuple[tuple[int, ...], ...]  # [rank][position] → tick
 
 SLOTS = ((Kind.F,), (Kind.B, Kind.I), (Kind.W,))
+SLOT_OF = {kind: slot for slot, kinds in enumerate(SLOTS) for kind in kinds}
+_FORWARD = SLOT_OF[Kind.F]
+
+_HELD = {Kind.F: 1, Kind.B: -1, Kind.I: 0, Kind.W: -1}  # stage inputs that a rank holds more or less of
 
 
 def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
@@ -39,26 +44,30 @@ def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
     Raises:
       ScheduleError: when the schedule cannot be run to its end.
     """
-    pairs = fills_pairs(schedule)
-    ranks = [_Rank(row, pairs=pairs) for row in schedule.actions]
+    actions, (neighbour, own) = schedule.numbered, schedule.needs
+    pairs, slots = fills_pairs(schedule), sorted({SLOT_OF[action.kind] for action in actions})
+    ranks = [_Rank(row, start, pairs=pairs) for row, start in zip(schedule.actions, schedule.starts, strict=False)]
     updates = _Updates(schedule, semantics) if semantics else None
-    done: set[Action] = set()
-    tick = 0
-    while any(rank.left for rank in ranks):
-        before = len(done)
-        for kinds in SLOTS:
+    done = bytearray(len(actions) + 2)
+    done[NOTHING] = True  # the other of the two behind the actions is that of MISSING
+    left, tick = len(actions), 0
+    while left:
+        before = left
+        for slot in slots:
             ran = []  # counts when the slot is over: what an action needs of another stage fills the same slot there
             for rank in ranks:
-                action = rank.next(kinds, tick)
-                if not action or not done.issuperset(action.needs(schedule.num_stages)):
+                number = rank.next(slot, tick)
+                if number is None or not (done[neighbour[number]] and done[own[number]]):
                     continue
-                if updates is None or updates.allow(action):
-                    rank.run(action, tick)
-                    ran.append(action)
-            done.update(action.product for action in ran)
+                if updates is None or updates.allow(actions[number]):
+                    rank.run(slot, tick)
+                    ran.append(number)
+            for number in ran:
+                done[number] = True
+            left -= len(ran)
             if updates:
-                updates.note(ran)
-        if len(done) == before:
+                updates.note(actions[number] for number in ran)
+        if left == before:
             validate(schedule)  # shows where it stalls
             raise ScheduleError(
                 f"schedule {schedule.name}: no rank can go on in tick {tick}, since the forwards of a batch wait for "
@@ -70,7 +79,7 @@ def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
 
 def fills_pairs(schedule: Schedule) -> bool:
     """Whether a forward and a backward may share a tick: where any backward is whole."""
-    return any(action.kind is Kind.B for row in schedule.actions for action in row)
+    return Kind.B in {action.kind for action in schedule.numbered}
 
 
 def forward_schedule(placement: Sequence[int], num_microbatches: int) -> Schedule:
@@ -107,46 +116,40 @@ class _Updates:
 
 
 class _Rank:
-    """One rank's list, how far it has come, and what its own order allows next."""
+    """One rank's list, how far it has come, and what its own order allows next.
 
-    def __init__(self, row: Sequence[Action], *, pairs: bool):
+    Args:
+      row: the list.
+      start: the number of its first action.
+      pairs: whether a forward and a backward may share a tick.
+    """
+
+    def __init__(self, row: Sequence[Action], start: int, *, pairs: bool):
         self.ticks = [-1] * len(row)
-        self.left = len(row)
-        self._row, self._pairs = row, pairs
-        self._forwards = deque(i for i, action in enumerate(row) if action.kind is Kind.F)
-        self._others = deque(i for i, action in enumerate(row) if action.kind is not Kind.F)
-        self._cap = 2 * _peak(row) - 1 if self._others else math.inf
+        self._start, self._pairs = start, pairs
+        self._slots = [SLOT_OF[action.kind] for action in row]
+        self._changes = [_HELD[action.kind] for action in row]
+        self._forwards = deque(i for i, slot in enumerate(self._slots) if slot == _FORWARD)
+        self._others = deque(i for i, slot in enumerate(self._slots) if slot != _FORWARD)
+        peak = max(itertools.accumulate(self._changes, initial=0))
+        self._cap = 2 * peak - 1 if self._others else math.inf
         self._in_flight, self._last_tick = 0, -1
 
-    def next(self, kinds: tuple[Kind, ...], tick: int) -> Action | None:
-        """The action that may fill a slot of these kinds in this tick."""
-        forward = Kind.F in kinds
+    def next(self, slot: int, tick: int) -> int | None:
+        """The number of the action that may fill a slot in this tick."""
+        forward = slot == _FORWARD
         queue, other = (self._forwards, self._others) if forward else (self._others, self._forwards)
-        if not queue or self._row[queue[0]].kind not in kinds:
+        if not queue or self._slots[queue[0]] != slot:
             return None
         first = not other or queue[0] < other[0]
         if not self._pairs:
             allowed = first and tick > self._last_tick
         else:
             allowed = self._in_flight < self._cap if forward else first
-        return self._row[queue[0]] if allowed else None
+        return self._start + queue[0] if allowed else None
 
-    def run(self, action: Action, tick: int) -> None:
+    def run(self, slot: int, tick: int) -> None:
         """Notes that what `next` gave runs in this tick."""
-        queue = self._forwards if action.kind is Kind.F else self._others
-        self.ticks[queue.popleft()] = self._last_tick = tick
-        self.left -= 1
-        self._in_flight += _held_by(action)
-
-
-def _held_by(action: Action) -> int:
-    """What an action adds to the stage inputs that a rank holds: F takes one, B or W gives it back."""
-    return {Kind.F: 1, Kind.I: 0}.get(action.kind, -1)
-
-
-def _peak(row: Sequence[Action]) -> int:
-    held = peak = 0
-    for action in row:
-        held += _held_by(action)
-        peak = max(peak, held)
-    return peak
+        position = (self._forwards if slot == _FORWARD else self._others).popleft()
+        self.ticks[position] = self._last_tick = tick
+        self._in_flight += self._changes[position]

@@ -11,8 +11,10 @@ from fiddlex.errors import ScheduleError
 from fiddlex.pipeline.schedule import Action, Kind, Schedule, execution_order
 
 _GRID_ROWS, _GRID_COLUMNS = 12, 16  # a larger grid is cut around the culprit
+_KINDS = tuple(Kind)
+_RIVALS = {Kind.F: (), Kind.B: (Kind.I, Kind.W), Kind.I: (Kind.B,), Kind.W: (Kind.B,)}
 
-Positions = dict[Action, tuple[int, int]]  # rank and position in its list
+Positions = dict[Action, int]  # of a rank's actions in its list
 
 
 def validate(schedule: Schedule) -> Schedule:
@@ -27,8 +29,8 @@ def validate(schedule: Schedule) -> Schedule:
     _check_placement(schedule)
     positions = _check_each_at_home_and_once(schedule)
     _check_complete(schedule, positions)
-    _check_order_on_stage(schedule, positions)
-    _check_no_deadlock(schedule, positions)
+    _check_order_on_stage(schedule)
+    _check_no_deadlock(schedule)
     return schedule
 
 
@@ -49,15 +51,18 @@ def _check_placement(schedule: Schedule) -> None:
         raise ScheduleError(f"schedule {schedule.name} has no actions: it needs at least one stage and microbatch.")
 
 
-def _check_each_at_home_and_once(schedule: Schedule) -> Positions:
-    positions: Positions = {}
+def _check_each_at_home_and_once(schedule: Schedule) -> list[Positions]:
+    """Returns the positions of each rank's actions."""
+    all_positions = []
     for rank, row in enumerate(schedule.actions):
+        positions: Positions = {}
         for position, action in enumerate(row):
             problem = _problem_with(action, rank, schedule, positions)
             if problem:
                 _fail(schedule, {rank: position}, f"{action} at position {position} of rank {rank}: {problem}")
-            positions[action] = (rank, position)
-    return positions
+            positions[action] = position
+        all_positions.append(positions)
+    return all_positions
 
 
 def _problem_with(action: Action, rank: int, schedule: Schedule, seen: Positions) -> str | None:
@@ -68,68 +73,70 @@ def _problem_with(action: Action, rank: int, schedule: Schedule, seen: Positions
     if home != rank:
         return f"stage {stage} is placed on rank {home}, and all its actions run there. Move it to rank {home}."
     if action in seen:
-        return f"each action runs once, and this one is already at position {seen[action][1]}. Take one out."
-    rivals = (Kind.I, Kind.W) if kind is Kind.B else (Kind.B,) if kind in (Kind.I, Kind.W) else ()
-    for rival in (Action(stage, other, microbatch) for other in rivals):
-        if rival in seen:
+        return f"each action runs once, and this one is already at position {seen[action]}. Take one out."
+    for other in _RIVALS[kind]:
+        if (rival := Action(stage, other, microbatch)) in seen:
             return (
-                f"B is I and W in one, and {rival} is already at position {seen[rival][1]}. "
+                f"B is I and W in one, and {rival} is already at position {seen[rival]}. "
                 f"Keep either {stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}."
             )
     return None
 
 
-def _check_complete(schedule: Schedule, positions: Positions) -> None:
+def _check_complete(schedule: Schedule, positions: list[Positions]) -> None:
     # One after another: a mistyped number must not make a list of all the microbatches below it.
     every = ((stage, k) for stage in range(schedule.num_stages) for k in range(schedule.num_microbatches))
     for stage, microbatch in every:
-        forward, fused, inputs, weights = (Action(stage, kind, microbatch) for kind in Kind)
-        missing = None
-        if forward not in positions:
-            missing, rule = forward, "each stage runs each microbatch forward"
-        elif fused not in positions and inputs not in positions:
-            split = weights in positions
-            missing, rule = inputs if split else fused, "each forward has a backward: B, or I and W"
-        elif inputs in positions and weights not in positions:
-            missing, rule = weights, f"{inputs} gives no weight gradient"
-        if missing:
-            rank = schedule.placement[stage]
+        there = positions[schedule.placement[stage]]
+        forward, fused, inputs, weights = ((stage, kind, microbatch) in there for kind in _KINDS)
+        if forward and (fused or (inputs and weights)):
+            continue
+        if not forward:
+            kind, rule = Kind.F, "each stage runs each microbatch forward"
+        elif not inputs:
+            kind, rule = Kind.I if weights else Kind.B, "each forward has a backward: B, or I and W"
+        else:
+            kind, rule = Kind.W, f"{Action(stage, Kind.I, microbatch)} gives no weight gradient"
+        missing, rank = Action(stage, kind, microbatch), schedule.placement[stage]
+        _fail(
+            schedule,
+            {rank: len(schedule.actions[rank])},
+            f"{missing} is missing: {rule} (there are {schedule.num_microbatches} microbatches). "
+            f"Add it to rank {rank}, which holds stage {stage}.",
+            missing=missing,
+        )
+
+
+def _check_order_on_stage(schedule: Schedule) -> None:
+    for number, need in enumerate(schedule.needs.own):
+        if need > number:
+            action, needed = schedule.numbered[number], schedule.numbered[need]
+            rank = schedule.placement[action.stage]
+            start = schedule.starts[rank]
+            rule = "W comes after I" if action.kind is Kind.W else "a backward comes after its forward"
             _fail(
                 schedule,
-                {rank: len(schedule.actions[rank])},
-                f"{missing} is missing: {rule} (there are {schedule.num_microbatches} microbatches). "
-                f"Add it to rank {rank}, which holds stage {stage}.",
-                missing=missing,
+                {rank: number - start},
+                f"{action} at position {number - start} of rank {rank} comes before {needed}, at position "
+                f"{need - start}: {rule}. Move it behind {needed}.",
             )
-
-
-def _check_order_on_stage(schedule: Schedule, positions: Positions) -> None:
-    for action, (rank, position) in positions.items():
-        for need in action.needs(schedule.num_stages):
-            if need.stage == action.stage and need in positions and positions[need][1] > position:
-                rule = "W comes after I" if action.kind is Kind.W else "a backward comes after its forward"
-                _fail(
-                    schedule,
-                    {rank: position},
-                    f"{action} at position {position} of rank {rank} comes before {need}, at position "
-                    f"{positions[need][1]}: {rule}. Move it behind {need}.",
-                )
 
 
 class _Wait(NamedTuple):
     """What a blocked rank waits for: the head of its list cannot run before `need`, which stands elsewhere."""
 
     head: Action
+    head_position: int
     need: Action
     holder: int
     position: int  # in the list of `holder`
 
 
-def _check_no_deadlock(schedule: Schedule, positions: Positions) -> None:
-    waits = _waits(schedule, positions)
+def _check_no_deadlock(schedule: Schedule) -> None:
+    waits = _waits(schedule)
     if not waits:
         return
-    heads = {rank: positions[wait.head][1] for rank, wait in waits.items()}
+    heads = {rank: wait.head_position for rank, wait in waits.items()}
     circle = _circle({rank: wait.holder for rank, wait in waits.items()})
     # Somewhere in the circle a need stands behind its holder's head, or actions would depend on themselves.
     swaps = [rank for rank in circle if waits[rank].position > heads[waits[rank].holder]]
@@ -155,22 +162,19 @@ def _check_no_deadlock(schedule: Schedule, positions: Positions) -> None:
     )
 
 
-def _waits(schedule: Schedule, positions: Positions) -> dict[int, _Wait]:
+def _waits(schedule: Schedule) -> dict[int, _Wait]:
     """The ranks that do not get to the end of their lists; empty when all do."""
-    heads = [0] * schedule.num_ranks
-    done = set()
-    for rank, action in execution_order(schedule):
-        heads[rank] += 1
-        done.add(action.product)
+    starts, actions = schedule.starts, schedule.numbered
+    heads = list(starts[:-1])
+    for rank, number in execution_order(schedule):
+        heads[rank] = number + 1
     waits = {}
-    for rank, row in enumerate(schedule.actions):
-        if heads[rank] < len(row):
-            head = row[heads[rank]]
+    for rank, head in enumerate(heads):
+        if head < starts[rank + 1]:
             # All else being right, one thing is missing: what the head needs from the neighbouring stage.
-            need = next(need for need in head.needs(schedule.num_stages) if need not in done)
-            if need not in positions:
-                need = need._replace(kind=Kind.B)  # which gives the input gradient
-            waits[rank] = _Wait(head, need, *positions[need])
+            need = schedule.needs.neighbour[head]
+            holder = schedule.placement[actions[need].stage]
+            waits[rank] = _Wait(actions[head], head - starts[rank], actions[need], holder, need - starts[holder])
     return waits
 
 

@@ -262,9 +262,10 @@ def _from_own_batch(table: np.ndarray, batch: int, semantics: Semantics, stages:
         version, chunk, microbatch = (
             table[..., COLUMNS[f"{slot}_{name}"]] for name in ("version", "chunk", "microbatch")
         )
-        for tick, rank in np.argwhere(chunk != NONE):
-            delay = semantics.delays[stages[rank][chunk[tick, rank]]]
-            version[tick, rank] = delay - microbatch[tick, rank] // size
+        for rank, own in enumerate(stages):
+            busy = chunk[:, rank] != NONE
+            delays = np.asarray([semantics.delays[stage] for stage in own])
+            version[busy, rank] = delays[chunk[busy, rank]] - microbatch[busy, rank] // size
     return table
 
 

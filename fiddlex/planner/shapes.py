@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fiddlex.pipeline.columns import Columns
 from fiddlex.pipeline.frame import Sizes, Slots, make_frame
 from fiddlex.pipeline.generators import GENERATORS, make_schedule
 from fiddlex.pipeline.lowering import lower
@@ -140,8 +141,8 @@ def _steady_seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
 @functools.lru_cache(maxsize=256)
 def _ticks(name: str, pipe: int, chunks: int, num_microbatches: int) -> TickWork:
     schedule = _unproven(name, pipe, chunks, num_microbatches)
-    ticks = place(schedule)
-    return TickWork.of(schedule, ticks, num_ticks=1 + max(map(max, ticks)))
+    columns = Columns.of(schedule, place(schedule))
+    return TickWork.of(schedule, columns, num_ticks=1 + int(columns.tick.max()))
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,10 +6,11 @@ could have started earlier without another order on its rank. Imports no jax.
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 from fiddlex.errors import ScheduleError
-from fiddlex.pipeline.schedule import Action, Kind, Schedule, execution_order
+from fiddlex.pipeline.schedule import NOTHING, Kind, Schedule, execution_order
 from fiddlex.pipeline.validate import validate
 from fiddlex.rules import nearest
 from fiddlex.simulate.timeline import Event, Timeline
@@ -126,20 +127,24 @@ def free_running(schedule: Schedule, costs: Costs) -> Timeline:
       ScheduleError: when `costs` do not fit the stages, or the schedule cannot be run to its end.
     """
     durations, hops = _with_edges(costs, schedule.num_stages), costs.per_stage(schedule.num_stages)["hop"]
-    ended: dict[Action, float] = {}
-    free = [0.0] * schedule.num_ranks
-    events: list[list[Event]] = [[] for _ in range(schedule.num_ranks)]
-    for rank, action in execution_order(schedule):
-        start = free[rank]
-        for need in action.needs(schedule.num_stages):
-            hop = hops[need.stage] if schedule.placement[need.stage] != rank else 0.0
-            start = max(start, ended[need] + hop)
-        end = start + durations[action.kind][action.stage]
-        free[rank] = ended[action.product] = end
-        events[rank].append(Event(action, start, end))
-    if any(len(row) < len(order) for row, order in zip(events, schedule.actions, strict=True)):
+    actions, neighbour, placement = schedule.numbered, schedule.needs.neighbour, schedule.placement
+    lengths = [durations[kind][stage] for stage, kind, _ in actions]
+    delays = [
+        hops[actions[need].stage] if need != NOTHING and placement[actions[need].stage] != placement[stage] else 0.0
+        for need, (stage, _, _) in zip(neighbour, actions, strict=True)
+    ]
+    starts, ends = [0.0] * len(actions), [0.0] * (len(actions) + 2)  # with NOTHING and MISSING
+    free, left = [0.0] * schedule.num_ranks, len(actions)
+    for rank, number in execution_order(schedule):
+        # What it needs of its own stage has ended on its own rank.
+        starts[number] = start = max(free[rank], ends[neighbour[number]] + delays[number])
+        free[rank] = ends[number] = start + lengths[number]
+        left -= 1
+    if left:
         validate(schedule)  # shows where it stalls
-    return Timeline(schedule, tuple(map(tuple, events)))
+    spans = itertools.pairwise(schedule.starts)
+    rows = (tuple(map(Event, row, starts[a:b], ends[a:b])) for row, (a, b) in zip(schedule.actions, spans, strict=True))
+    return Timeline(schedule, tuple(rows))
 
 
 def _with_edges(costs: Costs, num_stages: int) -> dict[Kind, tuple[float, ...]]:

@@ -17,19 +17,21 @@ where each takes one action a tick, those of the same tick: while k of them are 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fiddlex.errors import ScheduleError
+from fiddlex.pipeline.columns import Columns
 from fiddlex.pipeline.lowering import Lowered
 from fiddlex.pipeline.schedule import Kind, Schedule
-from fiddlex.pipeline.ticks import SLOTS, Ticks, fills_pairs
+from fiddlex.pipeline.ticks import SLOT_OF, SLOTS, fills_pairs
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.timeline import Event, Timeline
 
-_SLOT_OF = {kind: slot for slot, kinds in enumerate(SLOTS) for kind in kinds}
+_SLOTS = np.asarray([SLOT_OF[kind] for kind in Kind])  # of a kind by its number
 _FORWARD, _BACKWARD, _WEIGHT = range(len(SLOTS))
 
 
@@ -46,14 +48,16 @@ def lockstep(lowered: Lowered, costs: Costs) -> Timeline:
     Raises:
       ScheduleError: when `costs` do not fit the stages.
     """
-    times = TickWork.of(lowered.schedule, lowered.ticks, num_ticks=lowered.num_ticks).times(costs)
-    starts = times.starts.tolist()
-    begins, ends = ((times.starts[:, None] + slots).tolist() for slots in (times.begins, times.ends))
-    events = []
-    for rank, (row, ticks) in enumerate(zip(lowered.schedule.actions, lowered.ticks, strict=True)):
-        in_order = sorted((tick, _SLOT_OF[action.kind], action) for action, tick in zip(row, ticks, strict=True))
-        events.append(tuple(Event(a, begins[slot][tick][rank], ends[slot][tick][rank]) for tick, slot, a in in_order))
-    return Timeline(lowered.schedule, tuple(events), tuple(starts), times.makespan, times.shared)
+    columns = Columns.of(lowered.schedule, lowered.ticks)
+    times = TickWork.of(lowered.schedule, columns, num_ticks=lowered.num_ticks).times(costs)
+    slots = _SLOTS[columns.kind]
+    order = np.lexsort((slots, columns.tick, columns.rank))
+    cells = slots[order], columns.tick[order], columns.rank[order]
+    begins, ends = (times.starts[cells[1]] + moments[cells] for moments in (times.begins, times.ends))
+    actions = [lowered.schedule.numbered[number] for number in order.tolist()]
+    events = list(map(Event, actions, begins.tolist(), ends.tolist()))
+    rows = (tuple(events[start:end]) for start, end in itertools.pairwise(lowered.schedule.starts))
+    return Timeline(lowered.schedule, tuple(rows), tuple(times.starts.tolist()), times.makespan, times.shared)
 
 
 def describe(lowered: Lowered, *, num_layers: Sequence[int]) -> str:
@@ -113,28 +117,24 @@ class TickWork:
     gradients: np.ndarray
 
     @classmethod
-    def of(cls, schedule: Schedule, ticks: Ticks, *, num_ticks: int) -> "TickWork":
+    def of(cls, schedule: Schedule, columns: Columns, *, num_ticks: int) -> "TickWork":
         """Reads the work off a schedule that is placed on ticks; linear in its actions."""
-        placement, last = schedule.placement, schedule.num_stages - 1
+        rank, stage, kind, _, tick = columns
+        last, placement = schedule.num_stages - 1, np.asarray(schedule.placement)
         rows = np.zeros((len(SLOTS), num_ticks, schedule.num_ranks), np.int64)
+        rows[_SLOTS[kind], tick, rank] = 1 + len(Kind) * stage + kind
+        forwards, inputs = columns.numbers(Kind.F), columns.numbers(Kind.B, Kind.I)
         edges = np.zeros((3, num_ticks), bool)
-        messages: tuple[list[tuple[int, int, int, int]], ...] = ([], [])
-        for rank, (actions, own_ticks) in enumerate(zip(schedule.actions, ticks, strict=True)):
-            for (stage, kind, _), tick in zip(actions, own_ticks, strict=True):
-                is_forward = kind is Kind.F
-                rows[_SLOT_OF[kind], tick, rank] = 1 + len(_KINDS) * stage + _KINDS[kind]
-                if kind is Kind.W:
-                    continue
-                if stage == 0:
-                    edges[0 if is_forward else 2, tick] = True
-                if stage == last and is_forward:
-                    edges[1, tick] = True
-                neighbour = stage + (1 if is_forward else -1)
-                arrives = tick + (not is_forward)  # after the last tick where a pipeline is cut before its end
-                if 0 <= neighbour <= last and placement[neighbour] != rank and arrives < num_ticks:
-                    messages[not is_forward].append((arrives, rank, placement[neighbour], stage))
-        activations, gradients = (np.asarray(each, np.int64).reshape(-1, 4).T for each in messages)
-        return cls(schedule.num_stages, fills_pairs(schedule), rows, edges, activations, gradients)
+        for edge, numbers, outermost in zip(edges, (forwards, forwards, inputs), (0, last, 0), strict=True):
+            edge[tick[numbers[stage[numbers] == outermost]]] = True
+        messages = []
+        for numbers, step in ((forwards, 1), (inputs, -1)):
+            numbers = numbers[stage[numbers] != (last if step > 0 else 0)]
+            receivers = placement[stage[numbers] + step]
+            arrives = tick[numbers] + (step < 0)  # after the last tick where a pipeline is cut before its end
+            sent = (receivers != rank[numbers]) & (arrives < num_ticks)
+            messages.append(np.stack([arrives, rank[numbers], receivers, stage[numbers]])[:, sent])
+        return cls(schedule.num_stages, fills_pairs(schedule), rows, edges, *messages)
 
     def times(self, costs: Costs) -> TickTimes:
         """The clock itself.
@@ -166,7 +166,7 @@ class TickWork:
     def _durations(self, costs: Costs) -> np.ndarray:
         """0, then the time of each kind on each stage, float [1 + stage × kind]."""
         durations = costs.durations(self.num_stages)
-        return np.concatenate([[0.0], np.stack([durations[kind] for kind in _KINDS], axis=1).ravel()])
+        return np.concatenate([[0.0], np.stack([durations[kind] for kind in Kind], axis=1).ravel()])
 
     def _shared(self, lengths: np.ndarray, sharing: Sequence[float]) -> np.ndarray:
         """What actions take beside each other, of what they take alone, float [slot, tick, rank]."""
@@ -190,6 +190,3 @@ def _beside(lengths: np.ndarray, sharing: Sequence[float]) -> np.ndarray:
     done = np.empty_like(lengths)
     np.put_along_axis(done, order, ends, axis=-1)
     return done
-
-
-_KINDS = {kind: number for number, kind in enumerate(Kind)}

@@ -106,15 +106,16 @@ class Timeline:
             [amount] * self.schedule.num_stages if isinstance(amount, int | float) else amount
             for amount in (activation, weight_gradient)
         )
+        changes = {
+            Kind.F: activations,
+            Kind.B: [-amount for amount in activations],
+            Kind.I: weight_gradients,
+            Kind.W: [-amount - left for amount, left in zip(activations, weight_gradients, strict=True)],
+        }
         curve: list[tuple[float, float]] = []
         held: float = 0
         for (stage, kind, _), start, end in self.events[rank]:
-            change = {
-                Kind.F: activations[stage],
-                Kind.B: -activations[stage],
-                Kind.I: weight_gradients[stage],
-                Kind.W: -activations[stage] - weight_gradients[stage],
-            }[kind]
+            change = changes[kind][stage]
             if change:
                 held += change
                 curve.append((start if change > 0 else end, held))

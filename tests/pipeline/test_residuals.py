@@ -95,3 +95,21 @@ def test_products_of_weights_are_put_off_and_nothing_else(weights: dict[str, jax
 
     assert products(lambda: split.backward_input(weights, again, stashed, x)) == 2
     assert products(lambda: split.backward_weights(weights, again, stashed, first.left, x)) == 2
+
+
+def test_arguments_of_the_same_types_are_traced_once(weights: dict[str, jax.Array]) -> None:
+    x, again, traces = jnp.ones((*TOKENS, HIDDEN)), (jnp.int32(3), jax.random.key(2)), []
+
+    def counted(*args: Any) -> jax.Array:
+        traces.append(args)
+        return mlp(*args)
+
+    split = SplitVjp(counted)
+    stashed = split.forward(weights, x, again)[1]
+    jax.jit(split.forward)(weights, 2 * x, again)
+    split.backward(weights, again, stashed, x)
+    first = jax.jit(split.backward_input)(weights, again, stashed, x)
+    split.backward_weights(weights, again, stashed, first.left, x)
+    assert len(traces) == 1
+    split.forward(weights, x[:1], again)
+    assert len(traces) == 2
