@@ -9,6 +9,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.programs import call
+
 NOTEBOOKS = pathlib.Path(__file__).parent.parent / "experiments" / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("*.py"))
 # Run in the kernel first. `python -W` will not do: its module is a whole name, and "fiddlex" is not "fiddlex.mesh".
@@ -24,9 +26,15 @@ def test_both_halves_agree(source: pathlib.Path) -> None:
     assert not any(cell.get("outputs") for cell in notebook.cells), "kept without outputs"
 
 
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_its_cells_run_as_a_program(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    call(source, cwd=tmp_path, environment={"MPLBACKEND": "agg"}, strict=True)
+
+
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client", "ignore::DeprecationWarning:zmq")
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_it_runs(source: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_in_a_kernel(source: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A kernel of this very interpreter, whatever kernels the machine has.
     kernel = tmp_path / "kernels" / "python3"
     kernel.mkdir(parents=True)

@@ -17,7 +17,10 @@ CASES = {
 MICROBATCH_BYTES, KEY_BYTES = 4 + 3 * 4 * (len(COLUMNS) + 2), 32
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = ("1f1b that recomputes", "interleaved")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES])
 def test_more_microbatches_take_no_more_memory(case: str) -> None:
     config = large_config()
     schedule, chunks, recompute, config.model.dropout = CASES[case]

@@ -5,15 +5,15 @@ hop is asynchronous, and between its start and its end stand the matrix products
 """
 
 import json
-import os
-import subprocess
-import sys
+import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fiddlex.config import Config
 from tests.compiling import needs_cuda_plugin
+from tests.programs import call
 
 # In a process of its own, since that for which to compile has to be set before jax starts.
 PROGRAM = """
@@ -25,8 +25,6 @@ from fiddlex.train.ahead import compile_ahead, report
 config = Config.from_json(sys.argv[1]).validate()
 print(json.dumps(report(config, compile_ahead(config, make_topology_mesh(config.mesh, sys.argv[2])))))
 """
-# Without the tests' own XLA flags.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 SEVERAL_AT_ONCE = "--xla_gpu_experimental_parallel_collective_overlap_limit=4"  # that XLA lets run beside one another
 PRODUCTS_OF_A_LAYER = 6  # queries, keys and values; scores; values by scores; projection; two of the MLP
 
@@ -43,11 +41,17 @@ def pipelined(schedule: str, chunks: int, recompute: str, semantics: str = "sync
     return config.validate()
 
 
-def facts(config: Config, topology: str, **environment: str) -> dict[str, Any]:
-    command = [sys.executable, "-c", PROGRAM, config.to_json(), topology]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=500, env=ENVIRONMENT | environment)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+@pytest.fixture
+def facts(tmp_path: pathlib.Path) -> Callable[..., dict[str, Any]]:
+    """What is told of a config's step that is compiled for a topology, without the tests' own XLA flags."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    def compiled(config: Config, topology: str, xla_flags: str = "") -> dict[str, Any]:
+        done = call(program, config.to_json(), topology, environment={"XLA_FLAGS": xla_flags})
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return compiled
 
 
 def check_hops(found: dict[str, Any], config: Config, ticks: float) -> None:
@@ -60,9 +64,16 @@ def check_hops(found: dict[str, Any], config: Config, ticks: float) -> None:
         assert (hop["axis"], hop["count"], hop["bytes"]) == ("pipe", ticks, activation)
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved_1f1b", 2)])
-def test_every_hop_has_a_slot_of_work_beside_it(schedule: str, chunks: int, recompute: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "recompute"),
+    [
+        ("1f1b", 1, "none"),
+        pytest.param("1f1b", 1, "full", marks=pytest.mark.long),
+        pytest.param("interleaved_1f1b", 2, "none", marks=pytest.mark.long),
+        ("interleaved_1f1b", 2, "full"),
+    ],
+)
+def test_every_hop_has_a_slot_of_work_beside_it(schedule: str, chunks: int, recompute: str, facts: Any) -> None:
     pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
     config = pipelined(schedule, chunks, recompute)
     found = facts(config, "tpu:v5e:2x4")
@@ -78,17 +89,17 @@ def test_every_hop_has_a_slot_of_work_beside_it(schedule: str, chunks: int, reco
 @needs_cuda_plugin
 @pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved_1f1b", 2)])
 def test_hops_on_gpus_have_work_beside_them_once_several_collectives_may_be_under_way(
-    schedule: str, chunks: int
+    schedule: str, chunks: int, facts: Any
 ) -> None:
     config = pipelined(schedule, chunks, "none")
     config.model.hidden_size, config.model.seq_len, config.model.vocab_size = 2048, 1024, 32_000
-    found = facts(config, "gpu:h100:2x4", XLA_FLAGS=SEVERAL_AT_ONCE)
+    found = facts(config, "gpu:h100:2x4", SEVERAL_AT_ONCE)
     check_hops(found, config, found["num_ticks"])
     assert found["fits"]
     assert found["memory_limit_bytes"] > 80e9
 
 
-def test_without_a_flush_hops_are_counted_by_the_ticks_of_a_batch() -> None:
+def test_without_a_flush_hops_are_counted_by_the_ticks_of_a_batch(facts: Any) -> None:
     pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
     config = pipelined("1f1b", 1, "none", semantics="2bw")
     found = facts(config, "tpu:v5e:2x4")

@@ -59,7 +59,16 @@ STATES = {  # what is changed of a small GPT on 2 × 2 × 2 devices
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = (
+    "1f1b",
+    "full recomputation under dropout",
+    "full recomputation with sequence parallelism",
+    "split backwards that recompute",
+    "gpipe",
+)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES])
 def test_prediction_is_near_what_xla_allots(case: str) -> None:
     schedule, chunks, recompute, microbatches, data, tensor, sequence_parallel, dropout = CASES[case]
     config = sized(hidden_size=128, seq_len=256)
