@@ -167,6 +167,20 @@ def test_damaged_checkpoint_is_passed_over_and_kept(
     assert len(list((whole_run / "damaged_checkpoints").iterdir())) == 1
 
 
+def test_a_checkpoint_under_another_steps_name_is_passed_over(
+    config: Config, whole_run: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (whole_run / "checkpoints" / "4").rename(whole_run / "checkpoints" / "9")
+    config.train.num_steps = 12
+    trainer = Trainer(config)
+    with Checkpoints(whole_run) as checkpoints:
+        assert trainer.restore(checkpoints)
+    assert trainer.step == 6
+    (message,) = [message for message in caplog.messages if "checkpoint of step 9" in message]
+    assert message.endswith(f"{whole_run}/checkpoints/9: it is the checkpoint of step 4 under another name")
+    assert [path.name.partition("-")[0] for path in (whole_run / "damaged_checkpoints").iterdir()] == ["9"]
+
+
 def test_no_readable_checkpoint_stops(config: Config, whole_run: pathlib.Path) -> None:
     for meta in (whole_run / "checkpoints").glob("*/meta/metadata"):
         meta.write_text("{")
