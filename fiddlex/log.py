@@ -1,11 +1,27 @@
-"""What the binaries show of the log, on standard error."""
+"""What the binaries show of the log, on standard error, and what becomes of it when nobody can read it any more."""
 
+import contextlib
+import io
 import logging
+import os
 import sys
 from typing import TextIO
 
 from absl import flags
 from absl import logging as absl_logging
+
+
+class _LossyText(io.TextIOWrapper):
+    """A stream that drops what cannot be written: its reader is gone, its terminal closed, or its disk full."""
+
+    def write(self, text: str, /) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            super().flush()
 
 
 class _StderrHandler(logging.StreamHandler):
@@ -20,7 +36,12 @@ class _StderrHandler(logging.StreamHandler):
 
 
 def show_log() -> None:
-    """Shows fiddlex's own messages as plain lines, and of other libraries warnings and errors (or by --verbosity)."""
+    """Shows fiddlex's own messages as plain lines, and of other libraries warnings and errors (or by --verbosity).
+
+    From then on a write to standard error never fails: a program goes on without its log. A program that was started
+    with a standard stream closed writes that one nowhere.
+    """
+    _keep_streams()
     log = logging.getLogger("fiddlex")
     log.setLevel(logging.INFO)
     log.addHandler(_StderrHandler())
@@ -31,6 +52,17 @@ def show_log() -> None:
     absl_logging.get_absl_logger().addFilter(lambda record: not record.exc_info)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _print_unraisable
+
+
+def _keep_streams() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed; what is opened next would be taken for it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))
+    if sys.__stderr__ is not None and sys.stderr is sys.__stderr__:
+        file = io.FileIO(sys.stderr.fileno(), "wb", closefd=False)
+        sys.stderr = _LossyText(
+            io.BufferedWriter(file), encoding=sys.stderr.encoding, errors="backslashreplace", line_buffering=True
+        )
 
 
 def _print_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
