@@ -48,7 +48,7 @@ def show_log() -> None:
     log.propagate = False
     if not flags.FLAGS["verbosity"].present:
         absl_logging.set_verbosity(absl_logging.WARNING)
-    # What orbax and tensorstore leave behind when a read or write fails; the failure itself is raised and told once.
+    # What orbax and tensorstore leave behind when a write fails; the failure itself is raised and told once.
     absl_logging.get_absl_logger().addFilter(lambda record: not record.exc_info)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _print_unraisable
@@ -66,6 +66,6 @@ def _keep_streams() -> None:
 
 
 def _print_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
-    """As Python does, but for what tensorstore prints of every read or write that ends after the one that failed."""
+    """As Python does, but for what tensorstore prints of every write that ends after the one that failed."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)

@@ -195,7 +195,7 @@ class Checkpoints:
 
     def _restore(self, step: int, abstract: TrainState, layers: Sequence[int], fingerprint: str) -> TrainState:
         meta = self._open().restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
-        if meta.pop("checksum") != _text_checksum(meta):
+        if not isinstance(meta, dict) or meta.pop("checksum", None) != _text_checksum(meta):
             raise ValueError(f"what it says of itself is not what was saved: {meta}")
         if meta["step"] != step:
             raise ValueError(f"it is the checkpoint of step {meta['step']} under another name")
