@@ -1,7 +1,7 @@
 """Trains the same models with and without delayed weights, over several seeds, and compares their losses.
 
-    python experiments/quality.py --results=docs/studies/quality.jsonl [--seeds=3 --steps=2000 --models=gpt_4x128 …]
-    python experiments/quality.py --results=docs/studies/quality.jsonl --plot=docs/studies/quality.svg
+    python -m experiments.quality --results=docs/studies/quality.jsonl [--seeds=3 --steps=2000 --models=gpt_4x128 …]
+    python -m experiments.quality --results=docs/studies/quality.jsonl --plot=docs/studies/quality.svg
 
 Byte-level models on the source of Python's standard library (`stdlib`), four stages, four microbatches in a batch;
 equal data, steps and initial weights for all semantics of a seed. A BERT is then fine-tuned, synchronously, on the task

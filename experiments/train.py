@@ -2,8 +2,9 @@
 
     python experiments/train.py --config=configs/gpt_tiny.py --workdir=/tmp/gpt_tiny [--config.mesh.data=4 …]
 
-Any field of the config can be overridden. Ctrl-C and SIGTERM save and exit with status 130 or 143, as a shell tells of
-signals, so that a script or scheduler does not take the run for finished; the same command goes on from there.
+Any field of the config can be overridden. Ctrl-C, SIGTERM and SIGHUP (the terminal was closed) save and exit with
+status 130, 143 or 129, as a shell tells of signals, so that a script or scheduler does not take the run for finished;
+the same command goes on from there. A run goes on without its log where nobody reads it any more.
 """
 
 import json
@@ -26,13 +27,15 @@ def main(argv: list[str]) -> None:
     from fiddlex.train.loop import SAMPLING, train  # jax is imported once the command line is known to be right
 
     outcome = train(config, pathlib.Path(_WORKDIR.value))
-    if outcome.sample:
-        print(f"Sample after {outcome.step} steps (temperature {SAMPLING.temperature}):", file=sys.stderr)
-        print(outcome.sample)
-    if _FORMAT.value == "json":
-        print(json.dumps(outcome.to_dict()))
-    if outcome.stopped_by:
-        sys.exit(128 + outcome.stopped_by)
+    try:
+        if outcome.sample:
+            print(f"Sample after {outcome.step} steps (temperature {SAMPLING.temperature}):", file=sys.stderr)
+            print(outcome.sample)
+        if _FORMAT.value == "json":
+            print(json.dumps(outcome.to_dict()))
+    finally:
+        if outcome.stopped_by:  # which the status tells even where standard output went with the terminal
+            sys.exit(128 + outcome.stopped_by)
 
 
 if __name__ == "__main__":

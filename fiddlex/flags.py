@@ -94,8 +94,9 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     """Parses the flags, calls `main` and exits, as `absl.app.run`, with messages instead of tracebacks.
 
     The exit status is `USAGE_STATUS` for flags that cannot be parsed and for a ConfigError or ScheduleError wherever it
-    is raised, and `FAILURE_STATUS` for any other FiddlexError that `main` raises. Positional arguments are refused:
-    absl would end the flags at the first of them without a word.
+    is raised, and `FAILURE_STATUS` for any other FiddlexError that `main` raises, or when standard output cannot be
+    written. That standard error cannot be written changes nothing. Positional arguments are refused: absl would end the
+    flags at the first of them without a word.
 
     Args:
       main: takes the program's name in a list, as absl's.
@@ -117,6 +118,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         show_log()
         try:
             call(argv)
+            sys.stdout.flush()
         except FiddlexError as error:
             _exit(str(error), USAGE_STATUS if isinstance(error, ConfigError | ScheduleError) else FAILURE_STATUS)
         except BrokenPipeError:  # the reader of our output has gone, as `head` does
@@ -126,6 +128,11 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             _exit(str(error), FAILURE_STATUS)
         except KeyboardInterrupt:
             _exit("interrupted.", INTERRUPTED_STATUS)
+        finally:
+            try:
+                sys.stdout.flush()
+            except OSError:  # told already, or less than the status of a program that was stopped
+                _leave_output()
 
     app.run(guarded, flags_parser=_parse_flags)
 

@@ -35,7 +35,6 @@ FILES = [
     "generate",
     "make_task",
     "plan",
-    "quality",
     "schedule",
     "train",
     "what_if",

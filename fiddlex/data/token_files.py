@@ -1,5 +1,8 @@
 """Flat token files: little-endian uint16 or uint32 ids and nothing else, as nanoGPT's `train.bin`.
 
+Nothing in such a file tells its dtype, but its ids do: read as uint32, uint16 ids leave the vocabulary; read as uint16,
+every second half of a uint32 id is the upper one, which is next to nothing.
+
 Invariant: a file is memory-mapped and never read whole; what a caller gets is a read-only view of it.
 """
 
@@ -14,6 +17,10 @@ from fiddlex.errors import DataError
 SCANNED_TOKENS = 256 * 2**20
 _CHUNK_TOKENS = 2**22
 
+# What is looked at to tell uint32 ids from uint16 ones: pieces from the whole file, half a megabyte in all.
+_PIECES, _PIECE_TOKENS = 64, 2**12
+_LARGER_IDS = 40  # all on one side. Of uint16 ids, which fall on either, so many do that in one of 2⁴⁰ files
+
 
 def open_token_file(path: Path, *, dtype: str, vocab_size: int) -> np.memmap:
     """Maps the token file `path`.
@@ -27,7 +34,7 @@ def open_token_file(path: Path, *, dtype: str, vocab_size: int) -> np.memmap:
       uint16[tokens] or uint32[tokens].
 
     Raises:
-      DataError: when the file is missing, empty, cut short, or has ids outside the vocabulary.
+      DataError: when the file is missing, empty, cut short, of the other dtype, or has ids outside the vocabulary.
       OSError: when it cannot be read.
     """
     if not path.is_file():
@@ -45,8 +52,25 @@ def open_token_file(path: Path, *, dtype: str, vocab_size: int) -> np.memmap:
             "file is truncated or of another dtype. Copy it again, or set data.token_dtype."
         )
     tokens = np.memmap(path, dtype=item, mode="r")
+    if dtype == "uint16" and size % 4 == 0:
+        _check_halves(tokens, path, vocab_size=vocab_size)
     _check_vocab(tokens, path, dtype=dtype, vocab_size=vocab_size)
     return tokens
+
+
+def _check_halves(tokens: np.memmap, path: Path, *, vocab_size: int) -> None:
+    """Raises DataError when the tokens are by all appearance the lower and upper halves of uint32 ids."""
+    largest = (vocab_size - 1) >> 16  # upper half of an id in the vocabulary
+    spacing = max(_PIECE_TOKENS, -(-len(tokens) // (2 * _PIECES)) * 2)  # even: every piece begins with a lower half
+    pieces = [tokens[start : start + _PIECE_TOKENS] for start in range(0, len(tokens), spacing)]
+    lower, upper = (np.concatenate([piece[side::2] for piece in pieces]) for side in (0, 1))
+    if upper.max() <= largest and np.count_nonzero(lower > largest) >= _LARGER_IDS:
+        raise DataError(
+            f"tokens:{path} was made of uint32 ids, and data.token_dtype=uint16 cuts each in two: of "
+            f"{len(lower):,} pairs of tokens from the whole file the second is never above {largest}, the first up to "
+            f"{lower.max():,}. Set data.token_dtype=uint32. (If these are uint16 ids after all, append one to the "
+            "file: an odd number of them cannot be taken for uint32.)"
+        )
 
 
 def _check_vocab(tokens: np.memmap, path: Path, *, dtype: str, vocab_size: int) -> None:

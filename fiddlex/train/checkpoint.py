@@ -24,11 +24,15 @@ import orbax.checkpoint as ocp
 from jax import lax
 
 from fiddlex.errors import CheckpointError
+from fiddlex.train.reading import finish_reads
 from fiddlex.train.rows import move_rows, saved_form
 from fiddlex.train.scaling import Scaling
 from fiddlex.train.state import TrainState
+from fiddlex.train.workdir import writing
 
 logger = logging.getLogger(__name__)
+
+DAMAGED = "damaged_checkpoints"  # directory of a workdir
 
 
 class Checkpoints:
@@ -106,7 +110,7 @@ class Checkpoints:
             dtype in which they were.
           layers: the layer of each of its rows; a checkpoint with others is read and its rows moved.
           fingerprint: what the training data must be; empty: anything.
-          move_damaged: move checkpoints that cannot be read to `damaged_checkpoints`, beside `checkpoints`.
+          move_damaged: move checkpoints that cannot be read to `DAMAGED`, beside `checkpoints`.
 
         Raises:
           CheckpointError: when there are checkpoints and none can be read, or the newest that can belongs to other
@@ -120,10 +124,12 @@ class Checkpoints:
                 raise
             except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
                 damaged[step] = f"{self.path(step)}: {_first_line(error)}"
-                logger.warning("The checkpoint of step %d cannot be read and is passed over. %s", step, damaged[step])
+                then = f", to be moved to {DAMAGED}/ once an earlier one is read" if move_damaged else ""
+                text = "The checkpoint of step %d cannot be read and is passed over%s. %s"
+                logger.warning(text, step, then, damaged[step])
                 continue
             if move_damaged:
-                self.set_aside(damaged)
+                self._move_aside(damaged)
             return state
         if damaged:
             raise CheckpointError(
@@ -167,23 +173,32 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
             # One more than asked for: the newest proves itself only in the step after it.
+            finish_reads()
             options = ocp.CheckpointManagerOptions(max_to_keep=self._keep + 1, create=False)
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
 
     def set_aside(self, steps: Iterable[int]) -> None:
-        """Moves checkpoints that are of no use to `damaged_checkpoints`, beside `checkpoints`."""
-        self.close()  # the manager remembers what was there when it opened
-        for step in steps:
-            target = self.directory.with_name("damaged_checkpoints") / f"{step}-{int(time.time())}"
-            target.parent.mkdir(exist_ok=True)
-            self.path(step).rename(target)
+        """Moves checkpoints that are of no use to `DAMAGED`, beside `checkpoints`, and says so."""
+        for step, target in self._move_aside(steps).items():
             logger.warning("Moved the checkpoint of step %d to %s.", step, target)
+
+    def _move_aside(self, steps: Iterable[int]) -> dict[int, Path]:
+        """Moves checkpoints to `DAMAGED`; returns where each step's is now."""
+        self.close()  # the manager remembers what was there when it opened
+        moved = {step: self.directory.with_name(DAMAGED) / f"{step}-{int(time.time())}" for step in steps}
+        for step, target in moved.items():
+            with writing(target):
+                target.parent.mkdir(exist_ok=True)
+                self.path(step).rename(target)
+        return moved
 
     def _restore(self, step: int, abstract: TrainState, layers: Sequence[int], fingerprint: str) -> TrainState:
         meta = self._open().restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
-        if meta.pop("checksum") != _text_checksum(meta) or meta["step"] != step:
+        if not isinstance(meta, dict) or meta.pop("checksum", None) != _text_checksum(meta):
             raise ValueError(f"what it says of itself is not what was saved: {meta}")
+        if meta["step"] != step:
+            raise ValueError(f"it is the checkpoint of step {meta['step']} under another name")
         expected = meta["checksums"]
         if fingerprint and meta["fingerprint"] != fingerprint:
             raise CheckpointError(
@@ -270,6 +285,8 @@ def _text_checksum(meta: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(meta, sort_keys=True).encode())
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
+    while error.__cause__:  # orbax tells in between what it was reading, and the cause why it could not
+        error = error.__cause__
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return line if len(line) <= 300 else f"{line[:140]} … {line[-140:]}"  # the cause often stands at the end

@@ -62,7 +62,8 @@ class Outcome:
 def train(config: Config, workdir: Path) -> Outcome:
     """Trains to `train.num_steps`, or `train.patience`, going on from the newest good checkpoint in the workdir.
 
-    SIGINT and SIGTERM let the running step finish, save, and return; another SIGINT ends the run without saving.
+    SIGINT, SIGTERM and SIGHUP let the running step finish, save, and return; another SIGINT ends the run without
+    saving.
 
     Raises:
       FiddlexError: of every kind. For a loss that is not finite the message names the last good checkpoint.
@@ -239,7 +240,9 @@ class _Run:
 
 
 class StopSignals:
-    """Turns SIGINT and SIGTERM into a request to stop after the running step. A context manager.
+    """Turns SIGINT, SIGTERM and SIGHUP into a request to stop after the running step. A context manager.
+
+    SIGHUP, which a terminal sends when it closes, stays ignored where the run was started so (`nohup`).
 
     Attributes:
       received: the first signal that has come; None before.
@@ -251,7 +254,10 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            for number in numbers:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -265,7 +271,8 @@ class StopSignals:
         if not self.received:  # launchers may send SIGTERM more than once
             self.received = signal.Signals(number)
             text = "%s: stopping after the running step and saving; Ctrl-C again stops without saving."
-            logger.info(text, self.received.name)
+            with contextlib.suppress(RuntimeError):  # another line was being written, and the stream is not reentrant
+                logger.info(text, self.received.name)
 
 
 def _log_what_runs(trainer: Trainer) -> None:

@@ -208,6 +208,15 @@ def test_token_file_gives_its_last_share(tmp_path, dtype):
     assert corpus.describe() == f"tokens:{path}: 90 tokens for training; 10 tokens held out"
 
 
+@pytest.mark.parametrize("field", ["source", "eval_source"])
+def test_token_file_of_the_other_dtype_is_refused_with_its_field(tmp_path, field):
+    good = write_tokens(tmp_path / "good.bin", range(100))
+    wide = write_tokens(tmp_path / "wide.bin", range(100), "<u4")
+    sources = {"source": f"tokens:{good}", "eval_source": f"tokens:{good}", field: f"tokens:{wide}"}
+    with pytest.raises(DataError, match=rf"^data\.{field}: .*wide\.bin was made of uint32 .* Set data\.token_dtype="):
+        load(vocab_size=100, **sources)
+
+
 def test_token_folder(tmp_path):
     write_tokens(tmp_path / "train.bin", range(50))
     write_tokens(tmp_path / "val.bin", range(50, 60))

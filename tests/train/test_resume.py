@@ -196,6 +196,38 @@ def test_damaged_checkpoint_is_passed_over_and_kept(
     assert len(list((whole_run / "damaged_checkpoints").iterdir())) == 1
 
 
+def test_a_checkpoint_under_another_steps_name_is_passed_over(
+    config: Config, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(config)
+    with Checkpoints(tmp_path) as checkpoints:
+        for trainer.step in (4, 6):
+            trainer.save(checkpoints)
+    (tmp_path / "checkpoints" / "4").rename(tmp_path / "checkpoints" / "9")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert trainer.restore(checkpoints)
+    assert trainer.step == 6
+    (message,) = caplog.messages
+    assert message.startswith("The checkpoint of step 9 cannot be read and is passed over")
+    assert message.endswith(f"{tmp_path}/checkpoints/9: it is the checkpoint of step 4 under another name")
+    assert [path.name.partition("-")[0] for path in (tmp_path / "damaged_checkpoints").iterdir()] == ["9"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"step": 6}'])
+def test_metadata_of_another_kind_is_told_as_damage(
+    text: str, config: Config, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(config)
+    with Checkpoints(tmp_path) as checkpoints:
+        for trainer.step in (4, 6):
+            trainer.save(checkpoints)
+    (tmp_path / "checkpoints" / "6" / "meta" / "metadata").write_text(text)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert trainer.restore(checkpoints)
+    assert trainer.step == 4
+    assert "checkpoints/6: what it says of itself is not what was saved" in caplog.text
+
+
 def test_no_readable_checkpoint_stops(config: Config, whole_run: pathlib.Path) -> None:
     for meta in (whole_run / "checkpoints").glob("*/meta/metadata"):
         meta.write_text("{")

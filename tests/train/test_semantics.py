@@ -13,7 +13,7 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.data import Loader
 from fiddlex.errors import ConfigError, NonFiniteError
-from fiddlex.train import loop
+from fiddlex.train import loop, transfer
 from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer, load_trainer
 from fiddlex.train.windowed import Windowed
@@ -212,6 +212,30 @@ def test_float16_resumes_with_its_scales(config: Config, tmp_path: pathlib.Path)
     assert found == losses
     chex.assert_trees_all_equal(second.weights(), whole.weights())
     chex.assert_trees_all_equal(second.state.scaling, whole.state.scaling)
+
+
+def test_each_older_version_of_the_weights_is_saved_and_resumed_in_its_place(
+    config: Config, tmp_path: pathlib.Path
+) -> None:
+    """With a delay of three the batches after a checkpoint are run with three older versions, each another."""
+    config.pipeline.semantics, config.train.num_steps = "delay:3", 9
+    whole, resumed = Trainer(copy.deepcopy(config)), Trainer(config)
+    weights = []
+    for _ in range(5):
+        weights.append(whole.weights())
+        whole.record(whole.dispatch())
+    with Checkpoints(tmp_path) as checkpoints:
+        whole.save(checkpoints)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert resumed.restore(checkpoints)
+    program = resumed._program
+    older = program.source.older(resumed.state)
+    assert list(older) == [f"weights_{age}_updates_ago" for age in (1, 2, 3)]
+    for age, found in enumerate(older.values(), 1):
+        chex.assert_trees_all_equal(transfer.whole(found, program.model, resumed.layout), weights[-age])
+    losses = [record["loss"] for record in whole.steps(4)]
+    assert [record["loss"] for record in resumed.steps(4)] == losses
+    chex.assert_trees_all_equal(resumed.weights(), whole.weights())
 
 
 def test_a_step_that_was_broken_off_is_taken_again(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,64 @@
+"""The time that the search prunes by is one that no layout beats; by a longer one it would pass over the best."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fiddlex.config import Config, ModelConfig
+from fiddlex.planner.costs import MicrobatchTimes
+from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem
+from fiddlex.planner.search import _cut, _least_seconds, _Space, score
+from fiddlex.planner.shapes import batch_seconds
+from fiddlex.topology import load_topology
+
+ROUNDING = 1 + 1e-9
+PIPELINES = [(name, "sync") for name in ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")] + [("1f1b", "2bw")]
+
+
+@st.composite
+def pipelines(draw):
+    """A layout of the space for some number of layers, that number, and times of a microbatch."""
+    schedule, semantics = draw(st.sampled_from(PIPELINES))
+    pipe = draw(st.integers(1 if (schedule, semantics) == ("1f1b", "sync") else 2, 5))
+    chunks = {"interleaved_1f1b": draw(st.integers(2, 3)), "zb_v": 2}.get(schedule, 1)
+    m = draw(st.integers(pipe if semantics == "2bw" else 1, 4 * pipe))
+    if schedule == "interleaved_1f1b":
+        m = -(-m // pipe) * pipe
+    layers = draw(st.integers(pipe * chunks, 3 * pipe * chunks))
+    quarters = st.integers(0, 12).map(lambda number: number / 4)  # of a second, so that sums are exact in any order
+    forward, inputs, weights, embed, head, embed_backward = draw(st.tuples(*[quarters] * 6))
+    hops = draw(st.one_of(st.just((0.0,) * pipe), st.tuples(*[quarters] * pipe)))
+    return (
+        Layout(1, pipe, 1, False, schedule, chunks, m, semantics, "none"),
+        layers,
+        MicrobatchTimes(forward, inputs, weights, 0.0, embed, head, embed_backward, 0.0, hops),
+    )
+
+
+@settings(max_examples=300)
+@given(pipelines())
+def test_no_pipeline_is_faster_than_its_bound(pipeline):
+    layout, layers, times = pipeline
+    cut = _cut(layout.schedule, layout.pipe, layout.chunks, layers)
+    simulated = batch_seconds(layout.shape, times.costs(cut.placement))
+    assert _least_seconds(layout, cut, times) <= simulated * ROUNDING
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("topology", ["a100_80", "tpu_v5e"])
+def test_no_layout_scores_below_what_it_is_taken_in_the_order_of(topology, objective):
+    model = ModelConfig("gpt", "", 6, 256, 4, vocab_size=512, seq_len=128, dtype="bfloat16")
+    config = Config(model=model)
+    config.data.global_batch_size = 12
+    space = _Space(Problem(config, load_topology(topology), 8, objective=objective))
+    for entry in space.entries():
+        plan = space.plan(entry.layout, space.memory(entry.layout))
+        assert entry.least <= tuple(each * ROUNDING for each in score(objective, plan)), entry.layout
+
+
+def test_the_bound_of_layers_that_are_alike_is_the_time_itself():
+    """So that little is looked at: of 1F1B without hops the bound has nothing to spare."""
+    layout = Layout(1, 4, 1, False, "1f1b", 1, 8, "sync", "none")
+    times = MicrobatchTimes(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, (0.0,) * 4)
+    cut = _cut("1f1b", 4, 1, 8)
+    assert _least_seconds(layout, cut, times) == batch_seconds(layout.shape, times.costs(cut.placement)) == 66.0

@@ -1,0 +1,74 @@
+"""Which signals ask a run to stop, and which are left alone."""
+
+import io
+import logging
+import pathlib
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from fiddlex.train.loop import StopSignals
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    signal.signal(signal.SIGHUP, lambda *_: None)  # not the end of the tests, if the run does not handle it
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_is_received_and_handlers_are_put_back(number: signal.Signals) -> None:
+    signal.signal(number, before := lambda *_: None)
+    with StopSignals() as stop:
+        assert stop.received is None
+        signal.raise_signal(number)
+        signal.raise_signal(signal.SIGHUP)  # a launcher or terminal may send more
+        assert stop.received == number
+    assert signal.getsignal(number) == before
+
+
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignals() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.received is None
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_ctrl_c_again_stops_at_once() -> None:
+    with StopSignals() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert stop.received == signal.SIGHUP
+
+
+def test_a_signal_in_the_midst_of_a_line_of_the_log_is_received(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler has something to say itself, and a stream takes nothing while it is being written."""
+
+    class Interrupted(io.FileIO):
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            signal.raise_signal(signal.SIGTERM)
+            return super().write(data)
+
+    log = logging.getLogger("fiddlex")
+    with (
+        io.TextIOWrapper(io.BufferedWriter(Interrupted(tmp_path / "log", "w")), line_buffering=True) as stream,
+        StopSignals() as stop,
+    ):
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(log, "handlers", [logging.StreamHandler(stream)])
+        monkeypatch.setattr(log, "propagate", False)
+        monkeypatch.setattr(log, "level", logging.INFO)
+        log.info("a line")
+        assert stop.received == signal.SIGTERM
+        log.info("another")
+    assert (tmp_path / "log").read_text() == "a line\nanother\n"
