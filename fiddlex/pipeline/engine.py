@@ -345,6 +345,10 @@ class Engine:
     def _empty(self, like: jax.Array, *sizes: int) -> jax.Array:
         """An array [*sizes, …] of elements of the type of `like`."""
         element = self._filled(like) if jnp.issubdtype(like.dtype, jnp.inexact) else jnp.zeros_like(like)
+        # Of random keys, zeros_like does not keep the mesh axes over which they vary.
+        varying = [jax.typeof(x).manual_axis_type.varying for x in (like, element)]
+        if axes := tuple(varying[0] - varying[1]):
+            element = lax.pcast(element, axes, to="varying")
         return jnp.broadcast_to(element, (*sizes, *like.shape))
 
 

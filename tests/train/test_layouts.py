@@ -10,8 +10,10 @@ from fiddlex.train import gradients
 from tests.train.layouts import COVERING, FURTHER, Case, case, check_layout
 
 # Pairs of levels that no case has. Two stages on each of three ranks take six layers, and the cases have four or five;
-# `odd` is a table for three ranks, two chunks and four microbatches, whose four stages have a layer each.
+# `odd` is a table for three ranks, two chunks and four microbatches, whose four stages have a layer each. Without
+# dropout the choices of an example score nearly alike, and gradients of the last norm's bias cancel but for rounding.
 NOT_COVERED = {
+    (("model", "multiple_choice,post"), ("dropout", "-")),
     *((("schedule", schedule), ("pipe", pipe)) for schedule in ("interleaved_1f1b", "zb_v") for pipe in (3, 4)),
     *((("schedule", "odd"), ("pipe", pipe)) for pipe in (1, 2, 4)),
     (("schedule", "odd"), ("microbatches", "at most the ranks")),
