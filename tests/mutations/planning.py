@@ -43,8 +43,8 @@ MUTATIONS = (
     Mutation(
         "hops-take-no-time-free-running",
         "fiddlex/simulate/clock.py",
-        old="hop = hops[need.stage] if schedule.placement[need.stage] != rank else 0.0",
-        new="hop = 0.0",
+        old="hops[actions[need].stage] if need",
+        new="0.0 if need",
         tests=("tests/simulate/test_clock.py::test_a_hop_is_paid_between_ranks_only_and_by_the_stage_that_sends",),
     ),
     Mutation(

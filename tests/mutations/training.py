@@ -197,8 +197,8 @@ MUTATIONS = (
     Mutation(
         "damaged-description-of-a-checkpoint-accepted",
         CHECKPOINTS,
-        old='if meta.pop("checksum") != _text_checksum(meta) or',
-        new='if meta.pop("checksum") is None or',
+        old='meta.pop("checksum", None) != _text_checksum(meta)',
+        new='meta.pop("checksum", None) is None',
         tests=(CHECKPOINT,),
     ),
     Mutation(
