@@ -4,6 +4,7 @@ It shares with fiddlex only the names in the weights dictionary and the written 
 (`fiddlex/models/dropout.py`: which key belongs to which element). Layers are unstacked before the optimizer sees them.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -47,16 +48,14 @@ def train(
     weights = unstack(weights)
     history = [weights]
     optimizer = make_optimizer(config)
-    state = optimizer.init(weights)
+    state = jax.jit(optimizer.init)(weights)
     losses, norms, first_grads = [], [], None
+    gradient = _gradient(loss_fn or gpt_loss_fn, config)
 
     @jax.jit
-    def step(weights: Tree, stale: Tree, state: Tree, batch: Tree, number: jax.Array) -> Any:
-        loss, grads = jax.value_and_grad(loss_fn or gpt_loss_fn)(stale, batch, number, config)
-        grads["embedding"]["tokens"] += grads["head"].pop("tokens")  # they are tied
-        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+    def update(weights: Tree, state: Tree, grads: Tree) -> Any:
         updates, state = optimizer.update(grads, state, weights)
-        return optax.apply_updates(weights, updates), state, loss, norm, grads
+        return optax.apply_updates(weights, updates), state
 
     for number, batch in enumerate(batches):
         lag = delays(number) if delays else Delays(0, (0,) * len(weights["layers"]), 0)
@@ -66,12 +65,29 @@ def train(
             "layers": [version["layers"][i] for i, version in enumerate(layers)],
             "head": head["head"] | {"tokens": head["embedding"]["tokens"]},
         }
-        weights, state, loss, norm, grads = step(weights, stale, state, batch, jnp.int32(number))
+        loss, norm, grads = gradient(stale, batch, jnp.int32(number))
+        weights, state = update(weights, state, grads)
         history.append(weights)
         first_grads = grads if first_grads is None else first_grads
         losses.append(float(loss))
         norms.append(float(norm))
     return {"losses": losses, "norms": norms, "grads": first_grads, "weights": weights}
+
+
+_gradients: dict[Any, Callable[..., Any]] = {}
+
+
+def _gradient(loss_fn: Callable[[Tree, Tree, jax.Array, Config], jax.Array], config: Config) -> Callable[..., Any]:
+    """Loss, global gradient norm and gradients, compiled once for all runs whose model and seed are the same."""
+    key = (loss_fn, dataclasses.astuple(config.model), config.train.seed)
+
+    @jax.jit
+    def gradient(weights: Tree, batch: Tree, number: jax.Array) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(weights, batch, number, config)
+        grads["embedding"]["tokens"] += grads["head"].pop("tokens")  # they are tied
+        return loss, jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads))), grads
+
+    return _gradients.setdefault(key, gradient)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:

@@ -128,6 +128,7 @@ def test_compile_tells_of_memory_and_reads_no_data() -> None:
     assert "2 devices of tpu_v5e are no cluster that can be compiled for" in no_slice
 
 
+@pytest.mark.long
 @pytest.mark.skipif(num_cores() < 2, reason="the comparison needs two cores")
 def test_throughput_looks_for_no_tpu(text_file: pathlib.Path) -> None:
     sizes = ["--config.model.num_layers=2", "--config.model.hidden_size=32", "--config.model.seq_len=32"]
@@ -152,7 +153,8 @@ def test_full_disk(
     kilobytes: int, fields: dict[str, int], message: str, tmp_path: pathlib.Path, text_file: pathlib.Path
 ) -> None:
     # Of each file, which is as good as a full disk; the compilation cache would be one that warns.
-    limited = f'unset JAX_COMPILATION_CACHE_DIR && ulimit -f {kilobytes} && exec "$@"'
+    flags = f"export XLA_FLAGS='{os.environ['XLA_FLAGS']}'"
+    limited = f'{flags}; unset JAX_COMPILATION_CACHE_DIR; ulimit -f {kilobytes}; exec "$@"'
     arguments = train_arguments(tmp_path, text_file, **fields)
     done = call_by_hand(EXPERIMENTS / "train.py", *arguments, status=1, shell=limited)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("step ")]

@@ -71,9 +71,8 @@ def whole_run(config: Config, finished: pathlib.Path, tmp_path: pathlib.Path) ->
     [
         "sync",
         pytest.param("2bw", marks=pytest.mark.long),
-        "2bw bfloat16",
         pytest.param("stash", marks=pytest.mark.long),
-        "sync:0.5,2bw:2,vertical_sync",
+        "sync:0.5,2bw:2,vertical_sync bfloat16",
     ],
 )
 def test_resume_gives_the_same_bits(semantics: str, config: Config, tmp_path: pathlib.Path) -> None:
@@ -91,7 +90,7 @@ def test_resume_gives_the_same_bits(semantics: str, config: Config, tmp_path: pa
     assert (outcome.step, outcome.stopped_by) == (6, None)
     assert records(workdir) == records(whole_run)
     for resumed, whole in zip(final_state(workdir, config), final_state(whole_run, config), strict=True):
-        np.testing.assert_array_equal(resumed, whole)
+        assert resumed.tobytes() == whole.tobytes()  # NaN too, where memory holds nothing
 
 
 def interrupted_run(config: Config, workdir: pathlib.Path, *, after: int) -> int:
