@@ -12,8 +12,6 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
 # what was compiled.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "jax")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
-# XLA has a thread for each device, on which one collective waits; of a table such as `odd` four hops may wait at once.
-os.environ["PJRT_NPROC"] = "24"
 # Processes that tests start import this very tree, whatever fiddlex is installed.
 os.environ["PYTHONPATH"] = str(pathlib.Path(__file__).parents[1])
 

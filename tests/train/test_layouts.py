@@ -1,12 +1,16 @@
 """Every layout trains as one device does: losses, gradient norms and weights against a plain reference."""
 
+import dataclasses
 import itertools
+import pathlib
 
 import pytest
 
 from fiddlex.config import Config
 from fiddlex.models import dropout
 from fiddlex.train import gradients
+from tests.programs import call
+from tests.train import one_layout
 from tests.train.layouts import COVERING, FURTHER, Case, case, check_layout
 
 # Pairs of levels that no case has. Two stages on each of three ranks take six layers, and the cases have four or five;
@@ -59,7 +63,12 @@ def test_the_default_tier_covers_every_pair_of_levels() -> None:
 
 @pytest.mark.parametrize("layout", COVERING, ids=str)
 def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
-    check_layout(layout, tiny_config)
+    if layout.schedule == "odd" and not layout.mesh.endswith("x1"):
+        # XLA has a thread for each device, and each hop of the table and sum over tensor may wait on one.
+        row, threads = " ".join(dataclasses.astuple(layout)), {"PJRT_NPROC": "32"}
+        call(pathlib.Path(one_layout.__file__), tiny_config.to_json(), row, environment=threads)
+    else:
+        check_layout(layout, tiny_config)
 
 
 @pytest.mark.long
