@@ -3,7 +3,7 @@
 A server that has imported what the programs import (and has not started jax) forks for each run, so that a test pays
 for the program and not for its imports. The process is real: it has its own flags, signals, exit status, standard
 streams and fake devices. What differs from a start by hand: nothing is imported anew and interpreter shutdown is
-skipped; `tests/test_binaries.py` starts each program once by hand too.
+skipped; `tests/test_binaries.py` also starts each program by hand, to show its help, and trains by hand once.
 """
 
 import contextlib
