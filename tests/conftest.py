@@ -1,5 +1,6 @@
 """Eight fake CPU devices for every test, tiers of tests, and small configs and data that tests share."""
 
+import gc
 import os
 import pathlib
 
@@ -22,6 +23,11 @@ import pytest
 jax.config.update("jax_num_cpu_devices", 8)
 
 from fiddlex.config import Config  # noqa: E402  # after the devices are set
+
+# Tracing makes many objects and hardly a cycle among them; looking for cycles as often as usual took a twentieth of
+# the tests' time.
+gc.freeze()
+gc.set_threshold(50_000, 20, 20)
 
 # Examples of a property that sets no number of its own; without deadlines, since times vary with the machine's load.
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None)

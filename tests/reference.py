@@ -4,7 +4,9 @@ It shares with fiddlex only the names in the weights dictionary and the written 
 (`fiddlex/models/dropout.py`: which key belongs to which element). Layers are unstacked before the optimizer sees them.
 """
 
+import copy
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -48,15 +50,15 @@ def train(
     weights = unstack(weights)
     history = [weights]
     optimizer = make_optimizer(config)
-    state = jax.jit(optimizer.init)(weights)
-    losses, norms, first_grads = [], [], None
-    gradient = _gradient(loss_fn or gpt_loss_fn, config)
 
     @jax.jit
-    def update(weights: Tree, state: Tree, grads: Tree) -> Any:
-        updates, state = optimizer.update(grads, state, weights)
+    def update(weights: Tree, state: Tree, grads: Tree, scale: jax.Array) -> Any:
+        updates, state = optimizer.update(jax.tree.map(lambda g: g * scale, grads), state, weights)
         return optax.apply_updates(weights, updates), state
 
+    # No update rule looks from one tensor to another, so that each layer is updated alone, by one compiled program.
+    state = _in_parts(jax.jit(optimizer.init), weights)
+    losses, norms, first_grads = [], [], None
     for number, batch in enumerate(batches):
         lag = delays(number) if delays else Delays(0, (0,) * len(weights["layers"]), 0)
         embedding, head, *layers = (history[max(number - d, 0)] for d in (lag.embedding, lag.head, *lag.layers))
@@ -65,8 +67,13 @@ def train(
             "layers": [version["layers"][i] for i, version in enumerate(layers)],
             "head": head["head"] | {"tokens": head["embedding"]["tokens"]},
         }
-        loss, norm, grads = gradient(stale, batch, jnp.int32(number))
-        weights, state = update(weights, state, grads)
+        loss, grads = jax.value_and_grad(loss_fn or gpt_loss_fn)(stale, batch, jnp.int32(number), config)
+        grads["embedding"]["tokens"] += grads["head"].pop("tokens")  # they are tied
+        norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(grads)))
+        most = config.optimizer.clip_norm
+        scale = jnp.float32(most / norm if most and norm > most else 1)
+        updated = _in_parts(functools.partial(update, scale=scale), weights, state, grads)
+        weights, state = (_in_parts(lambda pair, i=i: pair[i], updated) for i in (0, 1))
         history.append(weights)
         first_grads = grads if first_grads is None else first_grads
         losses.append(float(loss))
@@ -74,37 +81,23 @@ def train(
     return {"losses": losses, "norms": norms, "grads": first_grads, "weights": weights}
 
 
-_gradients: dict[Any, Callable[..., Any]] = {}
-
-
-def _gradient(loss_fn: Callable[[Tree, Tree, jax.Array, Config], jax.Array], config: Config) -> Callable[..., Any]:
-    """Loss, global gradient norm and gradients, compiled once for all runs whose model and seed are the same."""
-    key = (loss_fn, dataclasses.astuple(config.model), config.train.seed)
-
-    @jax.jit
-    def gradient(weights: Tree, batch: Tree, number: jax.Array) -> Any:
-        loss, grads = jax.value_and_grad(loss_fn)(weights, batch, number, config)
-        grads["embedding"]["tokens"] += grads["head"].pop("tokens")  # they are tied
-        return loss, jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads))), grads
-
-    return _gradients.setdefault(key, gradient)
+def _in_parts(function: Callable[..., Any], weights: Tree, *others: Tree) -> Tree:
+    """What `function` gives for the embedding, each layer, and the head of the trees."""
+    trees = (weights, *others)
+    layers = [function(*parts) for parts in zip(*(tree["layers"] for tree in trees), strict=True)]
+    return {name: function(*(tree[name] for tree in trees)) for name in ("embedding", "head")} | {"layers": layers}
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """The update rule, after clipping."""
     section = config.optimizer
     rate = optax.constant_schedule(section.learning_rate)
-    decayed = {
-        "kernel",
-        "tokens",
-        "positions",
-        "token_types",
-        "score",
-    }  # names of the matrices; norms and biases are left alone
+    # Names of the matrices; norms and biases are left alone.
+    decayed = {"kernel", "tokens", "positions", "token_types", "score"}
 
     def decay(weights: Tree) -> Tree:
         return jax.tree_util.tree_map_with_path(lambda path, w: path[-1].key in decayed, weights)
 
-    clip = optax.clip_by_global_norm(section.clip_norm) if section.clip_norm else optax.identity()
     decayed_weights = optax.add_decayed_weights(section.weight_decay, decay)
     adam = {"b1": section.beta1, "b2": section.beta2, "eps": section.epsilon}
     decoupled = {"weight_decay": section.weight_decay, "mask": decay}
@@ -115,7 +108,18 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
         "lamb": lambda: optax.lamb(rate, **adam, **decoupled),
         "adafactor": lambda: optax.adafactor(section.learning_rate),
     }
-    return optax.chain(clip, optimizers[section.name]())
+    return optimizers[section.name]()
+
+
+_compiled: dict[Any, Callable[..., Any]] = {}
+
+
+def compiled(function: Callable[..., Any], config: Config) -> Callable[..., Any]:
+    """`function` of a config, compiled once for all that call it with the same model and seed."""
+    key = (function, dataclasses.astuple(config.model), config.train.seed)
+    if key not in _compiled:
+        _compiled[key] = jax.jit(functools.partial(function, config=copy.deepcopy(config)))
+    return _compiled[key]
 
 
 def gpt_loss_fn(weights: Tree, batch: Tree, number: jax.Array, config: Config) -> jax.Array:
@@ -128,11 +132,15 @@ def logits_fn(weights: Tree, tokens: jax.Array, number: jax.Array | None, config
     """Whole logits [B, S, V]; `number` is the step for dropout, None for none. A head may have its own token table."""
     table, positions = weights["embedding"]["tokens"], weights["embedding"]["positions"]
     x = drop(table[tokens] + positions[: tokens.shape[1]], 0, number, config)
-    for i, layer in enumerate(weights["layers"]):
-        y = attention(layer["attention"], norm(layer["attention_norm"], x), 1 + 3 * i, number, config)
-        x = x + drop(y, 2 + 3 * i, number, config)
-        x = x + drop(mlp(layer["mlp"], norm(layer["mlp_norm"], x)), 3 + 3 * i, number, config)
+    for i, w in enumerate(weights["layers"]):
+        x = compiled(layer, config)(w, x, 3 * i, number)
     return norm(weights["head"]["norm"], x) @ weights["head"].get("tokens", table).T
+
+
+def layer(w: Tree, x: jax.Array, site: int, number: jax.Array | None, config: Config) -> jax.Array:
+    y = attention(w["attention"], norm(w["attention_norm"], x), site + 1, number, config)
+    x = x + drop(y, site + 2, number, config)
+    return x + drop(mlp(w["mlp"], norm(w["mlp_norm"], x)), site + 3, number, config)
 
 
 def attention(w: Tree, x: jax.Array, site: int, number: jax.Array | None, config: Config) -> jax.Array:

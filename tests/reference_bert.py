@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fiddlex.config import Config
-from tests.reference import drop, mlp, norm
+from tests.reference import compiled, drop, mlp, norm
 
 Tree = Any
 
@@ -43,14 +43,19 @@ def hidden_fn(weights: Tree, batch: Tree, number: jax.Array | None, config: Conf
     places = jnp.sum(same & np.tri(tokens.shape[1], k=-1, dtype=bool), axis=-1)
     x = embedding["tokens"][tokens] + embedding["positions"][places] + embedding["token_types"][types]
     x = drop(norm(embedding["norm"], x) if post else x, 0, number, config)
-    for i, layer in enumerate(weights["layers"]):
-        normed = x if post else norm(layer["attention_norm"], x)
-        x = x + drop(attention(layer["attention"], normed, same, 1 + 3 * i, number, config), 2 + 3 * i, number, config)
-        x = norm(layer["attention_norm"], x) if post else x
-        normed = x if post else norm(layer["mlp_norm"], x)
-        x = x + drop(mlp(layer["mlp"], normed), 3 + 3 * i, number, config)
-        x = norm(layer["mlp_norm"], x) if post else x
+    for i, w in enumerate(weights["layers"]):
+        x = compiled(layer, config)(w, x, same, 3 * i, number)
     return x if post else norm(weights["head"]["norm"], x)
+
+
+def layer(w: Tree, x: jax.Array, same: jax.Array, site: int, number: jax.Array | None, config: Config) -> jax.Array:
+    post = config.model.post_norm
+    normed = x if post else norm(w["attention_norm"], x)
+    x = x + drop(attention(w["attention"], normed, same, site + 1, number, config), site + 2, number, config)
+    x = norm(w["attention_norm"], x) if post else x
+    normed = x if post else norm(w["mlp_norm"], x)
+    x = x + drop(mlp(w["mlp"], normed), site + 3, number, config)
+    return norm(w["mlp_norm"], x) if post else x
 
 
 def attention(w: Tree, x: jax.Array, same: jax.Array, site: int, number: jax.Array | None, config: Config) -> jax.Array:

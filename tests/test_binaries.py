@@ -13,6 +13,7 @@ import pytest
 
 from fiddlex.mesh import num_cores
 from tests.programs import EXPERIMENTS, ROOT, call, started
+from tests.small_run import steps
 
 TINY = [
     "--config.model.num_layers=4",
@@ -70,11 +71,6 @@ def train_arguments(workdir: pathlib.Path, text_file: pathlib.Path, **train: int
         *TINY,
         *fields,
     ]
-
-
-def steps(workdir: pathlib.Path) -> list[int]:
-    path = workdir / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path) -> None:

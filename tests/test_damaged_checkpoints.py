@@ -11,7 +11,7 @@ from fiddlex.train import workdir as workdirs
 from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.reading import _patient
 from fiddlex.train.trainer import Trainer
-from tests.processes import ENVIRONMENT, config_of, small, train_line
+from tests.small_run import ENVIRONMENT, config_of, small, train_line
 
 
 def truncate(path: pathlib.Path) -> None:

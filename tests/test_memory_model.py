@@ -38,7 +38,9 @@ def wide() -> Config:
     return config
 
 
-@pytest.mark.parametrize("case", ON_TPUS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.long] * (case in ("1f1b", "2bw"))) for case in ON_TPUS]
+)
 def test_prediction_is_near_what_xla_assigns_on_tpus(case: str) -> None:
     pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
     config = changed(wide(), ON_TPUS[case]).validate()

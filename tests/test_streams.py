@@ -11,7 +11,7 @@ import time
 import pytest
 
 from fiddlex.train.checkpoint import Checkpoints
-from tests.processes import ENVIRONMENT, small, steps, train_line
+from tests.small_run import ENVIRONMENT, small, steps, train_line
 
 PROGRAM = """
 import logging, os, sys

@@ -162,8 +162,8 @@ print(free_running(mine, slow_hops).memory(0, activation=3e9)[:4])
 # ## Run it
 #
 # The executor scans the table that `lower` makes and knows no schedule by name, so this one trains like any other: here
-# a small GPT on four fake devices, a layer each, beside 1F1B, zero-bubble and one device alone. Dropout is on; the
-# losses agree to rounding.
+# a small GPT on four fake devices, a layer each, beside zero-bubble and one device alone. Dropout is on; the losses
+# agree to rounding.
 
 
 # %%
@@ -177,7 +177,7 @@ def losses(schedule: str, pipe: int) -> list[float]:
     return [record["loss"] for record in Trainer(config).steps(5)]
 
 
-in_a_pipe = {schedule: losses(schedule, pipe=4) for schedule in ("eager_1f1b", "1f1b", "zb_h1")}
+in_a_pipe = {schedule: losses(schedule, pipe=4) for schedule in ("eager_1f1b", "zb_h1")}
 alone = losses("1f1b", pipe=1)
 for name, values in in_a_pipe.items():
     print(f"{name:10}", np.round(values, 5))

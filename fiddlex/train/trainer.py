@@ -289,7 +289,7 @@ class Trainer:
         Raises:
           CheckpointError: when there are no weights to be had, or they do not fit the model.
         """
-        weights = pretrained(workdir, self.config, self.mesh, self.weights())
+        weights = pretrained(workdir, self.config, self.mesh, self.weights)
         state = self.state._replace(weights=placed(weights, self._program.model, self.layout, self.mesh), ahead={})
         self._state = self._program.resume(state)
 

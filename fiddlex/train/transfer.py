@@ -7,6 +7,7 @@ classifier that told something else. What it does not give starts as it would wi
 import copy
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +66,17 @@ def placed(host: Weights, model: Model, layout: Layout, mesh: Mesh) -> Weights:
     return jax.device_put(arrays, named(mesh, layout.master))
 
 
-def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Weights) -> Weights:
+def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], Weights]) -> Weights:
     """The weights that a run begins with.
 
     Args:
       workdir: of the other run, `train.init_from`; its best weights are taken, or else its newest.
       config: of the run that begins.
       mesh: that it runs on.
-      fresh: its own initial weights, as `whole` gives them.
+      fresh: gives its own initial weights in the form of `whole`; called when the other run's are found to fit.
 
     Returns:
-      As `fresh`, with what the other run gives.
+      Weights in the form of `whole`: the other run's where it has them, else the fresh ones.
 
     Raises:
       CheckpointError: when there are no weights to be had, or they do not fit the model.
@@ -95,7 +96,7 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Weights) -> Wei
     if not same_task:
         for name in ("classifier", "score"):
             given["head"].get("label", {}).pop(name, None)
-    taken, new = _taken(given, fresh)
+    taken, new = _taken(given, fresh())
     logger.info("The run starts from these weights; new: %s.", ", ".join(new) or "nothing")
     return taken
 

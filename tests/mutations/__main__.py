@@ -6,7 +6,7 @@
 
 Works on a copy of the working tree (what git tracks, and what is neither tracked nor ignored), so that nothing in the
 repository changes. The tests that mutations name run once as they are and must pass; then each mutation is applied and
-its own tests run until the first fails. Only the default tier counts: tests marked `slow` do not run. Progress goes to
+its own tests run until the first fails. Only the default tier counts: tests marked `long` do not run. Progress goes to
 standard error, a table in Markdown to standard output.
 
 Ends with status 1 when a mutation is not caught, with 2 when the list is wrong or the tests fail without a mutation.

@@ -4,6 +4,7 @@ from tests.mutations.mutation import Mutation
 
 GRADIENTS = "tests/train/test_gradients.py::test_gradients_are_those_of_the_plain_model"
 BERT, GPT = f"{GRADIENTS}[BERT]", f"{GRADIENTS}[GPT]"
+OLDER = "tests/train/test_semantics.py::test_each_older_version_of_the_weights_is_saved_and_resumed_in_its_place"
 LAGGING = "tests/train/test_semantics.py::test_phases_of_a_run_lose_no_microbatch[2bw-delays3]"
 OVERFLOWING = "tests/train/test_semantics.py::test_float16_leaves_out_updates_that_overflow_and_no_others[sync]"
 RESUMED = "tests/train/test_semantics.py::test_float16_resumes_with_its_scales"
@@ -185,7 +186,7 @@ MUTATIONS = (
         "fiddlex/train/windowed.py",
         old="older[min(age, len(older)) - 1],",
         new="older[0],",
-        tests=("tests/train/test_windowed.py",),
+        tests=(OLDER,),
     ),
     Mutation(
         "checksums-not-compared",

@@ -17,7 +17,7 @@ CASES = {
 MICROBATCH_BYTES, KEY_BYTES = 4 + 3 * 4 * (len(COLUMNS) + 2), 32
 
 
-LONG = ("1f1b that recomputes", "interleaved")
+LONG = ("1f1b", "1f1b that recomputes", "interleaved")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES])

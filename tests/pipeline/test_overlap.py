@@ -70,7 +70,7 @@ def check_hops(found: dict[str, Any], config: Config, ticks: float) -> None:
         ("1f1b", 1, "none"),
         pytest.param("1f1b", 1, "full", marks=pytest.mark.long),
         pytest.param("interleaved_1f1b", 2, "none", marks=pytest.mark.long),
-        ("interleaved_1f1b", 2, "full"),
+        pytest.param("interleaved_1f1b", 2, "full", marks=pytest.mark.long),
     ],
 )
 def test_every_hop_has_a_slot_of_work_beside_it(schedule: str, chunks: int, recompute: str, facts: Any) -> None:

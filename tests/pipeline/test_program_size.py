@@ -9,7 +9,9 @@ from experiments.benchmarks.sizes import with_microbatches
 from fiddlex.config import Config
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved_1f1b", 2), ("zb_h1", 1)])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [pytest.param("1f1b", 1, marks=pytest.mark.long), ("interleaved_1f1b", 2), ("zb_h1", 1)]
+)
 def test_program_does_not_grow(schedule: str, chunks: int, tiny_config: Config) -> None:
     tiny_config.mesh.pipe, tiny_config.model.dropout = 4, 0.1
     tiny_config.pipeline.schedule, tiny_config.pipeline.num_chunks = schedule, chunks

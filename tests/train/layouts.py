@@ -84,9 +84,9 @@ class Case:
         # optax.adafactor does not multiply its decay by the learning rate and ours does; tests/train/test_optimizer.py.
         optimizer.weight_decay = 0.0 if self.optimizer == "adafactor" else 0.1
         optimizer.clip_norm = 0.5
-        # The bias of the keys has no effect on attention, so its gradient is rounding noise around zero; at Adam's
-        # usual 1e-8 that noise would be scaled up to whole steps, differently in any two programs.
-        optimizer.epsilon = 1e-6
+        # Some gradients of biases are rounding noise around zero, all of the keys' since these have no effect on
+        # attention. At Adam's usual 1e-8 that noise would be scaled up to whole steps, differently in any two programs.
+        optimizer.epsilon = 1e-5
         return config
 
     def trainer(self, config: Config) -> Trainer:

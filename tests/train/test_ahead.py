@@ -172,7 +172,9 @@ def test_counts_collectives_as_the_schedule_has_them(tiny_config: Config) -> Non
     assert facts["model_flops"] == model_flops(config.model, 16)
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("interleaved_1f1b", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [pytest.param("1f1b", 1, marks=pytest.mark.long), ("zb_h1", 1), ("interleaved_1f1b", 2)]
+)
 def test_gradients_that_go_on_are_reduced_once_for_each_layer_of_a_rank(
     schedule: str, chunks: int, tiny_config: Config
 ) -> None:

@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -61,7 +63,12 @@ def test_the_default_tier_covers_every_pair_of_levels() -> None:
     assert missing == set(map(frozenset, NOT_COVERED))
 
 
-@pytest.mark.parametrize("layout", COVERING, ids=str)
+def grouped(layouts: Sequence[Case]) -> list[Any]:
+    """As parameters: those of a model go to one worker, where they share the compiled reference."""
+    return [pytest.param(layout, marks=pytest.mark.xdist_group(layout.model), id=str(layout)) for layout in layouts]
+
+
+@pytest.mark.parametrize("layout", grouped(COVERING))
 def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
     if layout.schedule == "odd" and not layout.mesh.endswith("x1"):
         # XLA has a thread for each device, and each hop of the table and sum over tensor may wait on one.
@@ -72,7 +79,7 @@ def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", FURTHER, ids=str)
+@pytest.mark.parametrize("layout", grouped(FURTHER))
 def test_further_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
     check_layout(layout, tiny_config)
 

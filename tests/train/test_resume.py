@@ -120,8 +120,8 @@ CROSSINGS = {
 }
 
 
-# Of the default tier: the padding of the vocabulary, the schedule and uneven stages change once each.
-QUICK = {("sequence-parallel", "adafactor", "sync"), ("there-and-back", "adamw", "sync"), ("uneven", "adamw", "2bw")}
+# Of the default tier: the padding of the vocabulary, the schedule, chunks and uneven stages change in one or the other.
+QUICK = {("sequence-parallel", "adafactor", "sync"), ("uneven", "adamw", "2bw")}
 
 
 TRAINED_BY = (("adamw", "sync"), ("adafactor", "sync"), ("adamw", "2bw"))  # optimizer and semantics

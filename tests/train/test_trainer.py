@@ -118,7 +118,10 @@ def test_zero1_shards_masters_and_moments_over_data(tiny_config: Config, zero1: 
     assert held / whole == pytest.approx(1 / 8 if zero1 else 1 / 2, rel=0.15)
 
 
-@pytest.mark.parametrize(("schedule", "family"), [("1f1b", "gpt"), ("zb_h1", "gpt"), ("1f1b", "bert")])
+@pytest.mark.parametrize(
+    ("schedule", "family"),
+    [pytest.param("1f1b", "gpt", marks=pytest.mark.long), ("zb_h1", "gpt"), ("1f1b", "bert")],
+)
 def test_bfloat16_gradients_are_those_of_float32_up_to_rounding(
     schedule: str, family: str, tiny_config: Config
 ) -> None:

@@ -1,4 +1,7 @@
-"""Training as a process of its own, of a model so small that it starts in seconds."""
+"""A run of a model so small that it trains in seconds: its config, and its command line for tests that start it by hand.
+
+`tests/programs.py` starts programs faster, but not with a terminal or with streams of the test's own.
+"""
 
 import json
 import os
@@ -11,13 +14,9 @@ from fiddlex.flags import load_config
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = ROOT / "configs/gpt_tiny.py"
 
-# With the tests' own XLA flags and cache of compiled programs (conftest.py), but for what changes the streams.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {
-    "PYTHONPATH": str(ROOT),
-    "JAX_PLATFORMS": "cpu",
-    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache/jax"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-}
+# With the tests' own XLA flags and cache of compiled programs (conftest.py), but without what changes the streams.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+ENVIRONMENT["JAX_PLATFORMS"] = "cpu"
 
 SMALL = {
     "model.num_layers": 1,
