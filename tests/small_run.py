@@ -1,4 +1,4 @@
-"""A run of a model so small that it trains in seconds: its config, and its command line for tests that start it by hand.
+"""A run of a model that trains in seconds: its config, and its command line for tests that start it by hand.
 
 `tests/programs.py` starts programs faster, but not with a terminal or with streams of the test's own.
 """
