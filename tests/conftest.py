@@ -7,10 +7,11 @@ import pathlib
 
 # How fast the tests' small programs run is no matter, and how fast they compile is: LLVM's optimizations treble that
 # time, and XLA's newer way of emitting code for fusions, the only one from jax 0.12 on, doubles it.
-_FLAGS = ["--xla_backend_optimization_level=0"]
-if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 12):
-    _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
+    + ["--xla_cpu_use_fusion_emitters=false"]
+    * ([int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2]] < [0, 12])
+)
 # Many tests run the same programs; the workers, the processes that tests start, and the next run of the tests share
 # what was compiled.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "jax")
