@@ -7,6 +7,8 @@ the collectives of a step and the work beside them take is understood (`fiddlex.
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 # Bits of an element; types that are not here (token, opaque) hold nothing.
 _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}
@@ -18,6 +20,19 @@ _PRODUCTS = ("dot", "convolution")
 _PRODUCT_CALLS = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|fmha|conv)', re.IGNORECASE)
 
 
+class Operand(NamedTuple):
+    """What an instruction reads: the result of another one, or an element of it.
+
+    Attributes:
+      name: the name of the instruction whose result it is.
+      elements: the index of the element where that result is a tuple and XLA names one of its elements (from jax 0.12
+        on, as in `%param.1#2`), in a tuple of tuples one index after another; empty for the whole result.
+    """
+
+    name: str
+    elements: tuple[int, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Instruction:
     """A line of a computation.
@@ -26,7 +41,7 @@ class Instruction:
       name: without its %.
       shape: of the result, as XLA prints it.
       opcode: as XLA prints it, `fusion` or `all-gather-start`.
-      operands: names.
+      operands: what it reads.
       attributes: all that stands behind the operands.
       is_root: whether this is the computation's result.
     """
@@ -34,7 +49,7 @@ class Instruction:
     name: str
     shape: str
     opcode: str
-    operands: tuple[str, ...]
+    operands: tuple[Operand, ...]
     attributes: str
     is_root: bool
 
@@ -74,7 +89,7 @@ class Program:
             return int(known[1])
         condition = {each.name: each for each in self.computations[loop.called("condition")[0]]}
         root = next(each for each in condition.values() if each.is_root)
-        bound = condition.get(root.operands[-1]) if root.operands else None
+        bound = condition.get(root.operands[-1].name) if root.operands else None
         if root.opcode != "compare" or "direction=LT" not in root.attributes or not bound or bound.opcode != "constant":
             return None
         return int(bound.attributes) if re.fullmatch(r"\d+", bound.attributes) else None
@@ -105,9 +120,23 @@ def read(text: str) -> Program:
             root, name, shape, opcode, inputs, attributes = parts.groups()
             if opcode == "constant":
                 inputs, attributes = "", inputs
-            operands = tuple(re.findall(r"%([^\s,)]+)", inputs))
+            operands = tuple(map(_operand, re.findall(r"%([^\s,)]+)", inputs)))
             current.append(Instruction(name, shape, opcode, operands, attributes, bool(root)))
     return Program(computations, entry)
+
+
+def element(shape: str, indices: Sequence[int]) -> str:
+    """The shape of an element of a tuple, as XLA prints both; with several indices of an element of that, and so on."""
+    for index in indices:
+        depth, parts = 0, [""]
+        for character in shape.removeprefix("(").removesuffix(")"):
+            depth += (character in "([{") - (character in ")]}")
+            if character == "," and not depth:
+                parts.append("")
+            else:
+                parts[-1] += character
+        shape = re.sub(r"/\*.*?\*/", "", parts[index]).strip()
+    return shape
 
 
 def nbytes(shape: str) -> int:
@@ -117,6 +146,11 @@ def nbytes(shape: str) -> int:
         for kind, sizes in _ARRAY.findall(shape)
     )
     return -(-bits // 8)
+
+
+def _operand(text: str) -> Operand:
+    name, *elements = text.split("#")
+    return Operand(name, tuple(map(int, elements)))
 
 
 def _bits(kind: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fiddlex.device_groups import axis_of, groups_of
-from fiddlex.hlo import Instruction, Program, nbytes, read
+from fiddlex.hlo import Instruction, Program, element, nbytes, read
 
 KINDS = (
     "all-gather",
@@ -134,7 +134,7 @@ def _described(program: Program, site: _Site, mesh: Mapping[str, int], count: fl
     groups = groups_of(attributes, math.prod(mesh.values()))
     group_size = None if groups is None else len(groups[0])
     shapes = {each.name: each.shape for each in body}
-    size = sum(nbytes(shapes[name]) for name in instruction.operands)
+    size = sum(nbytes(element(shapes[each.name], each.elements)) for each in instruction.operands)
     if kind == "all-gather":
         size *= group_size or 1
     beside = _beside(body, site.place)
@@ -158,7 +158,7 @@ def _beside(body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
         return ()
     names = {instruction.name}
     for end, each in enumerate(body[start + 1 :], start + 1):
-        if names.intersection(each.operands):
+        if names.intersection(operand.name for operand in each.operands):
             if each.opcode.endswith("-done"):
                 return body[start + 1 : end]
             names.add(each.name)  # an async-update, which goes on for it

@@ -1,6 +1,6 @@
 import pytest
 
-from fiddlex.hlo import nbytes, read
+from fiddlex.hlo import element, nbytes, read
 
 # The forms that XLA's backends print, cut down: a loop of known length around a conditional, with products below both.
 TEXT = """\
@@ -65,8 +65,12 @@ def test_reads_computations_in_the_order_of_the_schedule():
         *("parameter", "custom-call", "get-tuple-element", "fusion")
     ]
     total = program.computations["busy"][-1]
-    assert (total.shape, total.operands, total.is_root) == ("f32[8,8]{1,0:T(8,128)S(1)}", ("got", "r"), True)
-    assert instruction(TEXT, "gemm").operands == ("r", "r")
+    assert (total.shape, total.operands, total.is_root) == (
+        "f32[8,8]{1,0:T(8,128)S(1)}",
+        (("got", ()), ("r", ())),
+        True,
+    )
+    assert instruction(TEXT, "gemm").operands == (("r", ()), ("r", ()))
     assert instruction(TEXT, "gemm").shape == "(f32[8,8]{1,0}, s8[64]{0})"
 
 
@@ -113,3 +117,16 @@ def test_counts_the_products_of_the_largest_branch():
 )
 def test_bytes_of_a_shape(shape, size):
     assert nbytes(shape) == size
+
+
+def test_an_operand_may_be_an_element_of_a_tuple() -> None:
+    """As XLA writes it from jax 0.12 on, in place of instructions that take the element."""
+    text = TEXT.replace("%got = f32[8,8]{1,0} get-tuple-element(%gemm), index=0\n  ", "").replace(
+        "(%got, %r)", "(%gemm#0, %r)"
+    )
+    assert instruction(text, "sum").operands == (("gemm", (0,)), ("r", ()))
+    pair = "(s32[]{:T(128)}, /*index=1*/(pred[2,256]{1,0:T(4,128)(4,1)S(1)}, f32[8]{0}))"
+    assert element(pair, ()) == pair
+    assert element(pair, (0,)) == "s32[]{:T(128)}"
+    assert element(pair, (1, 0)) == "pred[2,256]{1,0:T(4,128)(4,1)S(1)}"
+    assert nbytes(element(pair, (1,))) == 2 * 256 + 8 * 4
