@@ -5,8 +5,8 @@ import importlib.metadata
 import os
 import pathlib
 
-# How fast the tests' small programs run is no matter, and how fast they compile is: LLVM's optimizations treble that
-# time, and XLA's newer way of emitting code for fusions, the only one from jax 0.12 on, doubles it.
+# The time to compile matters here, the time to run does not. LLVM's optimizations triple the time to compile, and XLA's
+# newer way of emitting code for fusions, the only one from jax 0.12 on, doubles it.
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
     + ["--xla_cpu_use_fusion_emitters=false"]
@@ -27,8 +27,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 from fiddlex.config import Config  # noqa: E402  # after the devices are set
 
-# Tracing makes many objects and hardly a cycle among them; looking for cycles as often as usual took a twentieth of
-# the tests' time.
+# Tracing makes many objects with few cycles among them; collecting at the default rate took a twentieth of the time.
 gc.freeze()
 gc.set_threshold(50_000, 20, 20)
 

@@ -3,7 +3,8 @@
 A server that has imported what the programs import (and has not started jax) forks for each run, so that a test pays
 for the program and not for its imports. The process is real: it has its own flags, signals, exit status, standard
 streams and fake devices. What differs from a start by hand: nothing is imported anew and interpreter shutdown is
-skipped; `tests/test_binaries.py` also starts each program by hand, to show its help, and trains by hand once.
+skipped. `tests/test_binaries.py` also starts each program in a fresh interpreter, to show its help, and `train.py` to
+train.
 """
 
 import contextlib
@@ -99,7 +100,7 @@ def started(
 
 
 def call(program: str | pathlib.Path, *arguments: object, status: int = 0, **options: object) -> Ended:
-    """Runs a program to its end, which must have that exit status and show no traceback; see `started`."""
+    """Runs a program to its end, and asserts that it exits with `status` and shows no traceback; see `started`."""
     with started(program, *arguments, **options) as running:  # type: ignore[arg-type]
         done = running.wait()
     assert done.returncode == status, done.stderr
@@ -116,7 +117,7 @@ def _run(
         os.dup2(file, number)
     os.environ.update(environment)
     if not os.environ.get("JAX_PLATFORMS"):
-        jax.config.update("jax_platforms", "cpu")  # libtpu, if installed, tells that it finds no TPU
+        jax.config.update("jax_platforms", "cpu")  # otherwise libtpu, if installed, warns of no TPU
     os.chdir(cwd)
     sys.argv = [str(program), *arguments]
     if strict:

@@ -44,8 +44,8 @@ def train(
 ) -> dict[str, Any]:
     """Losses, gradient norms, first gradient and final weights of plain training on `batches`, by default of a GPT.
 
-    `delays` of the number of a step: the gradient is taken at W(step − delay), or W(0) before there is such, and
-    applied to the newest weights.
+    `delays(step)` gives each part's delay: the gradient is taken at W(max(step − delay, 0)) and applied to the newest
+    weights.
     """
     weights = unstack(weights)
     history = [weights]
@@ -115,7 +115,7 @@ _compiled: dict[Any, Callable[..., Any]] = {}
 
 
 def compiled(function: Callable[..., Any], config: Config) -> Callable[..., Any]:
-    """`function` of a config, compiled once for all that call it with the same model and seed."""
+    """`function` of a config, compiled once for each model and seed; it may read nothing else of the config."""
     key = (function, dataclasses.astuple(config.model), config.train.seed)
     if key not in _compiled:
         _compiled[key] = jax.jit(functools.partial(function, config=copy.deepcopy(config)))
@@ -129,7 +129,10 @@ def gpt_loss_fn(weights: Tree, batch: Tree, number: jax.Array, config: Config) -
 
 
 def logits_fn(weights: Tree, tokens: jax.Array, number: jax.Array | None, config: Config) -> jax.Array:
-    """Whole logits [B, S, V]; `number` is the step for dropout, None for none. A head may have its own token table."""
+    """Whole logits [B, S, V]; `number` is the step for dropout, None for none.
+
+    The head's table of tokens may be of another version than the embedding's.
+    """
     table, positions = weights["embedding"]["tokens"], weights["embedding"]["positions"]
     x = drop(table[tokens] + positions[: tokens.shape[1]], 0, number, config)
     for i, w in enumerate(weights["layers"]):

@@ -1,6 +1,6 @@
-"""A run of a model that trains in seconds: its config, and its command line for tests that start it by hand.
+"""A run of a model that trains in seconds: its config, and its command line for a fresh interpreter.
 
-`tests/programs.py` starts programs faster, but not with a terminal or with streams of the test's own.
+`tests/programs.py` starts programs faster, but cannot attach a terminal or streams that the test chooses.
 """
 
 import json

@@ -33,12 +33,12 @@ from tests.mutations.mutation import Mutation
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIONS = ("-x", "-q", "-n", "0", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-p", "tests.mutations.plugin")
 PASSED, FAILED, INTERRUPTED = 0, 1, 2  # statuses of pytest; interrupted is a test file that cannot be imported
-LIMIT_S = 300.0  # of a mutation's tests; one that makes them hang longer is not caught
+LIMIT_S = 300.0  # of a mutation's tests; a mutation whose tests run longer counts as not caught
 _SUMMARY = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)
 
 
 class ListError(Exception):
-    """Something is wrong with the list of mutations or with the tests as they are; the text is for people."""
+    """Something is wrong with the list of mutations or with the tests as they are; the message is shown to the user."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ class Mutation:
     """A piece of text to replace.
 
     Attributes:
-      name: words joined by hyphens that say what is wrong then.
+      name: the resulting defect, in words joined by hyphens.
       file: path in the repository.
       old: text that occurs exactly once in the file.
       new: text to put in its place.

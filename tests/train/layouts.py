@@ -1,7 +1,7 @@
 """Layouts to train on, and how one is held against the plain reference: losses, gradient norms and weights.
 
-`COVERING` has every pair of values that two of `Case`'s fields can take together (`test_layouts` proves it), so that
-the default tier meets each interaction of two of them; `FURTHER` has what lies beyond pairs, for the full tier.
+`COVERING`, for the default tier, has every pair of levels that two parts of a layout can take together (`test_layouts`
+proves it and says what a level is). `FURTHER`, for the full tier, has more combinations and some more values.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Case:
       schedule: a name, or that of a CSV file in tests/pipeline.
       v: stages on each rank.
       m: microbatches.
-      layers: of each stage; "-" for four layers, as evenly as can be.
+      layers: of each stage in order, as in 1,2,1; "-" for four layers, spread as evenly as possible.
       sp, zero1, dropout: the column's name, or "-" for without.
       recompute, optimizer, semantics: as the config has them.
     """
@@ -84,8 +84,9 @@ class Case:
         # optax.adafactor does not multiply its decay by the learning rate and ours does; tests/train/test_optimizer.py.
         optimizer.weight_decay = 0.0 if self.optimizer == "adafactor" else 0.1
         optimizer.clip_norm = 0.5
-        # Some gradients of biases are rounding noise around zero, all of the keys' since these have no effect on
-        # attention. At Adam's usual 1e-8 that noise would be scaled up to whole steps, differently in any two programs.
+        # Some gradients of biases are pure rounding noise: all those of the keys, since a bias of the keys has no
+        # effect on attention. At Adam's usual 1e-8 that noise would be scaled up to whole steps, differently in any two
+        # programs.
         optimizer.epsilon = 1e-5
         return config
 
@@ -106,8 +107,8 @@ def _cases(table: str) -> list[Case]:
     return list(map(case, rows))
 
 
-# Of the tables, `odd` has stages on ranks 0, 2, 0 and 1, two of them with I and W apart: hops either way, chunks that
-# some ranks lack; `mixed` has whole and split backwards.
+# Of the tables, `odd` has stages on ranks 0, 2, 0 and 1, two of them with the backward pass split into I and W,
+# so that activations hop both ways and some ranks have one chunk only; `mixed` has whole and split backwards.
 COVERING = _cases("""
 mesh   model                 schedule          v  m  layers   sp  recompute  optimizer  zero1  dropout  semantics
 1x2x1  gpt                   gpipe             1  2  -        -   full       sgd        zero1  -        2bw
