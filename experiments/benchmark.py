@@ -65,7 +65,7 @@ def measure_step(config: Config) -> dict[str, Any]:
 
     (seconds,) = time_steps([Case(config)], limit_s=_SECONDS.value, min_rounds=max(_ROUNDS.value, 2))
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
-    flops = model_flops(config.model, config.data.global_batch_size, config.data) / median / config.mesh.num_devices
+    flops = model_flops(config) / median / config.mesh.num_devices
     return about() | {
         "step_time_s": median,
         "fastest_step_s": min(seconds),

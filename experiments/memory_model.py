@@ -192,7 +192,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     errors = {}
     for name, result in results.items():
         config = make_config(CASES[name])
-        mesh, parameters = config.mesh, num_parameters(config.model, len(config.data.classes))
+        mesh, parameters = config.mesh, num_parameters(config)
         compiled, predicted = result["compiled_bytes"], predicted_bytes(config, result["topology"])
         errors[name] = predicted / compiled - 1
         lines.append(

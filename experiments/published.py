@@ -131,7 +131,7 @@ def sc21_row(name: str, topology: Topology, efficiency: float) -> Predicted:
         times = model.microbatch(mesh, num_microbatches=m, recompute="full")
         step = model.step(mesh, num_parameters=_device_weights(config))
         seconds = free_running_seconds(shape, times.costs(placement)) + sum(step)
-        flops = hardware_flops(config.model, config.data.global_batch_size) / seconds / mesh.num_devices
+        flops = hardware_flops(config) / seconds / mesh.num_devices
         found.append(Predicted(flops / 1e12, examples, chunks))
     return max(found)
 

@@ -13,10 +13,9 @@ from typing import Any
 
 from fiddlex import rules
 from fiddlex.errors import ConfigError
+from fiddlex.models.registry import family
 from fiddlex.records import Checked, from_mapping
 
-# What each family can be trained to do; the first is meant where model.objective is empty.
-OBJECTIVES = {"gpt": ("lm",), "bert": ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")}
 LABELLED = ("classification", "multiple_choice")  # objectives whose data is a task: texts with labels
 _LABELLED_HINT = (
     " Labelled texts are for a run with model.objective=classification or multiple_choice, which may start from this "
@@ -36,7 +35,7 @@ LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 class ModelConfig(Checked, prefix="config.model."):
     """Shape of the network, in the field's own words (GPT-2 names in comments where they differ)."""
 
-    family: str = "gpt"  # gpt | bert
+    family: str = "gpt"  # gpt | bert, or another of fiddlex.models.registry.FAMILIES
     objective: str = ""  # gpt: lm; bert: mlm | mlm_nsp | mlm_sop | classification | multiple_choice; empty: lm or mlm
     num_layers: int = 4
     hidden_size: int = 128
@@ -54,7 +53,7 @@ class ModelConfig(Checked, prefix="config.model."):
     @property
     def task(self) -> str:
         """What the model is trained to do: `objective`, or what its family does when that is empty."""
-        return self.objective or OBJECTIVES[self.family][0]
+        return self.objective or family(self.family).objectives[0]
 
     @property
     def mlp_size(self) -> int:
@@ -69,7 +68,7 @@ class ModelConfig(Checked, prefix="config.model."):
     @property
     def suits_flash(self) -> bool:
         """Whether cuDNN's flash kernel takes it: half precision, heads up to 128 wide; with a mask, even lengths."""
-        masked = self.family == "bert"
+        masked = self.task != "lm"
         return (
             self.dtype != "float32"
             and self.head_size % 8 == 0
@@ -79,11 +78,10 @@ class ModelConfig(Checked, prefix="config.model."):
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range or two of them contradict each other."""
-        rules.choice("model.family", self.family, tuple(OBJECTIVES))
-        rules.choice(f"model.family={self.family}: model.objective", self.task, OBJECTIVES[self.family])
-        if self.post_norm and self.family == "gpt":
+        rules.choice(f"model.family={self.family}: model.objective", self.task, family(self.family).objectives)
+        if self.post_norm and not family(self.family).post_norm:
             raise ConfigError(
-                "model.post_norm=True with model.family=gpt: GPT-2 has LayerNorm before each branch. Use False."
+                f"model.post_norm=True with model.family={self.family}: it has its norms before each branch. Use False."
             )
         rules.choice("model.dtype", self.dtype, COMPUTE_DTYPES)
         for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "vocab_multiple"):
@@ -287,10 +285,14 @@ class Config(Checked, prefix="config."):
         return -(-self.model.vocab_size // multiple) * multiple
 
     @property
+    def sequences_per_example(self) -> int:
+        """Sequences in an example: one for each choice in multiple choice, else one."""
+        return self.data.num_choices if self.model.task == "multiple_choice" else 1
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens that one step trains on, padding included."""
-        rows = self.data.num_choices if self.model.task == "multiple_choice" else 1
-        return self.data.global_batch_size * rows * self.model.seq_len
+        return self.data.global_batch_size * self.sequences_per_example * self.model.seq_len
 
     def validate(self) -> "Config":
         """Checks every section and the rules between them.

@@ -1,4 +1,4 @@
-"""A trainer for one device, written apart from fiddlex: no mesh, no NNX, no scan, whole logits, `jax.grad`.
+"""A trainer for one device, written apart from fiddlex: no mesh, no scan, whole logits, `jax.grad`.
 
 It shares with fiddlex only the names in the weights dictionary and the written definition of the dropout masks
 (`fiddlex/models/dropout.py`: which key belongs to which element). Layers are unstacked before the optimizer sees them.

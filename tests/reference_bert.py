@@ -1,4 +1,4 @@
-"""BERT's loss for one device, written apart from fiddlex: no mesh, no NNX, no gathered positions, whole logits.
+"""BERT's loss for one device, written apart from fiddlex: no mesh, no gathered positions, whole logits.
 
 Shares with `tests/reference.py` what GPT has too, and the written definition of the dropout masks.
 """

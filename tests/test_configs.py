@@ -5,7 +5,7 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.flags import load_config
-from fiddlex.models import make_model
+from fiddlex.models.registry import make_model
 from fiddlex.sizes import hardware_flops, num_parameters, paper_num_parameters
 from fiddlex.train.state import make_layout
 
@@ -58,20 +58,21 @@ def test_config_opens_with_the_command_that_runs_it(path):
 @pytest.mark.parametrize(("name", "millions"), GPT2_MILLIONS.items())
 def test_gpt2_has_the_known_number_of_parameters(name, millions):
     config = load(f"gpt2_{name}.py")
-    assert round(num_parameters(config.model) / 1e6) == millions
+    assert round(num_parameters(config) / 1e6) == millions
     assert config.padded_vocab_size % 128 == 0
 
 
 @pytest.mark.parametrize(("name", "millions"), [("base", 110), ("large", 336)])
 def test_bert_has_the_known_number_of_parameters(name, millions):
-    assert round(num_parameters(load(f"bert_{name}.py").model) / 1e6) == millions
+    assert round(num_parameters(load(f"bert_{name}.py")) / 1e6) == millions
 
 
 @pytest.mark.parametrize("name", BERT_2BW)
 def test_2bw_model_is_the_papers(name):
-    model = load(f"bert_2bw.py:{name}").model
+    config = load(f"bert_2bw.py:{name}")
+    model = config.model
     assert (model.num_layers, model.hidden_size, model.num_heads) == BERT_2BW[name]
-    assert num_parameters(model) == pytest.approx(float(name[:-1]) * (1e6 if name[-1] == "m" else 1e9), rel=0.06)
+    assert num_parameters(config) == pytest.approx(float(name[:-1]) * (1e6 if name[-1] == "m" else 1e9), rel=0.06)
 
 
 @pytest.mark.parametrize("name", SC21)
@@ -93,7 +94,7 @@ def test_a_trillion_parameters_take_the_84_days_of_the_paper():
     config = load("gpt3.py:1008b")
     gpus, tflops = SC21["1008b"][6], SC21["1008b"][8]
     steps = 450e9 / config.tokens_per_step
-    seconds = steps * hardware_flops(config.model, config.data.global_batch_size) / (gpus * tflops * 1e12)
+    seconds = steps * hardware_flops(config) / (gpus * tflops * 1e12)
     assert seconds / 86400 == pytest.approx(84 * (1 + 2048 / (6 * 25600)), rel=0.003)
 
 

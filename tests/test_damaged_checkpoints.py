@@ -28,9 +28,9 @@ def empty(path: pathlib.Path) -> None:
     path.write_bytes(b"")
 
 
-# What happens to which files of a checkpoint's weights, the largest first. Only files of `d` that hold arrays count; how
-# these are spread over one to three files differs from one save to the next. Where there are several, the smallest is
-# read in no time and the largest is not, so that the one fails while the reads of the other are running.
+# What happens to which files of a checkpoint's weights, the largest first. Only files of `d` that hold arrays count;
+# there are one to three of them, which differs from one save to the next. Where there are several, the smallest is read
+# in no time and the largest is not, so that the one fails while the reads of the other are running.
 ARRAYS = 100_000  # bytes: files of `d` below this hold the index, or nothing that is still read
 DAMAGE: list[tuple[Callable[[pathlib.Path], None], str, slice]] = [
     (truncate, "ocdbt.process_0/d/*", slice(0, None)),

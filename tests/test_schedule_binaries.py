@@ -218,7 +218,7 @@ def test_pictures_without_matplotlib_name_the_extra(tmp_path):
 def test_it_starts_without_jax_and_matplotlib():
     code = (
         f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_path({str(BINARY)!r}); "
-        "sys.exit(str({'jax', 'flax', 'matplotlib'} & set(sys.modules)) if {'jax', 'flax', 'matplotlib'} & "
+        "sys.exit(str({'jax', 'matplotlib'} & set(sys.modules)) if {'jax', 'matplotlib'} & "
         "set(sys.modules) else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

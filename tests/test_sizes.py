@@ -8,10 +8,10 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig
-from fiddlex.data.fields import example_fields
 from fiddlex.mesh import make_mesh
-from fiddlex.models import make_model
 from fiddlex.models.context import Context
+from fiddlex.models.registry import make_model
+from fiddlex.models.tasks import example_fields
 from fiddlex.sizes import hardware_flops, model_flops, num_parameters, paper_num_parameters
 
 GPT3 = ModelConfig(num_layers=96, hidden_size=12288, num_heads=96, vocab_size=51200, seq_len=2048)
@@ -42,12 +42,12 @@ def test_counts_the_weights_of_our_model_without_its_padding(config):
     weights = jax.eval_shape(lambda key: make_model(run).init(key, range(config.num_layers)), jax.random.key(0))
     padding = (run.padded_vocab_size - config.vocab_size) * config.hidden_size
     assert padding > 0
-    assert num_parameters(config) == sum(leaf.size for leaf in jax.tree.leaves(weights)) - padding
+    assert num_parameters(run) == sum(leaf.size for leaf in jax.tree.leaves(weights)) - padding
 
 
 @pytest.mark.parametrize("config", [ModelConfig(), GPT3])
 def test_the_papers_count_lacks_only_the_final_layer_norm(config):
-    assert num_parameters(config) - paper_num_parameters(config) == 2 * config.hidden_size
+    assert num_parameters(Config(model=config)) - paper_num_parameters(config) == 2 * config.hidden_size
 
 
 def test_paper_count_is_its_formula():
@@ -60,8 +60,9 @@ def test_paper_count_is_its_formula():
 @pytest.mark.parametrize("config", [ODD, GPT3])
 def test_flops_are_those_of_the_matrix_products(config):
     layers, head = matmul_flops(config, batch_size=5)
-    assert model_flops(config, 5) == pytest.approx(3 * layers + 3 * head, rel=1e-14)
-    assert hardware_flops(config, 5) == pytest.approx(4 * layers + 3 * head, rel=1e-14)
+    run = Config(model=config, data=DataConfig(global_batch_size=5))
+    assert model_flops(run) == pytest.approx(3 * layers + 3 * head, rel=1e-14)
+    assert hardware_flops(run) == pytest.approx(4 * layers + 3 * head, rel=1e-14)
 
 
 @pytest.mark.parametrize("config", [ModelConfig(), GPT3])
@@ -69,8 +70,9 @@ def test_flops_are_the_papers_when_the_mlp_is_four_times_as_wide(config):
     b, s, l, h, v = 6, config.seq_len, config.num_layers, config.hidden_size, config.vocab_size  # noqa: E741
     model = 72 * b * s * l * h**2 * (1 + s / (6 * h) + v / (12 * l * h))
     hardware = 96 * b * s * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h))
-    assert model_flops(config, b) == pytest.approx(model, rel=1e-12)
-    assert hardware_flops(config, b) == pytest.approx(hardware, rel=1e-12)
+    run = Config(model=config, data=DataConfig(global_batch_size=b))
+    assert model_flops(run) == pytest.approx(model, rel=1e-12)
+    assert hardware_flops(run) == pytest.approx(hardware, rel=1e-12)
 
 
 BERT_TASKS = {
@@ -133,6 +135,5 @@ def product_flops(jaxpr):
 @pytest.mark.parametrize("config", [*(bert(task, **rest) for task, rest in BERT_TASKS.items()), Config(model=ODD)])
 def test_flops_are_those_of_the_traced_model(config):
     whole, layers = traced_flops(config)
-    size = config.data.global_batch_size
-    assert model_flops(config.model, size, config.data) == 3 * whole
-    assert hardware_flops(config.model, size, config.data) == 3 * whole + layers
+    assert model_flops(config) == 3 * whole
+    assert hardware_flops(config) == 3 * whole + layers

@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
 from fiddlex.models.context import Context
-from fiddlex.models.functional import Weights
-from fiddlex.models.transformer import Batch, Model
+from fiddlex.models.model import Batch, Model
+from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
 from fiddlex.train.program import Program
 from fiddlex.train.state import Layout, TrainState

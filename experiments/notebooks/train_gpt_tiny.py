@@ -56,8 +56,8 @@ config = Config(
     data=DataConfig(source="stdlib", global_batch_size=16, eval_batches=8),
 )
 config.train.num_steps = 100
-print(f"{num_parameters(config.model):,} parameters")
-print(f"{model_flops(config.model, config.data.global_batch_size) / 1e9:.2f} Gflop in a step")
+print(f"{num_parameters(config):,} parameters")
+print(f"{model_flops(config) / 1e9:.2f} Gflop in a step")
 
 # %% [markdown]
 # A mistake gets an answer before anything is compiled:
@@ -107,7 +107,7 @@ print("".join(trainer.generate("def ", 120, SamplingConfig(temperature=0.7))))
 # %%
 weights = trainer.weights()
 print(jax.tree.map(np.shape, weights["layers"]["attention"]))
-assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == num_parameters(config.model)
+assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == num_parameters(config)
 
 # %% [markdown]
 # How alike are two bytes to the model? The cosine of their embeddings, after this short training. Train longer

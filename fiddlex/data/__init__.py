@@ -10,7 +10,6 @@ from fiddlex.data.corpus import Corpus, TokenStream, load_corpus
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
-from fiddlex.data.fields import example_fields
 from fiddlex.data.loader import Batch, Loader, eval_batches
 from fiddlex.data.masked_examples import MaskedExamples
 from fiddlex.data.scores import score_continuations
@@ -29,7 +28,7 @@ from fiddlex.data.tokenizers import (
     require_special,
 )
 from fiddlex.data.vocabulary import SpecialTokens, Vocabulary
-from fiddlex.sizes import max_masked
+from fiddlex.models.tasks import example_fields, max_masked
 
 __all__ = [
     "Batch",

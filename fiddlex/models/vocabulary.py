@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fiddlex.models.operators import scores
+from fiddlex.parallel.axes import MESH_AXES
 from fiddlex.parallel.collectives import leave_tensor_parallel
-from fiddlex.parallel.sharding import MESH_AXES
 
 VOCAB_AXES = MESH_AXES["vocab"]
 

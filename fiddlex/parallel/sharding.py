@@ -1,8 +1,8 @@
-"""Every sharding of the program, in one table.
+"""Every sharding of the program, as PartitionSpecs.
 
-A weight names the logical axis of each of its dimensions; `MESH_AXES` says over which mesh axes that logical axis is
-sharded. Compute weights have exactly that sharding and are whole on every `data` rank; master weights and optimizer
-state are sharded over `data` as well (`zero_spec`; ZeRO stage 1, Rajbhandari et al., SC 2020).
+A parameter names the logical axis of each of its dimensions; `fiddlex.parallel.axes` says over which mesh axes that
+logical axis is sharded. Compute weights have exactly that sharding and are whole on every `data` rank; master weights
+and optimizer state are sharded over `data` as well (`zero_spec`; ZeRO stage 1, Rajbhandari et al., SC 2020).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import MeshConfig
-
-LogicalAxes = tuple[str | None, ...]
-
-MESH_AXES: dict[str, tuple[str, ...]] = {
-    "layers": ("pipe",),
-    "vocab": ("pipe", "tensor"),
-    "heads": ("tensor",),
-    "mlp": ("tensor",),
-    "hidden": (),
-    "positions": (),
-    "token_types": (),
-    "classes": (),
-}
+from fiddlex.parallel.axes import MESH_AXES, LogicalAxes, largest_dimension
 
 BATCH = P("data")  # [example, ...]
 
@@ -63,10 +51,9 @@ def _spread(spec: P, shape: Sequence[int], axes: tuple[str, ...], sizes: Mapping
     """`spec` with `axes` added to the largest dimension that they divide, if there is one."""
     names = [_names(entry) for entry in (*spec, *[None] * (len(shape) - len(spec)))]
     local = [size // _product(sizes, present) for size, present in zip(shape, names, strict=True)]
-    fitting = [i for i, size in enumerate(local) if size % _product(sizes, axes) == 0]
-    if not fitting:
+    chosen = largest_dimension(local, _product(sizes, axes))
+    if chosen is None:
         return spec
-    chosen = max(fitting, key=lambda i: local[i])
     names[chosen] = (*names[chosen], *axes)
     return P(*(present or None for present in names))
 

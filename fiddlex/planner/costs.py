@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fiddlex.config import Config, MeshConfig, PipelineConfig
+from fiddlex.models.registry import describe
+from fiddlex.models.spec import Product
 from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.planner.communication import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
 from fiddlex.planner.work import Work, edge_work, layer_work
@@ -174,7 +176,7 @@ class CostModel:
         part = whole / mesh.tensor if mesh.sequence_parallel else whole
         over_pipe = self._system.vocabulary_over_pipe and mesh.pipe > 1
         tensor, pipe = all_reduce_s(whole, links.tensor), all_reduce_s(part, links.pipe) if over_pipe else 0.0
-        exchange, repeats = 2 * tensor, recompute == "full"
+        exchange, repeats = self._reductions * tensor, recompute == "full"
         return MicrobatchTimes(
             forward + exchange,
             backward_input + exchange * (1 + repeats),
@@ -226,12 +228,17 @@ class CostModel:
         data = dataclasses.replace(self._config.data, global_batch_size=examples)
         return dataclasses.replace(self._config, mesh=mesh, data=data, pipeline=PipelineConfig(recompute=recompute))
 
+    @functools.cached_property
+    def _reductions(self) -> int:
+        """How many products of a layer are reduced over tensor ranks in each direction."""
+        operations = describe(self._config).operations
+        return sum(isinstance(each, Product) and each.split == "inputs" for each in operations)
+
     @property
     def _row_bytes(self) -> int:
         """Bytes of the residual stream of one example, which may have several rows."""
         config = self._config
-        rows = config.data.num_choices if config.model.task == "multiple_choice" else 1
-        return rows * config.model.seq_len * config.model.hidden_size * self._itemsize
+        return config.sequences_per_example * config.model.seq_len * config.model.hidden_size * self._itemsize
 
     def _links(self, data: int, pipe: int, tensor: int) -> "_Links":
         rings = functools.partial(self._topology.rings, num_devices=data * pipe * tensor)

@@ -102,7 +102,7 @@ def describe(problem: Problem) -> str:
     """What was asked, in a line."""
     config, chip = problem.config, problem.topology.chip
     return (
-        f"{num_parameters(config.model, len(config.data.classes)):,} parameters in {config.model.dtype}, batches of "
+        f"{num_parameters(config):,} parameters in {config.model.dtype}, batches of "
         f"{config.data.global_batch_size:,} examples, {problem.num_devices:,} {chip.name}, {problem.limit / GIB:.4g} "
         "GiB of each to use"
     )

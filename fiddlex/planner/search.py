@@ -183,7 +183,7 @@ class _Space:
         hops_s = pipeline_s - batch_seconds(layout.shape, dataclasses.replace(costs, hop=0.0))
         step_s, m = pipeline_s + sum(step), layout.num_microbatches
         busy_s = m * (cut.most * times.layer + times.edges)
-        flops = model_flops(config.model, config.data.global_batch_size, config.data) / step_s / layout.num_devices
+        flops = model_flops(config) / step_s / layout.num_devices
         price = problem.topology.price
         return Plan(
             layout,

@@ -1,19 +1,19 @@
 """What one device computes for one microbatch: matrix products, and the memory traffic beside them.
 
-Follows the program as written (`fiddlex.models.layers`, `operators`, `vocabulary`), on a device that holds 1/t of the
-layer's heads and hidden units. Letters as in `fiddlex.simulate.memory`: B examples, S positions, H hidden, A = H/t this
-rank's part of the heads' joint width, F of the MLP; T = B·S tokens. Products have two operations for each multiply-add;
-the backward pass has one product for the gradient of the input (I) and one for that of the weight (W) for each of the
-forward's (Narayanan et al., SC 2021, appendix). Traffic counts what fused elementwise work reads and writes. Invariant:
-summed over the devices, the products of a step are `fiddlex.sizes.model_flops`, and with what is computed again
-`hardware_flops`. Imports no jax.
+A fold over the operations of `fiddlex.models.spec`, on a device that holds 1/t of the layer's heads and hidden units.
+Products have two operations for each multiply-add; the backward pass has one product for the gradient of the input (I)
+and one for that of the weight (W) for each of the forward's (Narayanan et al., SC 2021, appendix). Traffic counts what
+fused elementwise work reads and writes. Invariant: summed over the devices, the products of a step are
+`fiddlex.sizes.model_flops` but for those of labels, and with what is computed again `hardware_flops`. Imports no jax.
 """
 
 import dataclasses
 from typing import NamedTuple
 
 from fiddlex.config import Config
-from fiddlex.simulate.layer_memory import FLOAT32, ITEMSIZES, num_masked, num_rows
+from fiddlex.models import spec
+from fiddlex.models.registry import describe
+from fiddlex.simulate.layer_memory import FLOAT32, ITEMSIZES, num_sequences
 from fiddlex.topology import Chip
 
 
@@ -101,12 +101,12 @@ def layer_work(config: Config, *, flash: bool = False) -> LayerWork:
         forward products of attention again in the backward pass (Dao et al., FlashAttention, NeurIPS 2022).
     """
     sizes = _Sizes.of(config)
-    around, scores, values = sizes.around(), *sizes.attention()
+    around, (scores, values) = sizes.products(), sizes.attention()
     inputs, weights = zip(*(product.gradients for product in around), strict=True)
     in_attention = (*scores.gradients, *values.gradients)
     streams = sizes.streams()
     if flash:
-        seen = 2 if config.model.family == "gpt" else 1  # a causal kernel does half of the square
+        seen = 2 if sizes.network.attention.causal else 1  # a causal kernel does half of the square
         inner, inner_backward = (
             tuple(product._replace(number=product.number / seen) for product in products)
             for products in ((scores, values), (scores, *in_attention))
@@ -144,20 +144,23 @@ class EdgeWork(NamedTuple):
 
 
 def edge_work(config: Config, *, shards: int) -> EdgeWork:
-    """The work of embedding and head; BERT's heads of labels, a few rows of each example, are left out.
+    """The work of embedding and head; heads of labels, which read one position of each sequence, are left out.
 
     Args:
       config: sizes.
       shards: parts into which the vocabulary is cut.
     """
     sizes, itemsize = _Sizes.of(config), ITEMSIZES[config.model.dtype]
+    scored = num_sequences(config) * sizes.network.task.num_scored
     columns = -(-config.model.vocab_size // shards)
-    products = [Product(sizes.scored, config.model.hidden_size, columns)]
-    if config.model.family == "bert":  # the transform, which every device does whole
-        products.append(Product(sizes.scored, config.model.hidden_size, config.model.hidden_size))
+    products = [
+        Product(scored, each.inputs, columns if each.split == "vocab" else each.outputs)
+        for each in sizes.network.scoring
+        if each.positions == "scored"
+    ]
     gradients = (gradient for product in products for gradient in product.gradients)
     looked_up = sizes.tokens * config.model.hidden_size * (FLOAT32 + itemsize)
-    softmax = 5 * sizes.scored * columns * FLOAT32  # logits to exponentials to gradients, read and written
+    softmax = 5 * scored * columns * FLOAT32  # logits to exponentials to gradients, read and written
     return EdgeWork(
         Work(traffic=2 * looked_up),
         Work((*products, *gradients), softmax),
@@ -169,14 +172,10 @@ def edge_work(config: Config, *, shards: int) -> EdgeWork:
 class _Sizes:
     """Elements of a microbatch's arrays on one device."""
 
-    examples: int  # sequences, of which an example of multiple choice has several
-    positions: int
-    hidden: int
-    width: int  # of this rank's heads together
-    heads: int
-    head_size: int
-    units: int
-    scored: int
+    network: spec.Network
+    num_sequences: int
+    seq_len: int
+    tensor: int
     itemsize: int
     dropout: bool
     split: int  # ranks over which norms and residuals are spread
@@ -184,16 +183,11 @@ class _Sizes:
     @classmethod
     def of(cls, config: Config) -> "_Sizes":
         model, tensor = config.model, config.mesh.tensor
-        examples = num_rows(config)
         return cls(
-            examples=examples,
-            positions=model.seq_len,
-            hidden=model.hidden_size,
-            width=model.hidden_size // tensor,
-            heads=model.num_heads // tensor,
-            head_size=model.head_size,
-            units=model.mlp_size // tensor,
-            scored=examples * _scored(config),
+            network=describe(config),
+            num_sequences=num_sequences(config),
+            seq_len=model.seq_len,
+            tensor=tensor,
             itemsize=ITEMSIZES[model.dtype],
             dropout=model.dropout > 0,
             split=tensor if config.mesh.sequence_parallel else 1,
@@ -201,38 +195,50 @@ class _Sizes:
 
     @property
     def tokens(self) -> int:
-        return self.examples * self.positions
+        return self.num_sequences * self.seq_len
 
-    def around(self) -> tuple[Product, ...]:
-        """Products with weights: queries, keys and values; what attention gives; the MLP's two."""
-        return (
-            Product(self.tokens, self.hidden, 3 * self.width),
-            Product(self.tokens, self.width, self.hidden),
-            Product(self.tokens, self.hidden, self.units),
-            Product(self.tokens, self.units, self.hidden),
+    def products(self) -> tuple[Product, ...]:
+        """Those with weights, cut over tensor ranks as they say."""
+
+        def local(width: int, product: spec.Product, side: str) -> int:
+            return width // self.tensor if product.split == side else width
+
+        products = (each for each in self.network.operations if isinstance(each, spec.Product))
+        return tuple(
+            Product(self.tokens, local(each.inputs, each, "inputs"), local(each.outputs, each, "outputs"))
+            for each in products
         )
 
     def attention(self) -> tuple[Product, Product]:
         """Scores, and values weighted by them."""
-        heads, length = self.examples * self.heads, self.positions
-        return Product(length, self.head_size, length, heads), Product(length, length, self.head_size, heads)
+        attention, length = self.network.attention, self.seq_len
+        heads = self.num_sequences * attention.heads // self.tensor
+        return Product(length, attention.head_size, length, heads), Product(length, length, attention.head_size, heads)
 
     def softmax(self) -> float:
         """Bytes: float32 scores read, probabilities written; where some are dropped these read and written again."""
-        scores = self.examples * self.heads * self.positions**2
+        scores = self.num_sequences * (self.network.attention.heads // self.tensor) * self.seq_len**2
         return scores * (FLOAT32 + self.itemsize + 2 * self.itemsize * self.dropout)
 
     def streams(self) -> float:
-        """Bytes of two norms, two residual sums, GELU and the biases, each read and written once."""
-        residual = self.tokens * self.hidden / self.split
-        return (2 * 2 * residual + 2 * 3 * residual + 2 * self.tokens * (self.units + 3 * self.width)) * self.itemsize
+        """Bytes of norms, residual sums, activations, and biases of queries, keys and values, read and written once."""
+        return sum(map(self._stream, self.network.operations)) * self.itemsize
+
+    def _stream(self, operation: spec.Operation) -> float:
+        """Elements that an operation reads and writes, besides what products do."""
+        residual = self.tokens * self.network.hidden / self.split
+        match operation:
+            case spec.Norm():
+                return 2 * residual
+            case spec.Residual():
+                return 3 * residual
+            case spec.Activation():
+                return (operation.num_inputs + 1) * self.tokens * (operation.units // self.tensor)
+            case spec.Attention():
+                return 2 * self.tokens * 3 * (operation.width // self.tensor)
+        return 0.0
 
     def accumulated(self) -> float:
         """Bytes of the weights' gradients added to float32 sums."""
-        weights = sum(product.inputs * product.outputs for product in self.around())
+        weights = sum(product.inputs * product.outputs for product in self.products())
         return weights * (2 * FLOAT32 + self.itemsize)
-
-
-def _scored(config: Config) -> int:
-    """Positions of an example that are scored against the vocabulary: all of lm, the masked ones of mlm, else none."""
-    return config.model.seq_len if config.model.task == "lm" else num_masked(config)

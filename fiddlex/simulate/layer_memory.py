@@ -1,108 +1,119 @@
 """What the passes through one layer, and through the head, have in memory on one device.
 
-Letters as in `fiddlex.models.layers`: B rows of a microbatch, S positions, T a tensor rank's part of them under
-sequence parallelism (else S), H hidden, F, N and A this tensor rank's part of the MLP, of the heads and of their joint
-width, V its slice of the vocabulary. What a layer leaves for its backward pass is the sum of what its operators save
-(`fiddlex.models.operators`), here named one by one; Korthikanti et al., MLSys 2023, section 4, count another model's
-the same way. Imports no jax.
+A fold over the operations of `fiddlex.models.spec`: what a layer leaves for its backward pass is the sum of what its
+operations keep (`fiddlex.models.operators`); Korthikanti et al., MLSys 2023, section 4, count another model's the same
+way. Letters as in `fiddlex.models.layers`: B sequences of a microbatch, S positions, T a tensor rank's part of them
+under sequence parallelism (else S), H hidden, N this tensor rank's heads, A their joint width, V its slice of the
+vocabulary. Imports no jax.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 from fiddlex.config import Config
+from fiddlex.models.registry import describe
+from fiddlex.models.spec import Activation, Attention, Branch, Norm, Operation, Product, Residual
+from fiddlex.models.tasks import task_of
 from fiddlex.simulate.backend import Backend
-from fiddlex.sizes import max_masked
 
 FLOAT32, WORD, MASK = 4, 4, 1  # bytes of an element; words are those of the random generator
 ITEMSIZES = {"float32": FLOAT32, "bfloat16": 2, "float16": 2}
 
 
-def num_rows(config: Config) -> int:
+def num_sequences(config: Config) -> int:
     """Sequences in a microbatch, B."""
-    return config.microbatch_size * (config.data.num_choices if config.model.task == "multiple_choice" else 1)
-
-
-def num_masked(config: Config) -> int:
-    """Positions of an example that a masked language model scores."""
-    return max_masked(config.model.seq_len, config.data.mask_fraction) if config.model.task.startswith("mlm") else 0
+    return config.microbatch_size * task_of(config).num_sequences
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
-    """One layer's arrays, in elements unless they say bytes.
+class LayerMemory:
+    """The memory that one layer's passes take; sizes are in elements unless a line says bytes.
 
     Attributes:
-      backend: what it runs on.
-      recompute: what of it is computed again, see `PipelineConfig`.
+      backend: what the layer runs on.
+      recompute: what of the layer is computed again, see `PipelineConfig`.
+      branches: what the layer computes.
+      tensor: the number of tensor ranks.
       itemsize: bytes of an element in the compute dtype.
       operand: bytes of an element that nothing but products read.
-      residual: the residual stream, B·T·H.
-      whole: the same as products take it, gathered under sequence parallelism, B·S·H.
-      heads: the output of attention, or queries, or keys, or values, B·S·A.
-      units: the hidden layer of the MLP, B·S·F.
+      tokens: the positions of a microbatch, B·S.
+      hidden: the width of the residual stream, H.
+      residual: the residual stream on a device, B·T·H.
       scores: attention's scores, B·N·S·S.
-      head_size: of one head.
-      statistics: of the scores' rows, B·N·S.
+      statistics: one number for each row of the scores, B·N·S.
+      head_size: the width of a head.
       dropout: whether anything is dropped.
       flash: whether attention runs in a kernel that keeps no scores.
-      qkv: weights of queries, keys and values, H·3·A.
-      kernel: those of the largest product.
     """
 
     backend: Backend
     recompute: str
+    branches: Sequence[Branch]
+    tensor: int
     itemsize: int
     operand: int
+    tokens: int
+    hidden: int
     residual: int
-    whole: int
-    heads: int
-    units: int
     scores: int
     statistics: int
     head_size: int
     dropout: bool
     flash: bool
-    qkv: int
-    kernel: int
 
     @classmethod
-    def of(cls, config: Config, backend: Backend) -> "Layer":
-        """The layers of a config."""
-        model, tensor = config.model, config.mesh.tensor
-        hidden, width, units = model.hidden_size, model.hidden_size // tensor, model.mlp_size // tensor
-        tokens, itemsize = num_rows(config) * model.seq_len, ITEMSIZES[model.dtype]
+    def of(cls, config: Config, backend: Backend) -> "LayerMemory":
+        """The memory of the layers of a config."""
+        model, tensor, network = config.model, config.mesh.tensor, describe(config)
+        tokens, itemsize = num_sequences(config) * model.seq_len, ITEMSIZES[model.dtype]
+        statistics = tokens * network.attention.heads // tensor
         return cls(
             backend=backend,
             recompute=config.pipeline.recompute,
+            branches=network.branches,
+            tensor=tensor,
             itemsize=itemsize,
             operand=min(itemsize, 2) if backend.rounds_products else itemsize,
-            residual=tokens * hidden // (tensor if config.mesh.sequence_parallel else 1),
-            whole=tokens * hidden,
-            heads=tokens * width,
-            units=tokens * units,
-            scores=tokens * model.num_heads // tensor * model.seq_len,
-            statistics=tokens * model.num_heads // tensor,
-            head_size=model.head_size,
+            tokens=tokens,
+            hidden=network.hidden,
+            residual=tokens * network.hidden // (tensor if config.mesh.sequence_parallel else 1),
+            scores=statistics * model.seq_len,
+            statistics=statistics,
+            head_size=network.attention.head_size,
             dropout=model.dropout > 0,
             flash=backend.runs_flash(model),
-            qkv=3 * hidden * width,
-            kernel=hidden * max(3 * width, units),
         )
 
     def stashed(self) -> int:
-        """Bytes that a forward leaves: of everything, of all but attention's inside, or of the input alone."""
+        """Bytes that a forward pass leaves: of everything, of all but attention's inside, or of the input alone."""
         if self.recompute == "full":
-            return self._input()
+            return self._input
         attention = self._probabilities() * (self.recompute == "none" or self.flash)
-        return self._input() + self._around_attention() + self._mlp() + attention
+        return sum(map(self._kept_by_branch, self.branches)) + attention
 
+    @property
     def _input(self) -> int:
-        """Bytes of the layer's input, which the first norm saves; in post-LN the second, of the sum before it."""
+        """Bytes of the layer's input, which the first norm keeps; in post-LN the second, of the sum before it."""
         return self.residual * self.itemsize
 
-    def _around_attention(self) -> int:
-        """Bytes of the input of attention's first product, queries, keys, values, its output, and the mask of that."""
-        return (self.whole + 4 * self.heads) * self.operand + self.residual * MASK * self.dropout
+    def _kept_by_branch(self, branch: Branch) -> int:
+        """Bytes that a branch leaves, without the inside of attention."""
+        return sum(map(self._kept, branch))
+
+    def _kept(self, operation: Operation) -> int:
+        """Bytes that an operation keeps for its backward pass; of attention the outside."""
+        match operation:
+            case Norm():
+                return self.residual * self.itemsize
+            case Product():
+                return self._inputs(operation) * self.operand
+            case Attention():
+                return 3 * self._local(operation.width) * self.operand
+            case Activation():
+                return operation.num_inputs * self._local(operation.units) * self.itemsize
+            case Residual():
+                return self.residual * MASK * self.dropout
 
     def _probabilities(self) -> int:
         """Bytes of probabilities, and where some are dropped of those that are left and the mask; of flash, sums."""
@@ -110,30 +121,57 @@ class Layer:
             return self.statistics * FLOAT32
         return self.scores * (self.itemsize + (self.operand + MASK) * self.dropout)
 
-    def _mlp(self) -> int:
-        """Bytes of the inputs of the second norm, of both products and of GELU, and the mask of the output."""
-        by_products, others = self.whole + self.units, self.residual + self.units
-        return by_products * self.operand + others * self.itemsize + self.residual * MASK * self.dropout
+    def _local(self, width: int) -> int:
+        """Elements of an array of a width that tensor parallelism cuts."""
+        return self.tokens * (width // self.tensor)
+
+    def _inputs(self, product: Product) -> int:
+        """Elements of a product's input; under sequence parallelism it is gathered before."""
+        return self._local(product.inputs) if product.split == "inputs" else self.tokens * product.inputs
+
+    def _outputs(self, product: Product) -> int:
+        """Elements of a product's output."""
+        return self._local(product.outputs) if product.split == "outputs" else self.tokens * product.outputs
+
+    def _kernel(self, product: Product) -> int:
+        """Elements of a product's kernel."""
+        return product.inputs * product.outputs // (self.tensor if product.split else 1)
+
+    @property
+    def _products(self) -> list[Product]:
+        return [each for branch in self.branches for each in branch if isinstance(each, Product)]
 
     def left(self) -> int:
-        """Bytes that I leaves for W: gradients of the four products' outputs, and their inputs where not stashed."""
-        gradients = 2 * self.whole + 3 * self.heads + self.units
-        inputs = 2 * self.whole + self.heads + self.units
+        """Bytes that I leaves for W: gradients of the products' outputs, and their inputs unless these are stashed."""
+        gradients = sum(map(self._outputs, self._products))
+        inputs = sum(map(self._inputs, self._products))
         return (gradients + inputs * (self.recompute == "full")) * self.operand
 
     def working(self) -> int:
-        """Bytes at the fullest moment of the layer's passes: inside attention forward, MLP or attention backward.
+        """Bytes at the fullest moment of the layer's passes: inside attention forward, or in a branch backward.
 
-        Backward alive is what was computed again and is not yet used up, and the gradients of GELU's output and input,
-        or those inside attention. All along there are the kernel of the product at hand as read from the stack, its
-        gradient, and what goes through the residual stream, in and out.
+        In a branch's backward pass there is what was computed again and is not used up yet, that of earlier branches
+        included, and the gradients of an activation's output and inputs, or those inside attention. All along there are
+        the kernel of the product at hand as read from the stack, its gradient, and what goes through the residual
+        stream, in and out.
         """
-        again, around = self.recompute == "full", self._around_attention()
-        forward = self._attention_forward() + around * (not self.backend.fuses)
-        inside = self._probabilities() if self.backend.fuses else self._softmax()
-        in_mlp = (around + inside + self._mlp()) * again + 2 * self.units * self.itemsize
-        in_attention = around * again + self._attention_backward()
-        return max(forward, in_mlp, in_attention) + 2 * (self.kernel + self.residual) * self.itemsize
+        again, moments, before = self.recompute == "full", [], -self._input  # which is stashed
+        for branch in self.branches:
+            kept = self._kept_by_branch(branch)
+            if any(isinstance(each, Attention) for each in branch):
+                moments.append(self._attention_forward() + (before + kept) * (not self.backend.fuses))
+                moments.append((before + kept) * again + self._attention_backward())
+                kept += self._probabilities() if self.backend.fuses else self._softmax()
+            else:
+                moments.append((before + kept) * again + self._activation_gradients(branch))
+            before += kept
+        kernel = max(map(self._kernel, self._products))
+        return max(moments) + 2 * (kernel + self.residual) * self.itemsize
+
+    def _activation_gradients(self, branch: Branch) -> int:
+        """Bytes of the gradients of an activation's output and inputs."""
+        activations = (each for each in branch if isinstance(each, Activation))
+        return sum((1 + each.num_inputs) * self._local(each.units) * self.itemsize for each in activations)
 
     def _softmax(self) -> int:
         """Bytes of the scores and of what attention leaves."""
@@ -149,7 +187,8 @@ class Layer:
     def _attention_backward(self) -> int:
         """Bytes of scores and probabilities, read or computed again, and of the gradients of both."""
         if self.flash:  # gradients of queries, keys, values and of what comes out, in float32 the first
-            return self._probabilities() + self.heads * (FLOAT32 + 3 * self.itemsize)
+            heads = self.statistics * self.head_size
+            return self._probabilities() + heads * (FLOAT32 + 3 * self.itemsize)
         if self.backend.rounds_gradients:
             return self._softmax() + 2 * self.scores * self.itemsize
         if not self.backend.fuses:
@@ -161,8 +200,14 @@ class Layer:
 
     def copied(self) -> int:
         """Bytes of the weights, in a row of the stack, that the backend copies (`Backend.whole_lanes_copy`)."""
-        copies = self.backend.whole_lanes_copy and self.head_size % self.backend.lanes == 0
-        return self.qkv * self.operand if copies else 0
+        if not self.backend.whole_lanes_copy or self.head_size % self.backend.lanes:
+            return 0
+        return sum(
+            self._kernel(before) * self.operand
+            for branch in self.branches
+            for before, operation in itertools.pairwise(branch)
+            if isinstance(operation, Attention) and isinstance(before, Product)
+        )
 
 
 def outside_layers(config: Config, backend: Backend) -> int:
@@ -173,12 +218,12 @@ def outside_layers(config: Config, backend: Backend) -> int:
     what it scores, with its gradients. The embedding's backward pass has the gradient of the table's slice, V·H, in
     float32, before and, unless `Backend.scatters_in_place`, after rows are added to it.
     """
-    model, itemsize = config.model, ITEMSIZES[config.model.dtype]
+    network, itemsize = describe(config), ITEMSIZES[config.model.dtype]
     columns = config.padded_vocab_size // config.mesh.vocab_shards
-    tokens = num_rows(config) * model.seq_len
-    scored = tokens if model.task == "lm" else num_rows(config) * num_masked(config)
+    tokens = num_sequences(config) * config.model.seq_len
+    scored = num_sequences(config) * network.task.num_scored
     of_logit = FLOAT32 if backend.fuses else FLOAT32 + itemsize if backend.rounds_gradients else 3 * FLOAT32
     logits = scored * columns * of_logit
-    stream = 3 * tokens * model.hidden_size * itemsize
-    tables = (1 if backend.scatters_in_place else 2) * columns * model.hidden_size * FLOAT32
+    stream = 3 * tokens * network.hidden * itemsize
+    tables = (1 if backend.scatters_in_place else 2) * columns * network.hidden * FLOAT32
     return stream + max(logits, tables)

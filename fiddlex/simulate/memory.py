@@ -8,16 +8,18 @@ a fact of the backend, found by experiment; none is fitted. docs/memory.md tells
 Not known here: the few bytes that follow the number of microbatches (keys of dropout, losses, the schedule's table).
 """
 
+import math
 from typing import NamedTuple
 
 from fiddlex.config import Config
+from fiddlex.models.tasks import example_fields
 from fiddlex.pipeline.frame import Sizes
 from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.simulate.backend import TPU, Backend
-from fiddlex.simulate.layer_memory import FLOAT32, ITEMSIZES, Layer, num_masked, num_rows, outside_layers
+from fiddlex.simulate.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, outside_layers
 from fiddlex.simulate.weight_memory import WeightBytes, weight_bytes
 
-WORD = 4  # bytes of a token, a target, a weight of one
+WORD = 4  # bytes of an element of a batch: of a token, a target, a weight of a target
 
 
 class Memory(NamedTuple):
@@ -78,7 +80,7 @@ def device_memory(
       backend: what it is compiled for.
       weights: `weight_bytes` of it, where they are known already.
     """
-    layer, rows = Layer.of(config, backend), placement.rows_per_chunk
+    layer, rows = LayerMemory.of(config, backend), placement.rows_per_chunk
     all_rows, slots, goes_on = rows * placement.num_chunks, sizes.slots, sizes.versions > 1
     weights = weights or weight_bytes(config, all_rows, backend)
     compute = _compute_weights(config, weights, backend, goes_on=goes_on)
@@ -125,10 +127,6 @@ def _reduced(config: Config, weights: WeightBytes, backend: Backend) -> int:
 
 
 def _batch(config: Config) -> int:
-    """Bytes of a replica's part of a batch (`fiddlex.data.fields`)."""
-    model, examples = config.model, config.replica_batch_size
-    rows = num_rows(config) // config.microbatch_size
-    if model.family == "gpt":
-        return 3 * examples * model.seq_len * WORD
-    labels = 2 * (model.task != "mlm")
-    return examples * (3 * rows * model.seq_len + 3 * num_masked(config) + labels) * WORD
+    """Bytes of a replica's part of a batch (`fiddlex.models.tasks.example_fields`)."""
+    elements = sum(math.prod(field.shape) for field in example_fields(config).values())
+    return config.replica_batch_size * elements * WORD

@@ -1,121 +1,73 @@
 """What a model's weights, their gradients and the optimizer's state take on one device.
 
-Each weight is named with the sizes that it has on a device of a mesh (`fiddlex.models`, sharded as
-`fiddlex.parallel.sharding` says). Imports no jax.
+A fold over the parameters of `fiddlex.models.spec`, sharded as `fiddlex.parallel.axes` says. Imports no jax.
 """
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fiddlex.config import Config
+from fiddlex.models.registry import describe
+from fiddlex.models.spec import Parameter, leaves
+from fiddlex.parallel.axes import largest_dimension, num_shards
 from fiddlex.simulate.backend import Backend
 
 FLOAT32 = 4
-NUM_KERNELS = 4  # of a layer
-NUM_TOKEN_TYPES = 2
 MIN_FACTORED_SIZE = 128  # below, Adafactor keeps all second moments (`fiddlex.train.blockwise`)
-PAIR_CLASSES = 2
 
 
-class Weight(NamedTuple):
-    """A weight, of one layer where it belongs to layers.
+def local_shape(parameter: Parameter, config: Config) -> tuple[int, ...]:
+    """The sizes that a device has of a weight that it computes with; the vocabulary is padded."""
+    sizes = parameter.padded(config.padded_vocab_size)
+    return tuple(size // num_shards(axis, config.mesh) for size, axis in zip(sizes, parameter.axes, strict=True))
 
-    Attributes:
-      shape: on the whole mesh.
-      shards: the parts into which one of its dimensions is cut over `tensor` and `pipe`.
-      axis: that dimension.
+
+def master_shape(parameter: Parameter, config: Config) -> tuple[int, ...]:
+    """The sizes that a device has of a master weight: with ZeRO-1 its part of what it computes with."""
+    shape, data = list(local_shape(parameter, config)), config.mesh.data if config.optimizer.zero1 else 1
+    if (dimension := largest_dimension(shape, data)) is not None:
+        shape[dimension] //= data
+    return tuple(shape)
+
+
+def num_factors(parameter: Parameter, config: Config) -> int:
+    """The elements of the factors of Adafactor's second moments, whole on every device; 0 where it keeps all moments.
+
+    Whether moments are factored is decided by the sizes without padding, as in `fiddlex.train.blockwise`.
     """
-
-    shape: tuple[int, ...]
-    shards: int = 1
-    axis: int = 0
-
-    @property
-    def size(self) -> int:
-        """Elements on a device."""
-        return math.prod(self.shape) // self.shards
-
-    def master_shape(self, data: int) -> tuple[int, ...]:
-        """The master weight's shape on a device, its largest dimension that can be cut into `data` parts so cut."""
-        shape = list(self.shape)
-        shape[self.axis] //= self.shards
-        fitting = [i for i, size in enumerate(shape) if size % data == 0]
-        if fitting:
-            shape[max(fitting, key=shape.__getitem__)] //= data
-        return tuple(shape)
-
-    @property
-    def factors(self) -> int:
-        """Elements of Adafactor's factors, whole on every device; 0: second moments are not factored."""
-        *_, second, largest = (0, *sorted(self.shape))
-        size = math.prod(self.shape)
-        return size // largest + size // second if second >= MIN_FACTORED_SIZE else 0
-
-
-def layer_weights(config: Config) -> list[Weight]:
-    """Those of one layer, kernels first."""
-    model, tensor = config.model, config.mesh.tensor
-    hidden, units, heads, size = model.hidden_size, model.mlp_size, model.num_heads, model.head_size
-    return [
-        Weight((hidden, 3, heads, size), tensor, 2),
-        Weight((heads, size, hidden), tensor),
-        Weight((hidden, units), tensor, 1),
-        Weight((units, hidden), tensor),
-        Weight((3, heads, size), tensor, 1),
-        Weight((units,), tensor),
-        *[Weight((hidden,))] * 6,  # scales and biases of two norms, and biases after the reductions
-    ]
-
-
-def outer_weights(config: Config) -> list[Weight]:
-    """Those of embedding and head."""
-    model, shards, rows = config.model, config.mesh.vocab_shards, config.padded_vocab_size
-    hidden = model.hidden_size
-    vector, matrix = Weight((hidden,)), Weight((hidden, hidden))
-    weights = [Weight((rows, hidden), shards), Weight((model.seq_len, hidden)), vector, vector]
-    if model.family == "bert":
-        weights.append(Weight((NUM_TOKEN_TYPES, hidden)))
-    if model.task.startswith("mlm"):
-        weights += [matrix, vector, vector, vector, Weight((rows,), shards)]
-    classes = {
-        "mlm_nsp": PAIR_CLASSES,
-        "mlm_sop": PAIR_CLASSES,
-        "classification": len(config.data.classes),
-        "multiple_choice": 1,
-    }.get(model.task, 0)
-    if classes:
-        weights += [matrix, vector, Weight((hidden, classes))]
-    if classes > 1:
-        weights.append(Weight((classes,)))
-    return weights
+    by_size = sorted(range(len(parameter.shape)), key=parameter.shape.__getitem__)
+    if len(by_size) < 2 or parameter.shape[by_size[-2]] < MIN_FACTORED_SIZE:
+        return 0
+    padded = parameter.padded(config.padded_vocab_size)
+    return sum(math.prod(padded) // padded[dimension] for dimension in by_size[-2:])
 
 
 def num_moments(optimizer: str, momentum: float) -> int:
-    """Numbers that an optimizer keeps of each weight; Adafactor's, one for a row or a column, are not among them.
+    """How many numbers an optimizer keeps of each weight; Adafactor's factors are not among them.
 
     Args:
       optimizer: its name.
-      momentum: of sgd, which keeps none without.
+      momentum: that of sgd, which keeps nothing without.
     """
     return {"adamw": 2, "adam": 2, "lamb": 2, "sgd": int(momentum > 0), "adafactor": 0}[optimizer]
 
 
 def device_parameters(config: Config, rows: int) -> int:
-    """Weights that a device with so many rows of layers computes with."""
-    sizes = (sum(weight.size for weight in weights) for weights in (layer_weights(config), outer_weights(config)))
-    layer, outer = sizes
-    return rows * layer + outer
+    """The number of weights that a device with so many rows of layers computes with."""
+    network = describe(config)
+    return rows * _elements(leaves(network.layer), config) + _elements(network.outer, config)
 
 
 class WeightBytes(NamedTuple):
     """Bytes on one device.
 
     Attributes:
-      layers: of the layers in float32.
-      kernels: of those the part that products take.
-      outer: of embedding and head in float32.
+      layers: of the layers' weights in float32.
+      kernels: of those among them that are factors of matrix products.
+      outer: of the weights of embedding and head in float32.
       reduced_layers: of the layers' gradients, reduced over `data` onto the shards of the master weights.
-      reduced_outer: likewise of embedding and head.
+      reduced_outer: of the gradients of embedding and head, reduced in the same way.
       master: of the master weights.
       optimizer: of the optimizer's state.
     """
@@ -131,22 +83,27 @@ class WeightBytes(NamedTuple):
 
 def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
     """The weights of a model on a device with so many rows of layers; what is in the train state, with its padding."""
-    layer, outer = layer_weights(config), outer_weights(config)
-    data = config.mesh.data if config.optimizer.zero1 else 1
-    layer_shapes, outer_shapes = ([weight.master_shape(data) for weight in weights] for weights in (layer, outer))
+    network, optimizer = describe(config), config.optimizer
+    layer, outer = list(leaves(network.layer)), network.outer
+    layer_shapes, outer_shapes = ([master_shape(each, config) for each in part] for part in (layer, outer))
     tiled = [backend.tiled((rows, *shape)) for shape in layer_shapes] + list(map(backend.tiled, outer_shapes))
-    optimizer = config.optimizer
     state = num_moments(optimizer.name, optimizer.momentum) * sum(tiled)
     if optimizer.name == "adafactor":
         # Factors are whole on every device, those of other pipe ranks' layers included.
-        factors = [weight.factors * rows * config.mesh.pipe for weight in layer] + [weight.factors for weight in outer]
+        factors = [num_factors(each, config) * rows * config.mesh.pipe for each in layer]
+        factors += [num_factors(each, config) for each in outer]
         state = sum(factor or moment for factor, moment in zip(factors, tiled, strict=True))
     return WeightBytes(
-        layers=FLOAT32 * rows * sum(weight.size for weight in layer),
-        kernels=FLOAT32 * rows * sum(weight.size for weight in layer[:NUM_KERNELS]),
-        outer=FLOAT32 * sum(weight.size for weight in outer),
+        layers=FLOAT32 * rows * _elements(layer, config),
+        kernels=FLOAT32 * rows * _elements((each for each in layer if each.product), config),
+        outer=FLOAT32 * _elements(outer, config),
         reduced_layers=FLOAT32 * rows * sum(map(math.prod, layer_shapes)),
         reduced_outer=FLOAT32 * sum(map(math.prod, outer_shapes)),
         master=FLOAT32 * sum(tiled),
         optimizer=FLOAT32 * state,
     )
+
+
+def _elements(parameters: Iterable[Parameter], config: Config) -> int:
+    """The elements that a device has of weights that it computes with."""
+    return sum(math.prod(local_shape(each, config)) for each in parameters)

@@ -17,8 +17,8 @@ def summarise(scores_EP3: np.ndarray, parts: Sequence[str], task: str, dataset: 
     """The numbers of an evaluation; all losses are in nats.
 
     Args:
-      scores_EP3: float64, of every example and part of the loss the sums that `Transformer.scores` tells.
-      parts: of the loss, `Transformer.parts`.
+      scores_EP3: float64, of every example and part of the loss the sums that `Model.scores` tells.
+      parts: of the loss, `Model.parts`.
       task: what the model is trained to do, `ModelConfig.task`.
       dataset: whose held-out examples were scored.
 

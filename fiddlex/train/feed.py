@@ -8,8 +8,8 @@ from jax.sharding import Mesh, NamedSharding
 from fiddlex.config import Config
 from fiddlex.data import Batch, ExampleSource, Loader, eval_batches
 from fiddlex.data.dataset import Dataset
-from fiddlex.data.fields import example_fields
 from fiddlex.errors import DataError
+from fiddlex.models.tasks import example_fields
 from fiddlex.parallel.sharding import BATCH
 
 DeviceBatch = dict[str, jax.Array]

@@ -21,8 +21,8 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.config import Config
 from fiddlex.models.context import Context, has_flash
 from fiddlex.models.dropout import Dropout, example_keys
-from fiddlex.models.functional import Weights
-from fiddlex.models.transformer import Batch, Model, Transformer, as_rows
+from fiddlex.models.model import Batch, Model, as_rows
+from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import as_varying, reduce_gradients
 from fiddlex.parallel.sharding import BATCH, named
 from fiddlex.pipeline import engine
@@ -31,7 +31,7 @@ from fiddlex.pipeline.stage import Integer
 from fiddlex.train.feed import abstract_batch
 from fiddlex.train.state import Layout, TrainState
 
-HeadFunction = Callable[[Weights, jax.Array, Batch, Context], jax.Array]  # of a model, as `Transformer.loss`
+HeadFunction = Callable[[Weights, jax.Array, Batch, Context], jax.Array]  # of a model, as `Model.loss`
 
 # What arrays are padded to in memory (`in_row_major`). Left to itself, XLA gives the stash the order that one product
 # or collective wants, and copies it whole for the others in each tick.
@@ -190,7 +190,7 @@ def as_mean(batch: Batch) -> tuple[Batch, jax.Array]:
     the same total as the weights of tokens: nothing as large as the batch is made. What weighs nothing at all counts
     nothing.
     """
-    names = [name for name in Transformer.WEIGHTS.values() if name in batch]
+    names = [name for name in Model.WEIGHTS.values() if name in batch]
     sums = (lax.psum(batch[name].sum(), "data") for name in names)
     first, *others = (jnp.where(total > 0, total, 1) for total in sums)
     scaled = {name: batch[name] * (first / total) for name, total in zip(names[1:], others, strict=True)}

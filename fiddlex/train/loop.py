@@ -283,7 +283,7 @@ def _log_what_runs(trainer: Trainer) -> None:
     logger.info(
         "%s with %s parameters, %s",
         config.model.family,
-        f"{num_parameters(config.model, len(config.data.classes)):,}",
+        f"{num_parameters(config):,}",
         describe(trainer.mesh),
     )
 

@@ -40,7 +40,7 @@ def predicted_continuations(examples: ContinuationExamples, scores_E3: np.ndarra
 
     Args:
       examples: those that were held out.
-      scores_E3: floats, the sums that `Transformer.scores` tells; of the first examples, or of all. Lines that are not
+      scores_E3: floats, the sums that `Model.scores` tells; of the first examples, or of all. Lines that are not
         complete are left out.
 
     Returns:

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
-from fiddlex.models import make_model
+from fiddlex.models.registry import make_model
 from fiddlex.parallel.sharding import named
 from fiddlex.train.gradients import Flushed, GradientSource, init_key
 from fiddlex.train.optimizer import learning_rate_schedule, make_optimizer
@@ -46,7 +46,7 @@ class Program:
         self.config, self.mesh = config, mesh
         self.model = make_model(config)
         self.layout = make_layout(self.model, config)
-        blocks = make_blocks(self.model, config, self.layout)
+        blocks = make_blocks(self.model, config)
         self.optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
         source = Windowed if self.layout.windows else Flushed
         self.source: GradientSource = source(self.model, config, mesh, self.layout)

@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config, MeshConfig
 from fiddlex.errors import ConfigError, ScheduleError
-from fiddlex.models.functional import Weights
-from fiddlex.models.transformer import Model
+from fiddlex.models.model import Model
+from fiddlex.models.spec import Parameter
+from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import compute_spec, named, zero_spec
 from fiddlex.pipeline.generators import make_schedule
 from fiddlex.pipeline.lowering import Lowered, lower
@@ -140,15 +141,16 @@ def _make_windows(
     return windows
 
 
-def make_blocks(model: Model, config: Config, layout: Layout) -> Weights:
+def make_blocks(model: Model, config: Config) -> Weights:
     """What the optimizer is told about each weight: decayed or not, stacked by layer or not, how much is padding."""
     padding = config.padded_vocab_size / config.model.vocab_size
 
-    def block(axes: tuple[str | None, ...], x: jax.ShapeDtypeStruct) -> Block:
-        stacked = axes[0] == "layers"
-        return Block(stacked=stacked, decay=_is_matrix(axes), padding=padding if "vocab" in axes else 1.0)
+    def block(part: str, parameter: Parameter) -> Block:
+        padded = padding if "vocab" in parameter.axes else 1.0
+        return Block(stacked=part == "layers", decay=parameter.decays, padding=padded)
 
-    return jax.tree.map(block, model.axes(), layout.shapes, is_leaf=lambda x: isinstance(x, tuple))
+    parts = model.network.parts
+    return {part: jax.tree.map(functools.partial(block, part), parameters) for part, parameters in parts.items()}
 
 
 def state_specs(optimizer: optax.GradientTransformation, layout: Layout, *, ahead: Any, scaling: Any) -> TrainState:
@@ -195,9 +197,3 @@ def make_init(
         return TrainState(jnp.zeros((), jnp.int32), weights, optimizer.init(weights), ahead(weights), scaling())
 
     return init
-
-
-def _is_matrix(axes: tuple[str | None, ...]) -> bool:
-    # Kernels and tables have `hidden` and something else; norms and biases have one of them alone.
-    per_layer = axes[1:] if axes[0] == "layers" else axes
-    return "hidden" in per_layer and len(per_layer) > 1

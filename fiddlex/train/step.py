@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
-from fiddlex.models.functional import Weights
-from fiddlex.models.gpt import GPT
-from fiddlex.models.transformer import Batch, Model
+from fiddlex.models.decoder import Decoder
+from fiddlex.models.model import Batch, Model
+from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import BATCH, MESH_AXES, named
 from fiddlex.pipeline.executor import execute
 from fiddlex.pipeline.lowering import lower
@@ -91,7 +91,7 @@ def make_train_step(
 def make_eval_step(model: Model, config: Config, *, head: HeadFunction, mesh: Mesh, layout: Layout) -> ScoreFunction:
     """Compiles `(master weights, batch) -> values` of a global batch, without dropout.
 
-    `head` is the model's, as `Transformer.scores`: its values are [example, …] of a microbatch, and of the whole batch
+    `head` is the model's, as `Model.scores`: its values are [example, …] of a microbatch, and of the whole batch
     [example, …].
     """
     lowered = lower(forward_schedule(layout.placement.stage_ranks, config.pipeline.num_microbatches))
@@ -111,7 +111,7 @@ def make_eval_step(model: Model, config: Config, *, head: HeadFunction, mesh: Me
     return jax.enable_x64(False)(compiled)
 
 
-def make_logits(model: GPT, config: Config, *, mesh: Mesh, layout: Layout) -> LogitsFunction:
+def make_logits(model: Decoder, config: Config, *, mesh: Mesh, layout: Layout) -> LogitsFunction:
     """Compiles `(master weights, tokens, positions) -> logits` at one position of each row.
 
     Tokens are int32 [rows, sequence], the same on all devices; logits are float32 [rows, padded vocabulary], sharded

@@ -26,8 +26,8 @@ from fiddlex.data.statistics import majority_share
 from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fiddlex.mesh import make_mesh
 from fiddlex.models.bert import BERT
-from fiddlex.models.functional import Weights
-from fiddlex.models.gpt import GPT
+from fiddlex.models.decoder import Decoder
+from fiddlex.models.weights import Weights
 from fiddlex.train.best import restore_result
 from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.evaluation import summarise
@@ -255,8 +255,8 @@ class Trainer:
         tokenizer = self.dataset.tokenizer
         if self._next_logits is None:
             raise ConfigError(
-                f"model.objective={self.config.model.task} cannot go on with a text: it sees both ways. Sample from a "
-                "model of model.family=gpt."
+                f"model.objective={self.config.model.task} cannot go on with a text: it predicts no next token. "
+                "Sample from a model with model.objective=lm."
             )
         if tokenizer is None:
             raise ConfigError(
@@ -277,7 +277,9 @@ class Trainer:
     def _next_logits(self) -> LogitsFunction | None:
         """See `make_logits`; None for a model that does not predict the next token."""
         model = self._program.model
-        return make_logits(model, self.config, mesh=self.mesh, layout=self.layout) if isinstance(model, GPT) else None
+        if not isinstance(model, Decoder):
+            return None
+        return make_logits(model, self.config, mesh=self.mesh, layout=self.layout)
 
     def weights(self) -> Weights:
         """A copy of the master weights on the host: float32, whole, without padding, layers stacked in their order."""

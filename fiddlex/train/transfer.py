@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError
-from fiddlex.models.functional import Weights
-from fiddlex.models.transformer import Model
+from fiddlex.models.model import Model
+from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
 from fiddlex.pipeline.placement import PADDING
 from fiddlex.train.best import restore_result

@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
-from fiddlex.models.functional import Weights
-from fiddlex.models.transformer import Batch, Model
+from fiddlex.models.model import Batch, Model
+from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import as_varying, reduce_gradients
 from fiddlex.parallel.sharding import BATCH, named
 from fiddlex.pipeline.engine import Engine

@@ -35,8 +35,8 @@ MUTATIONS = (
     Mutation(
         "moments-whole-on-every-replica",
         "fiddlex/simulate/weight_memory.py",
-        old="shape[max(fitting, key=shape.__getitem__)] //= data",
-        new="shape[max(fitting, key=shape.__getitem__)] //= 1",
+        old="shape[dimension] //= data",
+        new="shape[dimension] //= 1",
         tests=(f"{ARGUMENTS}[adamw]",),
     ),
     # Clocks.
@@ -137,17 +137,31 @@ MUTATIONS = (
         tests=("tests/test_topology.py::test_rings",),
     ),
     Mutation(
+        "a-product-that-is-not-described",
+        "fiddlex/models/families.py",
+        old='Activation(units), Product(units, hidden, "inputs"), Residual()',
+        new="Activation(units), Residual()",
+        tests=(FLOPS,),
+    ),
+    Mutation(
+        "an-activation-said-to-keep-nothing",
+        "fiddlex/simulate/layer_memory.py",
+        old="return operation.num_inputs * self._local(operation.units) * self.itemsize",
+        new="return 0",
+        tests=("tests/simulate/test_device_memory.py",),
+    ),
+    Mutation(
         "flops-of-attention-counted-half",
         "fiddlex/sizes.py",
-        old="attention = 2 * s * h",
-        new="attention = s * h",
+        old="attention = 2 * config.model.seq_len * network.attention.width",
+        new="attention = config.model.seq_len * network.attention.width",
         tests=(FLOPS,),
     ),
     Mutation(
         "flops-of-the-head-left-out",
         "fiddlex/sizes.py",
-        old="total += config.seq_len * h * config.vocab_size",
-        new="total += 0",
+        old='number = {"scored": task.num_scored, "first": task.num_sequences}',
+        new='number = {"scored": 0, "first": task.num_sequences}',
         tests=(FLOPS,),
     ),
     Mutation(

@@ -105,9 +105,9 @@ MUTATIONS = (
     # Optimizers.
     Mutation(
         "norms-and-biases-decay",
-        STATE,
-        old='return "hidden" in per_layer and len(per_layer) > 1',
-        new='return "hidden" in per_layer',
+        "fiddlex/models/spec.py",
+        old='{"bias": Parameter(shape[num_inputs:], axes[num_inputs:])}',
+        new='{"bias": Parameter(shape[num_inputs:], axes[num_inputs:], decays=True)}',
         tests=("tests/train/test_state.py",),
     ),
     Mutation(

@@ -9,8 +9,8 @@ from jax import P
 
 from fiddlex.config import Config, MeshConfig
 from fiddlex.mesh import make_mesh
-from fiddlex.models import make_model
 from fiddlex.models.context import Context
+from fiddlex.models.registry import make_model
 from fiddlex.parallel.collectives import as_varying
 from fiddlex.train.state import make_layout
 

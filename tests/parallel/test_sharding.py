@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from jax import P
 
 from fiddlex.config import Config, MeshConfig
-from fiddlex.models import make_model
+from fiddlex.models.registry import make_model
 from fiddlex.parallel.sharding import compute_spec, mesh_axes_of, whole_rows_spec, zero_dimension, zero_spec
 from fiddlex.train.state import make_layout
 

@@ -30,8 +30,23 @@ def test_products_of_all_devices_are_the_models_operations(recompute, microbatch
     layer, edges = layer_work(config), edge_work(config, shards=tensor)
     flops = config.model.num_layers * sum(getattr(layer, field.name).flops for field in dataclasses.fields(layer))
     flops += sum(work.flops for work in edges)
-    expected = (hardware_flops if recompute == "full" else model_flops)(config.model, config.data.global_batch_size)
+    expected = (hardware_flops if recompute == "full" else model_flops)(config)
     assert flops * tensor * microbatches == pytest.approx(expected)
+
+
+def test_a_transform_is_done_whole_where_the_vocabulary_is_cut():
+    config = a_config()
+    config.model.family = "bert"
+    one, two = (edge_work(config, shards=shards).head.products for shards in (1, 2))
+    assert {(each.inputs, each.outputs) for each in one[:2]} == {(64, 64), (64, 96)}
+    assert {(each.inputs, each.outputs) for each in two[:2]} == {(64, 64), (64, 48)}
+
+
+def test_traffic_of_a_layer_is_its_closed_form():
+    config = a_config(tensor=2)  # four examples of 16 positions, hidden 64, MLP 256, on two tensor ranks
+    tokens, scores = 4 * 16, 4 * 2 * 16**2
+    elements = 2 * 2 * tokens * 64 + 2 * 3 * tokens * 64 + 2 * tokens * 128 + 2 * tokens * 3 * 32
+    assert layer_work(config).forward.traffic == 4 * elements + scores * (4 + 4)
 
 
 def test_berts_products_are_the_models_operations():
@@ -40,7 +55,7 @@ def test_berts_products_are_the_models_operations():
     layer, edges = layer_work(config), edge_work(config, shards=1)
     flops = 3 * sum(getattr(layer, field.name).flops for field in dataclasses.fields(layer))
     flops += sum(work.flops for work in edges)
-    assert flops * 2 == pytest.approx(model_flops(config.model, 8, config.data))
+    assert flops * 2 == pytest.approx(model_flops(config))
 
 
 def test_selective_recomputation_repeats_the_scores_alone_and_the_flash_kernel_repeats_nothing_more():

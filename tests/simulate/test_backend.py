@@ -6,7 +6,7 @@ import pytest
 
 from fiddlex.config import Config, ModelConfig
 from fiddlex.simulate.backend import GPU, TPU, backend_of
-from fiddlex.simulate.layer_memory import Layer
+from fiddlex.simulate.layer_memory import LayerMemory
 from fiddlex.topology import Compiler, catalogue, load_topology
 
 MODEL = ModelConfig(hidden_size=128, num_heads=2, seq_len=64, dtype="bfloat16")
@@ -49,6 +49,8 @@ def test_which_models_run_in_it(changes: dict[str, object], flash: bool) -> None
 def test_the_kernel_leaves_a_sum_of_each_row_of_scores(recompute: str) -> None:
     config = Config(model=MODEL)
     config.pipeline.recompute, config.data.global_batch_size = recompute, 3
-    flash, plain = (Layer.of(config, backend).stashed() for backend in (GPU, dataclasses.replace(GPU, flash=False)))
+    flash, plain = (
+        LayerMemory.of(config, backend).stashed() for backend in (GPU, dataclasses.replace(GPU, flash=False))
+    )
     rows = 3 * 2 * 64
     assert plain - flash == (rows * 64 * 2 if recompute == "none" else 0) - rows * 4

@@ -36,6 +36,10 @@ STATES = {  # what is changed of a small GPT on 2 × 2 × 2 devices
     "sgd without momentum": {"optimizer.name": "sgd", "optimizer.momentum": 0.0},
     "adafactor": {"optimizer.name": "adafactor", "model.hidden_size": 256, "model.num_heads": 2},
     "adafactor, a vocabulary that is padded": {"optimizer.name": "adafactor", "model.vocab_size": 253},
+    "adafactor, a vocabulary that only padding makes large enough to be factored": {
+        "optimizer.name": "adafactor",
+        "model.vocab_size": 127,
+    },
     "uneven stages": {"model.num_layers": 5},
     "sizes that replicas cannot cut": {"mesh.data": 4, "mesh.tensor": 1, "model.seq_len": 30, "model.vocab_size": 30},
     "2bw": {"pipeline.semantics": "2bw", "model.dtype": "bfloat16"},

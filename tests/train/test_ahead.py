@@ -169,7 +169,7 @@ def test_counts_collectives_as_the_schedule_has_them(tiny_config: Config) -> Non
     assert sums["tensor"] == 2 * 4 + 2 * 2 * 4 * 3
     assert (facts["fits"], facts["memory_limit_bytes"]) == (None, None)
     assert facts["needed_bytes"] == facts["peak_bytes"]
-    assert facts["model_flops"] == model_flops(config.model, 16)
+    assert facts["model_flops"] == model_flops(config)
 
 
 @pytest.mark.parametrize(

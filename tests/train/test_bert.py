@@ -61,7 +61,7 @@ def test_weights_are_whole_and_counted_right(task: str, post_norm: bool, config:
     of_task(config, task).model.post_norm = post_norm
     weights = Trainer(config, random_dataset(config)).weights()
     assert weights["embedding"]["tokens"].shape == (257, 32)
-    assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == num_parameters(config.model, num_classes=3)
+    assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == num_parameters(config)
 
 
 @dataclasses.dataclass(frozen=True)

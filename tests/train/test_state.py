@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from fiddlex.config import Config
-from fiddlex.models import make_model
+from fiddlex.models.registry import make_model
 from fiddlex.train.state import make_blocks, make_layout
 from tests.train.bert import of_task
 
@@ -19,7 +19,7 @@ def test_matrices_decay_and_norms_and_biases_do_not(task: str, tiny_config: Conf
     assert padding > 1
     model = make_model(config.validate())
     layout = make_layout(model, config)
-    found = jax.tree.leaves_with_path(make_blocks(model, config, layout))
+    found = jax.tree.leaves_with_path(make_blocks(model, config))
     assert len(found) == len(jax.tree.leaves(layout.shapes))
     for path, block in found:
         names = [key.key for key in path]

@@ -13,7 +13,7 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.data import load_corpus
 from fiddlex.errors import ConfigError, DataError, DeviceError
-from fiddlex.models.functional import Weights
+from fiddlex.models.weights import Weights
 from fiddlex.sizes import num_parameters
 from fiddlex.train.metrics import Record
 from fiddlex.train.sampling import SamplingConfig
@@ -153,7 +153,7 @@ def test_weights_are_whole_and_counted_right(tiny_config: Config) -> None:
     tiny_config.model.num_layers, tiny_config.mesh.pipe, tiny_config.mesh.tensor = 3, 2, 4
     weights = Trainer(tiny_config).weights()
     assert weights["embedding"]["tokens"].shape == (257, 32)
-    assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == num_parameters(tiny_config.model)
+    assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == num_parameters(tiny_config)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])

@@ -1,0 +1,49 @@
+"""What predicts the next token: the loss, scores and samples of any decoder, from its logits."""
+
+import abc
+
+import jax
+import jax.numpy as jnp
+
+from fiddlex.models.context import Context
+from fiddlex.models.model import Batch, Model, sums
+from fiddlex.models.vocabulary import cross_entropy, likeliest, local_logits
+from fiddlex.models.weights import Weights
+from fiddlex.parallel.collectives import enter_tensor_parallel
+
+
+class Decoder(Model):
+    """Predicts the next token: see `Model`. A batch has `tokens`, `targets` and `weights`, [example, S]."""
+
+    @abc.abstractmethod
+    def last_norm(self, weights: Weights, x_BTH: jax.Array) -> jax.Array:
+        """The residual stream after the layers, normalised."""
+
+    @abc.abstractmethod
+    def table(self, weights: Weights) -> jax.Array:
+        """This rank's rows of the table that scores the vocabulary, [V / vocabulary shards, H]."""
+
+    def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
+        """See `Model`."""
+        logits_BSV = self._logits(weights, self._gathered(weights, x_BTH, context))
+        return jnp.sum(cross_entropy(logits_BSV, batch["targets"]) * batch["weights"])
+
+    def scores(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
+        """See `Model`."""
+        logits_BSV = self._logits(weights, self._gathered(weights, x_BTH, context))
+        losses_BS, targets_BS = cross_entropy(logits_BSV, batch["targets"]), batch["targets"]
+        return sums(losses_BS, batch["weights"], likeliest(logits_BSV) == targets_BS)[:, None]
+
+    def next_logits(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
+        """This rank's slice of the logits at `batch["positions"]`, int32 [B]; float32 [B, V / vocabulary shards]."""
+        x_BSH = self._gathered(weights, x_BTH, context)
+        x_B1H = jnp.take_along_axis(x_BSH, batch["positions"][:, None, None], axis=1)
+        return self._logits(weights, x_B1H)[:, 0]
+
+    def _gathered(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
+        """The normalised stream on every tensor rank, whole sequences."""
+        x_BTH = self.last_norm(weights, x_BTH)
+        return enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
+
+    def _logits(self, weights: Weights, x_BSH: jax.Array) -> jax.Array:
+        return local_logits(x_BSH, self.table(weights), vocab_size=self.config.vocab_size)

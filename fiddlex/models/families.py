@@ -1,0 +1,126 @@
+"""The descriptions of GPT and BERT; `gpt.py` and `bert.py` compute them. Imports no jax."""
+
+import math
+
+from fiddlex.config import Config, ModelConfig
+from fiddlex.models.spec import (
+    Activation,
+    Attention,
+    Branch,
+    Network,
+    Norm,
+    Parameter,
+    Parameters,
+    Product,
+    Residual,
+    linear,
+    norm,
+    table,
+)
+from fiddlex.models.tasks import task_of
+
+NUM_TOKEN_TYPES = 2  # in BERT: the first and the second text of a pair
+
+
+def gpt(config: Config) -> Network:
+    """GPT-2 (Radford et al. 2019): a pre-LN decoder, learned positions, tied embeddings."""
+    model = config.model
+    return Network(
+        task=task_of(config),
+        embedding=_embedding(model),
+        layer=_layer(model),
+        head={"norm": norm(model.hidden_size)},
+        num_layers=model.num_layers,
+        hidden=model.hidden_size,
+        branches=_branches(model, causal=True),
+        scoring=(Product(model.hidden_size, model.vocab_size, "vocab", "scored"),),
+    )
+
+
+def bert(config: Config) -> Network:
+    """BERT (Devlin et al., NAACL 2019), post-LN as published or pre-LN, with a head for each thing it is trained to do.
+
+    A head that gives a sequence one number, which competes with those of other sequences, has no bias: it would cancel.
+    """
+    model, task, hidden = config.model, task_of(config), config.model.hidden_size
+    head: Parameters = {} if model.post_norm else {"norm": norm(hidden)}
+    square = linear((hidden, hidden), ("hidden", None), num_inputs=1, std=model.init_std)
+    scoring: tuple[Product, ...] = ()
+    if task.num_scored:
+        bias = Parameter((model.vocab_size,), ("vocab",))
+        head["masked"] = {"transform": square, "norm": norm(hidden), "bias": bias}
+        scoring += (
+            Product(hidden, hidden, positions="scored"),
+            Product(hidden, model.vocab_size, "vocab", "scored"),
+        )
+    if task.num_outputs:
+        outputs, axes = (hidden, task.num_outputs), ("hidden", "classes")
+        if task.num_outputs == 1:
+            last: Parameters = {"score": Parameter(outputs, axes, model.init_std, decays=True)}
+        else:
+            last = {"classifier": linear(outputs, axes, num_inputs=1, std=model.init_std)}
+        head["label"] = {"pooler": square, **last}
+        scoring += (Product(hidden, hidden, positions="first"), Product(*outputs, positions="first"))
+    return Network(
+        task=task,
+        embedding=_embedding(model, num_token_types=NUM_TOKEN_TYPES),
+        layer=_layer(model),
+        head=head,
+        num_layers=model.num_layers,
+        hidden=hidden,
+        branches=_branches(model, causal=False),
+        scoring=scoring,
+    )
+
+
+def residual_std(model: ModelConfig) -> float:
+    """The standard deviation of the kernels that write into the residual stream.
+
+    With pre-LN it is scaled by 1/√(2·layers) (GPT-2); with post-LN, where the stream is normalised after every sum, it
+    is that of all other kernels (BERT).
+    """
+    return model.init_std if model.post_norm else model.init_std / math.sqrt(2 * model.num_layers)
+
+
+def _embedding(model: ModelConfig, *, num_token_types: int = 0) -> Parameters:
+    hidden, std = model.hidden_size, model.init_std
+    parameters: Parameters = {
+        "tokens": table(model.vocab_size, hidden, "vocab", std=std),
+        "positions": table(model.seq_len, hidden, "positions", std=std),
+    }
+    if num_token_types:
+        parameters["token_types"] = table(num_token_types, hidden, "token_types", std=std)
+    return parameters | ({"norm": norm(hidden)} if model.post_norm else {})
+
+
+def _layer(model: ModelConfig) -> Parameters:
+    hidden, heads, size, units = model.hidden_size, model.num_heads, model.head_size, model.mlp_size
+    std = residual_std(model)
+    qkv_axes, out_axes = ("hidden", None, "heads", None), ("heads", None, "hidden")
+    return {
+        "attention_norm": norm(hidden),
+        "attention": {
+            "qkv": linear((hidden, 3, heads, size), qkv_axes, num_inputs=1, std=model.init_std),
+            "out": linear((heads, size, hidden), out_axes, num_inputs=2, std=std),
+        },
+        "mlp_norm": norm(hidden),
+        "mlp": {
+            "up": linear((hidden, units), ("hidden", "mlp"), num_inputs=1, std=model.init_std),
+            "down": linear((units, hidden), ("mlp", "hidden"), num_inputs=1, std=std),
+        },
+    }
+
+
+def _branches(model: ModelConfig, *, causal: bool) -> tuple[Branch, ...]:
+    hidden, units = model.hidden_size, model.mlp_size
+    attention = Attention(model.num_heads, model.head_size, causal)
+    return (
+        (
+            Norm(),
+            Product(hidden, 3 * attention.width, "outputs"),
+            attention,
+            Product(attention.width, hidden, "inputs"),
+            Residual(),
+        ),
+        (Norm(), Product(hidden, units, "outputs"), Activation(units), Product(units, hidden, "inputs"), Residual()),
+    )

@@ -1,0 +1,133 @@
+"""What a model is to training: pure functions of its weights, as the pipeline wants them.
+
+Weights are a nested dictionary with the keys `embedding`, `layers` and `head`, which a description names
+(`fiddlex.models.spec`). Leaves under `layers` have a leading dimension, a row for each layer
+(`fiddlex.pipeline.placement`). The embedding's table may serve the head too, so both take the whole dictionary, but for
+its layers.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fiddlex.config import Config
+from fiddlex.models.context import Context
+from fiddlex.models.embedding import embed
+from fiddlex.models.layers import transformer_layer
+from fiddlex.models.registry import describe
+from fiddlex.models.weights import Weights, initial_weights, logical_axes
+
+Batch = dict[str, Any]
+
+
+class Model(abc.ABC):
+    """A model as pure functions of its weights, to be called inside `shard_map` over all mesh axes.
+
+    A family's class adds the head, and may compute embedding and layers in another way. A batch's leaves are
+    [example, …]; an example may have several sequences, which pass through the layers as [sequence, …].
+
+    Args:
+      config: of the run.
+
+    Attributes:
+      config: of the model.
+      network: its description.
+      parts: what the loss is the sum of: `tokens`, `labels` or both. Each is the mean of its terms over a whole batch,
+        weighted by the batch's leaf of that part (`WEIGHTS`).
+    """
+
+    WEIGHTS: ClassVar[dict[str, str]] = {"tokens": "weights", "labels": "label_weights"}
+
+    def __init__(self, config: Config):
+        self.config, self.network = config.model, describe(config)
+        self._vocab_rows = config.padded_vocab_size
+        task = self.network.task
+        self.parts = ("tokens",) * bool(task.num_scored) + ("labels",) * bool(task.num_outputs)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a position sees no position after it."""
+        return self.network.attention.causal
+
+    def init(self, key: jax.Array, layers: Sequence[int]) -> Weights:
+        """Fresh float32 weights with global shapes; for the same key the same numbers on every mesh.
+
+        Args:
+          key: the random key.
+          layers: the number of the layer in each row of the stacked ones, negative for a row of zeros
+            (`LayerPlacement.layers`).
+        """
+        embedding, of_layers = jax.random.split(key)
+        numbers, network = jnp.asarray(layers), self.network
+
+        def layer(key: jax.Array) -> Weights:
+            return initial_weights(network.layer, key, vocab_rows=self._vocab_rows)
+
+        rows = jax.vmap(layer)(jax.random.split(of_layers, network.num_layers)[numbers])
+        return {
+            "embedding": initial_weights(network.embedding, embedding, vocab_rows=self._vocab_rows),
+            "layers": jax.tree.map(lambda w: jnp.where(_like_rows(numbers >= 0, w), w, 0), rows),
+            "head": initial_weights(network.head, jax.random.fold_in(key, 2), vocab_rows=self._vocab_rows),
+        }
+
+    def axes(self) -> Weights:
+        """The logical axes of every weight."""
+        return {
+            "embedding": logical_axes(self.network.embedding),
+            "layers": logical_axes(self.network.layer, before=("layers",)),
+            "head": logical_axes(self.network.head),
+        }
+
+    def embed(self, weights: Weights, batch: Batch, context: Context) -> jax.Array:
+        """Embeds `batch["tokens"]`, int32 [example, …, S]; [B, T, H], the same on every pipe rank."""
+        types = batch.get("token_types")
+        return embed(
+            weights["embedding"],
+            as_rows(batch["tokens"]),
+            None if types is None else as_rows(types),
+            context,
+            epsilon=self.config.layer_norm_epsilon,
+        )
+
+    def apply_layer(self, layer: Weights, x_BTH: jax.Array, number: jax.Array, context: Context) -> jax.Array:
+        """Maps the residual stream through layer `number` of the model, with the weights of one row."""
+        if context.dropout is not None:
+            context = dataclasses.replace(context, dropout=context.dropout.in_layer(number))
+        return self.layer(layer, x_BTH, context)
+
+    def layer(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
+        """Maps the residual stream through a layer, whose dropout `context` has."""
+        epsilon, post_norm = self.config.layer_norm_epsilon, self.config.post_norm
+        return transformer_layer(weights, x_BTH, context, post_norm=post_norm, epsilon=epsilon)
+
+    @abc.abstractmethod
+    def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
+        """The sum over this replica's examples of all parts' weighted terms, float32 scalar."""
+
+    @abc.abstractmethod
+    def scores(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
+        """Of each example and part three sums: of weighted terms, of weights, and of weights of right guesses.
+
+        Returns:
+          float32 [example, part, 3].
+        """
+
+
+def as_rows(x: jax.Array) -> jax.Array:
+    """[example, …, S] as [row, S]."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def sums(losses: jax.Array, weights: jax.Array, right: jax.Array) -> jax.Array:
+    """What `Model.scores` tells of one part, float32 [example, 3], of arrays [example, …] of its terms."""
+    weights = weights.astype(jnp.float32)
+    terms = jnp.stack([losses * weights, weights, right * weights], axis=-1)
+    return terms.reshape(len(terms), -1, 3).sum(axis=1)
+
+
+def _like_rows(x_R: jax.Array, w: jax.Array) -> jax.Array:
+    return x_R.reshape(-1, *[1] * (w.ndim - 1))

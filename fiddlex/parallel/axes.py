@@ -1,0 +1,48 @@
+"""Logical axes: what each dimension of a weight is, and over which mesh axes it is sharded. Imports no jax.
+
+A parameter (`fiddlex.models.spec.Parameter`) names the logical axis of each of its dimensions. This table and
+`largest_dimension` decide how every weight, gradient and moment lies on the devices; `fiddlex.parallel.sharding` makes
+PartitionSpecs of them.
+"""
+
+import math
+from collections.abc import Sequence
+
+from fiddlex.config import MeshConfig
+
+LogicalAxes = tuple[str | None, ...]
+
+MESH_AXES: dict[str, tuple[str, ...]] = {
+    "layers": ("pipe",),
+    "vocab": ("pipe", "tensor"),
+    "heads": ("tensor",),
+    "mlp": ("tensor",),
+    "hidden": (),
+    "positions": (),
+    "token_types": (),
+    "classes": (),
+}
+
+
+def num_shards(axis: str | None, mesh: MeshConfig) -> int:
+    """The number of equal parts into which a dimension is cut.
+
+    Args:
+      axis: the dimension's logical axis; None for a dimension that is never cut.
+      mesh: the number of devices along each mesh axis.
+    """
+    return math.prod(getattr(mesh, name) for name in MESH_AXES[axis]) if axis else 1
+
+
+def largest_dimension(shape: Sequence[int], parts: int) -> int | None:
+    """The largest dimension that can be cut into equal parts; ZeRO-1 shards a master weight over `data` there.
+
+    Args:
+      shape: the sizes that a device has before that.
+      parts: the number of parts.
+
+    Returns:
+      The dimension's index, the first of equally large ones; None when no size is a multiple of `parts`.
+    """
+    fitting = [i for i, size in enumerate(shape) if size % parts == 0]
+    return max(fitting, key=shape.__getitem__, default=None)

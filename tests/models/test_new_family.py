@@ -1,0 +1,179 @@
+"""A family in one file: RMSNorm, gated MLP, no biases, untied embeddings; all else follows from its description.
+
+The description and the forward pass come first, then a reference for one device that shares nothing with them, then
+what is asked of every family: sizes, memory, plans, training, evaluation, samples, checkpoints.
+"""
+
+import copy
+import functools
+import pathlib
+from collections.abc import Iterator
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.benchmarks.programs import make_program, temporary_bytes
+from fiddlex.config import Config
+from fiddlex.data import Loader
+from fiddlex.models import spec
+from fiddlex.models.attention import attend
+from fiddlex.models.decoder import Decoder
+from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE
+from fiddlex.models.layers import dropped, linear, row_parallel
+from fiddlex.models.registry import FAMILIES, Family
+from fiddlex.models.spec import Activation, Attention, Network, Norm, Product, Residual
+from fiddlex.models.tasks import task_of
+from fiddlex.parallel.collectives import enter_tensor_parallel
+from fiddlex.planner.layouts import Problem
+from fiddlex.planner.search import search
+from fiddlex.sizes import model_flops, num_parameters
+from fiddlex.topology import load_topology
+from fiddlex.train.checkpoint import Checkpoints
+from fiddlex.train.trainer import Trainer
+from tests import reference
+from tests.simulate.test_device_memory import predicted, temporaries
+
+
+def describe(config: Config) -> Network:
+    model, hidden, units = config.model, config.model.hidden_size, config.model.mlp_size
+    heads, size = model.num_heads, model.head_size
+    matrix = functools.partial(spec.linear, std=model.init_std, bias=False)
+    rms_norm = spec.norm(hidden, bias=False)
+    layer = {
+        "attention_norm": rms_norm,
+        "attention": {
+            "qkv": matrix((hidden, 3, heads, size), ("hidden", None, "heads", None), num_inputs=1),
+            "out": matrix((heads, size, hidden), ("heads", None, "hidden"), num_inputs=2),
+        },
+        "mlp_norm": rms_norm,
+        "mlp": {
+            "up": matrix((hidden, 2, units), ("hidden", None, "mlp"), num_inputs=1),
+            "down": matrix((units, hidden), ("mlp", "hidden"), num_inputs=1),
+        },
+    }
+    attention = Attention(heads, size, causal=True)
+    into, out = Product(hidden, 3 * hidden, "outputs"), Product(hidden, hidden, "inputs")
+    up, down = Product(hidden, 2 * units, "outputs"), Product(units, hidden, "inputs")
+    table = spec.table(model.vocab_size, hidden, "vocab", std=model.init_std)
+    positions = spec.table(model.seq_len, hidden, "positions", std=model.init_std)
+    return Network(
+        task=task_of(config),
+        embedding={"tokens": table, "positions": positions},
+        layer=layer,
+        head={"norm": rms_norm, "output": {"kernel": table}},
+        num_layers=model.num_layers,
+        hidden=hidden,
+        branches=(
+            (Norm(), into, attention, out, Residual()),
+            (Norm(), up, Activation(units, num_inputs=2), down, Residual()),
+        ),
+        scoring=(Product(hidden, model.vocab_size, "vocab", "scored"),),
+    )
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)  # keeps its input alone, as the description says
+def rms_norm(x, scale):
+    x_float32 = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.square(x_float32).mean(-1, keepdims=True) + 1e-6)
+    return (x_float32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def gated(y_BS2F):
+    return jax.nn.silu(y_BS2F[:, :, 0]) * y_BS2F[:, :, 1]
+
+
+class GatedDecoder(Decoder):
+    def layer(self, weights, x_BTH, context):
+        enter = functools.partial(enter_tensor_parallel, sequence_parallel=context.sequence_parallel)
+        x_BSH = enter(rms_norm(x_BTH, weights["attention_norm"]["scale"]))
+        q_BSND, k_BSND, v_BSND = jnp.moveaxis(linear(weights["attention"]["qkv"], x_BSH), 2, 0)
+        y_BTH = row_parallel(weights["attention"]["out"], attend(q_BSND, k_BSND, v_BSND, context), context)
+        x_BTH += dropped(y_BTH, ATTENTION_OUTPUT_SITE, context)
+        x_BSH = enter(rms_norm(x_BTH, weights["mlp_norm"]["scale"]))
+        y_BTH = row_parallel(weights["mlp"]["down"], gated(linear(weights["mlp"]["up"], x_BSH)), context)
+        return x_BTH + dropped(y_BTH, MLP_OUTPUT_SITE, context)
+
+    def last_norm(self, weights, x_BTH):
+        return rms_norm(x_BTH, weights["head"]["norm"]["scale"])
+
+    def table(self, weights):
+        return weights["head"]["output"]["kernel"]
+
+
+def reference_loss(weights, batch, number, config):
+    x = weights["embedding"]["tokens"][batch["tokens"]] + weights["embedding"]["positions"]
+
+    def normed(w, x):
+        return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * w["scale"]
+
+    for w in weights["layers"]:
+        q, k, v = jnp.einsum("bsh,hcnd->cbnsd", normed(w["attention_norm"], x), w["attention"]["qkv"]["kernel"])
+        scores = jnp.where(np.tri(x.shape[1], dtype=bool), q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), -np.inf)
+        x = x + jnp.einsum("bnsd,ndh->bsh", jax.nn.softmax(scores) @ v, w["attention"]["out"]["kernel"])
+        gate, value = jnp.einsum("bsh,hcf->cbsf", normed(w["mlp_norm"], x), w["mlp"]["up"]["kernel"])
+        x = x + (gate / (1 + jnp.exp(-gate)) * value) @ w["mlp"]["down"]["kernel"]
+    logits = normed(weights["head"]["norm"], x) @ weights["head"]["output"]["kernel"].T
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), batch["targets"][..., None], axis=-1).mean()
+
+
+@pytest.fixture
+def config(tiny_config: Config) -> Iterator[Config]:
+    """On data=2 × pipe=2 × tensor=2 with two chunks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FAMILIES, "gated", Family(("lm",), describe, GatedDecoder))
+        tiny_config.model.family, tiny_config.model.num_layers, tiny_config.model.ffn_size = "gated", 4, 96
+        tiny_config.mesh.data = tiny_config.mesh.pipe = tiny_config.mesh.tensor = 2
+        tiny_config.pipeline.schedule, tiny_config.pipeline.num_chunks = "interleaved_1f1b", 2
+        tiny_config.pipeline.num_microbatches = 4
+        tiny_config.optimizer.schedule, tiny_config.optimizer.epsilon = "constant", 1e-5
+        tiny_config.optimizer.weight_decay, tiny_config.optimizer.clip_norm = 0.1, 0.5
+        yield tiny_config
+
+
+def test_it_trains_as_the_reference_does_is_evaluated_sampled_and_restored_elsewhere(
+    config: Config, tmp_path: pathlib.Path
+) -> None:
+    trainer = Trainer(config)
+    initial = trainer.weights()
+    assert num_parameters(config) == sum(leaf.size for leaf in jax.tree.leaves(initial))
+    loader = Loader(trainer.dataset.train, global_batch_size=16, seed=0, vocab_size=257)
+    expected = reference.train(config, initial, [loader.batch(step) for step in range(5)], loss_fn=reference_loss)
+    records = list(trainer.steps(5))
+    np.testing.assert_allclose([record["loss"] for record in records], expected["losses"], rtol=1e-5)
+    np.testing.assert_allclose([record["grad_norm"] for record in records], expected["norms"], rtol=1e-5)
+    weights = reference.unstack(trainer.weights())
+    wanted = jax.tree.leaves(jax.tree.map(np.asarray, expected["weights"]))
+    for found, exact in zip(jax.tree.leaves(weights), wanted, strict=True):
+        assert np.linalg.norm(found - exact) / np.linalg.norm(exact) < 1e-5
+
+    with Checkpoints(tmp_path) as checkpoints:
+        trainer.save(checkpoints)
+    other = copy.deepcopy(config)
+    other.mesh.data, other.mesh.pipe, other.mesh.tensor = 1, 4, 1
+    other.pipeline.schedule, other.pipeline.num_chunks = "zb_h1", 1
+    restored = Trainer(other)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert restored.restore(checkpoints)
+    chex.assert_trees_all_equal(restored.weights(), trainer.weights())
+    assert restored.evaluate()["eval_loss"] == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-5)
+    assert "".join(restored.generate("def ", 4)) == "".join(trainer.generate("def ", 4))
+
+
+def test_its_memory_is_predicted(config: Config) -> None:
+    config.model.hidden_size, config.model.seq_len, config.model.vocab_size = 128, 256, 512
+    config.model.ffn_size, config.mesh.data = 384, 1
+    program = make_program(config)
+    assert temporaries(predicted(program.config)) == pytest.approx(temporary_bytes(program, program.step), rel=0.1)
+
+
+def test_it_is_planned(config: Config) -> None:
+    config.model.dtype, config.data.global_batch_size = "bfloat16", 64
+    plans = search(Problem(config, load_topology("a100_80"), 8), keep=2)
+    assert plans
+    tokens, hidden, units = config.data.global_batch_size * 16, 32, 96
+    layers = 4 * (4 * hidden**2 + 3 * hidden * units + 2 * 16 * hidden)
+    assert model_flops(config) == 6 * tokens * (layers + hidden * 257)
