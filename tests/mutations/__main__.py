@@ -1,6 +1,6 @@
 """Shows by fault injection that the tests notice wrong code: each mutation of fiddlex must make a test fail.
 
-    python -m tests.mutations                           # all, half an hour on two busy cores
+    python -m tests.mutations                           # all, half an hour or more
     python -m tests.mutations --only='dropout-*'        # some
     python -m tests.mutations --output=results.jsonl    # and a line of JSON for each as soon as it is known
 
