@@ -77,9 +77,8 @@ class Model(abc.ABC):
     def axes(self) -> Weights:
         """The logical axes of every weight."""
         return {
-            "embedding": logical_axes(self.network.embedding),
-            "layers": logical_axes(self.network.layer, before=("layers",)),
-            "head": logical_axes(self.network.head),
+            part: logical_axes(parameters, before=("layers",) if part == "layers" else ())
+            for part, parameters in self.network.parts.items()
         }
 
     def embed(self, weights: Weights, batch: Batch, context: Context) -> jax.Array:

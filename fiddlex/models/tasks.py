@@ -30,14 +30,15 @@ def task_of(config: Config) -> Task:
     """The sizes of what `config.model.task` names."""
     name, length = config.model.task, config.model.seq_len
     masked = max_masked(length, config.data.mask_fraction)
-    return {
-        "lm": Task(1, length, picks_positions=False, num_outputs=0),
-        "mlm": Task(1, masked, picks_positions=True, num_outputs=0),
-        "mlm_nsp": Task(1, masked, picks_positions=True, num_outputs=PAIR_CLASSES),
-        "mlm_sop": Task(1, masked, picks_positions=True, num_outputs=PAIR_CLASSES),
-        "classification": Task(1, 0, picks_positions=False, num_outputs=len(config.data.classes)),
-        "multiple_choice": Task(config.sequences_per_example, 0, picks_positions=False, num_outputs=1),
+    num_scored, picks_positions, num_outputs = {
+        "lm": (length, False, 0),
+        "mlm": (masked, True, 0),
+        "mlm_nsp": (masked, True, PAIR_CLASSES),
+        "mlm_sop": (masked, True, PAIR_CLASSES),
+        "classification": (0, False, len(config.data.classes)),
+        "multiple_choice": (0, False, 1),
     }[name]
+    return Task(config.sequences_per_example, num_scored, picks_positions, num_outputs)
 
 
 def max_masked(seq_len: int, mask_fraction: float) -> int:

@@ -38,7 +38,6 @@ class LayerMemory:
       itemsize: bytes of an element in the compute dtype.
       operand: bytes of an element that nothing but products read.
       tokens: the positions of a microbatch, B·S.
-      hidden: the width of the residual stream, H.
       residual: the residual stream on a device, B·T·H.
       scores: attention's scores, B·N·S·S.
       statistics: one number for each row of the scores, B·N·S.
@@ -54,7 +53,6 @@ class LayerMemory:
     itemsize: int
     operand: int
     tokens: int
-    hidden: int
     residual: int
     scores: int
     statistics: int
@@ -76,7 +74,6 @@ class LayerMemory:
             itemsize=itemsize,
             operand=min(itemsize, 2) if backend.rounds_products else itemsize,
             tokens=tokens,
-            hidden=network.hidden,
             residual=tokens * network.hidden // (tensor if config.mesh.sequence_parallel else 1),
             scores=statistics * model.seq_len,
             statistics=statistics,
@@ -90,16 +87,12 @@ class LayerMemory:
         if self.recompute == "full":
             return self._input
         attention = self._probabilities() * (self.recompute == "none" or self.flash)
-        return sum(map(self._kept_by_branch, self.branches)) + attention
+        return sum(self._kept(each) for branch in self.branches for each in branch) + attention
 
     @property
     def _input(self) -> int:
         """Bytes of the layer's input, which the first norm keeps; in post-LN the second, of the sum before it."""
         return self.residual * self.itemsize
-
-    def _kept_by_branch(self, branch: Branch) -> int:
-        """Bytes that a branch leaves, without the inside of attention."""
-        return sum(map(self._kept, branch))
 
     def _kept(self, operation: Operation) -> int:
         """Bytes that an operation keeps for its backward pass; of attention the outside."""
@@ -157,7 +150,7 @@ class LayerMemory:
         """
         again, moments, before = self.recompute == "full", [], -self._input  # which is stashed
         for branch in self.branches:
-            kept = self._kept_by_branch(branch)
+            kept = sum(map(self._kept, branch))
             if any(isinstance(each, Attention) for each in branch):
                 moments.append(self._attention_forward() + (before + kept) * (not self.backend.fuses))
                 moments.append((before + kept) * again + self._attention_backward())

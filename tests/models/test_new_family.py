@@ -7,7 +7,6 @@ what is asked of every family: sizes, memory, plans, training, evaluation, sampl
 import copy
 import functools
 import pathlib
-from collections.abc import Iterator
 
 import chex
 import jax
@@ -121,17 +120,16 @@ def reference_loss(weights, batch, number, config):
 
 
 @pytest.fixture
-def config(tiny_config: Config) -> Iterator[Config]:
+def config(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
     """On data=2 × pipe=2 × tensor=2 with two chunks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(FAMILIES, "gated", Family(("lm",), describe, GatedDecoder))
-        tiny_config.model.family, tiny_config.model.num_layers, tiny_config.model.ffn_size = "gated", 4, 96
-        tiny_config.mesh.data = tiny_config.mesh.pipe = tiny_config.mesh.tensor = 2
-        tiny_config.pipeline.schedule, tiny_config.pipeline.num_chunks = "interleaved_1f1b", 2
-        tiny_config.pipeline.num_microbatches = 4
-        tiny_config.optimizer.schedule, tiny_config.optimizer.epsilon = "constant", 1e-5
-        tiny_config.optimizer.weight_decay, tiny_config.optimizer.clip_norm = 0.1, 0.5
-        yield tiny_config
+    monkeypatch.setitem(FAMILIES, "gated", Family(("lm",), describe, GatedDecoder))
+    tiny_config.model.family, tiny_config.model.num_layers, tiny_config.model.ffn_size = "gated", 4, 96
+    tiny_config.mesh.data = tiny_config.mesh.pipe = tiny_config.mesh.tensor = 2
+    tiny_config.pipeline.schedule, tiny_config.pipeline.num_chunks = "interleaved_1f1b", 2
+    tiny_config.pipeline.num_microbatches = 4
+    tiny_config.optimizer.schedule, tiny_config.optimizer.epsilon = "constant", 1e-5
+    tiny_config.optimizer.weight_decay, tiny_config.optimizer.clip_norm = 0.1, 0.5
+    return tiny_config
 
 
 def test_it_trains_as_the_reference_does_is_evaluated_sampled_and_restored_elsewhere(
