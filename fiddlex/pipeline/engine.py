@@ -24,10 +24,10 @@ from jax import lax
 
 from fiddlex.pipeline import stacks
 from fiddlex.pipeline.frame import Frame
-from fiddlex.pipeline.lowering import NONE, Tick
 from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Chunk, Integer, Slot, Stage, Tile, in_row_major
+from fiddlex.pipeline.table import BACKWARD_HOPS, FORWARD_HOPS, NONE, Tick, accesses
 from fiddlex.pipeline.windows import Renames
 
 Tree = Any
@@ -140,7 +140,7 @@ class Engine:
         )
 
     def tick(self, carry: Carry, shared_row: jax.Array, own_row: jax.Array) -> Carry:
-        """One tick, in the order of `lowering.Phase`."""
+        """One tick, in the order of `table.TickPhase`."""
         frame = self.frame
         shared, own = Tick(*shared_row[: len(Tick._fields)]), Tick(*own_row[: len(Tick._fields)])
         hops = own_row[len(Tick._fields) :]
@@ -356,24 +356,14 @@ def _renamed(
     own: Tick, forward_hops: jax.Array, backward_hops: jax.Array, slots: Renames
 ) -> tuple[Tick, jax.Array, jax.Array]:
     """A row of the table with slots where they lie now."""
+    memories = {name: access.memory for name, access in accesses(scores_between=False).items()}
 
-    def place(memory: jax.Array, slot: Any) -> Any:
+    def place(column: str, slot: Any) -> Any:
+        memory = getattr(slots, memories[column])
         return jnp.where(slot == NONE, NONE, memory[slot]) if len(memory) else slot
 
-    return (
-        own._replace(
-            head_inbox=place(slots.backward_inbox, own.head_inbox),
-            forward_inbox=place(slots.forward_inbox, own.forward_inbox),
-            forward_stash=place(slots.stash, own.forward_stash),
-            backward_inbox=place(slots.backward_inbox, own.backward_inbox),
-            backward_stash=place(slots.stash, own.backward_stash),
-            backward_weight_stash=place(slots.weight_stash, own.backward_weight_stash),
-            weight_stash=place(slots.stash, own.weight_stash),
-            weight_weight_stash=place(slots.weight_stash, own.weight_weight_stash),
-        ),
-        place(slots.forward_inbox, forward_hops),
-        place(slots.backward_inbox, backward_hops),
-    )
+    renamed = {column: place(column, getattr(own, column)) for column in Tick._fields if column in memories}
+    return own._replace(**renamed), place(FORWARD_HOPS, forward_hops), place(BACKWARD_HOPS, backward_hops)
 
 
 def _with_layers(carry: Carry, flat: Tree) -> Carry:

@@ -8,7 +8,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fiddlex.pipeline.lowering import NONE, Lowered
+from fiddlex.pipeline.lowering import Lowered
+from fiddlex.pipeline.table import NONE
 
 
 class Slots(NamedTuple):

@@ -6,104 +6,21 @@ for its backward), of the weight stash (what I leaves for W) or of an inbox is t
 after it was last read. There are as many slots of each kind as are ever alive at once on one rank; the inboxes have one
 more, the trash, for what idle neighbours send.
 
-Invariant: in the order of `Phase` nothing is read before it is written or overwritten before it was last read, and
+Invariant: in the order of `TickPhase` nothing is read before it is written or overwritten before it was last read, and
 each action of the schedule stands in the table once. Imports no jax.
 """
 
 import dataclasses
-import enum
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from fiddlex.pipeline.columns import KIND_NUMBERS, Columns
 from fiddlex.pipeline.schedule import Kind, Schedule
 from fiddlex.pipeline.semantics import Semantics
+from fiddlex.pipeline.table import BACKWARD_HOPS, COLUMNS, FORWARD_HOPS, NONE, Access, TickPhase, accesses
 from fiddlex.pipeline.ticks import SLOTS, Ticks, fills_pairs, place
-
-NONE = -1
-
-
-class Phase(enum.IntEnum):
-    """What happens in a tick, in this order on every device; lifetimes are counted in phases."""
-
-    EMBED = 0  # the gradients of the tick before set out
-    FORWARD = 1
-    BETWEEN = 2  # activations set out, gradients arrive; the head scores if `Lowered.scores_between`
-    BACKWARD = 3
-    WEIGHT = 4
-    END = 5  # activations arrive; the head scores otherwise; the first stage's gradient reaches the embedding
-
-
-class Tick(NamedTuple):
-    """The columns of the table by name; `NONE` where there is nothing to do or to read.
-
-    The first six are the same on all devices, since all embed and score; all other columns are the device's own.
-    Behind these columns stand those of the hops: for each of `Lowered.forward_shifts`, then for each of
-    `Lowered.backward_shifts`, the inbox slot for what arrives from the rank that many before.
-
-    Attributes:
-      embed: microbatch that enters the first stage.
-      head: microbatch that leaves the last stage and is scored, between the slots or at the tick's end.
-      embed_backward: microbatch whose gradient leaves the first stage.
-      embed_version: age of the weights that embed, in updates, 0 the newest.
-      head_version: age of the weights that score.
-      embed_backward_version: age of the weights that embedded the microbatch whose gradient leaves.
-      is_last: 1 when this device's forward is the last stage's.
-      is_first: 1 when this device's backward is the first stage's.
-      head_inbox: slot of the backward inbox for the gradient that the head gives; the trash on other devices.
-      forward_chunk: chunk that runs forward.
-      forward_microbatch: on which microbatch.
-      forward_inbox: its input; NONE: what was embedded in this tick.
-      forward_stash: slot for what its backward needs.
-      forward_version: age of its weights.
-      backward_chunk: chunk that runs backward, B or I.
-      backward_microbatch: on which microbatch.
-      backward_inbox: the gradient of its output.
-      backward_stash: what its forward left.
-      backward_version: age of its weights, that of its forward.
-      backward_weight_stash: slot for what W needs; NONE when the weight gradient is taken at once (B).
-      backward_finishes: 1 when the chunk's gradient for a batch is complete with this.
-      weight_chunk: chunk whose weight gradient is taken (W).
-      weight_microbatch: for which microbatch.
-      weight_stash: what its forward left.
-      weight_weight_stash: what its I left.
-      weight_version: age of its weights, that of its forward.
-      weight_finishes: 1 when the chunk's gradient for a batch is complete with this.
-    """
-
-    embed: int = NONE
-    head: int = NONE
-    embed_backward: int = NONE
-    embed_version: int = NONE
-    head_version: int = NONE
-    embed_backward_version: int = NONE
-    is_last: int = 0
-    is_first: int = 0
-    head_inbox: int = NONE
-    forward_chunk: int = NONE
-    forward_microbatch: int = NONE
-    forward_inbox: int = NONE
-    forward_stash: int = NONE
-    forward_version: int = NONE
-    backward_chunk: int = NONE
-    backward_microbatch: int = NONE
-    backward_inbox: int = NONE
-    backward_stash: int = NONE
-    backward_version: int = NONE
-    backward_weight_stash: int = NONE
-    backward_finishes: int = NONE
-    weight_chunk: int = NONE
-    weight_microbatch: int = NONE
-    weight_stash: int = NONE
-    weight_weight_stash: int = NONE
-    weight_version: int = NONE
-    weight_finishes: int = NONE
-
-
-COLUMNS = {name: index for index, name in enumerate(Tick._fields)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +33,7 @@ class Lowered:
       scores_between: whether the head scores between the forward and the backward slot, so that the last stage can turn
         its forward into a gradient within a tick. Where no tick has both it scores at the end, where all ranks meet
         anyway: between the slots they would wait for each other once more.
-      table: int32 [tick, rank, column], see `Tick`.
+      table: int32 [tick, rank, column], see `table.Tick`.
       forward_shifts: how many ranks further an activation goes, for each way that occurs, 0 … p−1.
       backward_shifts: the same for gradients.
       forward_inbox_slots: slots of the inbox of activations, without the trash, which is the slot behind them.
@@ -141,9 +58,23 @@ class Lowered:
         """Length of the table."""
         return len(self.table)
 
+    @property
+    def accesses(self) -> dict[str, Access]:
+        """Which columns name slots of which memory (`table.accesses`)."""
+        return accesses(scores_between=self.scores_between)
+
     def column(self, name: str) -> np.ndarray:
         """A column of the table by its name in `Tick`, [tick, rank]."""
         return self.table[..., COLUMNS[name]]
+
+    def places(self, name: str) -> range:
+        """Where in a row a column stands, by its name in `Tick`, or the columns of the hops."""
+        first, backward = len(COLUMNS), len(COLUMNS) + len(self.forward_shifts)
+        if name == FORWARD_HOPS:
+            return range(first, backward)
+        if name == BACKWARD_HOPS:
+            return range(backward, backward + len(self.backward_shifts))
+        return range(COLUMNS[name], COLUMNS[name] + 1)
 
 
 def lower(schedule: Schedule, semantics: Semantics | None = None) -> Lowered:
@@ -171,6 +102,7 @@ class _Lowering:
         self._batch_size = semantics.batch_size if semantics else schedule.num_microbatches
         self._last_stage = schedule.num_stages - 1
         self._scores_between = fills_pairs(schedule)
+        self._accesses = accesses(scores_between=self._scores_between)
         self._neighbour = np.asarray(schedule.needs.neighbour)
         self._forward_of, self._input_of, self._weight_of = self._passes()
         self._forward_shifts, self._backward_shifts = self._shifts(+1), self._shifts(-1)
@@ -240,8 +172,11 @@ class _Lowering:
     def _fill_stash(self) -> int:
         tick, forwards, inputs, weights = self._columns.tick, self._forward_of, self._input_of, self._weight_of
         split = weights >= 0
-        read = np.where(split, _moment(tick[weights], Phase.WEIGHT), _moment(tick[inputs], Phase.BACKWARD))
-        slots = self._slots(forwards, _moment(tick[forwards], Phase.FORWARD), read)
+        by_input, by_weight = (
+            self._moment(f"{slot}_stash", tick[n]) for slot, n in (("backward", inputs), ("weight", weights))
+        )
+        written = self._moment("forward_stash", tick[forwards])
+        slots = self._slots(forwards, written, np.where(split, by_weight, by_input))
         self._put(forwards, "forward_stash", slots)
         self._put(inputs, "backward_stash", slots)
         self._put(weights[split], "weight_stash", slots[split])
@@ -250,8 +185,8 @@ class _Lowering:
     def _fill_weight_stash(self) -> int:
         tick, split = self._columns.tick, self._weight_of >= 0
         inputs, weights = self._input_of[split], self._weight_of[split]
-        written, read = _moment(tick[inputs], Phase.BACKWARD), _moment(tick[weights], Phase.WEIGHT)
-        slots = self._slots(weights, written, read)
+        written = self._moment("backward_weight_stash", tick[inputs])
+        slots = self._slots(weights, written, self._moment("weight_weight_stash", tick[weights]))
         self._put(inputs, "backward_weight_stash", slots)
         self._put(weights, "weight_weight_stash", slots)
         return _number(slots)
@@ -260,7 +195,8 @@ class _Lowering:
         tick, forwards = self._columns.tick, self._columns.numbers(Kind.F)
         forwards = forwards[self._neighbour[forwards] >= 0]
         senders = self._neighbour[forwards]
-        slots = self._slots(forwards, _moment(tick[senders], Phase.END), _moment(tick[forwards], Phase.FORWARD))
+        written, read = self._moment(FORWARD_HOPS, tick[senders]), self._moment("forward_inbox", tick[forwards])
+        slots = self._slots(forwards, written, read)
         arrivals = self._arrivals(senders, forwards, self._forward_shifts, first=len(COLUMNS))
         self._table[tick[senders], self._columns.rank[forwards], arrivals] = slots
         self._put(forwards, "forward_inbox", slots)
@@ -271,8 +207,8 @@ class _Lowering:
         inputs, senders = self._input_of, self._neighbour[self._input_of]
         scored = senders < 0  # of the last stage: the gradient comes from the head
         arrives = np.where(scored, tick[self._forward_of], tick[senders] + 1)
-        phases = np.where(scored, Phase.BETWEEN if self._scores_between else Phase.END, Phase.BETWEEN)
-        slots = self._slots(inputs, _moment(arrives, phases), _moment(tick[inputs], Phase.BACKWARD))
+        written = np.where(scored, self._moment("head_inbox", arrives), self._moment(BACKWARD_HOPS, arrives))
+        slots = self._slots(inputs, written, self._moment("backward_inbox", tick[inputs]))
         arrivals = self._arrivals(senders, inputs, self._backward_shifts, first=first)
         self._table[arrives, self._columns.rank[inputs], np.where(scored, COLUMNS["head_inbox"], arrivals)] = slots
         self._put(inputs, "backward_inbox", slots)
@@ -307,6 +243,10 @@ class _Lowering:
         result[order] = slots
         return result
 
+    def _moment(self, column: str, tick: np.ndarray) -> np.ndarray:
+        """When in these ticks the slots that a column names are written or read, as numbers in order of time."""
+        return len(TickPhase) * tick + self._accesses[column].phase
+
     def _put(self, numbers: np.ndarray, column: str, values: np.ndarray | int) -> None:
         """Writes where actions stand in the table."""
         self._table[self._columns.tick[numbers], self._columns.rank[numbers], COLUMNS[column]] = values
@@ -327,11 +267,6 @@ class _Lowering:
             return ()
         hops = step * np.diff(self.schedule.placement) % self.schedule.num_ranks
         return tuple(np.unique(hops).tolist())
-
-
-def _moment(tick: np.ndarray, phase: np.ndarray | Phase) -> np.ndarray:
-    """Ticks and phases as one number, in order of time."""
-    return len(Phase) * tick + phase
 
 
 def _number(slots: np.ndarray) -> int:

@@ -19,9 +19,10 @@ import numpy as np
 
 from fiddlex.errors import ScheduleError
 from fiddlex.pipeline.frame import Frame, Sizes, largest, make_frame, slots_of
-from fiddlex.pipeline.lowering import COLUMNS, NONE, Lowered, lower
+from fiddlex.pipeline.lowering import Lowered, lower
 from fiddlex.pipeline.schedule import Kind, Schedule
 from fiddlex.pipeline.semantics import Semantics
+from fiddlex.pipeline.table import BACKWARD_HOPS, COLUMNS, FORWARD_HOPS, NONE
 
 # What a column of microbatches says is to be done, and the columns that say how.
 _WORK = {
@@ -33,16 +34,6 @@ _WORK = {
         for slot in ("forward", "backward", "weight")
     },
 }
-_PLACES = (
-    "head_inbox",
-    "forward_inbox",
-    "forward_stash",
-    "backward_inbox",
-    "backward_stash",
-    "backward_weight_stash",
-    "weight_stash",
-    "weight_weight_stash",
-)
 
 
 class Renames(NamedTuple):
@@ -271,11 +262,14 @@ def _from_own_batch(table: np.ndarray, batch: int, semantics: Semantics, stages:
 
 def _work(table: np.ndarray, lowered: Lowered) -> bytes:
     """What is done in a window and what arrives, whatever the slots."""
-    work, first = table.copy(), len(COLUMNS)
-    work[..., [COLUMNS[name] for name in _PLACES]] = NONE
-    hops = np.split(work[..., first:], [len(lowered.forward_shifts)], axis=-1)
-    for arrivals, trash in zip(hops, (lowered.forward_inbox_slots, lowered.backward_inbox_slots), strict=True):
-        arrivals[...] = arrivals != trash
+    work = table.copy()
+    for name, trash in (
+        (FORWARD_HOPS, lowered.forward_inbox_slots),
+        (BACKWARD_HOPS, lowered.backward_inbox_slots),
+    ):
+        arrivals = work[..., lowered.places(name)]
+        work[..., lowered.places(name)] = arrivals != trash
+    work[..., [COLUMNS[name] for name in lowered.accesses if name in COLUMNS]] = NONE
     return work.tobytes()
 
 
@@ -320,30 +314,18 @@ def _in_flight(lowered: Lowered, memory: str, tick: int) -> Iterator[dict[tuple[
 
     Read backwards from the end of the table: a slot holds what will be read of it before it is next written.
     """
-    first_hop = len(COLUMNS) + (0 if memory == "forward_inbox" else len(lowered.forward_shifts))
-    hops = lowered.forward_shifts if memory == "forward_inbox" else lowered.backward_shifts
-    arrivals = [*range(first_hop, first_hop + len(hops))]
-    head = [COLUMNS["head_inbox"]]
-    # Backwards through the phases of a tick; a string is a slot that reads, columns are written.
-    steps: dict[str, list[tuple[str, str] | list[int]]] = {
-        "forward_inbox": [arrivals, ("forward_inbox", "forward")],
-        "backward_inbox": [
-            [] if lowered.scores_between else head,
-            ("backward_inbox", "backward"),
-            [*arrivals, *(head if lowered.scores_between else [])],
-        ],
-        "stash": [("weight_stash", "weight"), ("backward_stash", "backward"), [COLUMNS["forward_stash"]]],
-        "weight_stash": [("weight_weight_stash", "weight"), [COLUMNS["backward_weight_stash"]]],
-    }
+    columns = [(access, lowered.places(name)) for name, access in lowered.accesses.items() if access.memory == memory]
+    columns.sort(key=lambda column: column[0].phase, reverse=True)
     for rank in range(lowered.schedule.num_ranks):
         holds: dict[int, tuple[int, int]] = {}
         for row in lowered.table[tick:, rank][::-1].tolist():
-            for step in steps[memory]:
-                if isinstance(step, tuple):
-                    slot = row[COLUMNS[step[0]]]
-                    if slot != NONE:
-                        holds[slot] = (row[COLUMNS[f"{step[1]}_chunk"]], row[COLUMNS[f"{step[1]}_microbatch"]])
-                else:
-                    for column in step:
-                        holds.pop(row[column], None)
+            for access, places in columns:
+                for slot in (row[place] for place in places):
+                    if access.reader is None:
+                        holds.pop(slot, None)
+                    elif slot != NONE:
+                        chunk, microbatch = (
+                            row[COLUMNS[f"{access.reader}_{name}"]] for name in ("chunk", "microbatch")
+                        )
+                        holds[slot] = (chunk, microbatch)
         yield {value: slot for slot, value in holds.items()}

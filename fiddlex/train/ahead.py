@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex import gpu_targets
 from fiddlex.config import Config
-from fiddlex.pipeline.lowering import NONE
+from fiddlex.pipeline.table import NONE
 from fiddlex.sizes import model_flops, num_parameters
 from fiddlex.traffic import collectives
 from fiddlex.train.program import Program

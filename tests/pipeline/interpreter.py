@@ -1,14 +1,14 @@
 """Runs a lowered table by hand, tick by tick and device by device, with names in place of arrays.
 
-Written from what `Phase` and `Tick` say, without a look at how the table was made. Memory holds names such as
+Written from what `TickPhase` and `Tick` say, without a look at how the table was made. Memory holds names such as
 `("input", stage, microbatch)`; whoever reads a slot says what must lie there. What an idle device sends or scores is
 None, as is memory that was never written, so that whatever uses it fails.
 """
 
 import collections
 
-from fiddlex.pipeline.lowering import NONE, Phase, Tick
 from fiddlex.pipeline.schedule import Action, Kind
+from fiddlex.pipeline.table import NONE, Tick, TickPhase
 
 
 class Memory:
@@ -74,18 +74,20 @@ class Interpreter:
         outputs = [self._forward(device, tick, rows[device]) for device in devices]
         activations = self._send(outputs, self.lowered.forward_shifts)
         if self.lowered.scores_between:
-            self._head(rows, outputs, (tick, Phase.BETWEEN))
+            self._head(rows, outputs, (tick, TickPhase.BETWEEN))
         for device in devices if self.trains else ():
-            self._arrive(self.backward_inbox[device], hops[device][split:], gradients[device], (tick, Phase.BETWEEN))
+            self._arrive(
+                self.backward_inbox[device], hops[device][split:], gradients[device], (tick, TickPhase.BETWEEN)
+            )
         self._outgoing = [self._backward(device, tick, rows[device]) for device in devices]
         for device in devices:
             self._weight(device, tick, rows[device])
         if not self.lowered.scores_between:
-            self._head(rows, outputs, (tick, Phase.END))
+            self._head(rows, outputs, (tick, TickPhase.END))
         self._embed_backward(rows)
         for device in devices:
             slots = hops[device][:split]
-            self._arrive(self.forward_inbox[device], slots, activations[device], (tick, Phase.END))
+            self._arrive(self.forward_inbox[device], slots, activations[device], (tick, TickPhase.END))
 
     def _send(self, sent, shifts):
         """For each device what arrives by each shift."""
@@ -104,7 +106,7 @@ class Interpreter:
             assert idle == (NONE, NONE, NONE, NONE, 0)
             return None
         action = self._ran(device, tick, Kind.F, row.forward_chunk, row.forward_microbatch)
-        needed, moment = ("activation", action.stage, action.microbatch), (tick, Phase.FORWARD)
+        needed, moment = ("activation", action.stage, action.microbatch), (tick, TickPhase.FORWARD)
         if row.forward_inbox == NONE:
             assert needed == ("activation", 0, row.embed)
             self.counts["embed", row.embed] += 1
@@ -136,7 +138,7 @@ class Interpreter:
             return None
         split = row.backward_weight_stash != NONE
         action = self._ran(device, tick, Kind.I if split else Kind.B, row.backward_chunk, row.backward_microbatch)
-        stage, microbatch, moment = action.stage, action.microbatch, (tick, Phase.BACKWARD)
+        stage, microbatch, moment = action.stage, action.microbatch, (tick, TickPhase.BACKWARD)
         self.backward_inbox[device].take(row.backward_inbox, ("gradient", stage + 1, microbatch), moment)
         self.stash[device].take(row.backward_stash, ("residuals", stage, microbatch), moment)
         if split:
@@ -161,7 +163,7 @@ class Interpreter:
             assert idle == (NONE,) * 4
             return
         action = self._ran(device, tick, Kind.W, row.weight_chunk, row.weight_microbatch)
-        stage, microbatch, moment = action.stage, action.microbatch, (tick, Phase.WEIGHT)
+        stage, microbatch, moment = action.stage, action.microbatch, (tick, TickPhase.WEIGHT)
         self.stash[device].take(row.weight_stash, ("residuals", stage, microbatch), moment)
         self.weight_stash[device].take(row.weight_weight_stash, ("left", stage, microbatch), moment)
         self.counts["weight gradient", stage, microbatch] += 1

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.pipeline.generators import GENERATORS
-from fiddlex.pipeline.lowering import COLUMNS, NONE, lower
+from fiddlex.pipeline.lowering import lower
 from fiddlex.pipeline.schedule import Kind
+from fiddlex.pipeline.table import COLUMNS, NONE
 from fiddlex.pipeline.text import from_csv
 from fiddlex.pipeline.ticks import forward_schedule
 from tests.pipeline.interpreter import Interpreter

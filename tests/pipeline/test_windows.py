@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.pipeline.generators import make_schedule
-from fiddlex.pipeline.lowering import COLUMNS, NONE
 from fiddlex.pipeline.semantics import make_phases, make_semantics
+from fiddlex.pipeline.table import COLUMNS, NONE
 from fiddlex.pipeline.windows import repeat, unroll
 from tests.pipeline.interpreter import Interpreter
 from tests.pipeline.strategies import generated_schedules, user_schedules
