@@ -32,15 +32,8 @@ from fiddlex import rules
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.flags import load_config, run
-from fiddlex.pipeline.frame import Sizes, make_frame
-from fiddlex.pipeline.generators import make_schedule
-from fiddlex.pipeline.lowering import lower
-from fiddlex.pipeline.placement import LayerPlacement, place_layers
-from fiddlex.pipeline.schedule import Schedule
-from fiddlex.pipeline.semantics import make_semantics
-from fiddlex.pipeline.windows import frame_of, unroll
+from fiddlex.planner.predict import needed_memory
 from fiddlex.simulate.backend import backend_of
-from fiddlex.simulate.memory import device_memory
 from fiddlex.sizes import num_parameters
 from fiddlex.topology import Compiler
 
@@ -104,26 +97,8 @@ def make_config(case: Case) -> Config:
 
 def predicted_bytes(config: Config, topology: str) -> int:
     """The peak that is predicted for a config, compiled for a topology like `tpu:v5e:2x4`; imports no jax."""
-    sizes, placement = plan(config)
     platform, name, _ = topology.split(":")
-    return device_memory(config, sizes, placement, backend_of(Compiler(platform, name))).peak
-
-
-def plan(config: Config) -> tuple[Sizes, LayerPlacement]:
-    """What the pipeline of a config takes, and its layers on stages."""
-    pipeline = config.pipeline
-
-    def make(number: int) -> Schedule:
-        pipe, chunks = config.mesh.pipe, pipeline.num_chunks
-        return make_schedule(pipeline.schedule, pipe=pipe, chunks=chunks, num_microbatches=number)
-
-    schedule = make(pipeline.num_microbatches)
-    placement = place_layers(schedule.placement, config.model.num_layers, pipeline.layers_per_stage)
-    num_stages, batch_size = schedule.num_stages, pipeline.num_microbatches
-    semantics = make_semantics(pipeline.semantics, num_stages=num_stages, batch_size=batch_size)
-    if not any(semantics.delays):
-        return make_frame(lower(schedule), batch_size).sizes, placement
-    return frame_of([unroll(schedule, semantics, make)]).sizes, placement
+    return needed_memory(config, backend_of(Compiler(platform, name))).peak
 
 
 def compiled_bytes(config: Config, topology: str) -> int:

@@ -26,6 +26,7 @@ from fiddlex.flags import run
 from fiddlex.pipeline.placement import place_layers
 from fiddlex.planner.costs import EFFICIENCY, CostModel, System
 from fiddlex.planner.layouts import Layout, Problem
+from fiddlex.planner.predict import Prediction
 from fiddlex.planner.search import evaluate, search
 from fiddlex.planner.shapes import Shape, free_running_seconds, stage_ranks
 from fiddlex.simulate.clock import Costs
@@ -130,7 +131,7 @@ def sc21_row(name: str, topology: Topology, efficiency: float) -> Predicted:
         placement = place_layers(stage_ranks(shape), config.model.num_layers)
         times = model.microbatch(mesh, num_microbatches=m, recompute="full")
         step = model.step(mesh, num_parameters=_device_weights(config))
-        seconds = free_running_seconds(shape, times.costs(placement)) + sum(step)
+        seconds = Prediction(free_running_seconds(shape, times.costs(placement)), step).seconds
         flops = hardware_flops(config) / seconds / mesh.num_devices
         found.append(Predicted(flops / 1e12, examples, chunks))
     return max(found)

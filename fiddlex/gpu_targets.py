@@ -6,7 +6,20 @@ kind reports of itself, as XLA's own tests have them (openxla/xla, `target_confi
 
 from typing import NamedTuple
 
+from fiddlex.config import ModelConfig
+
 FLASH_CAPABILITY = 8  # the least major compute capability for which cuDNN has a flash kernel
+
+
+def runs_flash(capability: int, model: ModelConfig, *, dropout: bool) -> bool:
+    """Whether attention runs in cuDNN's flash kernel: the GPU has it, it takes the model, and nothing is dropped.
+
+    Args:
+      capability: major number of the GPU's CUDA compute capability; 0 where there is none.
+      model: whose attention it is.
+      dropout: whether probabilities are dropped.
+    """
+    return capability >= FLASH_CAPABILITY and model.suits_flash and not dropout
 
 
 class Target(NamedTuple):

@@ -29,7 +29,7 @@ def attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Con
     Returns:
       [B, S, N, D] in the dtype of the inputs.
     """
-    if context.flash and context.dropout is None:
+    if context.flash:
         mask_B1SS = _same_segment(context)
         return jax.nn.dot_product_attention(
             q_BSND, k_BSND, v_BSND, mask=mask_B1SS, is_causal=context.causal, implementation="cudnn"

@@ -5,8 +5,6 @@ import dataclasses
 import jax
 from jax.sharding import Mesh
 
-from fiddlex.config import ModelConfig
-from fiddlex.gpu_targets import FLASH_CAPABILITY
 from fiddlex.models.dropout import Dropout
 
 
@@ -16,7 +14,7 @@ class Context:
 
     Attributes:
       sequence_parallel: whether activations between products are sharded along the sequence.
-      flash: whether attention runs in cuDNN's flash kernel (`has_flash`).
+      flash: whether attention runs in cuDNN's flash kernel (`fiddlex.gpu_targets.runs_flash`).
       recompute: none | selective | full, see `PipelineConfig`.
       dropout: the microbatch's random stream, or None when nothing is dropped.
       causal: whether a position sees no position after it.
@@ -31,10 +29,10 @@ class Context:
     segments_BS: jax.Array | None = None
 
 
-def has_flash(model: ModelConfig, mesh: Mesh) -> bool:
-    """Whether attention runs in cuDNN's flash kernel: the mesh's GPUs have it, and it takes the model."""
+def compute_capability(mesh: Mesh) -> int:
+    """The major number of the CUDA compute capability of a mesh's devices; 0 where they have none."""
     device: jax.Device = mesh.devices.flat[0]
     if device.platform != "gpu":
-        return False
+        return 0
     major = str(device.compute_capability).partition(".")[0]  # of AMD's a name, such as gfx942
-    return major.isdigit() and int(major) >= FLASH_CAPABILITY and model.suits_flash
+    return int(major) if major.isdigit() else 0

@@ -301,7 +301,7 @@ class Engine:
         """Chunk `number` of this device, with weights of an age and the place of a microbatch's gradients."""
         rank, rows, placement = lax.axis_index("pipe"), self.placement.rows_per_chunk, self.placement
         sizes = np.asarray(placement.chunk_sizes())
-        all_rows = rows * placement.num_chunks
+        all_rows = placement.rows_per_rank
         return Chunk(
             stacks.flat(self.versions.layers),
             row=self._version(age) * all_rows + number * rows,
@@ -313,7 +313,7 @@ class Engine:
     def _finish(self, carry: Carry, finishes: Integer, number: Integer, microbatch: Integer) -> Carry:
         """Reduces the gradient of a chunk when it is complete, and empties its sum for a batch after this one."""
         sizes, rows = self.frame.sizes, self.placement.rows_per_chunk
-        all_rows = rows * self.placement.num_chunks
+        all_rows = self.placement.rows_per_rank
         if not sizes.finished:
             return carry
         ordered = functools.partial(in_row_major, tile=self.model.tile)

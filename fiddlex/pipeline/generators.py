@@ -18,31 +18,52 @@ To try a schedule of your own, write one function and put it in the table:
 
 It gives each rank's order and each stage's rank, and by the default of `chunks` how many stages a rank has where nobody
 says. `make_schedule` proves it legal or shows where it is not, and then it prints, simulates and runs as the others do.
+With traits (`fiddlex.pipeline.traits`) the planner searches it too and predicts long pipelines without simulating them.
 A table in a file needs no function: `file:PATH.csv`.
 Invariant: what `make_schedule` returns is legal and has the sizes asked for.
 """
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fiddlex.errors import ScheduleError
+from fiddlex.pipeline.frame import Sizes, Slots
 from fiddlex.pipeline.schedule import Action, Kind, Schedule, alternate
 from fiddlex.pipeline.text import from_csv
+from fiddlex.pipeline.traits import Generator, Traits, with_traits
 from fiddlex.pipeline.validate import validate
 from fiddlex.pipeline.zero_bubble import zb_h1, zb_h2, zb_v
 from fiddlex.rules import nearest
 
 
+@with_traits(Traits(slots=None))  # not searched: 1F1B takes as long and holds less
 def gpipe(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """All forwards, then all backwards in the same order: every microbatch is held at once."""
     return _one_stage_a_rank("gpipe", pipe, chunks, num_microbatches, [num_microbatches] * pipe)
 
 
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(2, 2, min(m, 2 * p - 1), 0),
+        sizes_2bw=lambda p, v, m: Sizes(Slots(2, 2, 2 * p - 1, 0), 2, 2, 1, 2, 1),
+        searched=("sync", "2bw"),
+        never_waits=True,
+    )
+)
 def one_forward_one_backward(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """1F1B with flush: rank r runs p−r−1 forwards ahead, and so holds p−r microbatches however many there are."""
     return _one_stage_a_rank("1f1b", pipe, chunks, num_microbatches, [pipe - rank - 1 for rank in range(pipe)])
 
 
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(2, 2, v * p + min(m // p - 1, 1) * (p - 1), 0),
+        period=lambda p: p,
+        chunks=(2, 3, 4, 5, 6, 8),
+        searched=("sync",),  # under 2BW 1F1B has no bubble that chunks could make smaller
+        never_waits=True,
+    )
+)
 def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """1F1B over `chunks` stages a rank, rank r holding stages r, r+p, …: 1/v of the bubble, for more hops.
 
@@ -81,7 +102,7 @@ def _one_stage_a_rank(name: str, pipe: int, chunks: int, num_microbatches: int, 
     return Schedule(name, tuple(rows), tuple(range(pipe)))
 
 
-GENERATORS: dict[str, Callable[..., Schedule]] = {
+GENERATORS: dict[str, Generator] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
     "interleaved_1f1b": interleaved_1f1b,

@@ -56,6 +56,11 @@ class LayerPlacement:
         """Rows that each chunk has: the layers of the largest stage."""
         return max(self.layers_per_stage)
 
+    @property
+    def rows_per_rank(self) -> int:
+        """Rows of a stacked array that each rank has."""
+        return self.rows_per_chunk * self.num_chunks
+
     @functools.cached_property
     def layers(self) -> tuple[int, ...]:
         """The layer of each row, or `PADDING`."""

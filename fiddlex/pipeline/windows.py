@@ -53,7 +53,7 @@ class Window:
     """The ticks of one call.
 
     Attributes:
-      table: int32 [tick, rank, column], see `lowering.Tick`. Microbatches count from the first of the window's batch;
+      table: int32 [tick, rank, column], see `table.Tick`. Microbatches count from the first of the window's batch;
         versions are ages in updates, 0 the newest when the window begins.
       renames: of slots between this window and the next.
     """

@@ -9,9 +9,19 @@ end of W, in microbatches of the whole rank) than p for ZB-H1 and ZB-V, or 2p−
 
 import collections
 
+from fiddlex.pipeline.frame import Slots
 from fiddlex.pipeline.schedule import Action, Kind, Schedule, alternate
+from fiddlex.pipeline.traits import Traits, with_traits
 
 
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(2, 2, min(m, p), min(m, p)),
+        splits_backward=True,
+        searched=("sync",),
+        never_waits=True,
+    )
+)
 def zb_h1(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """1F1B with the memory of 1F1B: rank r puts each W off by r microbatches (section 2.1).
 
@@ -23,6 +33,14 @@ def zb_h1(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     return Schedule("zb_h1", tuple(rows), tuple(range(pipe)))
 
 
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(2 + (m > 2), 2, min(m, 2 * p - 1), min(m, 2 * p - 1)),
+        onset=lambda p: 3 * p,
+        splits_backward=True,
+        searched=("sync",),
+    )
+)
 def zb_h2(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """ZB-H1 with as many more forwards at the start as fill the first bubble (section 2.2).
 
@@ -35,6 +53,16 @@ def zb_h2(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     return Schedule("zb_h2", tuple(rows), tuple(range(pipe)))
 
 
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(
+            2 + (m > 1), 2 + (m > p), 2 * min(m, p), 1 if m <= p else min(2 * (m - p) + 1, 2 * p - 1)
+        ),
+        splits_backward=True,
+        chunks=(2,),
+        searched=("sync",),
+    )
+)
 def zb_v(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
     """Two stages a rank, placed in a V: rank r holds stages r and 2p−1−r (section 6).
 

@@ -15,10 +15,8 @@ import numpy as np
 
 from fiddlex.config import Config, PipelineConfig
 from fiddlex.errors import ConfigError, DeviceError
-from fiddlex.pipeline.placement import place_layers
-from fiddlex.planner.predict import predict
+from fiddlex.planner.predict import pipeline_of, predict
 from fiddlex.planner.profile import Entry, Profile, ProfiledCostModel
-from fiddlex.planner.shapes import Shape, batch_seconds, stage_ranks
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.weight_memory import device_parameters
 
@@ -246,13 +244,8 @@ def tick_seconds(run: Run, profile: Profile) -> float:
     """What a tick takes that the work in it does not tell."""
     config, unit = run.config, Costs(0.0, 0.0, 0.0, tick=1.0)
     predicted = predict(config, ProfiledCostModel(config, profile)).seconds
-    shape = Shape(
-        config.pipeline.schedule, config.mesh.pipe, config.pipeline.num_chunks, config.pipeline.num_microbatches
-    )
-    return max(run.seconds - predicted, 0.0) / batch_seconds(shape, unit)
+    return max(run.seconds - predicted, 0.0) / pipeline_of(config).batch_seconds(unit)
 
 
 def _weights(config: Config) -> int:
-    shape = Shape(config.pipeline.schedule, config.mesh.pipe, config.pipeline.num_chunks, 1)
-    placement = place_layers(stage_ranks(shape), config.model.num_layers)
-    return device_parameters(config, placement.rows_per_chunk * placement.num_chunks)
+    return device_parameters(config, pipeline_of(config).placement.rows_per_rank)

@@ -1,10 +1,10 @@
 """What the planner searches: a problem, and all layouts that there are for it.
 
-The space: data × pipe × tensor × schedule × chunks × microbatch × semantics × recompute × sequence parallelism. Left
-out is what cannot be better: GPipe, which takes as long as 1F1B and holds more; a pipeline of one rank under another
-name; under 2BW all but 1F1B, which has no bubble there; recomputing attention where a flash kernel does so anyway. Also
-left out is 2BW on more than `MOST_WAITING` ranks with so few microbatches that they wait for updates: it would take
-longer to unroll than all the rest. Invariant: every layout is a config that validates. Imports no jax.
+The space: data × pipe × tensor × schedule × chunks × microbatch × semantics × recompute × sequence parallelism. The
+traits of a schedule say with how many chunks and under which semantics it is searched (`fiddlex.pipeline.traits`). Left
+out is what cannot be better: a pipeline of one rank under another name; recomputing attention where a flash kernel does
+so anyway. Also left out is 2BW on more than `MOST_WAITING` ranks with so few microbatches that they wait for updates:
+it would take longer to unroll than all the rest. Invariant: every layout is a config that validates. Imports no jax.
 """
 
 import dataclasses
@@ -15,13 +15,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fiddlex.config import RECOMPUTE_MODES, Config, MeshConfig, PipelineConfig
+from fiddlex.pipeline.generators import GENERATORS
+from fiddlex.pipeline.traits import traits_of
 from fiddlex.planner.costs import EFFICIENCY
 from fiddlex.planner.shapes import Shape
 from fiddlex.simulate.backend import backend_of
 from fiddlex.topology import Topology
 
 HEADROOM = 0.1  # of a device's memory left free: what the memory model may be wrong by (docs/memory.md)
-CHUNKS = (2, 3, 4, 5, 6, 8)  # stages of a rank when interleaved
 MOST_WAITING = 8  # ranks of a pipeline that waits for updates under 2BW
 SEMANTICS = ("sync", "2bw")
 OBJECTIVES = ("time", "cost", "memory")
@@ -115,19 +116,18 @@ def layouts(problem: Problem) -> Iterator[Layout]:
 def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
     """Schedule, chunks and semantics that there are for so many ranks and microbatches."""
     layers = problem.config.model.num_layers
-    if "sync" in problem.semantics:
-        yield "1f1b", 1, "sync"
-    if pipe == 1:
-        return
-    least = pipe if pipe <= MOST_WAITING else 2 * (pipe - 1)
-    if "2bw" in problem.semantics and num_microbatches >= least:
-        yield "1f1b", 1, "2bw"
-    if "sync" in problem.semantics:
-        yield from (("zb_h1", 1, "sync"), ("zb_h2", 1, "sync"))
-        if 2 * pipe <= layers:
-            yield "zb_v", 2, "sync"
-        if num_microbatches % pipe == 0:
-            yield from (("interleaved_1f1b", chunks, "sync") for chunks in CHUNKS if chunks * pipe <= layers)
+    least = pipe if pipe <= MOST_WAITING else 2 * (pipe - 1)  # microbatches where the pipeline is not flushed
+    for name, generator in GENERATORS.items():
+        traits = traits_of(generator)
+        if traits is None or num_microbatches % traits.period(pipe):
+            continue
+        searched = [semantics for semantics in problem.semantics if semantics in traits.searched]
+        for chunks, semantics in itertools.product(traits.chunks, searched):
+            if chunks * pipe > layers or (semantics != "sync" and (pipe == 1 or num_microbatches < least)):
+                continue
+            yield name, chunks, semantics
+            if pipe == 1:
+                return
 
 
 def _numbers_of_devices(problem: Problem) -> list[int]:

@@ -1,16 +1,19 @@
-"""The step of a config, as a cost model and the simulator have it. Imports no jax."""
+"""The step of any config, as a cost model and the simulator predict it. Imports no jax."""
 
 from typing import NamedTuple, Protocol
 
 from fiddlex.config import Config, MeshConfig
-from fiddlex.errors import ConfigError
-from fiddlex.pipeline.generators import GENERATORS, make_schedule
+from fiddlex.pipeline.frame import Sizes
+from fiddlex.pipeline.generators import GENERATORS
 from fiddlex.pipeline.placement import LayerPlacement, place_layers
-from fiddlex.pipeline.semantics import make_semantics
+from fiddlex.pipeline.resolve import Pipeline, resolve, schedule_of, semantics_of
+from fiddlex.pipeline.traits import traits_of
 from fiddlex.planner.costs import MicrobatchTimes, StepTimes
 from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
 from fiddlex.simulate.backend import Backend
+from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.memory import Memory, device_memory
+from fiddlex.simulate.steady import mean_batch_time
 from fiddlex.simulate.weight_memory import device_parameters
 
 
@@ -25,7 +28,7 @@ class StepModel(Protocol):
 
 
 class Prediction(NamedTuple):
-    """Seconds of a step.
+    """Seconds of a step; the one place where they are added up.
 
     Attributes:
       pipeline: microbatches through the pipeline, bubbles included.
@@ -42,20 +45,19 @@ class Prediction(NamedTuple):
 
 
 def predict(config: Config, model: StepModel) -> Prediction:
-    """What a step of a config takes; of a pipeline that goes on, on average once it is full.
+    """What a step of a config takes, on average over the run; what it takes to fill and drain between phases left out.
 
     Args:
       config: a valid one.
       model: of the same model and batch.
 
     Raises:
-      ConfigError, ScheduleError: as `pipeline_of`.
+      ConfigError: as `pipeline_of`.
     """
-    shape, placement = pipeline_of(config)
-    times = model.microbatch(config.mesh, num_microbatches=shape.num_microbatches, recompute=config.pipeline.recompute)
-    rows = placement.rows_per_chunk * placement.num_chunks
-    step = model.step(config.mesh, num_parameters=device_parameters(config, rows))
-    return Prediction(batch_seconds(shape, times.costs(placement)), step)
+    pipeline, m = pipeline_of(config), config.pipeline.num_microbatches
+    times = model.microbatch(config.mesh, num_microbatches=m, recompute=config.pipeline.recompute)
+    step = model.step(config.mesh, num_parameters=device_parameters(config, pipeline.placement.rows_per_rank))
+    return Prediction(pipeline.batch_seconds(times.costs(pipeline.placement)), step)
 
 
 def needed_memory(config: Config, backend: Backend) -> Memory:
@@ -66,37 +68,74 @@ def needed_memory(config: Config, backend: Backend) -> Memory:
       backend: what it is compiled for.
 
     Raises:
-      ConfigError, ScheduleError: as `pipeline_of`.
+      ConfigError: as `pipeline_of`.
     """
-    shape, placement = pipeline_of(config)
-    return device_memory(config, sizes(shape), placement, backend)
+    pipeline = pipeline_of(config)
+    return device_memory(config, pipeline.sizes, pipeline.placement, backend)
 
 
-def pipeline_of(config: Config) -> tuple[Shape, LayerPlacement]:
-    """The pipeline of a config, and its layers on stages.
+class PredictedPipeline(Protocol):
+    """The pipeline of a config, as predictions need it."""
+
+    @property
+    def placement(self) -> LayerPlacement:
+        """Its layers on stages."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """What it holds."""
+
+    def batch_seconds(self, costs: Costs) -> float:
+        """Seconds of a batch in the lockstep clock, for costs of its stages in seconds."""
+
+
+class _Short(NamedTuple):
+    """A pipeline of a schedule with traits and of one semantics: nothing of its length is simulated."""
+
+    shape: Shape
+    placement: LayerPlacement
+
+    @property
+    def sizes(self) -> Sizes:
+        return sizes(self.shape)
+
+    def batch_seconds(self, costs: Costs) -> float:
+        return batch_seconds(self.shape, costs)
+
+
+class _Whole(NamedTuple):
+    """Any pipeline."""
+
+    pipeline: Pipeline
+
+    @property
+    def placement(self) -> LayerPlacement:
+        return self.pipeline.placement
+
+    @property
+    def sizes(self) -> Sizes:
+        return self.pipeline.frame.sizes
+
+    def batch_seconds(self, costs: Costs) -> float:
+        return mean_batch_time(self.pipeline, costs)
+
+
+def pipeline_of(config: Config) -> PredictedPipeline:
+    """The pipeline of a config: as training has it (`resolve`), or by the shorter way where there is one.
+
+    Args:
+      config: a valid one.
 
     Raises:
-      ConfigError: for a schedule of the user's own, stages of chosen layers, or semantics that change along the run; or
-        when there are no such semantics.
-      ScheduleError: when the schedule does not exist for these sizes.
+      ConfigError: when there is no such pipeline, as `resolve`.
     """
     pipe, pipeline = config.mesh.pipe, config.pipeline
-    if pipeline.schedule not in GENERATORS or pipeline.layers_per_stage or pipeline.semantics_schedule:
-        raise ConfigError(
-            f"pipeline.schedule={pipeline.schedule}, layers_per_stage={pipeline.layers_per_stage!r}, "
-            f"semantics_schedule={pipeline.semantics_schedule!r}: steps are predicted for one of "
-            f"{', '.join(GENERATORS)}, with even stages and one semantics."
-        )
-    m = pipeline.num_microbatches
-    long = m % pipe == 0 and m > 2 * pipe  # whose groups are alike; the proof of all of them takes long
-    make_schedule(
-        pipeline.schedule,
-        pipe=pipe,
-        chunks=pipeline.num_chunks,
-        num_microbatches=2 * pipe if long else m,
-        words=("mesh.pipe", "pipeline.num_chunks", "pipeline.num_microbatches"),
-    )
-    semantics = make_semantics(pipeline.semantics, num_stages=pipe * pipeline.num_chunks, batch_size=m)
+    traits = traits_of(GENERATORS.get(pipeline.schedule))
+    if traits is None or pipeline.semantics_schedule:
+        return _Whole(resolve(config))
+    m, short = pipeline.num_microbatches, traits.onset(pipe)
+    schedule_of(config, short if m > short and m % pipe == short % pipe == 0 else m)  # raises where there is none
+    semantics = semantics_of(config, pipeline.semantics, num_stages=pipe * pipeline.num_chunks)
     name = pipeline.semantics if any(semantics.delays) else "sync"
     shape = Shape(pipeline.schedule, pipe, pipeline.num_chunks, m, name)
-    return shape, place_layers(stage_ranks(shape), config.model.num_layers)
+    return _Short(shape, place_layers(stage_ranks(shape), config.model.num_layers, pipeline.layers_per_stage))

@@ -17,6 +17,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.pipeline.placement import LayerPlacement, place_layers
 from fiddlex.planner.costs import CostModel, MicrobatchTimes, StepTimes
 from fiddlex.planner.layouts import Layout, Problem, layouts
+from fiddlex.planner.predict import Prediction
 from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
 from fiddlex.simulate.backend import backend_of
 from fiddlex.simulate.memory import Memory, device_memory
@@ -145,7 +146,7 @@ class _Space:
         self._model = CostModel(problem.config, problem.topology, efficiency=problem.efficiency)
         self._backend = backend_of(problem.topology.compiler)
         self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
-        self._weights_once = functools.cache(self._weights)
+        self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(_Cut.of)
 
     def entries(self) -> Iterator[_Entry]:
         """All layouts."""
@@ -173,15 +174,15 @@ class _Space:
 
     def cut(self, layout: Layout) -> "_Cut":
         """Its layers on stages."""
-        return _cut(layout.schedule, layout.pipe, layout.chunks, self.problem.config.model.num_layers)
+        return self._cut_once(layout.schedule, layout.pipe, layout.chunks, self.problem.config.model.num_layers)
 
     def plan(self, layout: Layout, memory: Memory) -> Plan:
         """What is predicted of a layout."""
         problem, cut, (times, step) = self.problem, self.cut(layout), self.times(layout)
         config, costs = layout.applied(problem.config), times.costs(cut.placement)
         pipeline_s = batch_seconds(layout.shape, costs)
+        step_s, m = Prediction(pipeline_s, step).seconds, layout.num_microbatches
         hops_s = pipeline_s - batch_seconds(layout.shape, dataclasses.replace(costs, hop=0.0))
-        step_s, m = pipeline_s + sum(step), layout.num_microbatches
         busy_s = m * (cut.most * times.layer + times.edges)
         flops = model_flops(config) / step_s / layout.num_devices
         price = problem.topology.price
@@ -237,15 +238,13 @@ class _Cut(NamedTuple):
     last: int
     before: int
 
-
-@functools.lru_cache(maxsize=4096)
-def _cut(schedule: str, pipe: int, chunks: int, num_layers: int) -> _Cut:
-    placement = place_layers(stage_ranks(Shape(schedule, pipe, chunks, pipe)), num_layers)
-    layers = placement.layers_per_stage
-    work = [sum(layers[stage] for stage in stages) for stages in placement.chunks]
-    return _Cut(
-        placement, placement.rows_per_chunk * placement.num_chunks, max(work), work[-1], sum(layers[: pipe - 1])
-    )
+    @classmethod
+    def of(cls, schedule: str, pipe: int, chunks: int, num_layers: int) -> "_Cut":
+        """For a schedule with so many ranks and stages on each."""
+        placement = place_layers(stage_ranks(Shape(schedule, pipe, chunks, pipe)), num_layers)
+        layers = placement.layers_per_stage
+        work = [sum(layers[stage] for stage in stages) for stages in placement.chunks]
+        return cls(placement, placement.rows_per_rank, max(work), work[-1], sum(layers[: pipe - 1]))
 
 
 def _least_seconds(layout: Layout, cut: _Cut, times: MicrobatchTimes) -> float:
@@ -258,7 +257,7 @@ def _least_seconds(layout: Layout, cut: _Cut, times: MicrobatchTimes) -> float:
     m = layout.num_microbatches
     least = m * (cut.most * times.layer + times.edges)
     if layout.semantics == "sync":
-        whole = not layout.schedule.startswith("zb")
+        whole = not (layout.shape.traits and layout.shape.traits.splits_backward)
         idle = times.forward + (times.backward_input + times.backward_weight) * whole
         least = max(least, m * (cut.last * times.layer + times.head) + cut.before * idle)
     return least

@@ -63,9 +63,8 @@ class Scenario:
         Raises:
           ConfigError: when the config is at odds with itself, or cannot be predicted (`predict`).
         """
-        config, model = self.config.validate(), self._model()
-        parts = predict(config, model)
-        return parts.seconds + (self.update - 1) * parts.step.update
+        parts = predict(self.config.validate(), self._model())
+        return parts._replace(step=parts.step._replace(update=self.update * parts.step.update)).seconds
 
     def outcome(self) -> "Outcome":
         """What a step takes.

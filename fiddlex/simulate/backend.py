@@ -10,7 +10,7 @@ import itertools
 import math
 
 from fiddlex.config import ModelConfig
-from fiddlex.gpu_targets import FLASH_CAPABILITY, TARGETS
+from fiddlex.gpu_targets import FLASH_CAPABILITY, TARGETS, runs_flash
 from fiddlex.topology import Compiler
 
 
@@ -25,7 +25,7 @@ class Backend:
       rounds_gradients: gradients of scores and logits are in memory in the compute dtype alone, beside the float32 ones
         that they are made of.
       scatters_in_place: rows are added to an embedding's gradient where it is.
-      flash: it has a kernel for attention that keeps no scores (`runs_flash`).
+      capability: major number of the CUDA compute capability of the GPUs that it compiles for; 0 where that is unknown.
       rounds_products: products of float32 take bfloat16 (the default precision), and what products alone read is kept
         so.
       lanes: the last dimension of an argument is padded to a multiple of this, and the last but one to one of
@@ -44,7 +44,7 @@ class Backend:
     draws_inside: bool = False
     rounds_gradients: bool = False
     scatters_in_place: bool = False
-    flash: bool = False
+    capability: int = 0
     lanes: int = 1
     sublanes: int = 1
     whole_lanes_copy: bool = False
@@ -56,8 +56,8 @@ class Backend:
         return _tiled(shape, self.sublanes, self.lanes)
 
     def runs_flash(self, model: ModelConfig) -> bool:
-        """Whether attention runs in the flash kernel when a model is trained: it does where nothing is dropped."""
-        return self.flash and model.suits_flash and not model.dropout
+        """Whether attention runs in the flash kernel when a model is trained."""
+        return runs_flash(self.capability, model, dropout=model.dropout > 0)
 
 
 CPU = Backend(fuses=False, rounds_products=False)
@@ -65,16 +65,21 @@ TPU = Backend(
     fuses=True, rounds_products=True, lanes=128, sublanes=8, whole_lanes_copy=True, reduces_whole=True, narrow_head=64
 )
 GPU = Backend(
-    fuses=False, rounds_products=False, draws_inside=True, rounds_gradients=True, scatters_in_place=True, flash=True
+    fuses=False,
+    rounds_products=False,
+    draws_inside=True,
+    rounds_gradients=True,
+    scatters_in_place=True,
+    capability=FLASH_CAPABILITY,
 )
 
 
 def backend_of(compiler: Compiler | None) -> Backend:
-    """The backend that compiles for a topology; what names none is taken for GPUs without a flash kernel."""
+    """The backend that compiles for a topology; what names none is taken for GPUs of unknown capability."""
     if compiler and compiler.platform == "tpu":
         return TPU
     known = TARGETS.get(compiler.name) if compiler else None
-    return dataclasses.replace(GPU, flash=known is not None and known.capability >= FLASH_CAPABILITY)
+    return dataclasses.replace(GPU, capability=known.capability if known else 0)
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def device_memory(
       weights: `weight_bytes` of it, where they are known already.
     """
     layer, rows = LayerMemory.of(config, backend), placement.rows_per_chunk
-    all_rows, slots, goes_on = rows * placement.num_chunks, sizes.slots, sizes.versions > 1
+    all_rows, slots, goes_on = placement.rows_per_rank, sizes.slots, sizes.versions > 1
     weights = weights or weight_bytes(config, all_rows, backend)
     compute = _compute_weights(config, weights, backend, goes_on=goes_on)
     finished = sizes.finished * weights.reduced_layers

@@ -5,6 +5,7 @@ Imports no jax.
 
 from typing import NamedTuple
 
+from fiddlex.pipeline.resolve import Pipeline
 from fiddlex.pipeline.windows import Windows
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.lockstep import lockstep
@@ -43,6 +44,19 @@ def steady(windows: Windows, costs: Costs) -> Steady:
     period = (ends[sum(ticks)] - ends[sum(ticks[:before])]) / length
     work = _work(windows, costs)
     return Steady(ticks[0], ends[ticks[0]], windows.period, period, period / work - 1 if work else 0.0)
+
+
+def mean_batch_time(pipeline: Pipeline, costs: Costs) -> float:
+    """Time of a batch on average over the steps of a run; filling and draining between phases is left out.
+
+    Raises:
+      ScheduleError: when `costs` do not fit the stages.
+    """
+    if not pipeline.windows:
+        return lockstep(pipeline.lowered, costs).makespan
+    periods = {name: steady(windows, costs).period for name, windows in pipeline.windows.items()}
+    steps = sum(phase.end - phase.start for phase in pipeline.phases)
+    return sum((phase.end - phase.start) * periods[phase.semantics] for phase in pipeline.phases) / steps
 
 
 def describe(windows: Windows) -> str:

@@ -148,7 +148,8 @@ def report(config: Config, ahead: Ahead) -> dict[str, Any]:
     was not compiled there are no `collectives` (`fiddlex.traffic.Collective`), and nothing of its parts.
     """
     layout, mesh = ahead.program.layout, ahead.program.mesh
-    lowered, parts = layout.lowered, memory(ahead.compiled)
+    pipeline, parts = layout.pipeline, memory(ahead.compiled)
+    lowered = pipeline.lowered
     if ahead.shortage is None:
         needed, limit = parts["peak_bytes"], memory_limit(mesh)
         fits = None if needed is None or limit is None else needed <= limit
@@ -168,7 +169,8 @@ def report(config: Config, ahead: Ahead) -> dict[str, Any]:
         "num_microbatches": config.pipeline.num_microbatches,
         "microbatch_size": config.microbatch_size,
         "num_ticks": lowered.num_ticks,
-        "semantics": {name: windows.period for name, windows in layout.windows.items()} or {"sync": lowered.num_ticks},
+        "semantics": {name: windows.period for name, windows in pipeline.windows.items()}
+        or {"sync": lowered.num_ticks},
         "stash_slots": lowered.stash_slots,
         "fits": fits,
         "needed_bytes": needed,
@@ -184,8 +186,8 @@ def report(config: Config, ahead: Ahead) -> dict[str, Any]:
 
 def runs(layout: Layout) -> dict[str, float]:
     """How often a step runs what the executor has given names, on the rank that runs it most often (`collectives`)."""
-    lowered, placement, chunks = layout.lowered, layout.placement, layout.placement.chunk_sizes()
-    ticks = max((windows.period for windows in layout.windows.values()), default=lowered.num_ticks)
+    lowered, placement, chunks = layout.pipeline.lowered, layout.placement, layout.placement.chunk_sizes()
+    ticks = max((windows.period for windows in layout.pipeline.windows.values()), default=lowered.num_ticks)
 
     def busiest(column: str) -> int:
         return int((lowered.column(column) != NONE).sum(axis=0).max())

@@ -16,7 +16,7 @@ from fiddlex.errors import CheckpointError
 from fiddlex.train.checkpoint import Checkpoints
 from fiddlex.train.evaluation import merit
 from fiddlex.train.metrics import Record
-from fiddlex.train.state import TrainState
+from fiddlex.train.state import SavedState, TrainState
 from fiddlex.train.workdir import writing
 
 if TYPE_CHECKING:
@@ -88,26 +88,26 @@ def read_best(workdir: Path) -> Record | None:
     return None
 
 
-def restore_result(workdir: Path, config: Config, abstract: TrainState, layers: tuple[int, ...]) -> TrainState | None:
+def restore_result(workdir: Path, config: Config, abstract: TrainState, layers: tuple[int, ...]) -> SavedState | None:
     """The weights that a run came to: its best, where it keeps them, or else its newest; None when it has none.
 
     Args:
       workdir: of the run.
       config: of the run.
-      abstract: see `Checkpoints.restore_newest`; weights alone are read.
-      layers: likewise.
+      abstract: ShapeDtypeStructs with shardings of a train state; weights alone are read.
+      layers: see `Checkpoints.restore_newest`.
 
     Raises:
       CheckpointError: when there are checkpoints and none can be read.
     """
-    abstract = abstract._replace(optimizer=(), ahead={})
+    wanted = SavedState(abstract.step, abstract.weights)
     names = ["checkpoints"]
     if config.train.patience and read_best(workdir):
         names.insert(0, DIRECTORY)
     for name in names:
         with Checkpoints(workdir, name=name) as checkpoints:
             try:
-                state = checkpoints.restore_newest(abstract, layers=layers)
+                state = checkpoints.restore_newest(wanted, layers=layers)
             except CheckpointError as error:
                 if name == names[-1]:
                     raise

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.pipeline.flight import Call
 from fiddlex.pipeline.semantics import Phase
-from fiddlex.pipeline.windows import Renames, Window, Windows, frame_of
+from fiddlex.pipeline.windows import Renames, Window, Windows
 from fiddlex.train.state import Layout
 
 
@@ -27,9 +27,9 @@ class Calls:
     """
 
     def __init__(self, layout: Layout, mesh: Mesh):
-        self._phases, self._windows = layout.phases, layout.windows
-        self._frame = frame_of(list(layout.windows.values()))
-        self._longest = max(windows.longest for windows in layout.windows.values())
+        self._phases, self._windows = layout.pipeline.phases, layout.pipeline.windows
+        self._frame = layout.pipeline.frame
+        self._longest = max(windows.longest for windows in self._windows.values())
         self._sharding = NamedSharding(mesh, P())
         self._restarted = 0
         self._on_devices: dict[tuple[str, int, int], Call] = {}

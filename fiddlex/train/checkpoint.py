@@ -13,7 +13,7 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from fiddlex.errors import CheckpointError
 from fiddlex.train.reading import finish_reads
 from fiddlex.train.rows import move_rows, saved_form
 from fiddlex.train.scaling import Scaling
-from fiddlex.train.state import TrainState
+from fiddlex.train.state import SavedState
 from fiddlex.train.workdir import writing
 
 logger = logging.getLogger(__name__)
@@ -63,12 +63,11 @@ class Checkpoints:
         """Where the checkpoint of a step lies."""
         return self.directory / str(step)
 
-    def save(self, state: TrainState, step: int, *, layers: Sequence[int], fingerprint: str) -> None:
+    def save(self, state: SavedState, step: int, *, layers: Sequence[int], fingerprint: str) -> None:
         """Copies the state to the host and goes on writing in the background.
 
         Args:
-          state: what to save; `ahead` has older weights by name, all in one dtype (`GradientSource.older`). An empty
-            `optimizer` or `ahead` is left out.
+          state: what to save; an empty `optimizer` or `older` is left out.
           step: its number.
           layers: the layer of each row of its stacked weights (`LayerPlacement.layers`).
           fingerprint: of the training data (`Corpus.fingerprint`).
@@ -80,8 +79,8 @@ class Checkpoints:
         meta = {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": sums}
         if state.scaling:
             meta["scaling"] = [np.asarray(part).tolist() for part in jax.device_get(state.scaling)]
-        if state.ahead:
-            meta["older_dtype"] = jax.tree.leaves(state.ahead)[0].dtype.name
+        if state.older:
+            meta["older_dtype"] = jax.tree.leaves(state.older)[0].dtype.name
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             saved = self._open().save(
@@ -100,8 +99,8 @@ class Checkpoints:
             )
 
     def restore_newest(
-        self, abstract: TrainState, *, layers: Sequence[int], fingerprint: str = "", move_damaged: bool = False
-    ) -> TrainState | None:
+        self, abstract: SavedState, *, layers: Sequence[int], fingerprint: str = "", move_damaged: bool = False
+    ) -> SavedState | None:
         """The newest checkpoint that is whole, laid out as `abstract` says; None when there is no checkpoint.
 
         Args:
@@ -193,7 +192,7 @@ class Checkpoints:
                 self.path(step).rename(target)
         return moved
 
-    def _restore(self, step: int, abstract: TrainState, layers: Sequence[int], fingerprint: str) -> TrainState:
+    def _restore(self, step: int, abstract: SavedState, layers: Sequence[int], fingerprint: str) -> SavedState:
         meta = self._open().restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
         if not isinstance(meta, dict) or meta.pop("checksum", None) != _text_checksum(meta):
             raise ValueError(f"what it says of itself is not what was saved: {meta}")
@@ -206,7 +205,7 @@ class Checkpoints:
                 "The files that data.source names (for stdlib: the Python version) have changed since. Put them back "
                 "to go on with this run, or choose a new --workdir."
             )
-        abstract = abstract._replace(ahead=_saved_older(abstract.ahead, meta), scaling=())
+        abstract = abstract._replace(older=_saved_older(abstract.older, meta))
         if different := sorted(set(_arrays(abstract)) ^ {name for name in expected if _is_wanted(name, abstract)}):
             raise CheckpointError(
                 f"{self.path(step)} was made with another kind of optimizer state: {', '.join(different[:4])} "
@@ -224,11 +223,11 @@ class Checkpoints:
                 **{name: ocp.args.StandardRestore(item, strict=False) for name, item in items.items() if item},
             ),
         )
-        state = TrainState(
+        state = SavedState(
             step=jax.device_put(jnp.int32(step), abstract.step.sharding),
             weights=restored["weights"],
             optimizer=restored["optimizer"] if abstract.optimizer else (),
-            ahead={name: restored[name] for name in abstract.ahead},
+            older={name: restored[name] for name in abstract.older},
         )
         for name, value in jax.device_get(_checksums(_arrays(state))).items():
             if int(value) != expected[name]:
@@ -238,8 +237,8 @@ class Checkpoints:
         return state._replace(scaling=_scaling(meta["scaling"]) if "scaling" in meta else ())
 
 
-def _items(state: TrainState) -> dict[str, Any]:
-    return {"weights": state.weights, "optimizer": state.optimizer, **state.ahead}
+def _items(state: SavedState) -> dict[str, Any]:
+    return {"weights": state.weights, "optimizer": state.optimizer, **state.older}
 
 
 def _scaling(parts: list[Any]) -> Scaling:
@@ -247,21 +246,21 @@ def _scaling(parts: list[Any]) -> Scaling:
     return Scaling(np.asarray(scales, np.float32), np.int32(good_steps))
 
 
-def _saved_older(ahead: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+def _saved_older(older: Mapping[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
     """Those of some older weights that a checkpoint has, in its dtype."""
     saved = {name.partition(".")[0] for name in meta["checksums"]}
     return {
         name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, meta["older_dtype"], sharding=x.sharding), weights)
-        for name, weights in ahead.items()
+        for name, weights in older.items()
         if name in saved
     }
 
 
-def _is_wanted(name: str, abstract: TrainState) -> bool:
+def _is_wanted(name: str, abstract: SavedState) -> bool:
     return bool(_items(abstract).get(name.partition(".")[0]))
 
 
-def _arrays(state: TrainState) -> dict[str, Any]:
+def _arrays(state: SavedState) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(_items(state))
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 

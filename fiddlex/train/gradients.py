@@ -19,7 +19,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
-from fiddlex.models.context import Context, has_flash
+from fiddlex.gpu_targets import runs_flash
+from fiddlex.models.context import Context, compute_capability
 from fiddlex.models.dropout import Dropout, example_keys
 from fiddlex.models.model import Batch, Model, as_rows
 from fiddlex.models.weights import Weights
@@ -29,7 +30,7 @@ from fiddlex.pipeline import engine
 from fiddlex.pipeline.executor import execute
 from fiddlex.pipeline.stage import Integer
 from fiddlex.train.feed import abstract_batch
-from fiddlex.train.state import Layout, TrainState
+from fiddlex.train.state import Layout, SavedState, TrainState
 
 HeadFunction = Callable[[Weights, jax.Array, Batch, Context], jax.Array]  # of a model, as `Model.loss`
 
@@ -42,24 +43,24 @@ class GradientSource(Protocol):
     """Where a train step has its gradients from.
 
     Attributes:
-      ahead_specs: PartitionSpecs of `TrainState.ahead`.
+      state_specs: PartitionSpecs of `TrainState.pipeline`.
       abstract_inputs: shapes, dtypes and shardings of what a step is given.
       max_batches: how many may be under way at once.
     """
 
-    ahead_specs: Any
+    state_specs: Any
     abstract_inputs: Any
     max_batches: int
 
     def start(self, weights: Weights) -> Any:
-        """`TrainState.ahead` of a run that begins with these master weights; for use under `jit`."""
+        """`TrainState.pipeline` of a run that begins with these master weights; for use under `jit`."""
 
     def gradients(self, state: TrainState, inputs: Any) -> tuple[jax.Array, Weights, Any]:
         """For use under `jit`.
 
         Returns:
           The mean loss of the step's batch, its float32 gradients, sharded as master weights are and multiplied by
-          the batch's loss scale where there is one, and the new `TrainState.ahead`.
+          the batch's loss scale where there is one, and the new `TrainState.pipeline`.
         """
 
     def num_batches(self, step: int) -> int:
@@ -74,10 +75,10 @@ class GradientSource(Protocol):
     def abstract_older(self) -> dict[str, Weights]:
         """Shapes, dtypes and shardings of `older`."""
 
-    def resume(self, state: TrainState) -> TrainState:
-        """A state as `start` leaves it, of one whose `ahead` is what there is of `older`; nothing is under way then.
+    def resume(self, saved: SavedState) -> Any:
+        """`TrainState.pipeline` of a run that goes on from a checkpoint, with nothing under way.
 
-        In place of weights that were not saved stand the oldest that were, or else the master weights.
+        In place of older weights that were not saved stand the oldest that were, or else the master weights.
         """
 
 
@@ -85,7 +86,7 @@ class Flushed:
     """Gradients of one batch at a time, in a pipeline that starts and ends empty: a `GradientSource`."""
 
     def __init__(self, model: Model, config: Config, mesh: Mesh, layout: Layout):
-        self.ahead_specs, self.max_batches = (), 1
+        self.state_specs, self.max_batches = (), 1
         self.abstract_inputs = abstract_batch(config, mesh)
         self._gradients = make_gradients(model, config, mesh, layout)
         self._compute_weights = functools.partial(
@@ -121,16 +122,18 @@ class Flushed:
         """See `GradientSource`."""
         return {}
 
-    def resume(self, state: TrainState) -> TrainState:
+    def resume(self, saved: SavedState) -> Any:
         """See `GradientSource`."""
-        return state._replace(ahead=())
+        del saved
+        return ()
 
 
 def make_gradients(
     model: Model, config: Config, mesh: Mesh, layout: Layout
 ) -> Callable[[Weights, Batch, jax.Array, jax.Array], tuple[jax.Array, Weights]]:
     """Of compute weights, batch, step and loss scale the mean loss and its scaled gradients, see `GradientSource`."""
-    axes, lowered, piped = partial_axes(config), layout.lowered, pipeline_model(model, config, mesh, model.loss)
+    axes, lowered = partial_axes(config), layout.pipeline.lowered
+    piped = pipeline_model(model, config, mesh, model.loss)
 
     def local_gradients(weights: Weights, batch: Batch, step: jax.Array, scale: jax.Array) -> tuple[jax.Array, Weights]:
         weights, (batch, share) = as_varying(weights, layout.compute, axes), as_mean(batch)
@@ -156,10 +159,11 @@ def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: Layou
 
 def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction) -> engine.Model:
     """The model as the executor takes it; a microbatch with `keys` is run with dropout."""
-    flash, recompute = has_flash(config.model, mesh), config.pipeline.recompute
+    capability, recompute = compute_capability(mesh), config.pipeline.recompute
 
     def context(microbatch: Batch) -> Context:
         dropout = Dropout(config.model.dropout, microbatch["keys"].reshape(-1)) if "keys" in microbatch else None
+        flash = runs_flash(capability, config.model, dropout=dropout is not None)
         segments_BS = as_rows(microbatch["segments"]) if "segments" in microbatch else None
         return Context(config.mesh.sequence_parallel, flash, recompute, dropout, model.causal, segments_BS)
 

@@ -79,7 +79,7 @@ def train(config: Config, workdir: Path) -> Outcome:
         _log_what_runs(trainer)
 
         # Resume.
-        stack.enter_context(workdirs.claimed(workdir, config, schedule=trainer.layout.lowered.schedule))
+        stack.enter_context(workdirs.claimed(workdir, config, schedule=trainer.layout.pipeline.lowered.schedule))
         checkpoints = stack.enter_context(Checkpoints(workdir, keep=config.train.keep_checkpoints))
         if trainer.restore(checkpoints):
             logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))
@@ -289,14 +289,14 @@ def _log_what_runs(trainer: Trainer) -> None:
 
     if config.mesh.pipe > 1:
         layout = trainer.layout
-        text = describe_schedule(layout.lowered, num_layers=layout.placement.layers_per_stage)
-        logger.info("%s%s", "one batch alone, flushed: " if layout.windows else "", text)
+        text = describe_schedule(layout.pipeline.lowered, num_layers=layout.placement.layers_per_stage)
+        logger.info("%s%s", "one batch alone, flushed: " if layout.pipeline.windows else "", text)
 
-    for name, windows in trainer.layout.windows.items():
+    for name, windows in trainer.layout.pipeline.windows.items():
         how = "flushed" if not max(windows.semantics.delays) else "from batch to batch"
         logger.info("%s, %s: %s", name, how, describe_windows(windows))
-    if len(trainer.layout.phases) > 1:
-        phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in trainer.layout.phases)
+    if len(trainer.layout.pipeline.phases) > 1:
+        phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in trainer.layout.pipeline.phases)
         logger.info("semantics: %s", ", ".join(phases))
 
 

@@ -14,7 +14,7 @@ from fiddlex.parallel.sharding import named
 from fiddlex.train.gradients import Flushed, GradientSource, init_key
 from fiddlex.train.optimizer import learning_rate_schedule, make_optimizer
 from fiddlex.train.scaling import Scaling, fit, start_scaling
-from fiddlex.train.state import TrainState, abstract_state, make_blocks, make_init, make_layout, state_specs
+from fiddlex.train.state import SavedState, TrainState, abstract_state, make_blocks, make_init, make_layout, state_specs
 from fiddlex.train.step import make_train_step
 from fiddlex.train.windowed import Windowed
 
@@ -48,11 +48,11 @@ class Program:
         self.layout = make_layout(self.model, config)
         blocks = make_blocks(self.model, config)
         self.optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
-        source = Windowed if self.layout.windows else Flushed
+        source = Windowed if self.layout.pipeline.windows else Flushed
         self.source: GradientSource = source(self.model, config, mesh, self.layout)
         scales = config.model.dtype == "float16"
         self.specs = state_specs(
-            self.optimizer, self.layout, ahead=self.source.ahead_specs, scaling=Scaling(P(), P()) if scales else ()
+            self.optimizer, self.layout, pipeline=self.source.state_specs, scaling=Scaling(P(), P()) if scales else ()
         )
         self.step = make_train_step(
             config,
@@ -67,7 +67,7 @@ class Program:
             self.model,
             self.optimizer,
             self.layout,
-            ahead=self.source.start,
+            pipeline=self.source.start,
             scaling=lambda: start_scaling(config.optimizer, self.source.max_batches) if scales else (),
         )
         self.abstract_state = abstract_state(self._init, mesh=mesh, specs=self.specs)
@@ -92,14 +92,23 @@ class Program:
         }
 
     @jax.enable_x64(False)
-    def resume(self, state: TrainState) -> TrainState:
-        """A state to go on from, of one as `Checkpoints.restore_newest` gives it."""
-        state = self.source.resume(state)
+    def resume(self, saved: SavedState) -> TrainState:
+        """The train state that goes on from a saved one, with nothing under way."""
+        state = TrainState(saved.step, saved.weights, saved.optimizer, self.source.resume(saved))
         if not self.abstract_state.scaling:
-            return state._replace(scaling=())
-        scaling = state.scaling or start_scaling(self.config.optimizer, self.source.max_batches)
+            return state
+        scaling = saved.scaling or start_scaling(self.config.optimizer, self.source.max_batches)
         everywhere = NamedSharding(self.mesh, P())
         return state._replace(scaling=jax.device_put(fit(scaling, self.source.max_batches), everywhere))
+
+    def abstract_saved(self) -> SavedState:
+        """Shapes, dtypes and shardings of what `resume` takes."""
+        state = self.abstract_state
+        return SavedState(state.step, state.weights, state.optimizer, self.source.abstract_older())
+
+    def saved(self, state: TrainState) -> SavedState:
+        """What of a train state a run goes on from."""
+        return SavedState(state.step, state.weights, state.optimizer, self.source.older(state), state.scaling)
 
     @jax.enable_x64(False)
     def init_state(self) -> TrainState:

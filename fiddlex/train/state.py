@@ -1,8 +1,8 @@
-"""The train state: what a step consumes and returns, what a checkpoint holds, and how it lies on the mesh."""
+"""The train state: what a step consumes and returns, what a checkpoint holds of it, and how it lies on the mesh."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,84 +12,83 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config, MeshConfig
-from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.models.model import Model
 from fiddlex.models.spec import Parameter
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import compute_spec, named, zero_spec
-from fiddlex.pipeline.generators import make_schedule
-from fiddlex.pipeline.lowering import Lowered, lower
-from fiddlex.pipeline.placement import LayerPlacement, place_layers
-from fiddlex.pipeline.schedule import Schedule
-from fiddlex.pipeline.semantics import Phase, make_phases, make_semantics
-from fiddlex.pipeline.windows import Windows, unroll
+from fiddlex.pipeline.placement import LayerPlacement
+from fiddlex.pipeline.resolve import Pipeline, resolve
 from fiddlex.train.blockwise import Block
 
 
 class TrainState(NamedTuple):
-    """Everything that training changes; also the structure of its specs and abstract shapes.
+    """Everything that a train step changes; also the structure of its specs and abstract shapes.
 
     Attributes:
       step: int32 scalar, updates done; with the seeds it gives the data position and the dropout stream.
       weights: float32 master weights, sharded as `Layout.master` says.
       optimizer: the optimizer's state, sharded alike.
-      ahead: what batches under way have here (`fiddlex.train.windowed.Ahead`); empty with a flush after each batch.
+      pipeline: what batches under way keep between steps (`fiddlex.train.windowed.PipelineState`); empty where each
+        batch is flushed.
       scaling: of the loss in float16 (`fiddlex.train.scaling.Scaling`); else empty.
     """
 
     step: Any
     weights: Weights
     optimizer: Any
-    ahead: Any = ()
+    pipeline: Any = ()
+    scaling: Any = ()
+
+
+class SavedState(NamedTuple):
+    """What a checkpoint holds: a train state without what batches under way keep, which is computed again.
+
+    Attributes:
+      step: as in `TrainState`.
+      weights: as in `TrainState`.
+      optimizer: as in `TrainState`; empty where weights alone are saved or read.
+      older: by name, weights older than the master weights with which batches to come are run, all in one dtype
+        (`GradientSource.older`).
+      scaling: as in `TrainState`.
+    """
+
+    step: Any
+    weights: Weights
+    optimizer: Any = ()
+    older: Mapping[str, Weights] = {}
     scaling: Any = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where every weight lies, and the order of work that asks for it there.
+    """Where every weight lies, and the pipeline that asks for it there.
 
     Attributes:
-      lowered: the pipeline's schedule of one batch on its ticks.
-      phases: the semantics of the run's steps.
-      windows: for every semantics among them the schedule that goes on from batch to batch; empty when all are sync.
-      placement: of the layers, in the rows of the stacked weights.
+      pipeline: schedule, semantics, and the layers of each stage.
       compute: PartitionSpecs, in the structure of the weights, of those that forward and backward use.
       master: PartitionSpecs of master weights and optimizer state (ZeRO-1: over `data` too).
       shapes: ShapeDtypeStructs of the master weights, global shapes.
     """
 
-    lowered: Lowered
-    phases: tuple[Phase, ...]
-    windows: Mapping[str, Windows]
-    placement: LayerPlacement
+    pipeline: Pipeline
     compute: Weights
     master: Weights
     shapes: Weights
 
+    @property
+    def placement(self) -> LayerPlacement:
+        """The layers of each stage, and the rows of the stacked weights in which they lie."""
+        return self.pipeline.placement
+
 
 def make_layout(model: Model, config: Config) -> Layout:
-    """Makes the schedule, places the layers for it, and applies the sharding table to the model's weights.
+    """Resolves the pipeline of a config and applies the sharding table to the model's weights.
 
     Raises:
-      ConfigError: when the schedule does not exist for these sizes, or the layers cannot be cut into its stages.
+      ConfigError: as `resolve`.
     """
-    pipeline = config.pipeline
-    make = functools.partial(
-        make_schedule,
-        pipeline.schedule,
-        pipe=config.mesh.pipe,
-        chunks=pipeline.num_chunks,
-        words=("mesh.pipe", "pipeline.num_chunks", "pipeline.num_microbatches"),
-    )
-    try:
-        schedule = make(num_microbatches=pipeline.num_microbatches)
-    except ScheduleError as error:
-        raise ConfigError(
-            f"pipeline.schedule={pipeline.schedule} with mesh.pipe={config.mesh.pipe}, pipeline.num_chunks="
-            f"{pipeline.num_chunks}, pipeline.num_microbatches={pipeline.num_microbatches}: {error}"
-        ) from error
-    placement = place_layers(schedule.placement, config.model.num_layers, config.pipeline.layers_per_stage)
-    shapes = jax.eval_shape(lambda key: model.init(key, placement.layers), jax.random.key(0))
+    pipeline = resolve(config)
+    shapes = jax.eval_shape(lambda key: model.init(key, pipeline.placement.layers), jax.random.key(0))
     compute = jax.tree.map(compute_spec, model.axes(), is_leaf=lambda x: isinstance(x, tuple))
     master = compute
     if config.optimizer.zero1:
@@ -97,9 +96,7 @@ def make_layout(model: Model, config: Config) -> Layout:
             part: jax.tree.map(functools.partial(_zero, part, config.mesh), compute[part], shapes[part])
             for part in compute
         }
-    phases = make_phases(pipeline.semantics, pipeline.semantics_schedule, config.train.num_steps)
-    windows = _make_windows(config, schedule, make, phases)
-    return Layout(lower(schedule), phases, windows, placement, compute=compute, master=master, shapes=shapes)
+    return Layout(pipeline, compute=compute, master=master, shapes=shapes)
 
 
 def _zero(part: str, mesh: MeshConfig, spec: P, x: jax.ShapeDtypeStruct) -> P:
@@ -107,38 +104,6 @@ def _zero(part: str, mesh: MeshConfig, spec: P, x: jax.ShapeDtypeStruct) -> P:
     if part != "layers":
         return zero_spec(spec, x.shape, mesh)
     return P(spec[0], *zero_spec(P(*spec[1:]), x.shape[1:], mesh))
-
-
-def _make_windows(
-    config: Config, schedule: Schedule, make: Callable[..., Schedule], phases: Sequence[Phase]
-) -> dict[str, Windows]:
-    """The windows of every semantics of the run, unless each batch is flushed.
-
-    Raises:
-      ConfigError: when the semantics cannot be had with this schedule.
-    """
-    windows, pipeline = {}, config.pipeline
-    names = dict.fromkeys(phase.semantics for phase in phases)
-    make_one = functools.partial(make_semantics, num_stages=schedule.num_stages, batch_size=pipeline.num_microbatches)
-    all_semantics = {name: make_one(name) for name in names}
-    if not any(max(semantics.delays) for semantics in all_semantics.values()):
-        return {}
-    for name, semantics in all_semantics.items():
-        if name == "2bw" and pipeline.num_microbatches < config.mesh.pipe:
-            raise ConfigError(
-                f"2bw with pipeline.num_microbatches={pipeline.num_microbatches} and mesh.pipe={config.mesh.pipe}: it "
-                f"needs at least as many microbatches as ranks. Use pipeline.num_microbatches={config.mesh.pipe} or "
-                "more, or sync; delay:1 has the same weights and runs with so few, mostly waiting. How many run "
-                "without waiting depends on the schedule: experiments/schedule.py --semantics=2bw tells."
-            )
-        longer = None if pipeline.schedule.startswith("file:") else lambda number: make(num_microbatches=number)
-        try:
-            windows[name] = unroll(schedule, semantics, longer)
-        except ScheduleError as error:
-            raise ConfigError(
-                f"pipeline.semantics={name} with pipeline.schedule={pipeline.schedule}: {error}"
-            ) from error
-    return windows
 
 
 def make_blocks(model: Model, config: Config) -> Weights:
@@ -153,14 +118,14 @@ def make_blocks(model: Model, config: Config) -> Weights:
     return {part: jax.tree.map(functools.partial(block, part), parameters) for part, parameters in parts.items()}
 
 
-def state_specs(optimizer: optax.GradientTransformation, layout: Layout, *, ahead: Any, scaling: Any) -> TrainState:
+def state_specs(optimizer: optax.GradientTransformation, layout: Layout, *, pipeline: Any, scaling: Any) -> TrainState:
     """PartitionSpecs of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
 
     Args:
       optimizer: of the state.
       layout: of its weights.
-      ahead: specs of the part of that name.
-      scaling: likewise.
+      pipeline: specs of the part of that name.
+      scaling: specs of the part of that name.
     """
     optimizer_state = jax.eval_shape(optimizer.init, layout.shapes)
     specs = optax.tree.map_params(
@@ -171,7 +136,7 @@ def state_specs(optimizer: optax.GradientTransformation, layout: Layout, *, ahea
         layout.shapes,
         transform_non_params=lambda x: P(),
     )
-    return TrainState(step=P(), weights=layout.master, optimizer=specs, ahead=ahead, scaling=scaling)
+    return TrainState(step=P(), weights=layout.master, optimizer=specs, pipeline=pipeline, scaling=scaling)
 
 
 def abstract_state(init: Callable[[jax.Array], TrainState], *, mesh: Mesh, specs: TrainState) -> TrainState:
@@ -187,13 +152,13 @@ def make_init(
     optimizer: optax.GradientTransformation,
     layout: Layout,
     *,
-    ahead: Callable[[Weights], Any],
+    pipeline: Callable[[Weights], Any],
     scaling: Callable[[], Any],
 ) -> Callable[[jax.Array], TrainState]:
-    """The function that makes a fresh train state of a key; `ahead` and `scaling` make its parts of those names."""
+    """The function that makes a fresh train state of a key; `pipeline` and `scaling` make its parts of those names."""
 
     def init(key: jax.Array) -> TrainState:
         weights = model.init(key, layout.placement.layers)
-        return TrainState(jnp.zeros((), jnp.int32), weights, optimizer.init(weights), ahead(weights), scaling())
+        return TrainState(jnp.zeros((), jnp.int32), weights, optimizer.init(weights), pipeline(weights), scaling())
 
     return init

@@ -55,13 +55,13 @@ def make_train_step(
     """
 
     def step(state: TrainState, inputs: Any) -> tuple[TrainState, Metrics]:
-        loss, grads, ahead = source.gradients(state, inputs)
+        loss, grads, pipeline = source.gradients(state, inputs)
         if scales:
             grads = jax.tree.map(lambda g: g / state.scaling.scales[0], grads)
         norm = optax.tree.norm(grads)
         clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)
         updates, optimizer_state = optimizer.update(clipped, state.optimizer, state.weights)
-        new = TrainState(state.step + 1, optax.apply_updates(state.weights, updates), optimizer_state, ahead)
+        new = TrainState(state.step + 1, optax.apply_updates(state.weights, updates), optimizer_state, pipeline)
         if scales:
             finite = jnp.isfinite(norm)
             kept, made = ((each.weights, each.optimizer) for each in (state, new))

@@ -37,7 +37,7 @@ from fiddlex.train.metrics import Record
 from fiddlex.train.predictions import Answerable, predicted_continuations, predicted_labels
 from fiddlex.train.program import Program
 from fiddlex.train.sampling import SamplingConfig, generate_text
-from fiddlex.train.state import TrainState
+from fiddlex.train.state import SavedState, TrainState
 from fiddlex.train.step import LogitsFunction, Metrics, ScoreFunction, make_eval_step, make_logits
 from fiddlex.train.transfer import placed, pretrained, whole
 from fiddlex.train.workdir import check_same_shapes, read_config
@@ -100,7 +100,7 @@ class Trainer:
     @property
     def delay(self) -> int:
         """By how many updates the oldest weights that a batch of this run uses lag behind."""
-        return max((max(windows.semantics.delays) for windows in self.layout.windows.values()), default=0)
+        return self.layout.pipeline.delay
 
     def compile(self) -> float:
         """Compiles the train step, if that is still to do; returns the seconds it took."""
@@ -292,8 +292,8 @@ class Trainer:
           CheckpointError: when there are no weights to be had, or they do not fit the model.
         """
         weights = pretrained(workdir, self.config, self.mesh, self.weights)
-        state = self.state._replace(weights=placed(weights, self._program.model, self.layout, self.mesh), ahead={})
-        self._state = self._program.resume(state)
+        weights = placed(weights, self._program.model, self.layout, self.mesh)
+        self._state = self._program.resume(SavedState(self.state.step, weights, self.state.optimizer))
 
     def save(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> None:
         """Saves the state, or its weights alone, as a checkpoint of the present step, in the background.
@@ -302,9 +302,7 @@ class Trainer:
           CheckpointError: when it cannot be written.
         """
         layers = self.layout.placement.layers
-        state = self.state._replace(optimizer=(), ahead={}, scaling=())
-        if not weights_only:
-            state = self.state._replace(ahead=self._program.source.older(self.state))
+        state = SavedState(self.state.step, self.state.weights) if weights_only else self._program.saved(self.state)
         checkpoints.save(state, self.step, layers=layers, fingerprint=self.dataset.fingerprint)
 
     def restore(self, checkpoints: Checkpoints) -> bool:
@@ -313,13 +311,15 @@ class Trainer:
         Raises:
           CheckpointError: when there are checkpoints and none can be read, or they are of other data.
         """
-        abstract = self._program.abstract_state._replace(ahead=self._program.source.abstract_older())
-        state = checkpoints.restore_newest(
-            abstract, layers=self.layout.placement.layers, fingerprint=self.dataset.fingerprint, move_damaged=True
+        saved = checkpoints.restore_newest(
+            self._program.abstract_saved(),
+            layers=self.layout.placement.layers,
+            fingerprint=self.dataset.fingerprint,
+            move_damaged=True,
         )
-        if state is None:
+        if saved is None:
             return False
-        self._take(self._program.resume(state))
+        self._take(self._program.resume(saved))
         return True
 
     def load(self, workdir: Path, config: Config) -> bool:
@@ -328,10 +328,10 @@ class Trainer:
         Raises:
           CheckpointError: when there are checkpoints and none can be read.
         """
-        state = restore_result(workdir, config, self._program.abstract_state, self.layout.placement.layers)
-        if state is None:
+        saved = restore_result(workdir, config, self._program.abstract_state, self.layout.placement.layers)
+        if saved is None:
             return False
-        self._take(state)
+        self._take(TrainState(saved.step, saved.weights, saved.optimizer))
         return True
 
     def _take(self, state: TrainState) -> None:

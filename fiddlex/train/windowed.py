@@ -1,9 +1,9 @@
 """Training in a pipeline that never drains: gradients from one window a step (`fiddlex.pipeline.flight`).
 
 Each step is given its own batch and those that may start before it ends, and the window to run. The train state then
-has a part more, `Ahead`: the weights that batches under way are run with, and what is in flight. Only the update is
-left to `fiddlex.train.step`, between the windows, so that clipping, loss scaling and every optimizer work as they do
-with a flush.
+has a part more, `PipelineState`: the weights that batches under way are run with, and what is in flight. Only the
+update is left to `fiddlex.train.step`, between the windows, so that clipping, loss scaling and every optimizer work as
+they do with a flush.
 """
 
 import functools
@@ -24,7 +24,6 @@ from fiddlex.parallel.sharding import BATCH, named
 from fiddlex.pipeline.engine import Engine
 from fiddlex.pipeline.flight import Call, Flight, advance, depart
 from fiddlex.pipeline.stage import Integer
-from fiddlex.pipeline.windows import frame_of
 from fiddlex.train.calls import Calls
 from fiddlex.train.feed import abstract_batch
 from fiddlex.train.gradients import (
@@ -36,7 +35,7 @@ from fiddlex.train.gradients import (
     pipeline_model,
     with_keys,
 )
-from fiddlex.train.state import Layout, TrainState
+from fiddlex.train.state import Layout, SavedState, TrainState
 
 
 class Inputs(NamedTuple):
@@ -51,8 +50,8 @@ class Inputs(NamedTuple):
     call: Call
 
 
-class Ahead(NamedTuple):
-    """What the batches that are under way have in the train state.
+class PipelineState(NamedTuple):
+    """What the batches that are under way keep in the train state.
 
     Attributes:
       versions: compute weights, leaves [version, …]; W(k), those after k updates, at k modulo their number.
@@ -75,18 +74,18 @@ class Windowed:
 
     def __init__(self, model: Model, config: Config, mesh: Mesh, layout: Layout):
         self._config, self._mesh, self._layout = config, mesh, layout
-        self._frame = frame_of(list(layout.windows.values()))
+        self._frame = layout.pipeline.frame
         self.max_batches = self._frame.sizes.batches
         self._calls = Calls(layout, mesh)
         self._model = pipeline_model(model, config, mesh, model.loss)
         self._partial_axes = partial_axes(config)
         versions = jax.tree.map(lambda spec: P(None, *spec), layout.compute, is_leaf=lambda x: isinstance(x, P))
         self._versions = versions
-        self.ahead_specs = Ahead(versions, self._flight_specs())
+        self.state_specs = PipelineState(versions, self._flight_specs())
         batch = abstract_batch(config, mesh)
         self.abstract_inputs = Inputs((batch,) * self.max_batches, self._calls.abstract())
 
-    def start(self, weights: Weights) -> Ahead:
+    def start(self, weights: Weights) -> PipelineState:
         """Nothing in flight, and versions that are all the present weights; for use under `jit`."""
         stack = functools.partial(_stacked, size=self._frame.sizes.versions)
         compute = compute_weights(weights, self._dtype, self._mesh, self._layout)
@@ -95,27 +94,27 @@ class Windowed:
             lambda versions, batches: depart(self._engine(versions, batches)),
             mesh=self._mesh,
             in_specs=(self._versions, BATCH),
-            out_specs=self.ahead_specs.flight,
+            out_specs=self.state_specs.flight,
         )
-        return Ahead(versions, mapped(versions, (self._no_batch(),) * self.max_batches))
+        return PipelineState(versions, mapped(versions, (self._no_batch(),) * self.max_batches))
 
-    def gradients(self, state: TrainState, inputs: Inputs) -> tuple[jax.Array, Weights, Ahead]:
+    def gradients(self, state: TrainState, inputs: Inputs) -> tuple[jax.Array, Weights, PipelineState]:
         """See `GradientSource`."""
         newest = state.step % self._frame.sizes.versions
         compute = compute_weights(state.weights, self._dtype, self._mesh, self._layout)
         versions = jax.tree.map(
-            lambda stack, w: lax.dynamic_update_index_in_dim(stack, w, newest, 0), state.ahead.versions, compute
+            lambda stack, w: lax.dynamic_update_index_in_dim(stack, w, newest, 0), state.pipeline.versions, compute
         )
         versions = lax.with_sharding_constraint(versions, named(self._mesh, self._versions))
         mapped = jax.shard_map(
             self._window,
             mesh=self._mesh,
-            in_specs=(self._versions, self.ahead_specs.flight, BATCH, P(), P(), P()),
-            out_specs=(P(), self._layout.master, self.ahead_specs.flight),
+            in_specs=(self._versions, self.state_specs.flight, BATCH, P(), P(), P()),
+            out_specs=(P(), self._layout.master, self.state_specs.flight),
         )
         scales = loss_scales(state, self.max_batches)
-        loss, grads, flight = mapped(versions, state.ahead.flight, inputs.batches, inputs.call, state.step, scales)
-        return loss, grads, Ahead(versions, flight)
+        loss, grads, flight = mapped(versions, state.pipeline.flight, inputs.batches, inputs.call, state.step, scales)
+        return loss, grads, PipelineState(versions, flight)
 
     def num_batches(self, step: int) -> int:
         """See `GradientSource`."""
@@ -128,7 +127,7 @@ class Windowed:
 
     def older(self, state: TrainState) -> dict[str, Weights]:
         """See `GradientSource`."""
-        return self._older(state.ahead.versions, state.step)
+        return self._older(state.pipeline.versions, state.step)
 
     def abstract_older(self) -> dict[str, Weights]:
         """See `GradientSource`."""
@@ -139,12 +138,12 @@ class Windowed:
             for name, weights in older.items()
         }
 
-    def resume(self, state: TrainState) -> TrainState:
+    def resume(self, saved: SavedState) -> PipelineState:
         """See `GradientSource`."""
-        self._calls.restart(int(state.step))
-        given = [state.ahead[name] for name in self._ages() if name in state.ahead]
+        self._calls.restart(int(saved.step))
+        given = [saved.older[name] for name in self._ages() if name in saved.older]
 
-        def ahead(weights: Weights, step: jax.Array, older: list[Weights]) -> Ahead:
+        def state(weights: Weights, step: jax.Array, older: list[Weights]) -> PipelineState:
             fresh = self.start(weights)
             versions = fresh.versions
             for age in range(1, self._frame.sizes.versions) if older else ():
@@ -158,8 +157,9 @@ class Windowed:
                 )
             return fresh._replace(versions=versions)
 
-        make = jax.jit(ahead, out_shardings=named(self._mesh, self.ahead_specs))
-        return state._replace(ahead=make(state.weights, state.step, given))
+        made = jax.jit(state, out_shardings=named(self._mesh, self.state_specs))
+        pipeline: PipelineState = made(saved.weights, saved.step, given)
+        return pipeline
 
     def _ages(self) -> dict[str, int]:
         """The ages of older weights by name, the youngest first."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fiddlex.config import ModelConfig
-from fiddlex.models.context import has_flash
+from fiddlex.gpu_targets import runs_flash
+from fiddlex.models.context import compute_capability
 
 MODEL = ModelConfig(hidden_size=128, num_heads=2, dtype="bfloat16")
 
@@ -27,5 +28,7 @@ MODEL = ModelConfig(hidden_size=128, num_heads=2, dtype="bfloat16")
 def test_on_gpus_that_have_it(platform: str, capability: str | None, flash: bool) -> None:
     device = types.SimpleNamespace(platform=platform, compute_capability=capability)
     mesh = types.SimpleNamespace(devices=np.array([device]))
-    assert has_flash(MODEL, mesh) == flash  # type: ignore[arg-type]
-    assert not has_flash(ModelConfig(hidden_size=128, num_heads=2, dtype="float32"), mesh)  # type: ignore[arg-type]
+    found = compute_capability(mesh)  # type: ignore[arg-type]
+    assert runs_flash(found, MODEL, dropout=False) == flash
+    assert not runs_flash(found, MODEL, dropout=True)
+    assert not runs_flash(found, ModelConfig(hidden_size=128, num_heads=2, dtype="float32"), dropout=False)

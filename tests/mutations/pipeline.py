@@ -26,15 +26,15 @@ MUTATIONS = (
     Mutation(
         "inbox-slot-reused-a-tick-early",
         LOWERING,
-        old="_moment(tick[senders], Phase.END), _moment(tick[forwards], Phase.FORWARD))",
-        new="_moment(tick[senders], Phase.END), _moment(tick[forwards] - 1, Phase.FORWARD))",
+        old='self._moment("forward_inbox", tick[forwards])',
+        new='self._moment("forward_inbox", tick[forwards] - 1)',
         tests=(LOWERED,),
     ),
     Mutation(
         "stash-given-up-before-the-weight-gradient",
         LOWERING,
-        old="read = np.where(split, _moment(tick[weights], Phase.WEIGHT), _moment(tick[inputs], Phase.BACKWARD))",
-        new="read = _moment(tick[inputs], Phase.BACKWARD)",
+        old="np.where(split, by_weight, by_input)",
+        new="by_input",
         tests=(LOWERED,),
     ),
     Mutation(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from fiddlex.config import Config, ModelConfig
 from fiddlex.planner.costs import MicrobatchTimes
 from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem
-from fiddlex.planner.search import _cut, _least_seconds, _Space, score
+from fiddlex.planner.search import _Cut, _least_seconds, _Space, score
 from fiddlex.planner.shapes import batch_seconds
 from fiddlex.topology import load_topology
 
@@ -39,7 +39,7 @@ def pipelines(draw):
 @given(pipelines())
 def test_no_pipeline_is_faster_than_its_bound(pipeline):
     layout, layers, times = pipeline
-    cut = _cut(layout.schedule, layout.pipe, layout.chunks, layers)
+    cut = _Cut.of(layout.schedule, layout.pipe, layout.chunks, layers)
     simulated = batch_seconds(layout.shape, times.costs(cut.placement))
     assert _least_seconds(layout, cut, times) <= simulated * ROUNDING
 
@@ -60,5 +60,5 @@ def test_the_bound_of_layers_that_are_alike_is_the_time_itself():
     """So that little is looked at: of 1F1B without hops the bound has nothing to spare."""
     layout = Layout(1, 4, 1, False, "1f1b", 1, 8, "sync", "none")
     times = MicrobatchTimes(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, (0.0,) * 4)
-    cut = _cut("1f1b", 4, 1, 8)
+    cut = _Cut.of("1f1b", 4, 1, 8)
     assert _least_seconds(layout, cut, times) == batch_seconds(layout.shape, times.costs(cut.placement)) == 66.0

@@ -160,16 +160,6 @@ def test_another_dtype_is_refused():
         ProfiledCostModel(make_config(dtype="bfloat16"), PROFILE)
 
 
-@pytest.mark.parametrize(
-    "pipeline",
-    [PipelineConfig("file:x.csv"), PipelineConfig(semantics_schedule="sync:0.5,2bw")],
-    ids=["file", "phases"],
-)
-def test_what_cannot_be_predicted_is_refused(pipeline):
-    with pytest.raises(ConfigError, match="steps are predicted for one of"):
-        seconds(make_config(pipeline=pipeline))
-
-
 TIMES = st.floats(0.001, 1.0)
 
 

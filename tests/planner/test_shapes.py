@@ -7,9 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fiddlex.pipeline.frame import make_frame
-from fiddlex.pipeline.generators import make_schedule
+from fiddlex.pipeline.generators import GENERATORS, make_schedule
 from fiddlex.pipeline.lowering import lower
 from fiddlex.pipeline.semantics import make_semantics
+from fiddlex.pipeline.traits import traits_of
 from fiddlex.pipeline.windows import unroll
 from fiddlex.planner.shapes import Shape, batch_seconds, free_running_seconds, sizes, stage_ranks
 from fiddlex.simulate.clock import Costs, free_running
@@ -17,17 +18,17 @@ from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import steady
 from tests.simulate.strategies import stage_costs
 
+TRAITS = {name: traits for name, generator in GENERATORS.items() if (traits := traits_of(generator))}
+NEVER_WAIT = [name for name in TRAITS if TRAITS[name].never_waits]
+
 
 @st.composite
-def shapes(draw, names=("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v"), semantics=("sync",)):
-    """Short and long pipelines of every schedule."""
+def shapes(draw, names=tuple(TRAITS), semantics=("sync",), ranks=(1, 6)):
+    """Short and long pipelines of every schedule that has traits."""
     name = draw(st.sampled_from(names))
-    pipe = draw(st.integers(1, 6))
-    chunks = {"interleaved_1f1b": draw(st.integers(1, 3)), "zb_v": 2}.get(name, 1)
-    least = pipe if semantics != ("sync",) else 1
-    m = draw(st.integers(least, 6 * pipe))
-    if name == "interleaved_1f1b":
-        m = max(m // pipe, 1) * pipe
+    pipe, chunks = draw(st.integers(*ranks)), draw(st.sampled_from(TRAITS[name].chunks[:2]))
+    least, period = pipe if semantics == ("2bw",) else 1, TRAITS[name].period(pipe)
+    m = max(draw(st.integers(least, 6 * pipe)) // period, 1) * period
     return Shape(name, pipe, chunks, m, draw(st.sampled_from(semantics)))
 
 
@@ -39,9 +40,11 @@ def lowered(shape):
 @given(shapes())
 @example(Shape("gpipe", 3, 1, 5))
 @example(Shape("gpipe", 1, 1, 5))
-def test_slots_are_those_of_the_lowering(shape):
+@example(Shape("interleaved_1f1b", 4, 1, 8))
+def test_traits_are_those_of_the_lowering(shape):
     assert sizes(shape) == make_frame(lowered(shape), shape.num_microbatches).sizes
     assert stage_ranks(shape) == lowered(shape).schedule.placement
+    assert shape.traits.splits_backward == lowered(shape).schedule.split_backward
 
 
 @settings(max_examples=200)
@@ -65,8 +68,8 @@ def test_other_systems_batches_take_as_long_as_simulated_whole(name, pipe, m, da
 
 
 @settings(max_examples=60)
-@given(shapes(("1f1b", "interleaved_1f1b"), ("2bw",)), st.data())
-def test_a_pipeline_that_goes_on_takes_as_long_as_unrolled(shape, data):
+@given(shapes(tuple(NEVER_WAIT), ("2bw",)), st.data())
+def test_a_pipeline_that_is_not_flushed_takes_as_long_as_unrolled(shape, data):
     make = functools.partial(make_schedule, shape.schedule, pipe=shape.pipe, chunks=shape.chunks)
     batch = make(num_microbatches=shape.num_microbatches)
     semantics = make_semantics("2bw", num_stages=batch.num_stages, batch_size=shape.num_microbatches)
@@ -77,23 +80,23 @@ def test_a_pipeline_that_goes_on_takes_as_long_as_unrolled(shape, data):
 
 
 @settings(max_examples=60)
-@given(
-    st.sampled_from([("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2)]),
-    st.integers(2, 4),
-    st.integers(1, 20),
-    st.sampled_from(["2bw", "stash", "vertical_sync", "delay:2"]),
-    st.data(),
-)
-def test_a_batch_of_any_semantics_takes_as_long_as_unrolled(kind, pipe, m, semantics, data):
-    name, chunks = kind
-    m = -(-m // pipe) * pipe if name == "interleaved_1f1b" else m
+@given(shapes(semantics=("2bw", "stash", "vertical_sync", "delay:2"), ranks=(2, 4)), st.data())
+def test_a_batch_of_any_semantics_takes_as_long_as_unrolled(shape, data):
+    name, pipe, chunks, m, semantics = shape
     make = functools.partial(make_schedule, name, pipe=pipe, chunks=chunks)
     lagging = make_semantics(semantics, num_stages=pipe * chunks, batch_size=m)
     windows = unroll(make(num_microbatches=m), lagging, lambda number: make(num_microbatches=number))
     costs = data.draw(stage_costs(pipe * chunks))
     expected = steady(windows, costs).period
-    assert sizes(Shape(name, pipe, chunks, m, semantics)) == windows.sizes
-    assert batch_seconds(Shape(name, pipe, chunks, m, semantics), costs) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert sizes(shape) == windows.sizes
+    assert batch_seconds(shape, costs) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_a_rank_has_as_many_stages_as_are_searched():
+    for name, traits in TRAITS.items():
+        for chunks in traits.chunks:
+            schedule = make_schedule(name, pipe=2, chunks=chunks, num_microbatches=2 * traits.period(2))
+            assert {len(schedule.stages_of(rank)) for rank in range(2)} == {chunks}
 
 
 def test_a_long_deep_pipeline_takes_no_longer_than_its_length_says():

@@ -9,10 +9,10 @@ import pytest
 
 from experiments.benchmarks.programs import make_program, temporary_bytes
 from experiments.benchmarks.sizes import with_microbatches
-from experiments.memory_model import plan
 from fiddlex.config import Config
+from fiddlex.planner.predict import needed_memory
 from fiddlex.simulate.backend import CPU, TPU
-from fiddlex.simulate.memory import Memory, device_memory
+from fiddlex.simulate.memory import Memory
 
 TOLERANCE = 0.1
 
@@ -103,10 +103,10 @@ def test_arguments_of_the_step_are_counted_exactly(case: str) -> None:
     assert memory.weights == local_bytes(state.weights)
     assert memory.optimizer == pytest.approx(local_bytes(state.optimizer), rel=2e-3, abs=8)  # counters and fillers
     inputs = program.source.abstract_inputs
-    assert memory.inputs == local_bytes(inputs.batches if state.ahead else inputs)
-    if state.ahead:
-        carry = state.ahead.flight.carry
-        assert memory.compute_weights + memory.versions == local_bytes(state.ahead.versions)
+    assert memory.inputs == local_bytes(inputs.batches if state.pipeline else inputs)
+    if state.pipeline:
+        carry = state.pipeline.flight.carry
+        assert memory.compute_weights + memory.versions == local_bytes(state.pipeline.versions)
         finished = local_bytes(carry.finished) or local_bytes(state.weights["layers"])
         assert memory.gradients == local_bytes(carry.grads) + finished
         assert memory.stash == local_bytes(carry.stash)
@@ -139,7 +139,7 @@ def test_imports_no_jax() -> None:
 
 
 def predicted(config: Config) -> Memory:
-    return device_memory(config, *plan(config), CPU)
+    return needed_memory(config, CPU)
 
 
 def temporaries(memory: Memory) -> int:

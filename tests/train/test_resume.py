@@ -250,7 +250,7 @@ def test_a_schedule_from_a_file_stays_with_the_run(
     moved = (tmp_path / "run").rename(tmp_path / "moved")
     monkeypatch.chdir("/")
     trainer = load_trainer(moved)
-    assert trainer.layout.lowered.schedule.actions == expected.layout.lowered.schedule.actions
+    assert trainer.layout.pipeline.lowered.schedule.actions == expected.layout.pipeline.lowered.schedule.actions
     assert trainer.step == 6
     config.pipeline.schedule, config.train.num_steps = f"file:{moved}/schedule.csv", 7
     caplog.set_level("INFO", "fiddlex")

@@ -113,9 +113,9 @@ def test_2bw_keeps_one_more_set_of_weights_and_no_second_set_of_gradient_sums(da
     config.mesh.data = data
     program = Trainer(config)._program
     state, layers = program.abstract_state, program.abstract_state.weights["layers"]
-    versions = state.ahead.versions["layers"]
+    versions = state.pipeline.versions["layers"]
     assert sizes(versions) == 2 * sizes(layers)
-    carry = state.ahead.flight.carry
+    carry = state.pipeline.flight.carry
     assert sizes(carry.grads.layers) == data * sizes(layers)  # one on each replica
     assert carry.finished == ()
 

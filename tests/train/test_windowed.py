@@ -4,6 +4,7 @@ import chex
 import jax
 
 from fiddlex.config import Config
+from fiddlex.train.state import SavedState
 from fiddlex.train.trainer import Trainer
 
 
@@ -12,6 +13,7 @@ def test_in_place_of_older_weights_that_were_not_saved_stand_the_oldest_that_wer
     trainer = Trainer(tiny_config)
     program, state = trainer._program, trainer.state
     one = jax.tree.map(lambda w: w + 1, program.source.older(state)["weights_1_updates_ago"])
-    resumed = program.source.resume(state._replace(ahead={"weights_1_updates_ago": one})).ahead.versions
+    saved = SavedState(state.step, state.weights, older={"weights_1_updates_ago": one})
+    resumed = program.source.resume(saved).versions
     for place in (1, 2, 3):  # W(−3), W(−2) and W(−1) of step 0
         chex.assert_trees_all_equal(jax.tree.map(lambda stack, place=place: stack[place], resumed), one)
