@@ -257,7 +257,7 @@ def _least_seconds(layout: Layout, cut: _Cut, times: MicrobatchTimes) -> float:
     m = layout.num_microbatches
     least = m * (cut.most * times.layer + times.edges)
     if layout.semantics == "sync":
-        whole = not (layout.shape.traits and layout.shape.traits.splits_backward)
+        whole = not layout.shape.traits.splits_backward
         idle = times.forward + (times.backward_input + times.backward_weight) * whole
         least = max(least, m * (cut.last * times.layer + times.head) + cut.before * idle)
     return least

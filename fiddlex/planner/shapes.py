@@ -3,7 +3,7 @@
 The simulator's lockstep clock tells the time. From some number of microbatches on a schedule with traits repeats
 (`fiddlex.pipeline.traits`): each microbatch more takes as much time more. So a long pipeline is simulated at two short
 lengths and drawn out, which is exact, and what it holds has a closed form. Tests compare both with the whole lowering.
-A schedule without traits is lowered and simulated whole. Imports no jax.
+Pipelines of other schedules are simulated whole (`fiddlex.planner.predict`). Imports no jax.
 """
 
 import functools
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fiddlex.pipeline.columns import Columns
 from fiddlex.pipeline.frame import Sizes, make_frame
-from fiddlex.pipeline.generators import GENERATORS, make_schedule
+from fiddlex.pipeline.generators import GENERATORS
 from fiddlex.pipeline.lowering import lower
 from fiddlex.pipeline.schedule import Schedule
 from fiddlex.pipeline.semantics import make_semantics
@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     """A pipeline, whatever runs in it.
 
     Attributes:
-      schedule: by name.
+      schedule: name of one that has traits.
       pipe: ranks.
       chunks: stages on each.
       num_microbatches: of a replica's batch.
@@ -41,21 +41,28 @@ class Shape(NamedTuple):
     semantics: str = "sync"
 
     @property
-    def traits(self) -> Traits | None:
-        """What is known of the schedule; None: nothing, so that it is simulated and lowered whole."""
-        return traits_of(GENERATORS.get(self.schedule))
+    def traits(self) -> Traits:
+        """What is known of the schedule.
+
+        Raises:
+          ValueError: when it has no traits.
+        """
+        traits = traits_of(GENERATORS.get(self.schedule))
+        if traits is None:
+            raise ValueError(f"schedule {self.schedule!r} has no traits, so no more is known of it than of its actions")
+        return traits
 
     @property
     def never_waits(self) -> bool:
         """Whether the pipeline is known to go on from batch to batch and never to wait for an update."""
         semantics = make_semantics(self.semantics, num_stages=self.pipe * self.chunks, batch_size=self.num_microbatches)
         enough = self.num_microbatches >= 2 * (self.pipe - 1)
-        return enough and min(semantics.delays) > 0 and self.traits is not None and self.traits.never_waits
+        return enough and min(semantics.delays) > 0 and self.traits.never_waits
 
 
 def stage_ranks(shape: Shape) -> tuple[int, ...]:
     """The rank of each stage."""
-    return _schedule(shape, shape.traits.period(shape.pipe) if shape.traits else None).placement
+    return _schedule(shape, shape.traits.period(shape.pipe)).placement
 
 
 def batch_seconds(shape: Shape, costs: Costs) -> float:
@@ -67,8 +74,6 @@ def batch_seconds(shape: Shape, costs: Costs) -> float:
     """
     never_waits, traits, m = shape.never_waits, shape.traits, shape.num_microbatches
     seconds = _seconds if never_waits or shape.semantics == "sync" else _steady_seconds
-    if traits is None:
-        return seconds(shape, m, costs)
     period = traits.period(shape.pipe)
     long = traits.onset(shape.pipe) + m % period
     if m <= long + period and not never_waits:
@@ -82,10 +87,10 @@ def sizes(shape: Shape) -> Sizes:
     """What the pipeline holds."""
     p, v, m, traits = shape.pipe, shape.chunks, shape.num_microbatches, shape.traits
     if shape.semantics != "sync":
-        if shape.semantics == "2bw" and traits and traits.sizes_2bw and 1 < p <= m:
+        if shape.semantics == "2bw" and traits.sizes_2bw and 1 < p <= m:
             return traits.sizes_2bw(p, v, m)
         return _windows(shape, GENERATORS[shape.schedule]).sizes
-    if traits is None or traits.slots is None:
+    if traits.slots is None:
         return make_frame(lower(_schedule(shape)), m).sizes
     if p == 1:  # each microbatch is done with before the next begins
         return make_frame(lower(_schedule(shape, 1)), 1).sizes
@@ -104,7 +109,7 @@ def free_running_seconds(shape: Shape, costs: Costs) -> float:
     """
     step, m = shape.pipe, shape.num_microbatches
     long = 3 * step + m % step
-    if m <= long + step or shape.traits is None:
+    if m <= long + step:
         return free_running(_schedule(shape), costs).makespan
     first, second = (free_running(_schedule(shape, number), costs).makespan for number in (long, long + step))
     return first + (m - long) / step * (second - first)
@@ -136,9 +141,8 @@ def _schedule(shape: Shape, num_microbatches: int | None = None) -> Schedule:
 
 @functools.lru_cache(maxsize=256)
 def _made(shape: Shape, generator: Generator) -> Schedule:
-    """With traits, without `make_schedule`'s proof, which takes longer than all that is done with it; tests have it."""
-    make = functools.partial(make_schedule, shape.schedule) if traits_of(generator) is None else generator
-    return make(pipe=shape.pipe, chunks=shape.chunks, num_microbatches=shape.num_microbatches)
+    """Without `make_schedule`'s proof, which takes longer than all that is done with it; tests have it."""
+    return generator(pipe=shape.pipe, chunks=shape.chunks, num_microbatches=shape.num_microbatches)
 
 
 @functools.lru_cache(maxsize=64)

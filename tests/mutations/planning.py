@@ -59,7 +59,7 @@ MUTATIONS = (
         "fiddlex/simulate/steady.py",
         old="period = (ends[sum(ticks)] - ends[sum(ticks[:before])]) / length",
         new="period = ends[sum(ticks)] / (before + length)",
-        tests=("tests/planner/test_shapes.py::test_a_pipeline_that_goes_on_takes_as_long_as_unrolled",),
+        tests=("tests/planner/test_shapes.py::test_a_pipeline_that_is_not_flushed_takes_as_long_as_unrolled",),
     ),
     # The planner.
     Mutation(
@@ -95,10 +95,31 @@ MUTATIONS = (
     ),
     Mutation(
         "short-pipelines-drawn-out",
-        "fiddlex/planner/shapes.py",
-        old='return (3 if self.schedule == "zb_h2" else 2) * self.pipe',
-        new="return self.pipe",
+        "fiddlex/pipeline/traits.py",
+        old="onset: Callable[[int], int] = lambda p: 2 * p",
+        new="onset: Callable[[int], int] = lambda p: p",
         tests=("tests/planner/test_shapes.py::test_a_batch_takes_as_long_as_simulated_whole",),
+    ),
+    Mutation(
+        "schedules-without-traits-drawn-out",
+        "fiddlex/pipeline/traits.py",
+        old="return _TRAITS.get(generator) if generator else None",
+        new="return _TRAITS.get(generator, Traits(None)) if generator else None",
+        tests=("tests/planner/test_predict.py::test_a_generator_without_traits_is_simulated_whole",),
+    ),
+    Mutation(
+        "phases-predicted-as-if-they-were-of-one-length",
+        "fiddlex/simulate/steady.py",
+        old="(phase.end - phase.start) * periods[phase.semantics]",
+        new="steps / len(pipeline.phases) * periods[phase.semantics]",
+        tests=("tests/planner/test_predict.py::test_phases_take_the_mean_over_steps_and_the_memory_of_the_largest",),
+    ),
+    Mutation(
+        "flash-attention-in-spite-of-dropout",
+        "fiddlex/gpu_targets.py",
+        old="model.suits_flash and not dropout",
+        new="model.suits_flash",
+        tests=("tests/models/test_context.py",),
     ),
     Mutation(
         "replicas-share-weights-once-too-often",
