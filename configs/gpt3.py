@@ -2,10 +2,10 @@
 
 The published mesh and batch of each. Pipelines are interleaved, with the fewest chunks that divide a rank's layers.
 Expect speed, which is what the paper reports, and not a loss: 135 to 163 TF/s on each A100 (43 to 52% of its peak),
-counted with full recomputation (`fiddlex.sizes.hardware_flops`). Microbatches hold one example, so that any pipeline is
-as full as its batch allows; the paper does not list them. It ran in float16, we in bfloat16, and drop nothing, so that
-attention can use a flash kernel. The optimizer is that of Brown et al. 2020, appendix B, with the learning rate of the
-nearest size in its table 2.1.
+counted with full recomputation (`fiddlex.costs.sizes.hardware_flops`). Microbatches hold one example, so that any
+pipeline is as full as its batch allows; the paper does not list them. It ran in float16, we in bfloat16, and drop
+nothing, so that attention can use a flash kernel. The optimizer is that of Brown et al. 2020, appendix B, with the
+learning rate of the nearest size in its table 2.1.
 
 The meshes take as many devices as the table has GPUs, 32 to 3072. On fewer, lower mesh.data and raise the microbatches
 by as much, which trains the same: on eight, --config.mesh.data=8 --config.pipeline.num_microbatches=64 for 1.7b.

@@ -18,13 +18,12 @@ from typing import Any
 
 from absl import flags
 
-from fiddlex import rules
-from fiddlex.config import Config
+from fiddlex.config import Config, rules
+from fiddlex.config.command_line import define_config, run
+from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
-from fiddlex.flags import define_config, run
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.profile import Profile, load_profile, save_profile
-from fiddlex.sizes import model_flops
 
 _CONFIG = define_config()
 _PROFILE = flags.DEFINE_string("profile", None, "JSON file to write a profile of this machine to, or to add to")
@@ -91,7 +90,7 @@ def measure_profile(config: Config, path: pathlib.Path) -> Profile:
         )
     calibration = Calibration.of(config, () if known else sorted(set(_DEVICES.value)))
 
-    from fiddlex.mesh import request_devices
+    from fiddlex.cluster.mesh import request_devices
     from fiddlex.train.timing import Case, about, time_steps
 
     cases = [*map(Case, calibration.configs), Case(calibration.forward, forward_only=True)]

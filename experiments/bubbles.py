@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 
 from absl import flags
 
-from fiddlex.flags import run
-from fiddlex.pipeline.generators import make_schedule
-from fiddlex.pipeline.lowering import lower
-from fiddlex.pipeline.schedule import Schedule
-from fiddlex.pipeline.semantics import make_semantics
-from fiddlex.pipeline.windows import unroll
+from fiddlex.config.command_line import run
+from fiddlex.schedules.generators import make_schedule
+from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.schedule import Schedule
+from fiddlex.schedules.semantics import make_semantics
+from fiddlex.schedules.windows import unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import steady

@@ -11,10 +11,10 @@ from typing import Any
 
 from absl import flags
 
-from fiddlex.advice import memory_remedies
+from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config
-from fiddlex.flags import define_config, run
-from fiddlex.topology import catalogue, load_topology
+from fiddlex.config.command_line import define_config, run
+from fiddlex.config.memory_advice import memory_remedies
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string(
@@ -39,8 +39,11 @@ def main(argv: list[str]) -> None:
     """Prints the report."""
     config = _CONFIG.value.validate()
 
-    from fiddlex.mesh import describe, make_topology_mesh  # jax is imported once the command line is known to be right
-    from fiddlex.train.ahead import compile_ahead, report
+    from fiddlex.cluster.mesh import (  # jax is imported once the command line is known to be right
+        describe,
+        make_topology_mesh,
+    )
+    from fiddlex.xla.ahead_of_time import compile_ahead, report
 
     topology = _TOPOLOGY.value
     if topology in catalogue() or topology.endswith(".toml"):

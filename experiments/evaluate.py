@@ -15,7 +15,7 @@ import pathlib
 
 from absl import flags
 
-from fiddlex.flags import apply_overrides, define_overrides, define_workdir, run
+from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir, run
 
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
@@ -26,8 +26,8 @@ logger = logging.getLogger("fiddlex.evaluate")
 
 
 def main(argv: list[str]) -> None:
-    """Prints `step`, `eval_loss` and what goes with it (`fiddlex.train.evaluation.summarise`)."""
-    from fiddlex.train.metrics import describe
+    """Prints `step`, `eval_loss` and what goes with it (`fiddlex.train.inference.evaluation.summarise`)."""
+    from fiddlex.train.run.metrics import describe
     from fiddlex.train.trainer import load_trainer
 
     trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides)

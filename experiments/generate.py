@@ -10,8 +10,8 @@ import pathlib
 
 from absl import flags
 
+from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir, run
 from fiddlex.errors import ConfigError
-from fiddlex.flags import apply_overrides, define_overrides, define_workdir, run
 
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
@@ -26,7 +26,7 @@ _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON 
 
 def main(argv: list[str]) -> None:
     """Prints the prompt and its continuation, piece by piece as it is drawn."""
-    from fiddlex.train.sampling import SamplingConfig
+    from fiddlex.train.inference.sampling import SamplingConfig
     from fiddlex.train.trainer import load_trainer
 
     sampling = SamplingConfig(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _SEED.value)

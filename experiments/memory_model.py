@@ -28,14 +28,13 @@ from absl import flags
 
 from experiments.memory_cases import CASES, CASES_ON, Case
 from experiments.results import append_result, read_results
-from fiddlex import rules
-from fiddlex.config import Config
+from fiddlex.cluster.topology import Compiler
+from fiddlex.config import Config, rules
+from fiddlex.config.command_line import load_config, run
+from fiddlex.costs.backend import backend_of
+from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import ConfigError, DeviceError
-from fiddlex.flags import load_config, run
 from fiddlex.planner.predict import needed_memory
-from fiddlex.simulate.backend import backend_of
-from fiddlex.sizes import num_parameters
-from fiddlex.topology import Compiler
 
 logger = logging.getLogger("fiddlex.memory_model")
 
@@ -127,8 +126,8 @@ def _compile(config_json: str, topology: str, answer: Connection) -> None:
     """Sends the bytes, or what went wrong; in a process of its own, which is killed when it has."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XLA_FLAGS"] = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_step"
-        from fiddlex.mesh import make_topology_mesh
-        from fiddlex.train.program import Program
+        from fiddlex.cluster.mesh import make_topology_mesh
+        from fiddlex.train.step.program import Program
 
         errors: list[str] = []
 

@@ -20,21 +20,23 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from fiddlex import rules
-from fiddlex.config import Config
+from fiddlex.cluster.topology import Topology, load_topology
+from fiddlex.config import Config, rules
+from fiddlex.config.command_line import define_config, run
 from fiddlex.errors import ConfigError, DeviceError
-from fiddlex.flags import define_config, run
-from fiddlex.planner.advice import why_none
 from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Problem
+from fiddlex.planner.no_plan import why_none
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, layout_text
 from fiddlex.planner.search import Found, Plan, search
-from fiddlex.topology import Topology, load_topology
 
 logger = logging.getLogger("fiddlex.plan")
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "name of the catalogue (python -m fiddlex.topology lists it) or a .toml file", required=True
+    "topology",
+    None,
+    "name of the catalogue (python -m fiddlex.cluster.topology lists it) or a .toml file",
+    required=True,
 )
 _NUM_DEVICES = flags.DEFINE_integer("num_devices", None, "devices to use", lower_bound=1, required=True)
 _HBM_GIB = flags.DEFINE_float("hbm_gib", None, "memory of a device that a step may take; by default 90% of the chip's")

@@ -20,8 +20,8 @@ from absl import flags
 from experiments.results import append_result, read_results
 from experiments.step_cases import CASES, WHAT_IFS, make_calibrations
 from fiddlex.config import Config
+from fiddlex.config.command_line import run
 from fiddlex.errors import ConfigError
-from fiddlex.flags import run
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.predict import predict
 from fiddlex.planner.profile import Profile, ProfiledCostModel
@@ -87,7 +87,7 @@ def measure(
     Raises:
       ConfigError: when the rounds that there are were measured on others, `machines`.
     """
-    from fiddlex.mesh import request_devices
+    from fiddlex.cluster.mesh import request_devices
     from fiddlex.train.timing import Case, about, rounds
 
     forward = {label(each.forward, forward=True) for each in calibrations}

@@ -21,17 +21,17 @@ import numpy as np
 from absl import flags
 
 from configs.gpt3 import ROWS, get_config
+from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
-from fiddlex.flags import run
-from fiddlex.pipeline.placement import place_layers
-from fiddlex.planner.costs import EFFICIENCY, CostModel, System
+from fiddlex.config.command_line import run
+from fiddlex.costs.sizes import hardware_flops
+from fiddlex.planner.closed_forms import Shape, free_running_seconds, stage_ranks
+from fiddlex.planner.cost_model import EFFICIENCY, CostModel, System
 from fiddlex.planner.layouts import Layout, Problem
 from fiddlex.planner.predict import Prediction
 from fiddlex.planner.search import evaluate, search
-from fiddlex.planner.shapes import Shape, free_running_seconds, stage_ranks
+from fiddlex.schedules.placement import place_layers
 from fiddlex.simulate.clock import Costs
-from fiddlex.sizes import hardware_flops
-from fiddlex.topology import Topology, load_topology
 
 _TABLES = flags.DEFINE_multi_enum("table", ["sc21", "2bw"], ["sc21", "2bw"], "tables to print")
 

@@ -23,8 +23,8 @@ from absl import flags
 
 from experiments.results import append_result, read_results
 from fiddlex.config import Config, MeshConfig, PipelineConfig
+from fiddlex.config.command_line import load_config, run
 from fiddlex.errors import ConfigError
-from fiddlex.flags import load_config, run
 
 SIZES = {"gpt_4x64": (4, 64, 2), "gpt_4x128": (4, 128, 4), "bert_4x64": (4, 64, 4)}  # layers, hidden size, heads
 TUNING = pathlib.Path(__file__).parents[1] / "configs/bert_swaps.py"

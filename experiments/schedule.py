@@ -17,14 +17,14 @@ from collections.abc import Callable
 
 from absl import flags
 
+from fiddlex.config.command_line import run
 from fiddlex.errors import ConfigError
-from fiddlex.flags import run
-from fiddlex.pipeline.generators import GENERATORS, make_schedule
-from fiddlex.pipeline.lowering import Lowered, lower
-from fiddlex.pipeline.schedule import Schedule
-from fiddlex.pipeline.semantics import NAMES, make_semantics
-from fiddlex.pipeline.text import to_csv, to_text
-from fiddlex.pipeline.windows import Windows, unroll
+from fiddlex.schedules.generators import GENERATORS, make_schedule
+from fiddlex.schedules.lowering import Lowered, lower
+from fiddlex.schedules.schedule import Schedule
+from fiddlex.schedules.semantics import NAMES, make_semantics
+from fiddlex.schedules.text import to_csv, to_text
+from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import first_calls, steady

@@ -13,7 +13,7 @@ import sys
 
 from absl import flags
 
-from fiddlex.flags import define_config, define_workdir, run
+from fiddlex.config.command_line import define_config, define_workdir, run
 
 _CONFIG = define_config()
 _WORKDIR = define_workdir("directory of the run")

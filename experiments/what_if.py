@@ -13,12 +13,12 @@ from typing import Any
 
 from absl import flags
 
+from fiddlex.cluster.topology import load_topology
+from fiddlex.config.command_line import define_config, run
 from fiddlex.errors import ConfigError
-from fiddlex.flags import define_config, run
 from fiddlex.planner.profile import load_profile
 from fiddlex.planner.report import gib, table
 from fiddlex.planner.what_if import Outcome, Scenario, what_if
-from fiddlex.topology import load_topology
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string("topology", None, "name of the catalogue or a .toml file; this or --profile")

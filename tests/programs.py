@@ -26,8 +26,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
 _IMPORTS = [
     "fiddlex.train.loop",
-    "fiddlex.train.ahead",
-    "fiddlex.flags",
+    "fiddlex.xla.ahead_of_time",
+    "fiddlex.config.command_line",
     "fiddlex.planner.report",
     "fiddlex.planner.search",
     "fiddlex.planner.what_if",

@@ -9,7 +9,7 @@ import pathlib
 import sys
 
 from fiddlex.config import Config
-from fiddlex.flags import load_config
+from fiddlex.config.command_line import load_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = ROOT / "configs/gpt_tiny.py"

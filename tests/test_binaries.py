@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from fiddlex.mesh import num_cores
+from fiddlex.cluster.mesh import num_cores
 from tests.programs import EXPERIMENTS, ROOT, call, started
 from tests.small_run import steps
 

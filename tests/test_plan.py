@@ -13,12 +13,12 @@ import pytest
 from configs.gpt3 import ROWS, get_config
 from experiments import plan
 from experiments.published import SC21, TWO_BW, fit_efficiency, layout_of, sc21_row, sequences_per_second
+from fiddlex.cluster.topology import load_topology
+from fiddlex.config.command_line import load_config
 from fiddlex.errors import DeviceError
-from fiddlex.flags import load_config
-from fiddlex.planner.costs import EFFICIENCY
+from fiddlex.planner.cost_model import EFFICIENCY
 from fiddlex.planner.layouts import SEMANTICS, Problem
 from fiddlex.planner.search import evaluate, search
-from fiddlex.topology import load_topology
 from tests.programs import ROOT, Ended, started
 
 CONFIG = "--config=configs/gpt3.py:1.7b"

@@ -4,9 +4,9 @@ import copy
 
 import jax
 
+from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
-from fiddlex.mesh import make_mesh
-from fiddlex.train.program import Program
+from fiddlex.train.step.program import Program
 
 
 def make_program(config: Config) -> Program:

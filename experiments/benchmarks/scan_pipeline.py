@@ -21,8 +21,8 @@ from fiddlex.models.context import Context
 from fiddlex.models.model import Batch, Model
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
-from fiddlex.train.program import Program
-from fiddlex.train.state import Layout, TrainState
+from fiddlex.train.step.program import Program
+from fiddlex.train.step.state import Layout, TrainState
 
 Tree = Any
 

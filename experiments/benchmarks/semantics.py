@@ -12,7 +12,7 @@ from absl import flags
 
 from experiments.benchmarks.sides import medians, side, turn, two_cores
 from experiments.benchmarks.sizes import base_config, with_microbatches
-from fiddlex.flags import define_changes, run
+from fiddlex.config.command_line import define_changes, run
 
 _CONFIG = define_changes(base_config(pipe=2))
 _MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [2, 4, 8], "microbatches in a batch", lower_bound=2)

@@ -1,4 +1,4 @@
-"""The model of the benchmarks, and its batch. Imports no jax."""
+"""The model of the benchmarks, and its batch."""
 
 import copy
 

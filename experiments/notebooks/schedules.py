@@ -28,11 +28,11 @@ import numpy as np
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.errors import ScheduleError
-from fiddlex.pipeline.generators import GENERATORS, make_schedule
-from fiddlex.pipeline.lowering import lower
-from fiddlex.pipeline.schedule import Action, Kind, Schedule, alternate
-from fiddlex.pipeline.text import from_csv, to_csv, to_text
-from fiddlex.pipeline.validate import validate
+from fiddlex.schedules.generators import GENERATORS, make_schedule
+from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
+from fiddlex.schedules.text import from_csv, to_csv, to_text
+from fiddlex.schedules.validate import validate
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.plots import draw

@@ -30,18 +30,18 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
+from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig
 from fiddlex.data import Loader
-from fiddlex.mesh import make_mesh
-from fiddlex.pipeline.generators import make_schedule
-from fiddlex.pipeline.schedule import Schedule
-from fiddlex.pipeline.semantics import make_semantics
-from fiddlex.pipeline.windows import unroll
+from fiddlex.schedules.generators import make_schedule
+from fiddlex.schedules.schedule import Schedule
+from fiddlex.schedules.semantics import make_semantics
+from fiddlex.schedules.windows import unroll
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.plots import draw
 from fiddlex.simulate.steady import first_calls, steady
-from fiddlex.train.gradients import make_gradients
-from fiddlex.train.program import Program
+from fiddlex.train.step.flushed import make_gradients
+from fiddlex.train.step.program import Program
 from fiddlex.train.trainer import Trainer
 
 # %% [markdown]

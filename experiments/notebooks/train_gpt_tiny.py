@@ -27,10 +27,10 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
+from fiddlex.cluster.mesh import describe, request_devices
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig
-from fiddlex.mesh import describe, request_devices
-from fiddlex.sizes import model_flops, num_parameters
-from fiddlex.train.sampling import SamplingConfig
+from fiddlex.costs.sizes import model_flops, num_parameters
+from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.trainer import Trainer
 
 # %% [markdown]

@@ -10,6 +10,7 @@ from fiddlex.data.corpus import Corpus, TokenStream, load_corpus
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
+from fiddlex.data.labelled_texts import TaskRow, read_classification, read_multiple_choice, split_table
 from fiddlex.data.loader import Batch, Loader, eval_batches
 from fiddlex.data.masked_examples import MaskedExamples
 from fiddlex.data.scores import score_continuations
@@ -17,8 +18,8 @@ from fiddlex.data.sentence_pairs import SentencePairExamples
 from fiddlex.data.statistics import class_shares, majority_share, wilson_interval
 from fiddlex.data.tables import Table
 from fiddlex.data.task_examples import ClassificationExamples, MultipleChoiceExamples
-from fiddlex.data.tasks import TaskRow, read_classification, read_multiple_choice, split_table
 from fiddlex.data.token_files import open_token_file
+from fiddlex.data.token_kinds import SpecialTokens, Vocabulary
 from fiddlex.data.tokenizers import (
     ByteTokenizer,
     JsonTokenizer,
@@ -27,8 +28,7 @@ from fiddlex.data.tokenizers import (
     make_tokenizer,
     require_special,
 )
-from fiddlex.data.vocabulary import SpecialTokens, Vocabulary
-from fiddlex.models.tasks import example_fields, max_masked
+from fiddlex.models.task_sizes import example_fields, max_masked
 
 __all__ = [
     "Batch",

@@ -2,15 +2,16 @@
 
 import dataclasses
 
-from fiddlex.config import LABELLED, Config, DataConfig
+from fiddlex.config import Config, DataConfig
+from fiddlex.config.config import LABELLED
 from fiddlex.data.continuations import ContinuationExamples, read_continuations
 from fiddlex.data.corpus import TokenStream, load_corpus, reading, text_tokenizer
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
+from fiddlex.data.labelled_texts import TaskRow, read_classification, read_multiple_choice, split_table
 from fiddlex.data.masked_examples import MaskedExamples
 from fiddlex.data.sentence_pairs import SentencePairExamples
 from fiddlex.data.tables import Table, UnfitFileError
 from fiddlex.data.task_examples import ClassificationExamples, MultipleChoiceExamples
-from fiddlex.data.tasks import TaskRow, read_classification, read_multiple_choice, split_table
 from fiddlex.data.tokenizers import Tokenizer, require_special
 from fiddlex.errors import DataError
 

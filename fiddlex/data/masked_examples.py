@@ -8,8 +8,8 @@ import numpy as np
 
 from fiddlex.data.corpus import TokenStream
 from fiddlex.data.masking import Masker, example_rng
+from fiddlex.data.token_kinds import SpecialTokens
 from fiddlex.data.tokenizers import Tokenizer
-from fiddlex.data.vocabulary import SpecialTokens
 from fiddlex.errors import DataError
 
 _AROUND = 2  # tokens around a piece: [CLS] piece [SEP]

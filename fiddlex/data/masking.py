@@ -10,7 +10,7 @@ import numpy as np
 
 from fiddlex.data.tokenizers import Tokenizer, require_special
 from fiddlex.errors import DataError
-from fiddlex.models.tasks import max_masked
+from fiddlex.models.task_sizes import max_masked
 
 _MASKED_SHARE, _RANDOM_SHARE = 0.8, 0.1
 

@@ -10,10 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
+from fiddlex.data.labelled_texts import TaskRow
 from fiddlex.data.ragged import Ragged, encode_rows
 from fiddlex.data.statistics import class_shares
 from fiddlex.data.tables import Table
-from fiddlex.data.tasks import TaskRow
 from fiddlex.data.tokenizers import Tokenizer, warn_of_unknown
 from fiddlex.data.values import BadLineError
 from fiddlex.errors import ConfigError

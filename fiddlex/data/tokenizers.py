@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import tokenizers
 
-from fiddlex.data.vocabulary import SPECIAL_NAMES, SpecialTokens, Vocabulary, byte_vocabulary, json_vocabulary
+from fiddlex.data.token_kinds import SPECIAL_NAMES, SpecialTokens, Vocabulary, byte_vocabulary, json_vocabulary
 from fiddlex.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)

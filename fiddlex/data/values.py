@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fiddlex import rules
+from fiddlex.config import rules
 
 MISSING_KEY = "missing key"  # reason of a line
 _LISTED_NAMES = 20

@@ -1,1 +1,1 @@
-"""Models: what each family's network is (`spec`, `tasks`, `families`, without jax), and what computes it on a mesh."""
+"""Models: what each family's network is (`spec`, `task_sizes`, `families`), and what computes it on a mesh."""

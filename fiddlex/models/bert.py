@@ -13,7 +13,7 @@ from fiddlex.models.context import Context
 from fiddlex.models.layers import linear, norm
 from fiddlex.models.model import Batch, Model, sums
 from fiddlex.models.operators import gelu
-from fiddlex.models.vocabulary import cross_entropy, likeliest, local_logits
+from fiddlex.models.sharded_vocabulary import cross_entropy, likeliest, local_logits
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import take_positions
 

@@ -14,7 +14,7 @@ class Context:
 
     Attributes:
       sequence_parallel: whether activations between products are sharded along the sequence.
-      flash: whether attention runs in cuDNN's flash kernel (`fiddlex.gpu_targets.runs_flash`).
+      flash: whether attention runs in cuDNN's flash kernel (`fiddlex.cluster.gpu_targets.runs_flash`).
       recompute: none | selective | full, see `PipelineConfig`.
       dropout: the microbatch's random stream, or None when nothing is dropped.
       causal: whether a position sees no position after it.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fiddlex.models.context import Context
 from fiddlex.models.model import Batch, Model, sums
-from fiddlex.models.vocabulary import cross_entropy, likeliest, local_logits
+from fiddlex.models.sharded_vocabulary import cross_entropy, likeliest, local_logits
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import enter_tensor_parallel
 

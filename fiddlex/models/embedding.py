@@ -7,7 +7,7 @@ from jax import lax
 from fiddlex.models.context import Context
 from fiddlex.models.dropout import EMBEDDING_SITE
 from fiddlex.models.layers import dropped, norm
-from fiddlex.models.vocabulary import embed_tokens
+from fiddlex.models.sharded_vocabulary import embed_tokens
 from fiddlex.models.weights import Weights
 
 

@@ -1,4 +1,4 @@
-"""The descriptions of GPT and BERT; `gpt.py` and `bert.py` compute them. Imports no jax."""
+"""The descriptions of GPT and BERT; `gpt.py` and `bert.py` compute them."""
 
 import math
 
@@ -17,7 +17,7 @@ from fiddlex.models.spec import (
     norm,
     table,
 )
-from fiddlex.models.tasks import task_of
+from fiddlex.models.task_sizes import task_of
 
 NUM_TOKEN_TYPES = 2  # in BERT: the first and the second text of a pair
 

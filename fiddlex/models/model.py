@@ -2,8 +2,8 @@
 
 Weights are a nested dictionary with the keys `embedding`, `layers` and `head`, which a description names
 (`fiddlex.models.spec`). Leaves under `layers` have a leading dimension, a row for each layer
-(`fiddlex.pipeline.placement`). The embedding's table may serve the head too, so both take the whole dictionary, but for
-its layers.
+(`fiddlex.schedules.placement`). The embedding's table may serve the head too, so both take the whole dictionary, but
+for its layers.
 """
 
 import abc

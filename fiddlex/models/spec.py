@@ -3,7 +3,7 @@
 Each family gives the `Network` of a config (`fiddlex.models.families`). All that is told of a network follows from it:
 initial weights, sharding, names in checkpoints, the number of parameters, operations, memory, and the planner's work.
 Sizes are those of the whole network; the parts that one device has follow from the logical axes of parameters and from
-`Product.split`. Imports no jax.
+`Product.split`.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fiddlex.models.tasks import Task
+from fiddlex.models.task_sizes import Task
 from fiddlex.parallel.axes import LogicalAxes
 
 
@@ -112,7 +112,7 @@ class Attention:
     """Attention between the positions of a sequence; it keeps queries, keys and values.
 
     What it keeps besides, probabilities or of the flash kernel one sum for each row of them, and what of it is computed
-    again, is known to those who count (`fiddlex.simulate.layer_memory`, `fiddlex.planner.work`).
+    again, is known to those who count (`fiddlex.costs.layer_memory`, `fiddlex.costs.work`).
 
     Attributes:
       heads: the number of query heads.

@@ -1,4 +1,4 @@
-"""Logical axes: what each dimension of a weight is, and over which mesh axes it is sharded. Imports no jax.
+"""Logical axes: what each dimension of a weight is, and over which mesh axes it is sharded.
 
 A parameter (`fiddlex.models.spec.Parameter`) names the logical axis of each of its dimensions. This table and
 `largest_dimension` decide how every weight, gradient and moment lies on the devices; `fiddlex.parallel.sharding` makes

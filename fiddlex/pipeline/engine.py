@@ -23,12 +23,12 @@ import numpy as np
 from jax import lax
 
 from fiddlex.pipeline import stacks
-from fiddlex.pipeline.frame import Frame
-from fiddlex.pipeline.placement import LayerPlacement
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Chunk, Integer, Slot, Stage, Tile, in_row_major
-from fiddlex.pipeline.table import BACKWARD_HOPS, FORWARD_HOPS, NONE, Tick, accesses
-from fiddlex.pipeline.windows import Renames
+from fiddlex.schedules.frame import Frame
+from fiddlex.schedules.placement import LayerPlacement
+from fiddlex.schedules.table import BACKWARD_HOPS, FORWARD_HOPS, NONE, Tick, accesses
+from fiddlex.schedules.windows import Renames
 
 Tree = Any
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from fiddlex.pipeline.engine import Engine, Model, Weights
-from fiddlex.pipeline.frame import make_frame
-from fiddlex.pipeline.lowering import Lowered
-from fiddlex.pipeline.placement import LayerPlacement
+from fiddlex.schedules.frame import make_frame
+from fiddlex.schedules.lowering import Lowered
+from fiddlex.schedules.placement import LayerPlacement
 
 Tree = Any
 

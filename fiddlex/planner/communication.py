@@ -11,12 +11,12 @@ by side, each moves only that. With V bytes, and n_k devices at W_k bytes/s and 
 
     T = Σ_k [ (n_k − 1)/n_k · V / (n_1 ⋯ n_(k−1)) / W_k + (n_k − 1) · L_k ]
 
-Invariant: nothing overlaps here. What runs beside computation is for the caller to say. Imports no jax.
+Invariant: nothing overlaps here. What runs beside computation is for the caller to say.
 """
 
 from collections.abc import Iterable
 
-from fiddlex.topology import Link, Ring
+from fiddlex.cluster.topology import Link, Ring
 
 
 def all_gather_s(num_bytes: float, rings: Iterable[Ring]) -> float:

@@ -3,7 +3,7 @@
 With one replica and no pipeline a step takes m·(L·layer + edges) + weights·update + fixed, of m microbatches and L
 layers. Runs with different m and L solve that, as well as can be where times are noisy, for numbers not below 0. More
 replicas give what devices that share cores lose: equal work on each, so that its time grows with nothing else. What a
-pipeline takes beyond what is predicted so, over its ticks, is what a tick takes beside the work in it. Imports no jax.
+pipeline takes beyond what is predicted so, over its ticks, is what a tick takes beside the work in it.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.config import Config, PipelineConfig
+from fiddlex.costs.weight_memory import device_parameters
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.predict import pipeline_of, predict
 from fiddlex.planner.profile import Entry, Profile, ProfiledCostModel
 from fiddlex.simulate.clock import Costs
-from fiddlex.simulate.weight_memory import device_parameters
 
 FEW = 4  # of the layers, a fourth
 MICROBATCHES = 4  # where there are several

@@ -1,10 +1,10 @@
 """What the planner searches: a problem, and all layouts that there are for it.
 
 The space: data × pipe × tensor × schedule × chunks × microbatch × semantics × recompute × sequence parallelism. The
-traits of a schedule say with how many chunks and under which semantics it is searched (`fiddlex.pipeline.traits`). Left
-out is what cannot be better: a pipeline of one rank under another name; recomputing attention where a flash kernel does
-so anyway. Also left out is 2BW on more than `MOST_WAITING` ranks with so few microbatches that they wait for updates:
-it would take longer to unroll than all the rest. Invariant: every layout is a config that validates. Imports no jax.
+traits of a schedule say with how many chunks and under which semantics it is searched (`fiddlex.schedules.traits`).
+Left out is what cannot be better: a pipeline of one rank under another name; recomputing attention where a flash kernel
+does so anyway. Also left out is 2BW on more than `MOST_WAITING` ranks with so few microbatches that they wait for
+updates: it would take longer to unroll than all the rest. Invariant: every layout is a config that validates.
 """
 
 import dataclasses
@@ -14,13 +14,14 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fiddlex.config import RECOMPUTE_MODES, Config, MeshConfig, PipelineConfig
-from fiddlex.pipeline.generators import GENERATORS
-from fiddlex.pipeline.traits import traits_of
-from fiddlex.planner.costs import EFFICIENCY
-from fiddlex.planner.shapes import Shape
-from fiddlex.simulate.backend import backend_of
-from fiddlex.topology import Topology
+from fiddlex.cluster.topology import Topology
+from fiddlex.config import Config, MeshConfig, PipelineConfig
+from fiddlex.config.sections import RECOMPUTE_MODES
+from fiddlex.costs.backend import backend_of
+from fiddlex.planner.closed_forms import Shape
+from fiddlex.planner.cost_model import EFFICIENCY
+from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.traits import traits_of
 
 HEADROOM = 0.1  # of a device's memory left free: what the memory model may be wrong by (docs/memory.md)
 MOST_WAITING = 8  # ranks of a pipeline that waits for updates under 2BW
@@ -40,7 +41,7 @@ class Problem:
       objective: what is to be least: `time` of a step, `cost` of a step, for which fewer devices may be taken, or
         `memory`.
       semantics: that are allowed.
-      efficiency: see `costs.CostModel`.
+      efficiency: see `cost_model.CostModel`.
     """
 
     config: Config

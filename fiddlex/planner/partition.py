@@ -6,7 +6,7 @@ stage is that between two minibatches in a full pipeline; the pipeline's is that
 
 It tells where stages of unequal replication would win. This project's executor replicates all stages alike and spreads
 the vocabulary over all ranks, and layers are alike, so that there the most even cut (`placement.place_layers`) is the
-best. Invariant: no other partition of the kind has a slowest part that is faster. Imports no jax.
+best. Invariant: no other partition of the kind has a slowest part that is faster.
 """
 
 import functools

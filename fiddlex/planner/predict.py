@@ -1,20 +1,20 @@
-"""The step of any config, as a cost model and the simulator predict it. Imports no jax."""
+"""The step of any config, as a cost model and the simulator predict it."""
 
 from typing import NamedTuple, Protocol
 
 from fiddlex.config import Config, MeshConfig
-from fiddlex.pipeline.frame import Sizes
-from fiddlex.pipeline.generators import GENERATORS
-from fiddlex.pipeline.placement import LayerPlacement, place_layers
-from fiddlex.pipeline.resolve import Pipeline, resolve, schedule_of, semantics_of
-from fiddlex.pipeline.traits import traits_of
-from fiddlex.planner.costs import MicrobatchTimes, StepTimes
-from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
-from fiddlex.simulate.backend import Backend
+from fiddlex.costs.backend import Backend
+from fiddlex.costs.memory import Memory, device_memory
+from fiddlex.costs.weight_memory import device_parameters
+from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes, stage_ranks
+from fiddlex.planner.cost_model import MicrobatchTimes, StepTimes
+from fiddlex.schedules.frame import Sizes
+from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.placement import LayerPlacement, place_layers
+from fiddlex.schedules.resolve import Pipeline, resolve, schedule_of, semantics_of
+from fiddlex.schedules.traits import traits_of
 from fiddlex.simulate.clock import Costs
-from fiddlex.simulate.memory import Memory, device_memory
 from fiddlex.simulate.steady import mean_batch_time
-from fiddlex.simulate.weight_memory import device_parameters
 
 
 class StepModel(Protocol):

@@ -3,8 +3,8 @@
 A profile holds what `experiments/benchmark.py --profile` measured: seconds of a layer and of embedding and head for the
 shapes that were run, what a step takes besides, and how far devices slow each other down that share a processor's
 cores, as the fake devices of a CPU do. What was measured is given as it stands; what was not is scaled from the nearest
-entry by the work of both (`fiddlex.planner.work`). Invariant: a shape that was measured is predicted to take
-what it took, on as many devices. Imports no jax.
+entry by the work of both (`fiddlex.costs.work`). Invariant: a shape that was measured is predicted to take what it
+took, on as many devices.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from fiddlex import rules
-from fiddlex.config import OPTIMIZERS, RECOMPUTE_MODES, Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig, rules
+from fiddlex.config.records import from_mapping
+from fiddlex.config.sections import OPTIMIZERS, RECOMPUTE_MODES
+from fiddlex.costs.weight_memory import num_moments
+from fiddlex.costs.work import Work, edge_work, layer_work
 from fiddlex.errors import ConfigError
-from fiddlex.planner.costs import MicrobatchTimes, StepTimes
-from fiddlex.planner.work import Work, edge_work, layer_work
-from fiddlex.records import from_mapping
-from fiddlex.simulate.weight_memory import num_moments
+from fiddlex.planner.cost_model import MicrobatchTimes, StepTimes
 
 VERSION = 1
 # Operations in the time of a byte read or written, of a CPU's core; only where shapes are scaled into each other.

@@ -1,4 +1,4 @@
-"""Plans for people, for programs, and as config files. Imports no jax."""
+"""Plans for people, for programs, and as config files."""
 
 import dataclasses
 import math
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fiddlex.config import Config
+from fiddlex.costs.memory import Memory
+from fiddlex.costs.sizes import num_parameters
 from fiddlex.planner.layouts import Layout, Problem
 from fiddlex.planner.search import Found, Plan
-from fiddlex.simulate.memory import Memory
-from fiddlex.sizes import num_parameters
 
 GIB = 2**30
 

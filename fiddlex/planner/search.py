@@ -2,8 +2,8 @@
 
 Each layout has a time that no schedule can beat (`_least_seconds`), which takes microseconds; layouts are taken in the
 order of that, and the search ends when the next could not be among the best even so. What is taken is asked whether it
-fits (`fiddlex.simulate.memory`), then simulated (`shapes.batch_seconds`). Invariant: the plans are those that
-evaluating the whole space (`layouts`) would give, up to ties. Imports no jax.
+fits (`fiddlex.costs.memory`), then simulated (`shapes.batch_seconds`). Invariant: the plans are those that evaluating
+the whole space (`layouts`) would give, up to ties.
 """
 
 import bisect
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fiddlex.config import Config, MeshConfig
+from fiddlex.costs.backend import backend_of
+from fiddlex.costs.memory import Memory, device_memory
+from fiddlex.costs.sizes import model_flops
+from fiddlex.costs.weight_memory import WeightBytes, device_parameters, weight_bytes
 from fiddlex.errors import ConfigError
-from fiddlex.pipeline.placement import LayerPlacement, place_layers
-from fiddlex.planner.costs import CostModel, MicrobatchTimes, StepTimes
+from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes, stage_ranks
+from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes
 from fiddlex.planner.layouts import Layout, Problem, layouts
 from fiddlex.planner.predict import Prediction
-from fiddlex.planner.shapes import Shape, batch_seconds, sizes, stage_ranks
-from fiddlex.simulate.backend import backend_of
-from fiddlex.simulate.memory import Memory, device_memory
-from fiddlex.simulate.weight_memory import WeightBytes, device_parameters, weight_bytes
-from fiddlex.sizes import model_flops
+from fiddlex.schedules.placement import LayerPlacement, place_layers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A scenario is all that a prediction starts from; a change makes another scenario of it (Zhu et al., Daydream, ATC 2020,
 whose changes rewrite a trace of kernels; here they rewrite what the simulator is run with). Changes are written as
 `bandwidth*2`, `chip=h200`, `recompute=none` or `fused_optimizer`; the table `CHANGES` has those that are no config
-field. Imports no jax.
+field.
 """
 
 import dataclasses
@@ -11,16 +11,15 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fiddlex import rules
-from fiddlex.config import Config
+from fiddlex.cluster.topology import Topology, load_topology
+from fiddlex.config import Config, rules
+from fiddlex.costs.backend import backend_of
+from fiddlex.costs.weight_memory import num_moments
 from fiddlex.errors import ConfigError
-from fiddlex.planner.costs import CostModel
+from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.layouts import Problem
 from fiddlex.planner.predict import StepModel, needed_memory, predict
 from fiddlex.planner.profile import Profile, ProfiledCostModel
-from fiddlex.simulate.backend import backend_of
-from fiddlex.simulate.weight_memory import num_moments
-from fiddlex.topology import Topology, load_topology
 
 _FORM = re.compile(r"(?P<name>[a-z0-9_.]+)(?:(?P<sign>[=*])(?P<value>.+))?")
 _SHORT = {

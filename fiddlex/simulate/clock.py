@@ -2,17 +2,17 @@
 
 This is the clock of the papers' figures and formulas; that of the executor's ticks is `lockstep`. A rank runs one
 action at a time, in its order; a hop to the neighbouring rank takes time but keeps no rank busy. Invariant: no action
-could have started earlier without another order on its rank. Imports no jax.
+could have started earlier without another order on its rank.
 """
 
 import dataclasses
 import itertools
 from typing import Any
 
+from fiddlex.config.rules import nearest
 from fiddlex.errors import ScheduleError
-from fiddlex.pipeline.schedule import NOTHING, Kind, Schedule, execution_order
-from fiddlex.pipeline.validate import validate
-from fiddlex.rules import nearest
+from fiddlex.schedules.schedule import NOTHING, Kind, Schedule, execution_order
+from fiddlex.schedules.validate import validate
 from fiddlex.simulate.timeline import Event, Timeline
 
 _EDGES = ("embed", "head", "embed_backward", "tick")

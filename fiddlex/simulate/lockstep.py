@@ -13,7 +13,7 @@ tick takes follows from what is done in it and in the one before.
 
 Ranks whose devices share a processor's cores (`Costs.sharing`) slow each other down, those that fill the same slot, or,
 where each takes one action a tick, those of the same tick: while k of them are active, each gets on as fast as
-`sharing` says of k, and when one is done the others go on faster. Imports no jax.
+`sharing` says of k, and when one is done the others go on faster.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.errors import ScheduleError
-from fiddlex.pipeline.columns import Columns
-from fiddlex.pipeline.lowering import Lowered
-from fiddlex.pipeline.schedule import Kind, Schedule
-from fiddlex.pipeline.ticks import SLOT_OF, SLOTS, fills_pairs
+from fiddlex.schedules.columns import Columns
+from fiddlex.schedules.lowering import Lowered
+from fiddlex.schedules.schedule import Kind, Schedule
+from fiddlex.schedules.ticks import SLOT_OF, SLOTS, fills_pairs
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.timeline import Event, Timeline
 

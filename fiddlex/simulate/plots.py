@@ -2,15 +2,15 @@
 
 Needs matplotlib (the extra `plot`). Colours are those of Okabe and Ito, which people who confuse red and green can tell
 apart; the chunks of a rank are shades of them. Invariant: all panels of a picture share one scale of time, so that
-lengths can be compared. Imports no jax.
+lengths can be compared.
 """
 
 import pathlib
 from collections.abc import Mapping
 
 from fiddlex.errors import FiddlexError
-from fiddlex.pipeline.schedule import Kind
-from fiddlex.pipeline.semantics import Semantics
+from fiddlex.schedules.schedule import Kind
+from fiddlex.schedules.semantics import Semantics
 from fiddlex.simulate.timeline import Event, Timeline
 
 try:

@@ -1,12 +1,9 @@
-"""A pipeline that goes on from batch to batch, in the lockstep clock: how long it fills, and what a batch takes then.
-
-Imports no jax.
-"""
+"""A pipeline that is not flushed, in the lockstep clock: how long it fills, and what a batch takes then."""
 
 from typing import NamedTuple
 
-from fiddlex.pipeline.resolve import Pipeline
-from fiddlex.pipeline.windows import Windows
+from fiddlex.schedules.resolve import Pipeline
+from fiddlex.schedules.windows import Windows
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.timeline import Timeline

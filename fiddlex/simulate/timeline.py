@@ -1,7 +1,6 @@
 """What a clock gives: when each rank ran each action, and the bubbles and memory that follow.
 
 Invariant: a `Timeline` is made of times only, so whatever made it, its bubbles and memory are counted in one way.
-Imports no jax.
 """
 
 import dataclasses
@@ -10,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fiddlex.pipeline.schedule import Action, Kind, Schedule
+from fiddlex.schedules.schedule import Action, Kind, Schedule
 
 
 class Event(NamedTuple):

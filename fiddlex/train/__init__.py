@@ -1,1 +1,1 @@
-"""Training: state, step, optimizer, checkpoints, metrics, and the `Trainer` that puts them together."""
+"""Training: the `Trainer` and the loop of a run, over the compiled step, the run's directory, and inference."""

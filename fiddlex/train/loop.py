@@ -7,6 +7,7 @@ weights among them, so that weights that are not finite are never saved.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import signal
 import threading
@@ -14,18 +15,19 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from fiddlex.cluster.mesh import describe
 from fiddlex.config import Config
+from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import DataError, NonFiniteError
-from fiddlex.mesh import describe
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
-from fiddlex.sizes import num_parameters
-from fiddlex.train import workdir as workdirs
-from fiddlex.train.best import DIRECTORY, Best
-from fiddlex.train.checkpoint import Checkpoints
-from fiddlex.train.metrics import MetricsWriter, Record, Reporter, readable_time
-from fiddlex.train.metrics import describe as describe_evaluation
-from fiddlex.train.sampling import SamplingConfig
+from fiddlex.train.inference.sampling import SamplingConfig
+from fiddlex.train.record import Record
+from fiddlex.train.run import workdir as workdirs
+from fiddlex.train.run.best import DIRECTORY, Best
+from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.metrics import MetricsWriter, Reporter, readable_time
+from fiddlex.train.run.metrics import describe as describe_evaluation
 from fiddlex.train.trainer import Dispatched, Trainer
 
 logger = logging.getLogger(__name__)
@@ -193,7 +195,7 @@ class _Run:
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}\n{self._remedy(self._trainer.step)}") from error
         if self._trainer.config.train.patience:
-            self._best.offer(self.last_evaluation, self._trainer)
+            self._best.offer(self.last_evaluation, functools.partial(self._trainer.save, weights_only=True))
         self._writer.write(self.last_evaluation)
         self._reporter.record(self.last_evaluation)
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import jax
 
+from fiddlex.cluster.mesh import make_mesh, num_cores, request_devices
 from fiddlex.config import Config
 from fiddlex.data.dataset import Dataset, load_dataset
-from fiddlex.mesh import make_mesh, num_cores, request_devices
-from fiddlex.train.feed import Feed
-from fiddlex.train.program import Program
-from fiddlex.train.step import make_eval_step
+from fiddlex.train.inference.forward import make_eval_step
+from fiddlex.train.step.feed import Feed
+from fiddlex.train.step.program import Program
 from fiddlex.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)

@@ -19,28 +19,29 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
 from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.statistics import majority_share
 from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from fiddlex.mesh import make_mesh
 from fiddlex.models.bert import BERT
 from fiddlex.models.decoder import Decoder
 from fiddlex.models.weights import Weights
-from fiddlex.train.best import restore_result
-from fiddlex.train.checkpoint import Checkpoints
-from fiddlex.train.evaluation import summarise
-from fiddlex.train.feed import DeviceBatch, Feed
-from fiddlex.train.gradients import HeadFunction
-from fiddlex.train.metrics import Record
-from fiddlex.train.predictions import Answerable, predicted_continuations, predicted_labels
-from fiddlex.train.program import Program
-from fiddlex.train.sampling import SamplingConfig, generate_text
-from fiddlex.train.state import SavedState, TrainState
-from fiddlex.train.step import LogitsFunction, Metrics, ScoreFunction, make_eval_step, make_logits
-from fiddlex.train.transfer import placed, pretrained, whole
-from fiddlex.train.workdir import check_same_shapes, read_config
+from fiddlex.train.inference.evaluation import summarise
+from fiddlex.train.inference.forward import LogitsFunction, ScoreFunction, make_eval_step, make_logits
+from fiddlex.train.inference.predictions import Answerable, predicted_continuations, predicted_labels
+from fiddlex.train.inference.sampling import SamplingConfig, generate_text
+from fiddlex.train.record import Record
+from fiddlex.train.run.best import restore_result
+from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.transfer import placed, pretrained, whole
+from fiddlex.train.run.workdir import check_same_shapes, read_config
+from fiddlex.train.step.feed import DeviceBatch, Feed
+from fiddlex.train.step.gradients import HeadFunction
+from fiddlex.train.step.program import Program
+from fiddlex.train.step.state import SavedState, TrainState
+from fiddlex.train.step.train_step import Metrics
 
 
 class Dispatched(NamedTuple):
@@ -48,7 +49,7 @@ class Dispatched(NamedTuple):
 
     Attributes:
       step: its number, 1 for the first batch.
-      metrics: device values, see `fiddlex.train.step.make_train_step`.
+      metrics: device values, see `fiddlex.train.step.train_step.make_train_step`.
       time_s: when it was dispatched, by the monotonic clock.
     """
 
@@ -190,7 +191,7 @@ class Trainer:
         """Scores the held-out data with the present weights, every held-out token once (or `data.eval_batches`).
 
         Returns:
-          `step`, and the numbers that `fiddlex.train.evaluation.summarise` tells.
+          `step`, and the numbers that `fiddlex.train.inference.evaluation.summarise` tells.
 
         Raises:
           DataError: when nothing is held out.
@@ -208,7 +209,7 @@ class Trainer:
         """What the present weights say of each held-out example of a task, or of each line of continuations.
 
         Returns:
-          As `fiddlex.train.predictions` has it.
+          As `fiddlex.train.inference.predictions` has it.
 
         Raises:
           ConfigError: when running text is held out, of which there is nothing to say but the scores.
@@ -286,7 +287,7 @@ class Trainer:
         return whole(self.state.weights, self._program.model, self.layout)
 
     def start_from(self, workdir: Path) -> None:
-        """Takes what another run has learnt in place of the initial weights; see `fiddlex.train.transfer`.
+        """Takes what another run has learnt in place of the initial weights; see `fiddlex.train.run.transfer`.
 
         Raises:
           CheckpointError: when there are no weights to be had, or they do not fit the model.

@@ -5,8 +5,8 @@ import types
 import numpy as np
 import pytest
 
+from fiddlex.cluster.gpu_targets import runs_flash
 from fiddlex.config import ModelConfig
-from fiddlex.gpu_targets import runs_flash
 from fiddlex.models.context import compute_capability
 
 MODEL = ModelConfig(hidden_size=128, num_heads=2, dtype="bfloat16")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from jax import P
 
+from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import MeshConfig
-from fiddlex.mesh import make_mesh
 from fiddlex.models import dropout
 from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE, Dropout, example_keys
 

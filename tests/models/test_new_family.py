@@ -15,25 +15,25 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks.programs import make_program, temporary_bytes
+from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config
+from fiddlex.config.families import FAMILIES, Family
+from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.data import Loader
 from fiddlex.models import spec
 from fiddlex.models.attention import attend
 from fiddlex.models.decoder import Decoder
 from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE
 from fiddlex.models.layers import dropped, linear, row_parallel
-from fiddlex.models.registry import FAMILIES, Family
 from fiddlex.models.spec import Activation, Attention, Network, Norm, Product, Residual
-from fiddlex.models.tasks import task_of
+from fiddlex.models.task_sizes import task_of
 from fiddlex.parallel.collectives import enter_tensor_parallel
 from fiddlex.planner.layouts import Problem
 from fiddlex.planner.search import search
-from fiddlex.sizes import model_flops, num_parameters
-from fiddlex.topology import load_topology
-from fiddlex.train.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer
 from tests import reference
-from tests.simulate.test_device_memory import predicted, temporaries
+from tests.costs.test_device_memory import predicted, temporaries
 
 
 def describe(config: Config) -> Network:

@@ -18,7 +18,10 @@ TASKS = ("lm", "mlm_nsp", "classification", "multiple_choice")
 
 def test_descriptions_import_no_jax() -> None:
     code = (
-        "import sys; from fiddlex.config import Config; from fiddlex.models.registry import FAMILIES, describe\n"
+        "import sys\n"
+        "from fiddlex.config import Config\n"
+        "from fiddlex.config.families import FAMILIES\n"
+        "from fiddlex.models.registry import describe\n"
         "config = Config()\n"
         "for config.model.family in FAMILIES: describe(config)\n"
         "sys.exit('jax' in sys.modules)"

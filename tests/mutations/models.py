@@ -2,14 +2,14 @@
 
 from tests.mutations.mutation import Mutation
 
-GRADIENTS = "tests/train/test_gradients.py::test_gradients_are_those_of_the_plain_model"
+GRADIENTS = "tests/train/step/test_gradients.py::test_gradients_are_those_of_the_plain_model"
 BERT, GPT = f"{GRADIENTS}[BERT]", f"{GRADIENTS}[GPT]"
 MASKS = "tests/models/test_dropout.py::test_every_coordinate_draws_its_own_mask"
-VOCABULARY = "tests/models/test_vocabulary.py::test_loss_and_gradients_equal_plain_ones"
+VOCABULARY = "tests/models/test_sharded_vocabulary.py::test_loss_and_gradients_equal_plain_ones"
 PACKED = "tests/train/test_bert.py::test_pieces_in_one_example_see_nothing_of_each_other_nor_padding"
 HELDOUT = "tests/train/test_trainer.py::test_evaluation_scores_every_heldout_token_once[1f1b]"
 DROPOUT = "fiddlex/models/dropout.py"
-SHARDED, COLLECTIVES = "fiddlex/models/vocabulary.py", "fiddlex/parallel/collectives.py"
+SHARDED, COLLECTIVES = "fiddlex/models/sharded_vocabulary.py", "fiddlex/parallel/collectives.py"
 
 MUTATIONS = (
     Mutation(

@@ -2,17 +2,17 @@
 
 from tests.mutations.mutation import Mutation
 
-LOWERED = "tests/pipeline/test_lowering.py::test_run_by_hand_every_gradient_is_right_and_added_once"
-WINDOWS = "tests/pipeline/test_windows.py::test_run_by_hand_every_read_is_right"
-RULES = "tests/pipeline/test_validate.py::test"
-GRADIENTS = "tests/train/test_gradients.py::test_gradients_are_those_of_the_plain_model"
+LOWERED = "tests/schedules/test_lowering.py::test_run_by_hand_every_gradient_is_right_and_added_once"
+WINDOWS = "tests/schedules/test_windows.py::test_run_by_hand_every_read_is_right"
+RULES = "tests/schedules/test_validate.py::test"
+GRADIENTS = "tests/train/step/test_gradients.py::test_gradients_are_those_of_the_plain_model"
 GPT = f"{GRADIENTS}[GPT]"
 LAGGING = "tests/train/test_semantics.py::test_phases_of_a_run_lose_no_microbatch[2bw-delays3]"
 AGO = "tests/train/test_semantics.py::test_losses_of_one_batch_over_and_over_are_those_of_the_weights_one_update_ago"
 OVERFLOWING = "tests/train/test_semantics.py::test_float16_leaves_out_updates_that_overflow_and_no_others[2bw]"
-LOWERING, TICKS = "fiddlex/pipeline/lowering.py", "fiddlex/pipeline/ticks.py"
-WINDOWING, ENGINE = "fiddlex/pipeline/windows.py", "fiddlex/pipeline/engine.py"
-STAGE, VALIDATE = "fiddlex/pipeline/stage.py", "fiddlex/pipeline/validate.py"
+LOWERING, TICKS = "fiddlex/schedules/lowering.py", "fiddlex/schedules/ticks.py"
+WINDOWING, ENGINE = "fiddlex/schedules/windows.py", "fiddlex/pipeline/engine.py"
+STAGE, VALIDATE = "fiddlex/pipeline/stage.py", "fiddlex/schedules/validate.py"
 
 MUTATIONS = (
     # The table: slots, ticks, windows.
@@ -50,8 +50,8 @@ MUTATIONS = (
         old="self._cap = 2 * peak - 1 if",
         new="self._cap = 2 * peak if",
         tests=(
-            "tests/pipeline/test_ticks.py::test_forwards_that_move_ahead_hold_less_than_twice_the_peak",
-            "tests/pipeline/test_lowering.py::test_stash_of_1f1b_does_not_grow_with_the_microbatches",
+            "tests/schedules/test_ticks.py::test_forwards_that_move_ahead_hold_less_than_twice_the_peak",
+            "tests/schedules/test_lowering.py::test_stash_of_1f1b_does_not_grow_with_the_microbatches",
         ),
     ),
     Mutation(
@@ -87,14 +87,14 @@ MUTATIONS = (
         WINDOWING,
         old="dropped = table[..., COLUMNS[name]] >= microbatch",
         new="dropped = table[..., COLUMNS[name]] > microbatch",
-        tests=("tests/pipeline/test_windows.py::test_the_last_window_of_a_run_starts_nothing_of_the_next_batch",),
+        tests=("tests/schedules/test_windows.py::test_the_last_window_of_a_run_starts_nothing_of_the_next_batch",),
     ),
     Mutation(
         "stashed-weights-lag-on-the-wrong-end",
-        "fiddlex/pipeline/semantics.py",
+        "fiddlex/schedules/semantics.py",
         old="Semantics(tuple(reversed(range(num_stages))), batch_size)",
         new="Semantics(tuple(range(num_stages)), batch_size)",
-        tests=("tests/pipeline/test_windows.py::test_delays_are_those_of_the_papers",),
+        tests=("tests/schedules/test_windows.py::test_delays_are_those_of_the_papers",),
     ),
     # The engine: what a device computes.
     Mutation(
@@ -113,7 +113,7 @@ MUTATIONS = (
     ),
     Mutation(
         "outer-gradients-not-emptied-between-batches",
-        "fiddlex/pipeline/flight.py",
+        "fiddlex/pipeline/continuous.py",
         old="lax.dynamic_update_index_in_dim(total, jnp.zeros_like(g), sums, 0), carry.grads.outer, outer",
         new="lax.dynamic_update_index_in_dim(total, g, sums, 0), carry.grads.outer, outer",
         tests=(LAGGING,),
@@ -148,10 +148,10 @@ MUTATIONS = (
     ),
     Mutation(
         "layers-of-a-short-stage-at-the-end-of-its-rows",
-        "fiddlex/pipeline/placement.py",
+        "fiddlex/schedules/placement.py",
         old="rows += [*own, *[PADDING] * (self.rows_per_chunk - len(own))]",
         new="rows += [*[PADDING] * (self.rows_per_chunk - len(own)), *own]",
-        tests=("tests/pipeline/test_placement.py::test_each_layer_has_a_row_on_the_rank_of_its_stage",),
+        tests=("tests/schedules/test_placement.py::test_each_layer_has_a_row_on_the_rank_of_its_stage",),
     ),
     Mutation(
         "weight-gradient-added-twice",
@@ -177,21 +177,21 @@ MUTATIONS = (
     # Schedules and their rules.
     Mutation(
         "1f1b-holds-one-microbatch-more",
-        "fiddlex/pipeline/generators.py",
+        "fiddlex/schedules/generators.py",
         old="[pipe - rank - 1 for rank in range(pipe)]",
         new="[pipe - rank for rank in range(pipe)]",
         tests=("tests/simulate/test_clock.py::test_peaks_are_those_of_the_papers_table",),
     ),
     Mutation(
         "zb-h1-puts-weight-gradients-off-too-long",
-        "fiddlex/pipeline/zero_bubble.py",
+        "fiddlex/schedules/zero_bubble.py",
         old="warmup=pipe - rank - 1, delay=rank) for rank",
         new="warmup=pipe - rank - 1, delay=rank + 1) for rank",
-        tests=("tests/pipeline/test_text.py::test_printed_schedules",),
+        tests=("tests/schedules/test_text.py::test_printed_schedules",),
     ),
     Mutation(
         "weight-gradient-need-not-wait-for-the-input-gradient",
-        "fiddlex/pipeline/schedule.py",
+        "fiddlex/schedules/schedule.py",
         old="return (Action(stage, _I, microbatch),)",
         new="return (Action(stage, _F, microbatch),)",
         tests=(f"{RULES}_an_action_ahead_of_what_it_needs_on_its_stage",),
@@ -212,9 +212,9 @@ MUTATIONS = (
     ),
     Mutation(
         "stage-placed-where-it-first-stands",
-        "fiddlex/pipeline/text.py",
+        "fiddlex/schedules/text.py",
         old="homes[stage].most_common(1)[0][0]",
         new="next(iter(homes[stage]))",
-        tests=("tests/pipeline/test_text.py::test_a_stray_action_does_not_move_its_stage",),
+        tests=("tests/schedules/test_text.py::test_a_stray_action_does_not_move_its_stage",),
     ),
 )

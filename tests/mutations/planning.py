@@ -2,9 +2,9 @@
 
 from tests.mutations.mutation import Mutation
 
-MEMORY = "fiddlex/simulate/memory.py"
-ARGUMENTS = "tests/simulate/test_device_memory.py::test_arguments_of_the_step_are_counted_exactly"
-FLOPS = "tests/test_sizes.py::test_flops_are_those_of_the_matrix_products"
+MEMORY = "fiddlex/costs/memory.py"
+ARGUMENTS = "tests/costs/test_device_memory.py::test_arguments_of_the_step_are_counted_exactly"
+FLOPS = "tests/costs/test_sizes.py::test_flops_are_those_of_the_matrix_products"
 
 MUTATIONS = (
     # Memory.
@@ -14,7 +14,7 @@ MUTATIONS = (
         old="self.weights + self.optimizer + self.versions + self.gradients + self.inputs",
         new="self.weights + self.optimizer + self.versions + self.inputs",
         tests=(
-            "tests/simulate/test_device_memory.py::"
+            "tests/costs/test_device_memory.py::"
             "test_gradients_and_their_reduction_are_most_of_a_wide_model_on_short_sequences",
         ),
     ),
@@ -34,7 +34,7 @@ MUTATIONS = (
     ),
     Mutation(
         "moments-whole-on-every-replica",
-        "fiddlex/simulate/weight_memory.py",
+        "fiddlex/costs/weight_memory.py",
         old="shape[dimension] //= data",
         new="shape[dimension] //= 1",
         tests=(f"{ARGUMENTS}[adamw]",),
@@ -59,7 +59,7 @@ MUTATIONS = (
         "fiddlex/simulate/steady.py",
         old="period = (ends[sum(ticks)] - ends[sum(ticks[:before])]) / length",
         new="period = ends[sum(ticks)] / (before + length)",
-        tests=("tests/planner/test_shapes.py::test_a_pipeline_that_is_not_flushed_takes_as_long_as_unrolled",),
+        tests=("tests/planner/test_closed_forms.py::test_a_pipeline_that_is_not_flushed_takes_as_long_as_unrolled",),
     ),
     # The planner.
     Mutation(
@@ -78,11 +78,11 @@ MUTATIONS = (
     ),
     Mutation(
         "recomputed-layers-reduced-once",
-        "fiddlex/planner/costs.py",
+        "fiddlex/planner/cost_model.py",
         old="backward_input + exchange * (1 + repeats)",
         new="backward_input + exchange",
         tests=(
-            "tests/planner/test_costs.py::"
+            "tests/planner/test_cost_model.py::"
             "test_a_layer_has_two_reductions_over_tensor_each_way_and_two_more_when_it_is_recomputed",
         ),
     ),
@@ -95,14 +95,14 @@ MUTATIONS = (
     ),
     Mutation(
         "short-pipelines-drawn-out",
-        "fiddlex/pipeline/traits.py",
+        "fiddlex/schedules/traits.py",
         old="onset: Callable[[int], int] = lambda p: 2 * p",
         new="onset: Callable[[int], int] = lambda p: p",
-        tests=("tests/planner/test_shapes.py::test_a_batch_takes_as_long_as_simulated_whole",),
+        tests=("tests/planner/test_closed_forms.py::test_a_batch_takes_as_long_as_simulated_whole",),
     ),
     Mutation(
         "schedules-without-traits-drawn-out",
-        "fiddlex/pipeline/traits.py",
+        "fiddlex/schedules/traits.py",
         old="return _TRAITS.get(generator) if generator else None",
         new="return _TRAITS.get(generator, Traits(None)) if generator else None",
         tests=("tests/planner/test_predict.py::test_a_generator_without_traits_is_simulated_whole",),
@@ -116,7 +116,7 @@ MUTATIONS = (
     ),
     Mutation(
         "flash-attention-in-spite-of-dropout",
-        "fiddlex/gpu_targets.py",
+        "fiddlex/cluster/gpu_targets.py",
         old="model.suits_flash and not dropout",
         new="model.suits_flash",
         tests=("tests/models/test_context.py",),
@@ -130,10 +130,10 @@ MUTATIONS = (
     ),
     Mutation(
         "weight-gradients-without-their-products",
-        "fiddlex/planner/work.py",
+        "fiddlex/costs/work.py",
         old="Work(weights, sizes.accumulated())",
         new="Work((), sizes.accumulated())",
-        tests=("tests/planner/test_work.py::test_products_of_all_devices_are_the_models_operations",),
+        tests=("tests/costs/test_work.py::test_products_of_all_devices_are_the_models_operations",),
     ),
     Mutation(
         "profile-without-what-replicas-lose",
@@ -145,17 +145,17 @@ MUTATIONS = (
     # Facts.
     Mutation(
         "bandwidth-in-gigabits",
-        "fiddlex/topologies/a100_80.toml",
+        "fiddlex/cluster/topologies/a100_80.toml",
         old="bandwidth = 25e9",
         new="bandwidth = 200e9",
-        tests=("tests/test_topology.py::test_a100_is_that_of_selene",),
+        tests=("tests/cluster/test_topology.py::test_a100_is_that_of_selene",),
     ),
     Mutation(
         "rings-that-count-inner-devices-again",
-        "fiddlex/topology.py",
+        "fiddlex/cluster/topology.py",
         old="rings.append(Ring(inside // joined, link))",
         new="rings.append(Ring(inside, link))",
-        tests=("tests/test_topology.py::test_rings",),
+        tests=("tests/cluster/test_topology.py::test_rings",),
     ),
     Mutation(
         "a-product-that-is-not-described",
@@ -166,30 +166,30 @@ MUTATIONS = (
     ),
     Mutation(
         "an-activation-said-to-keep-nothing",
-        "fiddlex/simulate/layer_memory.py",
+        "fiddlex/costs/layer_memory.py",
         old="return operation.num_inputs * self._local(operation.units) * self.itemsize",
         new="return 0",
-        tests=("tests/simulate/test_device_memory.py",),
+        tests=("tests/costs/test_device_memory.py",),
     ),
     Mutation(
         "flops-of-attention-counted-half",
-        "fiddlex/sizes.py",
+        "fiddlex/costs/sizes.py",
         old="attention = 2 * config.model.seq_len * network.attention.width",
         new="attention = config.model.seq_len * network.attention.width",
         tests=(FLOPS,),
     ),
     Mutation(
         "flops-of-the-head-left-out",
-        "fiddlex/sizes.py",
+        "fiddlex/costs/sizes.py",
         old='number = {"scored": task.num_scored, "first": task.num_sequences}',
         new='number = {"scored": 0, "first": task.num_sequences}',
         tests=(FLOPS,),
     ),
     Mutation(
         "loop-of-a-compiled-program-runs-once-less",
-        "fiddlex/hlo.py",
+        "fiddlex/xla/program_text.py",
         old="return int(bound.attributes) if",
         new="return int(bound.attributes) - 1 if",
-        tests=("tests/test_hlo.py::test_trips_of_a_loop",),
+        tests=("tests/xla/test_program_text.py::test_trips_of_a_loop",),
     ),
 )

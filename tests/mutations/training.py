@@ -2,24 +2,28 @@
 
 from tests.mutations.mutation import Mutation
 
-GRADIENTS = "tests/train/test_gradients.py::test_gradients_are_those_of_the_plain_model"
+GRADIENTS = "tests/train/step/test_gradients.py::test_gradients_are_those_of_the_plain_model"
 BERT, GPT = f"{GRADIENTS}[BERT]", f"{GRADIENTS}[GPT]"
 OLDER = "tests/train/test_semantics.py::test_each_older_version_of_the_weights_is_saved_and_resumed_in_its_place"
 LAGGING = "tests/train/test_semantics.py::test_phases_of_a_run_lose_no_microbatch[2bw-delays3]"
 OVERFLOWING = "tests/train/test_semantics.py::test_float16_leaves_out_updates_that_overflow_and_no_others[sync]"
 RESUMED = "tests/train/test_semantics.py::test_float16_resumes_with_its_scales"
-SCALING = "tests/train/test_scaling.py"
-PLAIN_OPTAX = "tests/train/test_optimizer.py::test_stacked_and_padded_equals_plain_optax"
-CHECKPOINT = "tests/train/test_checkpoint.py"
-STEP, GRADIENT, STATE = "fiddlex/train/step.py", "fiddlex/train/gradients.py", "fiddlex/train/state.py"
-OPTIMIZER, BLOCKWISE = "fiddlex/train/optimizer.py", "fiddlex/train/blockwise.py"
-CHECKPOINTS, SAMPLING = "fiddlex/train/checkpoint.py", "fiddlex/train/sampling.py"
+SCALING = "tests/train/step/test_scaling.py"
+PLAIN_OPTAX = "tests/train/step/test_optimizer.py::test_stacked_and_padded_equals_plain_optax"
+CHECKPOINT = "tests/train/run/test_checkpoint.py"
+STEP, GRADIENT, STATE = (
+    "fiddlex/train/step/train_step.py",
+    "fiddlex/train/step/gradients.py",
+    "fiddlex/train/step/state.py",
+)
+OPTIMIZER, BLOCKWISE = "fiddlex/train/step/optimizer.py", "fiddlex/train/step/blockwise.py"
+CHECKPOINTS, SAMPLING = "fiddlex/train/run/checkpoint.py", "fiddlex/train/inference/sampling.py"
 
 MUTATIONS = (
     # A batch's gradient.
     Mutation(
         "microbatches-summed-in-place-of-averaged",
-        GRADIENT,
+        "fiddlex/train/step/flushed.py",
         old="parts(weights), batch, scale=share * scale)",
         new="parts(weights), batch, scale=share * scale * config.pipeline.num_microbatches)",
         tests=(GPT,),
@@ -65,7 +69,7 @@ MUTATIONS = (
         OPTIMIZER,
         old="scale = clip_norm / jnp.maximum(norm, clip_norm)",
         new="scale = clip_norm / norm",
-        tests=("tests/train/test_optimizer.py::test_clip_equals_optax",),
+        tests=("tests/train/step/test_optimizer.py::test_clip_equals_optax",),
     ),
     Mutation(
         "gradients-not-unscaled",
@@ -90,14 +94,14 @@ MUTATIONS = (
     ),
     Mutation(
         "loss-scale-halved-twice",
-        "fiddlex/train/scaling.py",
+        "fiddlex/train/step/scaling.py",
         old="jnp.minimum(newest, scaling.scales[0] / 2)",
         new="newest / 2",
         tests=(SCALING,),
     ),
     Mutation(
         "loss-scale-doubled-every-step-after-the-window",
-        "fiddlex/train/scaling.py",
+        "fiddlex/train/step/scaling.py",
         old="jnp.where(grows, 0, good_steps)",
         new="good_steps",
         tests=(SCALING,),
@@ -108,35 +112,35 @@ MUTATIONS = (
         "fiddlex/models/spec.py",
         old='{"bias": Parameter(shape[num_inputs:], axes[num_inputs:])}',
         new='{"bias": Parameter(shape[num_inputs:], axes[num_inputs:], decays=True)}',
-        tests=("tests/train/test_state.py",),
+        tests=("tests/train/step/test_state.py",),
     ),
     Mutation(
         "decay-times-the-learning-rate-twice",
         OPTIMIZER,
         old="optax.add_decayed_weights(config.weight_decay, mask",
         new="optax.add_decayed_weights(config.weight_decay * config.learning_rate, mask",
-        tests=("tests/train/test_optimizer.py::test_decoupled_decay_shrinks_what_the_blocks_say",),
+        tests=("tests/train/step/test_optimizer.py::test_decoupled_decay_shrinks_what_the_blocks_say",),
     ),
     Mutation(
         "adamw-decays-through-its-moments",
         OPTIMIZER,
         old='"adamw": (adam, decay),',
         new='"adamw": (decay, adam),',
-        tests=("tests/train/test_optimizer.py::test_decoupled_decay_shrinks_what_the_blocks_say",),
+        tests=("tests/train/step/test_optimizer.py::test_decoupled_decay_shrinks_what_the_blocks_say",),
     ),
     Mutation(
         "warm-up-off-by-one-step",
         OPTIMIZER,
         old="peak * ((count + 1) / max(warmup, 1))",
         new="peak * (count / max(warmup, 1))",
-        tests=("tests/train/test_optimizer.py::test_schedule_at_its_corners",),
+        tests=("tests/train/step/test_optimizer.py::test_schedule_at_its_corners",),
     ),
     Mutation(
         "decay-of-the-rate-off-by-one-step",
         OPTIMIZER,
         old="(count - warmup) / max(end - warmup, 1)",
         new="(count + 1 - warmup) / max(end - warmup, 1)",
-        tests=("tests/train/test_optimizer.py::test_schedule_at_its_corners",),
+        tests=("tests/train/step/test_optimizer.py::test_schedule_at_its_corners",),
     ),
     Mutation(
         "lamb-norms-over-all-layers-together",
@@ -150,7 +154,7 @@ MUTATIONS = (
         BLOCKWISE,
         old="sorted(range(int(block.stacked), len(shape)), key=sizes.__getitem__)[-2:]",
         new="sorted(range(len(shape)), key=sizes.__getitem__)[-2:]",
-        tests=("tests/train/test_optimizer.py::test_factored_axes",),
+        tests=("tests/train/step/test_optimizer.py::test_factored_axes",),
     ),
     Mutation(
         "adafactor-counts-padding",
@@ -162,28 +166,28 @@ MUTATIONS = (
     # Going on after an interruption.
     Mutation(
         "batch-skipped-on-resume",
-        "fiddlex/train/feed.py",
+        "fiddlex/train/step/feed.py",
         old="self._loader.iterate(start_step)",
         new="self._loader.iterate(start_step + (start_step > 0))",
         tests=(RESUMED,),
     ),
     Mutation(
         "batch-repeated-on-resume",
-        "fiddlex/train/feed.py",
+        "fiddlex/train/step/feed.py",
         old="self._loader.iterate(start_step)",
         new="self._loader.iterate(max(start_step - 1, 0))",
         tests=(RESUMED,),
     ),
     Mutation(
         "window-counted-from-the-start-of-the-run-after-a-resume",
-        "fiddlex/train/calls.py",
+        "fiddlex/train/step/window_sequence.py",
         old="_repeated(windows, step - max(begun, self._restarted))",
         new="_repeated(windows, step - begun)",
         tests=(RESUMED,),
     ),
     Mutation(
         "older-weights-all-the-youngest-on-resume",
-        "fiddlex/train/windowed.py",
+        "fiddlex/train/step/continuous.py",
         old="older[min(age, len(older)) - 1],",
         new="older[0],",
         tests=(OLDER,),
@@ -211,17 +215,17 @@ MUTATIONS = (
     ),
     Mutation(
         "rows-not-moved-to-another-layout",
-        "fiddlex/train/rows.py",
+        "fiddlex/train/run/relayout.py",
         old="0 if layer == PADDING else sources[layer] for layer in layers",
         new="0 if layer == PADDING else layer for layer in layers",
         tests=(CHECKPOINT,),
     ),
     Mutation(
         "records-of-steps-to-come-kept-on-resume",
-        "fiddlex/train/metrics.py",
+        "fiddlex/train/run/metrics.py",
         old='keep = record["step"] <= step',
         new="keep = True",
-        tests=("tests/train/test_metrics.py::test_records_of_steps_that_are_trained_again_are_dropped",),
+        tests=("tests/train/run/test_metrics.py::test_records_of_steps_that_are_trained_again_are_dropped",),
     ),
     # Text.
     Mutation(
@@ -229,20 +233,22 @@ MUTATIONS = (
         SAMPLING,
         old="before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV",
         new="before_BV = jnp.cumsum(probabilities_BV, axis=-1)",
-        tests=("tests/train/test_sampling.py::test_only_allowed_tokens_are_drawn",),
+        tests=("tests/train/inference/test_sampling.py::test_only_allowed_tokens_are_drawn",),
     ),
     Mutation(
         "top-k-keeps-one-token-too-many",
         SAMPLING,
         old="(ranks_V < top_k)",
         new="(ranks_V <= top_k)",
-        tests=("tests/train/test_sampling.py::test_only_allowed_tokens_are_drawn",),
+        tests=("tests/train/inference/test_sampling.py::test_only_allowed_tokens_are_drawn",),
     ),
     Mutation(
         "text-goes-on-after-the-end-of-the-document",
         SAMPLING,
         old="itertools.takewhile(lambda token: token != tokenizer.separator, drawn)",
         new="drawn",
-        tests=("tests/train/test_sampling.py::test_text_comes_in_whole_characters_and_ends_with_the_document",),
+        tests=(
+            "tests/train/inference/test_sampling.py::test_text_comes_in_whole_characters_and_ends_with_the_document",
+        ),
     ),
 )

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 from jax import P
 
+from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config, MeshConfig
-from fiddlex.mesh import make_mesh
 from fiddlex.models.context import Context
 from fiddlex.models.registry import make_model
 from fiddlex.parallel.collectives import as_varying
-from fiddlex.train.state import make_layout
+from fiddlex.train.step.state import make_layout
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

@@ -6,7 +6,7 @@ from jax import P
 from fiddlex.config import Config, MeshConfig
 from fiddlex.models.registry import make_model
 from fiddlex.parallel.sharding import compute_spec, mesh_axes_of, whole_rows_spec, zero_dimension, zero_spec
-from fiddlex.train.state import make_layout
+from fiddlex.train.step.state import make_layout
 
 
 def test_table_maps_logical_axes() -> None:

@@ -5,7 +5,7 @@ import pytest
 from experiments.benchmarks.programs import make_program, temporary_bytes
 from experiments.benchmarks.sizes import with_microbatches
 from fiddlex.config import Config
-from fiddlex.pipeline.table import COLUMNS
+from fiddlex.schedules.table import COLUMNS
 
 CASES = {
     "1f1b": ("1f1b", 1, "none", 0.0),

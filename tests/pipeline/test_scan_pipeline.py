@@ -10,7 +10,7 @@ from experiments.benchmarks.scan_pipeline import make_scan_gradients
 from experiments.benchmarks.sizes import with_microbatches
 from fiddlex.config import Config
 from fiddlex.parallel.sharding import named
-from fiddlex.train.gradients import make_gradients
+from fiddlex.train.step.flushed import make_gradients
 
 
 @pytest.mark.parametrize("checkpoint_stage", [False, True])

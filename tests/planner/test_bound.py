@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, ModelConfig
-from fiddlex.planner.costs import MicrobatchTimes
+from fiddlex.planner.closed_forms import batch_seconds
+from fiddlex.planner.cost_model import MicrobatchTimes
 from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem
 from fiddlex.planner.search import _Cut, _least_seconds, _Space, score
-from fiddlex.planner.shapes import batch_seconds
-from fiddlex.topology import load_topology
 
 ROUNDING = 1 + 1e-9
 PIPELINES = [(name, "sync") for name in ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")] + [("1f1b", "2bw")]

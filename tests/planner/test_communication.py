@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fiddlex.cluster.topology import Link, Ring, catalogue, load_topology
 from fiddlex.planner.communication import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
-from fiddlex.topology import Link, Ring, catalogue, load_topology
 
 SIZES = st.floats(0, 1e12)
 LINKS = st.builds(

@@ -4,19 +4,19 @@ import dataclasses
 
 import pytest
 
+from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.costs.backend import GPU
+from fiddlex.costs.memory import device_memory
 from fiddlex.errors import ConfigError
-from fiddlex.pipeline.generators import GENERATORS, make_schedule
-from fiddlex.pipeline.lowering import lower
-from fiddlex.pipeline.placement import place_layers
-from fiddlex.pipeline.resolve import resolve
-from fiddlex.pipeline.text import to_csv
-from fiddlex.planner.costs import CostModel
+from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.predict import needed_memory, predict
-from fiddlex.simulate.backend import GPU
+from fiddlex.schedules.generators import GENERATORS, make_schedule
+from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.placement import place_layers
+from fiddlex.schedules.resolve import resolve
+from fiddlex.schedules.text import to_csv
 from fiddlex.simulate.lockstep import lockstep
-from fiddlex.simulate.memory import device_memory
-from fiddlex.topology import load_topology
 
 M = 16
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.costs.weight_memory import device_parameters
 from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration, Run, fit_parts, not_below_zero
 from fiddlex.planner.predict import predict
 from fiddlex.planner.profile import Entry, Profile, ProfiledCostModel, load_profile, nearest_entry, save_profile
-from fiddlex.simulate.weight_memory import device_parameters
 
 MODEL = ModelConfig(num_layers=8, hidden_size=64, num_heads=4, seq_len=32, vocab_size=128)
 ENTRY = Entry(MODEL, 1, False, 2, "none", forward_s=0.01, backward_s=0.03, edges_s=0.004)

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
+from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.costs.backend import GPU
 from fiddlex.errors import ConfigError
 from fiddlex.planner.predict import needed_memory
 from fiddlex.planner.what_if import Scenario, apply, what_if
-from fiddlex.simulate.backend import GPU
-from fiddlex.topology import load_topology
 from tests.planner.test_profile import PROFILE
 
 

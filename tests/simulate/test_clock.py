@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.errors import ScheduleError
-from fiddlex.pipeline.generators import GENERATORS
-from fiddlex.pipeline.schedule import Kind
-from fiddlex.pipeline.text import from_csv
+from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.schedule import Kind
+from fiddlex.schedules.text import from_csv
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.timeline import Event
-from tests.pipeline.strategies import generated_schedules, runnable, user_schedules
+from tests.schedules.strategies import generated_schedules, runnable, user_schedules
 from tests.simulate.strategies import stage_costs
 
 UNIT = Costs(forward=1.0, backward_input=1.0, backward_weight=1.0)

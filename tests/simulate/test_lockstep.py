@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.errors import ScheduleError
-from fiddlex.pipeline.generators import GENERATORS
-from fiddlex.pipeline.lowering import lower
-from fiddlex.pipeline.schedule import Kind
-from fiddlex.pipeline.text import from_csv
+from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.schedule import Kind
+from fiddlex.schedules.text import from_csv
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.lockstep import lockstep
-from tests.pipeline.strategies import generated_schedules, user_schedules
+from tests.schedules.strategies import generated_schedules, user_schedules
 from tests.simulate.strategies import sharing, stage_costs
 
 UNIT = Costs(forward=1.0, backward_input=1.0, backward_weight=1.0)

@@ -8,9 +8,9 @@ from types import FrameType
 
 import pytest
 
-from fiddlex.pipeline.generators import make_schedule
-from fiddlex.pipeline.lowering import lower
-from fiddlex.pipeline.text import to_text
+from fiddlex.schedules.generators import make_schedule
+from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.text import to_text
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 

@@ -1,10 +1,10 @@
 import matplotlib.colors
 import pytest
 
-from fiddlex.pipeline.generators import make_schedule
-from fiddlex.pipeline.lowering import lower
-from fiddlex.pipeline.semantics import make_semantics
-from fiddlex.pipeline.windows import unroll
+from fiddlex.schedules.generators import make_schedule
+from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.semantics import make_semantics
+from fiddlex.schedules.windows import unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.plots import draw, save

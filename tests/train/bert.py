@@ -7,7 +7,7 @@ import numpy as np
 
 from fiddlex.config import Config
 from fiddlex.data.dataset import Dataset
-from fiddlex.models.tasks import Field, example_fields
+from fiddlex.models.task_sizes import Field, example_fields
 from fiddlex.train.trainer import Trainer
 from tests import reference, reference_bert
 

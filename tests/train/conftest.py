@@ -7,11 +7,12 @@ import pytest
 
 from fiddlex.pipeline.engine import Engine
 from fiddlex.pipeline.executor import execute
-from fiddlex.train import gradients, step, windowed
+from fiddlex.train.inference import forward
+from fiddlex.train.step import continuous, flushed
 
 
 @pytest.fixture(autouse=True)
 def idle_slots_hold_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gradients, step):
+    for module in (flushed, forward):
         monkeypatch.setattr(module, "execute", functools.partial(execute, fill=math.nan))
-    monkeypatch.setattr(windowed, "Engine", functools.partial(Engine, fill=math.nan))
+    monkeypatch.setattr(continuous, "Engine", functools.partial(Engine, fill=math.nan))

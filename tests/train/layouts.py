@@ -19,7 +19,7 @@ from tests import reference, reference_bert
 from tests.train.bert import random_dataset
 
 TOLERANCE = 1e-5  # relative, float32, five or ten steps
-TABLES = pathlib.Path(__file__).parents[1] / "pipeline"
+TABLES = pathlib.Path(__file__).parents[1] / "schedules"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Case:
         pipeline.recompute, pipeline.semantics, config.train.num_steps = self.recompute, self.semantics, self.num_steps
         optimizer.name, optimizer.zero1, optimizer.schedule = self.optimizer, self.zero1 != "-", "constant"
         optimizer.learning_rate = 0.1 if self.optimizer == "sgd" else 1e-3
-        # optax.adafactor does not multiply its decay by the learning rate and ours does; tests/train/test_optimizer.py.
+        # optax.adafactor does not multiply its decay by the learning rate, and ours does (test_optimizer.py).
         optimizer.weight_decay = 0.0 if self.optimizer == "adafactor" else 0.1
         optimizer.clip_norm = 0.5
         # Some gradients of biases are pure rounding noise: all those of the keys, since a bias of the keys has no

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.dataset import Dataset
 from fiddlex.data.statistics import wilson_interval
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.sizes import num_parameters
 from fiddlex.train import loop
-from fiddlex.train.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.workdir import check_same_run
 from fiddlex.train.trainer import Trainer, load_trainer
-from fiddlex.train.workdir import check_same_run
 from tests.train.bert import of_task, on_a_mesh, random_dataset, scored
 
 TASKS = ("mlm", "mlm_nsp", "classification", "multiple_choice")

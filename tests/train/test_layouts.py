@@ -10,7 +10,7 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.models import dropout
-from fiddlex.train import gradients
+from fiddlex.train.step import gradients
 from tests.programs import call
 from tests.train import one_layout
 from tests.train.layouts import COVERING, FURTHER, Case, case, check_layout

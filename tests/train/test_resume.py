@@ -15,11 +15,12 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError, DataError, NonFiniteError
-from fiddlex.pipeline.generators import make_schedule
-from fiddlex.train import blockwise, loop
-from fiddlex.train import workdir as workdirs
-from fiddlex.train.checkpoint import Checkpoints, _checksums
-from fiddlex.train.feed import Feed
+from fiddlex.schedules.generators import make_schedule
+from fiddlex.train import loop
+from fiddlex.train.run import workdir as workdirs
+from fiddlex.train.run.checkpoint import Checkpoints, _checksums
+from fiddlex.train.step import blockwise
+from fiddlex.train.step.feed import Feed
 from fiddlex.train.trainer import Trainer, load_trainer
 
 

@@ -13,10 +13,11 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.data import Loader
 from fiddlex.errors import ConfigError, NonFiniteError
-from fiddlex.train import loop, transfer
-from fiddlex.train.checkpoint import Checkpoints
+from fiddlex.train import loop
+from fiddlex.train.run import transfer
+from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.step.continuous import Windowed
 from fiddlex.train.trainer import Trainer, load_trainer
-from fiddlex.train.windowed import Windowed
 from tests import reference
 
 TOLERANCE = 1e-5

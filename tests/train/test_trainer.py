@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.costs.sizes import num_parameters
 from fiddlex.data import load_corpus
 from fiddlex.errors import ConfigError, DataError, DeviceError
 from fiddlex.models.weights import Weights
-from fiddlex.sizes import num_parameters
-from fiddlex.train.metrics import Record
-from fiddlex.train.sampling import SamplingConfig
+from fiddlex.train.inference.sampling import SamplingConfig
+from fiddlex.train.record import Record
 from fiddlex.train.trainer import Trainer
 from tests import reference
 from tests.train.bert import random_dataset

@@ -1,0 +1,101 @@
+"""GPUs that the compiler can be told of without one being there.
+
+XLA compiles for a GPU that it gets as a text proto (`GpuTargetConfigProto`). The figures are those that a device of the
+kind reports of itself, as XLA's own tests have them (openxla/xla, `target_config/specs`).
+"""
+
+from typing import NamedTuple
+
+from fiddlex.config import ModelConfig
+
+FLASH_CAPABILITY = 8  # the least major compute capability for which cuDNN has a flash kernel
+
+
+def runs_flash(capability: int, model: ModelConfig, *, dropout: bool) -> bool:
+    """Whether attention runs in cuDNN's flash kernel: the GPU has it, it takes the model, and nothing is dropped.
+
+    Args:
+      capability: major number of the GPU's CUDA compute capability; 0 where there is none.
+      model: whose attention it is.
+      dropout: whether probabilities are dropped.
+    """
+    return capability >= FLASH_CAPABILITY and model.suits_flash and not dropout
+
+
+class Target(NamedTuple):
+    """A GPU.
+
+    Attributes:
+      description: what a device of the kind calls itself.
+      capability: major number of its CUDA compute capability.
+      num_cores: streaming multiprocessors.
+      units_per_core: float32 units of each.
+      clock_ghz: of the cores.
+      shared_bytes: shared memory of a core.
+      block_bytes: of that, the most that a block can ask for.
+      cache_bytes: of the second level.
+      memory_bytes: of the device.
+      bytes_per_s: of its memory.
+    """
+
+    description: str
+    capability: int
+    num_cores: int
+    units_per_core: int
+    clock_ghz: float
+    shared_bytes: int
+    block_bytes: int
+    cache_bytes: int
+    memory_bytes: int
+    bytes_per_s: int
+
+    def text_proto(self) -> str:
+        """What XLA takes. What is not in `Target` is the same for all of these GPUs."""
+        return f"""
+gpu_device_info {{
+  cuda_compute_capability {{ major: {self.capability} }}
+  core_count: {self.num_cores}
+  fpus_per_core: {self.units_per_core}
+  clock_rate_ghz: {self.clock_ghz}
+  shared_memory_per_core: {self.shared_bytes}
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: {self.block_bytes}
+  l2_cache_size: {self.cache_bytes}
+  device_memory_size: {self.memory_bytes}
+  memory_bandwidth: {self.bytes_per_s}
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+device_description_str: "{self.description}"
+"""
+
+
+TARGETS = {
+    "v100": Target("Tesla V100-SXM2-16GB", 7, 80, 64, 1.53, 98_304, 98_304, 6_291_456, 16_935_682_048, 898_048_000_000),
+    "a100_40": Target(
+        "NVIDIA A100-SXM4-40GB", 8, 108, 64, 1.41, 167_936, 166_912, 41_943_040, 42_298_834_944, 1_555_200_000_000
+    ),
+    "a100": Target(
+        "NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 167_936, 166_912, 41_943_040, 85_100_068_864, 2_039_040_000_000
+    ),
+    "h100": Target(
+        "NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 233_472, 232_448, 52_428_800, 84_942_979_072, 3_352_320_000_000
+    ),
+    "h200": Target("NVIDIA H200", 9, 132, 128, 1.98, 233_472, 232_448, 52_428_800, 151_397_597_184, 4_800_000_000_000),
+    "b200": Target(
+        "NVIDIA B200", 10, 148, 128, 1.965, 233_472, 232_448, 132_644_864, 191_514_411_008, 7_672_320_000_000
+    ),
+}
+
+
+def memory_bytes(description: str) -> int | None:
+    """Memory of the GPU that calls itself so; None when it is none of these."""
+    return next((target.memory_bytes for target in TARGETS.values() if target.description == description), None)

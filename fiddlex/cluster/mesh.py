@@ -1,0 +1,198 @@
+"""Devices and the mesh they form.
+
+There is one mesh, with axes `data`, `pipe` and `tensor`. `tensor` varies fastest, so that the ranks that exchange most
+are neighbours (PTD, SC 2021, takeaway 1: tensor parallelism inside a server, pipeline across servers, data beyond).
+Axes are automatic outside `shard_map`, where XLA places the optimizer, and manual over all three inside it.
+"""
+
+import importlib.util
+import logging
+import math
+import os
+import re
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils, topologies
+from jax.sharding import AxisType, Mesh
+
+from fiddlex.cluster.gpu_targets import TARGETS
+from fiddlex.config import MeshConfig
+from fiddlex.errors import ConfigError, DeviceError
+
+logger = logging.getLogger(__name__)
+
+AXES = ("data", "pipe", "tensor")
+
+_TOPOLOGIES = (
+    "Use cpu; a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4, tpu:v6e:4x4, tpu:v5p:2x2x1, tpu:v4:2x2x1; "
+    f"or GPUs as gpu:NAME:HOSTSxPER_HOST, such as gpu:h100:2x8, of {', '.join(TARGETS)}"
+)
+# libtpu is to look for no TPU, and to let other processes load it at the same time.
+_NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+
+
+def request_devices(num_devices: int) -> None:
+    """Asks jax for `num_devices` fake CPU devices, for the case that the platform turns out to be the CPU.
+
+    Has an effect only before jax's first use in the process; on accelerators it changes nothing that a run sees.
+    Leaves the number alone where the user has set it (`jax_num_cpu_devices` or XLA_FLAGS) or runs several processes.
+    """
+    by_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if by_flag or jax.config.jax_num_cpu_devices != -1 or jax.distributed.is_initialized():  # type: ignore[attr-defined]
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", num_devices)
+    except RuntimeError:  # jax is already running; make_mesh checks what it has
+        return
+    if jax.default_backend() == "cpu" and num_devices > 1:
+        logger.info("The platform is CPU: made %d fake devices on %d cores.", num_devices, num_cores())
+
+
+def num_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """Builds the mesh, on CPU after making the fake devices it needs.
+
+    Returns:
+      A mesh of shape [data, pipe, tensor]; when the process has more devices than that, on the first of them.
+
+    Raises:
+      DeviceError: when jax cannot start or does not compile, there are fewer devices than the mesh needs, or several
+        processes.
+    """
+    _require_jit()
+    needed = config.num_devices
+    try:
+        request_devices(needed)
+        devices = jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        raise DeviceError(
+            f"jax cannot start with JAX_PLATFORMS={platforms!r}: {error or 'no such platform here'}. Unset it, or set "
+            "it to a platform that is installed (cpu, cuda, tpu)."
+        ) from error
+    if jax.process_count() > 1:
+        raise DeviceError(
+            f"{jax.process_count()} processes: this release trains in one process, on one host's devices."
+        )
+    if len(devices) < needed:
+        raise DeviceError(
+            f"{_sizes(config)} needs {needed} devices; there are {len(devices)} ({devices[0].platform}). "
+            + _remedy(len(devices), devices[0].platform)
+        )
+    if len(devices) > needed:
+        logger.info("%s uses %d of %d devices.", _sizes(config), needed, len(devices))
+    return _mesh(config, devices)
+
+
+def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
+    """Builds the mesh on devices that need not be there, to compile for them; nothing can be put on it.
+
+    To be called before jax's first use in the process, which from then on has no platform but the CPU and no
+    compilation cache, from which jax cannot read back what it compiled for devices that are not there.
+
+    Args:
+      config: sizes of the mesh.
+      topology: `cpu`, whose devices are as many as it takes; `tpu:NAME:SHAPE`, a whole slice of TPUs such as
+        `tpu:v5e:2x4`; or `gpu:NAME:HOSTSxPER_HOST`, GPUs of `fiddlex.cluster.gpu_targets` such as `gpu:h100:2x8`.
+
+    Raises:
+      ConfigError: when there is no such topology.
+      DeviceError: when the mesh does not fill it, or what compiles for it is not installed.
+    """
+    _require_jit()
+    platform, _, name = topology.partition(":")
+    if topology != "cpu" and not (platform in ("tpu", "gpu") and name):
+        raise ConfigError(f"topology {topology!r} is not known. {_TOPOLOGIES}.")
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    if topology == "cpu":
+        return make_mesh(config)
+    devices = _tpu_devices(name) if platform == "tpu" else _gpu_devices(name)
+    if len(devices) != config.num_devices:
+        raise DeviceError(
+            f"{_sizes(config)} needs {config.num_devices} devices; {topology} has {len(devices)}. Choose mesh.data, "
+            f"mesh.pipe and mesh.tensor with a product of {len(devices)}, or another topology."
+        )
+    return _mesh(config, devices)
+
+
+def _require_jit() -> None:
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        raise DeviceError(
+            "jax_disable_jit is True (JAX_DISABLE_JIT, or jax.disable_jit()): jax compiles nothing, and fiddlex runs "
+            "compiled programs only. Unset JAX_DISABLE_JIT, and build the Trainer outside jax.disable_jit()."
+        )
+
+
+def _tpu_devices(name: str) -> Sequence[jax.Device]:
+    if importlib.util.find_spec("libtpu") is None:
+        raise DeviceError(
+            f"Compiling for tpu:{name} takes libtpu, which is not installed. It comes with the extra aot, for Linux on "
+            "x86-64: pip install -e '.[aot]'."
+        )
+    if re.search(r"(?<!\d)0", name.partition(":")[2]):  # libtpu divides by the edges
+        raise ConfigError(f"topology 'tpu:{name}' has an edge of no chips. {_TOPOLOGIES}.")
+    for variable, value in _NO_TPU.items():
+        os.environ.setdefault(variable, value)
+    # The two cores of a v4 are one device, as they are to jax on a real one.
+    chip = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **chip).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise ConfigError(f"libtpu knows no topology {name!r} ({error}). {_TOPOLOGIES}.") from error
+
+
+def _gpu_devices(name: str) -> Sequence[jax.Device]:
+    chip, _, shape = name.partition(":")
+    if chip not in TARGETS or not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
+        raise ConfigError(f"topology 'gpu:{name}' is not known. {_TOPOLOGIES}.")
+    plugins = "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"
+    if importlib.util.find_spec("jax_plugins") is None or not any(map(importlib.util.find_spec, plugins)):
+        raise DeviceError(
+            f"Compiling for gpu:{name} takes jax's CUDA plugin, which is not installed. It comes with the extra "
+            "aot_gpu, for Linux: pip install -e '.[aot_gpu]'; no GPU has to be there."
+        )
+    target = TARGETS[chip].text_proto()
+    return topologies.get_topology_desc(platform="cuda", topology=f"1x{shape}", target_config=target).devices
+
+
+def _mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
+    sizes, needed = (config.data, config.pipe, config.tensor), config.num_devices
+    if len(devices) == needed and devices[0].platform != "cpu":
+        grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    else:
+        grid = np.asarray(devices[:needed]).reshape(sizes)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _sizes(config: MeshConfig) -> str:
+    return f"mesh data={config.data} × pipe={config.pipe} × tensor={config.tensor}"
+
+
+def _remedy(num_devices: int, platform: str) -> str:
+    fits = f"Choose mesh.data, mesh.pipe and mesh.tensor with a product of {num_devices}"
+    if platform != "cpu":
+        return f"{fits} or run on more devices."
+    flag = re.search(r"xla_force_host_platform_device_count=\d+", os.environ.get("XLA_FLAGS", ""))
+    if flag:
+        return f"{fits} or take {flag.group()} out of XLA_FLAGS: fiddlex makes the fake devices itself."
+    return (
+        f"{fits}. Fake devices can be made only before jax starts: in a notebook that has already used jax, restart it "
+        "and build the Trainer first, or call fiddlex.cluster.mesh.request_devices before anything else; unset "
+        "JAX_NUM_CPU_DEVICES if it is set."
+    )
+
+
+def describe(mesh: Mesh) -> str:
+    """One line for a log: `data=2 × pipe=1 × tensor=2 on 4 cpu devices`."""
+    axes = " × ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    device = mesh.devices.flat[0]
+    kind = "" if device.platform == "cpu" else f" ({device.device_kind})"
+    count = math.prod(mesh.shape.values())
+    return f"{axes} on {count} {device.platform} device{'s' * (count > 1)}{kind}"

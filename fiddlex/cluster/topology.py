@@ -1,0 +1,359 @@
+"""Chips, the links that join them, and what they cost: clusters as data.
+
+A topology is a TOML file. Those of the catalogue lie in `fiddlex/cluster/topologies` and go by their names; a file of
+your own has the same form and goes by its path, which ends in `.toml`:
+
+    description = "NVIDIA A100 80 GB SXM, eight to a server, InfiniBand between servers"
+
+    [chip]
+    name = "A100-SXM4-80GB"
+    memory_gib = 79.25               # what a program can have of it
+    memory_bandwidth = 2.039e12      # bytes/s
+    peak_flops = {bfloat16 = 312e12, float16 = 312e12, float32 = 156e12}  # operations/s of dense matrix products
+    source = "where these figures stand"
+
+    [[links]]                        # from the innermost outwards
+    name = "NVLink 3"
+    devices = 8                      # in one group that it joins; 0, of the outermost alone: any number
+    bandwidth = 300e9                # bytes/s out of one device, while as much comes in, when all of the group send
+    paths = 1                        # that share the bandwidth, and of which a message takes one; may be left out
+    latency_s = 3.4e-6               # of a message
+    source = "…"
+
+    [[links]]
+    …
+
+    [price]                          # may be left out
+    usd_per_device_hour = 3.43
+    date = 2026-11-22
+    source = "…"
+
+    [compiler]                       # may be left out; what it is called in experiments/compile.py --topology
+    platform = "gpu"                 # gpu, whose hosts are the groups of the first link, or tpu
+    name = "a100"
+    torus = 0                        # dimensions of a TPU's torus: 2 or 3; may be left out for gpu
+
+Devices are numbered as the mesh numbers them, `tensor` fastest, then `pipe`, then `data`, so that each link joins whole
+runs of consecutive devices. Each axis of a mesh on TPUs is taken to have a ring of its own on the torus, so a TPU's
+bandwidth is that of one dimension, out of both its links, which are two paths. Invariant: every figure has a source,
+and nothing here depends on a model.
+
+    python -m fiddlex.cluster.topology       # prints the catalogue
+"""
+
+import dataclasses
+import datetime
+import importlib.resources
+import math
+import pathlib
+import tomllib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fiddlex.cluster.slices import slice_shape
+from fiddlex.config import rules
+from fiddlex.config.records import from_mapping
+from fiddlex.config.sections import COMPUTE_DTYPES
+from fiddlex.errors import ConfigError
+
+MOST_GIB = 2.0**20  # of one device: a pebibyte, far above what there is
+
+_CATALOGUE = importlib.resources.files("fiddlex.cluster") / "topologies"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One device.
+
+    Attributes:
+      name: as its maker calls it.
+      memory_gib: that a program can have.
+      memory_bandwidth: bytes/s.
+      peak_flops: operations/s of dense matrix products, by compute dtype, as jax runs them by default.
+      source: of the figures.
+    """
+
+    name: str
+    memory_gib: float
+    memory_bandwidth: float
+    peak_flops: Mapping[str, float]
+    source: str
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that a program can have."""
+        return int(self.memory_gib * 2**30)
+
+    def peak(self, dtype: str) -> float:
+        """Operations/s of dense matrix products in a compute dtype.
+
+        Raises:
+          ConfigError: when the chip has none for it.
+        """
+        if dtype not in self.peak_flops:
+            raise ConfigError(
+                f"{self.name} has no peak_flops for model.dtype={dtype}; it has some for {', '.join(self.peak_flops)}. "
+                "Take one of these, or add it to a topology file of your own."
+            )
+        return self.peak_flops[dtype]
+
+    def validate(self, prefix: str) -> None:
+        """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
+        rules.positive(f"{prefix}memory_gib", self.memory_gib, MOST_GIB)
+        rules.positive(f"{prefix}memory_bandwidth", self.memory_bandwidth)
+        if not self.peak_flops:
+            raise ConfigError(
+                f"{prefix}peak_flops is empty: give operations/s for one or more of {', '.join(COMPUTE_DTYPES)}."
+            )
+        for dtype, peak in self.peak_flops.items():
+            if dtype not in COMPUTE_DTYPES:
+                raise ConfigError(f"{prefix}peak_flops has no dtype {dtype!r}. {rules.nearest(dtype, COMPUTE_DTYPES)}")
+            rules.positive(f"{prefix}peak_flops.{dtype}", peak)
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What joins the devices of a group.
+
+    Attributes:
+      name: of the technology.
+      devices: in a group; 0: any number.
+      bandwidth: bytes/s that one device can send, while it receives as much and all others of the group do the same.
+      latency_s: seconds from a message's start to its arrival, beside its bytes.
+      source: of the figures.
+      paths: that share the bandwidth. A message to one other device takes one of them; a ring takes all.
+      pooled: devices that have what they can send in common, so that a few that send alone have more each.
+    """
+
+    name: str
+    devices: int
+    bandwidth: float
+    latency_s: float
+    source: str
+    paths: int = 1
+    pooled: int = 1
+
+    def validate(self, prefix: str) -> None:
+        """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
+        rules.at_least(f"{prefix}devices", self.devices, 0)
+        rules.positive(f"{prefix}bandwidth", self.bandwidth)
+        rules.at_least(f"{prefix}latency_s", self.latency_s, 0)
+        rules.at_least(f"{prefix}paths", self.paths, 1)
+        rules.at_least(f"{prefix}pooled", self.pooled, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """What a device costs to rent, on demand and by list, and on which day that was read."""
+
+    usd_per_device_hour: float
+    date: datetime.date
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiler:
+    """How the ahead-of-time compiler calls it (`fiddlex.cluster.mesh.make_topology_mesh`)."""
+
+    platform: str
+    name: str
+    torus: int = 0
+
+    def validate(self, prefix: str) -> None:
+        """Raises ConfigError when the platform is unknown or has no such torus; `prefix` precedes names of fields."""
+        rules.choice(f"{prefix}platform", self.platform, ("gpu", "tpu"))
+        torus = {"gpu": (0,), "tpu": (2, 3)}[self.platform]
+        if self.torus not in torus:
+            raise ConfigError(
+                f"{prefix}torus={self.torus} with platform={self.platform!r}: it must be "
+                f"{' or '.join(map(str, torus))}, the dimensions of the torus that its chips form."
+            )
+
+
+class Ring(NamedTuple):
+    """A part of a group of devices that exchange along one link: how many they are on it, and the link."""
+
+    size: int
+    link: Link
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A kind of cluster, of any number of devices.
+
+    Attributes:
+      name: in the catalogue, or the path.
+      description: for people.
+      chip: its devices.
+      links: from the innermost outwards.
+      price: None where unknown.
+      compiler: None where nothing compiles for it.
+    """
+
+    name: str
+    description: str
+    chip: Chip
+    links: tuple[Link, ...]
+    price: Price | None = None
+    compiler: Compiler | None = None
+
+    def rings(self, stride: int, size: int, *, num_devices: int = 0) -> tuple[Ring, ...]:
+        """The links that a group of `size` devices, `stride` apart, exchanges over, the innermost first.
+
+        The product of the sizes is that of the group. Groups that are not whole parts of a link's (three devices on
+        servers of eight) lie differently on it; these are the rings of those that cross the outer links most.
+
+        Args:
+          stride: from one device of the group to the next.
+          size: of the group.
+          num_devices: of the whole mesh. When they all lie within one group of a link, none crosses it. 0: so many that
+            they do not.
+
+        Raises:
+          ConfigError: when no link joins so many.
+        """
+        most = max(stride * size, num_devices)
+        self._check_joined(most, f"{most} devices")
+        rings, joined = [], 1  # devices of the group within a run of consecutive ones
+        for link in self.links:
+            if link is self.links[-1] or 0 < num_devices <= link.devices:
+                inside = size
+            elif link.devices % stride:
+                inside = joined
+            else:
+                inside = math.gcd(size, link.devices // stride)
+            if inside > joined:
+                rings.append(Ring(inside // joined, link))
+                joined = inside
+        return tuple(rings)
+
+    def link_between(self, first: int, second: int) -> Link:
+        """The innermost link that joins two devices, by their numbers.
+
+        Raises:
+          ConfigError: when there is none.
+        """
+        self._check_joined(max(first, second) + 1, f"devices {first} and {second}")
+        return next(link for link in self.links if not link.devices or first // link.devices == second // link.devices)
+
+    def _check_joined(self, num_devices: int, what: str) -> None:
+        widest = self.links[-1]
+        if widest.devices and num_devices > widest.devices:
+            raise ConfigError(
+                f"topology {self.name}: no link joins {what}; the widest, {widest.name}, joins {widest.devices}. "
+                "Take fewer devices, or add a link to a file of your own."
+            )
+
+    def compile_name(self, num_devices: int) -> str:
+        """What the ahead-of-time compiler calls `num_devices` of these.
+
+        Of GPUs, whole hosts or a part of one; of TPUs the most cubic slice (`fiddlex.cluster.slices`).
+
+        Raises:
+          ConfigError: when there is no such cluster, or the file does not say how the compiler calls the chips.
+        """
+        if self.compiler is None:
+            raise ConfigError(
+                f"topology {self.name} has no [compiler], so that nothing can be compiled for it. Add one."
+            )
+        first = self.links[0].devices or num_devices
+        shape: tuple[int, ...] = ()
+        if self.compiler.platform == "gpu":
+            per_host = min(num_devices, first)
+            if num_devices % per_host == 0:
+                shape = num_devices // per_host, per_host
+        elif num_devices <= first:
+            shape = slice_shape(self.compiler.torus, num_devices)
+        if not shape:
+            raise ConfigError(
+                f"{num_devices} devices of {self.name} are no cluster that can be compiled for. Take another number of "
+                "them: of TPUs a whole slice, of GPUs a part of a host or whole ones."
+            )
+        return f"{self.compiler.platform}:{self.compiler.name}:{'x'.join(map(str, shape))}"
+
+    def validate(self) -> "Topology":
+        """Checks every figure and the links against each other.
+
+        Returns:
+          The topology itself, so that calls chain.
+
+        Raises:
+          ConfigError: with the values, the rule and the remedy.
+        """
+        prefix = f"topology {self.name}: "
+        self.chip.validate(f"{prefix}chip.")
+        if not self.links:
+            raise ConfigError(f"{prefix}links is empty: give at least one, from the innermost outwards.")
+        for index, link in enumerate(self.links):
+            link.validate(f"{prefix}links[{index}].")
+        inner = 1
+        for index, link in enumerate(self.links):
+            outermost = link is self.links[-1]
+            if not (outermost and link.devices == 0) and (link.devices <= inner or link.devices % inner):
+                least = "at least 2" if index == 0 else f"a larger multiple of the {inner} of links[{index - 1}]"
+                raise ConfigError(
+                    f"{prefix}links[{index}].devices={link.devices} must be {least}: links go from the innermost "
+                    "outwards, and each joins whole groups of the one before it. Only the last may have 0, any number."
+                )
+            inner = link.devices
+        if self.price:
+            rules.positive(f"{prefix}price.usd_per_device_hour", self.price.usd_per_device_hour)
+        if self.compiler:
+            self.compiler.validate(f"{prefix}compiler.")
+        return self
+
+
+def catalogue() -> tuple[str, ...]:
+    """The names of the topologies that come with fiddlex, sorted."""
+    files = (file.name for file in _CATALOGUE.iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
+
+
+def load_topology(name_or_path: str) -> Topology:
+    """Reads and checks a topology.
+
+    Args:
+      name_or_path: a name of the catalogue (`a100_80`), or the path of a file of the same form, which ends in `.toml`.
+
+    Raises:
+      ConfigError: when there is no such topology, or its file cannot be read, is not TOML, or breaks a rule.
+    """
+    path: Any = pathlib.Path(name_or_path)
+    if path.suffix != ".toml":
+        if name_or_path not in catalogue():
+            raise ConfigError(
+                f"topology {name_or_path!r} is not in the catalogue. {rules.nearest(name_or_path, catalogue())} "
+                "A file of your own goes by its path, which ends in .toml."
+            )
+        path = _CATALOGUE / f"{name_or_path}.toml"
+    where = f"topology {name_or_path}"
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8").removeprefix("\ufeff"))  # as some editors begin a file
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error.strerror}. Give the path of a TOML file.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where} is not UTF-8 at byte {error.start}: save it as UTF-8, which TOML is.") from error
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, which tells the line, or a number of 5000 digits
+        raise ConfigError(f"{where} is not TOML: {error}.") from error
+    return from_mapping(Topology, values, f"{where}: ", name=name_or_path).validate()
+
+
+def table() -> str:
+    """The catalogue as a Markdown table."""
+    columns = ["topology", "memory, GiB", "memory, TB/s", *(f"TFLOP/s, {dtype}" for dtype in COMPUTE_DTYPES)]
+    columns += ["links: so many devices, each at GB/s", "USD/h", "on"]
+    rows = [columns, ["---"] + ["---:"] * (2 + len(COMPUTE_DTYPES)) + ["---", "---:", "---"]]
+    for topology in map(load_topology, catalogue()):
+        chip, price = topology.chip, topology.price
+        peaks = [f"{chip.peak_flops[dtype] / 1e12:g}" if dtype in chip.peak_flops else "" for dtype in COMPUTE_DTYPES]
+        links = [f"{link.devices or 'any'} at {link.bandwidth / 1e9:.4g} ({link.name})" for link in topology.links]
+        cost = [f"{price.usd_per_device_hour:.2f}", str(price.date)] if price else ["", ""]
+        memory = [f"{chip.memory_gib:g}", f"{chip.memory_bandwidth / 1e12:.4g}"]
+        rows.append([f"`{topology.name}`", *memory, *peaks, ", ".join(links), *cost])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+if __name__ == "__main__":
+    from fiddlex.config.command_line import run  # which this module takes only as a program
+
+    run(lambda argv: print(table()))

@@ -1,0 +1,324 @@
+"""The command line of the binaries in `experiments/`: `--config=file.py` and `--config.section.field=value`.
+
+`ml_collections.config_flags` does the parsing, so that its syntax holds as it stands: `--config=file.py:argument`,
+`--config.mesh.pipe 4`, `--noconfig.mesh.sequence_parallel`. Overrides may also stand before `--config`. Invariant: a
+mistake in the command line, in a config file or in what a program was given ends it with a message of a line or two and
+no traceback; a traceback is a bug of fiddlex.
+"""
+
+import copy
+import dataclasses
+import difflib
+import functools
+import itertools
+import operator
+import os
+import re
+import reprlib
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from fiddlex.config import Config
+from fiddlex.config.config import check_field
+from fiddlex.config.help import help_text
+from fiddlex.config.log import show_log
+from fiddlex.config.memory_advice import memory_remedies
+from fiddlex.config.records import from_mapping
+from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
+
+USAGE_STATUS = 2  # the command line or the config is wrong
+FAILURE_STATUS = 1  # anything else that a FiddlexError tells of
+INTERRUPTED_STATUS = 130  # Ctrl-C, as shells have it
+
+_CONFIG_FILE = re.compile(r"--?config(=|$)")
+_OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
+_LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE)  # the latter of an INTERNAL error
+
+flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
+
+
+def define_config() -> flags.FlagHolder[Config]:
+    """Defines the required `--config=file.py`, with overrides; for programs that start from a config file.
+
+    Returns:
+      The flag. Its value is the file's config under the command line's overrides, not yet validated.
+    """
+    holder = _define("config file, file.py or file.py:argument; --config.section.field=value overrides it", load_config)
+    flags.mark_flag_as_required(holder)
+    return holder
+
+
+def define_overrides() -> None:
+    """Defines `--config.section.field=value` alone; for programs whose config is a workdir's (`apply_overrides`)."""
+    text = "only as --config.section.field=value, which overrides the config of the workdir"
+    _define(text, functools.partial(_refuse_file, "takes its config from the workdir"))
+
+
+def define_changes(config: Config) -> flags.FlagHolder[Config]:
+    """Defines `--config.section.field=value` alone; for programs with a config of their own.
+
+    Args:
+      config: of the program; `--help` tells its values.
+
+    Returns:
+      The flag. Its value is a copy of `config` under the command line's overrides, not yet validated.
+    """
+    text = "only as --config.section.field=value, which changes the program's own config"
+    return _define(text, functools.partial(_refuse_file, "has a config of its own"), config)
+
+
+def define_workdir(help_text: str) -> flags.FlagHolder[str]:
+    """Defines the required `--workdir`, which must not be empty."""
+    holder = flags.DEFINE_string("workdir", None, help_text, required=True)
+    flags.register_validator(
+        holder, lambda value: value is None or bool(value), "--workdir is empty; name a directory."
+    )
+    return holder
+
+
+def apply_overrides(config: Config) -> Config:
+    """A copy of `config` under the command line's overrides, not yet validated; see `define_overrides`."""
+    config = copy.deepcopy(config)
+    for path, value in config_flags.get_override_values(flags.FLAGS["config"]).items():
+        section, field = path.split(".")
+        setattr(getattr(config, section), field, value)
+    return config
+
+
+def run(main: Callable[[list[str]], None]) -> NoReturn:
+    """Parses the flags, calls `main` and exits, as `absl.app.run`, with messages instead of tracebacks.
+
+    The exit status is `USAGE_STATUS` for flags that cannot be parsed and for a ConfigError or ScheduleError wherever it
+    is raised, and `FAILURE_STATUS` for any other FiddlexError that `main` raises, or when standard output cannot be
+    written. That standard error cannot be written changes nothing. Positional arguments are refused: absl would end the
+    flags at the first of them without a word.
+
+    Args:
+      main: takes the program's name in a list, as absl's.
+    """
+
+    def call(argv: list[str]) -> None:
+        try:
+            main(argv)
+        except Exception as error:
+            if type(error).__name__ == "JaxRuntimeError" and _LACK_OF_MEMORY.search(str(error)):
+                # Threads of the backend may hang now, so leave without waiting for them.
+                advice = _memory_advice(flags.FLAGS["config"].value, sys.modules["jax"].default_backend())
+                sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {advice}\n{str(error).splitlines()[0]}\n")
+                sys.stderr.flush()
+                os._exit(FAILURE_STATUS)
+            raise
+
+    def guarded(argv: list[str]) -> None:
+        show_log()
+        try:
+            call(argv)
+            sys.stdout.flush()
+        except FiddlexError as error:
+            _exit(str(error), USAGE_STATUS if isinstance(error, ConfigError | ScheduleError) else FAILURE_STATUS)
+        except BrokenPipeError:  # the reader of our output has gone, as `head` does
+            _leave_output()
+            sys.exit(FAILURE_STATUS)
+        except OSError as error:  # a full disk, a file that cannot be read: nothing that a traceback would explain
+            _exit(str(error), FAILURE_STATUS)
+        except KeyboardInterrupt:
+            _exit("interrupted.", INTERRUPTED_STATUS)
+        finally:
+            try:
+                sys.stdout.flush()
+            except OSError:  # told already, or less than the status of a program that was stopped
+                _leave_output()
+
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+def load_config(spec: str) -> Config:
+    """Runs the config file of `--config`.
+
+    Args:
+      spec: `file.py`, or `file.py:argument` where its `get_config` takes one (a string).
+
+    Returns:
+      A copy of what `get_config` returned.
+
+    Raises:
+      ConfigError: when the file is missing, fails or ends the program (with the line at fault), or does not give a
+        `Config`. What the file itself raises as a FiddlexError is left as it is.
+    """
+    path, colon, argument = spec.partition(":")
+    if not os.path.isfile(path):
+        raise ConfigError(f"there is no config file {os.path.abspath(path)}.{_similar_file(path)}")
+    try:
+        get_config = runpy.run_path(path).get("get_config")
+        if not callable(get_config):
+            raise ConfigError(f"{path} has no function get_config(); --config needs one that returns a Config.")
+        config = get_config(argument) if colon else get_config()
+        if type(config) is Config:  # as it will be read again, whatever the file did to its parts
+            return from_mapping(Config, dataclasses.asdict(config), "config.")
+    except FiddlexError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if not isinstance(error, ConfigError) or frames[-1].filename in (path, __file__):
+            raise
+        raise ConfigError(f"{_place(path, error)}: {error}") from error  # raised by the config that the file fills
+    except SyntaxError as error:
+        place = f"{error.filename}, line {error.lineno}" if error.filename else _place(path, error)
+        raise ConfigError(f"{place}: {error.msg}.") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{_place(path, error)}: SystemExit({error.code!r}) would end the program. A config file must not exit: "
+            "return a Config, or raise fiddlex.errors.ConfigError with what is wrong."
+        ) from error
+    except Exception as error:
+        raise ConfigError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
+    only = " itself, not of a subclass" if isinstance(config, Config) else ""
+    raise ConfigError(f"get_config() of {path} returned {reprlib.repr(config)}; it must return a Config{only}.")
+
+
+def _place(path: str, error: BaseException) -> str:
+    """The config file, with the last of its lines that was running when `error` was raised."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"{path}, line {lines[-1]}" if lines else path
+
+
+def _memory_advice(config: Config | None, platform: str) -> str:
+    """What may still be done about a lack of memory on `platform`; without a `config`, the program does not train."""
+    fake = platform == "cpu"
+    if config is None:
+        remedies = ["end other programs that use it", "lower data.global_batch_size (for an evaluation)"]
+    else:
+        remedies = memory_remedies(config, fake=fake)
+    where = "The machine's memory, which the fake devices share," if fake else "The memory of a device"
+    return f"{where} is full: {', or '.join(remedies)}."
+
+
+def _define(
+    help_text: str, parse_file: Callable[[str], Config], default: Config | None = None
+) -> flags.FlagHolder[Config]:
+    # config_flags fails with a KeyError, some of the time while the binary is still being imported, on an override that
+    # names no field. Those that it is not shown reach absl as unknown flags, which `_explain` knows how to report.
+    try:
+        arguments = _file_first(sys.argv)
+    except flags.Error as error:  # a --flagfile that cannot be read
+        _exit(str(error), USAGE_STATUS)
+    shown = [argument for argument in arguments if _unknown_field(argument) is None]
+    holder = config_flags.DEFINE_config_dataclass(
+        "config", default or Config(), help_text, sys_argv=shown, parse_fn=parse_file
+    )
+    # The Config told config_flags the types of the fields; a run without a config file must not train that one.
+    if default is None:
+        flags.set_default(holder, None)
+    return holder
+
+
+def _file_first(argv: list[str]) -> list[str]:
+    """`argv` with its flag files read, and the last `--config` ahead of all overrides, as config_flags wants it.
+
+    Raises:
+      flags.Error: when a flag file cannot be read, or holds a NUL character.
+    """
+    try:
+        program, *arguments = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+    except ValueError as error:
+        raise flags.Error(
+            f"a --flagfile cannot be read: {error}. Write it in UTF-8, without NUL characters."
+        ) from error
+    for argument in arguments:
+        if "\0" in argument:
+            raise flags.Error(f"{argument!r} contains a NUL character, which no command line can have. Remove it.")
+    file: list[str] = []
+    others = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if _CONFIG_FILE.match(argument):
+            file = [argument] if "=" in argument else [argument, *itertools.islice(remaining, 1)]
+        else:
+            others.append(argument)
+    return [program, *file, *others]
+
+
+def _refuse_file(home: str, spec: str) -> NoReturn:
+    raise ConfigError(
+        f"--config={spec}: this program {home}. Override single fields of it, as --config.section.field=value."
+    )
+
+
+def _unknown_field(argument: str) -> str | None:
+    """What is wrong with the field that an override argument names; None when nothing is, or it is no override."""
+    override = _OVERRIDE.match(argument)
+    if not override:
+        return None
+    path = override[1]
+    try:
+        check_field(path)
+    except ConfigError as error:
+        return str(error)
+    section = operator.attrgetter(path)(Config())
+    if dataclasses.is_dataclass(section):
+        names = ", ".join(field.name for field in dataclasses.fields(section))
+        return f"config.{path} is a section and has no value of its own. Set one of its fields: {names}."
+    return None
+
+
+def _leave_output() -> None:
+    """Has what is printed from now on go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _HelpFlag(flags.BooleanFlag):
+    """`--help` and `-h` in place of absl's, which knows nothing of configs and exits with status 1."""
+
+    def __init__(self) -> None:
+        super().__init__("help", False, "show this help", short_name="h", allow_override=True)
+
+    def parse(self, arg: str | bool) -> None:
+        if self._parse(arg):
+            try:
+                print(help_text(), flush=True)
+            except BrokenPipeError:
+                _leave_output()
+            sys.exit()
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+    flags.DEFINE_flag(_HelpFlag())
+    try:
+        remaining = flags.FLAGS(_file_first(argv))
+    except (flags.Error, ValueError) as error:  # absl has a bare ValueError for --noflag=value
+        _exit(_explain(error), USAGE_STATUS)
+    except KeyboardInterrupt:  # while a config file runs
+        _exit("interrupted.", INTERRUPTED_STATUS)
+    if remaining[1:]:
+        _exit(f"{remaining[1]!r} is not a flag. Write --name=value, and --name or --noname for a bool.", USAGE_STATUS)
+    return remaining
+
+
+def _explain(error: Exception) -> str:
+    """The message of `error`, or a plainer one where absl knows less than we do."""
+    if isinstance(error.__context__, ConfigError):  # raised by load_config and wrapped by absl
+        return str(error.__context__)
+    if isinstance(error, flags.UnrecognizedFlagError):
+        return _unknown_field(error.flagname) or str(error)
+    if missing := re.search(r"Flag --(\S+) must have a value other than None", str(error)):
+        return f"--{missing[1]} is required: {flags.FLAGS[missing[1]].help}."
+    if wrong := re.match(r"flag --config\.([\w.]+)=(.*?): ", str(error), re.DOTALL):
+        kind = type(operator.attrgetter(wrong[1])(Config()))
+        return f"config.{wrong[1]}={wrong[2]!r} must be of type {kind.__name__}."
+    return str(error)
+
+
+def _similar_file(path: str) -> str:
+    folder, name = os.path.split(path)
+    entries = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    close = difflib.get_close_matches(name, [entry for entry in entries if entry.endswith(".py")], n=1)
+    return f" Did you mean {os.path.join(folder, close[0])}?" if close else ""
+
+
+def _exit(message: str, status: int) -> NoReturn:
+    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {message}\n")
+    sys.exit(status)

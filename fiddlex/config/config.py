@@ -1,0 +1,199 @@
+"""The typed configuration of a run: what is trained, on which mesh, on what data.
+
+A config file in `configs/` is a plain function that returns a `Config`; the binaries lay `--config.section.field=value`
+over it (`fiddlex.config.command_line`). The type of a field is checked whenever the field is set
+(`fiddlex.config.records.Checked`). Values that follow from several fields (`Config.replica_batch_size` and the like)
+are computed here and nowhere else.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+from fiddlex.config import rules
+from fiddlex.config.records import Checked, from_mapping
+from fiddlex.config.sections import (
+    DataConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PipelineConfig,
+    TrainConfig,
+)
+from fiddlex.errors import ConfigError
+
+LABELLED = ("classification", "multiple_choice")  # objectives whose data is a task: texts with labels
+_LABELLED_HINT = (
+    " Labelled texts are for a run with model.objective=classification or multiple_choice, which may start from this "
+    "one (train.init_from)."
+)
+
+
+@dataclasses.dataclass
+class Config(Checked, prefix="config."):
+    """Everything that defines a run; it gives the same weights, up to rounding, on every layout."""
+
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    pipeline: PipelineConfig = dataclasses.field(default_factory=PipelineConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+
+    @property
+    def replica_batch_size(self) -> int:
+        """Examples per step on one data-parallel replica."""
+        return self.data.global_batch_size // self.mesh.data
+
+    @property
+    def microbatch_size(self) -> int:
+        """Examples in one microbatch of one replica."""
+        return self.replica_batch_size // self.pipeline.num_microbatches
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding on this mesh: the vocabulary rounded up so that every shard is equal."""
+        multiple = self.mesh.vocab_shards * self.model.vocab_multiple
+        return -(-self.model.vocab_size // multiple) * multiple
+
+    @property
+    def sequences_per_example(self) -> int:
+        """Sequences in an example: one for each choice in multiple choice, else one."""
+        return self.data.num_choices if self.model.task == "multiple_choice" else 1
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one step trains on, padding included."""
+        return self.data.global_batch_size * self.sequences_per_example * self.model.seq_len
+
+    def validate(self) -> "Config":
+        """Checks every section and the rules between them.
+
+        Returns:
+          The config itself, so that calls chain.
+
+        Raises:
+          ConfigError: with the values, the rule and the remedy.
+        """
+        for section in dataclasses.fields(self):
+            getattr(self, section.name).validate()
+        self._validate_task()
+        mesh, model = self.mesh, self.model
+        rules.divides(
+            "model.num_heads",
+            model.num_heads,
+            "mesh.tensor",
+            mesh.tensor,
+            "attention heads are spread evenly over the tensor axis",
+        )
+        rules.divides(
+            "model.ffn_size" if model.ffn_size else "model.ffn_size (4·hidden_size)",
+            model.mlp_size,
+            "mesh.tensor",
+            mesh.tensor,
+            "the MLP is cut into equal columns over the tensor axis",
+        )
+        stages = mesh.pipe * self.pipeline.num_chunks
+        if model.num_layers < stages and not self.pipeline.schedule.startswith("file:"):  # whose stages the file tells
+            raise ConfigError(
+                f"model.num_layers={model.num_layers} is less than the {stages} stages of mesh.pipe={mesh.pipe} × "
+                f"pipeline.num_chunks={self.pipeline.num_chunks}: each stage needs a layer. Lower either of them, or "
+                "take more layers."
+            )
+        if mesh.sequence_parallel:
+            rules.divides(
+                "model.seq_len",
+                model.seq_len,
+                "mesh.tensor",
+                mesh.tensor,
+                "sequence parallelism gives every tensor rank an equal part of the sequence",
+            )
+        rules.divides(
+            "data.global_batch_size",
+            self.data.global_batch_size,
+            "mesh.data",
+            mesh.data,
+            "every replica takes an equal part of the batch",
+        )
+        rules.divides(
+            "data.global_batch_size / mesh.data",
+            self.replica_batch_size,
+            "pipeline.num_microbatches",
+            self.pipeline.num_microbatches,
+            "a replica's batch is cut into equal microbatches",
+        )
+        return self
+
+    def _validate_task(self) -> None:
+        """The rules between what the model is to do and its data."""
+        task, data = self.model.task, self.data
+        labelled = task in LABELLED
+        kinds = ("tsv", "jsonl") if labelled else ("stdlib", "text", "tokens")
+        for name, allowed in (("source", kinds), ("eval_source", (*kinds, "jsonl") if task == "lm" else kinds)):
+            source = getattr(data, name)
+            if source and source.partition(":")[0] not in allowed:
+                forms = ", ".join(kind if kind == "stdlib" else f"{kind}:PATH" for kind in allowed)
+                hint = "" if labelled or task == "lm" else _LABELLED_HINT
+                raise ConfigError(
+                    f"data.{name}={source!r} with model.objective={task}: its data is one of {forms}.{hint}"
+                )
+        if task == "classification" and len(data.classes) < 2:
+            raise ConfigError(
+                f"data.labels={data.labels!r} with model.objective=classification: name at least two classes, in order "
+                "and separated by commas, as in data.labels=entailment,neutral,contradiction."
+            )
+        if len(set(data.classes)) < len(data.classes) or "" in data.classes:
+            raise ConfigError(f"data.labels={data.labels!r}: each class has a name of its own, and none is empty.")
+        if data.eval_stride and (task != "lm" or data.eval_source.startswith("jsonl:")):
+            raise ConfigError(
+                f"data.eval_stride={data.eval_stride} with model.objective={task} and data.eval_source="
+                f"{data.eval_source!r}: only running text of lm is scored in windows that overlap. Use 0."
+            )
+        if data.eval_stride > self.model.seq_len:
+            raise ConfigError(
+                f"data.eval_stride={data.eval_stride} is above model.seq_len={self.model.seq_len}: tokens between two "
+                "windows would not be scored. Use a stride of at most model.seq_len, or 0 for windows side by side."
+            )
+        if self.train.sample_tokens and task != "lm":
+            raise ConfigError(
+                f"train.sample_tokens={self.train.sample_tokens} with model.objective={task}: only lm can go on with a "
+                "text. Use 0."
+            )
+        if self.train.patience and not (self.train.eval_every and self.train.checkpoint_every):
+            raise ConfigError(
+                f"train.patience={self.train.patience} with train.eval_every={self.train.eval_every} and "
+                f"train.checkpoint_every={self.train.checkpoint_every}: what counts is the held-out data, and the best "
+                "weights are a checkpoint. Set both above 0, or patience to 0."
+            )
+
+    def to_json(self) -> str:
+        """The resolved config as indented JSON, the form in which a workdir keeps it."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Config":
+        """Reads what `to_json` wrote.
+
+        Raises:
+          ConfigError: on an unknown field (with the nearest name) or a value of the wrong type.
+        """
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:  # JSONDecodeError, or that of an integer of too many digits
+            raise ConfigError(f"not JSON: {error}") from error
+        return from_mapping(cls, values, "config.")
+
+
+def check_field(path: str) -> None:
+    """Raises ConfigError when dotted `path` (`mesh.pipe`) names no field of a `Config`, with the nearest name."""
+    holder: Any = Config
+    seen: list[str] = []
+    for part in path.split("."):
+        if not dataclasses.is_dataclass(holder):
+            raise ConfigError(f"config.{path}: config.{'.'.join(seen)} is a value and has no field {part!r}.")
+        fields = {f.name: f.type for f in dataclasses.fields(holder)}
+        if part not in fields:
+            where = ".".join(["config", *seen])
+            raise ConfigError(f"{where} has no field {part!r}. {rules.nearest(part, fields)}")
+        seen.append(part)
+        holder = fields[part]

@@ -1,0 +1,154 @@
+"""Typed dataclasses whose fields have the declared type: read from plain mappings, or checked whenever they are set.
+
+`from_mapping` reads what JSON and TOML give. It checks every field against its declared type: a dataclass, `float`
+(which takes integers too), any other plain type, `tuple[X, ...]`, `Mapping[str, X]`, or one of these `| None`. Fields
+with a default may be left out. `Checked` is the base of dataclasses that Python code fills, such as configs: it holds
+every assignment against the same types. A message names the field in full, its value and the type it must have.
+"""
+
+import dataclasses
+import datetime
+import functools
+import os
+import reprlib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from fiddlex.config import rules
+from fiddlex.errors import ConfigError
+
+_REMEDIES = {datetime.date: ", written as 2026-11-22 without quotes"}
+_INTEGER_BITS = 63  # of JSON readers and of numpy; Python itself cannot print integers of more than 4300 digits
+_REPR = reprlib.Repr()
+_REPR.maxstring, _REPR.maxother = 200, 60  # a whole path, but not a whole file or section
+
+
+class Checked:
+    """Base of dataclasses that check a field's type whenever it is set, by the constructor or by an assignment.
+
+    A section's class is declared as `class MeshConfig(Checked, prefix="config.mesh.")`; the prefix precedes field names
+    in messages. A field whose type is a dataclass takes an instance of exactly that class. An integer given for a float
+    becomes a float. Copies and pickles are made as of any dataclass.
+
+    Raises:
+      ConfigError: for a value of the wrong type, for a name that is no field, and for deleting a field.
+    """
+
+    _prefix: ClassVar[str]
+
+    def __init_subclass__(cls, *, prefix: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if prefix is not None:
+            cls._prefix = prefix
+
+    if not typing.TYPE_CHECKING:  # or mypy would allow names that are no fields
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            kinds = _kinds(type(self))
+            if name not in kinds:
+                raise ConfigError(_unknown(self._prefix, name, kinds))
+            object.__setattr__(self, name, _plain(kinds[name], value, f"{self._prefix}{name}"))
+
+        def __delattr__(self, name: str) -> None:
+            raise ConfigError(f"{self._prefix}{name} cannot be deleted; every field has a value. Set it instead.")
+
+
+def from_mapping(cls: type, values: Any, prefix: str, **known: Any) -> Any:
+    """Builds a `cls` out of `values`, and whatever it holds out of what they hold.
+
+    Args:
+      cls: a dataclass whose annotations are types, not strings.
+      values: a mapping of field names to values.
+      prefix: what field names are given after in messages: `config.` or `gpus.toml: chip.`.
+      **known: fields that are not read from `values`, and may not stand there.
+
+    Raises:
+      ConfigError: on an unknown field (with the nearest name), a missing one, or a value of the wrong type.
+    """
+    where = prefix.rstrip(".: ")
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} must be an object with fields, not {values!r}.")
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.name not in known}
+    kwargs = dict(known)
+    for name, value in values.items():
+        if name not in fields:
+            raise ConfigError(_unknown(prefix, name, fields))
+        kwargs[name] = _typed(fields[name].type, value, f"{prefix}{name}")
+    missing = [name for name, field in fields.items() if name not in kwargs and _is_required(field)]
+    if missing:
+        needed = [name for name, field in fields.items() if _is_required(field)]
+        raise ConfigError(f"{where} lacks {', '.join(missing)}. It needs {', '.join(needed)}.")
+    return cls(**kwargs)
+
+
+def _is_required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+@functools.cache
+def _kinds(cls: type) -> dict[str, Any]:
+    """The declared type of each field of a dataclass."""
+    return {field.name: field.type for field in dataclasses.fields(cls)}
+
+
+def _unknown(prefix: str, name: str, fields: Iterable[str]) -> str:
+    return f"{prefix.rstrip('.: ')} has no field {name!r}. {rules.nearest(name, fields)}"
+
+
+def _typed(kind: Any, value: Any, name: str) -> Any:
+    """`value` as a field of type `kind`, which may hold others; `name` is the field's in messages."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:  # X | None; the formats read here have no way to write None
+        return _typed(arguments[0], value, name)
+    if dataclasses.is_dataclass(kind):
+        return from_mapping(typing.cast(type, kind), value, f"{name}.")
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ConfigError(f"{name} must be a list, not {value!r}.")
+        return tuple(_typed(arguments[0], item, f"{name}[{index}]") for index, item in enumerate(value))
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name} must be an object with fields, not {value!r}.")
+        return {key: _typed(arguments[1], item, f"{name}.{key}") for key, item in value.items()}
+    return _plain(kind, value, name)
+
+
+def _plain(kind: Any, value: Any, name: str) -> Any:
+    """`value` as a field of type `kind`, which holds no others or is an instance already."""
+    if kind is float and type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{name} is an integer too large for a float, which holds at most 1.8e308.") from None
+    if type(value) is not kind:
+        given = type(value).__name__
+        article = "an" if given[0] in "aeiou" else "a"
+        raise ConfigError(
+            f"{name}={_REPR.repr(value)} is {article} {given}; it must be of type {kind.__name__}"
+            f"{_REMEDIES.get(kind) or _conversion(kind, value)}."
+        )
+    if kind is int and value.bit_length() > _INTEGER_BITS:
+        raise ConfigError(f"{name} is an integer of {value.bit_length()} bits; it must have at most {_INTEGER_BITS}.")
+    if kind is str:
+        _check_text(value, name)
+    return value
+
+
+def _conversion(kind: type, value: Any) -> str:
+    """How to make a `kind` of a value that holds one and is another type, such as a numpy scalar; else nothing."""
+    is_scalar = type(value).__module__ == "numpy" and kind in (int, float, bool, str)
+    return f": write {kind.__name__}(…)" if is_scalar or (kind is str and isinstance(value, os.PathLike)) else ""
+
+
+def _check_text(value: str, name: str) -> None:
+    """Raises ConfigError for a string that no file name or text file can hold."""
+    if "\0" in value:
+        raise ConfigError(f"{name}={_REPR.repr(value)} contains a NUL character, which no path can have. Remove it.")
+    try:
+        value.encode("utf-8", "surrogateescape")  # as Python has the names of files that are not UTF-8
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{name}={_REPR.repr(value)} contains half of a surrogate pair, which is no character. Remove it."
+        ) from None

@@ -1,0 +1,66 @@
+"""Rules that config values obey; each raises ConfigError with the values, the rule and the remedy."""
+
+import difflib
+import math
+from collections.abc import Iterable
+
+from fiddlex.errors import ConfigError
+
+INTEGER_LIMIT = 2**31  # steps, examples and sizes are 32-bit integers on the devices
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """' Did you mean x?' for the closest of `names`, or all of them when none is close."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names)}."
+
+
+def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """`value` is one of `choices`."""
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}. {nearest(value, choices)}")
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    """`value` is at least `least`, and below the limit of its type."""
+    if not least <= value < _limit(value):
+        raise ConfigError(f"{name}={value} must be at least {least} and below {_limit(value)}.")
+
+
+def between(name: str, value: float, least: float, most: float) -> None:
+    """`value` lies between two bounds, both included."""
+    if not least <= value <= most:
+        raise ConfigError(f"{name}={value} must be at least {least} and at most {most:g}.")
+
+
+def positive(name: str, value: float, most: float | None = None) -> None:
+    """`value` is above 0, and at most `most`, or below the limit of its type."""
+    if most is not None and not 0 < value <= most:
+        raise ConfigError(f"{name}={value} must be greater than 0 and at most {most:g}.")
+    if not 0 < value < _limit(value):
+        raise ConfigError(f"{name}={value} must be greater than 0 and below {_limit(value)}.")
+
+
+def fraction(name: str, value: float) -> None:
+    """`value` is at least 0 and below 1."""
+    if not 0 <= value < 1:
+        raise ConfigError(f"{name}={value} must be at least 0 and below 1.")
+
+
+def divides(name: str, value: int, by_name: str, by: int, why: str) -> None:
+    """`value` is a multiple of `by`; `why` ends the sentence that says so."""
+    if value % by:
+        small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+        divisors = {*small, *(value // d for d in small)}
+        near = sorted(sorted(divisors, key=lambda d: abs(d - by))[:4])
+        below, above = value // by * by, -(-value // by) * by
+        sizes = f"{below} or {above}" if below else f"{above}"
+        raise ConfigError(
+            f"{name}={value} is not a multiple of {by_name}={by}: {why}. "
+            f"Use {by_name} {', '.join(map(str, near))}, or {name} {sizes}."
+        )
+
+
+def _limit(value: float) -> float:
+    return INTEGER_LIMIT if isinstance(value, int) else math.inf

@@ -1,0 +1,257 @@
+"""The sections of a config: the model, the mesh, the pipeline, the optimizer, the data, and the run itself.
+
+Each section checks its values in `validate`; rules that involve two sections are checked by `Config.validate`. Every
+message gives the values, the rule and the remedy.
+"""
+
+import dataclasses
+
+from fiddlex.config import rules
+from fiddlex.config.families import family
+from fiddlex.config.records import Checked
+from fiddlex.errors import ConfigError
+
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+RECOMPUTE_MODES = ("none", "selective", "full")
+OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "adafactor")
+MOST_LOSS_SCALE = 2.0**40  # far above what float16 can use, and far below what float32 can hold
+LEAST_FLOAT32, MOST_FLOAT32 = 1.2e-38, 3.4e38  # what the devices can hold of a value above 0, without rounding to 0
+MOST_INIT_STD = 100.0  # far above any in use; much more, and the first loss overflows float32
+MOST_WEIGHTS = 2**58  # in one array, whose size in bytes XLA keeps as a 64-bit integer; it aborts where that overflows
+LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
+
+
+@dataclasses.dataclass
+class ModelConfig(Checked, prefix="config.model."):
+    """Shape of the network, in the field's own words (GPT-2 names in comments where they differ)."""
+
+    family: str = "gpt"  # gpt | bert, or another of fiddlex.models.registry.FAMILIES
+    objective: str = ""  # gpt: lm; bert: mlm | mlm_nsp | mlm_sop | classification | multiple_choice; empty: lm or mlm
+    num_layers: int = 4
+    hidden_size: int = 128
+    num_heads: int = 4
+    ffn_size: int = 0  # 0: four times the hidden size
+    vocab_size: int = 256
+    seq_len: int = 128
+    dropout: float = 0.0  # of embeddings, attention probabilities and both residual branches
+    dtype: str = "float32"  # of activations and matrix products; master weights are always float32
+    post_norm: bool = False  # LayerNorm after each residual sum (BERT as published), not before each branch (GPT-2)
+    layer_norm_epsilon: float = 1e-5
+    init_std: float = 0.02
+    vocab_multiple: int = 1  # the vocabulary is padded to a multiple of this on every shard (128 suits matrix units)
+
+    @property
+    def task(self) -> str:
+        """What the model is trained to do: `objective`, or what its family does when that is empty."""
+        return self.objective or family(self.family).objectives[0]
+
+    @property
+    def mlp_size(self) -> int:
+        """Width of the MLP's hidden layer."""
+        return self.ffn_size or 4 * self.hidden_size
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def suits_flash(self) -> bool:
+        """Whether cuDNN's flash kernel takes it: half precision, heads up to 128 wide; with a mask, even lengths."""
+        masked = self.task != "lm"
+        return (
+            self.dtype != "float32"
+            and self.head_size % 8 == 0
+            and self.head_size <= 128
+            and not (masked and self.seq_len % 2)
+        )
+
+    def validate(self) -> None:
+        """Raises ConfigError when a field is out of its range or two of them contradict each other."""
+        rules.choice(f"model.family={self.family}: model.objective", self.task, family(self.family).objectives)
+        if self.post_norm and not family(self.family).post_norm:
+            raise ConfigError(
+                f"model.post_norm=True with model.family={self.family}: it has its norms before each branch. Use False."
+            )
+        rules.choice("model.dtype", self.dtype, COMPUTE_DTYPES)
+        for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "vocab_multiple"):
+            rules.at_least(f"model.{name}", getattr(self, name), 1)
+        rules.at_least("model.ffn_size", self.ffn_size, 0)
+        rules.fraction("model.dropout", self.dropout)
+        rules.between("model.layer_norm_epsilon", self.layer_norm_epsilon, LEAST_FLOAT32, MOST_FLOAT32)
+        rules.positive("model.init_std", self.init_std, MOST_INIT_STD)
+        rules.divides(
+            "model.hidden_size",
+            self.hidden_size,
+            "model.num_heads",
+            self.num_heads,
+            "each attention head gets an equal part of the hidden size",
+        )
+        of_layers = self.num_layers * max(self.mlp_size, 3 * self.hidden_size)
+        if (most := self.hidden_size * max(of_layers, self.vocab_size, self.seq_len)) > MOST_WEIGHTS:
+            raise ConfigError(
+                f"model.num_layers={self.num_layers}, hidden_size={self.hidden_size}, ffn_size={self.ffn_size}, "
+                f"vocab_size={self.vocab_size}, seq_len={self.seq_len}: one array would hold {most:.1e} weights; it "
+                f"can hold {MOST_WEIGHTS:.1e}. Take smaller sizes."
+            )
+
+
+@dataclasses.dataclass
+class MeshConfig(Checked, prefix="config.mesh."):
+    """Devices along each axis of the mesh. The product is the number of devices the run uses."""
+
+    data: int = 1
+    pipe: int = 1
+    tensor: int = 1
+    sequence_parallel: bool = False  # norms, dropout and residuals sharded over `tensor` along the sequence
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in the mesh."""
+        return self.data * self.pipe * self.tensor
+
+    @property
+    def vocab_shards(self) -> int:
+        """Parts into which the vocabulary is cut: it is sharded over pipe and tensor."""
+        return self.pipe * self.tensor
+
+    def validate(self) -> None:
+        """Raises ConfigError when an axis has no devices."""
+        for name in ("data", "pipe", "tensor"):
+            rules.at_least(f"mesh.{name}", getattr(self, name), 1)
+
+
+@dataclasses.dataclass
+class PipelineConfig(Checked, prefix="config.pipeline."):
+    """How the model is cut into stages and a replica's batch into microbatches, and in which order they run."""
+
+    schedule: str = "1f1b"  # gpipe | 1f1b | interleaved_1f1b | zb_h1 | zb_h2 | zb_v | file:PATH.csv
+    num_chunks: int = 1  # stages on each pipe rank
+    num_microbatches: int = 1  # of one replica's batch
+    layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as can be
+    recompute: str = "none"  # none | selective (attention internals) | full (whole layers)
+    semantics: str = "sync"  # sync | 2bw | stash | vertical_sync | delay:K: by how many updates weights lag behind
+    semantics_schedule: str = ""  # in place of semantics=sync: phases with their lengths, as in sync:0.2,2bw
+
+    def validate(self) -> None:
+        """Raises ConfigError when a field is out of its range."""
+        rules.at_least("pipeline.num_microbatches", self.num_microbatches, 1)
+        rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
+        rules.choice("pipeline.recompute", self.recompute, RECOMPUTE_MODES)
+
+
+@dataclasses.dataclass
+class OptimizerConfig(Checked, prefix="config.optimizer."):
+    """The update rule, its learning-rate schedule, clipping and where its state lives."""
+
+    name: str = "adamw"
+    learning_rate: float = 1e-3
+    schedule: str = "cosine"  # after the warm-up
+    warmup_steps: int = 0
+    decay_steps: int = 0  # length of the whole schedule, warm-up included; 0: train.num_steps
+    final_learning_rate: float = 0.0  # reached at decay_steps and kept
+    weight_decay: float = 0.0  # of matrices only: norms and biases are left alone
+    clip_norm: float = 0.0  # global norm; 0: no clipping
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    momentum: float = 0.9  # of sgd
+    zero1: bool = True  # master weights and optimizer state sharded over `data`
+    loss_scale: float = 65536.0  # of float16 at first; halved when gradients overflow
+    loss_scale_window: int = 1000  # steps without an overflow after which it doubles
+
+    def validate(self) -> None:
+        """Raises ConfigError when a field is out of its range."""
+        rules.choice("optimizer.name", self.name, OPTIMIZERS)
+        rules.choice("optimizer.schedule", self.schedule, LEARNING_RATE_SCHEDULES)
+        rules.between("optimizer.loss_scale", self.loss_scale, 1, MOST_LOSS_SCALE)
+        rules.at_least("optimizer.loss_scale_window", self.loss_scale_window, 1)
+        for name in ("learning_rate", "final_learning_rate", "weight_decay", "clip_norm"):
+            rules.between(f"optimizer.{name}", getattr(self, name), 0, MOST_FLOAT32)
+        for name in ("warmup_steps", "decay_steps"):
+            rules.at_least(f"optimizer.{name}", getattr(self, name), 0)
+        for name in ("beta1", "beta2", "momentum"):
+            rules.fraction(f"optimizer.{name}", getattr(self, name))
+        rules.between("optimizer.epsilon", self.epsilon, LEAST_FLOAT32, MOST_FLOAT32)
+        if self.decay_steps and self.decay_steps < self.warmup_steps:
+            raise ConfigError(
+                f"optimizer.decay_steps={self.decay_steps} is shorter than optimizer.warmup_steps="
+                f"{self.warmup_steps}: decay_steps counts the warm-up too; raise it or set it to 0 (train.num_steps)."
+            )
+
+
+@dataclasses.dataclass
+class DataConfig(Checked, prefix="config.data."):
+    """Where examples come from and how many make a batch."""
+
+    source: str = "stdlib"  # stdlib | text:PATH | tokens:PATH; of labelled texts tsv:PATH | jsonl:PATH
+    eval_source: str = ""  # same forms; empty: a held-out share of `source`; of lm also jsonl:PATH, to be continued
+    eval_fraction: float = 0.05  # the held-out share; unused with eval_source
+    tokenizer: str = "bytes"  # bytes | path of a `tokenizers` JSON file
+    token_dtype: str = "uint16"  # of tokens: files; uint16 | uint32
+    global_batch_size: int = 32  # examples per step, over all replicas and microbatches
+    eval_batches: int = 0  # batches per evaluation; 0: all held-out data
+    seed: int = 0  # of the order of examples, and of what is masked
+    mask_fraction: float = 0.15  # of an example's tokens, of mlm
+    whole_words: bool = False  # masks all tokens of a word or none
+    pack: bool = True  # of mlm: short documents into one example, each seeing itself alone; else one in each, filled up
+    text_fields: str = "sentence1,sentence2"  # columns or keys of a task's one or two texts
+    choices_fields: str = "choices"  # of multiple_choice: one key that has a list, or a column for each choice
+    num_choices: int = 4  # of multiple_choice
+    label_field: str = "label"  # column or key of the right answer
+    labels: str = ""  # of classification: the classes in order, as in entailment,neutral,contradiction
+    truncate: bool = False  # cuts texts of a task that are longer than model.seq_len; else they are an error
+    skip_bad_lines: bool = False  # passes over lines of a task that are wrong, and counts them; else they are an error
+    eval_stride: int = 0  # of lm: tokens from one window of an evaluation to the next; 0: model.seq_len, no overlap
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The labels of classification, in order."""
+        return tuple(label.strip() for label in self.labels.split(",")) if self.labels else ()
+
+    def validate(self) -> None:
+        """Raises ConfigError when a field is out of its range."""
+        for name in ("source", "eval_source"):
+            _source(f"data.{name}", getattr(self, name), optional=name == "eval_source")
+        rules.fraction("data.mask_fraction", self.mask_fraction)
+        rules.positive("data.mask_fraction", self.mask_fraction)
+        rules.at_least("data.num_choices", self.num_choices, 2)
+        rules.at_least("data.eval_stride", self.eval_stride, 0)
+        rules.choice("data.token_dtype", self.token_dtype, ("uint16", "uint32"))
+        rules.at_least("data.global_batch_size", self.global_batch_size, 1)
+        rules.at_least("data.eval_batches", self.eval_batches, 0)
+        rules.at_least("data.seed", self.seed, 0)
+        rules.fraction("data.eval_fraction", self.eval_fraction)
+
+
+@dataclasses.dataclass
+class TrainConfig(Checked, prefix="config.train."):
+    """Length of the run and what happens along it. `*_every` count steps; 0 turns the thing off."""
+
+    num_steps: int = 100
+    seed: int = 0  # of initial weights and dropout
+    log_every: int = 10
+    eval_every: int = 0  # an evaluation also closes the run unless this is 0
+    checkpoint_every: int = 0  # a checkpoint also closes the run unless this is 0
+    keep_checkpoints: int = 1  # besides the newest
+    init_from: str = ""  # workdir of a run whose weights this one starts from; its head, where another, starts anew
+    patience: int = 0  # evaluations without a better one after which the run ends; its best is kept
+    sample_tokens: int = 0  # length of the text sampled at the end of the run
+
+    def validate(self) -> None:
+        """Raises ConfigError when a field is out of its range."""
+        rules.at_least("train.num_steps", self.num_steps, 1)
+        rules.at_least("train.keep_checkpoints", self.keep_checkpoints, 1)
+        rules.at_least("train.seed", self.seed, 0)
+        for name in ("log_every", "eval_every", "checkpoint_every", "sample_tokens", "patience"):
+            rules.at_least(f"train.{name}", getattr(self, name), 0)
+
+
+def _source(name: str, value: str, *, optional: bool) -> None:
+    kind, _, path = value.partition(":")
+    known = (kind == "stdlib" and not path) or (kind in ("text", "tokens", "tsv", "jsonl") and path)
+    if not known and not (optional and not value):
+        raise ConfigError(
+            f"{name}={value!r} is not a data source: use stdlib, text:PATH or tokens:PATH; for labelled texts tsv:PATH "
+            "or jsonl:PATH."
+        )

@@ -1,0 +1,222 @@
+"""What the passes through one layer, and through the head, have in memory on one device.
+
+A fold over the operations of `fiddlex.models.spec`: what a layer leaves for its backward pass is the sum of what its
+operations keep (`fiddlex.models.operators`); Korthikanti et al., MLSys 2023, section 4, count another model's the same
+way. Letters as in `fiddlex.models.layers`: B sequences of a microbatch, S positions, T a tensor rank's part of them
+under sequence parallelism (else S), H hidden, N this tensor rank's heads, A their joint width, V its slice of the
+vocabulary.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from fiddlex.config import Config
+from fiddlex.costs.backend import Backend
+from fiddlex.models.registry import describe
+from fiddlex.models.spec import Activation, Attention, Branch, Norm, Operation, Product, Residual
+from fiddlex.models.task_sizes import task_of
+
+FLOAT32, WORD, MASK = 4, 4, 1  # bytes of an element; words are those of the random generator
+ITEMSIZES = {"float32": FLOAT32, "bfloat16": 2, "float16": 2}
+
+
+def num_sequences(config: Config) -> int:
+    """Sequences in a microbatch, B."""
+    return config.microbatch_size * task_of(config).num_sequences
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerMemory:
+    """The memory that one layer's passes take; sizes are in elements unless a line says bytes.
+
+    Attributes:
+      backend: what the layer runs on.
+      recompute: what of the layer is computed again, see `PipelineConfig`.
+      branches: what the layer computes.
+      tensor: the number of tensor ranks.
+      itemsize: bytes of an element in the compute dtype.
+      operand: bytes of an element that nothing but products read.
+      tokens: the positions of a microbatch, B·S.
+      residual: the residual stream on a device, B·T·H.
+      scores: attention's scores, B·N·S·S.
+      statistics: one number for each row of the scores, B·N·S.
+      head_size: the width of a head.
+      dropout: whether anything is dropped.
+      flash: whether attention runs in a kernel that keeps no scores.
+    """
+
+    backend: Backend
+    recompute: str
+    branches: Sequence[Branch]
+    tensor: int
+    itemsize: int
+    operand: int
+    tokens: int
+    residual: int
+    scores: int
+    statistics: int
+    head_size: int
+    dropout: bool
+    flash: bool
+
+    @classmethod
+    def of(cls, config: Config, backend: Backend) -> "LayerMemory":
+        """The memory of the layers of a config."""
+        model, tensor, network = config.model, config.mesh.tensor, describe(config)
+        tokens, itemsize = num_sequences(config) * model.seq_len, ITEMSIZES[model.dtype]
+        statistics = tokens * network.attention.heads // tensor
+        return cls(
+            backend=backend,
+            recompute=config.pipeline.recompute,
+            branches=network.branches,
+            tensor=tensor,
+            itemsize=itemsize,
+            operand=min(itemsize, 2) if backend.rounds_products else itemsize,
+            tokens=tokens,
+            residual=tokens * network.hidden // (tensor if config.mesh.sequence_parallel else 1),
+            scores=statistics * model.seq_len,
+            statistics=statistics,
+            head_size=network.attention.head_size,
+            dropout=model.dropout > 0,
+            flash=backend.runs_flash(model),
+        )
+
+    def stashed(self) -> int:
+        """Bytes that a forward pass leaves: of everything, of all but attention's inside, or of the input alone."""
+        if self.recompute == "full":
+            return self._input
+        attention = self._probabilities() * (self.recompute == "none" or self.flash)
+        return sum(self._kept(each) for branch in self.branches for each in branch) + attention
+
+    @property
+    def _input(self) -> int:
+        """Bytes of the layer's input, which the first norm keeps; in post-LN the second, of the sum before it."""
+        return self.residual * self.itemsize
+
+    def _kept(self, operation: Operation) -> int:
+        """Bytes that an operation keeps for its backward pass; of attention the outside."""
+        match operation:
+            case Norm():
+                return self.residual * self.itemsize
+            case Product():
+                return self._inputs(operation) * self.operand
+            case Attention():
+                return 3 * self._local(operation.width) * self.operand
+            case Activation():
+                return operation.num_inputs * self._local(operation.units) * self.itemsize
+            case Residual():
+                return self.residual * MASK * self.dropout
+
+    def _probabilities(self) -> int:
+        """Bytes of probabilities, and where some are dropped of those that are left and the mask; of flash, sums."""
+        if self.flash:
+            return self.statistics * FLOAT32
+        return self.scores * (self.itemsize + (self.operand + MASK) * self.dropout)
+
+    def _local(self, width: int) -> int:
+        """Elements of an array of a width that tensor parallelism cuts."""
+        return self.tokens * (width // self.tensor)
+
+    def _inputs(self, product: Product) -> int:
+        """Elements of a product's input; under sequence parallelism it is gathered before."""
+        return self._local(product.inputs) if product.split == "inputs" else self.tokens * product.inputs
+
+    def _outputs(self, product: Product) -> int:
+        """Elements of a product's output."""
+        return self._local(product.outputs) if product.split == "outputs" else self.tokens * product.outputs
+
+    def _kernel(self, product: Product) -> int:
+        """Elements of a product's kernel."""
+        return product.inputs * product.outputs // (self.tensor if product.split else 1)
+
+    @property
+    def _products(self) -> list[Product]:
+        return [each for branch in self.branches for each in branch if isinstance(each, Product)]
+
+    def left(self) -> int:
+        """Bytes that I leaves for W: gradients of the products' outputs, and their inputs unless these are stashed."""
+        gradients = sum(map(self._outputs, self._products))
+        inputs = sum(map(self._inputs, self._products))
+        return (gradients + inputs * (self.recompute == "full")) * self.operand
+
+    def working(self) -> int:
+        """Bytes at the fullest moment of the layer's passes: inside attention forward, or in a branch backward.
+
+        In a branch's backward pass there is what was computed again and is not used up yet, that of earlier branches
+        included, and the gradients of an activation's output and inputs, or those inside attention. All along there are
+        the kernel of the product at hand as read from the stack, its gradient, and what goes through the residual
+        stream, in and out.
+        """
+        again, moments, before = self.recompute == "full", [], -self._input  # which is stashed
+        for branch in self.branches:
+            kept = sum(map(self._kept, branch))
+            if any(isinstance(each, Attention) for each in branch):
+                moments.append(self._attention_forward() + (before + kept) * (not self.backend.fuses))
+                moments.append((before + kept) * again + self._attention_backward())
+                kept += self._probabilities() if self.backend.fuses else self._softmax()
+            else:
+                moments.append((before + kept) * again + self._activation_gradients(branch))
+            before += kept
+        kernel = max(map(self._kernel, self._products))
+        return max(moments) + 2 * (kernel + self.residual) * self.itemsize
+
+    def _activation_gradients(self, branch: Branch) -> int:
+        """Bytes of the gradients of an activation's output and inputs."""
+        activations = (each for each in branch if isinstance(each, Activation))
+        return sum((1 + each.num_inputs) * self._local(each.units) * self.itemsize for each in activations)
+
+    def _softmax(self) -> int:
+        """Bytes of the scores and of what attention leaves."""
+        return self.scores * FLOAT32 * (not self.flash) + self._probabilities()
+
+    def _attention_forward(self) -> int:
+        """Bytes of scores; unless all is fused, of what it leaves, and two random words a score with the two before."""
+        if self.backend.fuses:
+            return self.scores * FLOAT32
+        words = 4 * self.scores * WORD * (self.dropout and not self.backend.draws_inside)
+        return self._softmax() + words
+
+    def _attention_backward(self) -> int:
+        """Bytes of scores and probabilities, read or computed again, and of the gradients of both."""
+        if self.flash:  # gradients of queries, keys, values and of what comes out, in float32 the first
+            heads = self.statistics * self.head_size
+            return self._probabilities() + heads * (FLOAT32 + 3 * self.itemsize)
+        if self.backend.rounds_gradients:
+            return self._softmax() + 2 * self.scores * self.itemsize
+        if not self.backend.fuses:
+            return self._softmax() * (self.recompute != "none") + 2 * self.scores * FLOAT32
+        if self.recompute == "none":  # as they are read, as the products want them, and both gradients
+            return self.scores * (self.itemsize + 3 * self.operand)
+        weighted = FLOAT32 if self.head_size > self.backend.narrow_head else 0
+        return self.scores * (FLOAT32 + self.itemsize + weighted)
+
+    def copied(self) -> int:
+        """Bytes of the weights, in a row of the stack, that the backend copies (`Backend.whole_lanes_copy`)."""
+        if not self.backend.whole_lanes_copy or self.head_size % self.backend.lanes:
+            return 0
+        return sum(
+            self._kernel(before) * self.operand
+            for branch in self.branches
+            for before, operation in itertools.pairwise(branch)
+            if isinstance(operation, Attention) and isinstance(before, Product)
+        )
+
+
+def outside_layers(config: Config, backend: Backend) -> int:
+    """Bytes at the fullest moment of embedding and head, whichever takes more.
+
+    The head has this device's slice of the logits, B·P·V where it scores P positions of a row, in float32; unless all
+    is fused their exponentials and gradients too, or of these the rounded ones alone (`Backend.rounds_gradients`); and
+    what it scores, with its gradients. The embedding's backward pass has the gradient of the table's slice, V·H, in
+    float32, before and, unless `Backend.scatters_in_place`, after rows are added to it.
+    """
+    network, itemsize = describe(config), ITEMSIZES[config.model.dtype]
+    columns = config.padded_vocab_size // config.mesh.vocab_shards
+    tokens = num_sequences(config) * config.model.seq_len
+    scored = num_sequences(config) * network.task.num_scored
+    of_logit = FLOAT32 if backend.fuses else FLOAT32 + itemsize if backend.rounds_gradients else 3 * FLOAT32
+    logits = scored * columns * of_logit
+    stream = 3 * tokens * network.hidden * itemsize
+    tables = (1 if backend.scatters_in_place else 2) * columns * network.hidden * FLOAT32
+    return stream + max(logits, tables)

@@ -1,0 +1,80 @@
+"""What a model is trained to do, as sizes: how much of an example is scored, and against what."""
+
+from typing import NamedTuple
+
+from fiddlex.config import Config
+
+PAIR_CLASSES = 2  # of sentence pairs: the second text follows the first, or it does not
+
+
+class Task(NamedTuple):
+    """The sizes of `config.model.task`.
+
+    Attributes:
+      num_sequences: sequences in an example, each of `model.seq_len` tokens: one for each choice in multiple choice,
+        else one.
+      num_scored: positions of an example whose tokens are predicted: all of them in lm, those that are masked in mlm, 0
+        where no token is predicted.
+      picks_positions: whether the scored positions are picked out of the sequence, as masked ones are.
+      num_outputs: numbers that the head computes of each sequence for its label: one for each class, 1 in multiple
+        choice, 0 where examples have no label.
+    """
+
+    num_sequences: int
+    num_scored: int
+    picks_positions: bool
+    num_outputs: int
+
+
+def task_of(config: Config) -> Task:
+    """The sizes of what `config.model.task` names."""
+    name, length = config.model.task, config.model.seq_len
+    masked = max_masked(length, config.data.mask_fraction)
+    num_scored, picks_positions, num_outputs = {
+        "lm": (length, False, 0),
+        "mlm": (masked, True, 0),
+        "mlm_nsp": (masked, True, PAIR_CLASSES),
+        "mlm_sop": (masked, True, PAIR_CLASSES),
+        "classification": (0, False, len(config.data.classes)),
+        "multiple_choice": (0, False, 1),
+    }[name]
+    return Task(config.sequences_per_example, num_scored, picks_positions, num_outputs)
+
+
+def max_masked(seq_len: int, mask_fraction: float) -> int:
+    """The most tokens masked in one example, the same for all of a run: the share of `seq_len`, at least 1."""
+    return max(1, round(mask_fraction * seq_len))
+
+
+class Field(NamedTuple):
+    """One array of an example.
+
+    Attributes:
+      shape: its sizes; a batch has one more dimension before them.
+      dtype: the name of its dtype, which has four bytes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def example_fields(config: Config) -> dict[str, Field]:
+    """The arrays of an example of `config.model.task`, by name.
+
+    `tokens` and `targets` are ids of the vocabulary, `segments` number what may attend to each other (0: padding),
+    `token_types` tell which text of a pair a token is in, `masked_positions` which positions are scored; `weights` and
+    `label_weights` are the share of each target or label in the loss.
+    """
+    task, name, length = task_of(config), config.model.task, config.model.seq_len
+    sequences = (length,) if name != "multiple_choice" else (task.num_sequences, length)
+    fields = {"tokens": Field(sequences, "int32")}
+    if name != "lm":
+        fields |= {each: Field(sequences, "int32") for each in ("segments", "token_types")}
+    scored = (task.num_scored,)
+    if task.picks_positions:
+        fields["masked_positions"] = Field(scored, "int32")
+    if task.num_scored:
+        fields |= {"targets": Field(scored, "int32"), "weights": Field(scored, "float32")}
+    if task.num_outputs:
+        fields |= {"labels": Field((), "int32"), "label_weights": Field((), "float32")}
+    return fields

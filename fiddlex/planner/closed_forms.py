@@ -1,0 +1,152 @@
+"""Pipelines of the planner's space: what one holds and what a batch takes in it, for any costs.
+
+The simulator's lockstep clock tells the time. From some number of microbatches on a schedule with traits repeats
+(`fiddlex.schedules.traits`): each microbatch more takes as much time more. So a long pipeline is simulated at two short
+lengths and drawn out, which is exact, and what it holds has a closed form. Tests compare both with the whole lowering.
+Pipelines of other schedules are simulated whole (`fiddlex.planner.predict`).
+"""
+
+import functools
+from typing import NamedTuple
+
+from fiddlex.schedules.columns import Columns
+from fiddlex.schedules.frame import Sizes, make_frame
+from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.schedule import Schedule
+from fiddlex.schedules.semantics import make_semantics
+from fiddlex.schedules.ticks import place
+from fiddlex.schedules.traits import Generator, Traits, traits_of
+from fiddlex.schedules.windows import Windows, unroll
+from fiddlex.simulate.clock import Costs, free_running
+from fiddlex.simulate.lockstep import TickWork
+from fiddlex.simulate.steady import steady
+
+
+class Shape(NamedTuple):
+    """A pipeline, whatever runs in it.
+
+    Attributes:
+      schedule: name of one that has traits.
+      pipe: ranks.
+      chunks: stages on each.
+      num_microbatches: of a replica's batch.
+      semantics: of the weights.
+    """
+
+    schedule: str
+    pipe: int
+    chunks: int
+    num_microbatches: int
+    semantics: str = "sync"
+
+    @property
+    def traits(self) -> Traits:
+        """What is known of the schedule.
+
+        Raises:
+          ValueError: when it has no traits.
+        """
+        traits = traits_of(GENERATORS.get(self.schedule))
+        if traits is None:
+            raise ValueError(f"schedule {self.schedule!r} has no traits, so no more is known of it than of its actions")
+        return traits
+
+    @property
+    def never_waits(self) -> bool:
+        """Whether the pipeline is known to go on from batch to batch and never to wait for an update."""
+        semantics = make_semantics(self.semantics, num_stages=self.pipe * self.chunks, batch_size=self.num_microbatches)
+        enough = self.num_microbatches >= 2 * (self.pipe - 1)
+        return enough and min(semantics.delays) > 0 and self.traits.never_waits
+
+
+def stage_ranks(shape: Shape) -> tuple[int, ...]:
+    """The rank of each stage."""
+    return _schedule(shape, shape.traits.period(shape.pipe)).placement
+
+
+def batch_seconds(shape: Shape, costs: Costs) -> float:
+    """Seconds of a batch in the lockstep clock; of a pipeline that is not flushed, on average once it is full.
+
+    Args:
+      shape: the pipeline.
+      costs: in seconds, for its stages.
+    """
+    never_waits, traits, m = shape.never_waits, shape.traits, shape.num_microbatches
+    seconds = _seconds if never_waits or shape.semantics == "sync" else _steady_seconds
+    period = traits.period(shape.pipe)
+    long = traits.onset(shape.pipe) + m % period
+    if m <= long + period and not never_waits:
+        return seconds(shape, m, costs)
+    first, second = (seconds(shape, number, costs) for number in (long, long + period))
+    each = (second - first) / period
+    return m * each if never_waits else first + (m - long) * each
+
+
+def sizes(shape: Shape) -> Sizes:
+    """What the pipeline holds."""
+    p, v, m, traits = shape.pipe, shape.chunks, shape.num_microbatches, shape.traits
+    if shape.semantics != "sync":
+        if shape.semantics == "2bw" and traits.sizes_2bw and 1 < p <= m:
+            return traits.sizes_2bw(p, v, m)
+        return _windows(shape, GENERATORS[shape.schedule]).sizes
+    if traits.slots is None:
+        return make_frame(lower(_schedule(shape)), m).sizes
+    if p == 1:  # each microbatch is done with before the next begins
+        return make_frame(lower(_schedule(shape, 1)), 1).sizes
+    return Sizes(traits.slots(p, v, m))
+
+
+def free_running_seconds(shape: Shape, costs: Costs) -> float:
+    """Seconds of a batch that is flushed in the free-running clock, that of other systems; long pipelines drawn out.
+
+    That is exact where stages are alike and hops far shorter than they are; others may take longer than this to settle,
+    and it can be some percent off.
+
+    Args:
+      shape: the pipeline.
+      costs: in seconds, for its stages.
+    """
+    step, m = shape.pipe, shape.num_microbatches
+    long = 3 * step + m % step
+    if m <= long + step:
+        return free_running(_schedule(shape), costs).makespan
+    first, second = (free_running(_schedule(shape, number), costs).makespan for number in (long, long + step))
+    return first + (m - long) / step * (second - first)
+
+
+def _seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
+    shape = shape._replace(num_microbatches=num_microbatches)
+    return _ticks(shape, GENERATORS[shape.schedule]).times(costs).makespan
+
+
+def _steady_seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
+    shape = shape._replace(num_microbatches=num_microbatches)
+    return steady(_windows(shape, GENERATORS[shape.schedule]), costs).period
+
+
+# What is cached is so for a name and what it names at the time: a notebook may give the name to another generator.
+@functools.lru_cache(maxsize=256)
+def _ticks(shape: Shape, generator: Generator) -> TickWork:
+    schedule = _made(shape, generator)
+    columns = Columns.of(schedule, place(schedule))
+    return TickWork.of(schedule, columns, num_ticks=1 + int(columns.tick.max()))
+
+
+def _schedule(shape: Shape, num_microbatches: int | None = None) -> Schedule:
+    """The schedule of a batch, or of another number of microbatches."""
+    number = num_microbatches or shape.num_microbatches
+    return _made(shape._replace(num_microbatches=number), GENERATORS[shape.schedule])
+
+
+@functools.lru_cache(maxsize=256)
+def _made(shape: Shape, generator: Generator) -> Schedule:
+    """Without `make_schedule`'s proof, which takes longer than all that is done with it; tests have it."""
+    return generator(pipe=shape.pipe, chunks=shape.chunks, num_microbatches=shape.num_microbatches)
+
+
+@functools.lru_cache(maxsize=64)
+def _windows(shape: Shape, generator: Generator) -> Windows:
+    make = lambda number: _made(shape._replace(num_microbatches=number), generator)  # noqa: E731
+    stages, m = shape.pipe * shape.chunks, shape.num_microbatches
+    return unroll(make(m), make_semantics(shape.semantics, num_stages=stages, batch_size=m), make)

@@ -1,0 +1,288 @@
+"""Seconds of everything that a train step does, on a topology: what the simulator is run with.
+
+Times of computation are reckoned from the work (`work`) and a chip's peak. Communication is counted on the links that
+it really crosses (`Topology.rings`): tensor parallelism inside a layer, hops between stages, the whole pipe for
+embedding and head, gradients and weights over `data`. Communication inside a layer, and that over `data`, is taken to
+be exposed, as XLA schedules it beside nothing.
+
+Sources: volumes of Narayanan et al., SC 2021, section 3; sequence parallelism of Korthikanti et al., MLSys 2023,
+section 3.2 (an all-reduce is a reduce-scatter and an all-gather of the same bytes).
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fiddlex.cluster.topology import Link, Ring, Topology
+from fiddlex.config import Config, MeshConfig, PipelineConfig
+from fiddlex.costs.backend import backend_of
+from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES
+from fiddlex.costs.weight_memory import num_moments
+from fiddlex.costs.work import Work, edge_work, layer_work
+from fiddlex.models.registry import describe
+from fiddlex.models.spec import Product
+from fiddlex.planner.communication import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
+from fiddlex.schedules.placement import LayerPlacement
+from fiddlex.simulate.clock import Costs
+
+# Share of the peak that large products reach: fitted to the first four rows of SC'21's table 1 (docs/planner.md).
+EFFICIENCY = 0.636
+
+
+class MicrobatchTimes(NamedTuple):
+    """Seconds of a microbatch on one device.
+
+    Attributes:
+      forward: of a layer.
+      backward_input: likewise, with what is computed again for it.
+      backward_weight: likewise.
+      exchange: of those three, what is communication.
+      embed: of all ranks together.
+      head: likewise.
+      embed_backward: likewise.
+      edge_exchange: of those three, what is communication.
+      hops: from each rank of the pipe to the next, the last to the first.
+      sharing: see `Costs`.
+      tick: likewise.
+    """
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    exchange: float
+    embed: float
+    head: float
+    embed_backward: float
+    edge_exchange: float
+    hops: tuple[float, ...]
+    sharing: tuple[float, ...] = ()
+    tick: float = 0.0
+
+    @property
+    def layer(self) -> float:
+        """Seconds of a layer, forward and backward."""
+        return self.forward + self.backward_input + self.backward_weight
+
+    @property
+    def edges(self) -> float:
+        """Seconds outside the layers."""
+        return self.embed + self.head + self.embed_backward
+
+    def costs(self, placement: LayerPlacement) -> Costs:
+        """What the simulator's clocks take, for layers on stages."""
+        layers, ranks = placement.layers_per_stage, placement.stage_ranks
+        forward, inputs, weights = (
+            tuple(each * time for each in layers) for time in (self.forward, self.backward_input, self.backward_weight)
+        )
+        edges = self.embed, self.head, self.embed_backward
+        return Costs(forward, inputs, weights, self._hops(ranks), *edges, tick=self.tick, sharing=self.sharing)
+
+    def _hops(self, ranks: Sequence[int]) -> tuple[float, ...]:
+        """Of each stage the slower of its messages, to the stage before and to the one behind."""
+        between = [self._hop(first, second) for first, second in itertools.pairwise(ranks)]
+        return tuple(max(pair) for pair in zip([0.0, *between], [*between, 0.0], strict=True))
+
+    def _hop(self, first: int, second: int) -> float:
+        """Between two ranks, the shorter way round."""
+        if first == second:
+            return 0.0
+        low, high = sorted((first, second))
+        around = high - low > 1 and low == 0 and high == len(self.hops) - 1
+        return self.hops[high] if around else max(self.hops[low:high])
+
+
+class StepTimes(NamedTuple):
+    """Seconds of a step outside the pipeline, on one device.
+
+    Attributes:
+      reduce: of the gradients over `data`.
+      gather: of the weights over `data`.
+      update: of the optimizer.
+    """
+
+    reduce: float
+    gather: float
+    update: float
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """How a training system does what systems do differently; the defaults are this project's.
+
+    Attributes:
+      vocabulary_over_pipe: the vocabulary is spread over `pipe` too, and all ranks score together.
+      scatters_hops: each tensor rank sends its part of an activation, which is gathered where it arrives (Narayanan et
+        al., SC 2021, section 4.1).
+      gradient_bytes: of a weight's gradient as it is reduced over `data`; None: 4.
+      flash: attention runs in a fused kernel; None: where the chip has one that takes the model.
+      replicas_inside: replicas of a stage are neighbours, and its pipeline goes from server to server (2BW's planner);
+        else `pipe` varies faster than `data`, as here.
+    """
+
+    vocabulary_over_pipe: bool = True
+    scatters_hops: bool = False
+    gradient_bytes: int = FLOAT32
+    flash: bool | None = None
+    replicas_inside: bool = False
+
+
+class CostModel:
+    """The times of a step of one model on one kind of cluster, for any layout; what layouts share is reckoned once.
+
+    Args:
+      config: of the run; its mesh and pipeline play no part.
+      topology: what it runs on.
+      efficiency: share of the chip's peak that large products reach.
+      system: how it runs.
+
+    Raises:
+      ConfigError: when the topology has no peak for the dtype.
+    """
+
+    def __init__(
+        self, config: Config, topology: Topology, *, efficiency: float = EFFICIENCY, system: System | None = None
+    ):
+        self._config, self._topology, self._efficiency = config, topology, efficiency
+        self._system, self._itemsize = system or System(), ITEMSIZES[config.model.dtype]
+        has_flash = backend_of(topology.compiler).runs_flash(config.model)
+        self._flash = has_flash if self._system.flash is None else self._system.flash
+        topology.chip.peak(config.model.dtype)
+        # A cache of this model alone, which goes when the model goes.
+        self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
+        self._links_once = functools.cache(self._links)
+
+    def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
+        """The times of a microbatch on a mesh.
+
+        Args:
+          mesh: whose axes divide what they must (`Config.validate`).
+          num_microbatches: of a replica's batch.
+          recompute: see `PipelineConfig`.
+
+        Raises:
+          ConfigError: when the topology does not join the mesh's devices.
+        """
+        examples = self._config.data.global_batch_size // mesh.data // num_microbatches
+        shards = mesh.tensor * (mesh.pipe if self._system.vocabulary_over_pipe else 1)
+        forward, backward_input, backward_weight = self._layer_once(
+            mesh.tensor, mesh.sequence_parallel, examples, recompute
+        )
+        embed, head, embed_backward = self._edges_once(shards, examples)
+        links = self._links_once(mesh.data, mesh.pipe, mesh.tensor)
+        whole = examples * self._row_bytes
+        part = whole / mesh.tensor if mesh.sequence_parallel else whole
+        over_pipe = self._system.vocabulary_over_pipe and mesh.pipe > 1
+        tensor, pipe = all_reduce_s(whole, links.tensor), all_reduce_s(part, links.pipe) if over_pipe else 0.0
+        exchange, repeats = self._reductions * tensor, recompute == "full"
+        return MicrobatchTimes(
+            forward + exchange,
+            backward_input + exchange * (1 + repeats),
+            backward_weight,
+            exchange=exchange * (2 + repeats),
+            embed=embed + pipe + tensor,
+            head=head + 2 * pipe + tensor,
+            embed_backward=embed_backward + pipe,
+            edge_exchange=4 * pipe + 2 * tensor,
+            hops=self._hops(links, whole, part),
+        )
+
+    def step(self, mesh: MeshConfig, *, num_parameters: float) -> StepTimes:
+        """The times of a step outside the pipeline.
+
+        Args:
+          mesh: as for `microbatch`.
+          num_parameters: weights that the fullest device holds.
+        """
+        zero1 = self._config.optimizer.zero1
+        rings = self._links_once(mesh.data, mesh.pipe, mesh.tensor).data
+        reduce = reduce_scatter_s if zero1 else all_reduce_s
+        return StepTimes(
+            reduce(num_parameters * self._system.gradient_bytes, rings),
+            all_gather_s(num_parameters * self._itemsize, rings) if zero1 else 0.0,
+            self._update_bytes(num_parameters, mesh.data) / self._topology.chip.memory_bandwidth,
+        )
+
+    def _seconds(self, *works: Work) -> float:
+        chip, dtype = self._topology.chip, self._config.model.dtype
+        return sum(work.seconds(chip, dtype, self._efficiency) for work in works)
+
+    def _layer(self, tensor: int, sequence_parallel: bool, examples: int, recompute: str) -> tuple[float, float, float]:
+        """Seconds of F, I (with what is computed again) and W, without communication."""
+        config = self._sized(MeshConfig(1, 1, tensor, sequence_parallel), examples, recompute)
+        work = layer_work(config, flash=self._flash)
+        return (
+            self._seconds(work.forward),
+            self._seconds(work.again, work.backward_input),
+            self._seconds(work.backward_weight),
+        )
+
+    def _edges(self, shards: int, examples: int) -> tuple[float, ...]:
+        work = edge_work(self._sized(MeshConfig(), examples, "none"), shards=shards)
+        return tuple(map(self._seconds, work))
+
+    def _sized(self, mesh: MeshConfig, examples: int, recompute: str) -> Config:
+        """A config of one replica with microbatches of so many examples."""
+        data = dataclasses.replace(self._config.data, global_batch_size=examples)
+        return dataclasses.replace(self._config, mesh=mesh, data=data, pipeline=PipelineConfig(recompute=recompute))
+
+    @functools.cached_property
+    def _reductions(self) -> int:
+        """How many products of a layer are reduced over tensor ranks in each direction."""
+        operations = describe(self._config).operations
+        return sum(isinstance(each, Product) and each.split == "inputs" for each in operations)
+
+    @property
+    def _row_bytes(self) -> int:
+        """Bytes of the residual stream of one example, which may have several rows."""
+        config = self._config
+        return config.sequences_per_example * config.model.seq_len * config.model.hidden_size * self._itemsize
+
+    def _links(self, data: int, pipe: int, tensor: int) -> "_Links":
+        rings = functools.partial(self._topology.rings, num_devices=data * pipe * tensor)
+        inside = data if self._system.replicas_inside else 1
+        step, stride = tensor * inside, tensor if inside > 1 else tensor * pipe
+        return _Links(
+            tensor=rings(1, tensor),
+            pipe=rings(step, pipe),
+            data=rings(stride, data),
+            hops=tuple(self._slowest_hop(rank, data, pipe, step, stride) for rank in range(pipe)) if pipe > 1 else (),
+            senders=step,
+        )
+
+    def _slowest_hop(self, rank: int, data: int, pipe: int, step: int, stride: int) -> Link:
+        """The link from a rank to the next, in that replica in which it is slowest; they lie in turn on the links."""
+        ends = (rank * step, (rank + 1) % pipe * step)
+        sizes = [link.devices for link in self._topology.links if link.devices]
+        turns = max((size // math.gcd(size, stride) for size in sizes), default=1)
+        links = (
+            self._topology.link_between(*(end + replica * stride for end in ends))
+            for replica in range(min(data, turns))
+        )
+        return min(links, key=lambda link: link.bandwidth / link.paths)
+
+    def _hops(self, links: "_Links", whole: float, part: float) -> tuple[float, ...]:
+        tensor, gathered = math.prod(ring.size for ring in links.tensor), 0.0
+        if self._system.scatters_hops:
+            part, gathered = whole / tensor, all_gather_s(whole, links.tensor)
+        seconds = {link: send_s(part, link, senders=links.senders) + gathered for link in set(links.hops)}
+        return tuple(seconds[link] for link in links.hops) or (0.0,)
+
+    def _update_bytes(self, num_parameters: float, data: int) -> float:
+        """Bytes: gradient, weight, moments read, weight and moments written, and the gradient read for its norm."""
+        optimizer = self._config.optimizer
+        mine = num_parameters / (data if optimizer.zero1 else 1)
+        return mine * FLOAT32 * (4 + 2 * num_moments(optimizer.name, optimizer.momentum))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Links:
+    """What the axes of a mesh exchange over: rings, the link from each pipe rank to the next, and who sends at once."""
+
+    tensor: tuple[Ring, ...]
+    pipe: tuple[Ring, ...]
+    data: tuple[Ring, ...]
+    hops: tuple[Link, ...]
+    senders: int

@@ -1,0 +1,65 @@
+"""Why there is no plan, and what would help."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from fiddlex.errors import ConfigError
+from fiddlex.planner.layouts import Problem, layouts
+from fiddlex.planner.report import gib, layout_text, parts_text
+from fiddlex.planner.search import Need, search
+
+DOUBLINGS = 7  # of the devices, that are looked at
+
+
+def why_none(problem: Problem, least: Need) -> str:
+    """A message for people.
+
+    Args:
+      problem: that no layout solves.
+      least: the layout that needs least.
+    """
+    chip = problem.topology.chip
+    devices = _enough_devices(problem)
+    most = f"none of up to {2**DOUBLINGS} times the devices is enough"
+    helps = "; ".join([f"{devices} devices" if devices else most, *_remedies(problem, least.memory.peak)])
+    return (
+        f"No layout on {problem.num_devices} {chip.name} fits {gib(problem.limit)} GiB a device. The smallest need is "
+        f"{gib(least.memory.peak)} GiB, of {layout_text(least.layout)}: {parts_text(least.memory)} GiB. What would "
+        f"help: {helps}."
+    )
+
+
+def _enough_devices(problem: Problem) -> int | None:
+    """The least multiple of the devices by a power of two that some layout fits."""
+    for doublings in range(1, DOUBLINGS + 1):
+        more = dataclasses.replace(problem, num_devices=problem.num_devices << doublings)
+        need = _smallest_need(more)
+        if need is not None and need <= problem.limit:
+            return more.num_devices
+    return None
+
+
+def _remedies(problem: Problem, need: int) -> Iterator[str]:
+    """Changes of the optimizer, with what each saves by itself."""
+    config = problem.config
+    others = {
+        "optimizer.zero1=True": dataclasses.replace(config.optimizer, zero1=True),
+        "optimizer.name=adafactor": dataclasses.replace(config.optimizer, name="adafactor"),
+    }
+    for name, optimizer in others.items():
+        other = dataclasses.replace(problem, config=dataclasses.replace(config, optimizer=optimizer))
+        least = _smallest_need(other) if optimizer != config.optimizer else None
+        if least is not None and least < need:
+            enough = "and is enough" if least <= problem.limit else "which is not enough alone"
+            yield f"{name} saves {gib(need - least)} GiB, {enough}"
+
+
+def _smallest_need(problem: Problem) -> int | None:
+    """Bytes of the layout that needs least; None where there is no layout for so many devices."""
+    if not any(layouts(problem)):
+        return None
+    try:
+        found = search(dataclasses.replace(problem, objective="memory", memory_bytes=2**62), keep=1)
+    except ConfigError:  # no link joins so many
+        return None
+    return found.plans[0].memory.peak

@@ -1,0 +1,168 @@
+"""Schedules by name, each a function of the sizes; `make_schedule` is the one way in.
+
+Orders and placements are those of the papers: GPipe (Huang et al., NeurIPS 2019, section 2.2), 1F1B with flush and
+interleaved 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, sections
+2.2.1 and 2.2.2); the zero-bubble ones have a module of their own.
+
+To try a schedule of your own, write one function and put it in the table:
+
+    def mine(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
+        rows = []
+        for rank in range(pipe):
+            forwards = [Action(rank, Kind.F, k) for k in range(num_microbatches)]
+            backwards = [Action(rank, Kind.B, k) for k in range(num_microbatches)]
+            rows.append(tuple(alternate(forwards, backwards, warmup=pipe)))
+        return Schedule("mine", tuple(rows), placement=tuple(range(pipe)))
+
+    GENERATORS["mine"] = mine
+
+It gives each rank's order and each stage's rank, and by the default of `chunks` how many stages a rank has where nobody
+says. `make_schedule` proves it legal or shows where it is not, and then it prints, simulates and runs as the others do.
+With traits (`fiddlex.schedules.traits`) the planner searches it too and predicts long pipelines without simulating
+them. A table in a file needs no function: `file:PATH.csv`. Invariant: what `make_schedule` returns is legal and has the
+sizes asked for.
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from fiddlex.config.rules import nearest
+from fiddlex.errors import ScheduleError
+from fiddlex.schedules.frame import Sizes, Slots
+from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
+from fiddlex.schedules.text import from_csv
+from fiddlex.schedules.traits import Generator, Traits, with_traits
+from fiddlex.schedules.validate import validate
+from fiddlex.schedules.zero_bubble import zb_h1, zb_h2, zb_v
+
+
+@with_traits(Traits(slots=None))  # not searched: 1F1B takes as long and holds less
+def gpipe(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
+    """All forwards, then all backwards in the same order: every microbatch is held at once."""
+    return _one_stage_a_rank("gpipe", pipe, chunks, num_microbatches, [num_microbatches] * pipe)
+
+
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(2, 2, min(m, 2 * p - 1), 0),
+        sizes_2bw=lambda p, v, m: Sizes(Slots(2, 2, 2 * p - 1, 0), 2, 2, 1, 2, 1),
+        searched=("sync", "2bw"),
+        never_waits=True,
+    )
+)
+def one_forward_one_backward(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
+    """1F1B with flush: rank r runs p−r−1 forwards ahead, and so holds p−r microbatches however many there are."""
+    return _one_stage_a_rank("1f1b", pipe, chunks, num_microbatches, [pipe - rank - 1 for rank in range(pipe)])
+
+
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(2, 2, v * p + min(m // p - 1, 1) * (p - 1), 0),
+        period=lambda p: p,
+        chunks=(2, 3, 4, 5, 6, 8),
+        searched=("sync",),  # under 2BW 1F1B has no bubble that chunks could make smaller
+        never_waits=True,
+    )
+)
+def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
+    """1F1B over `chunks` stages a rank, rank r holding stages r, r+p, …: 1/v of the bubble, for more hops.
+
+    A rank takes p microbatches through its first chunk, then the same through the next, and so on, and runs
+    2(p−r−1) + (v−1)p forwards ahead.
+
+    Raises:
+      ScheduleError: when the microbatches are not a multiple of the ranks.
+    """
+    if num_microbatches % pipe:
+        below = num_microbatches // pipe * pipe
+        raise ScheduleError(
+            f"interleaved_1f1b with pipe={pipe}, num_microbatches={num_microbatches}: the microbatches must be a "
+            f"multiple of the ranks, since they pass the chunks in groups of one for each rank. "
+            f"Use {f'{below} or ' if below else ''}{below + pipe} microbatches; 1f1b and zb_v take any number."
+        )
+    rows = []
+    for rank in range(pipe):
+        forwards, backwards = [], []
+        for k in range(num_microbatches * chunks):
+            chunk, microbatch = k % (pipe * chunks) // pipe, k // (pipe * chunks) * pipe + k % pipe
+            forwards.append(Action(rank + pipe * chunk, Kind.F, microbatch))
+            backwards.append(Action(rank + pipe * (chunks - 1 - chunk), Kind.B, microbatch))
+        rows.append(tuple(alternate(forwards, backwards, warmup=2 * (pipe - rank - 1) + (chunks - 1) * pipe)))
+    return Schedule("interleaved_1f1b", tuple(rows), tuple(range(pipe)) * chunks)
+
+
+def _one_stage_a_rank(name: str, pipe: int, chunks: int, num_microbatches: int, warmups: list[int]) -> Schedule:
+    del chunks  # make_schedule refuses another number than one
+    rows = []
+    for rank, warmup in enumerate(warmups):
+        forwards, backwards = (
+            [Action(rank, kind, microbatch) for microbatch in range(num_microbatches)] for kind in (Kind.F, Kind.B)
+        )
+        rows.append(tuple(alternate(forwards, backwards, warmup=warmup)))
+    return Schedule(name, tuple(rows), tuple(range(pipe)))
+
+
+GENERATORS: dict[str, Generator] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved_1f1b": interleaved_1f1b,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "zb_v": zb_v,
+}
+
+
+def make_schedule(
+    name: str,
+    *,
+    pipe: int | None = None,
+    chunks: int | None = None,
+    num_microbatches: int | None = None,
+    words: Sequence[str] = ("pipe", "chunks", "num_microbatches"),
+) -> Schedule:
+    """The schedule `name` for these sizes, proven legal.
+
+    Args:
+      name: a key of `GENERATORS`, or `file:PATH.csv` for a table in the form of `fiddlex.schedules.text.from_csv`.
+      pipe: ranks, `mesh.pipe`; None: as many as a file has.
+      chunks: most stages on a rank, `pipeline.num_chunks`; None: as many as a file has, or the generator's default.
+      num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`; None: as a file has.
+      words: what whoever reads the errors calls these three sizes: config fields, or flags.
+
+    Raises:
+      ScheduleError: when there is no such schedule (with the nearest name), a size is missing or the schedule does not
+        exist for these sizes (with all that differ), a file cannot be read, or the actions break a rule (with the
+        grid).
+    """
+    asked = (pipe, chunks, num_microbatches)
+    for word, value in zip(words, asked, strict=True):
+        if value is not None and value < 1:
+            raise ScheduleError(f"schedule {name}: {word}={value} must be at least 1.")
+    kind, colon, path = name.partition(":")
+    if kind == "file" and colon:
+        schedule = _read(path, name)
+    elif name in GENERATORS:
+        if pipe is None or num_microbatches is None:
+            raise ScheduleError(f"schedule {name} needs {words[0]} and {words[2]}; only a file has its own.")
+        stages = {} if chunks is None else {"chunks": chunks}
+        schedule = GENERATORS[name](pipe=pipe, num_microbatches=num_microbatches, **stages)
+    else:
+        raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), [*GENERATORS, 'file:PATH.csv'])}")
+    validate(schedule)
+    sizes = (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches)
+    rows = zip(words, sizes, asked, strict=True)
+    wrong = [f"{word}={has} (not {value})" for word, has, value in rows if value not in (None, has)]
+    if wrong:
+        raise ScheduleError(f"schedule {name} has other sizes: set {', '.join(wrong)}.")
+    return schedule
+
+
+def _read(path: str, name: str) -> Schedule:
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8-sig")  # spreadsheets put a mark ahead
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScheduleError(
+            f"schedule {name}: {pathlib.Path(path).absolute()} cannot be read ({error}). "
+            "Give the path of a CSV file with one row of actions for each rank."
+        ) from error
+    return from_csv(text, name)

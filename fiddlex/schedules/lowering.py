@@ -1,0 +1,273 @@
+"""From a schedule to one table of ticks, the only thing that the executor reads.
+
+A row of the table is what one device does in one tick: which chunk and microbatch fill its three slots, where their
+inputs lie, and where what arrives is put. Memory is given out by lifetime: a slot of the stash (what a forward leaves
+for its backward), of the weight stash (what I leaves for W) or of an inbox is taken when it is written and free again
+after it was last read. There are as many slots of each kind as are ever alive at once on one rank; the inboxes have one
+more, the trash, for what idle neighbours send.
+
+Invariant: in the order of `TickPhase` nothing is read before it is written or overwritten before it was last read, and
+each action of the schedule stands in the table once.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from fiddlex.schedules.columns import KIND_NUMBERS, Columns
+from fiddlex.schedules.schedule import Kind, Schedule
+from fiddlex.schedules.semantics import Semantics
+from fiddlex.schedules.table import BACKWARD_HOPS, COLUMNS, FORWARD_HOPS, NONE, Access, TickPhase, accesses
+from fiddlex.schedules.ticks import SLOTS, Ticks, fills_pairs, place
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A schedule as the executor runs it.
+
+    Attributes:
+      schedule: what was lowered.
+      ticks: the tick of each action, [rank][position].
+      scores_between: whether the head scores between the forward and the backward slot, so that the last stage can turn
+        its forward into a gradient within a tick. Where no tick has both it scores at the end, where all ranks meet
+        anyway: between the slots they would wait for each other once more.
+      table: int32 [tick, rank, column], see `table.Tick`.
+      forward_shifts: how many ranks further an activation goes, for each way that occurs, 0 … p−1.
+      backward_shifts: the same for gradients.
+      forward_inbox_slots: slots of the inbox of activations, without the trash, which is the slot behind them.
+      backward_inbox_slots: of the inbox of gradients, likewise.
+      stash_slots: of the stash.
+      weight_stash_slots: of the weight stash.
+    """
+
+    schedule: Schedule
+    ticks: Ticks
+    scores_between: bool
+    table: np.ndarray
+    forward_shifts: tuple[int, ...]
+    backward_shifts: tuple[int, ...]
+    forward_inbox_slots: int
+    backward_inbox_slots: int
+    stash_slots: int
+    weight_stash_slots: int
+
+    @property
+    def num_ticks(self) -> int:
+        """Length of the table."""
+        return len(self.table)
+
+    @property
+    def accesses(self) -> dict[str, Access]:
+        """Which columns name slots of which memory (`table.accesses`)."""
+        return accesses(scores_between=self.scores_between)
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of the table by its name in `Tick`, [tick, rank]."""
+        return self.table[..., COLUMNS[name]]
+
+    def places(self, name: str) -> range:
+        """Where in a row a column stands, by its name in `Tick`, or the columns of the hops."""
+        first, backward = len(COLUMNS), len(COLUMNS) + len(self.forward_shifts)
+        if name == FORWARD_HOPS:
+            return range(first, backward)
+        if name == BACKWARD_HOPS:
+            return range(backward, backward + len(self.backward_shifts))
+        return range(COLUMNS[name], COLUMNS[name] + 1)
+
+
+def lower(schedule: Schedule, semantics: Semantics | None = None) -> Lowered:
+    """Places a legal schedule, or the forwards of one, on ticks and gives out its memory.
+
+    Args:
+      schedule: of one batch, or of several one after another.
+      semantics: of several, see `ticks.place`.
+
+    Raises:
+      ScheduleError: when the schedule cannot be run to its end.
+    """
+    return _Lowering(schedule, semantics).lowered()
+
+
+class _Lowering:
+    """Fills the table: first the work, then the slots, one kind of memory after another.
+
+    Actions go by their numbers, in arrays (`Columns`); none is -1.
+    """
+
+    def __init__(self, schedule: Schedule, semantics: Semantics | None):
+        self.schedule, self.ticks = schedule, place(schedule, semantics)
+        self._columns = Columns.of(schedule, self.ticks)
+        self._batch_size = semantics.batch_size if semantics else schedule.num_microbatches
+        self._last_stage = schedule.num_stages - 1
+        self._scores_between = fills_pairs(schedule)
+        self._accesses = accesses(scores_between=self._scores_between)
+        self._neighbour = np.asarray(schedule.needs.neighbour)
+        self._forward_of, self._input_of, self._weight_of = self._passes()
+        self._forward_shifts, self._backward_shifts = self._shifts(+1), self._shifts(-1)
+        num_columns = len(COLUMNS) + len(self._forward_shifts) + len(self._backward_shifts)
+        shape = (1 + int(self._columns.tick.max()), schedule.num_ranks, num_columns)
+        self._table = np.full(shape, NONE, np.int32)
+
+    def lowered(self) -> Lowered:
+        self._fill_work()
+        return Lowered(
+            self.schedule,
+            self.ticks,
+            self._scores_between,
+            self._table,
+            self._forward_shifts,
+            self._backward_shifts,
+            forward_inbox_slots=self._fill_forward_inbox(),
+            backward_inbox_slots=self._fill_backward_inbox(),
+            stash_slots=self._fill_stash(),
+            weight_stash_slots=self._fill_weight_stash(),
+        )
+
+    def _passes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The forwards that have a backward, what gives the gradient of the input of each, and its W or -1."""
+        own = np.asarray(self.schedule.needs.own)
+        inputs, weights = self._columns.numbers(Kind.B, Kind.I), self._columns.numbers(Kind.W)
+        weight_of = np.full(len(own), -1)
+        weight_of[own[weights]] = weights
+        inputs = inputs[np.argsort(own[inputs])]
+        return own[inputs], inputs, weight_of[inputs]
+
+    def _fill_work(self) -> None:
+        ranks, columns = range(self.schedule.num_ranks), self._columns
+        chunks = np.zeros(self.schedule.num_stages, np.int64)
+        for rank in ranks:
+            stages = self.schedule.stages_of(rank)
+            chunks[list(stages)] = range(len(stages))
+        for slot, kinds in zip(("forward", "backward", "weight"), SLOTS, strict=True):
+            numbers = columns.numbers(*kinds)
+            self._put(numbers, f"{slot}_chunk", chunks[columns.stage[numbers]])
+            self._put(numbers, f"{slot}_microbatch", columns.microbatch[numbers])
+            self._put(numbers, f"{slot}_version", 0)
+        forwards, inputs = columns.numbers(Kind.F), columns.numbers(Kind.B, Kind.I)
+        enter, leave = (forwards[columns.stage[forwards] == stage] for stage in (0, self._last_stage))
+        come_back = inputs[columns.stage[inputs] == 0]
+        for name, numbers in (("embed", enter), ("head", leave), ("embed_backward", come_back)):
+            ticks = columns.tick[numbers]
+            self._table[ticks, :, COLUMNS[name]] = columns.microbatch[numbers, None]
+            self._table[ticks, :, COLUMNS[f"{name}_version"]] = 0
+        self._table[..., COLUMNS["is_last"]] = self._table[..., COLUMNS["is_first"]] = 0
+        self._put(leave, "is_last", 1)
+        self._put(come_back, "is_first", 1)
+        finishing = self._finishing()
+        late = columns.kind[finishing] == KIND_NUMBERS[Kind.W]
+        self._put(finishing[late], "weight_finishes", 1)
+        self._put(finishing[~late], "backward_finishes", 1)
+
+    def _finishing(self) -> np.ndarray:
+        """For every stage and batch the last action that adds to the gradient."""
+        numbers = self._columns.numbers(Kind.B, Kind.W)
+        _, stage, kind, microbatch, tick = (column[numbers] for column in self._columns)
+        batch = microbatch // self._batch_size
+        order = np.lexsort((kind == KIND_NUMBERS[Kind.W], tick, batch, stage))
+        changes = (np.diff(each[order], append=-1) != 0 for each in (stage, batch))
+        return numbers[order[np.logical_or(*changes)]]
+
+    def _fill_stash(self) -> int:
+        tick, forwards, inputs, weights = self._columns.tick, self._forward_of, self._input_of, self._weight_of
+        split = weights >= 0
+        by_input, by_weight = (
+            self._moment(f"{slot}_stash", tick[n]) for slot, n in (("backward", inputs), ("weight", weights))
+        )
+        written = self._moment("forward_stash", tick[forwards])
+        slots = self._slots(forwards, written, np.where(split, by_weight, by_input))
+        self._put(forwards, "forward_stash", slots)
+        self._put(inputs, "backward_stash", slots)
+        self._put(weights[split], "weight_stash", slots[split])
+        return _number(slots)
+
+    def _fill_weight_stash(self) -> int:
+        tick, split = self._columns.tick, self._weight_of >= 0
+        inputs, weights = self._input_of[split], self._weight_of[split]
+        written = self._moment("backward_weight_stash", tick[inputs])
+        slots = self._slots(weights, written, self._moment("weight_weight_stash", tick[weights]))
+        self._put(inputs, "backward_weight_stash", slots)
+        self._put(weights, "weight_weight_stash", slots)
+        return _number(slots)
+
+    def _fill_forward_inbox(self) -> int:
+        tick, forwards = self._columns.tick, self._columns.numbers(Kind.F)
+        forwards = forwards[self._neighbour[forwards] >= 0]
+        senders = self._neighbour[forwards]
+        written, read = self._moment(FORWARD_HOPS, tick[senders]), self._moment("forward_inbox", tick[forwards])
+        slots = self._slots(forwards, written, read)
+        arrivals = self._arrivals(senders, forwards, self._forward_shifts, first=len(COLUMNS))
+        self._table[tick[senders], self._columns.rank[forwards], arrivals] = slots
+        self._put(forwards, "forward_inbox", slots)
+        return self._fill_trash(_number(slots), [*range(len(COLUMNS), len(COLUMNS) + len(self._forward_shifts))])
+
+    def _fill_backward_inbox(self) -> int:
+        tick, first = self._columns.tick, len(COLUMNS) + len(self._forward_shifts)
+        inputs, senders = self._input_of, self._neighbour[self._input_of]
+        scored = senders < 0  # of the last stage: the gradient comes from the head
+        arrives = np.where(scored, tick[self._forward_of], tick[senders] + 1)
+        written = np.where(scored, self._moment("head_inbox", arrives), self._moment(BACKWARD_HOPS, arrives))
+        slots = self._slots(inputs, written, self._moment("backward_inbox", tick[inputs]))
+        arrivals = self._arrivals(senders, inputs, self._backward_shifts, first=first)
+        self._table[arrives, self._columns.rank[inputs], np.where(scored, COLUMNS["head_inbox"], arrivals)] = slots
+        self._put(inputs, "backward_inbox", slots)
+        trash = [COLUMNS["head_inbox"], *range(first, first + len(self._backward_shifts))]
+        return self._fill_trash(_number(slots), trash)
+
+    def _slots(self, owners: np.ndarray, written: np.ndarray, read: np.ndarray) -> np.ndarray:
+        """Colours the lifetimes of what each rank keeps with as few slots as can be.
+
+        Args:
+          owners: for each thing kept an action of its rank, by number.
+          written: the moment from which on each is kept.
+          read: the moment at which each is last read.
+
+        Returns:
+          The slot of each.
+        """
+        ranks = self._columns.rank[owners]
+        order = np.lexsort((written, ranks))
+        rank = -1
+        slots: list[int] = []
+        free: list[int] = []
+        taken: list[tuple[int, int]] = []  # last read, slot
+        for own, begins, ends in zip(*(each[order].tolist() for each in (ranks, written, read)), strict=True):
+            if own != rank:
+                rank, free, taken = own, [], []
+            while taken and taken[0][0] < begins:
+                heapq.heappush(free, heapq.heappop(taken)[1])
+            slots.append(heapq.heappop(free) if free else len(taken))
+            heapq.heappush(taken, (ends, slots[-1]))
+        result = np.empty(len(order), np.int64)
+        result[order] = slots
+        return result
+
+    def _moment(self, column: str, tick: np.ndarray) -> np.ndarray:
+        """When in these ticks the slots that a column names are written or read, as numbers in order of time."""
+        return len(TickPhase) * tick + self._accesses[column].phase
+
+    def _put(self, numbers: np.ndarray, column: str, values: np.ndarray | int) -> None:
+        """Writes where actions stand in the table."""
+        self._table[self._columns.tick[numbers], self._columns.rank[numbers], COLUMNS[column]] = values
+
+    def _fill_trash(self, num_slots: int, columns: Sequence[int]) -> int:
+        for column in columns:
+            cells = self._table[..., column]
+            cells[cells == NONE] = num_slots
+        return num_slots
+
+    def _arrivals(self, senders: np.ndarray, receivers: np.ndarray, shifts: Sequence[int], *, first: int) -> np.ndarray:
+        """The columns of the hops from senders to receivers."""
+        rank = self._columns.rank
+        return first + np.searchsorted(shifts, (rank[receivers] - rank[senders]) % self.schedule.num_ranks)
+
+    def _shifts(self, step: int) -> tuple[int, ...]:
+        if step < 0 and not len(self._input_of):
+            return ()
+        hops = step * np.diff(self.schedule.placement) % self.schedule.num_ranks
+        return tuple(np.unique(hops).tolist())
+
+
+def _number(slots: np.ndarray) -> int:
+    return 1 + int(slots.max(initial=-1))

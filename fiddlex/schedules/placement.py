@@ -1,0 +1,137 @@
+"""Which layers each stage has, and where they lie in the arrays in which weights are stacked by layer.
+
+A stacked array is sharded over `pipe` along its first dimension, so its rows are ordered by rank, then chunk, then
+layer within the stage, and every chunk of every rank has as many rows as the largest stage has layers. Rows that no
+layer fills are padding: zero weights, zero gradients, never run. Invariant: a row belongs to one layer or to none, and
+each layer has one row.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Sequence
+
+from fiddlex.errors import ConfigError
+
+PADDING = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerPlacement:
+    """Layers on stages, stages on ranks.
+
+    Attributes:
+      stage_ranks: rank of each stage (`Schedule.placement`).
+      layers_per_stage: number of layers of each stage, at least one each.
+    """
+
+    stage_ranks: tuple[int, ...]
+    layers_per_stage: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return sum(self.layers_per_stage)
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices along the pipe axis."""
+        return 1 + max(self.stage_ranks)
+
+    @functools.cached_property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each rank, in order."""
+        return tuple(
+            tuple(stage for stage, home in enumerate(self.stage_ranks) if home == rank)
+            for rank in range(self.num_ranks)
+        )
+
+    @property
+    def num_chunks(self) -> int:
+        """Most stages of one rank."""
+        return max(map(len, self.chunks))
+
+    @property
+    def rows_per_chunk(self) -> int:
+        """Rows that each chunk has: the layers of the largest stage."""
+        return max(self.layers_per_stage)
+
+    @property
+    def rows_per_rank(self) -> int:
+        """Rows of a stacked array that each rank has."""
+        return self.rows_per_chunk * self.num_chunks
+
+    @functools.cached_property
+    def layers(self) -> tuple[int, ...]:
+        """The layer of each row, or `PADDING`."""
+        rows = []
+        for stages in self.chunks:
+            for chunk in range(self.num_chunks):
+                own = range(0)
+                if chunk < len(stages):
+                    first = sum(self.layers_per_stage[: stages[chunk]])
+                    own = range(first, first + self.layers_per_stage[stages[chunk]])
+                rows += [*own, *[PADDING] * (self.rows_per_chunk - len(own))]
+        return tuple(rows)
+
+    @functools.cached_property
+    def rows(self) -> tuple[int, ...]:
+        """The row of each layer."""
+        of_layer = {layer: row for row, layer in enumerate(self.layers) if layer != PADDING}
+        return tuple(of_layer[layer] for layer in range(self.num_layers))
+
+    def first_layers(self) -> list[list[int]]:
+        """The first layer of each chunk, [rank][chunk]; 0 where a rank has no such chunk."""
+        return self._by_chunk(lambda stage: sum(self.layers_per_stage[:stage]))
+
+    def chunk_sizes(self) -> list[list[int]]:
+        """The number of layers of each chunk, [rank][chunk]; 0 where a rank has no such chunk."""
+        return self._by_chunk(lambda stage: self.layers_per_stage[stage])
+
+    def _by_chunk(self, value: Callable[[int], int]) -> list[list[int]]:
+        return [[value(stage) for stage in stages] + [0] * (self.num_chunks - len(stages)) for stages in self.chunks]
+
+
+def place_layers(stage_ranks: Sequence[int], num_layers: int, layers_per_stage: str = "") -> LayerPlacement:
+    """Cuts the layers into stages.
+
+    Args:
+      stage_ranks: rank of each stage.
+      num_layers: layers of the model.
+      layers_per_stage: `3,2,3`, the number of layers of each stage; empty: as even as can be, the first stages larger.
+
+    Raises:
+      ConfigError: when there are fewer layers than stages, or `layers_per_stage` does not fit.
+    """
+    num_stages = len(stage_ranks)
+    if not layers_per_stage:
+        if num_layers < num_stages:
+            raise ConfigError(
+                f"model.num_layers={num_layers} is less than the {num_stages} stages of the schedule: each stage needs "
+                "a layer. Take more layers, or a schedule with fewer stages."
+            )
+        least, larger = divmod(num_layers, num_stages)
+        return LayerPlacement(tuple(stage_ranks), tuple(least + (stage < larger) for stage in range(num_stages)))
+    counts = parse_layers_per_stage(layers_per_stage)
+    if len(counts) != num_stages or sum(counts) != num_layers:
+        raise ConfigError(
+            f"pipeline.layers_per_stage={layers_per_stage!r} has {len(counts)} stages and {sum(counts)} layers; there "
+            f"are {num_stages} stages in the schedule and model.num_layers={num_layers}. Give one number for each "
+            "stage, in order, which add up to the layers, or leave it empty for even stages."
+        )
+    return LayerPlacement(tuple(stage_ranks), counts)
+
+
+def parse_layers_per_stage(text: str) -> tuple[int, ...]:
+    """Reads `3,2,3`.
+
+    Raises:
+      ConfigError: when that is not what it is, or a number is below 1.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    counts = tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else 0 for part in parts)
+    if min(counts) < 1:
+        raise ConfigError(
+            f"pipeline.layers_per_stage={text!r} must be numbers of at least 1, one for each stage, as in 3,2,3."
+        )
+    return counts

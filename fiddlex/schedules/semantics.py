@@ -1,0 +1,135 @@
+"""Weight-update semantics: by how many updates the weights that a batch is run with lag behind the newest.
+
+Batch b of a stage with delay D runs forward and backward with W(b − D), where W(k) is the weights after k updates and
+W(k) = W(0) for k < 0; then W(b + 1) = optimizer(W(b), gradient of batch b). A delay is what lets a pipeline go on from
+batch to batch without draining: batch b may start when update b − D − 1 is done. All stages are updated at once,
+between batches: `stash` has the weights of PipeDream's stages, which update themselves apart, and not their speed or
+memory.
+
+References:
+  2BW: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, section 3.1. Weight stashing and
+  vertical sync: Harlap et al., PipeDream (SOSP 2019), section 3.3, where a batch is one microbatch.
+"""
+
+import dataclasses
+import re
+from typing import NamedTuple
+
+from fiddlex.config.rules import nearest
+from fiddlex.errors import ConfigError
+from fiddlex.schedules.schedule import Action
+
+NAMES = ("sync", "2bw", "stash", "vertical_sync", "delay:K")
+
+
+@dataclasses.dataclass(frozen=True)
+class Semantics:
+    """Delays of the weights.
+
+    Attributes:
+      delays: of each stage, in updates.
+      batch_size: microbatches in a batch.
+    """
+
+    delays: tuple[int, ...]
+    batch_size: int
+
+    @property
+    def num_versions(self) -> int:
+        """Versions of the weights that are needed at once."""
+        return 1 + max(self.delays)
+
+    def version(self, action: Action) -> int:
+        """The number of updates in the weights that an action is run with, when microbatches are counted through."""
+        return max(self.batch(action.microbatch) - self.delays[action.stage], 0)
+
+    def batch(self, microbatch: int) -> int:
+        """The batch that a microbatch belongs to, when both are counted through."""
+        return microbatch // self.batch_size
+
+
+def make_semantics(name: str, *, num_stages: int, batch_size: int, field: str = "pipeline.semantics") -> Semantics:
+    """The semantics `name` for a pipeline.
+
+    Args:
+      name: `sync` (a flush after each batch), `2bw` (delay 1), `stash` (stage s of n lags n − 1 − s updates behind),
+        `vertical_sync` (all stages lag n − 1 behind), or `delay:K`, K at most 999.
+      num_stages: n.
+      batch_size: microbatches in a batch.
+      field: what whoever reads the error calls the name.
+
+    Raises:
+      ConfigError: when there are no such semantics.
+    """
+    _check(name, field)
+    if name == "stash":
+        return Semantics(tuple(reversed(range(num_stages))), batch_size)
+    delay = {"sync": 0, "2bw": 1, "vertical_sync": num_stages - 1}.get(name)
+    return Semantics((int(name.partition(":")[2]) if delay is None else delay,) * num_stages, batch_size)
+
+
+def _check(name: str, field: str) -> None:
+    if name in NAMES[:-1] or re.fullmatch(r"delay:\d{1,3}", name, re.ASCII):
+        return
+    if name.startswith("delay:"):
+        raise ConfigError(f"{field}: {name!r} must be delay:K with K a number of updates, at most 999, as in delay:2.")
+    if "," in name:
+        raise ConfigError(f"{field}={name!r} names one kind of semantics; phases go into pipeline.semantics_schedule.")
+    raise ConfigError(f"{field}: there are no semantics {name!r}. {nearest(name.lower(), NAMES)}")
+
+
+class Phase(NamedTuple):
+    """Steps of a run that have one kind of semantics: `start` and all before `end`."""
+
+    semantics: str
+    start: int
+    end: int
+
+
+def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, ...]:
+    """The phases of a run; the pipeline is drained at the end of each.
+
+    Args:
+      semantics: of the whole run; sync where there is a schedule.
+      schedule: `sync:0.2,2bw` is sync for the first fifth of the steps and 2bw for the rest; `sync:100,2bw:0.8,sync`
+        counts the first in steps. Empty: no schedule.
+      num_steps: length of the run.
+
+    Raises:
+      ConfigError: when the schedule cannot be read or is longer than the run, or both are given.
+    """
+    if schedule and semantics != "sync":
+        raise ConfigError(
+            f"pipeline.semantics={semantics} and pipeline.semantics_schedule={schedule!r}: one run has either. Empty "
+            "the schedule to have the former all along, or leave the former sync."
+        )
+    *parts, last = schedule.split(",") if schedule else [semantics]
+    phases, start = [], 0
+    for part in parts:
+        name, _, length = part.strip().rpartition(":")
+        match = re.fullmatch(r"(\d{1,9})|([01]?\.\d{1,9})", length, re.ASCII)
+        if not name or match is None:
+            what = (
+                f"length {length!r} is neither a number of steps nor a share such as 0.2" if name else "has no length"
+            )
+            raise _unreadable(schedule, f"the {what}" if name else f"{part.strip()!r} {what}")
+        end = start + (int(length) if match[1] else round(float(length) * num_steps))
+        phases.append(Phase(name, start, end))
+        start = end
+    if parts and not last.strip():
+        raise _unreadable(schedule, "there is nothing behind the last comma")
+    if schedule and re.fullmatch(r"[a-z0-9_]+:[\d.]+", last.strip()) and not last.strip().startswith("delay:"):
+        raise _unreadable(schedule, f"the last phase, {last.strip()!r}, takes what is left and has no length")
+    if start > num_steps or (start == num_steps and parts):
+        raise _unreadable(schedule, f"its phases before the last take {start} of train.num_steps={num_steps} steps")
+    phases.append(Phase(last.strip(), start, num_steps))
+    for phase in phases:
+        _check(phase.semantics, "pipeline.semantics_schedule" if schedule else "pipeline.semantics")
+    return tuple(phase for phase in phases if phase.end > phase.start or len(phases) == 1)
+
+
+def _unreadable(schedule: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"pipeline.semantics_schedule={schedule!r}: {why}. Write each phase but the last with its length, a share of "
+        "the run or a number of steps, as in sync:0.2,2bw or sync:100,2bw:0.75,sync."
+    )

@@ -1,0 +1,330 @@
+"""A pipeline that goes on from batch to batch, cut into windows: the ticks of one call of the train step.
+
+A window ends when the last gradient of its batch exists. Forwards of later batches that the semantics allow run in it
+too, so that the pipeline need not drain. Call c, counted from a start with an empty pipeline, runs window c: the first
+ones fill the pipeline, then they repeat. Microbatches count from the window's own batch, and versions are ages, so that
+the repeated windows are the same table but for the slots of what is in flight when they begin. Those are named anew
+between calls: `Window.renames` says which slot of the table is then which.
+
+Invariant: the windows run one after another, with slots renamed between them, are the whole table of the schedule.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fiddlex.errors import ScheduleError
+from fiddlex.schedules.frame import Frame, Sizes, largest, make_frame, slots_of
+from fiddlex.schedules.lowering import Lowered, lower
+from fiddlex.schedules.schedule import Kind, Schedule
+from fiddlex.schedules.semantics import Semantics
+from fiddlex.schedules.table import BACKWARD_HOPS, COLUMNS, FORWARD_HOPS, NONE
+
+# What a column of microbatches says is to be done, and the columns that say how.
+_WORK = {
+    "embed": ("embed", "embed_version"),
+    "head": ("head", "head_version"),
+    "embed_backward": ("embed_backward", "embed_backward_version"),
+    **{
+        f"{slot}_microbatch": tuple(name for name in COLUMNS if name.startswith(f"{slot}_"))
+        for slot in ("forward", "backward", "weight")
+    },
+}
+
+
+class Renames(NamedTuple):
+    """For each memory int32 [rank, slot]: what the next window calls slot i is what this one calls slot `rename[i]`.
+
+    The trash of an inbox is its last slot and keeps its name.
+    """
+
+    forward_inbox: Any
+    backward_inbox: Any
+    stash: Any
+    weight_stash: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The ticks of one call.
+
+    Attributes:
+      table: int32 [tick, rank, column], see `table.Tick`. Microbatches count from the first of the window's batch;
+        versions are ages in updates, 0 the newest when the window begins.
+      renames: of slots between this window and the next.
+    """
+
+    table: np.ndarray
+    renames: Renames
+
+    def until(self, microbatch: int) -> np.ndarray:
+        """The table without what is done for `microbatch` and later ones: at the end of a run there are none."""
+        table = self.table.copy()
+        for name, columns in _WORK.items():
+            dropped = table[..., COLUMNS[name]] >= microbatch
+            for column in columns:
+                table[..., COLUMNS[column]][dropped] = NONE
+        return table
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """All windows of a pipeline.
+
+    Attributes:
+      lowered: the schedule of several batches that they were cut from.
+      semantics: of its weights.
+      first: the windows that fill the pipeline.
+      cycle: the windows that repeat from then on.
+    """
+
+    lowered: Lowered
+    semantics: Semantics
+    first: tuple[Window, ...]
+    cycle: tuple[Window, ...]
+
+    def __getitem__(self, call: int) -> Window:
+        """The window of a call, counted from 0 with an empty pipeline."""
+        late = call - len(self.first)
+        return self.first[call] if late < 0 else self.cycle[late % len(self.cycle)]
+
+    def over(self, num_calls: int) -> Lowered:
+        """The ticks of the first calls.
+
+        Raises:
+          ValueError: when `lowered` has too few batches (`unroll` can be asked for more).
+        """
+        batches = self.lowered.schedule.num_microbatches // self.semantics.batch_size
+        if num_calls > batches - self.semantics.num_versions:
+            raise ValueError(f"{num_calls} calls asked of a pipeline unrolled over {batches} batches")
+        end = sum(len(self[call].table) for call in range(num_calls))
+        rows = [
+            [(action, tick) for action, tick in zip(row, ticks, strict=True) if tick < end]
+            for row, ticks in zip(self.lowered.schedule.actions, self.lowered.ticks, strict=True)
+        ]
+        actions = tuple(tuple(action for action, _ in row) for row in rows)
+        ticks = tuple(tuple(tick for _, tick in row) for row in rows)
+        schedule = dataclasses.replace(self.lowered.schedule, actions=actions)
+        return dataclasses.replace(self.lowered, schedule=schedule, ticks=ticks, table=self.lowered.table[:end])
+
+    @property
+    def period(self) -> float:
+        """Ticks of a call once the pipeline is full, on average."""
+        return sum(len(window.table) for window in self.cycle) / len(self.cycle)
+
+    @property
+    def longest(self) -> int:
+        """Ticks of the longest window."""
+        return max(len(window.table) for window in (*self.first, *self.cycle))
+
+    @functools.cached_property
+    def sizes(self) -> Sizes:
+        """What the windows take at most."""
+        size = self.semantics.batch_size
+        tables = [window.table for window in (*self.first, *self.cycle)]
+        latest = {name: max(int(table[..., COLUMNS[name]].max()) // size for table in tables) for name in _WORK}
+        return Sizes(
+            slots_of(self.lowered),
+            versions=self.semantics.num_versions,
+            batches=1 + max(latest.values()),
+            sums=_open_at_once(self.lowered, size),
+            outer_sums=1 + max(latest["head"], latest["embed_backward"]),
+            finished=1 + max(int(_finishing(table).max(initial=0)) // size for table in tables),
+        )
+
+
+def unroll(
+    batch: Schedule, semantics: Semantics, longer: Callable[[int], Schedule] | None = None, *, num_calls: int = 0
+) -> Windows:
+    """Runs a schedule over batch after batch and cuts it into windows.
+
+    Args:
+      batch: the legal schedule of a batch, of `semantics.batch_size` microbatches.
+      semantics: of the weights.
+      longer: gives the same kind of schedule for another number of microbatches. Of a schedule that goes on over all
+        batches as over one, and of the batch's own again and again, the one that takes fewer ticks is run.
+      num_calls: run it over so many calls at least, for `Windows.over`.
+
+    Raises:
+      ScheduleError: when neither comes to repeat.
+    """
+    size = semantics.batch_size
+    kinds: list[Callable[[int], Schedule]] = [lambda number: repeat(batch, number)]
+    if longer is not None:
+        kinds.insert(0, lambda number: longer(number * size))
+    found, failures = [], []
+    for kind in kinds:
+        try:
+            found.append(_unroll(kind, semantics, num_calls))
+        except ScheduleError as error:
+            failures.append(error)
+    if not found:
+        raise failures[-1]
+    return min(found, key=lambda windows: windows.period)
+
+
+def _unroll(kind: Callable[[int], Schedule], semantics: Semantics, num_calls: int) -> Windows:
+    ahead = semantics.num_versions
+    for least in (4 + ahead, 10 + 3 * ahead, 40 + 7 * ahead):
+        num_batches = max(least, num_calls) + ahead
+        lowered = lower(kind(num_batches), semantics)
+        tables = _cut(lowered, semantics)[: num_batches - ahead]  # the last have nothing to run ahead with
+        found = _find_cycle([_work(table, lowered) for table in tables])
+        if found:
+            start, length = found
+            windows = _renamed(lowered, semantics, tables[: start + length], start)
+            return Windows(lowered, semantics, windows[:start], windows[start:])
+    raise ScheduleError(
+        f"schedule {lowered.schedule.name}: over {num_batches} batches its ticks do not come to repeat, so it cannot "
+        "go on from batch to batch. Use pipeline.semantics=sync, or another schedule."
+    )
+
+
+def _finishing(table: np.ndarray) -> np.ndarray:
+    """Microbatches with which gradients of chunks are complete."""
+    slots = ("backward", "weight")
+    parts = [table[..., COLUMNS[f"{slot}_microbatch"]][table[..., COLUMNS[f"{slot}_finishes"]] == 1] for slot in slots]
+    return np.concatenate(parts)
+
+
+def _open_at_once(lowered: Lowered, batch_size: int) -> int:
+    """Batches for which one chunk has gradients, some but not all, at the same time."""
+    spans: dict[int, dict[int, list[int]]] = {}  # stage, batch → slots in which the gradient is added to
+    for row, ticks in zip(lowered.schedule.actions, lowered.ticks, strict=True):
+        for action, tick in zip(row, ticks, strict=True):
+            if action.kind is not Kind.F:
+                slots = spans.setdefault(action.stage, {}).setdefault(action.microbatch // batch_size, [])
+                slots.append(2 * tick + (action.kind is Kind.W))
+    most = 1
+    for batches in spans.values():
+        for slots in batches.values():
+            begins = min(slots)
+            most = max(most, sum(min(other) <= begins <= max(other) for other in batches.values()))
+    return most
+
+
+def frame_of(windows: Sequence[Windows]) -> Frame:
+    """The frame of a program that runs any of several pipelines, of the same batch and different semantics."""
+    first = windows[0]
+    return make_frame(first.lowered, first.semantics.batch_size, largest([each.sizes for each in windows]))
+
+
+def repeat(batch: Schedule, num_batches: int) -> Schedule:
+    """The schedule of a batch several times, microbatches counted through."""
+    size = batch.num_microbatches
+    rows = (
+        tuple(a._replace(microbatch=a.microbatch + number * size) for number in range(num_batches) for a in row)
+        for row in batch.actions
+    )
+    return Schedule(batch.name, tuple(rows), batch.placement)
+
+
+def _cut(lowered: Lowered, semantics: Semantics) -> list[np.ndarray]:
+    """The table of each window."""
+    ends: dict[int, int] = {}
+    for row, ticks in zip(lowered.schedule.actions, lowered.ticks, strict=True):
+        for action, tick in zip(row, ticks, strict=True):
+            if action.kind is not Kind.F:
+                batch = semantics.batch(action.microbatch)
+                ends[batch] = max(ends.get(batch, 0), tick + 1)
+    starts = [0, *(ends[batch] for batch in range(len(ends) - 1))]
+    stages = [lowered.schedule.stages_of(rank) for rank in range(lowered.schedule.num_ranks)]
+    return [
+        _from_own_batch(lowered.table[starts[batch] : ends[batch]].copy(), batch, semantics, stages)
+        for batch in range(len(ends))
+    ]
+
+
+def _from_own_batch(table: np.ndarray, batch: int, semantics: Semantics, stages: Sequence[Sequence[int]]) -> np.ndarray:
+    """Counts microbatches from those of `batch`, and versions back from the newest."""
+    size = semantics.batch_size
+    for name in _WORK:
+        column = table[..., COLUMNS[name]]
+        column[column != NONE] -= batch * size
+    for name, stage in (("embed", 0), ("head", -1), ("embed_backward", 0)):
+        version, microbatch = table[..., COLUMNS[f"{name}_version"]], table[..., COLUMNS[name]]
+        busy = microbatch != NONE
+        version[busy] = semantics.delays[stage] - microbatch[busy] // size
+    for slot in ("forward", "backward", "weight"):
+        version, chunk, microbatch = (
+            table[..., COLUMNS[f"{slot}_{name}"]] for name in ("version", "chunk", "microbatch")
+        )
+        for rank, own in enumerate(stages):
+            busy = chunk[:, rank] != NONE
+            delays = np.asarray([semantics.delays[stage] for stage in own])
+            version[busy, rank] = delays[chunk[busy, rank]] - microbatch[busy, rank] // size
+    return table
+
+
+def _work(table: np.ndarray, lowered: Lowered) -> bytes:
+    """What is done in a window and what arrives, whatever the slots."""
+    work = table.copy()
+    for name, trash in (
+        (FORWARD_HOPS, lowered.forward_inbox_slots),
+        (BACKWARD_HOPS, lowered.backward_inbox_slots),
+    ):
+        arrivals = work[..., lowered.places(name)]
+        work[..., lowered.places(name)] = arrivals != trash
+    work[..., [COLUMNS[name] for name in lowered.accesses if name in COLUMNS]] = NONE
+    return work.tobytes()
+
+
+def _find_cycle(work: list[bytes]) -> tuple[int, int] | None:
+    """Where windows begin to repeat, and how many make a round; at least two rounds must be there to tell."""
+    for length in range(1, len(work) // 2 + 1):
+        start = len(work) - length
+        while start > 0 and work[start - 1] == work[start - 1 + length]:
+            start -= 1
+        if len(work) - start >= 2 * length:
+            return start, length
+    return None
+
+
+def _renamed(lowered: Lowered, semantics: Semantics, tables: list[np.ndarray], start: int) -> tuple[Window, ...]:
+    """Windows with no slot renamed but after the last, where the first of the round comes again."""
+    slots = slots_of(lowered)
+    same = Renames(*(_same(lowered, size) for size in slots))
+    begins = np.cumsum([0, *map(len, tables)])
+    shift = (len(tables) - start) * semantics.batch_size
+    renames = []
+    for memory, size in zip(Renames._fields, slots, strict=True):
+        rename = _same(lowered, size)
+        first, again = (list(_in_flight(lowered, memory, begins[number])) for number in (start, len(tables)))
+        for rank in range(lowered.schedule.num_ranks):
+            now = {(chunk, microbatch - shift): slot for (chunk, microbatch), slot in again[rank].items()}
+            assert now.keys() == first[rank].keys(), f"{memory} of rank {rank}: {now} in flight, not {first[rank]}"
+            taken = {first[rank][value]: slot for value, slot in now.items()}
+            spare = iter([slot for slot in range(size) if slot not in taken.values()])
+            rename[rank] = [taken[slot] if slot in taken else next(spare) for slot in range(size)]
+        renames.append(rename)
+    last = len(tables) - 1
+    return tuple(Window(table, Renames(*renames) if i == last else same) for i, table in enumerate(tables))
+
+
+def _same(lowered: Lowered, size: int) -> np.ndarray:
+    return np.tile(np.arange(size, dtype=np.int32), (lowered.schedule.num_ranks, 1))
+
+
+def _in_flight(lowered: Lowered, memory: str, tick: int) -> Iterator[dict[tuple[int, int], int]]:
+    """For each rank what lies in a memory when `tick` begins: chunk and microbatch of its reader, and the slot.
+
+    Read backwards from the end of the table: a slot holds what will be read of it before it is next written.
+    """
+    columns = [(access, lowered.places(name)) for name, access in lowered.accesses.items() if access.memory == memory]
+    columns.sort(key=lambda column: column[0].phase, reverse=True)
+    for rank in range(lowered.schedule.num_ranks):
+        holds: dict[int, tuple[int, int]] = {}
+        for row in lowered.table[tick:, rank][::-1].tolist():
+            for access, places in columns:
+                for slot in (row[place] for place in places):
+                    if access.reader is None:
+                        holds.pop(slot, None)
+                    elif slot != NONE:
+                        chunk, microbatch = (
+                            row[COLUMNS[f"{access.reader}_{name}"]] for name in ("chunk", "microbatch")
+                        )
+                        holds[slot] = (chunk, microbatch)
+        yield {value: slot for slot, value in holds.items()}

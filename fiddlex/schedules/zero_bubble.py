@@ -1,0 +1,123 @@
+"""Zero-bubble schedules: the weight gradient W, which nobody waits for, is put off until it fills a bubble.
+
+From "Zero Bubble Pipeline Parallelism" (Qi et al., ICLR 2024), sections 2 and 6; written down rather than searched for.
+The bubbles are the paper's: ZB-H1 (p−1)(F+I−W) from p microbatches on, ZB-H2 (p−1)(F+I−2W), or none where that is
+negative, from 2p−1 on, both for W ≤ F; ZB-V none from 2p−1 on for F=I=W. With fewer microbatches they are larger, but
+smaller than 1F1B's. Invariant: however many microbatches there are, a rank never holds more activations (from F to the
+end of W, in microbatches of the whole rank) than p for ZB-H1 and ZB-V, or 2p−1 for ZB-H2.
+"""
+
+import collections
+
+from fiddlex.schedules.frame import Slots
+from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
+from fiddlex.schedules.traits import Traits, with_traits
+
+
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(2, 2, min(m, p), min(m, p)),
+        splits_backward=True,
+        searched=("sync",),
+        never_waits=True,
+    )
+)
+def zb_h1(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
+    """1F1B with the memory of 1F1B: rank r puts each W off by r microbatches (section 2.1).
+
+    A rank r then holds up to p−r whole microbatches and r weight-gradient stashes: p everywhere. At the start the last
+    rank runs its first p microbatches without a W between them, and that head start is what shortens the drain.
+    """
+    del chunks  # one stage a rank; make_schedule refuses another number
+    rows = [_delayed_weights(rank, num_microbatches, warmup=pipe - rank - 1, delay=rank) for rank in range(pipe)]
+    return Schedule("zb_h1", tuple(rows), tuple(range(pipe)))
+
+
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(2 + (m > 2), 2, min(m, 2 * p - 1), min(m, 2 * p - 1)),
+        onset=lambda p: 3 * p,
+        splits_backward=True,
+        searched=("sync",),
+    )
+)
+def zb_h2(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
+    """ZB-H1 with as many more forwards at the start as fill the first bubble (section 2.2).
+
+    Rank r warms up with 2(p−r−1) forwards and puts each W off by 2r microbatches: 2p−1 held everywhere.
+    """
+    del chunks  # one stage a rank; make_schedule refuses another number
+    rows = [
+        _delayed_weights(rank, num_microbatches, warmup=2 * (pipe - rank - 1), delay=2 * rank) for rank in range(pipe)
+    ]
+    return Schedule("zb_h2", tuple(rows), tuple(range(pipe)))
+
+
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(
+            2 + (m > 1), 2 + (m > p), 2 * min(m, p), 1 if m <= p else min(2 * (m - p) + 1, 2 * p - 1)
+        ),
+        splits_backward=True,
+        chunks=(2,),
+        searched=("sync",),
+    )
+)
+def zb_v(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
+    """Two stages a rank, placed in a V: rank r holds stages r and 2p−1−r (section 6).
+
+    The loss is then computed on the rank where the microbatch entered, so its backward starts at once, and the memory
+    of the two stages of a rank adds up to the same on every rank. Fewer microbatches than 2p−1 run in the order they
+    have among 2p−1: leaving microbatches out of a legal order leaves it legal, and holds no more.
+    """
+    del chunks  # two stages a rank; make_schedule refuses another number
+    rows = [
+        tuple(
+            action
+            for action in _v_order(rank, pipe, max(num_microbatches, 2 * pipe - 1))
+            if action.microbatch < num_microbatches
+        )
+        for rank in range(pipe)
+    ]
+    return Schedule("zb_v", tuple(rows), (*range(pipe), *reversed(range(pipe))))
+
+
+def _delayed_weights(stage: int, num_microbatches: int, *, warmup: int, delay: int) -> tuple[Action, ...]:
+    """1F1B with I for B, and the W of a microbatch right after the I of the one `delay` later."""
+    forwards, inputs, weights = (
+        [Action(stage, kind, microbatch) for microbatch in range(num_microbatches)] for kind in (Kind.F, Kind.I, Kind.W)
+    )
+    row = []
+    for action in alternate(forwards, inputs, warmup=warmup):
+        row.append(action)
+        if action.kind is Kind.I and action.microbatch >= delay:
+            row.append(weights[action.microbatch - delay])
+    return (*row, *weights[max(num_microbatches - delay, 0) :])
+
+
+def _v_order(rank: int, pipe: int, num_microbatches: int) -> list[Action]:
+    """One rank's actions of ZB-V, for at least 2p−1 microbatches.
+
+    `d` is the stage on the way down the V, `u` the one on the way up. With unit costs rank r starts at time r; its
+    first uF can start at 2p−1−r, its first uI at 2p+r, and the first three phases last exactly until then. They fill
+    the memory to 2p chunks, and every later phase gives one back for each that it takes. In the drain the I of the
+    last microbatches are on the critical path, so W waits: 2r of them are left for the end of rank r.
+    """
+    phases = (
+        ("dF", 2 * (pipe - rank) - 1),
+        ("uF dF", rank),
+        ("uF uI uW", pipe - rank),
+        ("dF dI dW uF uI uW", num_microbatches - (2 * pipe - 1 - rank)),
+        ("dI dW uF uI uW", pipe - rank - 1),
+        ("dI uI", rank),
+        ("dI dW", pipe - rank),
+        ("uW dW", rank),
+    )
+    stages = {"d": rank, "u": 2 * pipe - 1 - rank}
+    next_microbatch: collections.Counter[str] = collections.Counter()
+    row = []
+    for pattern, repeats in phases:
+        for step in pattern.split() * repeats:
+            row.append(Action(stages[step[0]], Kind(step[1]), next_microbatch[step]))
+            next_microbatch[step] += 1
+    return row

@@ -1,0 +1,1 @@
+"""What trained weights are used for: evaluation, predictions, and samples of text."""

@@ -1,0 +1,120 @@
+"""The best weights of a run, where it ends when it gets no better: `best/` and `best.json` in its workdir.
+
+Invariant: `best.json` is the evaluation of the weights in `best/`, and none after it was better. What belongs to steps
+that are trained again, after a kill, is set aside and made again with them.
+"""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from fiddlex.config import Config
+from fiddlex.errors import CheckpointError
+from fiddlex.train.inference.evaluation import merit
+from fiddlex.train.record import Record
+from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.workdir import writing
+from fiddlex.train.step.state import SavedState, TrainState
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY, RECORD = "best", "best.json"
+
+
+class Best:
+    """What a run has kept. A context manager: leaving it waits for the background writer.
+
+    Args:
+      workdir: of the run.
+      config: of the run.
+      resumed_step: the step training goes on from; what is of later ones is set aside.
+
+    Attributes:
+      evaluation: of the best weights; None before there are any.
+    """
+
+    def __init__(self, workdir: Path, config: Config, *, resumed_step: int):
+        self._path, self._task = workdir / RECORD, config.model.task
+        self._checkpoints = Checkpoints(workdir, keep=0, name=DIRECTORY)
+        self.evaluation = read_best(workdir)
+        if self.evaluation and self.evaluation["step"] > resumed_step:
+            self.evaluation = None
+        kept = self.evaluation and self.evaluation["step"]
+        if config.train.patience and (others := [step for step in self._checkpoints.steps() if step != kept]):
+            self._checkpoints.set_aside(others)
+
+    def __enter__(self) -> "Best":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._checkpoints.close()
+
+    def offer(self, evaluation: Record, save: Callable[[Checkpoints], None]) -> None:
+        """Keeps the weights that were evaluated if their evaluation is the best so far.
+
+        Args:
+          evaluation: of the present weights.
+          save: saves the present weights as a checkpoint.
+
+        Raises:
+          CheckpointError: when they cannot be written.
+        """
+        if self.evaluation and merit(evaluation, self._task) <= merit(self.evaluation, self._task):
+            return
+        save(self._checkpoints)
+        self._checkpoints.wait()
+        with writing(self._path):
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(evaluation) + "\n", encoding="utf-8")
+            os.replace(temporary, self._path)
+        self.evaluation = evaluation
+
+
+def read_best(workdir: Path) -> Record | None:
+    """The evaluation of the weights in `best/`; None when either is missing."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        evaluation: Record = json.loads((workdir / RECORD).read_text(encoding="utf-8"))
+        with Checkpoints(workdir, name=DIRECTORY) as checkpoints:
+            if evaluation["step"] in checkpoints.steps():
+                return evaluation
+            logger.warning(
+                "%s tells of the best weights, those of step %d, which are not in %s.",
+                workdir / RECORD,
+                evaluation["step"],
+                checkpoints.directory,
+            )
+    return None
+
+
+def restore_result(workdir: Path, config: Config, abstract: TrainState, layers: tuple[int, ...]) -> SavedState | None:
+    """The weights that a run came to: its best, where it keeps them, or else its newest; None when it has none.
+
+    Args:
+      workdir: of the run.
+      config: of the run.
+      abstract: ShapeDtypeStructs with shardings of a train state; weights alone are read.
+      layers: see `Checkpoints.restore_newest`.
+
+    Raises:
+      CheckpointError: when there are checkpoints and none can be read.
+    """
+    wanted = SavedState(abstract.step, abstract.weights)
+    names = ["checkpoints"]
+    if config.train.patience and read_best(workdir):
+        names.insert(0, DIRECTORY)
+    for name in names:
+        with Checkpoints(workdir, name=name) as checkpoints:
+            try:
+                state = checkpoints.restore_newest(wanted, layers=layers)
+            except CheckpointError as error:
+                if name == names[-1]:
+                    raise
+                logger.warning("%s\nThe newest checkpoint is taken in place of the best.", error)
+                continue
+            if state is not None:
+                logger.info("Weights of step %d, %s.", int(state.step), checkpoints.path(int(state.step)))
+            return state
+    return None

@@ -1,0 +1,291 @@
+"""Checkpoints of a workdir: saved in the background, verified when read, resumable on another layout.
+
+A checkpoint is two orbax items, `weights` and `optimizer`, with global shapes, where batches run with older weights an
+item more for each age of those, and a JSON item `meta` with the step, the order of the layers, the loss scale, a
+checksum of every array and a fingerprint of the training data. What is in flight in a pipeline is not saved: it is
+computed again, from the same weights. Data order and dropout follow from the seeds and the step, so the step is all the
+position that there is to save. The checksum depends on the bits of an array's numbers and on their places, not on the
+sharding or on zero padding: a file that was truncated or changed is noticed, and the newest checkpoint that is whole is
+used. Nothing is deleted but checkpoints beyond `keep`; damaged ones are moved aside.
+"""
+
+import json
+import logging
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax import lax
+
+from fiddlex.errors import CheckpointError
+from fiddlex.train.run.reading import finish_reads
+from fiddlex.train.run.relayout import move_rows, saved_form
+from fiddlex.train.run.workdir import writing
+from fiddlex.train.step.scaling import Scaling
+from fiddlex.train.step.state import SavedState
+
+logger = logging.getLogger(__name__)
+
+DAMAGED = "damaged_checkpoints"  # directory of a workdir
+
+
+class Checkpoints:
+    """The checkpoints of one workdir. A context manager: leaving it waits for the background writer.
+
+    Args:
+      workdir: the run's directory; nothing is created in it before the first save.
+      keep: how many to keep besides the newest.
+      name: of the directory in it.
+    """
+
+    def __init__(self, workdir: Path, *, keep: int = 1, name: str = "checkpoints"):
+        self.directory = workdir.absolute() / name
+        self._keep = keep
+        self._manager: ocp.CheckpointManager | None = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def steps(self) -> list[int]:
+        """Steps that have a finished checkpoint, in ascending order."""
+        return sorted(self._open().all_steps()) if self.directory.is_dir() else []
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.directory / str(step)
+
+    def save(self, state: SavedState, step: int, *, layers: Sequence[int], fingerprint: str) -> None:
+        """Copies the state to the host and goes on writing in the background.
+
+        Args:
+          state: what to save; an empty `optimizer` or `older` is left out.
+          step: its number.
+          layers: the layer of each row of its stacked weights (`LayerPlacement.layers`).
+          fingerprint: of the training data (`Corpus.fingerprint`).
+
+        Raises:
+          CheckpointError: when the directory cannot be written, or the previous background write failed.
+        """
+        sums = {name: int(value) for name, value in jax.device_get(_checksums(_arrays(state))).items()}
+        meta = {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": sums}
+        if state.scaling:
+            meta["scaling"] = [np.asarray(part).tolist() for part in jax.device_get(state.scaling)]
+        if state.older:
+            meta["older_dtype"] = jax.tree.leaves(state.older)[0].dtype.name
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            saved = self._open().save(
+                step,
+                args=ocp.args.Composite(
+                    **{name: ocp.args.StandardSave(item) for name, item in _items(state).items() if item},
+                    meta=ocp.args.JsonSave(meta | {"checksum": _text_checksum(meta)}),
+                ),
+            )
+        except Exception as error:  # orbax raises here what befell the background write before
+            raise self._cannot_write(error) from error
+        if not saved:  # orbax says no more when there are checkpoints of later steps
+            raise CheckpointError(
+                f"{self.directory} has checkpoints of steps after {step}, which were not there when the run began: is "
+                "another process writing there? Move them away and run the same command again."
+            )
+
+    def restore_newest(
+        self, abstract: SavedState, *, layers: Sequence[int], fingerprint: str = "", move_damaged: bool = False
+    ) -> SavedState | None:
+        """The newest checkpoint that is whole, laid out as `abstract` says; None when there is no checkpoint.
+
+        Args:
+          abstract: ShapeDtypeStructs with shardings. The padded vocabulary may differ from the saved one. With an empty
+            `optimizer` (`()`) only the weights are read. Older weights are read as far as they were saved, in the
+            dtype in which they were.
+          layers: the layer of each of its rows; a checkpoint with others is read and its rows moved.
+          fingerprint: what the training data must be; empty: anything.
+          move_damaged: move checkpoints that cannot be read to `DAMAGED`, beside `checkpoints`.
+
+        Raises:
+          CheckpointError: when there are checkpoints and none can be read, or the newest that can belongs to other
+            data or another kind of optimizer.
+        """
+        damaged: dict[int, str] = {}
+        for step in reversed(self.steps()):
+            try:
+                state = self._restore(step, abstract, layers, fingerprint)
+            except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # nothing wrong with the files
+                raise
+            except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
+                damaged[step] = f"{self.path(step)}: {_first_line(error)}"
+                then = f", to be moved to {DAMAGED}/ once an earlier one is read" if move_damaged else ""
+                text = "The checkpoint of step %d cannot be read and is passed over%s. %s"
+                logger.warning(text, step, then, damaged[step])
+                continue
+            if move_damaged:
+                self._move_aside(damaged)
+            return state
+        if damaged:
+            raise CheckpointError(
+                f"None of the checkpoints under {self.directory} can be read:\n  "
+                + "\n  ".join(damaged.values())
+                + "\nPut back an intact copy, or choose a new --workdir to start again."
+            )
+        return None
+
+    def wait(self) -> None:
+        """Returns when everything is on disk.
+
+        Raises:
+          CheckpointError: when the background write failed.
+        """
+        if self._manager is not None:
+            try:
+                self._manager.wait_until_finished()
+            except Exception as error:  # whatever tensorstore makes of a full disk
+                raise self._cannot_write(error) from error
+
+    def close(self) -> None:
+        """Waits, and releases the writer's threads.
+
+        Raises:
+          CheckpointError: when the background write failed.
+        """
+        if self._manager is not None:
+            manager, self._manager = self._manager, None
+            try:
+                manager.close()
+            except Exception as error:
+                raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"Cannot write a checkpoint under {self.directory}: {_first_line(error)}. Earlier checkpoints are intact; "
+            "make room or permit writing there, and run the same command again."
+        )
+
+    def _open(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            # One more than asked for: the newest proves itself only in the step after it.
+            finish_reads()
+            options = ocp.CheckpointManagerOptions(max_to_keep=self._keep + 1, create=False)
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        return self._manager
+
+    def set_aside(self, steps: Iterable[int]) -> None:
+        """Moves checkpoints that are of no use to `DAMAGED`, beside `checkpoints`, and says so."""
+        for step, target in self._move_aside(steps).items():
+            logger.warning("Moved the checkpoint of step %d to %s.", step, target)
+
+    def _move_aside(self, steps: Iterable[int]) -> dict[int, Path]:
+        """Moves checkpoints to `DAMAGED`; returns where each step's is now."""
+        self.close()  # the manager remembers what was there when it opened
+        moved = {step: self.directory.with_name(DAMAGED) / f"{step}-{int(time.time())}" for step in steps}
+        for step, target in moved.items():
+            with writing(target):
+                target.parent.mkdir(exist_ok=True)
+                self.path(step).rename(target)
+        return moved
+
+    def _restore(self, step: int, abstract: SavedState, layers: Sequence[int], fingerprint: str) -> SavedState:
+        meta = self._open().restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        if not isinstance(meta, dict) or meta.pop("checksum", None) != _text_checksum(meta):
+            raise ValueError(f"what it says of itself is not what was saved: {meta}")
+        if meta["step"] != step:
+            raise ValueError(f"it is the checkpoint of step {meta['step']} under another name")
+        expected = meta["checksums"]
+        if fingerprint and meta["fingerprint"] != fingerprint:
+            raise CheckpointError(
+                f"{self.path(step)} was trained on other data: fingerprint {meta['fingerprint']}, now {fingerprint}. "
+                "The files that data.source names (for stdlib: the Python version) have changed since. Put them back "
+                "to go on with this run, or choose a new --workdir."
+            )
+        abstract = abstract._replace(older=_saved_older(abstract.older, meta))
+        if different := sorted(set(_arrays(abstract)) ^ {name for name in expected if _is_wanted(name, abstract)}):
+            raise CheckpointError(
+                f"{self.path(step)} was made with another kind of optimizer state: {', '.join(different[:4])} "
+                f"{'is' if len(different) == 1 else 'are'} on one side only. Set the optimizer's fields back to go on "
+                "with this run, or choose a new --workdir."
+            )
+        items = _items(abstract)
+        moves = list(layers) != meta["layers"]
+        if moves:
+            items = saved_form(items, layers, meta["layers"])
+        # strict=False lets orbax fit the padded vocabulary to this mesh; the checksums catch any other cut.
+        restored = self._open().restore(
+            step,
+            args=ocp.args.Composite(
+                **{name: ocp.args.StandardRestore(item, strict=False) for name, item in items.items() if item},
+            ),
+        )
+        state = SavedState(
+            step=jax.device_put(jnp.int32(step), abstract.step.sharding),
+            weights=restored["weights"],
+            optimizer=restored["optimizer"] if abstract.optimizer else (),
+            older={name: restored[name] for name in abstract.older},
+        )
+        for name, value in jax.device_get(_checksums(_arrays(state))).items():
+            if int(value) != expected[name]:
+                raise ValueError(f"{name} is not what was saved (checksum {int(value)}, saved {expected[name]})")
+        if moves:
+            state = move_rows(state, abstract, layers, meta["layers"])
+        return state._replace(scaling=_scaling(meta["scaling"]) if "scaling" in meta else ())
+
+
+def _items(state: SavedState) -> dict[str, Any]:
+    return {"weights": state.weights, "optimizer": state.optimizer, **state.older}
+
+
+def _scaling(parts: list[Any]) -> Scaling:
+    scales, good_steps = parts
+    return Scaling(np.asarray(scales, np.float32), np.int32(good_steps))
+
+
+def _saved_older(older: Mapping[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+    """Those of some older weights that a checkpoint has, in its dtype."""
+    saved = {name.partition(".")[0] for name in meta["checksums"]}
+    return {
+        name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, meta["older_dtype"], sharding=x.sharding), weights)
+        for name, weights in older.items()
+        if name in saved
+    }
+
+
+def _is_wanted(name: str, abstract: SavedState) -> bool:
+    return bool(_items(abstract).get(name.partition(".")[0]))
+
+
+def _arrays(state: SavedState) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(_items(state))
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+@jax.jit
+def _checksums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The sum of each array's 32-bit words times a hash of their places, modulo 2³²; zeros count nothing."""
+
+    def checksum(x: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+        words = jnp.where(x == 0, jnp.uint32(0), lax.bitcast_convert_type(x, jnp.uint32))
+        place = jnp.zeros(x.shape, jnp.uint32)
+        for axis in range(x.ndim):
+            place = (place + lax.broadcasted_iota(jnp.uint32, x.shape, axis)) * jnp.uint32(0x9E3779B1)
+        return jnp.sum(words * (place | 1), dtype=jnp.uint32)  # odd, so that no bit of a word is lost
+
+    return jax.tree.map(checksum, arrays)
+
+
+def _text_checksum(meta: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(meta, sort_keys=True).encode())
+
+
+def _first_line(error: BaseException) -> str:
+    while error.__cause__:  # orbax tells in between what it was reading, and the cause why it could not
+        error = error.__cause__
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if len(line) <= 300 else f"{line[:140]} … {line[-140:]}"  # the cause often stands at the end

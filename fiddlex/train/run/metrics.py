@@ -1,0 +1,208 @@
+"""Where a run's numbers go: `metrics.jsonl`, TensorBoard, and the terminal.
+
+A record is a flat dictionary with `step`. Training records and evaluation records (`eval_loss`) are lines of the same
+file, in the order of their steps. On resume, lines of steps that will be trained again are dropped, so that the file of
+an interrupted run is that of an uninterrupted one.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from fiddlex.errors import CheckpointError
+from fiddlex.train.record import Record
+from fiddlex.train.run.tensorboard import EventFile
+from fiddlex.train.run.workdir import writing
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsWriter:
+    """Writes records to a workdir. A context manager.
+
+    Args:
+      workdir: an existing directory.
+      resumed_step: the step training goes on from; records of later steps are dropped. A run that starts afresh (0)
+        where another has left records moves their file aside.
+
+    Attributes:
+      path: `metrics.jsonl`.
+      evaluations: the evaluation records, in order.
+
+    Raises:
+      CheckpointError: from here and from every method, when the files cannot be written.
+    """
+
+    def __init__(self, workdir: Path, *, resumed_step: int):
+        self.path = workdir / "metrics.jsonl"
+        self.evaluations: list[Record] = []
+        self._events_path = workdir / "tensorboard"
+        with writing(self.path):
+            if self.path.exists():
+                self._keep_records_until(resumed_step)
+            self._file = self.path.open("a", encoding="utf-8")
+        with writing(self._events_path):
+            self._events = EventFile(self._events_path, purge_step=resumed_step + 1)
+
+    def write(self, record: Record) -> None:
+        """Appends one record; it is in the file when the call returns."""
+        with writing(self.path):
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        if "eval_loss" in record:
+            self.evaluations.append(record)
+        scalars = {name: value for name, value in record.items() if name != "step" and value is not None}
+        with writing(self._events_path):
+            self._events.write(scalars, step=record["step"])
+
+    @property
+    def evaluated_step(self) -> int:
+        """The step of the last evaluation record, -1 when there is none."""
+        return self.evaluations[-1]["step"] if self.evaluations else -1
+
+    def _keep_records_until(self, step: int) -> None:
+        kept = []
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                record = json.loads(line)
+                keep = record["step"] <= step
+            except (json.JSONDecodeError, KeyError, TypeError):  # a line cut short when the process was killed
+                continue
+            if keep:
+                kept.append(line + "\n")
+                if "eval_loss" in record:
+                    self.evaluations.append(record)
+        if step == 0 and self.path.stat().st_size:
+            aside = self.path.with_name(f"metrics-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
+            logger.warning("The workdir has records of an earlier run and no checkpoint of it: moved to %s.", aside)
+            self.path.rename(aside)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        os.replace(temporary, self.path)
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # When the run fails already, what closing adds (the same full disk, mostly) would hide the reason.
+        ignored = contextlib.suppress(CheckpointError) if value else contextlib.nullcontext()
+        with ignored, writing(self.path.parent), contextlib.ExitStack() as stack:
+            stack.callback(self._events.close)
+            stack.callback(self._file.close)
+
+
+class Reporter:
+    """Tells a person how the run goes: a progress bar on a terminal, a line a record elsewhere. A context manager.
+
+    Args:
+      start_step: step the run goes on from.
+      num_steps: step it ends at.
+      eval_every: steps from one evaluation to the next; 0: none. Another closes the run.
+    """
+
+    def __init__(self, start_step: int, num_steps: int, *, eval_every: int = 0):
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._num_steps, self._eval_every = num_steps, eval_every
+        self._start_step, self._start_time = start_step, time.monotonic()
+        self._evaluated_step, self._evaluation_s, self._evaluations_s = start_step, 0.0, 0.0
+        self._progress: Progress | None = None
+        if self._console.is_terminal:
+            text = TextColumn("{task.description}  {task.fields[left]}")
+            self._progress = Progress(BarColumn(), MofNCompleteColumn(), text, console=self._console)
+            self._task = self._progress.add_task("compiling", total=num_steps, completed=start_step, left="")
+
+    def __enter__(self) -> "Reporter":
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def compiled(self, seconds: float) -> None:
+        """Tells how long compilation took; time left is counted from here."""
+        self.line(f"Compiled the train step in {readable_time(seconds)}.")
+        self._start_time = time.monotonic()
+        if self._progress:
+            self._progress.reset(self._task, completed=self._start_step, total=self._num_steps)
+
+    def advance(self, step: int) -> None:
+        """Moves the bar."""
+        if self._progress:
+            self._progress.update(self._task, completed=step, left=self._time_left(step))
+
+    @contextlib.contextmanager
+    def evaluating(self, step: int) -> Iterator[None]:
+        """Wraps an evaluation, to learn how long one takes."""
+        start = time.monotonic()
+        yield
+        self._evaluation_s = time.monotonic() - start
+        self._evaluations_s += self._evaluation_s
+        self._evaluated_step = step
+
+    def record(self, record: Record) -> None:
+        """Shows a training or evaluation record."""
+        step = record["step"]
+        if "eval_loss" in record:
+            self.line(f"step {step}/{self._num_steps}  {describe(record)}")
+            return
+        text = f"loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tokens/s"
+        if self._progress:
+            self._progress.update(self._task, description=text)
+        else:
+            self.line(f"step {step}/{self._num_steps}  {text}  {self._time_left(step)}".rstrip())
+
+    def line(self, text: str) -> None:
+        """Prints a line, above the bar if there is one."""
+        (self._progress.console if self._progress else self._console).print(text, markup=False)
+
+    def _time_left(self, step: int) -> str:
+        """Until the closing evaluation is done; evaluations are as long as the last one, and told apart before one."""
+        done = step - self._start_step
+        if done <= 0 or step >= self._num_steps:
+            return ""
+        seconds = (time.monotonic() - self._start_time - self._evaluations_s) / done * (self._num_steps - step)
+        evaluations = 0
+        if self._eval_every:
+            evaluations = -(-self._num_steps // self._eval_every) - self._evaluated_step // self._eval_every
+        if evaluations and not self._evaluation_s:
+            return f"{readable_time(seconds)} and {evaluations} evaluation{'s' * (evaluations > 1)} left"
+        return f"{readable_time(seconds + evaluations * self._evaluation_s)} left"
+
+
+def describe(evaluation: Record) -> str:
+    """What matters most of an evaluation record, for people: 'held-out loss 0.4312, accuracy 81.3%'."""
+    text = f"held-out loss {evaluation['eval_loss']:.4f}"
+    if "eval_pair_loss" in evaluation:
+        text += f" (masked {evaluation['eval_masked_loss']:.4f}, pair {evaluation['eval_pair_loss']:.4f})"
+    for name in ("eval_accuracy", "eval_masked_accuracy", "eval_pair_accuracy"):
+        if name in evaluation:
+            text += f", {name.removeprefix('eval_').replace('_', ' ')} {evaluation[name]:.1%}"
+        if name == "eval_masked_accuracy" and "eval_masked_majority" in evaluation:
+            text += f" (always the most common token: {evaluation['eval_masked_majority']:.1%})"
+        if f"{name}_low" in evaluation:
+            text += f" (95% interval {evaluation[f'{name}_low']:.1%} to {evaluation[f'{name}_high']:.1%})"
+    return text
+
+
+def readable_time(seconds: float) -> str:
+    """`42 s`, `3 min 05 s` or `2 h 03 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

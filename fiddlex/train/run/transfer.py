@@ -1,0 +1,138 @@
+"""Weights of one run for another: whole on the host, and from there onto another layout, with another head.
+
+A run that `train.init_from` names gives what the new model has too: embedding, layers, and of the head all but a
+classifier that told something else. What it does not give starts as it would without.
+"""
+
+import copy
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fiddlex.config import Config
+from fiddlex.errors import CheckpointError
+from fiddlex.models.model import Model
+from fiddlex.models.weights import Weights
+from fiddlex.parallel.sharding import named
+from fiddlex.schedules.placement import PADDING
+from fiddlex.train.run.best import restore_result
+from fiddlex.train.run.workdir import described_differences, read_config
+from fiddlex.train.step.program import Program
+from fiddlex.train.step.state import Layout
+
+logger = logging.getLogger(__name__)
+
+# Of two runs these must be equal, or their weights differ in shape or meaning.
+SAME_FIELDS = (
+    "model.family",
+    "model.num_layers",
+    "model.hidden_size",
+    "model.num_heads",
+    "model.mlp_size",
+    "model.vocab_size",
+    "model.post_norm",
+    "model.layer_norm_epsilon",
+)
+
+
+def whole(weights: Weights, model: Model, layout: Layout) -> Weights:
+    """Master weights on the host: float32, without padding, layers stacked in their order."""
+    host, rows = jax.tree.map(np.array, jax.device_get(weights)), np.asarray(layout.placement.rows)
+
+    def unpadded(axes: tuple[str | None, ...], w: np.ndarray) -> np.ndarray:
+        if axes[0] == "layers":
+            return w[rows]
+        return w[: model.config.vocab_size] if axes[0] == "vocab" else w
+
+    return jax.tree.map(unpadded, model.axes(), host, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def placed(host: Weights, model: Model, layout: Layout, mesh: Mesh) -> Weights:
+    """The reverse of `whole`."""
+    layers = np.asarray(layout.placement.layers)
+
+    def padded(axes: tuple[str | None, ...], w: np.ndarray, like: jax.ShapeDtypeStruct) -> np.ndarray:
+        if axes[0] == "layers":
+            return np.where((layers != PADDING).reshape(-1, *[1] * (w.ndim - 1)), w[np.maximum(layers, 0)], 0)
+        return np.pad(w, [(0, like.shape[0] - len(w)), *[(0, 0)] * (w.ndim - 1)])
+
+    arrays = jax.tree.map(padded, model.axes(), host, layout.shapes, is_leaf=lambda x: isinstance(x, tuple))
+    return jax.device_put(arrays, named(mesh, layout.master))
+
+
+def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], Weights]) -> Weights:
+    """The weights that a run begins with.
+
+    Args:
+      workdir: of the other run, `train.init_from`; its best weights are taken, or else its newest.
+      config: of the run that begins.
+      mesh: that it runs on.
+      fresh: gives its own initial weights in the form of `whole`; called when the other run's are found to fit.
+
+    Returns:
+      Weights in the form of `whole`: the other run's where it has them, else the fresh ones.
+
+    Raises:
+      CheckpointError: when there are no weights to be had, or they do not fit the model.
+    """
+    workdir = Path(os.path.expanduser(workdir))  # pathlib's own fails for a user that there is not
+    saved = read_config(workdir, named_by="train.init_from")
+    _check_fits(saved, config, workdir)
+    source = copy.deepcopy(config)
+    source.model, source.data.labels = copy.deepcopy(saved.model), saved.data.labels
+    source.pipeline.semantics, source.pipeline.semantics_schedule = "sync", ""
+    program = Program(source, mesh)
+    state = restore_result(workdir, saved, program.abstract_state, program.layout.placement.layers)
+    if state is None:
+        raise CheckpointError(f"train.init_from={workdir} has no checkpoint. Train that run with one, or name another.")
+    given = whole(state.weights, program.model, program.layout)
+    same_task = (saved.model.task, saved.data.classes) == (config.model.task, config.data.classes)
+    if not same_task:
+        for name in ("classifier", "score"):
+            given["head"].get("label", {}).pop(name, None)
+    taken, new = _taken(given, fresh())
+    logger.info("The run starts from these weights; new: %s.", ", ".join(new) or "nothing")
+    return taken
+
+
+def _check_fits(saved: Config, config: Config, workdir: Path) -> None:
+    different = described_differences(SAME_FIELDS, saved, config)
+    if not _same_tokenizer(saved.data.tokenizer, config.data.tokenizer):
+        different.append(f"data.tokenizer is {config.data.tokenizer!r}, was {saved.data.tokenizer!r}")
+    if config.model.seq_len > saved.model.seq_len:
+        different.append(
+            f"model.seq_len is {config.model.seq_len}, above the {saved.model.seq_len} positions that were learnt"
+        )
+    if different:
+        raise CheckpointError(
+            f"The weights of train.init_from={workdir} do not fit this model:\n  "
+            + "\n  ".join(different)
+            + "\nSet these fields as that run has them."
+        )
+
+
+def _same_tokenizer(left: str, right: str) -> bool:
+    """Whether two values of `data.tokenizer` are the same, or two files with the same content."""
+    paths = [Path(os.path.expanduser(name)) for name in (left, right)]
+    return left == right or (all(map(Path.is_file, paths)) and paths[0].read_bytes() == paths[1].read_bytes())
+
+
+def _taken(given: Weights, fresh: Weights, path: str = "") -> tuple[Any, list[str]]:
+    """`fresh` with the leaves that `given` has too, and the names of the parts that it has not."""
+    if not isinstance(fresh, dict):
+        return given[: fresh.shape[0]], []  # of a longer sequence the first positions
+    taken, new = {}, list[str]()
+    for name, part in fresh.items():
+        if name in given:
+            taken[name], missing = _taken(given[name], part, f"{path}{name}.")
+            new += missing
+        else:
+            taken[name] = part
+            new.append(f"{path}{name}")
+    return taken, new

@@ -1,0 +1,218 @@
+"""The directory of a run: what lies in it, and whether a config may go on in it.
+
+`config.json` (resolved), `metrics.jsonl`, `checkpoints/`, `tensorboard/`, of a run that ends when it gets no better
+`best/` and `best.json` (`fiddlex.train.run.best`), and `schedule.csv` where the config takes its schedule from a file:
+a copy, which `config.json` names in place of that file. Invariant: what is in a workdir can be evaluated and sampled
+from wherever that directory lies, without the file.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import logging
+import operator
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from fiddlex.config import Config
+from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.schedules.schedule import Schedule
+from fiddlex.schedules.text import to_csv
+
+logger = logging.getLogger(__name__)
+
+TABLE = "schedule.csv"  # the run's own copy of a schedule from a file
+
+# Changing one of these would give weights of other shapes.
+SHAPE_FIELDS = (
+    "model.family",
+    "model.task",
+    "model.post_norm",
+    "model.num_layers",
+    "model.hidden_size",
+    "model.num_heads",
+    "model.mlp_size",
+    "model.vocab_size",
+    "model.seq_len",
+    "data.classes",
+)
+
+# What is compared and is not a field itself, and the field that it comes of.
+_FIELDS = {"model.task": "model.objective", "model.mlp_size": "model.ffn_size", "data.classes": "data.labels"}
+
+# Changing one of these would train another model, or on another order of data; anything else may change on resume.
+FIXED_FIELDS = (
+    *SHAPE_FIELDS,
+    "optimizer.name",
+    "data.source",
+    "data.tokenizer",
+    "data.token_dtype",
+    "data.eval_source",
+    "data.eval_fraction",
+    "data.mask_fraction",
+    "data.whole_words",
+    "data.pack",
+    "data.text_fields",
+    "data.choices_fields",
+    "data.num_choices",
+    "data.label_field",
+    "data.truncate",
+    "data.skip_bad_lines",
+    "data.global_batch_size",
+    "data.seed",
+    "train.seed",
+)
+
+
+@contextlib.contextmanager
+def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[None]:
+    """Holds the directory for one training process, creating it if need be.
+
+    Args:
+      workdir: the directory.
+      config: of the run.
+      schedule: the one that `config` names.
+
+    Raises:
+      CheckpointError: when the directory cannot be written, another process is training in it, or the run in it
+        differs in one of `FIXED_FIELDS`.
+    """
+    with contextlib.ExitStack() as stack:
+        with writing(workdir):
+            workdir.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(FileLock(workdir / ".lock", timeout=0))
+            except Timeout as error:
+                raise CheckpointError(
+                    f"Another process is training in --workdir={workdir}. Wait for it, stop it, or choose another "
+                    "--workdir."
+                ) from error
+            _check_checkpoints(workdir, _with_table(config, workdir / TABLE))
+            if config.pipeline.schedule.startswith("file:"):
+                (workdir / f"{TABLE}.tmp").write_text(to_csv(schedule), encoding="utf-8")
+            (workdir / "config.json.tmp").write_text(_with_table(config, TABLE).to_json(), encoding="utf-8")
+        yield
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises CheckpointError in place of an OSError, when what is done inside cannot write to `path`, a workdir's."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot write to {path}: {error.strerror or error}. Make room or permit writing there and run the same "
+            "command again, or choose another --workdir."
+        ) from error
+
+
+def _check_checkpoints(workdir: Path, config: Config) -> None:
+    checkpoints = workdir / "checkpoints"
+    if not checkpoints.exists() or not any(checkpoints.iterdir()):
+        return
+    if not (workdir / "config.json").exists():
+        raise CheckpointError(
+            f"--workdir={workdir} has checkpoints and no config.json that tells of what. Put config.json back, or "
+            "choose a new --workdir to start another run."
+        )
+    check_same_run(read_config(workdir), config, workdir)
+
+
+def write_config(workdir: Path) -> None:
+    """Puts what `claimed` was given in place as `config.json` and `schedule.csv`: the run goes on with it."""
+    with writing(workdir):
+        if (workdir / f"{TABLE}.tmp").exists():
+            os.replace(workdir / f"{TABLE}.tmp", workdir / TABLE)
+        os.replace(workdir / "config.json.tmp", workdir / "config.json")
+
+
+def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
+    """The config of the run in a workdir, which a flag or field names; a schedule from a file is the workdir's copy.
+
+    Raises:
+      CheckpointError: when there is none or it cannot be read.
+    """
+    path = workdir / "config.json"
+    try:
+        return _with_table(Config.from_json(path.read_text(encoding="utf-8")), workdir / TABLE)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path} does not exist: {named_by}={workdir} is not the directory of a training run. "
+            "Train one with experiments/train.py --config=… --workdir=…"
+        ) from error
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}\nPut back an intact copy, or name another directory with {named_by}."
+        ) from error
+
+
+def _with_table(config: Config, path: str | Path) -> Config:
+    """A copy of `config` whose schedule, where that is a file, is the one at `path`."""
+    config = copy.deepcopy(config)
+    if config.pipeline.schedule.startswith("file:"):
+        config.pipeline.schedule = f"file:{path}"
+    return config
+
+
+def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
+    """Raises CheckpointError, with every difference, when `config` cannot continue the run of `saved`.
+
+    Differences that a run may go on with are logged. What a run was to start from may be left away, since it has
+    started; another start is another run.
+    """
+    fixed: tuple[str, ...] = FIXED_FIELDS
+    if config.train.init_from and _absolute(saved.train.init_from) != _absolute(config.train.init_from):
+        fixed = (*FIXED_FIELDS, "train.init_from")
+    if different := described_differences(fixed, saved, config):
+        raise CheckpointError(
+            f"--workdir={workdir} holds checkpoints of another run:\n  "
+            + "\n  ".join(different)
+            + "\nSet these fields back to go on with it, or choose a new --workdir to start another."
+        )
+    names = [f"{section}.{field}" for section, fields in dataclasses.asdict(config).items() for field in fields]
+    changed = [f"{name} {old!r} → {new!r}" for name, old, new in _differences(names, saved, config)]
+    if changed:
+        logger.info("The config has changed since this run was last started: %s.", ", ".join(changed))
+
+
+def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
+    """Raises CheckpointError, with every difference, when weights of `saved` do not fit the model of `config`."""
+    if different := described_differences(SHAPE_FIELDS, saved, config):
+        remedy = "Leave these fields as they are there."
+        if (saved.model.task, saved.data.classes) != (config.model.task, config.data.classes):
+            remedy += (
+                " To do something else with what it has learnt, fine-tune it first: experiments/train.py with "
+                f"--config.model.objective={config.model.task}, --config.train.init_from={workdir} and a --workdir of "
+                "its own."
+            )
+        listed = "\n  ".join(different)
+        raise CheckpointError(f"The weights in --workdir={workdir} are those of another model:\n  {listed}\n{remedy}")
+
+
+def described_differences(names: Iterable[str], saved: Config, config: Config) -> list[str]:
+    """'model.num_layers is 4, was 2' for each of the fields `names` that is not the same in both configs.
+
+    A derived size that differs only because of the size it is derived from is left out.
+    """
+    same_rule = saved.model.ffn_size == config.model.ffn_size
+    different = _differences([name for name in names if name != "model.mlp_size" or not same_rule], saved, config)
+    described = []
+    for name, old, new in different:
+        if name == "data.classes":
+            old, new = saved.data.labels, config.data.labels
+        described.append(f"{_FIELDS.get(name, name)} is {new!r}, was {old!r}")
+    return described
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path)) if path else ""
+
+
+def _differences(names: Iterable[str], saved: Config, config: Config) -> list[tuple[str, Any, Any]]:
+    """Name, value in `saved` and value in `config` of the fields that are not the same in both."""
+    values = ((name, *map(operator.attrgetter(name), (saved, config))) for name in names)
+    return [(name, old, new) for name, old, new in values if old != new]

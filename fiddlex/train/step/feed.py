@@ -1,0 +1,76 @@
+"""Batches on the devices: what the loader prepares on the host, sharded over `data`."""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from fiddlex.config import Config
+from fiddlex.data import Batch, ExampleSource, Loader, eval_batches
+from fiddlex.data.dataset import Dataset
+from fiddlex.errors import DataError
+from fiddlex.models.task_sizes import example_fields
+from fiddlex.parallel.sharding import BATCH
+
+DeviceBatch = dict[str, jax.Array]
+
+
+def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, dtypes and shardings of a batch (`example_fields`)."""
+    size, sharding = config.data.global_batch_size, NamedSharding(mesh, BATCH)
+    return {
+        name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=sharding)
+        for name, (shape, dtype) in example_fields(config).items()
+    }
+
+
+class Feed:
+    """Training and evaluation batches of a dataset, on a mesh."""
+
+    def __init__(self, dataset: Dataset, config: Config, mesh: Mesh):
+        self._dataset, self._config = dataset, config
+        self._sharding = NamedSharding(mesh, BATCH)
+        self._loader = Loader(
+            dataset.train,
+            global_batch_size=config.data.global_batch_size,
+            seed=config.data.seed,
+            vocab_size=config.model.vocab_size,
+        )
+
+    def train(self, start_step: int) -> Iterator[DeviceBatch]:
+        """The training batches from batch number `start_step` (from 0) on, without end.
+
+        Raises:
+          DataError: at a token outside the vocabulary.
+        """
+        for batch in self._loader.iterate(start_step):
+            yield jax.device_put(batch, self._sharding)
+
+    def require_heldout(self) -> ExampleSource:
+        """The held-out examples; raises DataError when nothing is held out."""
+        if self._dataset.heldout is None:
+            raise DataError(
+                f"Nothing is held out of {self._dataset.source} to evaluate on: set data.eval_source, or "
+                "data.eval_fraction above 0, or train.eval_every=0."
+            )
+        return self._dataset.heldout
+
+    def heldout(self) -> Iterator[tuple[DeviceBatch, int]]:
+        """The held-out batches in order, or `data.eval_batches` of them; and how many examples each has, but filler.
+
+        Raises:
+          DataError: when nothing is held out, or at a token outside the vocabulary.
+        """
+        batches, size, number = self.host_heldout(), self._config.data.global_batch_size, len(self.require_heldout())
+        for i in range(len(batches)):
+            yield jax.device_put(batches[i], self._sharding), min(size, number - i * size)
+
+    def host_heldout(self) -> Sequence[Batch]:
+        """The same batches before they are on devices, made when they are asked for."""
+        data = self._config.data
+        return eval_batches(
+            self.require_heldout(),
+            batch_size=data.global_batch_size,
+            vocab_size=self._config.model.vocab_size,
+            limit=data.eval_batches,
+        )

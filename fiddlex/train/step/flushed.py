@@ -1,0 +1,102 @@
+"""Gradients of one global batch, in a pipeline that starts and ends empty.
+
+Inside `shard_map`, manual over all mesh axes, each replica passes its microbatches through the pipeline and adds up
+gradients in float32 (`fiddlex.pipeline.executor`); they are reduced over `data` once, at the end, straight onto the
+shards whose master weights they update.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.config import Config
+from fiddlex.models.model import Batch, Model
+from fiddlex.models.weights import Weights
+from fiddlex.parallel.collectives import as_varying, reduce_gradients
+from fiddlex.parallel.sharding import BATCH
+from fiddlex.pipeline.executor import execute
+from fiddlex.train.step.feed import abstract_batch
+from fiddlex.train.step.gradients import (
+    as_mean,
+    compute_weights,
+    loss_scales,
+    partial_axes,
+    parts,
+    pipeline_model,
+    with_keys,
+)
+from fiddlex.train.step.state import Layout, SavedState, TrainState
+
+
+class Flushed:
+    """Gradients of one batch at a time, in a pipeline that starts and ends empty: a `GradientSource`."""
+
+    def __init__(self, model: Model, config: Config, mesh: Mesh, layout: Layout):
+        self.state_specs, self.max_batches = (), 1
+        self.abstract_inputs = abstract_batch(config, mesh)
+        self._gradients = make_gradients(model, config, mesh, layout)
+        self._compute_weights = functools.partial(
+            compute_weights, dtype=jnp.dtype(config.model.dtype), mesh=mesh, layout=layout
+        )
+
+    def start(self, weights: Weights) -> Any:
+        """See `GradientSource`."""
+        del weights
+        return ()
+
+    def gradients(self, state: TrainState, inputs: Any) -> tuple[jax.Array, Weights, Any]:
+        """See `GradientSource`."""
+        weights, scale = self._compute_weights(state.weights), loss_scales(state, 1)[0]
+        return *self._gradients(weights, inputs, state.step, scale), ()
+
+    def num_batches(self, step: int) -> int:
+        """See `GradientSource`."""
+        del step
+        return 1
+
+    def inputs(self, batches: Sequence[Batch], step: int) -> Any:
+        """See `GradientSource`."""
+        del step
+        return batches[0]
+
+    def older(self, state: TrainState) -> dict[str, Weights]:
+        """See `GradientSource`."""
+        del state
+        return {}
+
+    def abstract_older(self) -> dict[str, Weights]:
+        """See `GradientSource`."""
+        return {}
+
+    def resume(self, saved: SavedState) -> Any:
+        """See `GradientSource`."""
+        del saved
+        return ()
+
+
+def make_gradients(
+    model: Model, config: Config, mesh: Mesh, layout: Layout
+) -> Callable[[Weights, Batch, jax.Array, jax.Array], tuple[jax.Array, Weights]]:
+    """Of compute weights, batch, step and loss scale the mean loss and its scaled gradients, see `GradientSource`."""
+    axes, lowered = partial_axes(config), layout.pipeline.lowered
+    piped = pipeline_model(model, config, mesh, model.loss)
+
+    def local_gradients(weights: Weights, batch: Batch, step: jax.Array, scale: jax.Array) -> tuple[jax.Array, Weights]:
+        weights, (batch, share) = as_varying(weights, layout.compute, axes), as_mean(batch)
+        batch = with_keys(batch, config, step)
+        losses, grads = execute(lowered, layout.placement, piped, parts(weights), batch, scale=share * scale)
+        grads = reduce_gradients({**grads.outer, "layers": grads.layers}, layout.compute, layout.master, axes)
+        return lax.psum(losses.sum() * share, "data"), grads
+
+    return jax.shard_map(
+        local_gradients,
+        mesh=mesh,
+        in_specs=(layout.compute, BATCH, P(), P()),
+        out_specs=(P(), layout.master),
+    )

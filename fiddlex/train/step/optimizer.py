@@ -1,0 +1,124 @@
+"""The update rules, their learning-rate schedule and gradient clipping, from the parts that optax has.
+
+Only statistics of whole tensors are our own (`fiddlex.train.step.blockwise`), since layers are stacked and the
+embedding is padded. Invariant: weights move as under optax's optimizer of the same name on unstacked, unpadded weights.
+State leaves that mirror a weight (`mu`, `nu`, `trace`, Adafactor's `v`) lie in trees of the weights' structure and have
+the weight's shape; all others are counters and Adafactor's factors, which `optax.tree.map_params` tells apart by their
+shape.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fiddlex.config import OptimizerConfig
+from fiddlex.train.step.blockwise import (
+    Blocks,
+    clip_by_block_rms,
+    scale_by_factored_rms,
+    scale_by_param_block_rms,
+    scale_by_trust_ratio,
+)
+
+
+def make_optimizer(config: OptimizerConfig, *, num_steps: int, blocks: Blocks) -> optax.GradientTransformation:
+    """Update rule of a config, for use under `jit` on global arrays.
+
+    With learning rate η_t, decay λ where a block says so, and m, v Adam's bias-corrected moments:
+
+    ========= ========================================================================= ===============================
+    adamw     w ← w − η_t (m / (√v + ε) + λ w)                                          Loshchilov & Hutter, ICLR 2019
+    adam      w ← w − η_t m / (√v + ε), moments of g + λ w                              Kingma & Ba, ICLR 2015
+    sgd       w ← w − η_t b, b ← momentum · b + g + λ w                                 the convention of PyTorch
+    lamb      w ← w − η_t (‖w‖ / ‖u‖) u, u = m / (√v + ε) + λ w                         You et al., ICLR 2020
+    adafactor w ← w − η_t (max(10⁻³, RMS(w)) clip(g / √v) + λ w), v factored, no moment Shazeer & Stern, ICML 2018
+    ========= ========================================================================= ===============================
+
+    Adafactor's learning rate is relative to the weights and its constants are the paper's, so that `beta1`, `beta2` and
+    `epsilon` have no part in it. Its decay is multiplied by the learning rate, as AdamW's is; `optax.adafactor` does so
+    only when given `weight_decay_rate` as a schedule.
+
+    Args:
+      config: a section that passed `validate`.
+      num_steps: length of the run, see `learning_rate_schedule`.
+      blocks: a `Block` for every weight, in the structure of the weights.
+
+    Returns:
+      A transform whose `update` needs the weights. It does not clip; see `clip_by_global_norm`.
+    """
+    decay = optax.add_decayed_weights(config.weight_decay, mask=jax.tree.map(lambda block: block.decay, blocks))
+    adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+    momentum = optax.trace(config.momentum) if config.momentum else optax.identity()
+    factored = (scale_by_factored_rms(blocks), clip_by_block_rms(blocks), scale_by_param_block_rms(blocks))
+    rules = {
+        "adamw": (adam, decay),
+        "adam": (decay, adam),
+        "sgd": (decay, momentum),
+        "lamb": (adam, decay, scale_by_trust_ratio(blocks)),
+        "adafactor": (*factored, decay),
+    }
+    return optax.chain(*rules[config.name], optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps)))
+
+
+def num_updates(state: optax.OptState) -> jax.Array:
+    """Updates that an optimizer of `make_optimizer` has made, int32 scalar: what its learning rate follows."""
+    assert isinstance(state, tuple)
+    assert isinstance(state[-1], optax.ScaleByScheduleState)
+    return state[-1].count
+
+
+def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+    """Linear warm-up, then decay.
+
+    With peak p, final rate f, warm-up W and length D (`decay_steps`, or `num_steps` when that is 0), update c counted
+    from 0 has the rate
+
+    - p (c + 1) / W for c < W: never 0, and p at the last update of the warm-up;
+    - f + (p − f) s(x) for W ≤ c < D, where x = (c − W) / (D − W) and s(x) is (1 + cos πx) / 2 for `cosine`
+      (Loshchilov & Hutter, SGDR, ICLR 2017) and 1 − x for `linear`;
+    - f for c ≥ D, W.
+
+    With `constant` it stays p after the warm-up for good: f and D have no part in it.
+
+    Args:
+      config: a section that passed `validate`.
+      num_steps: updates in the run.
+
+    Returns:
+      A function of the update count, an int or int32 array, to a float32 array.
+    """
+    peak, final, warmup = config.learning_rate, config.final_learning_rate, config.warmup_steps
+    end = config.decay_steps or num_steps
+
+    def schedule(count: Any) -> jax.Array:
+        count = jnp.asarray(count)
+        progress = jnp.where(count < end, (count - warmup) / max(end - warmup, 1), 1.0)
+        remaining = {
+            "cosine": (1 + jnp.cos(jnp.pi * progress)) / 2,
+            "linear": 1 - progress,
+            "constant": jnp.ones_like(progress),
+        }[config.schedule]
+        # This form, unlike final + (peak − final)·remaining, rounds to exactly peak and final at the ends.
+        decayed = remaining * peak + (1 - remaining) * final
+        return jnp.where(count < warmup, peak * ((count + 1) / max(warmup, 1)), decayed)
+
+    return schedule
+
+
+def clip_by_global_norm(grads: optax.Updates, norm: jax.Array, clip_norm: float) -> optax.Updates:
+    """Scales gradients by min(1, clip_norm / norm) (Pascanu et al., ICML 2013, algorithm 1).
+
+    Args:
+      grads: a tree of gradients.
+      norm: their global norm, which the caller has computed to log it.
+      clip_norm: the largest norm let through; 0 clips nothing.
+
+    Returns:
+      The gradients, with norm at most `clip_norm`; not finite if `norm` is not a number, so that nothing is hidden.
+    """
+    if not clip_norm:
+        return grads
+    scale = clip_norm / jnp.maximum(norm, clip_norm)
+    return jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)

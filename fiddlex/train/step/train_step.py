@@ -1,0 +1,90 @@
+"""The compiled train step: gradients of a global batch, and the update.
+
+Gradients come out of `shard_map` on the shards whose master weights they update, from a pipeline that is flushed
+(`fiddlex.train.step.flushed`) or one that goes on (`fiddlex.train.step.continuous`). The update itself is plain optax
+on global arrays, outside `shard_map`.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.config import Config
+from fiddlex.models.weights import Weights
+from fiddlex.parallel.sharding import named
+from fiddlex.schedules.placement import LayerPlacement
+from fiddlex.train.step.gradients import GradientSource
+from fiddlex.train.step.optimizer import clip_by_global_norm, num_updates
+from fiddlex.train.step.scaling import next_scaling
+from fiddlex.train.step.state import Layout, TrainState
+
+Metrics = dict[str, Any]
+
+
+def make_train_step(
+    config: Config,
+    optimizer: optax.GradientTransformation,
+    source: GradientSource,
+    *,
+    learning_rate: optax.Schedule,
+    mesh: Mesh,
+    layout: Layout,
+    specs: TrainState,
+) -> jax.stages.Wrapped:
+    """Compiles `(state, inputs) -> (state, metrics)`; the state is donated.
+
+    The inputs are those of `source`. Metrics are device scalars: `loss` (mean over what the batch has to be scored, at
+    the weights its forward pass used), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite` (after
+    the update), and `nonfinite`, which tells for every weight (and layer) whether its gradient has a value that is not
+    finite; in float16 also `loss_scale`, that of the step's batch, whose update is left out where `grad_norm` is not
+    finite.
+    """
+
+    def step(state: TrainState, inputs: Any) -> tuple[TrainState, Metrics]:
+        loss, grads, pipeline = source.gradients(state, inputs)
+        if scales:
+            grads = jax.tree.map(lambda g: g / state.scaling.scales[0], grads)
+        norm = optax.tree.norm(grads)
+        clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)
+        updates, optimizer_state = optimizer.update(clipped, state.optimizer, state.weights)
+        new = TrainState(state.step + 1, optax.apply_updates(state.weights, updates), optimizer_state, pipeline)
+        if scales:
+            finite = jnp.isfinite(norm)
+            kept, made = ((each.weights, each.optimizer) for each in (state, new))
+            weights, optimizer_state = jax.tree.map(lambda a, b: jnp.where(finite, b, a), kept, made)
+            scaling = next_scaling(state.scaling, finite, config.optimizer)
+            new = new._replace(weights=weights, optimizer=optimizer_state, scaling=scaling)
+        metrics = {
+            "loss": loss,
+            "grad_norm": norm,
+            "learning_rate": learning_rate(num_updates(state.optimizer)),
+            "weights_finite": jnp.all(jnp.asarray([jnp.isfinite(w).all() for w in jax.tree.leaves(new.weights)])),
+            "nonfinite": nonfinite(grads, layout.placement),
+        }
+        if scales:
+            metrics["loss_scale"] = state.scaling.scales[0]
+        return new, metrics
+
+    scales, shardings = config.model.dtype == "float16", named(mesh, specs)
+    return jax.jit(
+        step,
+        in_shardings=(shardings, jax.tree.map(lambda x: x.sharding, source.abstract_inputs)),
+        out_shardings=(shardings, named(mesh, P())),
+        donate_argnums=0,
+    )
+
+
+def nonfinite(grads: Weights, placement: LayerPlacement) -> Weights:
+    """For every leaf a bool, or one for each layer under `layers`: whether any value is infinite or not a number."""
+
+    def flags(part: str, g: jax.Array) -> jax.Array:
+        if part != "layers":
+            return jnp.any(~jnp.isfinite(g))
+        return jnp.any(~jnp.isfinite(g), axis=tuple(range(1, g.ndim)))[jnp.asarray(placement.rows)]
+
+    return {part: jax.tree.map(functools.partial(flags, part), leaves) for part, leaves in grads.items()}

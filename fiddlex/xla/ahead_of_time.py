@@ -1,0 +1,207 @@
+"""Compiles a config's train step ahead of time and tells what XLA says of it: no data is read, no state is made."""
+
+import dataclasses
+import pathlib
+import re
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.cluster import gpu_targets
+from fiddlex.config import Config
+from fiddlex.costs.sizes import model_flops, num_parameters
+from fiddlex.schedules.table import NONE
+from fiddlex.train.step.program import Program
+from fiddlex.train.step.state import Layout
+from fiddlex.xla.compiled_collectives import collectives
+
+_SIZE = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")  # as in `33.19G`
+_UNITS = {unit: 2 ** (10 * power) for power, unit in enumerate("KMGT", 1)}
+
+
+class Shortage(NamedTuple):
+    """What the compiler says when a step does not fit.
+
+    Attributes:
+      needed_bytes: what the step takes of a device's memory; None when it does not say.
+      limit_bytes: what there is of it; likewise.
+      reason: its words.
+    """
+
+    needed_bytes: int | None
+    limit_bytes: int | None
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Ahead:
+    """A train step, compiled if it fits.
+
+    Attributes:
+      program: what was compiled.
+      compiled: for the devices of its mesh; None when the compiler found that it does not fit their memory.
+      text: the scheduled program as XLA prints it; empty without `compiled`.
+      shortage: why there is no `compiled`.
+      trace_s: seconds from Python to XLA's input.
+      compile_s: seconds in XLA.
+    """
+
+    program: Program
+    compiled: jax.stages.Compiled | None
+    text: str
+    shortage: Shortage | None
+    trace_s: float
+    compile_s: float
+
+
+def compile_ahead(config: Config, mesh: Mesh) -> Ahead:
+    """Compiles the train step of a validated config for a mesh, of which no device has to be there.
+
+    Raises:
+      ConfigError, ScheduleError: when layers, stages or schedule do not fit the mesh.
+    """
+    start = time.monotonic()
+    program = Program(config, mesh)
+    lowered = program.lower()
+    traced = time.monotonic()
+    compiled, shortage, text = None, None, ""
+    with tempfile.TemporaryDirectory() as folder:
+        options = program.compiler_options
+        if mesh.devices.flat[0].platform == "tpu":  # jaxlib cannot read the programs of a libtpu newer than itself
+            options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        try:
+            compiled = lowered.compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            shortage = read_shortage(str(error))
+        compile_s = time.monotonic() - traced
+        if compiled is not None:
+            text = _dumped(folder) or compiled.as_text() or ""
+    return Ahead(program, compiled, text, shortage, traced - start, compile_s)
+
+
+def _dumped(folder: str) -> str:
+    """The program that XLA has written, as it is after all of its passes; empty when it has written none."""
+    files = list(pathlib.Path(folder).glob("*.jit_step.*after_codegen.txt"))
+    return files[0].read_text() if files else ""
+
+
+def read_shortage(message: str) -> Shortage:
+    """What XLA says of a device's memory in a message RESOURCE_EXHAUSTED: first what is needed, then what there is."""
+    reason = message.splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
+    sizes = [round(float(number) * _UNITS[unit]) for number, unit in _SIZE.findall(reason)]
+    if "hbm" not in reason.lower() or len(sizes) < 2:  # another memory, which is not the one that a config fills
+        return Shortage(None, None, reason)
+    return Shortage(sizes[0], sizes[1], reason)
+
+
+def memory_limit(mesh: Mesh) -> int | None:
+    """Bytes that the compiler gives a program on each device; None where it knows of no limit.
+
+    Of a TPU it says so itself, when it is asked to compile what no device has room for. A GPU's is all of its memory,
+    of which the driver and XLA's own libraries take some.
+    """
+    device = mesh.devices.flat[0]
+    if device.platform == "gpu":
+        return gpu_targets.memory_bytes(device.device_kind)
+    if device.platform != "tpu":
+        return None
+    everywhere = NamedSharding(mesh, P())
+    too_large = jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)
+    try:
+        jax.jit(jnp.negative, in_shardings=everywhere, out_shardings=everywhere).lower(too_large).compile()
+    except jax.errors.JaxRuntimeError as error:
+        return read_shortage(str(error)).limit_bytes
+    return None
+
+
+def memory(compiled: jax.stages.Compiled | None) -> dict[str, int | None]:
+    """What a program takes of each device's memory, in bytes, as XLA has planned it; None where it does not tell.
+
+    Returns:
+      `argument_bytes` and `output_bytes` (of the train step: state and batch, state and metrics), `alias_bytes` (of
+      outputs that take the place of arguments), `temp_bytes` (everything else that the program holds), and `peak_bytes`
+      (all of it together: XLA's figure, but not less than argument + output − alias + temp, as XLA's CPU backend leaves
+      the temporaries out of its own).
+    """
+    analysis = compiled.memory_analysis() if compiled is not None else None
+    names = ("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "peak_bytes")
+    if analysis is None:
+        return dict.fromkeys(names)
+    argument, output = analysis.argument_size_in_bytes, analysis.output_size_in_bytes
+    alias, temp = analysis.alias_size_in_bytes, analysis.temp_size_in_bytes
+    peak = max(analysis.peak_memory_in_bytes, argument + output - alias + temp)
+    return dict(zip(names, (argument, output, alias, temp, peak), strict=True))
+
+
+def report(config: Config, ahead: Ahead) -> dict[str, Any]:
+    """What there is to tell of a train step: sizes, schedule, memory of one device, collectives, and the time it took.
+
+    `needed_bytes` is the peak, or what the compiler says of a step that does not fit; `fits` whether that is within
+    `memory_limit_bytes`, None where no limit is known. `model_flops` are those of a step on all devices. Of a step that
+    was not compiled there are no `collectives` (`fiddlex.xla.compiled_collectives.Collective`), and nothing of its
+    parts.
+    """
+    layout, mesh = ahead.program.layout, ahead.program.mesh
+    pipeline, parts = layout.pipeline, memory(ahead.compiled)
+    lowered = pipeline.lowered
+    if ahead.shortage is None:
+        needed, limit = parts["peak_bytes"], memory_limit(mesh)
+        fits = None if needed is None or limit is None else needed <= limit
+    else:
+        needed, limit, fits = ahead.shortage.needed_bytes, ahead.shortage.limit_bytes, False
+    exchanges = None
+    if ahead.text:
+        exchanges = [dataclasses.asdict(each) for each in collectives(ahead.text, mesh.shape, runs(layout))]
+    return {
+        "device_kind": mesh.devices.flat[0].device_kind,
+        "num_devices": config.mesh.num_devices,
+        "mesh": dict(mesh.shape),
+        "num_parameters": num_parameters(config),
+        "model_flops": model_flops(config),
+        "schedule": config.pipeline.schedule,
+        "num_stages": lowered.schedule.num_stages,
+        "num_microbatches": config.pipeline.num_microbatches,
+        "microbatch_size": config.microbatch_size,
+        "num_ticks": lowered.num_ticks,
+        "semantics": {name: windows.period for name, windows in pipeline.windows.items()}
+        or {"sync": lowered.num_ticks},
+        "stash_slots": lowered.stash_slots,
+        "fits": fits,
+        "needed_bytes": needed,
+        "memory_limit_bytes": limit,
+        "reason": ahead.shortage and ahead.shortage.reason,
+        **parts,
+        "collectives": exchanges,
+        "trace_s": round(ahead.trace_s, 3),
+        "compile_s": round(ahead.compile_s, 3),
+        "jax_version": jax.__version__,
+    }
+
+
+def runs(layout: Layout) -> dict[str, float]:
+    """How often a step runs what the executor has given names, on the rank that runs it most often (`collectives`)."""
+    lowered, placement, chunks = layout.pipeline.lowered, layout.placement, layout.placement.chunk_sizes()
+    ticks = max((windows.period for windows in layout.pipeline.windows.values()), default=lowered.num_ticks)
+
+    def busiest(column: str) -> int:
+        return int((lowered.column(column) != NONE).sum(axis=0).max())
+
+    return {
+        "embed": busiest("embed"),
+        "forward": busiest("forward_chunk"),
+        "head": busiest("head"),
+        "backward": busiest("backward_chunk"),
+        "embed_backward": busiest("embed_backward"),
+        "weights": busiest("weight_chunk"),
+        "backward_finish": busiest("backward_finishes") * placement.rows_per_chunk / ticks,
+        "weight_finish": busiest("weight_finishes") * placement.rows_per_chunk / ticks,
+        "layers": max(sum(sizes) / sum(map(bool, sizes)) for sizes in chunks),  # of a chunk, where they differ
+        "ticks": ticks,
+    }

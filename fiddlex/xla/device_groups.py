@@ -1,0 +1,92 @@
+"""Which devices a collective is among, in the four ways that XLA prints it.
+
+Devices are the numbers of a program's partitions, which are places in the mesh, the last axis varying fastest.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+Groups = Sequence[Sequence[int]]
+
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")  # {{0,1},{1,0}}
+_LIST = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")  # {{0,1},{2,3}}
+_IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)")  # [2,2]<=[4]
+_AXES = re.compile(  # mesh['a'=2,'b'=2] {'b'}
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((\[[\d,]+\](?:T\([\d,]+\))?|[\d,]+)\))? \{([^}]*)\}"
+)
+_AXIS = re.compile(r"'([^':]+)'?(?::\((\d+)\)(\d+))?")
+
+
+def groups_of(attributes: str, num_devices: int) -> Groups | None:
+    """The devices that exchange with one another.
+
+    Args:
+      attributes: of the instruction.
+      num_devices: of the program, which are one group where none are named.
+
+    Returns:
+      Groups of one size; of a permute the pairs of different devices, or one device where there are none; None where
+      the text is of none of the known kinds.
+    """
+    if pairs := _PAIRS.search(attributes):
+        return [pair for pair in _tuples(pairs[1]) if pair[0] != pair[1]] or [[0]]
+    if explicit := _LIST.search(attributes):
+        return _tuples(explicit[1]) or [list(range(num_devices))]
+    if iota := _IOTA.search(attributes):
+        return _ordered(iota[3]).reshape(int(iota[1]), int(iota[2])).tolist()
+    if axes := _AXES.search(attributes):
+        return _along(*axes.groups())
+    return None
+
+
+def axis_of(groups: Groups, mesh: Mapping[str, int]) -> str:
+    """The axis of the mesh along which the devices of each group differ; `several` where there is not just one."""
+    places = np.stack(np.unravel_index(np.asarray(groups), tuple(mesh.values())))
+    differ = (np.ptp(places, axis=2) > 0).any(axis=1)
+    names = [name for name, differs in zip(mesh, differ, strict=True) if differs]
+    return names[0] if len(names) == 1 else "several"
+
+
+def _along(sizes: str, order: str | None, chosen: str) -> Groups | None:
+    """Groups along axes of a mesh of XLA's own.
+
+    Args:
+      sizes: of all axes, as in 'a'=2,'b'=4.
+      order: of the devices in it; None: 0, 1, ….
+      chosen: the axes, as in 'a'; or a part of one, as in 'b':(1)2, the outer half of b: what stands in parentheses
+        divides it before that part.
+    """
+    found = _AXIS.findall(chosen)
+    parts = {name: (before, size) for name, before, size in found}
+    if len(parts) < len(found):  # two parts of one axis
+        return None
+    dims: list[int] = []
+    along: list[int] = []
+    for name, text in re.findall(r"'([^']+)'=(\d+)", sizes):
+        before, size = parts.get(name, ("", ""))
+        if name in parts:
+            along.append(len(dims) + bool(before))
+        dims += [int(before), int(size), int(text) // (int(before) * int(size))] if before else [int(text)]
+    ids = (_ordered(order) if order else np.arange(math.prod(dims))).reshape(dims)
+    group_size = math.prod(dims[axis] for axis in along)
+    return np.moveaxis(ids, along, range(-len(along), 0)).reshape(-1, group_size).tolist()
+
+
+def _ordered(text: str) -> np.ndarray:
+    """Numbers as XLA writes them: [2,4]T(1,0), which is 0 to 7 in two rows, transposed; or 0,4,1,5."""
+    if not text.startswith("["):
+        return np.asarray(_numbers(text))
+    shape, _, order = text.strip("[)").partition("]")
+    ids = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
+    return ids.transpose(_numbers(order.removeprefix("T("))) if order else ids
+
+
+def _tuples(text: str) -> list[list[int]]:
+    return [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]

@@ -1,0 +1,157 @@
+"""Reads a program as XLA prints it once it is compiled and scheduled (`compiled.as_text()`).
+
+Invariant: a computation's instructions stand in the order of the schedule. Instructions are taken as text; only what
+the collectives of a step and the work beside them take is understood (`fiddlex.xla.compiled_collectives`).
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# Bits of an element; types that are not here (token, opaque) hold nothing.
+_BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}
+_BITS |= {f"{kind}{bits}": bits for kind in "suf" for bits in (2, 4, 8, 16, 32, 64)}
+_ARRAY = re.compile(r"\b([a-z]\d*\w*)\[([\d,<=]*)\]")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?(\S+) = (.*?) ([a-z][a-z\d-]*)\(([^()]*)\)?(.*)$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?(\S+) \(.*\{$")
+_PRODUCTS = ("dot", "convolution")
+_PRODUCT_CALLS = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|fmha|conv)', re.IGNORECASE)
+
+
+class Operand(NamedTuple):
+    """What an instruction reads: the result of another one, or an element of it.
+
+    Attributes:
+      name: the name of the instruction whose result it is.
+      elements: the index of the element where that result is a tuple and XLA names one of its elements (from jax 0.12
+        on, as in `%param.1#2`), in a tuple of tuples one index after another; empty for the whole result.
+    """
+
+    name: str
+    elements: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of a computation.
+
+    Attributes:
+      name: without its %.
+      shape: of the result, as XLA prints it.
+      opcode: as XLA prints it, `fusion` or `all-gather-start`.
+      operands: what it reads.
+      attributes: all that stands behind the operands.
+      is_root: whether this is the computation's result.
+    """
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[Operand, ...]
+    attributes: str
+    is_root: bool
+
+    @property
+    def scope(self) -> str:
+        """What `jax.named_scope` called it: the last name in front of that of the operation itself; empty: nothing."""
+        path = re.search(r'op_name="([^"]*)"', self.attributes)
+        return path[1].split("/")[-2] if path and "/" in path[1] else ""
+
+    def called(self, *names: str) -> list[str]:
+        """The computations in attributes of these names; by default in all whose computations an instruction runs."""
+        names = names or ("calls", "body", "to_apply", "branch_computations", "true_computation", "false_computation")
+        found = re.findall(rf"\b(?:{'|'.join(names)})=(?:\{{([^}}]*)\}}|(%?[^\s,}})]+))", self.attributes)
+        return re.findall(r"[^\s,%]+", " ".join(f"{several} {one}" for several, one in found))
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled program.
+
+    Attributes:
+      computations: by name, their instructions in the order of the schedule.
+      entry: name of the computation that is run.
+    """
+
+    computations: dict[str, list[Instruction]]
+    entry: str
+
+    def trips(self, loop: Instruction) -> int | None:
+        """How often the body of a `while` runs; None where the program does not tell.
+
+        Either XLA says so, or the condition compares with a constant: then the loop is taken to count up from 0 by 1,
+        as jax's loops do.
+        """
+        known = re.search(r'"known_trip_count":\{"n":"?(\d+)', loop.attributes)
+        if known:
+            return int(known[1])
+        condition = {each.name: each for each in self.computations[loop.called("condition")[0]]}
+        root = next(each for each in condition.values() if each.is_root)
+        bound = condition.get(root.operands[-1].name) if root.operands else None
+        if root.opcode != "compare" or "direction=LT" not in root.attributes or not bound or bound.opcode != "constant":
+            return None
+        return int(bound.attributes) if re.fullmatch(r"\d+", bound.attributes) else None
+
+    def products(self, instruction: Instruction) -> int:
+        """Matrix products that an instruction runs: in the largest branch of a conditional, in one trip of a loop."""
+        if instruction.opcode in _PRODUCTS:
+            return 1
+        if instruction.opcode == "custom-call":
+            return int(bool(_PRODUCT_CALLS.search(instruction.attributes)))
+        of_each = [sum(map(self.products, self.computations[name])) for name in instruction.called()]
+        return max(of_each, default=0)
+
+
+def read(text: str) -> Program:
+    """Reads a whole program."""
+    computations: dict[str, list[Instruction]] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        if current is None:
+            header = _COMPUTATION.match(line)
+            if header:
+                current = computations[header[2]] = []
+                entry = header[2] if header[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif parts := _INSTRUCTION.match(line):
+            root, name, shape, opcode, inputs, attributes = parts.groups()
+            if opcode == "constant":
+                inputs, attributes = "", inputs
+            operands = tuple(map(_operand, re.findall(r"%([^\s,)]+)", inputs)))
+            current.append(Instruction(name, shape, opcode, operands, attributes, bool(root)))
+    return Program(computations, entry)
+
+
+def element(shape: str, indices: Sequence[int]) -> str:
+    """The shape of an element of a tuple, as XLA prints both; with several indices of an element of that, and so on."""
+    for index in indices:
+        depth, parts = 0, [""]
+        for character in shape.removeprefix("(").removesuffix(")"):
+            depth += (character in "([{") - (character in ")]}")
+            if character == "," and not depth:
+                parts.append("")
+            else:
+                parts[-1] += character
+        shape = re.sub(r"/\*.*?\*/", "", parts[index]).strip()
+    return shape
+
+
+def nbytes(shape: str) -> int:
+    """Bytes of all arrays in a shape, a tuple's together, without the padding of their layouts."""
+    bits = sum(
+        _bits(kind) * math.prod(int(size.removeprefix("<=")) for size in sizes.split(",") if size)
+        for kind, sizes in _ARRAY.findall(shape)
+    )
+    return -(-bits // 8)
+
+
+def _operand(text: str) -> Operand:
+    name, *elements = text.split("#")
+    return Operand(name, tuple(map(int, elements)))
+
+
+def _bits(kind: str) -> int:
+    return _BITS.get(kind, 8 if kind.startswith("f8") else 4 if kind.startswith("f4") else 0)

@@ -1,0 +1,159 @@
+"""What the formulas say of a step's memory, against what XLA allots."""
+
+import math
+
+import jax
+import pytest
+
+from experiments.benchmarks.programs import make_program, temporary_bytes
+from experiments.benchmarks.sizes import with_microbatches
+from fiddlex.config import Config
+from fiddlex.costs.backend import CPU, TPU
+from fiddlex.costs.memory import Memory
+from fiddlex.planner.predict import needed_memory
+
+TOLERANCE = 0.1
+
+CASES = {  # schedule, chunks, recompute, microbatches, data, tensor, sequence parallel, dropout
+    "1f1b": ("1f1b", 1, "none", 8, 1, 1, False, 0.0),
+    "full recomputation under dropout": ("1f1b", 1, "full", 8, 1, 1, False, 0.1),
+    "selective recomputation under dropout": ("1f1b", 1, "selective", 16, 1, 1, False, 0.1),
+    "full recomputation with sequence parallelism": ("1f1b", 1, "full", 8, 1, 2, True, 0.0),
+    "interleaved, tensor parallel, with dropout": ("interleaved_1f1b", 2, "none", 4, 1, 2, True, 0.1),
+    "split backwards": ("zb_h1", 1, "none", 8, 1, 1, False, 0.0),
+    "split backwards that recompute": ("zb_h1", 1, "full", 8, 1, 1, False, 0.0),
+    "split backwards in a V on two replicas": ("zb_v", 2, "selective", 8, 2, 1, False, 0.0),
+    "gpipe": ("gpipe", 1, "selective", 4, 1, 1, False, 0.0),
+}
+
+STATES = {  # what is changed of a small GPT on 2 × 2 × 2 devices
+    "adamw": {},
+    "without ZeRO-1": {"optimizer.zero1": False},
+    "lamb, a vocabulary that is padded": {"optimizer.name": "lamb", "model.vocab_size": 251},
+    "sgd": {"optimizer.name": "sgd"},
+    "sgd without momentum": {"optimizer.name": "sgd", "optimizer.momentum": 0.0},
+    "adafactor": {"optimizer.name": "adafactor", "model.hidden_size": 256, "model.num_heads": 2},
+    "adafactor, a vocabulary that is padded": {"optimizer.name": "adafactor", "model.vocab_size": 253},
+    "adafactor, a vocabulary that only padding makes large enough to be factored": {
+        "optimizer.name": "adafactor",
+        "model.vocab_size": 127,
+    },
+    "uneven stages": {"model.num_layers": 5},
+    "sizes that replicas cannot cut": {"mesh.data": 4, "mesh.tensor": 1, "model.seq_len": 30, "model.vocab_size": 30},
+    "2bw": {"pipeline.semantics": "2bw", "model.dtype": "bfloat16"},
+    "2bw, float32": {"pipeline.semantics": "2bw"},
+    "stash, recomputed": {"pipeline.semantics": "stash", "pipeline.recompute": "full", "model.dropout": 0.1},
+    "delay, split backwards": {"pipeline.semantics": "delay:2", "pipeline.schedule": "zb_h1"},
+    "mlm": {"model.family": "bert"},
+    "mlm_nsp, post-LN": {"model.family": "bert", "model.objective": "mlm_nsp", "model.post_norm": True},
+    "classification": {
+        "model.family": "bert",
+        "model.objective": "classification",
+        "data.labels": "a,b,c",
+        "data.source": "tsv:none",
+    },
+    "multiple choice": {
+        "model.family": "bert",
+        "model.objective": "multiple_choice",
+        "data.num_choices": 3,
+        "data.source": "jsonl:none",
+    },
+}
+
+
+LONG = (
+    "1f1b",
+    "full recomputation under dropout",
+    "full recomputation with sequence parallelism",
+    "split backwards that recompute",
+    "gpipe",
+)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES])
+def test_prediction_is_near_what_xla_allots(case: str) -> None:
+    schedule, chunks, recompute, microbatches, data, tensor, sequence_parallel, dropout = CASES[case]
+    config = sized(hidden_size=128, seq_len=256)
+    config.mesh.data, config.mesh.tensor, config.mesh.sequence_parallel = data, tensor, sequence_parallel
+    config.model.dropout = dropout
+    config.pipeline.schedule, config.pipeline.num_chunks, config.pipeline.recompute = schedule, chunks, recompute
+    program = make_program(with_microbatches(config, microbatches, microbatch_size=2))
+    expected = temporary_bytes(program, program.step)
+    assert temporaries(predicted(program.config)) == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_gradients_and_their_reduction_are_most_of_a_wide_model_on_short_sequences() -> None:
+    config = sized(hidden_size=512, seq_len=32)
+    config.pipeline.recompute = "full"
+    program = make_program(with_microbatches(config, 8))
+    memory = predicted(program.config)
+    assert temporaries(memory) == memory.gradients + memory.update
+    assert temporaries(memory) == pytest.approx(temporary_bytes(program, program.step), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_arguments_of_the_step_are_counted_exactly(case: str) -> None:
+    config = Config()
+    config.mesh.data, config.mesh.pipe, config.mesh.tensor = 2, 2, 2
+    config.pipeline.num_microbatches, config.data.global_batch_size = 4, 16
+    program = make_program(changed(config, STATES[case]))
+    memory, state = predicted(program.config), program.abstract_state
+    assert memory.weights == local_bytes(state.weights)
+    assert memory.optimizer == pytest.approx(local_bytes(state.optimizer), rel=2e-3, abs=8)  # counters and fillers
+    inputs = program.source.abstract_inputs
+    assert memory.inputs == local_bytes(inputs.batches if state.pipeline else inputs)
+    if state.pipeline:
+        carry = state.pipeline.flight.carry
+        assert memory.compute_weights + memory.versions == local_bytes(state.pipeline.versions)
+        finished = local_bytes(carry.finished) or local_bytes(state.weights["layers"])
+        assert memory.gradients == local_bytes(carry.grads) + finished
+        assert memory.stash == local_bytes(carry.stash)
+        assert memory.weight_stash == local_bytes(carry.weight_stash)
+        assert memory.inboxes == local_bytes((carry.forward_inbox, carry.backward_inbox, carry.outgoing))
+
+
+def test_parts_follow_the_sizes() -> None:
+    config = with_microbatches(sized(hidden_size=128, seq_len=256), 8)
+    base, more = predicted(config), predicted(with_microbatches(config, 32))
+    assert more == base._replace(inputs=4 * base.inputs)
+    config.model.dtype = "bfloat16"
+    half = predicted(config)
+    assert half.inboxes == base.inboxes / 2
+    assert half.gradients == base.gradients == 2 * half.compute_weights
+    assert base.compute_weights == base.weight_stash == base.versions == 0
+
+
+def test_padding_is_the_least_that_any_order_of_dimensions_needs() -> None:
+    assert TPU.tiled((24, 2304, 3, 24, 96)) == math.prod((24, 2304, 3, 24, 96))  # 2304 = 18 · 128 last, 24 before it
+    assert TPU.tiled((24, 288, 3, 24, 96)) == 24 * 288 * 3 * 24 * 128
+    assert TPU.tiled((5, 7)) == 8 * 128
+    assert TPU.tiled((5,)) == 5
+    assert CPU.tiled((5, 7)) == 35
+
+
+def predicted(config: Config) -> Memory:
+    return needed_memory(config, CPU)
+
+
+def temporaries(memory: Memory) -> int:
+    """All but the arguments of a step with a flush after each batch."""
+    return memory.peak - memory.weights - memory.optimizer - memory.inputs
+
+
+def local_bytes(tree: object) -> int:
+    """Bytes on one device of arrays that need not be there."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def changed(config: Config, changes: dict[str, object]) -> Config:
+    for path, value in changes.items():
+        section, field = path.split(".")
+        setattr(getattr(config, section), field, value)
+    return config
+
+
+def sized(*, hidden_size: int, seq_len: int) -> Config:
+    config = Config()
+    config.model.num_layers, config.model.hidden_size, config.model.seq_len = 8, hidden_size, seq_len
+    config.mesh.pipe = 4
+    return config

@@ -1,0 +1,83 @@
+"""The work of a device, summed up, against the model's operations."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fiddlex.cluster.topology import Chip
+from fiddlex.config import Config, MeshConfig, ModelConfig
+from fiddlex.costs.sizes import hardware_flops, model_flops
+from fiddlex.costs.work import Product, Work, edge_work, layer_work
+
+CHIP = Chip("c", 1.0, 1e9, {"float32": 1e12, "bfloat16": 2e12}, "s")
+
+
+def a_config(recompute="none", tensor=1, microbatches=2):
+    config = Config(model=ModelConfig(num_layers=3, hidden_size=64, num_heads=4, vocab_size=96, seq_len=16))
+    config.mesh = MeshConfig(tensor=tensor)
+    config.data.global_batch_size, config.pipeline.num_microbatches = 8, microbatches
+    config.pipeline.recompute = recompute
+    return config
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_products_of_all_devices_are_the_models_operations(recompute, microbatches, tensor):
+    config = a_config(recompute, tensor, microbatches)
+    layer, edges = layer_work(config), edge_work(config, shards=tensor)
+    flops = config.model.num_layers * sum(getattr(layer, field.name).flops for field in dataclasses.fields(layer))
+    flops += sum(work.flops for work in edges)
+    expected = (hardware_flops if recompute == "full" else model_flops)(config)
+    assert flops * tensor * microbatches == pytest.approx(expected)
+
+
+def test_a_transform_is_done_whole_where_the_vocabulary_is_cut():
+    config = a_config()
+    config.model.family = "bert"
+    one, two = (edge_work(config, shards=shards).head.products for shards in (1, 2))
+    assert {(each.inputs, each.outputs) for each in one[:2]} == {(64, 64), (64, 96)}
+    assert {(each.inputs, each.outputs) for each in two[:2]} == {(64, 64), (64, 48)}
+
+
+def test_traffic_of_a_layer_is_its_closed_form():
+    config = a_config(tensor=2)  # four examples of 16 positions, hidden 64, MLP 256, on two tensor ranks
+    tokens, scores = 4 * 16, 4 * 2 * 16**2
+    elements = 2 * 2 * tokens * 64 + 2 * 3 * tokens * 64 + 2 * tokens * 128 + 2 * tokens * 3 * 32
+    assert layer_work(config).forward.traffic == 4 * elements + scores * (4 + 4)
+
+
+def test_berts_products_are_the_models_operations():
+    config = a_config()
+    config.model.family = "bert"
+    layer, edges = layer_work(config), edge_work(config, shards=1)
+    flops = 3 * sum(getattr(layer, field.name).flops for field in dataclasses.fields(layer))
+    flops += sum(work.flops for work in edges)
+    assert flops * 2 == pytest.approx(model_flops(config))
+
+
+def test_selective_recomputation_repeats_the_scores_alone_and_the_flash_kernel_repeats_nothing_more():
+    none, selective = (layer_work(a_config(mode)) for mode in ("none", "selective"))
+    assert selective.again.flops == 4 * 4 * 2 * 16 * 16 * 16  # examples, heads, 2·S·S·D
+    assert none.again.flops == layer_work(a_config("selective"), flash=True).again.flops == 0
+    assert selective.forward == none.forward
+
+
+@given(st.integers(1, 512), st.integers(1, 512), st.integers(1, 512), st.floats(0.1, 1))
+def test_a_product_takes_the_longer_of_computing_and_of_reading(rows, inputs, outputs, efficiency):
+    product = Product(rows, inputs, outputs)
+    seconds = Work((product,)).seconds(CHIP, "float32", efficiency)
+    computing, reading = product.flops / (1e12 * efficiency), product.elements * 4 / 1e9
+    assert seconds == pytest.approx(max(computing, reading))
+    assert Work((product,), 1e9).seconds(CHIP, "float32", efficiency) == pytest.approx(seconds + 1)
+    assert {each.flops for each in product.gradients} == {product.flops}
+
+
+def test_half_precision_halves_what_is_read_and_keeps_float32_sums():
+    single = a_config()
+    half = dataclasses.replace(single, model=dataclasses.replace(single.model, dtype="bfloat16"))
+    assert layer_work(half).forward.traffic < layer_work(single).forward.traffic
+    weights = 12 * 64 * 64
+    assert layer_work(half).backward_weight.traffic == weights * (8 + 2)

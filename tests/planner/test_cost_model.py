@@ -1,0 +1,99 @@
+"""Times of a step's parts, each against the formula of the paper it comes from."""
+
+import dataclasses
+
+import pytest
+
+from fiddlex.cluster.topology import Chip, Link, Topology
+from fiddlex.config import Config, MeshConfig, ModelConfig
+from fiddlex.errors import ConfigError
+from fiddlex.planner.communication import all_reduce_s
+from fiddlex.planner.cost_model import CostModel, System
+from fiddlex.schedules.placement import place_layers
+
+FAST, SLOW = Link("fast", 4, 1e9, 0.0, "s"), Link("slow", 0, 1e8, 0.0, "s")
+# Computing and memory take no time, so that what is left is communication.
+TOPOLOGY = Topology("t", "", Chip("c", 1.0, 1e30, {"float32": 1e30}, "s"), (FAST, SLOW))
+RESIDUAL = 2 * 16 * 64 * 4  # examples, positions, hidden, bytes
+
+
+def model(*, system=None, zero1=True, topology=TOPOLOGY, **changes):
+    config = Config(model=ModelConfig(num_layers=8, hidden_size=64, num_heads=8, seq_len=16))
+    config.data.global_batch_size = 16
+    config.optimizer.zero1 = zero1
+    return CostModel(dataclasses.replace(config, **changes), topology, system=system)
+
+
+def microbatch(mesh, *, recompute="none", **kwargs):
+    return model(**kwargs).microbatch(mesh, num_microbatches=8 // mesh.data, recompute=recompute)
+
+
+def test_a_layer_has_two_reductions_over_tensor_each_way_and_two_more_when_it_is_recomputed():
+    """Narayanan et al., SC 2021, section 3.2: 8bsh(t − 1)/t elements, four all-reduces of bsh."""
+    one = all_reduce_s(RESIDUAL, TOPOLOGY.rings(1, 4))
+    times = microbatch(MeshConfig(tensor=4))
+    assert one == pytest.approx(2 * 3 / 4 * RESIDUAL / 1e9)
+    assert (times.forward, times.backward_input, times.exchange) == pytest.approx((2 * one, 2 * one, 4 * one))
+    assert times.backward_weight == pytest.approx(0, abs=1e-15)
+    again = microbatch(MeshConfig(tensor=4), recompute="full")
+    assert (again.forward, again.backward_input) == pytest.approx((2 * one, 4 * one))
+    parallel = microbatch(MeshConfig(tensor=4, sequence_parallel=True))
+    assert parallel.exchange == pytest.approx(times.exchange)  # as many bytes (Korthikanti et al., section 3.2)
+
+
+def test_hops_take_the_link_that_they_cross():
+    times = microbatch(MeshConfig(pipe=8))
+    within, across = RESIDUAL / 1e9, RESIDUAL / 1e8
+    assert times.hops == pytest.approx([within] * 3 + [across] + [within] * 3 + [across])
+    costs = times.costs(place_layers(tuple(range(8)), 8))
+    assert costs.hop == pytest.approx((within, within, within, across, across, within, within, within))
+
+
+def test_one_link_for_any_number_of_devices_is_all_that_there_need_be():
+    flat = dataclasses.replace(TOPOLOGY, links=(SLOW,)).validate()
+    times = model(topology=flat).microbatch(MeshConfig(data=2, pipe=4), num_microbatches=4, recompute="none")
+    assert times.hops == pytest.approx([RESIDUAL / 1e8] * 4)
+
+
+def test_hops_of_a_v_stay_on_the_rank_where_it_turns():
+    times = microbatch(MeshConfig(pipe=4))
+    costs = times.costs(place_layers((0, 1, 2, 3, 3, 2, 1, 0), 8))
+    assert costs.hop == pytest.approx([RESIDUAL / 1e9] * 8)  # the other side of each stage's two
+    flat = times.costs(place_layers((0, 0, 0, 0), 8))
+    assert flat.hop == (0, 0, 0, 0)
+
+
+def test_sequence_parallelism_and_scattering_send_a_part():
+    whole = microbatch(MeshConfig(pipe=2, tensor=2)).hops[0]
+    assert microbatch(MeshConfig(pipe=2, tensor=2, sequence_parallel=True)).hops[0] == pytest.approx(whole / 2)
+    scattered = microbatch(MeshConfig(pipe=2, tensor=2), system=System(scatters_hops=True)).hops[0]
+    assert scattered == pytest.approx(whole / 2 + RESIDUAL / 2 / 1e9)  # and gathers where it arrives
+
+
+def test_replicas_reduce_gradients_and_gather_weights_in_proportion_to_the_latter():
+    mesh = MeshConfig(data=2, pipe=4)
+    step = model().step(mesh, num_parameters=1000)
+    assert (step.reduce, step.gather) == pytest.approx((1000 * 4 / 2 / 1e8, 1000 * 4 / 2 / 1e8))
+    whole = model(zero1=False).step(mesh, num_parameters=1000)
+    assert (whole.reduce, whole.gather) == pytest.approx((2 * 1000 * 4 / 2 / 1e8, 0))
+    assert model().step(MeshConfig(), num_parameters=1000)[:2] == (0, 0)
+    inside = model(system=System(replicas_inside=True)).step(mesh, num_parameters=1000)
+    assert inside.reduce == pytest.approx(1000 * 4 / 2 / 1e9)
+
+
+def test_all_ranks_score_together_unless_the_last_stage_does():
+    over_pipe = all_reduce_s(RESIDUAL, TOPOLOGY.rings(1, 4))
+    here, elsewhere = (
+        microbatch(MeshConfig(pipe=4), system=System(vocabulary_over_pipe=over)) for over in (True, False)
+    )
+    assert here.edge_exchange == pytest.approx(4 * over_pipe)
+    assert elsewhere.edge_exchange == 0
+    assert elsewhere.head == pytest.approx(0, abs=1e-15)
+
+
+def test_a_chip_without_a_peak_for_the_dtype_and_links_that_do_not_reach_are_refused():
+    with pytest.raises(ConfigError, match=r"c has no peak_flops for model\.dtype=bfloat16"):
+        model(model=ModelConfig(dtype="bfloat16"))
+    short = dataclasses.replace(TOPOLOGY, links=(FAST,))
+    with pytest.raises(ConfigError, match="no link joins 8 devices"):
+        CostModel(Config(), short).microbatch(MeshConfig(data=8), num_microbatches=1, recompute="none")

@@ -1,0 +1,117 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fiddlex.errors import ScheduleError
+from fiddlex.schedules.generators import make_schedule
+from fiddlex.schedules.schedule import Action, Schedule
+from fiddlex.schedules.text import from_csv, to_csv, to_text
+from tests.schedules.strategies import generated_schedules, user_schedules
+
+GOLDEN = {
+    ("gpipe", 3, 1, 3): """\
+rank  0   1   2   3   4   5   6   7   8   9
+   0 0F0 0F1 0F2  .   .   .   .  0B0 0B1 0B2
+   1  .  1F0 1F1 1F2  .   .  1B0 1B1 1B2  .
+   2  .   .  2F0 2F1 2F2 2B0 2B1 2B2  .   .
+""",
+    ("1f1b", 4, 1, 8): """\
+rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18  19  20  21
+   0 0F0 0F1 0F2 0F3  .   .   .  0B0 0F4 0B1 0F5 0B2 0F6 0B3 0F7 0B4  .  0B5  .  0B6  .  0B7
+   1  .  1F0 1F1 1F2  .   .  1B0 1F3 1B1 1F4 1B2 1F5 1B3 1F6 1B4 1F7 1B5  .  1B6  .  1B7  .
+   2  .   .  2F0 2F1  .  2B0 2F2 2B1 2F3 2B2 2F4 2B3 2F5 2B4 2F6 2B5 2F7 2B6  .  2B7  .   .
+   3  .   .   .  3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5 3F6 3B6 3F7 3B7  .   .   .
+""",
+    ("interleaved_1f1b", 2, 2, 4): """\
+rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17
+   0 0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1  .  2B2  .  2B3 0B2 0B3
+   1  .  1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3  .
+""",
+    ("zb_h1", 4, 1, 8): """\
+rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18  19  20  21  22  23  24  25  26
+   0 0F0 0F1 0F2 0F3  .   .   .  0I0 0W0 0F4 0I1 0W1 0F5 0I2 0W2 0F6 0I3 0W3 0F7 0I4 0W4 0I5 0W5 0I6 0W6 0I7 0W7
+   1  .  1F0 1F1 1F2  .   .  1I0 1F3 1I1 1W0 1F4 1I2 1W1 1F5 1I3 1W2 1F6 1I4 1W3 1F7 1I5 1W4 1I6 1W5 1I7 1W6 1W7
+   2  .   .  2F0 2F1  .  2I0 2F2 2I1 2F3 2I2 2W0 2F4 2I3 2W1 2F5 2I4 2W2 2F6 2I5 2W3 2F7 2I6 2W4 2I7 2W5 2W6 2W7
+   3  .   .   .  3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3F4 3I4 3W1 3F5 3I5 3W2 3F6 3I6 3W3 3F7 3I7 3W4 3W5 3W6 3W7
+""",
+    ("zb_h2", 3, 1, 5): """\
+rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16
+   0 0F0 0F1 0F2 0F3 0F4 0I0 0W0 0I1 0W1 0I2 0W2 0I3 0W3 0I4 0W4  .   .
+   1  .  1F0 1F1 1F2 1I0 1F3 1I1 1F4 1I2 1W0 1I3 1W1 1I4 1W2 1W3 1W4  .
+   2  .   .  2F0 2I0 2F1 2I1 2F2 2I2 2F3 2I3 2F4 2I4 2W0 2W1 2W2 2W3 2W4
+""",
+    ("zb_v", 2, 2, 4): """\
+rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18  19  20  21  22  23  24
+   0 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3  .
+   1  .  1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
+""",
+}
+
+
+@pytest.mark.parametrize(("name", "pipe", "chunks", "num_microbatches"), GOLDEN)
+def test_printed_schedules(name, pipe, chunks, num_microbatches):
+    schedule = make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
+    assert to_text(schedule) == GOLDEN[name, pipe, chunks, num_microbatches]
+
+
+def test_times_that_are_given_are_drawn_and_shared_slots_joined():
+    schedule = make_schedule("1f1b", pipe=2, chunks=1, num_microbatches=2)
+    assert to_text(schedule, [[0, 1, 3, 4], [1, 1, 2, 2]]) == (
+        "rank    0       1       2       3       4\n"
+        "   0   0F0     0F1      .      0B0     0B1\n"
+        "   1    .    1F0+1B0 1F1+1B1    .       .\n"
+    )
+
+
+def test_a_schedule_that_stalls_cannot_be_drawn():
+    stalled = from_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1", "stalled")
+    with pytest.raises(ScheduleError, match="deadlock"):
+        to_text(stalled)
+
+
+def test_csv_has_a_row_for_each_rank():
+    schedule = make_schedule("zb_v", pipe=2, chunks=2, num_microbatches=1)
+    assert to_csv(schedule) == "0F0,3F0,3I0,3W0,0I0,0W0\n1F0,2F0,2I0,2W0,1I0,1W0\n"
+
+
+@given(st.one_of(user_schedules(), generated_schedules()))
+def test_csv_and_back(schedule):
+    assert from_csv(to_csv(schedule), schedule.name) == schedule
+
+
+@given(user_schedules(), st.randoms(use_true_random=False))
+def test_idle_cells_spaces_and_blank_lines_are_ignored(schedule, rng):
+    lines = []
+    for row in schedule.actions:
+        cells = [f" {action}\t" for action in row]
+        for _ in range(rng.randint(0, 5)):
+            cells.insert(rng.randint(0, len(cells)), rng.choice(["", " "]))
+        lines += [",".join(cells), *rng.choice([[], [""], ["  "]])]
+    assert from_csv(rng.choice(["\n", "\r\n"]).join(lines), schedule.name) == schedule
+
+
+def test_a_stray_action_does_not_move_its_stage():
+    schedule = from_csv("1F0,0F0,0B0\n1B0,1F1,1B1\n", "stray")
+    assert schedule == Schedule(
+        "stray",
+        (
+            (Action.parse("1F0"), Action.parse("0F0"), Action.parse("0B0")),
+            tuple(map(Action.parse, ("1B0", "1F1", "1B1"))),
+        ),
+        placement=(0, 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("0F0,0B0\n1F0,,1X0\n", "t.csv, row 2, column 3: '1X0' is not an action: "),
+        ("0F0;0B0\n", "t.csv, row 1, column 1: '0F0;0B0' is not an action: "),
+        ("\n0F0, 0 B0\n", "t.csv, row 2, column 2: '0 B0' is not an action: "),
+        ("0F0,0B0\n3F0,3B0\n", "t.csv: no row has an action of stage 1, though there is a stage 3. "),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_place(text, start):
+    with pytest.raises(ScheduleError) as error:
+        from_csv(text, "t.csv")
+    assert str(error.value).startswith(start)

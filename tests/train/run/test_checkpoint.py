@@ -1,0 +1,78 @@
+"""Checkpoints of small arrays: what is noticed when they are read, and rows that change places."""
+
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.cluster.mesh import make_mesh
+from fiddlex.config import MeshConfig
+from fiddlex.errors import CheckpointError
+from fiddlex.schedules.placement import PADDING
+from fiddlex.train.run.checkpoint import Checkpoints, _text_checksum
+from fiddlex.train.step.state import TrainState
+
+LAYERS = (2, 0, 1)
+
+
+def a_state(layers: Sequence[int] = LAYERS) -> TrainState:
+    """Weights of which layer n has 10·n and 10·n + 1, and a table."""
+    rows = jnp.asarray([[0.0, 0.0] if layer == PADDING else [10.0 * layer, 10.0 * layer + 1] for layer in layers])
+    return TrainState(jnp.int32(0), {"layers": {"kernel": rows}, "head": {"table": jnp.arange(4.0)}}, (), {})
+
+
+def restored(workdir: pathlib.Path, layers: Sequence[int] = LAYERS) -> TrainState | None:
+    sharding = NamedSharding(make_mesh(MeshConfig()), P())
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), a_state(layers))
+    with Checkpoints(workdir) as checkpoints:
+        return checkpoints.restore_newest(abstract, layers=layers)
+
+
+@pytest.fixture
+def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(a_state(), 5, layers=LAYERS, fingerprint="data")
+    return tmp_path
+
+
+@pytest.mark.parametrize("layers", [LAYERS, (0, PADDING, 1, 2)], ids=["same rows", "other rows"])
+def test_each_layer_has_its_weights_in_whatever_row(layers: Sequence[int], workdir: pathlib.Path) -> None:
+    state = restored(workdir, layers)
+    assert state is not None
+    assert int(state.step) == 5
+    jax.tree.map(np.testing.assert_array_equal, state.weights, a_state(layers).weights)
+
+
+def other_numbers(meta: dict[str, Any]) -> None:
+    """As if the array had changed: the description is whole, and the array is not what it describes."""
+    meta["checksums"]["weights.layers.kernel"] += 1
+    meta["checksum"] = _text_checksum({name: value for name, value in meta.items() if name != "checksum"})
+
+
+def other_description(meta: dict[str, Any]) -> None:
+    meta["layers"] = [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_numbers, r"weights\.layers\.kernel is not what was saved"),
+        (other_description, "what it says of itself is not what was saved"),
+    ],
+)
+def test_what_is_not_what_was_saved_is_not_read(
+    change: Callable[[dict[str, Any]], None], message: str, workdir: pathlib.Path
+) -> None:
+    path = workdir / "checkpoints" / "5" / "meta" / "metadata"
+    meta = json.loads(path.read_text())
+    change(meta)
+    path.write_text(json.dumps(meta))
+    with pytest.raises(CheckpointError, match=message):
+        restored(workdir)

@@ -1,0 +1,121 @@
+"""What is written for people and TensorBoard, and what happens when it cannot be."""
+
+import contextlib
+import itertools
+import pathlib
+import resource
+import struct
+import types
+from collections.abc import Iterator
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import masked_crc32c
+
+from fiddlex.errors import CheckpointError
+from fiddlex.train.run import metrics, tensorboard
+from fiddlex.train.run.metrics import MetricsWriter, Reporter
+
+
+def events(workdir: pathlib.Path) -> list[Event]:
+    """The events of the one event file, read as TensorFlow's TFRecord format has it."""
+    (path,) = (workdir / "tensorboard").glob("events.out.tfevents.*")
+    data, found = path.read_bytes(), []
+    while data:
+        length, length_crc = struct.unpack("<QI", data[:12])
+        body, (body_crc,) = data[12 : 12 + length], struct.unpack("<I", data[12 + length : 16 + length])
+        assert (length_crc, body_crc) == (masked_crc32c(data[:8]), masked_crc32c(body))
+        found.append(Event.FromString(body))
+        data = data[16 + length :]
+    return found
+
+
+def test_tensorboard_has_the_records_under_their_names(tmp_path: pathlib.Path) -> None:
+    with MetricsWriter(tmp_path, resumed_step=3) as writer:
+        writer.write({"step": 4, "loss": 2.5, "tokens_per_second": 1e6})
+        writer.write({"step": 4, "eval_loss": 2.25, "eval_tokens": 7})
+    version, start, *written = events(tmp_path)
+    assert version.file_version == "brain.Event:2"
+    assert (start.session_log.status, start.step) == (SessionLog.START, 4)  # hides what a lost step 4 has left
+    assert [(event.step, {value.tag: value.simple_value for value in event.summary.value}) for event in written] == [
+        (4, {"loss": 2.5, "tokens_per_second": 1e6}),
+        (4, {"eval_loss": 2.25, "eval_tokens": 7}),
+    ]
+
+
+def test_records_of_steps_that_are_trained_again_are_dropped(tmp_path: pathlib.Path) -> None:
+    lines = ['{"step": 1, "loss": 2.0}', '{"step": 2, "loss": 1.0}', '{"step": 2, "eval_loss": 3.0}']
+    lost = ['{"step": 3, "loss": 0.5}', '{"step": 3, "eval_loss": 2.5}', '{"step": 4, "lo']
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join([*lines, *lost]))
+    with MetricsWriter(tmp_path, resumed_step=2) as writer:
+        assert writer.evaluated_step == 2
+        writer.write({"step": 3, "loss": 0.25})
+    assert path.read_text().splitlines() == [*lines, '{"step": 3, "loss": 0.25}']
+
+
+@contextlib.contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """Writing more than that to a file fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("name", "flush_every_s"), [("metrics.jsonl", 1000), ("tensorboard", 0)])
+def test_full_disk_ends_the_run_with_a_message(
+    name: str, flush_every_s: float, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorboard, "_FLUSH_EVERY_S", flush_every_s)  # an event is longer than its line of JSON
+    message = rf"Cannot write to {tmp_path}/{name}: File too large\. Make room .* choose another --workdir"
+    with largest_file(4096), pytest.raises(CheckpointError, match=message):
+        write_losses(tmp_path, num_steps=1000)
+
+
+def test_what_cannot_be_written_at_the_end_is_told(tmp_path: pathlib.Path) -> None:
+    with largest_file(64), pytest.raises(CheckpointError, match=rf"Cannot write to {tmp_path}: File too large"):
+        write_losses(tmp_path, num_steps=1)
+
+
+def write_losses(workdir: pathlib.Path, *, num_steps: int) -> None:
+    with MetricsWriter(workdir, resumed_step=0) as writer:
+        for step in range(1, num_steps + 1):
+            writer.write({"step": step, "loss": 1.0})
+
+
+def test_time_left_counts_the_evaluations(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)  # or there would be a bar
+    now = 0.0
+    monkeypatch.setattr(metrics, "time", types.SimpleNamespace(monotonic=lambda: now))
+    reporter = Reporter(20, 50, eval_every=20)  # two seconds a step and ten an evaluation, at steps 40 and 50
+    now += 5
+    reporter.compiled(5)
+    for previous, step in itertools.pairwise((20, 30, 40, 45, 50)):
+        now += 2 * (step - previous)
+        reporter.record({"step": step, "loss": 1.0, "tokens_per_second": 1e3})
+        if step in (40, 50):
+            with reporter.evaluating(step):
+                now += 10
+            reporter.record({"step": step, "eval_loss": 2.0})
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "step 30/50  loss 1.0000  1,000 tokens/s  40 s and 2 evaluations left",
+        "step 40/50  loss 1.0000  1,000 tokens/s  20 s and 2 evaluations left",
+        "step 40/50  held-out loss 2.0000",
+        "step 45/50  loss 1.0000  1,000 tokens/s  20 s left",  # 10 s of steps and the closing evaluation
+        "step 50/50  loss 1.0000  1,000 tokens/s",
+        "step 50/50  held-out loss 2.0000",
+    ]
+
+
+def test_an_evaluation_in_words() -> None:
+    pairs = {"eval_loss": 3.5, "eval_masked_loss": 3.0, "eval_pair_loss": 0.5, "eval_masked_accuracy": 0.25}
+    assert metrics.describe(pairs) == "held-out loss 3.5000 (masked 3.0000, pair 0.5000), masked accuracy 25.0%"
+    masked = {"eval_loss": 3.0, "eval_masked_accuracy": 0.5, "eval_masked_majority": 0.28}
+    assert metrics.describe(masked) == (
+        "held-out loss 3.0000, masked accuracy 50.0% (always the most common token: 28.0%)"
+    )
+    task = {"eval_loss": 1.0, "eval_accuracy": 0.5, "eval_accuracy_low": 0.4, "eval_accuracy_high": 0.6}
+    assert metrics.describe(task) == "held-out loss 1.0000, accuracy 50.0% (95% interval 40.0% to 60.0%)"

@@ -1,0 +1,107 @@
+"""In the step compiled for TPUs, and for GPUs, every hop between stages travels beside a whole slot of work.
+
+The order of a tick's operations decides that and is fragile, so it is read off the program that XLA has scheduled: each
+hop is asynchronous, and between its start and its end stand the matrix products of a stage's pass.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fiddlex.config import Config
+from tests.compiling import needs_cuda_plugin
+from tests.programs import call
+
+# In a process of its own, since that for which to compile has to be set before jax starts.
+PROGRAM = """
+import json, sys
+from fiddlex.config import Config
+from fiddlex.cluster.mesh import make_topology_mesh
+from fiddlex.xla.ahead_of_time import compile_ahead, report
+
+config = Config.from_json(sys.argv[1]).validate()
+print(json.dumps(report(config, compile_ahead(config, make_topology_mesh(config.mesh, sys.argv[2])))))
+"""
+SEVERAL_AT_ONCE = "--xla_gpu_experimental_parallel_collective_overlap_limit=4"  # that XLA lets run beside one another
+PRODUCTS_OF_A_LAYER = 6  # queries, keys and values; scores; values by scores; projection; two of the MLP
+
+
+def pipelined(schedule: str, chunks: int, recompute: str, semantics: str = "sync") -> Config:
+    config = Config()
+    config.model.num_layers, config.model.hidden_size, config.model.num_heads = 8, 256, 4
+    config.model.vocab_size, config.model.seq_len, config.model.dtype = 1024, 256, "bfloat16"
+    config.mesh.data, config.mesh.pipe = 2, 4
+    config.pipeline.schedule, config.pipeline.num_chunks, config.pipeline.recompute = schedule, chunks, recompute
+    config.pipeline.num_microbatches, config.data.global_batch_size = 8, 32
+    config.pipeline.semantics = semantics
+    config.optimizer.name = "sgd"  # the least to compile
+    return config.validate()
+
+
+@pytest.fixture
+def facts(tmp_path: pathlib.Path) -> Callable[..., dict[str, Any]]:
+    """What is told of a config's step that is compiled for a topology, without the tests' own XLA flags."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    def compiled(config: Config, topology: str, xla_flags: str = "") -> dict[str, Any]:
+        done = call(program, config.to_json(), topology, environment={"XLA_FLAGS": xla_flags})
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return compiled
+
+
+def check_hops(found: dict[str, Any], config: Config, ticks: float) -> None:
+    hops = [each for each in found["collectives"] if each["kind"] == "collective-permute"]
+    assert len(hops) == 2
+    for hop in hops:
+        assert hop["overlapped"]
+        assert hop["products"] >= PRODUCTS_OF_A_LAYER
+        activation = 2 * config.model.seq_len * config.model.hidden_size * config.microbatch_size
+        assert (hop["axis"], hop["count"], hop["bytes"]) == ("pipe", ticks, activation)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "recompute"),
+    [
+        ("1f1b", 1, "none"),
+        pytest.param("1f1b", 1, "full", marks=pytest.mark.long),
+        pytest.param("interleaved_1f1b", 2, "none", marks=pytest.mark.long),
+        pytest.param("interleaved_1f1b", 2, "full", marks=pytest.mark.long),
+    ],
+)
+def test_every_hop_has_a_slot_of_work_beside_it(schedule: str, chunks: int, recompute: str, facts: Any) -> None:
+    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
+    config = pipelined(schedule, chunks, recompute)
+    found = facts(config, "tpu:v5e:2x4")
+    check_hops(found, config, found["num_ticks"])
+    assert found["fits"]
+    assert found["memory_limit_bytes"] == pytest.approx(15.75 * 2**30)
+    # Sums over the pipe: embeddings in and their gradients back, what is scored and its gradient.
+    sums = [each for each in found["collectives"] if each["kind"] == "all-reduce" and each["axis"] == "pipe"]
+    assert sum(each["count"] for each in sums if each["bytes"] == 2 * 256 * 256 * 2) == 4 * 8
+
+
+@pytest.mark.long
+@needs_cuda_plugin
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved_1f1b", 2)])
+def test_hops_on_gpus_have_work_beside_them_once_several_collectives_may_be_under_way(
+    schedule: str, chunks: int, facts: Any
+) -> None:
+    config = pipelined(schedule, chunks, "none")
+    config.model.hidden_size, config.model.seq_len, config.model.vocab_size = 2048, 1024, 32_000
+    found = facts(config, "gpu:h100:2x4", SEVERAL_AT_ONCE)
+    check_hops(found, config, found["num_ticks"])
+    assert found["fits"]
+    assert found["memory_limit_bytes"] > 80e9
+
+
+def test_without_a_flush_hops_are_counted_by_the_ticks_of_a_batch(facts: Any) -> None:
+    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
+    config = pipelined("1f1b", 1, "none", semantics="2bw")
+    found = facts(config, "tpu:v5e:2x4")
+    assert found["semantics"] == {"2bw": 8}
+    check_hops(found, config, 8)
