@@ -16,7 +16,7 @@ from fiddlex.costs.backend import TPU, Backend
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, outside_layers
 from fiddlex.costs.weight_memory import WeightBytes, weight_bytes
 from fiddlex.models.task_sizes import example_fields
-from fiddlex.schedules.frame import Sizes
+from fiddlex.schedules.buffers import Sizes
 from fiddlex.schedules.placement import LayerPlacement
 
 WORD = 4  # bytes of an element of a batch: of a token, a target, a weight of a target

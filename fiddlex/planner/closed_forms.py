@@ -9,8 +9,9 @@ Pipelines of other schedules are simulated whole (`fiddlex.planner.predict`).
 import functools
 from typing import NamedTuple
 
+from fiddlex.schedules.buffers import Sizes
 from fiddlex.schedules.columns import Columns
-from fiddlex.schedules.frame import Sizes, make_frame
+from fiddlex.schedules.frame import make_frame
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.schedule import Schedule

@@ -8,7 +8,7 @@ from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.weight_memory import device_parameters
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes, stage_ranks
 from fiddlex.planner.cost_model import MicrobatchTimes, StepTimes
-from fiddlex.schedules.frame import Sizes
+from fiddlex.schedules.buffers import Sizes
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.placement import LayerPlacement, place_layers
 from fiddlex.schedules.resolve import Pipeline, resolve, schedule_of, semantics_of

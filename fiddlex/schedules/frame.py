@@ -4,41 +4,10 @@ Programs are compiled for a frame, and take tables as they take data: all window
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
 
+from fiddlex.schedules.buffers import Sizes, Slots
 from fiddlex.schedules.lowering import Lowered
 from fiddlex.schedules.table import NONE
-
-
-class Slots(NamedTuple):
-    """How many slots each memory has, the trash of an inbox included."""
-
-    forward_inbox: int
-    backward_inbox: int
-    stash: int
-    weight_stash: int
-
-
-class Sizes(NamedTuple):
-    """How much there is of everything.
-
-    Attributes:
-      slots: of each memory.
-      versions: of the weights.
-      batches: that are under way in a call: its own and those after it.
-      sums: gradients of one chunk, of different batches, that are being added up at once.
-      outer_sums: likewise of embedding and head, until the end of a call.
-      finished: batches of which some chunk's gradient may be complete before the call that is for them has ended; 0:
-        complete gradients are left among the sums.
-    """
-
-    slots: Slots
-    versions: int = 1
-    batches: int = 1
-    sums: int = 1
-    outer_sums: int = 1
-    finished: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +64,3 @@ def slots_of(lowered: Lowered) -> Slots:
         lowered.stash_slots,
         lowered.weight_stash_slots,
     )
-
-
-def largest(sizes: Sequence[Sizes]) -> Sizes:
-    """What is enough for all of several sizes."""
-    slots = Slots(*map(max, zip(*(each.slots for each in sizes), strict=True)))
-    return Sizes(slots, *map(max, zip(*(each[1:] for each in sizes), strict=True)))

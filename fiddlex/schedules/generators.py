@@ -28,7 +28,7 @@ from collections.abc import Sequence
 
 from fiddlex.config.rules import nearest
 from fiddlex.errors import ScheduleError
-from fiddlex.schedules.frame import Sizes, Slots
+from fiddlex.schedules.buffers import Sizes, Slots
 from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
 from fiddlex.schedules.text import from_csv
 from fiddlex.schedules.traits import Generator, Traits, with_traits

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
-from fiddlex.schedules.frame import Sizes, Slots
+from fiddlex.schedules.buffers import Sizes, Slots
 from fiddlex.schedules.schedule import Schedule
 
 Generator = Callable[..., Schedule]

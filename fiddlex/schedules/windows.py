@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fiddlex.errors import ScheduleError
-from fiddlex.schedules.frame import Frame, Sizes, largest, make_frame, slots_of
+from fiddlex.schedules.buffers import Sizes, largest
+from fiddlex.schedules.frame import Frame, make_frame, slots_of
 from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.schedule import Kind, Schedule
 from fiddlex.schedules.semantics import Semantics

@@ -9,7 +9,7 @@ end of W, in microbatches of the whole rank) than p for ZB-H1 and ZB-V, or 2p−
 
 import collections
 
-from fiddlex.schedules.frame import Slots
+from fiddlex.schedules.buffers import Slots
 from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
 from fiddlex.schedules.traits import Traits, with_traits
 

@@ -73,7 +73,7 @@ def test_the_form_shown_in_the_docs_is_a_topology(tmp_path):
 
 
 def test_the_catalogues_files_go_by_their_paths_too():
-    path = str(ROOT / "fiddlex" / "topologies" / "h100.toml")
+    path = str(ROOT / "fiddlex" / "cluster" / "topologies" / "h100.toml")
     assert load_topology(path) == dataclasses.replace(load_topology("h100"), name=path)
 
 

@@ -17,18 +17,18 @@ from fiddlex.config import MeshConfig
 from fiddlex.errors import CheckpointError
 from fiddlex.schedules.placement import PADDING
 from fiddlex.train.run.checkpoint import Checkpoints, _text_checksum
-from fiddlex.train.step.state import TrainState
+from fiddlex.train.step.state import SavedState
 
 LAYERS = (2, 0, 1)
 
 
-def a_state(layers: Sequence[int] = LAYERS) -> TrainState:
+def a_state(layers: Sequence[int] = LAYERS) -> SavedState:
     """Weights of which layer n has 10·n and 10·n + 1, and a table."""
     rows = jnp.asarray([[0.0, 0.0] if layer == PADDING else [10.0 * layer, 10.0 * layer + 1] for layer in layers])
-    return TrainState(jnp.int32(0), {"layers": {"kernel": rows}, "head": {"table": jnp.arange(4.0)}}, (), {})
+    return SavedState(jnp.int32(0), {"layers": {"kernel": rows}, "head": {"table": jnp.arange(4.0)}}, (), {})
 
 
-def restored(workdir: pathlib.Path, layers: Sequence[int] = LAYERS) -> TrainState | None:
+def restored(workdir: pathlib.Path, layers: Sequence[int] = LAYERS) -> SavedState | None:
     sharding = NamedSharding(make_mesh(MeshConfig()), P())
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), a_state(layers))
     with Checkpoints(workdir) as checkpoints:
