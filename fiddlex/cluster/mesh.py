@@ -24,6 +24,7 @@ from fiddlex.errors import ConfigError, DeviceError
 logger = logging.getLogger(__name__)
 
 AXES = ("data", "pipe", "tensor")
+MOST_FAKE_DEVICES = 4096  # each takes threads and memory
 
 _TOPOLOGIES = (
     "Use cpu; a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4, tpu:v6e:4x4, tpu:v5p:2x2x1, tpu:v4:2x2x1; "
@@ -36,9 +37,12 @@ _NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLO
 def request_devices(num_devices: int) -> None:
     """Asks jax for `num_devices` fake CPU devices, for the case that the platform turns out to be the CPU.
 
-    Has an effect only before jax's first use in the process; on accelerators it changes nothing that a run sees.
-    Leaves the number alone where the user has set it (`jax_num_cpu_devices` or XLA_FLAGS) or runs several processes.
+    Has an effect only before jax's first use in the process; on accelerators it changes nothing that a run sees. Leaves
+    the number alone where it is above `MOST_FAKE_DEVICES`, or where the user has set it (`jax_num_cpu_devices` or
+    XLA_FLAGS) or runs several processes.
     """
+    if num_devices > MOST_FAKE_DEVICES:
+        return
     by_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if by_flag or jax.config.jax_num_cpu_devices != -1 or jax.distributed.is_initialized():  # type: ignore[attr-defined]
         return
@@ -83,7 +87,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
     if len(devices) < needed:
         raise DeviceError(
             f"{_sizes(config)} needs {needed} devices; there are {len(devices)} ({devices[0].platform}). "
-            + _remedy(len(devices), devices[0].platform)
+            + _remedy(len(devices), devices[0].platform, needed)
         )
     if len(devices) > needed:
         logger.info("%s uses %d of %d devices.", _sizes(config), needed, len(devices))
@@ -175,10 +179,12 @@ def _sizes(config: MeshConfig) -> str:
     return f"mesh data={config.data} × pipe={config.pipe} × tensor={config.tensor}"
 
 
-def _remedy(num_devices: int, platform: str) -> str:
+def _remedy(num_devices: int, platform: str, needed: int) -> str:
     fits = f"Choose mesh.data, mesh.pipe and mesh.tensor with a product of {num_devices}"
     if platform != "cpu":
         return f"{fits} or run on more devices."
+    if needed > MOST_FAKE_DEVICES:
+        return f"Of a CPU at most {MOST_FAKE_DEVICES:,} fake devices are made: choose a smaller mesh."
     flag = re.search(r"xla_force_host_platform_device_count=\d+", os.environ.get("XLA_FLAGS", ""))
     if flag:
         return f"{fits} or take {flag.group()} out of XLA_FLAGS: fiddlex makes the fake devices itself."

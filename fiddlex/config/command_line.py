@@ -10,15 +10,19 @@ import copy
 import dataclasses
 import difflib
 import functools
+import gc
 import itertools
 import operator
 import os
 import re
 import reprlib
 import runpy
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import NoReturn
 
 from absl import app, flags
@@ -135,7 +139,22 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             except OSError:  # told already, or less than the status of a program that was stopped
                 _leave_output()
 
+    signal.signal(signal.SIGINT, _interrupt)
     app.run(guarded, flags_parser=_parse_flags)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C: raises KeyboardInterrupt, a moment later where Python would pass over it.
+
+    It does so in callbacks of the garbage collector; jax has one, which runs often while jax is imported.
+    """
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in callbacks:
+            threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def load_config(spec: str) -> Config:
@@ -174,7 +193,9 @@ def load_config(spec: str) -> Config:
             f"{_place(path, error)}: SystemExit({error.code!r}) would end the program. A config file must not exit: "
             "return a Config, or raise fiddlex.errors.ConfigError with what is wrong."
         ) from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ConfigError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
     only = " itself, not of a subclass" if isinstance(config, Config) else ""
     raise ConfigError(f"get_config() of {path} returned {reprlib.repr(config)}; it must return a Config{only}.")

@@ -4,13 +4,18 @@ A family of your own is one more entry of `FAMILIES` (docs/models.md). Configs a
 imports no models: it names what is imported when it is first asked for (`fiddlex.models.registry`).
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from fiddlex.config import rules
+from fiddlex.errors import ConfigError
+
+OBJECTIVES = ("lm", "mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")
 
 
-class Family(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Family:
     """One family.
 
     Attributes:
@@ -28,6 +33,15 @@ class Family(NamedTuple):
     model: Callable[[Any], Any] | str
     post_norm: bool = False
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError when `objectives` are not some of `OBJECTIVES`."""
+        known = isinstance(self.objectives, tuple) and set(self.objectives) <= set(OBJECTIVES)
+        if not (known and self.objectives):
+            raise ConfigError(
+                f"a model family has objectives={self.objectives!r}; it must be a tuple of one or more of "
+                f"{', '.join(OBJECTIVES)}."
+            )
+
 
 FAMILIES: dict[str, Family] = {
     "gpt": Family(("lm",), "fiddlex.models.families:gpt", "fiddlex.models.gpt:GPT"),
@@ -44,7 +58,13 @@ def family(name: str) -> Family:
     """The family of a name.
 
     Raises:
-      ConfigError: when there is none.
+      ConfigError: when there is none, or its entry is no `Family`.
     """
-    rules.choice("model.family", name, tuple(FAMILIES))
+    if name not in FAMILIES:
+        raise ConfigError(
+            f"model.family={name!r}: there is no such family. {rules.nearest(name, FAMILIES)} A family of your own "
+            "must be entered in fiddlex.config.families.FAMILIES before a config or workdir that names it is read (docs/models.md)."
+        )
+    if not isinstance(FAMILIES[name], Family):
+        raise ConfigError(f"fiddlex.config.families.FAMILIES[{name!r}] is {FAMILIES[name]!r}; it must be a Family.")
     return FAMILIES[name]

@@ -24,6 +24,13 @@ class _LossyText(io.TextIOWrapper):
             super().flush()
 
 
+class _ClosedOutput(io.TextIOBase):
+    """Standard output of a program that was started without one: what is written there would be lost."""
+
+    def write(self, text: str, /) -> int:
+        raise OSError("standard output is closed, so the result cannot be printed. Redirect it to a file.")
+
+
 class _StderrHandler(logging.StreamHandler):
     """Writes to whatever `sys.stderr` is at the moment: a progress bar stands in for it while it is shown."""
 
@@ -38,8 +45,8 @@ class _StderrHandler(logging.StreamHandler):
 def show_log() -> None:
     """Shows fiddlex's own messages as plain lines, and of other libraries warnings and errors (or by --verbosity).
 
-    From then on a write to standard error never fails: a program goes on without its log. A program that was started
-    with a standard stream closed writes that one nowhere.
+    From then on a write to standard error never fails: a program goes on without its log. A write to standard output
+    fails where the program was started with that closed.
     """
     _keep_streams()
     log = logging.getLogger("fiddlex")
@@ -57,7 +64,8 @@ def show_log() -> None:
 def _keep_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed; what is opened next would be taken for it
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, _ClosedOutput() if name == "stdout" else os.fdopen(nowhere, "w", closefd=False))
     if sys.__stderr__ is not None and sys.stderr is sys.__stderr__:
         file = io.FileIO(sys.stderr.fileno(), "wb", closefd=False)
         sys.stderr = _LossyText(

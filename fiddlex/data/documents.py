@@ -81,7 +81,8 @@ def read_text(path: Path) -> list[Document]:
         documents = [Document(name, text) for name, text in texts if text]
         _warn_of_passed_over(path, [name for name, text in texts if text is None])
     else:
-        raise DataError(f"text:{path}: there is no such file or folder. Check the path, or use data.source=stdlib.")
+        what = "it is neither a file nor a folder" if path.exists() else "there is no such file or folder"
+        raise DataError(f"text:{path}: {what}. Check the path, or use data.source=stdlib.")
     if not any(document.text for document in documents):
         what = "the file is empty" if path.is_file() else "the folder has no UTF-8 text file that is not hidden"
         raise DataError(f"text:{path}: {what}. Give a text file, or a folder with text files at any depth.")

@@ -4,10 +4,13 @@ Imports no model until one is asked for, so that descriptions are to be had with
 """
 
 import pkgutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from fiddlex.config import Config
 from fiddlex.config.families import family
+from fiddlex.errors import ConfigError
+from fiddlex.models.checks import check
 from fiddlex.models.spec import Network
 
 if TYPE_CHECKING:
@@ -15,14 +18,33 @@ if TYPE_CHECKING:
 
 
 def describe(config: Config) -> Network:
-    """The description of the network of a config."""
-    named = family(config.model.family).network
-    network: Network = (pkgutil.resolve_name(named) if isinstance(named, str) else named)(config)
+    """The description of the network of a config.
+
+    Raises:
+      ConfigError: when the family has no description, or a wrong one (`fiddlex.models.checks`).
+    """
+    network: Network = _function(config.model.family, "network", family(config.model.family).network)(config)
+    check(network, config)
     return network
 
 
 def make_model(config: Config) -> "Model":
-    """What computes the network of a config."""
-    named = family(config.model.family).model
-    model: Model = (pkgutil.resolve_name(named) if isinstance(named, str) else named)(config)
+    """What computes the network of a config.
+
+    Raises:
+      ConfigError: as `describe`, or when nothing computes it.
+    """
+    model: Model = _function(config.model.family, "model", family(config.model.family).model)(config)
     return model
+
+
+def _function(name: str, field: str, value: Any) -> Callable[[Config], Any]:
+    """A function that a `Family` has in one of its fields, or names there."""
+    try:
+        function = pkgutil.resolve_name(value) if isinstance(value, str) else value
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"model.family={name}: its {field} {value!r} cannot be imported ({error}).") from error
+    if not callable(function):
+        raise ConfigError(f"model.family={name}: its {field} is {value!r}; it must be a function of a config.")
+    found: Callable[[Config], Any] = function
+    return found

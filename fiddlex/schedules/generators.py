@@ -102,6 +102,8 @@ def _one_stage_a_rank(name: str, pipe: int, chunks: int, num_microbatches: int, 
     return Schedule(name, tuple(rows), tuple(range(pipe)))
 
 
+MOST_ACTIONS = 2**24  # some gigabytes, and a minute or more to lower
+
 GENERATORS: dict[str, Generator] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
@@ -145,6 +147,11 @@ def make_schedule(
         if pipe is None or num_microbatches is None:
             raise ScheduleError(f"schedule {name} needs {words[0]} and {words[2]}; only a file has its own.")
         stages = {} if chunks is None else {"chunks": chunks}
+        if (number := 2 * pipe * (chunks or 1) * num_microbatches) > MOST_ACTIONS:
+            raise ScheduleError(
+                f"schedule {name} with {words[0]}={pipe}, {words[2]}={num_microbatches} has {number:,} actions or "
+                f"more; it can have {MOST_ACTIONS:,}. Use fewer ranks or microbatches."
+            )
         schedule = GENERATORS[name](pipe=pipe, num_microbatches=num_microbatches, **stages)
     else:
         raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), [*GENERATORS, 'file:PATH.csv'])}")

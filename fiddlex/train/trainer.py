@@ -304,7 +304,13 @@ class Trainer:
         """
         layers = self.layout.placement.layers
         state = SavedState(self.state.step, self.state.weights) if weights_only else self._program.saved(self.state)
-        checkpoints.save(state, self.step, layers=layers, fingerprint=self.dataset.fingerprint)
+        checkpoints.save(
+            state,
+            self.step,
+            layers=layers,
+            fingerprint=self.dataset.fingerprint,
+            padded_vocab=self.config.padded_vocab_size,
+        )
 
     def restore(self, checkpoints: Checkpoints) -> bool:
         """Goes on from the newest checkpoint that is whole; returns whether there is one.
@@ -316,6 +322,7 @@ class Trainer:
             self._program.abstract_saved(),
             layers=self.layout.placement.layers,
             fingerprint=self.dataset.fingerprint,
+            padded_vocab=self.config.padded_vocab_size,
             move_damaged=True,
         )
         if saved is None:
@@ -329,7 +336,7 @@ class Trainer:
         Raises:
           CheckpointError: when there are checkpoints and none can be read.
         """
-        saved = restore_result(workdir, config, self._program.abstract_state, self.layout.placement.layers)
+        saved = restore_result(workdir, config, self._program)
         if saved is None:
             return False
         self._take(TrainState(saved.step, saved.weights, saved.optimizer))

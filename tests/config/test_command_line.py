@@ -1,12 +1,16 @@
 import dataclasses
+import gc
+import os
 import pathlib
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
-from fiddlex.config.command_line import _memory_advice, load_config
+from fiddlex.config.command_line import _interrupt, _memory_advice, load_config
 from fiddlex.errors import ConfigError
 from tests.programs import Ended, started
 
@@ -354,3 +358,21 @@ def assert_message(done: Ended, message: str, *, program: str) -> None:
     assert message in done.stderr
     assert done.stderr.startswith(f"{program}: ")
     assert done.stderr.count("\n") <= 2
+
+
+def test_ctrl_c_is_not_lost_in_the_garbage_collector(monkeypatch):
+    """Python passes over what a callback of the collector raises, so the signal is sent again after it."""
+    sent = threading.Event()
+    monkeypatch.setattr(os, "kill", lambda process, number: sent.set())
+
+    def callback(phase, info):
+        _interrupt(signal.SIGINT, sys._getframe())
+
+    gc.callbacks.append(callback)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(callback)
+    assert sent.wait(timeout=10)
+    with pytest.raises(KeyboardInterrupt):
+        _interrupt(signal.SIGINT, sys._getframe())

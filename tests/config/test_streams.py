@@ -31,6 +31,7 @@ def main(argv):
 run(main)
 """
 LOG = "".join(f"line {i}\nanother\n" for i in range(3))
+CLOSED = "-c: standard output is closed, so the result cannot be printed. Redirect it to a file.\n"
 
 
 STOPPED = {"STATUS": "143"}
@@ -42,7 +43,7 @@ STOPPED = {"STATUS": "143"}
         ("", {}, (0, "result\n", LOG)),
         ("2> /dev/full", {}, (0, "result\n", "")),
         ("2>&-", {}, (0, "result\n", "")),
-        (">&-", {}, (0, "", LOG)),
+        (">&-", {}, (1, "", f"{LOG}{CLOSED}")),
         ("> /dev/full", {}, (1, "", f"{LOG}-c: [Errno 28] No space left on device\n")),
         ("> /dev/full", STOPPED, (143, "", LOG)),
         ("> /dev/full 2>&1", {}, (1, "", "")),

@@ -106,6 +106,8 @@ def test_file_that_is_not_utf8(tmp_path):
 
 
 def test_nothing_there(tmp_path):
+    with pytest.raises(DataError, match="text:/dev/null: it is neither a file nor a folder"):
+        read_text(Path("/dev/null"))
     with pytest.raises(DataError, match=r"text:.*nowhere: there is no such file or folder\. Check the path"):
         read_text(tmp_path / "nowhere")
 

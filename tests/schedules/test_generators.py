@@ -87,6 +87,12 @@ def test_what_does_not_exist_is_refused_with_rule_and_remedy(name, asked, messag
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize("name", GENERATORS)
+def test_no_more_actions_are_made_than_can_be_lowered(name):
+    with pytest.raises(ScheduleError, match=r"has 17,179,869,176 actions or more; it can have 16,777,216\. Use fewer"):
+        make_schedule(name, pipe=4, num_microbatches=2**31 - 1)
+
+
 def test_interleaved_with_fewer_microbatches_than_ranks_names_the_only_near_multiple():
     with pytest.raises(ScheduleError, match="Use 4 microbatches;"):
         make_schedule("interleaved_1f1b", pipe=4, chunks=2, num_microbatches=3)

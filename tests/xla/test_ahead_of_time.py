@@ -190,3 +190,8 @@ def test_a_backend_that_tells_nothing_is_reported_as_such(tiny_config: Config, m
     program = compiled(tiny_config)
     monkeypatch.setattr(type(program), "memory_analysis", lambda self: None)
     assert set(memory(program).values()) == {None}
+
+
+def test_no_more_devices_are_faked_than_a_machine_can_hold() -> None:
+    with pytest.raises(DeviceError, match=r"needs 100000 devices; .* at most 4,096 fake devices are made"):
+        make_mesh(MeshConfig(data=100_000))

@@ -17,7 +17,8 @@ from fiddlex.train.inference.evaluation import merit
 from fiddlex.train.record import Record
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.workdir import writing
-from fiddlex.train.step.state import SavedState, TrainState
+from fiddlex.train.step.program import Program
+from fiddlex.train.step.state import SavedState
 
 logger = logging.getLogger(__name__)
 
@@ -89,26 +90,26 @@ def read_best(workdir: Path) -> Record | None:
     return None
 
 
-def restore_result(workdir: Path, config: Config, abstract: TrainState, layers: tuple[int, ...]) -> SavedState | None:
+def restore_result(workdir: Path, config: Config, program: Program) -> SavedState | None:
     """The weights that a run came to: its best, where it keeps them, or else its newest; None when it has none.
 
     Args:
       workdir: of the run.
       config: of the run.
-      abstract: ShapeDtypeStructs with shardings of a train state; weights alone are read.
-      layers: see `Checkpoints.restore_newest`.
+      program: for which the weights are laid out.
 
     Raises:
       CheckpointError: when there are checkpoints and none can be read.
     """
-    wanted = SavedState(abstract.step, abstract.weights)
+    abstract, layers = program.abstract_state, program.layout.placement.layers
+    wanted, padded_vocab = SavedState(abstract.step, abstract.weights), program.config.padded_vocab_size
     names = ["checkpoints"]
     if config.train.patience and read_best(workdir):
         names.insert(0, DIRECTORY)
     for name in names:
         with Checkpoints(workdir, name=name) as checkpoints:
             try:
-                state = checkpoints.restore_newest(wanted, layers=layers)
+                state = checkpoints.restore_newest(wanted, layers=layers, padded_vocab=padded_vocab)
             except CheckpointError as error:
                 if name == names[-1]:
                     raise

@@ -2,11 +2,11 @@
 
 A checkpoint is two orbax items, `weights` and `optimizer`, with global shapes, where batches run with older weights an
 item more for each age of those, and a JSON item `meta` with the step, the order of the layers, the loss scale, a
-checksum of every array and a fingerprint of the training data. What is in flight in a pipeline is not saved: it is
-computed again, from the same weights. Data order and dropout follow from the seeds and the step, so the step is all the
-position that there is to save. The checksum depends on the bits of an array's numbers and on their places, not on the
-sharding or on zero padding: a file that was truncated or changed is noticed, and the newest checkpoint that is whole is
-used. Nothing is deleted but checkpoints beyond `keep`; damaged ones are moved aside.
+checksum and the shape of every array and a fingerprint of the training data. What is in flight in a pipeline is not
+saved: it is computed again, from the same weights. Data order and dropout follow from the seeds and the step, so the
+step is all the position that there is to save. The checksum depends on the bits of an array's numbers and on their
+places, not on the sharding or on zero padding: a file that was truncated or changed is noticed, and the newest
+checkpoint that is whole is used. Nothing is deleted but checkpoints beyond `keep`; damaged ones are moved aside.
 """
 
 import json
@@ -63,7 +63,9 @@ class Checkpoints:
         """Where the checkpoint of a step lies."""
         return self.directory / str(step)
 
-    def save(self, state: SavedState, step: int, *, layers: Sequence[int], fingerprint: str) -> None:
+    def save(
+        self, state: SavedState, step: int, *, layers: Sequence[int], fingerprint: str, padded_vocab: int = 0
+    ) -> None:
         """Copies the state to the host and goes on writing in the background.
 
         Args:
@@ -71,12 +73,15 @@ class Checkpoints:
           step: its number.
           layers: the layer of each row of its stacked weights (`LayerPlacement.layers`).
           fingerprint: of the training data (`Corpus.fingerprint`).
+          padded_vocab: rows of the vocabulary in its arrays, those that pad it included; 0: there is none.
 
         Raises:
           CheckpointError: when the directory cannot be written, or the previous background write failed.
         """
         sums = {name: int(value) for name, value in jax.device_get(_checksums(_arrays(state))).items()}
         meta = {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": sums}
+        meta["shapes"] = {name: list(x.shape) for name, x in _arrays(state).items()}
+        meta["padded_vocab"] = padded_vocab
         if state.scaling:
             meta["scaling"] = [np.asarray(part).tolist() for part in jax.device_get(state.scaling)]
         if state.older:
@@ -99,7 +104,13 @@ class Checkpoints:
             )
 
     def restore_newest(
-        self, abstract: SavedState, *, layers: Sequence[int], fingerprint: str = "", move_damaged: bool = False
+        self,
+        abstract: SavedState,
+        *,
+        layers: Sequence[int],
+        fingerprint: str = "",
+        padded_vocab: int = 0,
+        move_damaged: bool = False,
     ) -> SavedState | None:
         """The newest checkpoint that is whole, laid out as `abstract` says; None when there is no checkpoint.
 
@@ -109,16 +120,17 @@ class Checkpoints:
             dtype in which they were.
           layers: the layer of each of its rows; a checkpoint with others is read and its rows moved.
           fingerprint: what the training data must be; empty: anything.
+          padded_vocab: see `save`; it may differ from the saved one.
           move_damaged: move checkpoints that cannot be read to `DAMAGED`, beside `checkpoints`.
 
         Raises:
           CheckpointError: when there are checkpoints and none can be read, or the newest that can belongs to other
-            data or another kind of optimizer.
+            data, another kind of optimizer, or a network with other parameters.
         """
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                state = self._restore(step, abstract, layers, fingerprint)
+                state = self._restore(step, abstract, layers, fingerprint, padded_vocab)
             except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # nothing wrong with the files
                 raise
             except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
@@ -192,7 +204,9 @@ class Checkpoints:
                 self.path(step).rename(target)
         return moved
 
-    def _restore(self, step: int, abstract: SavedState, layers: Sequence[int], fingerprint: str) -> SavedState:
+    def _restore(
+        self, step: int, abstract: SavedState, layers: Sequence[int], fingerprint: str, padded_vocab: int
+    ) -> SavedState:
         meta = self._open().restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
         if not isinstance(meta, dict) or meta.pop("checksum", None) != _text_checksum(meta):
             raise ValueError(f"what it says of itself is not what was saved: {meta}")
@@ -207,15 +221,12 @@ class Checkpoints:
             )
         abstract = abstract._replace(older=_saved_older(abstract.older, meta))
         if different := sorted(set(_arrays(abstract)) ^ {name for name in expected if _is_wanted(name, abstract)}):
-            raise CheckpointError(
-                f"{self.path(step)} was made with another kind of optimizer state: {', '.join(different[:4])} "
-                f"{'is' if len(different) == 1 else 'are'} on one side only. Set the optimizer's fields back to go on "
-                "with this run, or choose a new --workdir."
-            )
+            raise CheckpointError(_other_arrays(self.path(step), different))
         items = _items(abstract)
         moves = list(layers) != meta["layers"]
         if moves:
             items = saved_form(items, layers, meta["layers"])
+        self._check_shapes(step, items, meta, padded_vocab)
         # strict=False lets orbax fit the padded vocabulary to this mesh; the checksums catch any other cut.
         restored = self._open().restore(
             step,
@@ -235,6 +246,36 @@ class Checkpoints:
         if moves:
             state = move_rows(state, abstract, layers, meta["layers"])
         return state._replace(scaling=_scaling(meta["scaling"]) if "scaling" in meta else ())
+
+    def _check_shapes(self, step: int, items: dict[str, Any], meta: dict[str, Any], padded_vocab: int) -> None:
+        """Raises CheckpointError when an array was saved with another shape, but for the padding of the vocabulary."""
+        padding = meta.get("padded_vocab", 0), padded_vocab
+        saved = meta.get("shapes", {})  # earlier versions of fiddlex saved none
+        different = []
+        for name, x in _named(items).items():
+            was, now = tuple(saved.get(name, x.shape)), tuple(x.shape)
+            if len(was) != len(now) or any(a != b and (a, b) != padding for a, b in zip(was, now, strict=True)):
+                different.append(f"{name} is {now}, was {was}")
+        if different:
+            different = [text for text in different if text.startswith("weights.")] or different
+            raise CheckpointError(
+                f"{self.path(step)} was made with another network, whose description has changed since:\n  "
+                + "\n  ".join(different[:4])
+                + "\nUse the description it was trained with to go on with this run, or choose a new --workdir."
+            )
+
+
+def _other_arrays(path: Path, different: list[str]) -> str:
+    """What to say of arrays that only a checkpoint has, or only the state that is to be restored."""
+    weights = [name for name in different if name.startswith("weights.")]
+    what, remedy = "another kind of optimizer state", "Set the optimizer's fields back"
+    if weights:
+        what, remedy = "another network, whose description has changed since", "Use the description it was trained with"
+    names = (weights or different)[:4]
+    return (
+        f"{path} was made with {what}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} on one side only. "
+        f"{remedy} to go on with this run, or choose a new --workdir."
+    )
 
 
 def _items(state: SavedState) -> dict[str, Any]:
@@ -261,7 +302,11 @@ def _is_wanted(name: str, abstract: SavedState) -> bool:
 
 
 def _arrays(state: SavedState) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(_items(state))
+    return _named(_items(state))
+
+
+def _named(items: dict[str, Any]) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(items)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 

@@ -69,17 +69,21 @@ class MetricsWriter:
         return self.evaluations[-1]["step"] if self.evaluations else -1
 
     def _keep_records_until(self, step: int) -> None:
-        kept = []
+        kept, unreadable = [], 0
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 record = json.loads(line)
                 keep = record["step"] <= step
             except (json.JSONDecodeError, KeyError, TypeError):  # a line cut short when the process was killed
+                unreadable += 1
                 continue
             if keep:
                 kept.append(line + "\n")
                 if "eval_loss" in record:
                     self.evaluations.append(record)
+        if unreadable:
+            what = "line that is no record" if unreadable == 1 else "lines that are no records"
+            logger.warning("%s: left out %d %s.", self.path, unreadable, what)
         if step == 0 and self.path.stat().st_size:
             aside = self.path.with_name(f"metrics-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
             logger.warning("The workdir has records of an earlier run and no checkpoint of it: moved to %s.", aside)

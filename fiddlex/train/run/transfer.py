@@ -88,7 +88,7 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], We
     source.model, source.data.labels = copy.deepcopy(saved.model), saved.data.labels
     source.pipeline.semantics, source.pipeline.semantics_schedule = "sync", ""
     program = Program(source, mesh)
-    state = restore_result(workdir, saved, program.abstract_state, program.layout.placement.layers)
+    state = restore_result(workdir, saved, program)
     if state is None:
         raise CheckpointError(f"train.init_from={workdir} has no checkpoint. Train that run with one, or name another.")
     given = whole(state.weights, program.model, program.layout)

@@ -103,6 +103,11 @@ def writing(path: Path) -> Iterator[None]:
     """Raises CheckpointError in place of an OSError, when what is done inside cannot write to `path`, a workdir's."""
     try:
         yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise CheckpointError(
+            f"Cannot write to {path}: {error.filename or path} is in the way, a file or link where a directory must "
+            "be. Move it away and run the same command again, or choose another --workdir."
+        ) from error
     except OSError as error:
         raise CheckpointError(
             f"Cannot write to {path}: {error.strerror or error}. Make room or permit writing there and run the same "

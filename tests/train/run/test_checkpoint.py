@@ -76,3 +76,45 @@ def test_what_is_not_what_was_saved_is_not_read(
     path.write_text(json.dumps(meta))
     with pytest.raises(CheckpointError, match=message):
         restored(workdir)
+
+
+def other_shape(x: Any) -> Any:
+    return jax.ShapeDtypeStruct((*x.shape[:-1], x.shape[-1] + 2), x.dtype, sharding=x.sharding)
+
+
+@pytest.mark.parametrize("part", ["layers", "head"])
+def test_a_network_of_other_sizes_is_refused_and_nothing_is_moved_aside(part: str, workdir: pathlib.Path) -> None:
+    """Orbax would fill the array up with zeros, or cut it."""
+    sharding = NamedSharding(make_mesh(MeshConfig()), P())
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), a_state())
+    weights = abstract.weights | {part: jax.tree.map(other_shape, abstract.weights[part])}
+    with Checkpoints(workdir) as checkpoints, pytest.raises(CheckpointError) as error:
+        checkpoints.restore_newest(abstract._replace(weights=weights), layers=LAYERS, move_damaged=True)
+    assert "made with another network" in str(error.value)
+    name, was, now = ("layers.kernel", (3, 2), (3, 4)) if part == "layers" else ("head.table", (4,), (6,))
+    assert f"weights.{name} is {now}, was {was}" in str(error.value)
+    assert (workdir / "checkpoints" / "5").is_dir()
+
+
+def test_padding_of_the_vocabulary_alone_may_differ(workdir: pathlib.Path) -> None:
+    sharding = NamedSharding(make_mesh(MeshConfig()), P())
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), a_state())
+    weights = abstract.weights | {"head": jax.tree.map(other_shape, abstract.weights["head"])}
+    with Checkpoints(workdir) as checkpoints:
+        checkpoints.save(a_state(), 6, layers=LAYERS, fingerprint="data", padded_vocab=4)
+        checkpoints.wait()
+        state = checkpoints.restore_newest(abstract._replace(weights=weights), layers=LAYERS, padded_vocab=6)
+    assert state is not None
+    np.testing.assert_array_equal(state.weights["head"]["table"], [0, 1, 2, 3, 0, 0])
+
+
+def test_a_network_with_other_parameters_is_told_from_another_optimizer(workdir: pathlib.Path) -> None:
+    sharding = NamedSharding(make_mesh(MeshConfig()), P())
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), a_state())
+    table = abstract.weights["head"]["table"]
+    for change, message in (
+        ({"weights": abstract.weights | {"head": {"table": table, "bias": table}}}, "another network, whose"),
+        ({"optimizer": {"mu": table}}, "another kind of optimizer state: optimizer.mu is on one side only"),
+    ):
+        with Checkpoints(workdir) as checkpoints, pytest.raises(CheckpointError, match=message):
+            checkpoints.restore_newest(abstract._replace(**change), layers=LAYERS)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import logging
 import pathlib
 import resource
 import struct
@@ -43,7 +44,10 @@ def test_tensorboard_has_the_records_under_their_names(tmp_path: pathlib.Path) -
     ]
 
 
-def test_records_of_steps_that_are_trained_again_are_dropped(tmp_path: pathlib.Path) -> None:
+def test_records_of_steps_that_are_trained_again_are_dropped(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("fiddlex"), "propagate", True)
     lines = ['{"step": 1, "loss": 2.0}', '{"step": 2, "loss": 1.0}', '{"step": 2, "eval_loss": 3.0}']
     lost = ['{"step": 3, "loss": 0.5}', '{"step": 3, "eval_loss": 2.5}', '{"step": 4, "lo']
     path = tmp_path / "metrics.jsonl"
@@ -51,6 +55,7 @@ def test_records_of_steps_that_are_trained_again_are_dropped(tmp_path: pathlib.P
     with MetricsWriter(tmp_path, resumed_step=2) as writer:
         assert writer.evaluated_step == 2
         writer.write({"step": 3, "loss": 0.25})
+    assert caplog.messages == [f"{path}: left out 1 line that is no record."]
     assert path.read_text().splitlines() == [*lines, '{"step": 3, "loss": 0.25}']
 
 

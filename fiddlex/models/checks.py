@@ -1,0 +1,85 @@
+"""Whether the description of a network is one: what a fold over it would get wrong without a word is refused."""
+
+import math
+from typing import Any
+
+from fiddlex.config import Config
+from fiddlex.errors import ConfigError
+from fiddlex.models.spec import Attention, Network, Operation, Parameter, Parameters, Product, Residual
+from fiddlex.parallel.axes import MESH_AXES
+
+
+def check(network: Any, config: Config) -> None:
+    """Checks a description.
+
+    Raises:
+      ConfigError: when it is no `Network`, or breaks a rule, with the part at fault.
+    """
+    try:
+        if not isinstance(network, Network):
+            raise ConfigError(f"its description is {network!r}; it must be a fiddlex.models.spec.Network")
+        _equal("num_layers", network.num_layers, "model.num_layers", config.model.num_layers)
+        _equal("hidden", network.hidden, "model.hidden_size", config.model.hidden_size)
+        sizes = {"hidden": network.hidden, "vocab": config.model.vocab_size}
+        for part, parameters in network.parts.items():
+            _check_parameters(part, parameters, sizes)
+        _check_branches(network)
+        for product in network.scoring:
+            _check_product(product, "scoring", splits=("vocab", ""), positions=("scored", "first"))
+    except ConfigError as error:
+        raise ConfigError(
+            f"model.family={config.model.family}: {error}. Mend the description (docs/models.md)."
+        ) from None
+
+
+def _check_parameters(path: str, parameters: Parameters, sizes: dict[str, int]) -> None:
+    for name, each in parameters.items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise ConfigError(f"{path} has the name {name!r}; a name is a word of letters, digits and underscores")
+        if isinstance(each, dict):
+            _check_parameters(f"{path}.{name}", each, sizes)
+        elif isinstance(each, Parameter):
+            _check_parameter(f"{path}.{name}", each, sizes)
+        else:
+            raise ConfigError(f"{path}.{name} is {each!r}; it must be a Parameter or a dictionary of them")
+
+
+def _check_parameter(path: str, parameter: Parameter, sizes: dict[str, int]) -> None:
+    shape, axes = parameter.shape, parameter.axes
+    if not all(type(size) is int and size > 0 for size in shape):
+        raise ConfigError(f"{path} has shape={shape}; sizes are integers above 0")
+    if len(axes) != len(shape):
+        raise ConfigError(f"{path} has {len(shape)} sizes and {len(axes)} axes; give one axis for each size")
+    for size, axis in zip(shape, axes, strict=True):
+        if axis is not None and axis not in MESH_AXES:
+            raise ConfigError(f"{path} has the axis {axis!r}, which is not one of {', '.join(MESH_AXES)}, or None")
+        if axis in sizes and size != sizes[axis]:
+            raise ConfigError(f"{path} has {size} for its axis {axis!r}; the model has {sizes[axis]}")
+    if not 0 <= parameter.std < math.inf:
+        raise ConfigError(f"{path} has std={parameter.std}, which must be at least 0 and finite")
+
+
+def _check_branches(network: Network) -> None:
+    for number, branch in enumerate(network.branches):
+        where = f"branches[{number}]"
+        for each in branch:
+            if not isinstance(each, Operation):
+                raise ConfigError(f"{where} has {each!r}, which is no operation of fiddlex.models.spec")
+            if isinstance(each, Product):
+                _check_product(each, where, splits=("outputs", "inputs", ""), positions=("",))
+        if not branch or not isinstance(branch[-1], Residual):
+            raise ConfigError(f"{where} must end in Residual(), where it is added to the residual stream")
+    number = sum(isinstance(each, Attention) for each in network.operations)
+    if number != 1:
+        raise ConfigError(f"a layer has {number} times Attention; it must have it once")
+
+
+def _check_product(product: Product, where: str, *, splits: tuple[str, ...], positions: tuple[str, ...]) -> None:
+    for name, value, known in (("split", product.split, splits), ("positions", product.positions, positions)):
+        if value not in known:
+            raise ConfigError(f"{where} has {product}, whose {name} must be one of {', '.join(map(repr, known))}")
+
+
+def _equal(name: str, value: int, field: str, expected: int) -> None:
+    if value != expected:
+        raise ConfigError(f"its description has {name}={value}, and the config {field}={expected}")
