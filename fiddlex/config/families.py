@@ -63,7 +63,8 @@ def family(name: str) -> Family:
     if name not in FAMILIES:
         raise ConfigError(
             f"model.family={name!r}: there is no such family. {rules.nearest(name, FAMILIES)} A family of your own "
-            "must be entered in fiddlex.config.families.FAMILIES before a config or workdir that names it is read (docs/models.md)."
+            "must be entered in fiddlex.config.families.FAMILIES before a config or workdir that names it is read "
+            "(docs/models.md)."
         )
     if not isinstance(FAMILIES[name], Family):
         raise ConfigError(f"fiddlex.config.families.FAMILIES[{name!r}] is {FAMILIES[name]!r}; it must be a Family.")

@@ -104,9 +104,11 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:
+        wanted = Path(error.filename or path)
+        found = next((each for each in (wanted, *wanted.parents) if os.path.lexists(each)), wanted)
         raise CheckpointError(
-            f"Cannot write to {path}: {error.filename or path} is in the way, a file or link where a directory must "
-            "be. Move it away and run the same command again, or choose another --workdir."
+            f"Cannot write to {path}: {found} is a file or a broken link where a directory must be. Move it away and "
+            "run the same command again, or choose another --workdir."
         ) from error
     except OSError as error:
         raise CheckpointError(
