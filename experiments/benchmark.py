@@ -60,9 +60,9 @@ def main(argv: list[str]) -> None:
 
 def measure_step(config: Config) -> dict[str, Any]:
     """The config's own step."""
-    from fiddlex.train.timing import Case, about, time_steps
+    from fiddlex.train.timing import TimedCase, about, time_steps
 
-    (seconds,) = time_steps([Case(config)], limit_s=_SECONDS.value, min_rounds=max(_ROUNDS.value, 2))
+    (seconds,) = time_steps([TimedCase(config)], limit_s=_SECONDS.value, min_rounds=max(_ROUNDS.value, 2))
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
     flops = model_flops(config) / median / config.mesh.num_devices
     return about() | {
@@ -91,9 +91,9 @@ def measure_profile(config: Config, path: pathlib.Path) -> Profile:
     calibration = Calibration.of(config, () if known else sorted(set(_DEVICES.value)))
 
     from fiddlex.cluster.mesh import request_devices
-    from fiddlex.train.timing import Case, about, time_steps
+    from fiddlex.train.timing import TimedCase, about, time_steps
 
-    cases = [*map(Case, calibration.configs), Case(calibration.forward, forward_only=True)]
+    cases = [*map(TimedCase, calibration.configs), TimedCase(calibration.forward, forward_only=True)]
     request_devices(max(case.config.mesh.num_devices for case in cases))
     machine = about()
     if known and known.machine != machine["machine"]:

@@ -6,7 +6,7 @@
 F, I and W of a stage take one unit each, hops none. A bubble is told as a share of the work; memory as the most
 activations that a rank holds, in microbatches of the whole rank. Sizes for which a schedule does not exist, or its
 formula does not hold, are left out. With `--semantics` the second table: what a batch takes in the lockstep clock with
-a flush and in a pipeline that goes on, for 1, 2 and 4 microbatches a rank, one and two chunks.
+a flush and without, for 1, 2 and 4 microbatches a rank, one and two chunks.
 """
 
 import functools
@@ -67,8 +67,8 @@ def _rows() -> Iterator[tuple[str | int | float, ...]]:
 
 
 def _print_semantics(name: str) -> None:
-    """Time per batch over its work, and how much faster a pipeline is that goes on."""
-    header = ("schedule", "p", "v", "m", "flush", name, "faster", "first call, ticks", "ticks a batch")
+    """Time per batch over its work, and how much faster a pipeline is that is not flushed."""
+    header = ("schedule", "p", "v", "m", "flush", name, "faster", "first step, ticks", "ticks a batch")
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}", flush=True)
     for pipe, factor, (schedule, chunks) in itertools.product(
         _PIPE.value or [2, 4, 8, 16, 32, 64], (1, 2, 4), (("1f1b", 1), ("interleaved_1f1b", 2))
@@ -76,10 +76,10 @@ def _print_semantics(name: str) -> None:
         size = factor * pipe
         make = functools.partial(_make, schedule, pipe, chunks)
         semantics = make_semantics(name, num_stages=pipe * chunks, batch_size=size)
-        flush, going_on = lockstep(lower(make(size)), Costs()), steady(unroll(make(size), semantics, make), Costs())
-        times = (f"{time / flush.ideal:.3f}" for time in (flush.makespan, going_on.period))
-        faster = f"{flush.makespan / going_on.period:.2f}"
-        cells = (schedule, pipe, chunks, size, *times, faster, going_on.fill_ticks, f"{going_on.period_ticks:g}")
+        flush, continuous = lockstep(lower(make(size)), Costs()), steady(unroll(make(size), semantics, make), Costs())
+        times = (f"{time / flush.ideal:.3f}" for time in (flush.makespan, continuous.period))
+        faster = f"{flush.makespan / continuous.period:.2f}"
+        cells = (schedule, pipe, chunks, size, *times, faster, continuous.fill_ticks, f"{continuous.period_ticks:g}")
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 

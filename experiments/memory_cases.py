@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 
-class Case(NamedTuple):
+class MemoryCase(NamedTuple):
     """A train step: `changes` are laid over `config`, a file of configs/, and compiled for `topology`."""
 
     config: str
@@ -30,265 +30,267 @@ TWO_BY_FOUR = "mesh.data=2 mesh.pipe=4 pipeline.num_microbatches=8 data.global_b
 
 CASES = {
     # GPT-2 and its layouts
-    "small, 4 replicas": Case(
+    "small, 4 replicas": MemoryCase(
         GPT_SMALL, "tpu:v5e:2x2", "mesh.data=4 pipeline.num_microbatches=2 data.global_batch_size=64"
     ),
-    "small, float32": Case(
+    "small, float32": MemoryCase(
         GPT_SMALL,
         "tpu:v5e:2x2",
         "mesh.data=2 mesh.pipe=2 pipeline.num_microbatches=4 data.global_batch_size=16 model.dtype=float32",
     ),
-    "small, dropout, selective": Case(
+    "small, dropout, selective": MemoryCase(
         GPT_SMALL,
         "tpu:v5e:2x2",
         "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=64 model.dropout=0.1 "
         "pipeline.recompute=selective",
     ),
-    "medium, 1F1B": Case(GPT_MEDIUM, "tpu:v5e:2x4", TWO_BY_FOUR),
-    "medium, GPipe, full": Case(
+    "medium, 1F1B": MemoryCase(GPT_MEDIUM, "tpu:v5e:2x4", TWO_BY_FOUR),
+    "medium, GPipe, full": MemoryCase(
         GPT_MEDIUM, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.schedule=gpipe pipeline.recompute=full"
     ),
-    "medium, interleaved, selective": Case(
+    "medium, interleaved, selective": MemoryCase(
         GPT_MEDIUM,
         "tpu:v5e:2x4",
         f"{TWO_BY_FOUR} pipeline.schedule=interleaved_1f1b pipeline.num_chunks=3 pipeline.recompute=selective",
     ),
-    "medium, ZB-H1, selective": Case(
+    "medium, ZB-H1, selective": MemoryCase(
         GPT_MEDIUM, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.schedule=zb_h1 pipeline.recompute=selective"
     ),
-    "medium, float16": Case(
+    "medium, float16": MemoryCase(
         GPT_MEDIUM, "tpu:v5e:2x4", f"{TWO_BY_FOUR} model.dtype=float16 pipeline.recompute=selective"
     ),
-    "large, 1F1B, full, LAMB": Case(
+    "large, 1F1B, full, LAMB": MemoryCase(
         GPT_LARGE, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.recompute=full optimizer.name=lamb"
     ),
-    "large, tensor and sequence parallel": Case(
+    "large, tensor and sequence parallel": MemoryCase(
         GPT_LARGE,
         "tpu:v5e:2x4",
         "mesh.data=1 mesh.pipe=2 mesh.tensor=4 mesh.sequence_parallel=True pipeline.num_microbatches=4 "
         "data.global_batch_size=16",
     ),
-    "large, uneven stages, full": Case(
+    "large, uneven stages, full": MemoryCase(
         GPT_LARGE,
         "tpu:v5e:2x4",
         f"{TWO_BY_FOUR} pipeline.recompute=full pipeline.layers_per_stage=6,9,12,9",
     ),
-    "xl, Adafactor": Case(GPT_XL, "tpu:v5e:2x4", f"{EIGHT_BY_ONE} pipeline.recompute=full optimizer.name=adafactor"),
-    "xl, without ZeRO-1": Case(
+    "xl, Adafactor": MemoryCase(
+        GPT_XL, "tpu:v5e:2x4", f"{EIGHT_BY_ONE} pipeline.recompute=full optimizer.name=adafactor"
+    ),
+    "xl, without ZeRO-1": MemoryCase(
         GPT_XL, "tpu:v5p:2x2x2", f"{EIGHT_BY_ONE} pipeline.recompute=full optimizer.zero1=False"
     ),
-    "xl, SGD": Case(GPT_XL, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.recompute=full optimizer.name=sgd"),
-    "xl, 2BW": Case(GPT_XL, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.recompute=full pipeline.semantics=2bw"),
-    "xl, weight stashing": Case(
+    "xl, SGD": MemoryCase(GPT_XL, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.recompute=full optimizer.name=sgd"),
+    "xl, 2BW": MemoryCase(GPT_XL, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.recompute=full pipeline.semantics=2bw"),
+    "xl, weight stashing": MemoryCase(
         GPT_XL, "tpu:v5p:2x2x2", f"{TWO_BY_FOUR} pipeline.recompute=full pipeline.semantics=stash"
     ),
-    "xl, ZB-V, selective": Case(
+    "xl, ZB-V, selective": MemoryCase(
         GPT_XL,
         "tpu:v5p:2x2x2",
         f"{TWO_BY_FOUR} pipeline.schedule=zb_v pipeline.num_chunks=2 pipeline.recompute=selective",
     ),
     # GPT-3
-    "1.7b, 8 replicas": Case(
+    "1.7b, 8 replicas": MemoryCase(
         "configs/gpt3.py:1.7b", "tpu:v5p:2x2x2", "mesh.data=8 pipeline.num_microbatches=4 data.global_batch_size=128"
     ),
-    "3.6b, tensor parallel": Case(
+    "3.6b, tensor parallel": MemoryCase(
         "configs/gpt3.py:3.6b", "tpu:v5p:2x2x2", "mesh.data=4 pipeline.num_microbatches=4 data.global_batch_size=64"
     ),
-    "7.5b, sequence parallel, selective": Case(
+    "7.5b, sequence parallel, selective": MemoryCase(
         "configs/gpt3.py:7.5b",
         "tpu:v5p:2x2x4",
         "mesh.data=4 mesh.sequence_parallel=True pipeline.recompute=selective pipeline.num_microbatches=4 "
         "data.global_batch_size=32",
     ),
-    "7.5b, vertical sync": Case(
+    "7.5b, vertical sync": MemoryCase(
         "configs/gpt3.py:7.5b",
         "tpu:v5p:2x2x4",
         "mesh.data=1 mesh.pipe=4 mesh.tensor=4 pipeline.semantics=vertical_sync pipeline.num_microbatches=8 "
         "data.global_batch_size=16",
     ),
-    "18.4b, tensor parallel": Case(
+    "18.4b, tensor parallel": MemoryCase(
         "configs/gpt3.py:18.4b",
         "tpu:v5p:2x4x4",
         "mesh.data=4 mesh.tensor=8 pipeline.num_microbatches=4 data.global_batch_size=32",
     ),
-    "18.4b, delay of 2": Case(
+    "18.4b, delay of 2": MemoryCase(
         "configs/gpt3.py:18.4b",
         "tpu:v5p:2x4x4",
         "mesh.data=2 mesh.pipe=2 mesh.tensor=8 pipeline.semantics=delay:2 pipeline.num_microbatches=4 "
         "data.global_batch_size=16",
     ),
-    "39.1b, ZB-H1": Case(
+    "39.1b, ZB-H1": MemoryCase(
         "configs/gpt3.py:39.1b",
         "tpu:v5p:2x4x4",
         "mesh.data=1 mesh.pipe=4 mesh.tensor=8 pipeline.schedule=zb_h1 pipeline.num_chunks=1 "
         "pipeline.recompute=selective pipeline.num_microbatches=8 data.global_batch_size=8",
     ),
-    "76.1b, interleaved": Case(
+    "76.1b, interleaved": MemoryCase(
         "configs/gpt3.py:76.1b", "tpu:v5p:4x4x4", "mesh.data=2 pipeline.num_microbatches=8 data.global_batch_size=32"
     ),
-    "145.6b, interleaved": Case(
+    "145.6b, interleaved": MemoryCase(
         "configs/gpt3.py:145.6b", "tpu:v5p:4x4x8", "mesh.data=2 pipeline.num_microbatches=16 data.global_batch_size=32"
     ),
-    "175b, 1F1B": Case(
+    "175b, 1F1B": MemoryCase(
         "configs/gpt3.py:145.6b",
         "tpu:v5p:4x4x8",
         f"{GPT_175B} pipeline.schedule=1f1b pipeline.num_chunks=1",
     ),
-    "175b, sequence parallel, selective": Case(
+    "175b, sequence parallel, selective": MemoryCase(
         "configs/gpt3.py:145.6b",
         "tpu:v5p:4x4x8",
         f"{GPT_175B} pipeline.num_chunks=3 mesh.sequence_parallel=True pipeline.recompute=selective",
     ),
-    "175b, 2BW": Case(
+    "175b, 2BW": MemoryCase(
         "configs/gpt3.py:145.6b",
         "tpu:v5p:4x4x8",
         f"{GPT_175B} pipeline.schedule=1f1b pipeline.num_chunks=1 pipeline.semantics=2bw",
     ),
     # BERT
-    "BERT base, 8 replicas": Case("configs/bert_base.py", "tpu:v5e:2x4", ""),
-    "BERT base, 1F1B, selective": Case(
+    "BERT base, 8 replicas": MemoryCase("configs/bert_base.py", "tpu:v5e:2x4", ""),
+    "BERT base, 1F1B, selective": MemoryCase(
         "configs/bert_base.py", "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.recompute=selective"
     ),
-    "BERT large, tensor parallel, full": Case(
+    "BERT large, tensor parallel, full": MemoryCase(
         "configs/bert_large.py",
         "tpu:v5e:2x4",
         "mesh.data=1 mesh.pipe=4 mesh.tensor=2 pipeline.recompute=full pipeline.num_microbatches=8 "
         "data.global_batch_size=128",
     ),
-    "BERT large, LAMB, float32": Case(
+    "BERT large, LAMB, float32": MemoryCase(
         "configs/bert_large.py",
         "tpu:v5e:2x4",
         f"{TWO_BY_FOUR} model.dtype=float32 optimizer.name=lamb pipeline.recompute=full",
     ),
-    "BERT large, interleaved, no dropout": Case(
+    "BERT large, interleaved, no dropout": MemoryCase(
         "configs/bert_large.py",
         "tpu:v5e:2x4",
         f"{TWO_BY_FOUR} pipeline.schedule=interleaved_1f1b pipeline.num_chunks=2 model.dropout=0.0",
     ),
-    "BERT 355m, 2BW": Case(
+    "BERT 355m, 2BW": MemoryCase(
         "configs/bert_2bw.py:355m", "tpu:v5e:2x4", "pipeline.num_microbatches=4 data.global_batch_size=128"
     ),
-    "BERT 1.3b, 2BW": Case("configs/bert_2bw.py:1.3b", "tpu:v5e:4x4", "data.global_batch_size=256"),
-    "BERT 2.2b, 2BW": Case("configs/bert_2bw.py:2.2b", "tpu:v5e:8x8", "data.global_batch_size=512"),
-    "BERT 3.8b, 2BW": Case("configs/bert_2bw.py:3.8b", "tpu:v5e:8x8", "data.global_batch_size=512"),
-    "BERT base, MNLI": Case("configs/bert_mnli.py", "tpu:v5e:2x2", "mesh.data=4"),
-    "BERT large, RACE": Case("configs/bert_race.py", "tpu:v5e:2x4", ""),
+    "BERT 1.3b, 2BW": MemoryCase("configs/bert_2bw.py:1.3b", "tpu:v5e:4x4", "data.global_batch_size=256"),
+    "BERT 2.2b, 2BW": MemoryCase("configs/bert_2bw.py:2.2b", "tpu:v5e:8x8", "data.global_batch_size=512"),
+    "BERT 3.8b, 2BW": MemoryCase("configs/bert_2bw.py:3.8b", "tpu:v5e:8x8", "data.global_batch_size=512"),
+    "BERT base, MNLI": MemoryCase("configs/bert_mnli.py", "tpu:v5e:2x2", "mesh.data=4"),
+    "BERT large, RACE": MemoryCase("configs/bert_race.py", "tpu:v5e:2x4", ""),
     # Compiled when the formulas stood
-    "small, tensor parallel, selective": Case(
+    "small, tensor parallel, selective": MemoryCase(
         GPT_SMALL,
         "tpu:v5e:2x2",
         "mesh.data=2 mesh.tensor=2 pipeline.num_microbatches=4 data.global_batch_size=64 pipeline.recompute=selective",
     ),
-    "small, short sequences, full": Case(
+    "small, short sequences, full": MemoryCase(
         GPT_SMALL,
         "tpu:v5e:2x2",
         "mesh.data=4 pipeline.num_microbatches=16 data.global_batch_size=64 pipeline.recompute=full model.seq_len=512",
     ),
-    "medium, long sequences, ZB-H2": Case(
+    "medium, long sequences, ZB-H2": MemoryCase(
         GPT_MEDIUM,
         "tpu:v5e:2x2",
         "mesh.data=1 mesh.pipe=4 pipeline.schedule=zb_h2 pipeline.num_microbatches=16 data.global_batch_size=16 "
         "model.seq_len=2048",
     ),
-    "large, sequence parallel, dropout": Case(
+    "large, sequence parallel, dropout": MemoryCase(
         GPT_LARGE,
         "tpu:v5p:2x2x1",
         "mesh.data=1 mesh.pipe=2 mesh.tensor=2 mesh.sequence_parallel=True pipeline.num_microbatches=4 "
         "data.global_batch_size=32 pipeline.recompute=selective model.dropout=0.1",
     ),
-    "large, 2BW, Adafactor": Case(
+    "large, 2BW, Adafactor": MemoryCase(
         GPT_LARGE,
         "tpu:v5e:2x4",
         "mesh.data=4 mesh.pipe=2 pipeline.num_microbatches=4 data.global_batch_size=64 pipeline.recompute=full "
         "pipeline.semantics=2bw optimizer.name=adafactor",
     ),
-    "xl, 4 replicas": Case(
+    "xl, 4 replicas": MemoryCase(
         GPT_XL, "tpu:v5p:2x2x1", "mesh.data=4 pipeline.num_microbatches=8 data.global_batch_size=32"
     ),
-    "1.7b, 2BW, selective": Case(
+    "1.7b, 2BW, selective": MemoryCase(
         "configs/gpt3.py:1.7b",
         "tpu:v5p:2x2x1",
         "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=8 pipeline.semantics=2bw "
         "pipeline.recompute=selective",
     ),
-    "3.6b, interleaved, LAMB": Case(
+    "3.6b, interleaved, LAMB": MemoryCase(
         "configs/gpt3.py:3.6b",
         "tpu:v5p:2x2x2",
         "mesh.data=2 mesh.pipe=4 mesh.tensor=1 pipeline.schedule=interleaved_1f1b pipeline.num_chunks=2 "
         "pipeline.num_microbatches=8 data.global_batch_size=16 optimizer.name=lamb",
     ),
-    "7.5b, ZB-H1, full": Case(
+    "7.5b, ZB-H1, full": MemoryCase(
         "configs/gpt3.py:7.5b",
         "tpu:v5p:2x2x2",
         "mesh.data=1 mesh.pipe=8 mesh.tensor=1 pipeline.schedule=zb_h1 pipeline.num_microbatches=16 "
         "data.global_batch_size=16",
     ),
-    "39.1b, sequence parallel, Adafactor": Case(
+    "39.1b, sequence parallel, Adafactor": MemoryCase(
         "configs/gpt3.py:39.1b",
         "tpu:v5p:2x4x4",
         "mesh.data=2 mesh.sequence_parallel=True pipeline.num_microbatches=8 data.global_batch_size=32 "
         "optimizer.name=adafactor",
     ),
-    "BERT large, without ZeRO-1": Case(
+    "BERT large, without ZeRO-1": MemoryCase(
         "configs/bert_large.py",
         "tpu:v5e:2x2",
         "mesh.data=2 mesh.pipe=2 pipeline.num_microbatches=8 data.global_batch_size=128 pipeline.recompute=full "
         "optimizer.zero1=False",
     ),
-    "BERT 1.3b, 1F1B, no dropout": Case(
+    "BERT 1.3b, 1F1B, no dropout": MemoryCase(
         "configs/bert_2bw.py:1.3b",
         "tpu:v5p:2x2x1",
         "mesh.data=1 pipeline.num_microbatches=8 data.global_batch_size=64 pipeline.semantics=sync "
         "pipeline.recompute=none model.dropout=0.0",
     ),
     # Chosen to break the formulas
-    "small, 2BW": Case(
+    "small, 2BW": MemoryCase(
         GPT_SMALL,
         "tpu:v5e:2x2",
         "mesh.data=1 mesh.pipe=4 pipeline.semantics=2bw pipeline.num_microbatches=8 data.global_batch_size=32",
     ),
-    "1.7b, 2BW": Case(
+    "1.7b, 2BW": MemoryCase(
         "configs/gpt3.py:1.7b",
         "tpu:v5p:2x2x1",
         "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=8 pipeline.semantics=2bw "
         "pipeline.recompute=none",
     ),
-    "BERT base, weight stashing": Case(
+    "BERT base, weight stashing": MemoryCase(
         "configs/bert_base.py",
         "tpu:v5e:2x2",
         "mesh.data=1 mesh.pipe=4 pipeline.semantics=stash pipeline.num_microbatches=8 data.global_batch_size=64",
     ),
-    "small, sequences of 8,192, full": Case(
+    "small, sequences of 8,192, full": MemoryCase(
         GPT_SMALL,
         "tpu:v5e:2x2",
         "mesh.data=1 mesh.pipe=4 model.seq_len=8192 pipeline.num_microbatches=4 data.global_batch_size=4 "
         "pipeline.recompute=full",
     ),
-    "medium, odd layers, ZB-V, full": Case(
+    "medium, odd layers, ZB-V, full": MemoryCase(
         GPT_MEDIUM,
         "tpu:v5e:2x4",
         "mesh.data=2 mesh.pipe=4 model.num_layers=13 pipeline.schedule=zb_v pipeline.num_chunks=2 "
         "pipeline.recompute=full pipeline.num_microbatches=6 data.global_batch_size=48",
     ),
-    "large, 2BW, interleaved, selective": Case(
+    "large, 2BW, interleaved, selective": MemoryCase(
         GPT_LARGE,
         "tpu:v5e:2x4",
         "mesh.data=2 mesh.pipe=4 pipeline.schedule=interleaved_1f1b pipeline.num_chunks=3 pipeline.semantics=2bw "
         "pipeline.num_microbatches=8 data.global_batch_size=32 pipeline.recompute=selective",
     ),
-    "small, one layer a stage": Case(
+    "small, one layer a stage": MemoryCase(
         GPT_SMALL,
         "tpu:v5e:2x2",
         "mesh.data=1 mesh.pipe=4 pipeline.schedule=interleaved_1f1b pipeline.num_chunks=3 "
         "pipeline.num_microbatches=8 data.global_batch_size=32",
     ),
-    "18.4b, 2BW, sequence parallel, selective": Case(
+    "18.4b, 2BW, sequence parallel, selective": MemoryCase(
         "configs/gpt3.py:18.4b",
         "tpu:v5p:4x8x8",
         "mesh.data=16 mesh.pipe=8 mesh.tensor=2 mesh.sequence_parallel=True pipeline.semantics=2bw "
         "pipeline.num_microbatches=32 data.global_batch_size=1024 pipeline.recompute=selective",
     ),
-    "1.7b, one layer a stage": Case(
+    "1.7b, one layer a stage": MemoryCase(
         "configs/gpt3.py:1.7b",
         "tpu:v5e:2x4",
         "mesh.data=2 mesh.pipe=4 pipeline.schedule=interleaved_1f1b pipeline.num_chunks=6 "
@@ -299,7 +301,7 @@ CASES = {
 GPUS_OF_A_HOST = 8
 
 
-def on_gpus(case: Case) -> Case:
+def on_gpus(case: MemoryCase) -> MemoryCase:
     """The same on as many H100s."""
     number = math.prod(map(int, case.topology.rpartition(":")[2].split("x")))
     hosts = max(number // GPUS_OF_A_HOST, 1)

@@ -26,11 +26,12 @@ from typing import Any
 
 from absl import flags
 
-from experiments.memory_cases import CASES, CASES_ON, Case
+from experiments.memory_cases import CASES, CASES_ON, MemoryCase
 from experiments.results import append_result, read_results
 from fiddlex.cluster.topology import Compiler
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import load_config, run
+from fiddlex.config.overrides import override
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import ConfigError, DeviceError
@@ -72,26 +73,20 @@ def main(argv: list[str]) -> None:
     print(table(results))
 
 
-def read(path: pathlib.Path, cases: dict[str, Case]) -> dict[str, dict[str, Any]]:
+def read(path: pathlib.Path, cases: dict[str, MemoryCase]) -> dict[str, dict[str, Any]]:
     """The results by name of their case, but for those whose case has been changed since, in the order of the cases."""
     found = {result["case"]: result for result in read_results(path, ["case", "compiled_bytes"])}
     same = {name: case._asdict().items() <= found.get(name, {}).items() for name, case in cases.items()}
     return {name: found[name] for name in cases if same[name]}
 
 
-def make_config(case: Case) -> Config:
+def make_config(case: MemoryCase) -> Config:
     """The config of a case.
 
     Raises:
       ConfigError: when it is not a valid one.
     """
-    config = load_config(str(ROOT / case.config))
-    for change in case.changes.split():
-        path, _, value = change.partition("=")
-        section, field = path.split(".")
-        kind = type(getattr(getattr(config, section), field))
-        setattr(getattr(config, section), field, value == "True" if kind is bool else kind(value))
-    return config.validate()
+    return override(load_config(str(ROOT / case.config)), *case.changes.split()).validate()
 
 
 def predicted_bytes(config: Config, topology: str) -> int:

@@ -88,10 +88,10 @@ def measure(
       ConfigError: when the rounds that there are were measured on others, `machines`.
     """
     from fiddlex.cluster.mesh import request_devices
-    from fiddlex.train.timing import Case, about, rounds
+    from fiddlex.train.timing import TimedCase, about, rounds
 
     forward = {label(each.forward, forward=True) for each in calibrations}
-    steps = {name: Case(config, forward_only=name in forward) for name, config in cases(calibrations).items()}
+    steps = {name: TimedCase(config, forward_only=name in forward) for name, config in cases(calibrations).items()}
     request_devices(max(case.config.mesh.num_devices for case in steps.values()))
     if machines - {about()["machine"]}:
         raise ConfigError(f"{path} has rounds of {machines.pop()}; this is {about()['machine']}. Name another file.")

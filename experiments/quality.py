@@ -45,7 +45,7 @@ _PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; noth
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Case:
+class QualityCase:
     """One run."""
 
     model: str
@@ -73,16 +73,16 @@ def main(argv: list[str]) -> None:
     print(table({case: results[case] for case in cases}))
 
 
-def asked() -> list[Case]:
+def asked() -> list[QualityCase]:
     """The runs that the flags ask for."""
     lists = (_LEARNING_RATES.value, _BETAS.value, _WARMUPS.value, _MODELS.value, _SEMANTICS.value)
     return [
-        Case(model, semantics, seed, _STEPS.value, rate, beta1, warmup)
+        QualityCase(model, semantics, seed, _STEPS.value, rate, beta1, warmup)
         for seed, rate, beta1, warmup, model, semantics in itertools.product(range(_SEEDS.value), *lists)
     ]
 
 
-def make_config(case: Case) -> Config:
+def make_config(case: QualityCase) -> Config:
     """The config of a run."""
     config = Config()
     config.model.num_layers, config.model.hidden_size, config.model.num_heads = SIZES[case.model]
@@ -103,7 +103,7 @@ def make_config(case: Case) -> Config:
     return config
 
 
-def train(case: Case) -> list[dict[str, Any]]:
+def train(case: QualityCase) -> list[dict[str, Any]]:
     """The records of a run: every tenth training loss, ten evaluations on held-out text; of a BERT also the task's."""
     from fiddlex.train import loop
 
@@ -118,7 +118,7 @@ def train(case: Case) -> list[dict[str, Any]]:
     return records
 
 
-def fine_tuned(case: Case, workdir: pathlib.Path) -> float:
+def fine_tuned(case: QualityCase, workdir: pathlib.Path) -> float:
     """The accuracy that a pretrained model comes to on held-out lines of the task."""
     from fiddlex.data.documents import read_stdlib
     from fiddlex.data.swapped_words import write_task
@@ -135,17 +135,17 @@ def fine_tuned(case: Case, workdir: pathlib.Path) -> float:
     return float(evaluation["eval_accuracy"])
 
 
-def read(path: pathlib.Path) -> dict[Case, list[dict[str, Any]]]:
+def read(path: pathlib.Path) -> dict[QualityCase, list[dict[str, Any]]]:
     """The finished runs in a file.
 
     Raises:
       ConfigError: at a line that is none.
     """
-    results: dict[Case, list[dict[str, Any]]] = {}
+    results: dict[QualityCase, list[dict[str, Any]]] = {}
     for number, entry in enumerate(read_results(path, ["records"]), start=1):
         records = entry.pop("records")
         try:
-            results[Case(**entry)] = records
+            results[QualityCase(**entry)] = records
         except TypeError as error:
             raise ConfigError(
                 f"{path}, line {number}: not a run ({error}). Remove the line; its run is made again."
@@ -158,10 +158,10 @@ def last_loss(records: list[dict[str, Any]]) -> float:
     return float([record["eval_loss"] for record in records if "eval_loss" in record][-1])
 
 
-def table(results: dict[Case, list[dict[str, Any]]]) -> str:
+def table(results: dict[QualityCase, list[dict[str, Any]]]) -> str:
     """Mean and spread of the last held-out losses, and how far they are from those of sync."""
-    last: dict[Case, list[float]] = collections.defaultdict(list)
-    tasks: dict[Case, list[float]] = collections.defaultdict(list)
+    last: dict[QualityCase, list[float]] = collections.defaultdict(list)
+    tasks: dict[QualityCase, list[float]] = collections.defaultdict(list)
     for case, records in sorted(results.items()):
         key = dataclasses.replace(case, seed=0)
         last[key].append(last_loss(records))
@@ -202,7 +202,7 @@ def table(results: dict[Case, list[dict[str, Any]]]) -> str:
     return "\n".join(rows)
 
 
-def draw(results: dict[Case, list[dict[str, Any]]], path: pathlib.Path) -> None:
+def draw(results: dict[QualityCase, list[dict[str, Any]]], path: pathlib.Path) -> None:
     """Draws the curves of each model: held-out losses as means with their spread, training losses faintly behind."""
     from matplotlib.figure import Figure
 

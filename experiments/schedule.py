@@ -7,7 +7,7 @@
 
 Two clocks tell the cost: free-running, as papers print it, where each rank starts an action as soon as it can, and
 lockstep, what the executor pays for stepping through one table on all ranks together. With `--semantics` it also tells
-what a pipeline that goes on from batch to batch with delayed weights takes, beside one that is flushed, in lockstep.
+what a pipeline takes that is not flushed and runs with delayed weights, beside one that is flushed, in lockstep.
 """
 
 import functools
@@ -27,7 +27,7 @@ from fiddlex.schedules.text import to_csv, to_text
 from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
-from fiddlex.simulate.steady import first_calls, steady
+from fiddlex.simulate.steady import first_steps, steady
 from fiddlex.simulate.timeline import Timeline
 
 _NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)} or file:PATH.csv", required=True)
@@ -41,7 +41,7 @@ _COSTS = flags.DEFINE_string(
     "stage; what is left out is 1, a hop 0",
 )
 _SEMANTICS = flags.DEFINE_string(
-    "semantics", None, f"{', '.join(NAMES)}: go on from batch to batch with weights so many updates old"
+    "semantics", None, f"{', '.join(NAMES)}: run on from batch to batch with weights so many updates old"
 )
 _CLOCK = flags.DEFINE_enum(
     "clock", "both", ["both", "free_running", "lockstep"], "what text and pictures of one batch show"
@@ -76,8 +76,8 @@ def main(argv: list[str]) -> None:
     timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs)}
     shown = {clock: run for clock, run in timelines.items() if _CLOCK.value in ("both", clock)}
     if picture and output:
-        calls = max((len(each.first) + len(each.cycle) + 1 for each in windows.values()), default=0)
-        _draw(shown, _windows(schedule, make, calls), calls, costs, output)
+        steps = max((len(each.first) + len(each.cycle) + 1 for each in windows.values()), default=0)
+        _draw(shown, _windows(schedule, make, steps), steps, costs, output)
         return
     if _FORMAT.value == "csv" and windows:
         raise ConfigError(
@@ -91,15 +91,15 @@ def main(argv: list[str]) -> None:
             facts["semantics"] = {name: steady(each, costs)._asdict() for name, each in windows.items()}
         text = json.dumps(facts) + "\n"
     else:
-        text = _page(lowered, shown, costs) + "".join(_going_on(*item, costs) for item in windows.items())
+        text = _page(lowered, shown, costs) + "".join(_not_flushed(*item, costs) for item in windows.items())
     if output:
         output.write_text(text, encoding="utf-8")
     else:
         print(text, end="")
 
 
-def _windows(schedule: Schedule, make: Callable[..., Schedule], num_calls: int = 0) -> dict[str, Windows]:
-    """Of a flush and of the semantics asked for, over so many calls at least; none when none are asked for."""
+def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int = 0) -> dict[str, Windows]:
+    """Of a flush and of the semantics asked for, over so many steps at least; none when none are asked for."""
     names = dict.fromkeys(["sync", _SEMANTICS.value]) if _SEMANTICS.value else {}
     size = schedule.num_microbatches
     longer = None if _NAME.value.startswith("file:") else lambda number: make(num_microbatches=number)
@@ -108,14 +108,14 @@ def _windows(schedule: Schedule, make: Callable[..., Schedule], num_calls: int =
             schedule,
             make_semantics(name, num_stages=schedule.num_stages, batch_size=size, field="--semantics"),
             longer,
-            num_calls=num_calls,
+            num_steps=num_steps,
         )
         for name in names
     }
 
 
 def _draw(
-    shown: dict[str, Timeline], windows: dict[str, Windows], calls: int, costs: Costs, output: pathlib.Path
+    shown: dict[str, Timeline], windows: dict[str, Windows], steps: int, costs: Costs, output: pathlib.Path
 ) -> None:
     """The clocks below each other, or, of several semantics, the lockstep clock over several batches."""
     from fiddlex.simulate.plots import draw, save  # matplotlib is an extra, and slow to import
@@ -126,21 +126,21 @@ def _draw(
             name: f"bubble {steady(each, costs).bubble_fraction:.1%} of the work" for name, each in windows.items()
         }
         named = {
-            f"{_how(each, name)}, {bubbles[name]}; {calls} calls": first_calls(each, calls, costs)
+            f"{_how(each, name)}, {bubbles[name]}; {steps} steps": first_steps(each, steps, costs)
             for name, each in windows.items()
         }
     semantics = {name: each.semantics for name, each in zip(named, windows.values(), strict=False)}
     save(draw(named, semantics), output, format=_FORMAT.value)
 
 
-def _going_on(name: str, windows: Windows, costs: Costs) -> str:
-    """The grid of a pipeline that goes on, and what it takes."""
-    facts, calls = steady(windows, costs), len(windows.first) + len(windows.cycle)
-    lowered = windows.over(calls)
+def _not_flushed(name: str, windows: Windows, costs: Costs) -> str:
+    """The grid of a pipeline that is not flushed, and what it takes."""
+    facts, steps = steady(windows, costs), len(windows.first) + len(windows.cycle)
+    lowered = windows.over(steps)
     return (
-        f"\n{_how(windows, name)}, lockstep, the ticks of the first {calls} call{'s' * (calls > 1)}:\n"
+        f"\n{_how(windows, name)}, lockstep, the ticks of the first {steps} step{'s' * (steps > 1)}:\n"
         f"{to_text(lowered.schedule, lowered.ticks)}"
-        f"  the first call takes {facts.fill_ticks} ticks, {facts.fill:g} long; then a batch takes "
+        f"  the first step takes {facts.fill_ticks} ticks, {facts.fill:g} long; then a batch takes "
         f"{facts.period_ticks:g} ticks, {facts.period:g} long, bubble {facts.bubble_fraction:.4g} of the work\n"
         f"  versions of the weights: {windows.sizes.versions}; forward passes of a stage stashed at most: "
         f"{windows.sizes.slots.stash}\n"

@@ -18,7 +18,7 @@ from fiddlex.config.command_line import define_config, run
 from fiddlex.errors import ConfigError
 from fiddlex.planner.profile import load_profile
 from fiddlex.planner.report import gib, table
-from fiddlex.planner.what_if import Outcome, Scenario, what_if
+from fiddlex.planner.what_if import Estimate, Scenario, what_if
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string("topology", None, "name of the catalogue or a .toml file; this or --profile")
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
         topology=load_topology(_TOPOLOGY.value) if _TOPOLOGY.value else None,
         profile=load_profile(_PROFILE.value) if _PROFILE.value else None,
     )
-    outcome = scenario.outcome()
+    outcome = scenario.estimate()
     answers = what_if(scenario, _CHANGES.value, outcome)
     if _FORMAT.value == "json":
         changes = [{"change": answer.change, **facts(answer.after), "ratio": answer.ratio} for answer in answers]
@@ -46,12 +46,12 @@ def main(argv: list[str]) -> None:
     print(table([*rows, *(row(answer.change, answer.after, f"{answer.ratio:.3f}") for answer in answers)]))
 
 
-def facts(outcome: Outcome) -> dict[str, Any]:
+def facts(outcome: Estimate) -> dict[str, Any]:
     """For programs."""
     return {"step_time_s": outcome.seconds, **{k: v for k, v in outcome._asdict().items() if k != "seconds"}}
 
 
-def row(name: str, outcome: Outcome, ratio: str = "") -> list[str]:
+def row(name: str, outcome: Estimate, ratio: str = "") -> list[str]:
     """For people."""
     memory = "" if outcome.peak_bytes is None else gib(outcome.peak_bytes)
     fits = {None: "", True: "yes", False: "no"}[outcome.fits]

@@ -10,6 +10,7 @@ import sys
 
 from fiddlex.config import Config
 from fiddlex.config.command_line import load_config
+from fiddlex.config.overrides import replaced
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = ROOT / "configs/gpt_tiny.py"
@@ -50,11 +51,7 @@ def train_line(workdir: pathlib.Path, values: dict[str, object]) -> list[str]:
 
 def config_of(values: dict[str, object]) -> Config:
     """The config of a run with these values."""
-    config = load_config(str(CONFIG))
-    for name, value in values.items():
-        section, field = name.split(".")
-        setattr(getattr(config, section), field, value)
-    return config.validate()
+    return replaced(load_config(str(CONFIG)), values).validate()
 
 
 def steps(workdir: pathlib.Path) -> list[int]:

@@ -50,18 +50,18 @@ def test_text():
 
 
 GOING_ON = """
-sync, flushed, lockstep, the ticks of the first 1 call:
+sync, flushed, lockstep, the ticks of the first 1 step:
 rank    0       1       2       3
    0   0F0     0F1     0B0     0B1
    1    .    1F0+1B0 1F1+1B1    .
-  the first call takes 4 ticks, 9 long; then a batch takes 4 ticks, 9 long, bubble 0.5 of the work
+  the first step takes 4 ticks, 9 long; then a batch takes 4 ticks, 9 long, bubble 0.5 of the work
   versions of the weights: 1; forward passes of a stage stashed at most: 2
 
-2bw, from batch to batch, lockstep, the ticks of the first 2 calls:
+2bw, from batch to batch, lockstep, the ticks of the first 2 steps:
 rank    0       1       2       3       4       5
    0   0F0     0F1   0F2+0B0 0F3+0B1 0F4+0B2 0F5+0B3
    1    .    1F0+1B0 1F1+1B1 1F2+1B2 1F3+1B3 1F4+1B4
-  the first call takes 4 ticks, 10 long; then a batch takes 2 ticks, 6 long, bubble 0 of the work
+  the first step takes 4 ticks, 10 long; then a batch takes 2 ticks, 6 long, bubble 0 of the work
   versions of the weights: 2; forward passes of a stage stashed at most: 3
 """
 

@@ -23,7 +23,7 @@ _LIMIT_S = flags.DEFINE_integer("limit_s", 600, "seconds after which a model is 
 _ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
-class Case(NamedTuple):
+class CompileCase(NamedTuple):
     """A model on a slice.
 
     Attributes:
@@ -47,24 +47,24 @@ def _pipeline(data: int, pipe: int, tensor: int, microbatches: int) -> dict[str,
 
 
 CASES = [
-    Case("gpt_tiny.py", "tpu:v5e:2x4", {}),
-    Case("gpt2_small.py", "tpu:v5e:1x1", {}),
-    Case("gpt2_medium.py", "tpu:v5e:1x1", {**_replicas(1, 128), "pipeline.recompute": "full"}),
-    Case("gpt2_large.py", "tpu:v6e:1x1", {**_replicas(1, 128), "pipeline.recompute": "full"}),
-    Case("gpt2_xl.py", "tpu:v5e:2x2", {**_replicas(4, 128), "pipeline.recompute": "full"}),
-    Case("bert_large.py", "tpu:v5e:2x2", {**_replicas(4, 16), "pipeline.recompute": "full"}),
-    Case("gpt3.py:1.7b", "tpu:v5e:2x4", _replicas(8, 64)),
-    Case("gpt3.py:3.6b", "tpu:v6e:2x4", _pipeline(4, 1, 2, 128)),
-    Case("gpt3.py:7.5b", "tpu:v5p:2x2x1", _pipeline(1, 1, 4, 512)),
-    Case("gpt3.py:18.4b", "tpu:v5p:2x2x2", _pipeline(1, 1, 8, 1024)),
-    Case("gpt3.py:39.1b", "tpu:v5p:2x2x4", _pipeline(1, 2, 8, 1536)),
-    Case("gpt3.py:76.1b", "tpu:v5p:2x4x4", _pipeline(1, 4, 8, 1792)),
-    Case("gpt3.py:145.6b", "tpu:v5p:4x4x4", _pipeline(1, 8, 8, 2304)),
-    Case("gpt3.py:174.6b", "tpu:v5p:4x4x4", _pipeline(1, 8, 8, 1536)),
-    Case("gpt3.py:310.1b", "tpu:v5p:4x4x8", _pipeline(1, 16, 8, 2160)),
-    Case("gpt3.py:529.6b", "tpu:v5p:4x8x8", _pipeline(2, 16, 8, 1260)),
-    Case("gpt3.py:1008b", "tpu:v5p:8x8x8", _pipeline(1, 64, 8, 3072)),
-    Case("gpt3.py:1008b", "tpu:v5p:8x16x24", {}),
+    CompileCase("gpt_tiny.py", "tpu:v5e:2x4", {}),
+    CompileCase("gpt2_small.py", "tpu:v5e:1x1", {}),
+    CompileCase("gpt2_medium.py", "tpu:v5e:1x1", {**_replicas(1, 128), "pipeline.recompute": "full"}),
+    CompileCase("gpt2_large.py", "tpu:v6e:1x1", {**_replicas(1, 128), "pipeline.recompute": "full"}),
+    CompileCase("gpt2_xl.py", "tpu:v5e:2x2", {**_replicas(4, 128), "pipeline.recompute": "full"}),
+    CompileCase("bert_large.py", "tpu:v5e:2x2", {**_replicas(4, 16), "pipeline.recompute": "full"}),
+    CompileCase("gpt3.py:1.7b", "tpu:v5e:2x4", _replicas(8, 64)),
+    CompileCase("gpt3.py:3.6b", "tpu:v6e:2x4", _pipeline(4, 1, 2, 128)),
+    CompileCase("gpt3.py:7.5b", "tpu:v5p:2x2x1", _pipeline(1, 1, 4, 512)),
+    CompileCase("gpt3.py:18.4b", "tpu:v5p:2x2x2", _pipeline(1, 1, 8, 1024)),
+    CompileCase("gpt3.py:39.1b", "tpu:v5p:2x2x4", _pipeline(1, 2, 8, 1536)),
+    CompileCase("gpt3.py:76.1b", "tpu:v5p:2x4x4", _pipeline(1, 4, 8, 1792)),
+    CompileCase("gpt3.py:145.6b", "tpu:v5p:4x4x4", _pipeline(1, 8, 8, 2304)),
+    CompileCase("gpt3.py:174.6b", "tpu:v5p:4x4x4", _pipeline(1, 8, 8, 1536)),
+    CompileCase("gpt3.py:310.1b", "tpu:v5p:4x4x8", _pipeline(1, 16, 8, 2160)),
+    CompileCase("gpt3.py:529.6b", "tpu:v5p:4x8x8", _pipeline(2, 16, 8, 1260)),
+    CompileCase("gpt3.py:1008b", "tpu:v5p:8x8x8", _pipeline(1, 64, 8, 3072)),
+    CompileCase("gpt3.py:1008b", "tpu:v5p:8x16x24", {}),
 ]
 
 COLUMNS = {
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> None:
         print(row(known[case.config, case.topology]), flush=True)
 
 
-def measure(case: Case, limit_s: int) -> dict[str, Any]:
+def measure(case: CompileCase, limit_s: int) -> dict[str, Any]:
     """What `compile.py` says of a case; without its facts when it takes too long."""
     overrides = [f"--config.{name}={value}" for name, value in case.overrides.items()]
     program = [sys.executable, str(_ROOT / "experiments/compile.py"), f"--config={_ROOT}/configs/{case.config}"]

@@ -22,13 +22,13 @@ from fiddlex.models.model import Batch, Model
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
 from fiddlex.train.step.program import Program
-from fiddlex.train.step.state import Layout, TrainState
+from fiddlex.train.step.state import TrainState, WeightLayout
 
 Tree = Any
 
 
 def make_scan_gradients(
-    model: Model, config: Config, mesh: Mesh, layout: Layout, *, checkpoint_stage: bool
+    model: Model, config: Config, mesh: Mesh, layout: WeightLayout, *, checkpoint_stage: bool
 ) -> Callable[[Weights, Batch], tuple[jax.Array, Weights]]:
     """The mean loss of a batch and its gradients, for a mesh with a `pipe` axis alone and one chunk a rank.
 

@@ -39,7 +39,7 @@ from fiddlex.schedules.semantics import make_semantics
 from fiddlex.schedules.windows import unroll
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.plots import draw
-from fiddlex.simulate.steady import first_calls, steady
+from fiddlex.simulate.steady import first_steps, steady
 from fiddlex.train.step.flushed import make_gradients
 from fiddlex.train.step.program import Program
 from fiddlex.train.trainer import Trainer
@@ -48,7 +48,7 @@ from fiddlex.train.trainer import Trainer
 # ## The pipeline
 #
 # Four ranks, six microbatches in a batch. `unroll` runs a schedule over batch after batch and cuts it into *windows*,
-# one for each call of the train step: a window ends when the last gradient of its batch exists. Shades are versions of
+# one for each train step: a window ends when the last gradient of its batch exists. Shades are versions of
 # the weights. With a flush all work of a batch has one shade; under 2BW two versions are in use at once.
 
 
@@ -64,7 +64,7 @@ windows = {
     for name in ("sync", "2bw")
 }
 draw(
-    {name: first_calls(each, 3, Costs()) for name, each in windows.items()},
+    {name: first_steps(each, 3, Costs()) for name, each in windows.items()},
     {name: each.semantics for name, each in windows.items()},
 )
 

@@ -6,7 +6,6 @@ mistake in the command line, in a config file or in what a program was given end
 no traceback; a traceback is a bug of fiddlex.
 """
 
-import copy
 import dataclasses
 import difflib
 import functools
@@ -33,6 +32,7 @@ from fiddlex.config.config import check_field
 from fiddlex.config.help import help_text
 from fiddlex.config.log import show_log
 from fiddlex.config.memory_advice import memory_remedies
+from fiddlex.config.overrides import is_field, override, replaced
 from fiddlex.config.records import from_mapping
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
 
@@ -88,11 +88,7 @@ def define_workdir(help_text: str) -> flags.FlagHolder[str]:
 
 def apply_overrides(config: Config) -> Config:
     """A copy of `config` under the command line's overrides, not yet validated; see `define_overrides`."""
-    config = copy.deepcopy(config)
-    for path, value in config_flags.get_override_values(flags.FLAGS["config"]).items():
-        section, field = path.split(".")
-        setattr(getattr(config, section), field, value)
-    return config
+    return replaced(config, config_flags.get_override_values(flags.FLAGS["config"]))
 
 
 def run(main: Callable[[list[str]], None]) -> NoReturn:
@@ -325,12 +321,37 @@ def _explain(error: Exception) -> str:
         return str(error.__context__)
     if isinstance(error, flags.UnrecognizedFlagError):
         return _unknown_field(error.flagname) or str(error)
-    if missing := re.search(r"Flag --(\S+) must have a value other than None", str(error)):
-        return f"--{missing[1]} is required: {flags.FLAGS[missing[1]].help}."
-    if wrong := re.match(r"flag --config\.([\w.]+)=(.*?): ", str(error), re.DOTALL):
-        kind = type(operator.attrgetter(wrong[1])(Config()))
-        return f"config.{wrong[1]}={wrong[2]!r} must be of type {kind.__name__}."
-    return str(error)
+    if error.__context__ is None:  # of a flag's validator, not of a value that cannot be parsed
+        return _missing_flag() or str(error)
+    return _wrong_value() or str(error)
+
+
+def _wrong_value() -> str | None:
+    """What is wrong with the value of the first override whose value is not of its field's type."""
+    _, *arguments = _file_first(sys.argv)
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        match = _OVERRIDE.match(argument)
+        if match and is_field(match[1]) and "config.no" not in argument:
+            value = argument.partition("=")[2] if "=" in argument else following
+            kind = type(operator.attrgetter(match[1])(Config()))
+            try:
+                override(Config(), f"{match[1]}={value}")
+            except ConfigError:
+                return f"config.{match[1]}={value!r} must be of type {kind.__name__}."
+    return None
+
+
+def _missing_flag() -> str | None:
+    """What to say of the first flag that must have a value and has none."""
+    for name in flags.FLAGS:
+        flag = flags.FLAGS[name]
+        for validator in flag.validators:
+            try:
+                validator.verify(flags.FLAGS)
+            except flags.ValidationError:
+                if flag.value is None:
+                    return f"--{name} is required: {flag.help}."
+    return None
 
 
 def _similar_file(path: str) -> str:

@@ -82,20 +82,20 @@ class LayerMemory:
             flash=backend.runs_flash(model),
         )
 
-    def stashed(self) -> int:
-        """Bytes that a forward pass leaves: of everything, of all but attention's inside, or of the input alone."""
+    def stash(self) -> int:
+        """Bytes that a forward pass saves for its backward: all, all but attention's inside, or the input alone."""
         if self.recompute == "full":
             return self._input
         attention = self._probabilities() * (self.recompute == "none" or self.flash)
-        return sum(self._kept(each) for branch in self.branches for each in branch) + attention
+        return sum(self._saved(each) for branch in self.branches for each in branch) + attention
 
     @property
     def _input(self) -> int:
         """Bytes of the layer's input, which the first norm keeps; in post-LN the second, of the sum before it."""
         return self.residual * self.itemsize
 
-    def _kept(self, operation: Operation) -> int:
-        """Bytes that an operation keeps for its backward pass; of attention the outside."""
+    def _saved(self, operation: Operation) -> int:
+        """Bytes that an operation saves for its backward pass; of attention, without its inside."""
         match operation:
             case Norm():
                 return self.residual * self.itemsize
@@ -134,8 +134,8 @@ class LayerMemory:
     def _products(self) -> list[Product]:
         return [each for branch in self.branches for each in branch if isinstance(each, Product)]
 
-    def left(self) -> int:
-        """Bytes that I leaves for W: gradients of the products' outputs, and their inputs unless these are stashed."""
+    def weight_stash(self) -> int:
+        """Bytes that I saves for W: gradients of the products' outputs, and their inputs unless these are stashed."""
         gradients = sum(map(self._outputs, self._products))
         inputs = sum(map(self._inputs, self._products))
         return (gradients + inputs * (self.recompute == "full")) * self.operand
@@ -150,14 +150,14 @@ class LayerMemory:
         """
         again, moments, before = self.recompute == "full", [], -self._input  # which is stashed
         for branch in self.branches:
-            kept = sum(map(self._kept, branch))
+            saved = sum(map(self._saved, branch))
             if any(isinstance(each, Attention) for each in branch):
-                moments.append(self._attention_forward() + (before + kept) * (not self.backend.fuses))
-                moments.append((before + kept) * again + self._attention_backward())
-                kept += self._probabilities() if self.backend.fuses else self._softmax()
+                moments.append(self._attention_forward() + (before + saved) * (not self.backend.fuses))
+                moments.append((before + saved) * again + self._attention_backward())
+                saved += self._probabilities() if self.backend.fuses else self._softmax()
             else:
-                moments.append((before + kept) * again + self._activation_gradients(branch))
-            before += kept
+                moments.append((before + saved) * again + self._activation_gradients(branch))
+            before += saved
         kernel = max(map(self._kernel, self._products))
         return max(moments) + 2 * (kernel + self.residual) * self.itemsize
 

@@ -75,17 +75,17 @@ def device_memory(
 
     Args:
       config: a valid one.
-      sizes: of the schedule's memories: `make_frame(…).sizes`, or of windows `frame_of(…).sizes`.
+      sizes: of the schedule's memories: `make_spec(…).sizes`, or of windows `common_spec(…).sizes`.
       placement: of the layers.
       backend: what it is compiled for.
       weights: `weight_bytes` of it, where they are known already.
     """
     layer, rows = LayerMemory.of(config, backend), placement.rows_per_chunk
-    all_rows, slots, goes_on = placement.rows_per_rank, sizes.slots, sizes.versions > 1
+    all_rows, slots, continuous = placement.rows_per_rank, sizes.slots, sizes.versions > 1
     weights = weights or weight_bytes(config, all_rows, backend)
-    compute = _compute_weights(config, weights, backend, goes_on=goes_on)
+    compute = _compute_weights(config, weights, backend, continuous=continuous)
     finished = sizes.finished * weights.reduced_layers
-    if goes_on:  # the first of `finished` is made when the newest weights have been gathered
+    if continuous:  # the first of `finished` is made when the newest weights have been gathered
         update = max(weights.outer, compute - (finished if sizes.finished == 1 else 0))
     else:
         update = _reduced(config, weights, backend)
@@ -96,8 +96,8 @@ def device_memory(
         compute_weights=compute,
         versions=(sizes.versions - 1) * compute,
         gradients=sizes.sums * weights.layers + sizes.outer_sums * weights.outer + finished,
-        stash=slots.stash * rows * layer.stashed(),
-        weight_stash=slots.weight_stash * rows * layer.left(),
+        stash=slots.stash * rows * layer.stash(),
+        weight_stash=slots.weight_stash * rows * layer.weight_stash(),
         inboxes=(slots.forward_inbox + slots.backward_inbox + 1) * layer.residual * layer.itemsize,
         working=working + sizes.versions * all_rows * layer.copied(),
         update=update,
@@ -105,12 +105,12 @@ def device_memory(
     )
 
 
-def _compute_weights(config: Config, weights: WeightBytes, backend: Backend, *, goes_on: bool) -> int:
+def _compute_weights(config: Config, weights: WeightBytes, backend: Backend, *, continuous: bool) -> int:
     """Bytes of one version of the compute weights."""
     everything = weights.layers + weights.outer
     if config.model.dtype != "float32":
         return everything * ITEMSIZES[config.model.dtype] // FLOAT32
-    if goes_on:
+    if continuous:
         return everything
     if not config.optimizer.zero1 or config.mesh.data == 1:
         return 0

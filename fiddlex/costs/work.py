@@ -17,7 +17,7 @@ from fiddlex.models import spec
 from fiddlex.models.registry import describe
 
 
-class Product(NamedTuple):
+class MatrixProduct(NamedTuple):
     """`number` products of a [rows, inputs] and a [inputs, outputs] matrix."""
 
     rows: int
@@ -36,17 +36,17 @@ class Product(NamedTuple):
         return (self.rows * self.inputs + self.inputs * self.outputs + self.rows * self.outputs) * self.number
 
     @property
-    def gradients(self) -> tuple["Product", "Product"]:
+    def gradients(self) -> tuple["MatrixProduct", "MatrixProduct"]:
         """Those of the first factor and of the second."""
         rows, inputs, outputs, number = self
-        return Product(rows, outputs, inputs, number), Product(inputs, rows, outputs, number)
+        return MatrixProduct(rows, outputs, inputs, number), MatrixProduct(inputs, rows, outputs, number)
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """Products in the compute dtype, and bytes that elementwise work reads and writes beside them."""
 
-    products: tuple[Product, ...] = ()
+    products: tuple[MatrixProduct, ...] = ()
     traffic: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
@@ -154,7 +154,7 @@ def edge_work(config: Config, *, shards: int) -> EdgeWork:
     scored = num_sequences(config) * sizes.network.task.num_scored
     columns = -(-config.model.vocab_size // shards)
     products = [
-        Product(scored, each.inputs, columns if each.split == "vocab" else each.outputs)
+        MatrixProduct(scored, each.inputs, columns if each.split == "vocab" else each.outputs)
         for each in sizes.network.scoring
         if each.positions == "scored"
     ]
@@ -197,7 +197,7 @@ class _Sizes:
     def tokens(self) -> int:
         return self.num_sequences * self.seq_len
 
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[MatrixProduct, ...]:
         """Those with weights, cut over tensor ranks as they say."""
 
         def local(width: int, product: spec.Product, side: str) -> int:
@@ -205,15 +205,17 @@ class _Sizes:
 
         products = (each for each in self.network.operations if isinstance(each, spec.Product))
         return tuple(
-            Product(self.tokens, local(each.inputs, each, "inputs"), local(each.outputs, each, "outputs"))
+            MatrixProduct(self.tokens, local(each.inputs, each, "inputs"), local(each.outputs, each, "outputs"))
             for each in products
         )
 
-    def attention(self) -> tuple[Product, Product]:
+    def attention(self) -> tuple[MatrixProduct, MatrixProduct]:
         """Scores, and values weighted by them."""
         attention, length = self.network.attention, self.seq_len
         heads = self.num_sequences * attention.heads // self.tensor
-        return Product(length, attention.head_size, length, heads), Product(length, length, attention.head_size, heads)
+        return MatrixProduct(length, attention.head_size, length, heads), MatrixProduct(
+            length, length, attention.head_size, heads
+        )
 
     def softmax(self) -> float:
         """Bytes: float32 scores read, probabilities written; where some are dropped these read and written again."""

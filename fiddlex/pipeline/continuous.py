@@ -1,8 +1,9 @@
-"""A pipeline that goes on from call to call, inside `shard_map`.
+"""A pipeline that runs on from batch to batch, inside `shard_map`.
 
-A call runs one window of a schedule (`windows`): it ends when the last gradient of its batch exists, with microbatches
-of later batches still under way. What they need stays on each device as a `Flight`. Which ticks a call runs is data:
-windows that fill the pipeline, repeat or drain it are run by one program.
+Each train step runs one window of a schedule (`fiddlex.schedules.windows`): the window ends when the last gradient of
+the step's batch exists, with microbatches of later batches still under way. What they need stays on each device as an
+`InFlight`. Which ticks a step runs is data: one program runs the windows that fill the pipeline, those that repeat, and
+those that drain it.
 """
 
 import dataclasses
@@ -18,20 +19,20 @@ from fiddlex.schedules.windows import Renames
 Tree = Any
 
 
-class Flight(NamedTuple):
-    """What is in flight between two calls, on a device."""
+class InFlight(NamedTuple):
+    """What is in flight on a device between two steps."""
 
     carry: Carry
     slots: Renames  # where each slot that the next table names lies, for each memory int32 [slot]
 
 
-class Call(NamedTuple):
-    """What changes from call to call; arrays of numpy or of jax, the same on all devices.
+class DeviceWindow(NamedTuple):
+    """A window as a program takes it; arrays of numpy or of jax, the same on all devices.
 
     Attributes:
-      table: int32 [tick, rank, column], of which `num_ticks` are run.
+      table: int32 [tick, rank, column], of which the first `num_ticks` ticks are run.
       num_ticks: int32 scalar.
-      renames: of slots after the call, each int32 [rank, slot].
+      renames: of slots after the window, each int32 [rank, slot].
     """
 
     table: Any
@@ -39,55 +40,56 @@ class Call(NamedTuple):
     renames: Renames
 
 
-def depart(engine: Engine) -> Flight:
-    """An empty pipeline."""
-    slots = [lax.pcast(jnp.arange(size, dtype=jnp.int32), "pipe", to="varying") for size in engine.frame.sizes.slots]
-    return Flight(_between_calls(engine, engine.start()), Renames(*slots))
+def empty_pipeline(engine: Engine) -> InFlight:
+    """What a pipeline begins with in which nothing is in flight."""
+    slots = [lax.pcast(jnp.arange(size, dtype=jnp.int32), "pipe", to="varying") for size in engine.spec.sizes.slots]
+    return InFlight(_between_steps(engine, engine.start()), Renames(*slots))
 
 
-def advance(engine: Engine, flight: Flight, call: Call) -> tuple[Flight, jax.Array, Weights]:
-    """Runs a window.
+def run_window(engine: Engine, in_flight: InFlight, window: DeviceWindow) -> tuple[InFlight, jax.Array, Weights]:
+    """Runs the ticks of one step.
 
     Args:
-      engine: with the versions, batches and number of the call.
-      flight: what was in flight after the call before.
-      call: the window.
+      engine: with the versions, batches and number of the step.
+      in_flight: what was in flight after the step before.
+      window: the ticks.
 
     Returns:
-      What is in flight now, and of the call's own batch the values of the head, [microbatch, …], and the gradients:
+      What is in flight now, and of the step's own batch the values of the head, [microbatch, …], and the gradients:
       those of the layers reduced by `engine.reduce`, those of embedding and head as they are on this device.
     """
-    frame, rank = engine.frame, lax.axis_index("pipe")
-    engine = dataclasses.replace(engine, slots=flight.slots)
-    carry = flight.carry
-    if frame.sizes.finished == 1:
+    spec, rank = engine.spec, lax.axis_index("pipe")
+    engine = dataclasses.replace(engine, slots=in_flight.slots)
+    carry = in_flight.carry
+    if spec.sizes.finished == 1:
         carry = carry._replace(finished=engine.start().finished)
 
     def body(tick: jax.Array, carry: Carry) -> Carry:
-        rows = lax.dynamic_index_in_dim(call.table, tick, keepdims=False)
+        rows = lax.dynamic_index_in_dim(window.table, tick, keepdims=False)
         return engine.tick(carry, rows[0], _row(rows, rank))
 
     with jax.named_scope("ticks"):
-        carry = lax.fori_loop(0, call.num_ticks, body, carry)
-    sums, finished = engine.step % frame.sizes.outer_sums, engine.step % frame.sizes.finished
+        carry = lax.fori_loop(0, window.num_ticks, body, carry)
+    sums, finished = engine.step % spec.sizes.outer_sums, engine.step % spec.sizes.finished
     outer = jax.tree.map(lambda g: _row(g, sums), carry.grads.outer)
     layers = jax.tree.map(lambda g: _row(g, finished), carry.finished)
     emptied = jax.tree.map(
         lambda total, g: lax.dynamic_update_index_in_dim(total, jnp.zeros_like(g), sums, 0), carry.grads.outer, outer
     )
-    values, later = jnp.split(carry.values, [frame.batch_size])
+    values, later = jnp.split(carry.values, [spec.batch_size])
     carry = carry._replace(
         grads=carry.grads._replace(outer=emptied), values=jnp.concatenate([later, jnp.zeros_like(values)])
     )
     slots = [
-        now[_row(rename, rank)] if len(now) else now for now, rename in zip(flight.slots, call.renames, strict=True)
+        now[_row(rename, rank)] if len(now) else now
+        for now, rename in zip(in_flight.slots, window.renames, strict=True)
     ]
-    return Flight(_between_calls(engine, carry), Renames(*slots)), values, Weights(outer, layers)
+    return InFlight(_between_steps(engine, carry), Renames(*slots)), values, Weights(outer, layers)
 
 
-def _between_calls(engine: Engine, carry: Carry) -> Carry:
-    """A carry without what the next call starts anew."""
-    return carry._replace(finished=()) if engine.frame.sizes.finished == 1 else carry
+def _between_steps(engine: Engine, carry: Carry) -> Carry:
+    """A carry without what the next step starts anew."""
+    return carry._replace(finished=()) if engine.spec.sizes.finished == 1 else carry
 
 
 def _row(x: jax.Array, index: Any) -> jax.Array:

@@ -25,7 +25,7 @@ from jax import lax
 from fiddlex.pipeline import stacks
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Chunk, Integer, Slot, Stage, Tile, in_row_major
-from fiddlex.schedules.frame import Frame
+from fiddlex.schedules.pipeline_spec import PipelineSpec
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.table import BACKWARD_HOPS, FORWARD_HOPS, NONE, Tick, accesses
 from fiddlex.schedules.windows import Renames
@@ -34,7 +34,7 @@ Tree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class PipelineModel:
     """What the executor runs, as functions of a device's shards of the weights.
 
     Attributes:
@@ -79,24 +79,24 @@ class Carry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """What happens in a tick, for one call.
+    """What happens in a tick of one train step.
 
     Attributes:
-      frame: that the table was made for.
+      spec: that the table was made for.
       placement: of the layers, as `weights.layers` are stacked.
       model: what to run.
       versions: compute weights, leaves [version, …]; W(k), the weights after k updates, at k modulo their number.
       batch: leaves are [example, …], the examples of all batches under way one after another.
       scales: what the gradients of each batch are multiplied by, float32 [batch].
-      step: number of the call's own batch, which is the number of updates done, int32 scalar.
+      step: number of the step's own batch, which is the number of updates done, int32 scalar.
       slots: where each slot that the table names lies; None: there.
       reduce: sums complete gradients of layers, [row, …], over devices.
       fill: what idle slots compute and memory holds at first.
     """
 
-    frame: Frame
+    spec: PipelineSpec
     placement: LayerPlacement
-    model: Model
+    model: PipelineModel
     versions: Weights
     batch: Tree
     scales: jax.Array
@@ -114,11 +114,11 @@ class Engine:
         value = self.model.head(outer, lax.psum(x, "pipe"), microbatch)
         kept: tuple[Arrays, Arrays] = ([], [])
         grads, finished = Weights((), ()), ()
-        sizes, rows = self.frame.sizes, self.placement.rows_per_chunk
-        if self.frame.trains:
+        sizes, rows = self.spec.sizes, self.placement.rows_per_chunk
+        if self.spec.trains:
             first = self._varying(jnp.int32(0))
             chunk = self._chunk(first, first, first)
-            kept = self.model.stage.kept(chunk, x, self._varying(microbatch), splits=self.frame.splits)
+            kept = self.model.stage.kept(chunk, x, self._varying(microbatch), splits=self.spec.splits)
             weights = jax.tree.map(lambda w: w[0].astype(jnp.float32), self.versions)
             outer_sums, sums = (
                 jax.tree.map(functools.partial(stacks.zeros, size=size), part)
@@ -136,30 +136,30 @@ class Engine:
             outgoing=self._empty(x),
             grads=grads,
             finished=finished,
-            values=stacks.zeros(value, sizes.batches * self.frame.batch_size),
+            values=stacks.zeros(value, sizes.batches * self.spec.batch_size),
         )
 
     def tick(self, carry: Carry, shared_row: jax.Array, own_row: jax.Array) -> Carry:
         """One tick, in the order of `table.TickPhase`."""
-        frame = self.frame
+        spec = self.spec
         shared, own = Tick(*shared_row[: len(Tick._fields)]), Tick(*own_row[: len(Tick._fields)])
         hops = own_row[len(Tick._fields) :]
-        forward_hops, backward_hops = jnp.split(hops, [len(frame.forward_shifts)])
+        forward_hops, backward_hops = jnp.split(hops, [len(spec.forward_shifts)])
         if self.slots is not None:
             own, forward_hops, backward_hops = _renamed(own, forward_hops, backward_hops, self.slots)
-        gradients = self._send(carry.outgoing, frame.backward_shifts)
+        gradients = self._send(carry.outgoing, spec.backward_shifts)
         carry, y = self._forward(carry, own, self._embed(carry, shared))
-        activations = self._send(y, frame.forward_shifts)
-        if frame.scores_between:
+        activations = self._send(y, spec.forward_shifts)
+        if spec.scores_between:
             carry = self._head(carry, shared, own, y)
-        if frame.trains:
+        if spec.trains:
             carry = carry._replace(backward_inbox=stacks.put(carry.backward_inbox, backward_hops, gradients))
             carry = self._backward(carry, own)
-        if frame.splits:
+        if spec.splits:
             carry = self._backward_weights(carry, own)
-        if not frame.scores_between:
+        if not spec.scores_between:
             carry = self._head(carry, shared, own, y)
-        if frame.trains:
+        if spec.trains:
             carry = self._embed_backward(carry, shared, own)
         return carry._replace(forward_inbox=stacks.put(carry.forward_inbox, forward_hops, activations))
 
@@ -177,7 +177,7 @@ class Engine:
             x = jnp.where(own.forward_inbox == NONE, embedded, arrived)
             chunk = self._chunk(own.forward_chunk, own.forward_version, own.forward_microbatch)
             microbatch = self._microbatch(own.forward_microbatch)
-            slot = Slot(stash, own.forward_stash) if self.frame.trains else None
+            slot = Slot(stash, own.forward_stash) if self.spec.trains else None
             return self.model.stage.forward(chunk, x, microbatch, slot)
 
         y, stash = lax.cond(
@@ -192,10 +192,10 @@ class Engine:
         def work(outer: Tree, values: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
             leaving, microbatch = lax.psum(jnp.where(own.is_last, y, 0), "pipe"), self._microbatch(shared.head)
             weights, dy = self._outer(shared.head_version), y
-            if self.frame.trains:
+            if self.spec.trains:
                 value, vjp = jax.vjp(lambda outer, x: self.model.head(outer, x, microbatch), weights, leaving)
                 douter, dy = vjp(jnp.ones_like(value) * self.scales[self._batch_of(shared.head)])
-                outer = stacks.added(outer, douter, self._place(shared.head, self.frame.sizes.outer_sums))
+                outer = stacks.added(outer, douter, self._place(shared.head, self.spec.sizes.outer_sums))
                 dy = self._varying(dy)
             else:
                 value = self.model.head(weights, leaving, microbatch)
@@ -206,7 +206,7 @@ class Engine:
 
         outer, values, dy = lax.cond(shared.head != NONE, work, idle, carry.grads.outer, carry.values)
         carry = carry._replace(grads=carry.grads._replace(outer=outer), values=values)
-        if not self.frame.trains:
+        if not self.spec.trains:
             return carry
         return carry._replace(backward_inbox=stacks.put(carry.backward_inbox, jnp.asarray(own.head_inbox)[None], [dy]))
 
@@ -231,12 +231,12 @@ class Engine:
             left = Slot(weight_stash, own.backward_weight_stash)
             return self.model.stage.backward_input(*stashed(carry.stash), left, grads)
 
-        branches = [idle, *[whole] * self.frame.has_whole, *[input_only] * self.frame.splits]
+        branches = [idle, *[whole] * self.spec.has_whole, *[input_only] * self.spec.splits]
         busy = jnp.where(own.backward_weight_stash == NONE, 1, len(branches) - 1)
         branch = jnp.where(own.backward_chunk == NONE, 0, busy)
         dx, weight_stash, layers = lax.switch(branch, branches, carry.weight_stash, stacks.flat(carry.grads.layers))
         carry = _with_layers(carry, layers)._replace(outgoing=dx, weight_stash=weight_stash)
-        if not self.frame.has_whole:
+        if not self.spec.has_whole:
             return carry
         with jax.named_scope("backward_finish"):
             return self._finish(carry, own.backward_finishes, own.backward_chunk, own.backward_microbatch)
@@ -249,7 +249,7 @@ class Engine:
             weights = self._outer(shared.embed_backward_version)
             vjp = jax.vjp(lambda outer: self.model.embed(outer, microbatch), weights)[1]
             (douter,) = vjp(dx)
-            return stacks.added(outer, douter, self._place(shared.embed_backward, self.frame.sizes.outer_sums))
+            return stacks.added(outer, douter, self._place(shared.embed_backward, self.spec.sizes.outer_sums))
 
         outer = lax.cond(shared.embed_backward != NONE, work, lambda outer: outer, carry.grads.outer)
         return carry._replace(grads=carry.grads._replace(outer=outer))
@@ -275,14 +275,14 @@ class Engine:
 
     def _microbatch(self, number: Integer) -> Tree:
         def part(x: jax.Array) -> jax.Array:
-            size = x.shape[0] // (len(self.scales) * self.frame.batch_size)
+            size = x.shape[0] // (len(self.scales) * self.spec.batch_size)
             return lax.dynamic_slice_in_dim(x, number * size, size)
 
         return jax.tree.map(part, self.batch)
 
     def _batch_of(self, microbatch: Integer) -> Integer:
-        """0 for the call's own batch, 1 for the next."""
-        return microbatch // self.frame.batch_size
+        """0 for the step's own batch, 1 for the next."""
+        return microbatch // self.spec.batch_size
 
     def _place(self, microbatch: Integer, size: int) -> Integer:
         """Where in a stack of so many the batch of a microbatch has its place."""
@@ -290,7 +290,7 @@ class Engine:
 
     def _version(self, age: Integer) -> Integer:
         """Where in the stack of versions the weights of an age lie."""
-        size = self.frame.sizes.versions
+        size = self.spec.sizes.versions
         return (self.step - age) % size if size > 1 else 0
 
     def _outer(self, age: Integer) -> Tree:
@@ -305,14 +305,14 @@ class Engine:
         return Chunk(
             stacks.flat(self.versions.layers),
             row=self._version(age) * all_rows + number * rows,
-            grad_row=self._place(microbatch, self.frame.sizes.sums) * all_rows + number * rows,
+            grad_row=self._place(microbatch, self.spec.sizes.sums) * all_rows + number * rows,
             layer=jnp.asarray(placement.first_layers())[rank, number],
             num_layers=jnp.asarray(sizes)[rank, number] if np.any(sizes != rows) else rows,
         )
 
     def _finish(self, carry: Carry, finishes: Integer, number: Integer, microbatch: Integer) -> Carry:
         """Reduces the gradient of a chunk when it is complete, and empties its sum for a batch after this one."""
-        sizes, rows = self.frame.sizes, self.placement.rows_per_chunk
+        sizes, rows = self.spec.sizes, self.placement.rows_per_chunk
         all_rows = self.placement.rows_per_rank
         if not sizes.finished:
             return carry

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fiddlex.pipeline.engine import Engine, Model, Weights
-from fiddlex.schedules.frame import make_frame
+from fiddlex.pipeline.engine import Engine, PipelineModel, Weights
 from fiddlex.schedules.lowering import Lowered
+from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.placement import LayerPlacement
 
 Tree = Any
@@ -21,7 +21,7 @@ Tree = Any
 def execute(
     lowered: Lowered,
     placement: LayerPlacement,
-    model: Model,
+    model: PipelineModel,
     weights: Weights,
     batch: Tree,
     *,
@@ -46,7 +46,7 @@ def execute(
       devices.
     """
     engine = Engine(
-        make_frame(lowered, lowered.schedule.num_microbatches),
+        make_spec(lowered, lowered.schedule.num_microbatches),
         placement,
         model,
         jax.tree.map(lambda w: w[None], weights),

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from fiddlex.schedules.buffers import Sizes
 from fiddlex.schedules.columns import Columns
-from fiddlex.schedules.frame import make_frame
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import make_semantics
 from fiddlex.schedules.ticks import place
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
     @property
     def never_waits(self) -> bool:
-        """Whether the pipeline is known to go on from batch to batch and never to wait for an update."""
+        """Whether the pipeline is known never to wait for an update."""
         semantics = make_semantics(self.semantics, num_stages=self.pipe * self.chunks, batch_size=self.num_microbatches)
         enough = self.num_microbatches >= 2 * (self.pipe - 1)
         return enough and min(semantics.delays) > 0 and self.traits.never_waits
@@ -92,9 +92,9 @@ def sizes(shape: Shape) -> Sizes:
             return traits.sizes_2bw(p, v, m)
         return _windows(shape, GENERATORS[shape.schedule]).sizes
     if traits.slots is None:
-        return make_frame(lower(_schedule(shape)), m).sizes
+        return make_spec(lower(_schedule(shape)), m).sizes
     if p == 1:  # each microbatch is done with before the next begins
-        return make_frame(lower(_schedule(shape, 1)), 1).sizes
+        return make_spec(lower(_schedule(shape, 1)), 1).sizes
     return Sizes(traits.slots(p, v, m))
 
 

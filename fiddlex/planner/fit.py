@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy.optimize
 
 from fiddlex.config import Config, PipelineConfig
 from fiddlex.costs.weight_memory import device_parameters
@@ -63,28 +64,14 @@ def fit_parts(runs: Sequence[Run]) -> Parts:
         for config, _ in runs
     ]
     seconds = np.asarray([run.seconds for run in runs])
-    return Parts(*not_below_zero(np.asarray(rows, float) / seconds[:, None], np.ones(len(runs))))
+    return Parts(*_not_below_zero(np.asarray(rows, float) / seconds[:, None], np.ones(len(runs))))
 
 
-def not_below_zero(matrix: np.ndarray, target: np.ndarray) -> list[float]:
-    """Least squares for numbers not below 0: the best of all choices of which are 0.
-
-    Args:
-      matrix: float [equation, unknown], of few unknowns.
-      target: float [equation].
-    """
-    number = matrix.shape[1]
+def _not_below_zero(matrix: np.ndarray, target: np.ndarray) -> list[float]:
+    """Least squares for numbers not below 0, of float [equation, unknown] and float [equation]."""
     scale = np.linalg.norm(matrix, axis=0)  # the unknowns differ by many orders of magnitude
-    scaled = matrix / scale
-    best, least = np.zeros(number), np.inf
-    for used in itertools.product((False, True), repeat=number):
-        columns, found = np.flatnonzero(used), np.zeros(number)
-        if columns.size:
-            found[columns] = np.linalg.lstsq(scaled[:, columns], target, rcond=None)[0]
-        error = float(np.sum((scaled @ found - target) ** 2))
-        if (found >= 0).all() and error < least:
-            best, least = found, error
-    return (best / scale).tolist()
+    found: np.ndarray = scipy.optimize.nnls(matrix / scale, target)[0]
+    return (found / scale).tolist()
 
 
 class Calibration(NamedTuple):

@@ -42,7 +42,7 @@ class Level(NamedTuple):
     bandwidth: float
 
 
-class Stage(NamedTuple):
+class ReplicatedStage(NamedTuple):
     """Layers `first` to `last`, both included, on `replicas` devices or groups of the level below."""
 
     first: int
@@ -54,7 +54,7 @@ class Partition(NamedTuple):
     """A pipeline over the groups of the outermost level, and seconds between two minibatches when it is full."""
 
     seconds: float
-    stages: tuple[Stage, ...]
+    stages: tuple[ReplicatedStage, ...]
 
 
 def pipedream(layers: Sequence[Layer], levels: Sequence[Level]) -> Partition:
@@ -118,11 +118,11 @@ class _Level:
 
     def _best(self, first: int, last: int, groups: int) -> Partition:
         """A(first→last, groups)."""
-        found = [Partition(self.stage(first, last, groups), (Stage(first, last, groups),))]
+        found = [Partition(self.stage(first, last, groups), (ReplicatedStage(first, last, groups),))]
         for cut in range(first, last):
             sent = 2 * self.layers[cut].activation_bytes / self.level.bandwidth
             for replicas in range(1, groups):
                 before = self.best(first, cut, groups - replicas)
                 seconds = max(before.seconds, sent, self.stage(cut + 1, last, replicas))
-                found.append(Partition(seconds, (*before.stages, Stage(cut + 1, last, replicas))))
+                found.append(Partition(seconds, (*before.stages, ReplicatedStage(cut + 1, last, replicas))))
         return min(found, key=lambda partition: (partition.seconds, len(partition.stages)))

@@ -114,7 +114,7 @@ class _Whole(NamedTuple):
 
     @property
     def sizes(self) -> Sizes:
-        return self.pipeline.frame.sizes
+        return self.pipeline.spec.sizes
 
     def batch_seconds(self, costs: Costs) -> float:
         return mean_batch_time(self.pipeline, costs)

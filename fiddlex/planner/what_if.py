@@ -9,10 +9,11 @@ field.
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
+from fiddlex.config.overrides import is_field, override
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.weight_memory import num_moments
 from fiddlex.errors import ConfigError
@@ -37,7 +38,6 @@ _SHORT = {
     "zero1": "optimizer.zero1",
     "dtype": "model.dtype",
 }
-_BOOLS = {"true": True, "false": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Scenario:
         parts = predict(self.config.validate(), self._model())
         return parts._replace(step=parts.step._replace(update=self.update * parts.step.update)).seconds
 
-    def outcome(self) -> "Outcome":
+    def estimate(self) -> "Estimate":
         """What a step takes.
 
         Raises:
@@ -73,9 +73,9 @@ class Scenario:
         """
         seconds, devices = self.seconds(), self.config.mesh.num_devices
         if self.topology is None:
-            return Outcome(seconds, devices, None, None)
+            return Estimate(seconds, devices, None, None)
         peak = needed_memory(self.config, backend_of(self.topology.compiler)).peak
-        return Outcome(seconds, devices, peak, peak <= Problem(self.config, self.topology, devices).limit)
+        return Estimate(seconds, devices, peak, peak <= Problem(self.config, self.topology, devices).limit)
 
     def _model(self) -> StepModel:
         if self.profile is not None:
@@ -84,7 +84,7 @@ class Scenario:
         return CostModel(self.config, self.topology)
 
 
-class Outcome(NamedTuple):
+class Estimate(NamedTuple):
     """What a step of a scenario takes.
 
     Attributes:
@@ -160,15 +160,11 @@ def apply(scenario: Scenario, change: str) -> Scenario:
             raise ConfigError(f"--change={change}: write {name}{wanted}{'VALUE' if wanted else ''}.")
         return CHANGES[name].apply(scenario, value or "")
     path = _SHORT.get(name, name)
-    section, _, field = path.partition(".")
-    sections = {each.name for each in dataclasses.fields(Config)}
-    if section not in sections or field not in {f.name for f in dataclasses.fields(getattr(scenario.config, section))}:
+    if not is_field(path):
         raise ConfigError(f"--change={change}: {rules.nearest(name, [*CHANGES, *_SHORT])} Or a field, as mesh.pipe=4.")
     if sign != "=" or value is None:
         raise ConfigError(f"--change={change}: write {name}=VALUE.")
-    holder = getattr(scenario.config, section)
-    holder = dataclasses.replace(holder, **{field: _read(path, getattr(holder, field), value)})
-    return dataclasses.replace(scenario, config=dataclasses.replace(scenario.config, **{section: holder}))
+    return dataclasses.replace(scenario, config=override(scenario.config, f"{path}={value}"))
 
 
 class Answer(NamedTuple):
@@ -181,8 +177,8 @@ class Answer(NamedTuple):
     """
 
     change: str
-    before: Outcome
-    after: Outcome
+    before: Estimate
+    after: Estimate
 
     @property
     def ratio(self) -> float:
@@ -190,24 +186,24 @@ class Answer(NamedTuple):
         return self.after.seconds / self.before.seconds
 
 
-def what_if(scenario: Scenario, changes: Sequence[str], before: Outcome | None = None) -> list[Answer]:
+def what_if(scenario: Scenario, changes: Sequence[str], before: Estimate | None = None) -> list[Answer]:
     """Each change by itself, and all of them one after another.
 
     Args:
       scenario: as it is.
       changes: see `apply`.
-      before: `scenario.outcome()`, where it is known already.
+      before: `scenario.estimate()`, where it is known already.
 
     Raises:
       ConfigError, ScheduleError: as `apply` and `Scenario.outcome`.
     """
-    before, together = before or scenario.outcome(), scenario
+    before, together = before or scenario.estimate(), scenario
     answers = []
     for change in changes:
-        answers.append(Answer(change, before, apply(scenario, change).outcome()))
+        answers.append(Answer(change, before, apply(scenario, change).estimate()))
         together = apply(together, change)
     if len(changes) > 1:
-        answers.append(Answer(" and ".join(changes), before, together.outcome()))
+        answers.append(Answer(" and ".join(changes), before, together.estimate()))
     return answers
 
 
@@ -226,15 +222,3 @@ def _number(name: str, value: str) -> float:
         raise ConfigError(f"{name}*{value}: the factor must be a number, as in {name}*0.5.") from None
     rules.positive(f"{name}*{value}: the factor", number)
     return number
-
-
-def _read(path: str, present: Any, value: str) -> Any:
-    """A value of the type that the field has."""
-    if isinstance(present, bool):
-        if value.lower() not in _BOOLS:
-            raise ConfigError(f"{path}={value}: write true or false.")
-        return _BOOLS[value.lower()]
-    try:
-        return type(present)(value)
-    except ValueError:
-        raise ConfigError(f"{path}={value} must be of type {type(present).__name__}.") from None

@@ -19,10 +19,10 @@ class Sizes(NamedTuple):
     Attributes:
       slots: of each memory.
       versions: of the weights.
-      batches: that are under way in a call: its own and those after it.
+      batches: that are under way in a step: its own and those after it.
       sums: gradients of one chunk, of different batches, that are being added up at once.
-      outer_sums: likewise of embedding and head, until the end of a call.
-      finished: batches of which some chunk's gradient may be complete before the call that is for them has ended; 0:
+      outer_sums: likewise of embedding and head, until the end of a step.
+      finished: batches of which some chunk's gradient may be complete before the step that is for them has ended; 0:
         complete gradients are left among the sums.
     """
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError, ScheduleError
-from fiddlex.schedules.frame import Frame, make_frame
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
+from fiddlex.schedules.pipeline_spec import PipelineSpec, make_spec
 from fiddlex.schedules.placement import LayerPlacement, place_layers
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import Phase, Semantics, make_phases, make_semantics
-from fiddlex.schedules.windows import Windows, frame_of, unroll
+from fiddlex.schedules.windows import Windows, common_spec, unroll
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Pipeline:
       lowered: the schedule of one batch on its ticks.
       placement: the layers of each stage.
       phases: the semantics of the run's steps.
-      windows: for each semantics of the run the schedule that goes on from batch to batch; empty when every batch of
+      windows: for each semantics of the run the schedule that runs on from batch to batch; empty when every batch of
         the run is flushed.
     """
 
@@ -37,16 +37,16 @@ class Pipeline:
     windows: Mapping[str, Windows]
 
     @functools.cached_property
-    def frame(self) -> Frame:
+    def spec(self) -> PipelineSpec:
         """What a program must know that runs any step."""
         if self.windows:
-            return frame_of(list(self.windows.values()))
-        return make_frame(self.lowered, self.lowered.schedule.num_microbatches)
+            return common_spec(list(self.windows.values()))
+        return make_spec(self.lowered, self.lowered.schedule.num_microbatches)
 
     @property
     def delay(self) -> int:
         """By how many updates the oldest weights that a batch of the run uses lag behind."""
-        return self.frame.sizes.versions - 1
+        return self.spec.sizes.versions - 1
 
 
 def resolve(config: Config) -> Pipeline:

@@ -1,10 +1,10 @@
-"""A pipeline that goes on from batch to batch, cut into windows: the ticks of one call of the train step.
+"""A pipeline that runs on from batch to batch, cut into windows: the ticks of one train step.
 
 A window ends when the last gradient of its batch exists. Forwards of later batches that the semantics allow run in it
-too, so that the pipeline need not drain. Call c, counted from a start with an empty pipeline, runs window c: the first
-ones fill the pipeline, then they repeat. Microbatches count from the window's own batch, and versions are ages, so that
-the repeated windows are the same table but for the slots of what is in flight when they begin. Those are named anew
-between calls: `Window.renames` says which slot of the table is then which.
+too, so that the pipeline need not drain. Step number s after a start with an empty pipeline runs window s: the first
+windows fill the pipeline, then they repeat. Microbatches count from the window's own batch, and versions are ages, so
+that the repeated windows are the same table but for the slots of what is in flight when they begin. Those are named
+anew between steps: `Window.renames` says which slot of the table is then which.
 
 Invariant: the windows run one after another, with slots renamed between them, are the whole table of the schedule.
 """
@@ -18,8 +18,8 @@ import numpy as np
 
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.buffers import Sizes, largest
-from fiddlex.schedules.frame import Frame, make_frame, slots_of
 from fiddlex.schedules.lowering import Lowered, lower
+from fiddlex.schedules.pipeline_spec import PipelineSpec, make_spec, slots_of
 from fiddlex.schedules.schedule import Kind, Schedule
 from fiddlex.schedules.semantics import Semantics
 from fiddlex.schedules.table import BACKWARD_HOPS, COLUMNS, FORWARD_HOPS, NONE
@@ -50,7 +50,7 @@ class Renames(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The ticks of one call.
+    """The ticks of one train step.
 
     Attributes:
       table: int32 [tick, rank, column], see `table.Tick`. Microbatches count from the first of the window's batch;
@@ -87,21 +87,21 @@ class Windows:
     first: tuple[Window, ...]
     cycle: tuple[Window, ...]
 
-    def __getitem__(self, call: int) -> Window:
-        """The window of a call, counted from 0 with an empty pipeline."""
-        late = call - len(self.first)
-        return self.first[call] if late < 0 else self.cycle[late % len(self.cycle)]
+    def __getitem__(self, step: int) -> Window:
+        """The window of a step, counted from 0 with an empty pipeline."""
+        late = step - len(self.first)
+        return self.first[step] if late < 0 else self.cycle[late % len(self.cycle)]
 
-    def over(self, num_calls: int) -> Lowered:
-        """The ticks of the first calls.
+    def over(self, num_steps: int) -> Lowered:
+        """The ticks of the first steps.
 
         Raises:
           ValueError: when `lowered` has too few batches (`unroll` can be asked for more).
         """
         batches = self.lowered.schedule.num_microbatches // self.semantics.batch_size
-        if num_calls > batches - self.semantics.num_versions:
-            raise ValueError(f"{num_calls} calls asked of a pipeline unrolled over {batches} batches")
-        end = sum(len(self[call].table) for call in range(num_calls))
+        if num_steps > batches - self.semantics.num_versions:
+            raise ValueError(f"{num_steps} steps asked of a pipeline unrolled over {batches} batches")
+        end = sum(len(self[step].table) for step in range(num_steps))
         rows = [
             [(action, tick) for action, tick in zip(row, ticks, strict=True) if tick < end]
             for row, ticks in zip(self.lowered.schedule.actions, self.lowered.ticks, strict=True)
@@ -113,7 +113,7 @@ class Windows:
 
     @property
     def period(self) -> float:
-        """Ticks of a call once the pipeline is full, on average."""
+        """Ticks of a step once the pipeline is full, on average."""
         return sum(len(window.table) for window in self.cycle) / len(self.cycle)
 
     @property
@@ -138,7 +138,7 @@ class Windows:
 
 
 def unroll(
-    batch: Schedule, semantics: Semantics, longer: Callable[[int], Schedule] | None = None, *, num_calls: int = 0
+    batch: Schedule, semantics: Semantics, longer: Callable[[int], Schedule] | None = None, *, num_steps: int = 0
 ) -> Windows:
     """Runs a schedule over batch after batch and cuts it into windows.
 
@@ -147,7 +147,7 @@ def unroll(
       semantics: of the weights.
       longer: gives the same kind of schedule for another number of microbatches. Of a schedule that goes on over all
         batches as over one, and of the batch's own again and again, the one that takes fewer ticks is run.
-      num_calls: run it over so many calls at least, for `Windows.over`.
+      num_steps: run it over so many steps at least, for `Windows.over`.
 
     Raises:
       ScheduleError: when neither comes to repeat.
@@ -159,7 +159,7 @@ def unroll(
     found, failures = [], []
     for kind in kinds:
         try:
-            found.append(_unroll(kind, semantics, num_calls))
+            found.append(_unroll(kind, semantics, num_steps))
         except ScheduleError as error:
             failures.append(error)
     if not found:
@@ -167,10 +167,10 @@ def unroll(
     return min(found, key=lambda windows: windows.period)
 
 
-def _unroll(kind: Callable[[int], Schedule], semantics: Semantics, num_calls: int) -> Windows:
+def _unroll(kind: Callable[[int], Schedule], semantics: Semantics, num_steps: int) -> Windows:
     ahead = semantics.num_versions
     for least in (4 + ahead, 10 + 3 * ahead, 40 + 7 * ahead):
-        num_batches = max(least, num_calls) + ahead
+        num_batches = max(least, num_steps) + ahead
         lowered = lower(kind(num_batches), semantics)
         tables = _cut(lowered, semantics)[: num_batches - ahead]  # the last have nothing to run ahead with
         found = _find_cycle([_work(table, lowered) for table in tables])
@@ -207,10 +207,10 @@ def _open_at_once(lowered: Lowered, batch_size: int) -> int:
     return most
 
 
-def frame_of(windows: Sequence[Windows]) -> Frame:
-    """The frame of a program that runs any of several pipelines, of the same batch and different semantics."""
+def common_spec(windows: Sequence[Windows]) -> PipelineSpec:
+    """What a program is compiled for that runs any of several pipelines, of the same batch and different semantics."""
     first = windows[0]
-    return make_frame(first.lowered, first.semantics.batch_size, largest([each.sizes for each in windows]))
+    return make_spec(first.lowered, first.semantics.batch_size, largest([each.sizes for each in windows]))
 
 
 def repeat(batch: Schedule, num_batches: int) -> Schedule:

@@ -13,7 +13,7 @@ class Steady(NamedTuple):
     """Ticks and times, the latter in the unit of the costs.
 
     Attributes:
-      fill_ticks: of the first call, which ends with the first batch's last gradient; the pipeline fills in it.
+      fill_ticks: of the first step, which ends with the first batch's last gradient; the pipeline fills in it.
       fill: their time.
       period_ticks: of a batch once windows repeat, on average.
       period: their time.
@@ -35,8 +35,8 @@ def steady(windows: Windows, costs: Costs) -> Steady:
       ScheduleError: when `costs` do not fit the stages.
     """
     before, length = max(len(windows.first), 1), len(windows.cycle)
-    run = first_calls(windows, before + length, costs)
-    ticks = [len(windows[call].table) for call in range(before + length)]
+    run = first_steps(windows, before + length, costs)
+    ticks = [len(windows[step].table) for step in range(before + length)]
     ends = [*run.tick_starts, run.makespan]
     period = (ends[sum(ticks)] - ends[sum(ticks[:before])]) / length
     work = _work(windows, costs)
@@ -60,7 +60,7 @@ def describe(windows: Windows) -> str:
     """A few words for a log, of stages of equal length."""
     facts = steady(windows, Costs())
     ticks, bubble = f"{facts.period_ticks:g} ticks a batch", f"bubble {facts.bubble_fraction:.0%}"
-    return f"{ticks}, {bubble}, {facts.fill_ticks} ticks in the first call"
+    return f"{ticks}, {bubble}, {facts.fill_ticks} ticks in the first step"
 
 
 def _work(windows: Windows, costs: Costs) -> float:
@@ -73,10 +73,10 @@ def _work(windows: Windows, costs: Costs) -> float:
     )
 
 
-def first_calls(windows: Windows, num_calls: int, costs: Costs) -> Timeline:
-    """The first calls, one after another.
+def first_steps(windows: Windows, num_steps: int, costs: Costs) -> Timeline:
+    """The first steps, one after another.
 
     Raises:
       ScheduleError: when `costs` do not fit the stages.
     """
-    return lockstep(windows.over(num_calls), costs)
+    return lockstep(windows.over(num_steps), costs)

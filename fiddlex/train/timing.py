@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 WARMUP_TURNS = 2  # the first fills a pipeline that goes on from batch to batch
 
 
-class Case(NamedTuple):
+class TimedCase(NamedTuple):
     """What is timed: the train step of a config, or its forward pass alone."""
 
     config: Config
     forward_only: bool = False
 
 
-def rounds(cases: Sequence[Case]) -> Iterator[list[float]]:
+def rounds(cases: Sequence[TimedCase]) -> Iterator[list[float]]:
     """Compiles all cases, then gives each a turn of one step in every round, without end.
 
     Yields:
@@ -56,7 +56,7 @@ def rounds(cases: Sequence[Case]) -> Iterator[list[float]]:
         yield times
 
 
-def time_steps(cases: Sequence[Case], *, limit_s: float, min_rounds: int = 3) -> list[list[float]]:
+def time_steps(cases: Sequence[TimedCase], *, limit_s: float, min_rounds: int = 3) -> list[list[float]]:
     """Seconds of a step of each case, of every round.
 
     Args:
@@ -93,7 +93,7 @@ def _dataset(config: Config, datasets: dict[str, Dataset]) -> Dataset:
     return datasets[key]
 
 
-def _start(case: Case, dataset: Dataset) -> Callable[[], object]:
+def _start(case: TimedCase, dataset: Dataset) -> Callable[[], object]:
     """Compiles a case and runs it until it is warm."""
     start_s = time.monotonic()
     turn = _forward(case.config, dataset) if case.forward_only else _train(case.config, dataset)

@@ -17,7 +17,7 @@ from fiddlex.config import Config
 from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.schedules.table import NONE
 from fiddlex.train.step.program import Program
-from fiddlex.train.step.state import Layout
+from fiddlex.train.step.state import WeightLayout
 from fiddlex.xla.compiled_collectives import collectives
 
 _SIZE = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")  # as in `33.19G`
@@ -39,7 +39,7 @@ class Shortage(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ahead:
+class CompiledStep:
     """A train step, compiled if it fits.
 
     Attributes:
@@ -59,7 +59,7 @@ class Ahead:
     compile_s: float
 
 
-def compile_ahead(config: Config, mesh: Mesh) -> Ahead:
+def compile_ahead(config: Config, mesh: Mesh) -> CompiledStep:
     """Compiles the train step of a validated config for a mesh, of which no device has to be there.
 
     Raises:
@@ -83,7 +83,7 @@ def compile_ahead(config: Config, mesh: Mesh) -> Ahead:
         compile_s = time.monotonic() - traced
         if compiled is not None:
             text = _dumped(folder) or compiled.as_text() or ""
-    return Ahead(program, compiled, text, shortage, traced - start, compile_s)
+    return CompiledStep(program, compiled, text, shortage, traced - start, compile_s)
 
 
 def _dumped(folder: str) -> str:
@@ -140,7 +140,7 @@ def memory(compiled: jax.stages.Compiled | None) -> dict[str, int | None]:
     return dict(zip(names, (argument, output, alias, temp, peak), strict=True))
 
 
-def report(config: Config, ahead: Ahead) -> dict[str, Any]:
+def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
     """What there is to tell of a train step: sizes, schedule, memory of one device, collectives, and the time it took.
 
     `needed_bytes` is the peak, or what the compiler says of a step that does not fit; `fits` whether that is within
@@ -185,7 +185,7 @@ def report(config: Config, ahead: Ahead) -> dict[str, Any]:
     }
 
 
-def runs(layout: Layout) -> dict[str, float]:
+def runs(layout: WeightLayout) -> dict[str, float]:
     """How often a step runs what the executor has given names, on the rank that runs it most often (`collectives`)."""
     lowered, placement, chunks = layout.pipeline.lowered, layout.placement, layout.placement.chunk_sizes()
     ticks = max((windows.period for windows in layout.pipeline.windows.values()), default=lowered.num_ticks)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fiddlex.xla.device_groups import axis_of, groups_of
-from fiddlex.xla.program_text import Instruction, Program, element, nbytes, read
+from fiddlex.xla.program_text import Instruction, ProgramText, element, nbytes, read
 
 KINDS = (
     "all-gather",
@@ -90,7 +90,7 @@ def collectives(text: str, mesh: Mapping[str, int], runs: Mapping[str, float]) -
 
 
 def _count(
-    program: Program,
+    program: ProgramText,
     computation: str,
     times: float | None,
     runs: Mapping[str, float],
@@ -114,7 +114,7 @@ def _count(
                 _count(program, name, inner, runs, counts)
 
 
-def _kind(program: Program, instruction: Instruction) -> str:
+def _kind(program: ProgramText, instruction: Instruction) -> str:
     """The kind of collective that an instruction is or starts, in a wrapper of its own or not; empty: it is none."""
     kind = instruction.opcode.removesuffix("-start")
     if kind == "async":
@@ -123,7 +123,7 @@ def _kind(program: Program, instruction: Instruction) -> str:
     return kind if kind in KINDS else ""
 
 
-def _described(program: Program, site: _Site, mesh: Mapping[str, int], count: float | None) -> Collective:
+def _described(program: ProgramText, site: _Site, mesh: Mapping[str, int], count: float | None) -> Collective:
     instruction, kind = site.instruction, _kind(program, site.instruction)
     body = program.computations[site.computation]
     if instruction.opcode == "async-start":
@@ -165,7 +165,7 @@ def _beside(body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
     return ()
 
 
-def _computes(program: Program, instruction: Instruction, size: int) -> bool:
+def _computes(program: ProgramText, instruction: Instruction, size: int) -> bool:
     """Whether an instruction multiplies matrices or does other arithmetic on at least `size` bytes."""
     if instruction.opcode in _WRAPPERS:
         inner = (each for name in instruction.called() for each in program.computations[name])

@@ -67,7 +67,7 @@ class Instruction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ProgramText:
     """A compiled program.
 
     Attributes:
@@ -104,7 +104,7 @@ class Program:
         return max(of_each, default=0)
 
 
-def read(text: str) -> Program:
+def read(text: str) -> ProgramText:
     """Reads a whole program."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
@@ -122,7 +122,7 @@ def read(text: str) -> Program:
                 inputs, attributes = "", inputs
             operands = tuple(map(_operand, re.findall(r"%([^\s,)]+)", inputs)))
             current.append(Instruction(name, shape, opcode, operands, attributes, bool(root)))
-    return Program(computations, entry)
+    return ProgramText(computations, entry)
 
 
 def element(shape: str, indices: Sequence[int]) -> str:

@@ -56,7 +56,7 @@ def test_the_kernel_leaves_a_sum_of_each_row_of_scores(recompute: str) -> None:
     config = Config(model=MODEL)
     config.pipeline.recompute, config.data.global_batch_size = recompute, 3
     flash, plain = (
-        LayerMemory.of(config, backend).stashed() for backend in (GPU, dataclasses.replace(GPU, capability=7))
+        LayerMemory.of(config, backend).stash() for backend in (GPU, dataclasses.replace(GPU, capability=7))
     )
     rows = 3 * 2 * 64
     assert plain - flash == (rows * 64 * 2 if recompute == "none" else 0) - rows * 4

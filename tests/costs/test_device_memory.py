@@ -8,6 +8,7 @@ import pytest
 from experiments.benchmarks.programs import make_program, temporary_bytes
 from experiments.benchmarks.sizes import with_microbatches
 from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
 from fiddlex.costs.backend import CPU, TPU
 from fiddlex.costs.memory import Memory
 from fiddlex.planner.predict import needed_memory
@@ -96,14 +97,14 @@ def test_arguments_of_the_step_are_counted_exactly(case: str) -> None:
     config = Config()
     config.mesh.data, config.mesh.pipe, config.mesh.tensor = 2, 2, 2
     config.pipeline.num_microbatches, config.data.global_batch_size = 4, 16
-    program = make_program(changed(config, STATES[case]))
+    program = make_program(replaced(config, STATES[case]))
     memory, state = predicted(program.config), program.abstract_state
     assert memory.weights == local_bytes(state.weights)
     assert memory.optimizer == pytest.approx(local_bytes(state.optimizer), rel=2e-3, abs=8)  # counters and fillers
     inputs = program.source.abstract_inputs
     assert memory.inputs == local_bytes(inputs.batches if state.pipeline else inputs)
     if state.pipeline:
-        carry = state.pipeline.flight.carry
+        carry = state.pipeline.in_flight.carry
         assert memory.compute_weights + memory.versions == local_bytes(state.pipeline.versions)
         finished = local_bytes(carry.finished) or local_bytes(state.weights["layers"])
         assert memory.gradients == local_bytes(carry.grads) + finished
@@ -143,13 +144,6 @@ def temporaries(memory: Memory) -> int:
 def local_bytes(tree: object) -> int:
     """Bytes on one device of arrays that need not be there."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def changed(config: Config, changes: dict[str, object]) -> Config:
-    for path, value in changes.items():
-        section, field = path.split(".")
-        setattr(getattr(config, section), field, value)
-    return config
 
 
 def sized(*, hidden_size: int, seq_len: int) -> Config:

@@ -4,9 +4,10 @@ import pathlib
 
 import pytest
 
-from experiments.memory_cases import CASES, CASES_ON, Case
+from experiments.memory_cases import CASES, CASES_ON, MemoryCase
 from experiments.memory_model import compiled_bytes, make_config, predicted_bytes, read, table
 from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
 from fiddlex.errors import DeviceError
 from tests.compiling import needs_cuda_plugin
 
@@ -43,7 +44,7 @@ def wide() -> Config:
 )
 def test_prediction_is_near_what_xla_assigns_on_tpus(case: str) -> None:
     pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
-    config = changed(wide(), ON_TPUS[case]).validate()
+    config = replaced(wide(), ON_TPUS[case]).validate()
     expected = compiled_bytes(config, "tpu:v5e:2x2")
     assert predicted_bytes(config, "tpu:v5e:2x2") == pytest.approx(expected, rel=TOLERANCE)
 
@@ -53,7 +54,7 @@ def test_prediction_is_near_what_xla_assigns_on_tpus(case: str) -> None:
 @pytest.mark.parametrize("case", ON_GPUS)
 def test_prediction_is_near_what_xla_assigns_on_gpus(case: str) -> None:
     """Copies of the stash, of sums or of versions would be told here, which are many times the tolerance."""
-    config = changed(wide(), ON_GPUS[case]).validate()
+    config = replaced(wide(), ON_GPUS[case]).validate()
     expected = compiled_bytes(config, "gpu:h100:1x4")
     assert predicted_bytes(config, "gpu:h100:1x4") == pytest.approx(expected, rel=TOLERANCE)
 
@@ -79,7 +80,7 @@ def test_results_of_cases_that_have_changed_are_not_used(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, case = next(iter(CASES.items()))
-    monkeypatch.setitem(CASES, name, Case(case.config, case.topology, f"{case.changes} train.seed=1"))
+    monkeypatch.setitem(CASES, name, MemoryCase(case.config, case.topology, f"{case.changes} train.seed=1"))
     assert name not in read(STUDY["tpu"], CASES)
     assert read(tmp_path / "none.jsonl", CASES) == {}
 
@@ -90,10 +91,3 @@ def test_what_does_not_compile_is_told() -> None:
     config.mesh.data = 2
     with pytest.raises(DeviceError, match="tpu:v5e:2x2: mesh data=2 × pipe=1 × tensor=1 needs 2 devices"):
         compiled_bytes(config.validate(), "tpu:v5e:2x2")
-
-
-def changed(config: Config, changes: dict[str, object]) -> Config:
-    for path, value in changes.items():
-        section, field = path.split(".")
-        setattr(getattr(config, section), field, value)
-    return config

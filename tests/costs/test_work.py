@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fiddlex.cluster.topology import Chip
 from fiddlex.config import Config, MeshConfig, ModelConfig
 from fiddlex.costs.sizes import hardware_flops, model_flops
-from fiddlex.costs.work import Product, Work, edge_work, layer_work
+from fiddlex.costs.work import MatrixProduct, Work, edge_work, layer_work
 
 CHIP = Chip("c", 1.0, 1e9, {"float32": 1e12, "bfloat16": 2e12}, "s")
 
@@ -67,7 +67,7 @@ def test_selective_recomputation_repeats_the_scores_alone_and_the_flash_kernel_r
 
 @given(st.integers(1, 512), st.integers(1, 512), st.integers(1, 512), st.floats(0.1, 1))
 def test_a_product_takes_the_longer_of_computing_and_of_reading(rows, inputs, outputs, efficiency):
-    product = Product(rows, inputs, outputs)
+    product = MatrixProduct(rows, inputs, outputs)
     seconds = Work((product,)).seconds(CHIP, "float32", efficiency)
     computing, reading = product.flops / (1e12 * efficiency), product.elements * 4 / 1e9
     assert seconds == pytest.approx(max(computing, reading))

@@ -21,8 +21,8 @@ MUTATIONS = (
     Mutation(
         "memory-with-one-stash-slot-too-few",
         MEMORY,
-        old="stash=slots.stash * rows * layer.stashed()",
-        new="stash=(slots.stash - 1) * rows * layer.stashed()",
+        old="stash=slots.stash * rows * layer.stash()",
+        new="stash=(slots.stash - 1) * rows * layer.stash()",
         tests=(f"{ARGUMENTS}[2bw]",),
     ),
     Mutation(

@@ -145,8 +145,8 @@ MUTATIONS = (
     Mutation(
         "lamb-norms-over-all-layers-together",
         BLOCKWISE,
-        old="return tuple(range(int(block.stacked), x.ndim))",
-        new="return tuple(range(x.ndim))",
+        old="jax.vmap(scale_one)(update, weight) if block.stacked else scale_one(update, weight)",
+        new="scale_one(update, weight)",
         tests=(f"{PLAIN_OPTAX}[0.1-lamb]",),
     ),
     Mutation(
@@ -159,8 +159,8 @@ MUTATIONS = (
     Mutation(
         "adafactor-counts-padding",
         BLOCKWISE,
-        old="jnp.square(x), axis=_block_axes(x, block), keepdims=True) * block.padding)",
-        new="jnp.square(x), axis=_block_axes(x, block), keepdims=True))",
+        old="jnp.square(x), axis=axes, keepdims=True) * block.padding)",
+        new="jnp.square(x), axis=axes, keepdims=True))",
         tests=(f"{PLAIN_OPTAX}[0.1-adafactor]",),
     ),
     # Going on after an interruption.

@@ -7,9 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fiddlex.planner.closed_forms import Shape, batch_seconds, free_running_seconds, sizes, stage_ranks
-from fiddlex.schedules.frame import make_frame
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.semantics import make_semantics
 from fiddlex.schedules.traits import traits_of
 from fiddlex.schedules.windows import unroll
@@ -42,7 +42,7 @@ def lowered(shape):
 @example(Shape("gpipe", 1, 1, 5))
 @example(Shape("interleaved_1f1b", 4, 1, 8))
 def test_traits_are_those_of_the_lowering(shape):
-    assert sizes(shape) == make_frame(lowered(shape), shape.num_microbatches).sizes
+    assert sizes(shape) == make_spec(lowered(shape), shape.num_microbatches).sizes
     assert stage_ranks(shape) == lowered(shape).schedule.placement
     assert shape.traits.splits_backward == lowered(shape).schedule.split_backward
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fiddlex.errors import ConfigError
-from fiddlex.planner.partition import Layer, Level, Stage, pipedream
+from fiddlex.planner.partition import Layer, Level, ReplicatedStage, pipedream
 
 TIMES = st.integers(1, 20).map(float)
 LAYERS = st.lists(
@@ -56,7 +56,7 @@ def test_pipedreams_partition_is_the_best_of_all(layers, levels):
 def test_a_light_stage_with_heavy_weights_is_not_replicated():
     """The shape of the paper's VGG-16: convolutions on all devices but one, the weights of the rest on that one."""
     layers = [Layer(10.0, 1.0, 0.1)] * 6 + [Layer(2.0, 1.0, 5000.0)] * 2
-    assert pipedream(layers, [Level(16, 1e3)]).stages == (Stage(0, 5, 15), Stage(6, 7, 1))
+    assert pipedream(layers, [Level(16, 1e3)]).stages == (ReplicatedStage(0, 5, 15), ReplicatedStage(6, 7, 1))
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_generator_without_traits_is_simulated_whole(monkeypatch):
     monkeypatch.setitem(GENERATORS, "lazy", lazy)
     config, schedule = make_config(schedule="lazy"), make_schedule("lazy", pipe=4, num_microbatches=M)
     assert seconds(config) == pytest.approx(simulated(config, schedule), rel=1e-12)
-    expected = device_memory(config, resolve(config).frame.sizes, resolve(config).placement, GPU)
+    expected = device_memory(config, resolve(config).spec.sizes, resolve(config).placement, GPU)
     assert needed_memory(config, GPU) == expected
     assert expected.stash > needed_memory(make_config(), GPU).stash
 

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.costs.weight_memory import device_parameters
 from fiddlex.errors import ConfigError
-from fiddlex.planner.fit import Calibration, Run, fit_parts, not_below_zero
+from fiddlex.planner.fit import Calibration, Run, fit_parts
 from fiddlex.planner.predict import predict
 from fiddlex.planner.profile import Entry, Profile, ProfiledCostModel, load_profile, nearest_entry, save_profile
 
@@ -194,4 +193,3 @@ def test_no_part_of_a_step_is_below_zero():
     noisy = [1.0, 3.0, 4.5, 15.0]
     parts = fit_parts([Run(config, time) for config, time in zip(configs, noisy, strict=True)])
     assert min(parts) == 0 < parts.layer
-    assert not_below_zero(np.eye(2), np.asarray([2.0, -3.0])) == [2.0, 0.0]

@@ -59,19 +59,19 @@ def test_all_together_come_last():
     changes = ["recompute=none", "bandwidth*2"]
     *alone, together = what_if(ON_A100, changes)
     assert [answer.change for answer in alone] == changes
-    assert together.after == apply(apply(ON_A100, changes[0]), changes[1]).outcome()
+    assert together.after == apply(apply(ON_A100, changes[0]), changes[1]).estimate()
     assert together.ratio < min(answer.ratio for answer in alone)
 
 
 def test_memory_and_devices_are_told_of_topologies_alone():
-    before = ON_A100.outcome()
+    before = ON_A100.estimate()
     assert (before.num_devices, before.fits) == (32, True)
     assert before.peak_bytes == needed_memory(ON_A100.config, GPU).peak
-    half = apply(ON_A100, "tensor=2").outcome()
+    half = apply(ON_A100, "tensor=2").estimate()
     assert (half.num_devices, half.fits) == (16, True)
     assert half.peak_bytes > before.peak_bytes
-    assert HERE.outcome()[1:] == (32, None, None)
-    huge = apply(ON_A100, "model.num_layers=8192").outcome()
+    assert HERE.estimate()[1:] == (32, None, None)
+    huge = apply(ON_A100, "model.num_layers=8192").estimate()
     assert not huge.fits
 
 
@@ -80,7 +80,7 @@ def test_another_chip_brings_what_compiles_for_it():
     config = dataclasses.replace(config, pipeline=dataclasses.replace(config.pipeline, recompute="none"))
     before = dataclasses.replace(ON_A100, config=config)
     after = apply(before, "chip=v100_16")
-    assert after.outcome().peak_bytes > before.outcome().peak_bytes  # it has no flash kernel
+    assert after.estimate().peak_bytes > before.estimate().peak_bytes  # it has no flash kernel
     assert after.topology.links == before.topology.links
 
 

@@ -43,20 +43,20 @@ def test_run_by_hand_every_read_is_right(schedule, name):
     except ScheduleError:
         assume(False)
     semantics, size = windows.semantics, schedule.num_microbatches
-    num_calls = len(windows.first) + 2 * len(windows.cycle) + 1
+    num_steps = len(windows.first) + 2 * len(windows.cycle) + 1
     tables, slots = [], []
-    for call in range(num_calls):
+    for call in range(num_steps):
         window = windows[call]
         check_versions(window.table, schedule, semantics)
         slots = slots or [np.tile(np.arange(rename.shape[1]), (len(rename), 1)) for rename in window.renames]
         tables.append(absolute(window.table, call * size, windows.lowered, slots))
         slots = [np.take_along_axis(now, rename, 1) for now, rename in zip(slots, window.renames, strict=True)]
     ran = Interpreter(dataclasses.replace(windows.lowered, table=np.concatenate(tables))).run()
-    done = range(num_calls * size)
+    done = range(num_steps * size)
     counts = {event: count for event, count in ran.counts.items() if event[-1] in done}
     once = {(event, k) for event in ("embed", "head", "embed backward") for k in done}
     once |= {("weight gradient", stage, k) for stage in range(schedule.num_stages) for k in done}
-    assert counts == dict.fromkeys(once, 1)  # all gradients of a call's batch exist when it ends
+    assert counts == dict.fromkeys(once, 1)  # all gradients of a step's batch exist when it ends
 
 
 def check_versions(table, schedule, semantics):
@@ -139,8 +139,8 @@ def test_2bw_takes_two_versions_and_one_sum_of_a_chunks_gradient(pipe, more):
 def test_calls_are_shown_as_far_as_they_were_unrolled():
     schedule = make_schedule("1f1b", pipe=2, num_microbatches=2)
     semantics = make_semantics("2bw", num_stages=2, batch_size=2)
-    assert unroll(schedule, semantics, num_calls=40).over(40).num_ticks == 4 + 39 * 2
-    with pytest.raises(ValueError, match="40 calls asked"):
+    assert unroll(schedule, semantics, num_steps=40).over(40).num_ticks == 4 + 39 * 2
+    with pytest.raises(ValueError, match="40 steps asked"):
         unroll(schedule, semantics).over(40)
 
 

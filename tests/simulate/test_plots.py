@@ -8,7 +8,7 @@ from fiddlex.schedules.windows import unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.plots import draw, save
-from fiddlex.simulate.steady import first_calls
+from fiddlex.simulate.steady import first_steps
 
 
 def timelines(name, pipe, chunks, num_microbatches):
@@ -122,7 +122,7 @@ def test_versions_of_the_weights_are_shades():
     schedule = make_schedule("1f1b", pipe=2, num_microbatches=2)
     semantics = make_semantics("2bw", num_stages=2, batch_size=2)
     windows = unroll(schedule, semantics, lambda number: make_schedule("1f1b", pipe=2, num_microbatches=number))
-    run = first_calls(windows, 5, Costs())
+    run = first_steps(windows, 5, Costs())
     figure = draw({"2bw": run}, {"2bw": semantics})
     starts = {(rank, e.start): e.action for rank, row in enumerate(run.events) for e in row}
     colours = {}

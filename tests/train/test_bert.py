@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.dataset import Dataset
 from fiddlex.data.statistics import wilson_interval
@@ -285,11 +286,8 @@ def test_a_model_that_sees_both_ways_writes_no_text(config: Config) -> None:
     ],
 )
 def test_what_does_not_go_together_is_told(fields: dict[str, Any], message: str, config: Config) -> None:
-    for name, value in fields.items():
-        section, field = name.split(".")
-        setattr(getattr(config, section), field, value)
     with pytest.raises(ConfigError) as error:
-        config.validate()
+        replaced(config, fields).validate()
     assert message in str(error.value)
 
 

@@ -16,7 +16,7 @@ from fiddlex.errors import ConfigError, NonFiniteError
 from fiddlex.train import loop
 from fiddlex.train.run import transfer
 from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.step.continuous import Windowed
+from fiddlex.train.step.continuous import Continuous
 from fiddlex.train.trainer import Trainer, load_trainer
 from tests import reference
 
@@ -100,7 +100,7 @@ def test_evaluation_is_of_the_newest_weights_and_disturbs_nothing(config: Config
 
 def test_nothing_is_traced_twice_and_the_state_is_donated(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     chex.clear_trace_counter()
-    monkeypatch.setattr(Windowed, "gradients", chex.assert_max_traces(Windowed.gradients, n=1))
+    monkeypatch.setattr(Continuous, "gradients", chex.assert_max_traces(Continuous.gradients, n=1))
     config.pipeline.semantics, config.pipeline.semantics_schedule = "sync", "sync:2,2bw:5,vertical_sync"
     trainer = Trainer(config)
     for _ in range(10):
@@ -116,7 +116,7 @@ def test_2bw_keeps_one_more_set_of_weights_and_no_second_set_of_gradient_sums(da
     state, layers = program.abstract_state, program.abstract_state.weights["layers"]
     versions = state.pipeline.versions["layers"]
     assert sizes(versions) == 2 * sizes(layers)
-    carry = state.pipeline.flight.carry
+    carry = state.pipeline.in_flight.carry
     assert sizes(carry.grads.layers) == data * sizes(layers)  # one on each replica
     assert carry.finished == ()
 
@@ -162,7 +162,7 @@ def test_one_kind_of_semantics_and_phases_at_once_are_refused(config: Config) ->
 
 def test_a_run_of_sync_phases_alone_is_a_plain_run(config: Config) -> None:
     config.pipeline.semantics, config.pipeline.semantics_schedule = "sync", "sync:4,sync"
-    assert not isinstance(Trainer(config)._program.source, Windowed)
+    assert not isinstance(Trainer(config)._program.source, Continuous)
 
 
 @pytest.mark.parametrize("semantics", ["sync", "2bw"])

@@ -17,13 +17,15 @@ from fiddlex.pipeline.executor import execute
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.ticks import forward_schedule
 from fiddlex.train.step.gradients import HeadFunction, compute_weights, parts, pipeline_model
-from fiddlex.train.step.state import Layout
+from fiddlex.train.step.state import WeightLayout
 
 ScoreFunction = Callable[[Weights, Batch], jax.Array]
 LogitsFunction = Callable[[Weights, np.ndarray, np.ndarray], jax.Array]
 
 
-def make_eval_step(model: Model, config: Config, *, head: HeadFunction, mesh: Mesh, layout: Layout) -> ScoreFunction:
+def make_eval_step(
+    model: Model, config: Config, *, head: HeadFunction, mesh: Mesh, layout: WeightLayout
+) -> ScoreFunction:
     """Compiles `(master weights, batch) -> values` of a global batch, without dropout.
 
     `head` is the model's, as `Model.scores`: its values are [example, …] of a microbatch, and of the whole batch
@@ -46,7 +48,7 @@ def make_eval_step(model: Model, config: Config, *, head: HeadFunction, mesh: Me
     return jax.enable_x64(False)(compiled)
 
 
-def make_logits(model: Decoder, config: Config, *, mesh: Mesh, layout: Layout) -> LogitsFunction:
+def make_logits(model: Decoder, config: Config, *, mesh: Mesh, layout: WeightLayout) -> LogitsFunction:
     """Compiles `(master weights, tokens, positions) -> logits` at one position of each row.
 
     Tokens are int32 [rows, sequence], the same on all devices; logits are float32 [rows, padded vocabulary], sharded

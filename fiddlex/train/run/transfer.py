@@ -24,7 +24,7 @@ from fiddlex.schedules.placement import PADDING
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.workdir import described_differences, read_config
 from fiddlex.train.step.program import Program
-from fiddlex.train.step.state import Layout
+from fiddlex.train.step.state import WeightLayout
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ SAME_FIELDS = (
 )
 
 
-def whole(weights: Weights, model: Model, layout: Layout) -> Weights:
+def whole(weights: Weights, model: Model, layout: WeightLayout) -> Weights:
     """Master weights on the host: float32, without padding, layers stacked in their order."""
     host, rows = jax.tree.map(np.array, jax.device_get(weights)), np.asarray(layout.placement.rows)
 
@@ -53,7 +53,7 @@ def whole(weights: Weights, model: Model, layout: Layout) -> Weights:
     return jax.tree.map(unpadded, model.axes(), host, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def placed(host: Weights, model: Model, layout: Layout, mesh: Mesh) -> Weights:
+def placed(host: Weights, model: Model, layout: WeightLayout, mesh: Mesh) -> Weights:
     """The reverse of `whole`."""
     layers = np.asarray(layout.placement.layers)
 

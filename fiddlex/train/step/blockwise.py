@@ -44,7 +44,7 @@ class Block:
 def scale_by_trust_ratio(blocks: Blocks) -> optax.GradientTransformation:
     """Scales each layer's update u of weights w by ‖w‖ / ‖u‖, or by 1 where either norm is 0.
 
-    Zero padding adds nothing to a norm, so it needs no correction.
+    Zero padding adds nothing to a norm, so that optax's transform holds for it; only layers are told apart.
 
     Args:
       blocks: a `Block` for every weight.
@@ -53,11 +53,13 @@ def scale_by_trust_ratio(blocks: Blocks) -> optax.GradientTransformation:
       You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes, ICLR 2020, algorithm 2, with
       φ the identity.
     """
+    transform = optax.scale_by_trust_ratio()
+
+    def scale_one(update: jax.Array, weight: jax.Array) -> jax.Array:
+        return transform.update(update, transform.init(weight), weight)[0]
 
     def scale(block: Block, update: jax.Array, weight: jax.Array) -> jax.Array:
-        weight_norm, update_norm = _norm(weight, block), _norm(update, block)
-        defined = (weight_norm > 0) & (update_norm > 0)
-        return update * jnp.where(defined, weight_norm / jnp.where(defined, update_norm, 1), 1)
+        return jax.vmap(scale_one)(update, weight) if block.stacked else scale_one(update, weight)
 
     return optax.stateless(lambda updates, weights: jax.tree.map(scale, blocks, updates, weights))
 
@@ -185,13 +187,6 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def _norm(x: jax.Array, block: Block) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(x), axis=_block_axes(x, block), keepdims=True))
-
-
 def _rms(x: jax.Array, block: Block) -> jax.Array:
-    return jnp.sqrt(jnp.mean(jnp.square(x), axis=_block_axes(x, block), keepdims=True) * block.padding)
-
-
-def _block_axes(x: jax.Array, block: Block) -> tuple[int, ...]:
-    return tuple(range(int(block.stacked), x.ndim))
+    axes = tuple(range(int(block.stacked), x.ndim))
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True) * block.padding)

@@ -21,7 +21,7 @@ from fiddlex.models.model import Batch, Model
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import as_varying, reduce_gradients
 from fiddlex.parallel.sharding import BATCH, named
-from fiddlex.pipeline.continuous import Call, Flight, advance, depart
+from fiddlex.pipeline.continuous import DeviceWindow, InFlight, empty_pipeline, run_window
 from fiddlex.pipeline.engine import Engine
 from fiddlex.pipeline.stage import Integer
 from fiddlex.train.step.feed import abstract_batch
@@ -34,8 +34,8 @@ from fiddlex.train.step.gradients import (
     pipeline_model,
     with_keys,
 )
-from fiddlex.train.step.state import Layout, SavedState, TrainState
-from fiddlex.train.step.window_sequence import Calls
+from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
+from fiddlex.train.step.window_sequence import WindowSequence
 
 
 class Inputs(NamedTuple):
@@ -43,11 +43,11 @@ class Inputs(NamedTuple):
 
     Attributes:
       batches: global batches, the step's own first.
-      call: the window to run.
+      window: the window to run.
     """
 
     batches: tuple[Batch, ...]
-    call: Call
+    window: DeviceWindow
 
 
 class PipelineState(NamedTuple):
@@ -55,14 +55,14 @@ class PipelineState(NamedTuple):
 
     Attributes:
       versions: compute weights, leaves [version, …]; W(k), those after k updates, at k modulo their number.
-      flight: of each device, with the devices over which a leaf varies along its first dimension.
+      in_flight: of each device, with the devices over which a leaf varies along its first dimension.
     """
 
     versions: Weights
-    flight: Flight
+    in_flight: InFlight
 
 
-class Windowed:
+class Continuous:
     """Gradients of a model, a window at a time: a `GradientSource`.
 
     Args:
@@ -72,35 +72,35 @@ class Windowed:
       layout: with windows.
     """
 
-    def __init__(self, model: Model, config: Config, mesh: Mesh, layout: Layout):
+    def __init__(self, model: Model, config: Config, mesh: Mesh, layout: WeightLayout):
         self._config, self._mesh, self._layout = config, mesh, layout
-        self._frame = layout.pipeline.frame
-        self.max_batches = self._frame.sizes.batches
-        self._calls = Calls(layout, mesh)
+        self._spec = layout.pipeline.spec
+        self.max_batches = self._spec.sizes.batches
+        self._sequence = WindowSequence(layout, mesh)
         self._model = pipeline_model(model, config, mesh, model.loss)
         self._partial_axes = partial_axes(config)
         versions = jax.tree.map(lambda spec: P(None, *spec), layout.compute, is_leaf=lambda x: isinstance(x, P))
         self._versions = versions
-        self.state_specs = PipelineState(versions, self._flight_specs())
+        self.state_specs = PipelineState(versions, self._in_flight_specs())
         batch = abstract_batch(config, mesh)
-        self.abstract_inputs = Inputs((batch,) * self.max_batches, self._calls.abstract())
+        self.abstract_inputs = Inputs((batch,) * self.max_batches, self._sequence.abstract())
 
     def start(self, weights: Weights) -> PipelineState:
         """Nothing in flight, and versions that are all the present weights; for use under `jit`."""
-        stack = functools.partial(_stacked, size=self._frame.sizes.versions)
+        stack = functools.partial(_stacked, size=self._spec.sizes.versions)
         compute = compute_weights(weights, self._dtype, self._mesh, self._layout)
         versions = lax.with_sharding_constraint(jax.tree.map(stack, compute), named(self._mesh, self._versions))
         mapped = jax.shard_map(
-            lambda versions, batches: depart(self._engine(versions, batches)),
+            lambda versions, batches: empty_pipeline(self._engine(versions, batches)),
             mesh=self._mesh,
             in_specs=(self._versions, BATCH),
-            out_specs=self.state_specs.flight,
+            out_specs=self.state_specs.in_flight,
         )
         return PipelineState(versions, mapped(versions, (self._no_batch(),) * self.max_batches))
 
     def gradients(self, state: TrainState, inputs: Inputs) -> tuple[jax.Array, Weights, PipelineState]:
         """See `GradientSource`."""
-        newest = state.step % self._frame.sizes.versions
+        newest = state.step % self._spec.sizes.versions
         compute = compute_weights(state.weights, self._dtype, self._mesh, self._layout)
         versions = jax.tree.map(
             lambda stack, w: lax.dynamic_update_index_in_dim(stack, w, newest, 0), state.pipeline.versions, compute
@@ -109,21 +109,23 @@ class Windowed:
         mapped = jax.shard_map(
             self._window,
             mesh=self._mesh,
-            in_specs=(self._versions, self.state_specs.flight, BATCH, P(), P(), P()),
-            out_specs=(P(), self._layout.master, self.state_specs.flight),
+            in_specs=(self._versions, self.state_specs.in_flight, BATCH, P(), P(), P()),
+            out_specs=(P(), self._layout.master, self.state_specs.in_flight),
         )
         scales = loss_scales(state, self.max_batches)
-        loss, grads, flight = mapped(versions, state.pipeline.flight, inputs.batches, inputs.call, state.step, scales)
-        return loss, grads, PipelineState(versions, flight)
+        loss, grads, in_flight = mapped(
+            versions, state.pipeline.in_flight, inputs.batches, inputs.window, state.step, scales
+        )
+        return loss, grads, PipelineState(versions, in_flight)
 
     def num_batches(self, step: int) -> int:
         """See `GradientSource`."""
-        return self._calls.num_batches(step)
+        return self._sequence.num_batches(step)
 
     def inputs(self, batches: Sequence[Batch], step: int) -> Inputs:
         """See `GradientSource`."""
         number, used = self.max_batches, self.num_batches(step)
-        return Inputs((*batches[:used], *[batches[0]] * (number - used)), self._calls.of(step))
+        return Inputs((*batches[:used], *[batches[0]] * (number - used)), self._sequence.of(step))
 
     def older(self, state: TrainState) -> dict[str, Weights]:
         """See `GradientSource`."""
@@ -140,14 +142,14 @@ class Windowed:
 
     def resume(self, saved: SavedState) -> PipelineState:
         """See `GradientSource`."""
-        self._calls.restart(int(saved.step))
+        self._sequence.restart(int(saved.step))
         given = [saved.older[name] for name in self._ages() if name in saved.older]
 
         def state(weights: Weights, step: jax.Array, older: list[Weights]) -> PipelineState:
             fresh = self.start(weights)
             versions = fresh.versions
-            for age in range(1, self._frame.sizes.versions) if older else ():
-                place = (step - age) % self._frame.sizes.versions
+            for age in range(1, self._spec.sizes.versions) if older else ():
+                place = (step - age) % self._spec.sizes.versions
                 versions = jax.tree.map(
                     lambda stack, w, place=place: lax.dynamic_update_index_in_dim(
                         stack, w.astype(stack.dtype), place, 0
@@ -163,11 +165,11 @@ class Windowed:
 
     def _ages(self) -> dict[str, int]:
         """The ages of older weights by name, the youngest first."""
-        return {f"weights_{age}_updates_ago": age for age in range(1, self._frame.sizes.versions)}
+        return {f"weights_{age}_updates_ago": age for age in range(1, self._spec.sizes.versions)}
 
     @functools.partial(jax.jit, static_argnums=0)
     def _older(self, versions: Weights, step: jax.Array) -> dict[str, Weights]:
-        size = self._frame.sizes.versions
+        size = self._spec.sizes.versions
         return {
             name: jax.tree.map(
                 lambda stack, age=age: lax.dynamic_index_in_dim(stack, (step - age) % size, keepdims=False), versions
@@ -178,30 +180,30 @@ class Windowed:
     def _window(
         self,
         versions: Weights,
-        flight: Flight,
+        in_flight: InFlight,
         batches: tuple[Batch, ...],
-        call: Call,
+        window: DeviceWindow,
         step: jax.Array,
         scales: jax.Array,
-    ) -> tuple[jax.Array, Weights, Flight]:
+    ) -> tuple[jax.Array, Weights, InFlight]:
         engine = self._engine(versions, batches, step, scales)
-        flight, losses, grads = advance(engine, flight, call)
+        in_flight, losses, grads = run_window(engine, in_flight, window)
         outer = {name: part for name, part in self._layout.compute.items() if name != "layers"}
         master = {name: self._layout.master[name] for name in outer}
         reduced = reduce_gradients(grads.outer, outer, master, self._partial_axes)
         loss = lax.psum(losses.sum() * as_mean(batches[0])[1], "data")
-        return loss, {**reduced, "layers": grads.layers}, flight
+        return loss, {**reduced, "layers": grads.layers}, in_flight
 
     def _engine(
         self, versions: Weights, batches: tuple[Batch, ...], step: Integer = 0, scales: jax.Array | float = 1.0
     ) -> Engine:
-        """The engine of a call, inside `shard_map`."""
+        """The engine of a step, inside `shard_map`."""
         layout, axes = self._layout, self._partial_axes
         versions = as_varying(versions, self._versions, axes)
         batches, shares = zip(*map(as_mean, batches), strict=True)
         batches = tuple(with_keys(batch, self._config, step + i) for i, batch in enumerate(batches))
         return Engine(
-            self._frame,
+            self._spec,
             layout.placement,
             self._model,
             parts(versions),
@@ -211,16 +213,16 @@ class Windowed:
             reduce=lambda grads: reduce_gradients(grads, layout.compute["layers"], layout.master["layers"], axes),
         )
 
-    def _flight_specs(self) -> Flight:
-        """Of every leaf of a flight the axes over which it varies, which only a trace can tell."""
-        found: list[Flight] = []
+    def _in_flight_specs(self) -> InFlight:
+        """For every leaf of what is in flight the axes over which it varies, which only a trace can tell."""
+        found: list[InFlight] = []
 
         def spec(x: jax.Array) -> P:
             axes = tuple(axis for axis in self._mesh.axis_names if axis in jax.typeof(x).manual_axis_type.varying)
             return P(axes or None)
 
         def probe(versions: Weights, batches: tuple[Batch, ...]) -> tuple[()]:
-            found.append(jax.tree.map(spec, depart(self._engine(versions, batches))))
+            found.append(jax.tree.map(spec, empty_pipeline(self._engine(versions, batches))))
             return ()
 
         mapped = jax.shard_map(probe, mesh=self._mesh, in_specs=(self._versions, BATCH), out_specs=())
@@ -229,7 +231,7 @@ class Windowed:
         return found[0]
 
     def _abstract_versions(self) -> Weights:
-        size = self._frame.sizes.versions
+        size = self._spec.sizes.versions
         return jax.tree.map(lambda w: jax.ShapeDtypeStruct((size, *w.shape), self._dtype), self._layout.shapes)
 
     def _no_batch(self) -> Batch:

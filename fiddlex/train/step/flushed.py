@@ -31,13 +31,13 @@ from fiddlex.train.step.gradients import (
     pipeline_model,
     with_keys,
 )
-from fiddlex.train.step.state import Layout, SavedState, TrainState
+from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 
 
 class Flushed:
     """Gradients of one batch at a time, in a pipeline that starts and ends empty: a `GradientSource`."""
 
-    def __init__(self, model: Model, config: Config, mesh: Mesh, layout: Layout):
+    def __init__(self, model: Model, config: Config, mesh: Mesh, layout: WeightLayout):
         self.state_specs, self.max_batches = (), 1
         self.abstract_inputs = abstract_batch(config, mesh)
         self._gradients = make_gradients(model, config, mesh, layout)
@@ -81,7 +81,7 @@ class Flushed:
 
 
 def make_gradients(
-    model: Model, config: Config, mesh: Mesh, layout: Layout
+    model: Model, config: Config, mesh: Mesh, layout: WeightLayout
 ) -> Callable[[Weights, Batch, jax.Array, jax.Array], tuple[jax.Array, Weights]]:
     """Of compute weights, batch, step and loss scale the mean loss and its scaled gradients, see `GradientSource`."""
     axes, lowered = partial_axes(config), layout.pipeline.lowered

@@ -23,7 +23,7 @@ from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
 from fiddlex.pipeline import engine
 from fiddlex.pipeline.stage import Integer
-from fiddlex.train.step.state import Layout, SavedState, TrainState
+from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 
 HeadFunction = Callable[[Weights, jax.Array, Batch, Context], jax.Array]  # of a model, as `Model.loss`
 
@@ -75,14 +75,14 @@ class GradientSource(Protocol):
         """
 
 
-def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: Layout) -> Weights:
+def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: WeightLayout) -> Weights:
     """Master weights rounded to the compute dtype, then gathered over `data`: the wire carries the smaller numbers."""
     cast = jax.tree.map(lambda w: w.astype(dtype), master)
     cast = lax.with_sharding_constraint(cast, named(mesh, layout.master))
     return lax.with_sharding_constraint(cast, named(mesh, layout.compute))
 
 
-def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction) -> engine.Model:
+def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction) -> engine.PipelineModel:
     """The model as the executor takes it; a microbatch with `keys` is run with dropout."""
     capability, recompute = compute_capability(mesh), config.pipeline.recompute
 
@@ -92,7 +92,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         segments_BS = as_rows(microbatch["segments"]) if "segments" in microbatch else None
         return Context(config.mesh.sequence_parallel, flash, recompute, dropout, model.causal, segments_BS)
 
-    return engine.Model(
+    return engine.PipelineModel(
         embed=lambda outer, microbatch: model.embed(outer, microbatch, context(microbatch)),
         layer=lambda layer, x, again: model.apply_layer(layer, x, again[0], context(again[1])),
         head=lambda outer, x, microbatch: head(outer, x, microbatch, context(microbatch)),

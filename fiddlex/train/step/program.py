@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.config import Config
 from fiddlex.models.registry import make_model
 from fiddlex.parallel.sharding import named
-from fiddlex.train.step.continuous import Windowed
+from fiddlex.train.step.continuous import Continuous
 from fiddlex.train.step.flushed import Flushed
 from fiddlex.train.step.gradients import GradientSource, init_key
 from fiddlex.train.step.optimizer import learning_rate_schedule, make_optimizer
@@ -31,8 +31,10 @@ from fiddlex.train.step.train_step import make_train_step
 class Program:
     """Everything about training that follows from a config and a mesh alone.
 
-    Args: config: validated. mesh: of its sizes; its devices need not be there
-      (`fiddlex.cluster.mesh.make_topology_mesh`), but for `init_state`.
+    Args:
+      config: validated.
+      mesh: of its sizes; its devices need not be there (`fiddlex.cluster.mesh.make_topology_mesh`), except for
+        `init_state`.
 
     Attributes:
       config: the config.
@@ -56,7 +58,7 @@ class Program:
         self.layout = make_layout(self.model, config)
         blocks = make_blocks(self.model, config)
         self.optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
-        source = Windowed if self.layout.pipeline.windows else Flushed
+        source = Continuous if self.layout.pipeline.windows else Flushed
         self.source: GradientSource = source(self.model, config, mesh, self.layout)
         scales = config.model.dtype == "float16"
         self.specs = state_specs(

@@ -24,11 +24,12 @@ from fiddlex.train.step.blockwise import Block
 class TrainState(NamedTuple):
     """Everything that a train step changes; also the structure of its specs and abstract shapes.
 
-    Attributes: step: int32 scalar, updates done; with the seeds it gives the data position and the dropout stream.
-      weights: float32 master weights, sharded as `Layout.master` says. optimizer: the optimizer's state, sharded alike.
+    Attributes:
+      step: int32 scalar, updates done; with the seeds it gives the data position and the dropout stream.
+      weights: float32 master weights, sharded as `WeightLayout.master` says.
+      optimizer: the optimizer's state, sharded alike.
       pipeline: what batches under way keep between steps (`fiddlex.train.step.continuous.PipelineState`); empty where
-      each
-        batch is flushed.
+        each batch is flushed.
       scaling: of the loss in float16 (`fiddlex.train.step.scaling.Scaling`); else empty.
     """
 
@@ -59,7 +60,7 @@ class SavedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """Where every weight lies, and the pipeline that asks for it there.
 
     Attributes:
@@ -80,7 +81,7 @@ class Layout:
         return self.pipeline.placement
 
 
-def make_layout(model: Model, config: Config) -> Layout:
+def make_layout(model: Model, config: Config) -> WeightLayout:
     """Resolves the pipeline of a config and applies the sharding table to the model's weights.
 
     Raises:
@@ -95,7 +96,7 @@ def make_layout(model: Model, config: Config) -> Layout:
             part: jax.tree.map(functools.partial(_zero, part, config.mesh), compute[part], shapes[part])
             for part in compute
         }
-    return Layout(pipeline, compute=compute, master=master, shapes=shapes)
+    return WeightLayout(pipeline, compute=compute, master=master, shapes=shapes)
 
 
 def _zero(part: str, mesh: MeshConfig, spec: P, x: jax.ShapeDtypeStruct) -> P:
@@ -117,7 +118,9 @@ def make_blocks(model: Model, config: Config) -> Weights:
     return {part: jax.tree.map(functools.partial(block, part), parameters) for part, parameters in parts.items()}
 
 
-def state_specs(optimizer: optax.GradientTransformation, layout: Layout, *, pipeline: Any, scaling: Any) -> TrainState:
+def state_specs(
+    optimizer: optax.GradientTransformation, layout: WeightLayout, *, pipeline: Any, scaling: Any
+) -> TrainState:
     """PartitionSpecs of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
 
     Args:
@@ -149,7 +152,7 @@ def abstract_state(init: Callable[[jax.Array], TrainState], *, mesh: Mesh, specs
 def make_init(
     model: Model,
     optimizer: optax.GradientTransformation,
-    layout: Layout,
+    layout: WeightLayout,
     *,
     pipeline: Callable[[Weights], Any],
     scaling: Callable[[], Any],

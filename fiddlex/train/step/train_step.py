@@ -1,7 +1,7 @@
 """The compiled train step: gradients of a global batch, and the update.
 
 Gradients come out of `shard_map` on the shards whose master weights they update, from a pipeline that is flushed
-(`fiddlex.train.step.flushed`) or one that goes on (`fiddlex.train.step.continuous`). The update itself is plain optax
+(`fiddlex.train.step.flushed`) or one that is not (`fiddlex.train.step.continuous`). The update itself is plain optax
 on global arrays, outside `shard_map`.
 """
 
@@ -21,7 +21,7 @@ from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.train.step.gradients import GradientSource
 from fiddlex.train.step.optimizer import clip_by_global_norm, num_updates
 from fiddlex.train.step.scaling import next_scaling
-from fiddlex.train.step.state import Layout, TrainState
+from fiddlex.train.step.state import TrainState, WeightLayout
 
 Metrics = dict[str, Any]
 
@@ -33,7 +33,7 @@ def make_train_step(
     *,
     learning_rate: optax.Schedule,
     mesh: Mesh,
-    layout: Layout,
+    layout: WeightLayout,
     specs: TrainState,
 ) -> jax.stages.Wrapped:
     """Compiles `(state, inputs) -> (state, metrics)`; the state is donated.

@@ -2,7 +2,7 @@
 
 A phase of the run (`pipeline.semantics_schedule`) begins with an empty pipeline and ends with one: the last windows of
 a phase start nothing of the batches after it. So does the run. After its end, where a notebook may take more steps, the
-pipeline fills again and goes on.
+pipeline fills again and runs on.
 """
 
 import math
@@ -12,32 +12,32 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fiddlex.pipeline.continuous import Call
+from fiddlex.pipeline.continuous import DeviceWindow
 from fiddlex.schedules.semantics import Phase
 from fiddlex.schedules.windows import Renames, Window, Windows
-from fiddlex.train.step.state import Layout
+from fiddlex.train.step.state import WeightLayout
 
 
-class Calls:
-    """The calls of a run.
+class WindowSequence:
+    """The windows of a run's steps.
 
     Args:
       layout: with windows.
       mesh: to put them on.
     """
 
-    def __init__(self, layout: Layout, mesh: Mesh):
+    def __init__(self, layout: WeightLayout, mesh: Mesh):
         self._phases, self._windows = layout.pipeline.phases, layout.pipeline.windows
-        self._frame = layout.pipeline.frame
+        self._spec = layout.pipeline.spec
         self._longest = max(windows.longest for windows in self._windows.values())
         self._sharding = NamedSharding(mesh, P())
         self._restarted = 0
-        self._on_devices: dict[tuple[str, int, int], Call] = {}
+        self._on_devices: dict[tuple[str, int, int], DeviceWindow] = {}
 
-    def abstract(self) -> Call:
-        """Shapes, dtypes and shardings of a call."""
-        call = self._call(next(iter(self._windows.values()))[0], 0)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding), call)
+    def abstract(self) -> DeviceWindow:
+        """Shapes, dtypes and shardings of a window."""
+        window = self._device_window(next(iter(self._windows.values()))[0], 0)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding), window)
 
     def restart(self, step: int) -> None:
         """Nothing is in flight when step number `step`, counted from 0, begins: the state comes from a checkpoint."""
@@ -45,17 +45,17 @@ class Calls:
 
     def num_batches(self, step: int) -> int:
         """Batches that may be under way in a step, its own included."""
-        return int(min(self._frame.sizes.batches, self._end(step) - step))
+        return int(min(self._spec.sizes.batches, self._end(step) - step))
 
-    def of(self, step: int) -> Call:
-        """The call of a step."""
+    def of(self, step: int) -> DeviceWindow:
+        """The window of a step."""
         phase, batches = self._phase(step), self.num_batches(step)
         begun = phase.start if step < phase.end else phase.end
         windows = self._windows[phase.semantics]
         number = _repeated(windows, step - max(begun, self._restarted))
         key = phase.semantics, number, batches
         if key not in self._on_devices:
-            self._on_devices[key] = jax.device_put(self._call(windows[number], batches), self._sharding)
+            self._on_devices[key] = jax.device_put(self._device_window(windows[number], batches), self._sharding)
         return self._on_devices[key]
 
     def _phase(self, step: int) -> Phase:
@@ -66,17 +66,17 @@ class Calls:
         phase = self._phase(step)
         return phase.end if step < phase.end else math.inf
 
-    def _call(self, window: Window, num_batches: int) -> Call:
-        table = window.until(num_batches * self._frame.batch_size)
+    def _device_window(self, window: Window, num_batches: int) -> DeviceWindow:
+        table = window.until(num_batches * self._spec.batch_size)
         padding = [(0, self._longest - len(table)), (0, 0), (0, 0)]
         renames = (
             np.stack([np.concatenate([row, np.arange(len(row), size)]) for row in rename]).astype(np.int32)
-            for rename, size in zip(window.renames, self._frame.sizes.slots, strict=True)
+            for rename, size in zip(window.renames, self._spec.sizes.slots, strict=True)
         )
-        return Call(np.pad(table, padding), np.int32(len(table)), Renames(*renames))
+        return DeviceWindow(np.pad(table, padding), np.int32(len(table)), Renames(*renames))
 
 
 def _repeated(windows: Windows, number: int) -> int:
-    """The first call that runs the same window."""
+    """The first step after the pipeline was empty that runs the same window as step number `number`."""
     late = number - len(windows.first)
     return number if late < 0 else len(windows.first) + late % len(windows.cycle)

@@ -1,6 +1,6 @@
 """What a program must know to run the tables of a pipeline, but for the tables themselves.
 
-Programs are compiled for a frame, and take tables as they take data: all windows of a run have the same frame.
+Programs are compiled for a spec, and take tables as they take data: all windows of a run have the same spec.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from fiddlex.schedules.table import NONE
 
 
 @dataclasses.dataclass(frozen=True)
-class Frame:
+class PipelineSpec:
     """The shape of a pipeline.
 
     Attributes:
@@ -35,8 +35,8 @@ class Frame:
     sizes: Sizes
 
 
-def make_frame(lowered: Lowered, batch_size: int, sizes: Sizes | None = None) -> Frame:
-    """The frame of a schedule.
+def make_spec(lowered: Lowered, batch_size: int, sizes: Sizes | None = None) -> PipelineSpec:
+    """The spec of a schedule.
 
     Args:
       lowered: the schedule, of one batch or of several.
@@ -44,7 +44,7 @@ def make_frame(lowered: Lowered, batch_size: int, sizes: Sizes | None = None) ->
       sizes: for several batches; by default those of one.
     """
     whole = (lowered.column("backward_chunk") != NONE) & (lowered.column("backward_weight_stash") == NONE)
-    return Frame(
+    return PipelineSpec(
         lowered.forward_shifts,
         lowered.backward_shifts,
         lowered.scores_between,

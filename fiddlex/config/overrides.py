@@ -1,0 +1,73 @@
+"""Fields of a config by their paths, as in `mesh.pipe`: set to values, or to what a text such as `mesh.pipe=4` says.
+
+What-if questions and lists of cases are written so. The texts of the command line, `--config.mesh.pipe=4`, are parsed
+by ml_collections (`fiddlex.config.command_line`).
+"""
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from fiddlex.config.config import Config, check_field
+from fiddlex.errors import ConfigError
+
+_BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}  # as on the command line
+
+
+def replaced(config: Config, values: Mapping[str, Any]) -> Config:
+    """A copy of a config with some fields set, not yet validated.
+
+    Args:
+      config: left as it is.
+      values: of each field that is set, by its path.
+
+    Raises:
+      ConfigError: when there is no such field, or a value is not of the field's type.
+    """
+    config = copy.deepcopy(config)
+    for path, value in values.items():
+        check_field(path)
+        section, _, name = path.partition(".")
+        setattr(getattr(config, section) if name else config, name or section, value)
+    return config
+
+
+def override(config: Config, *assignments: str) -> Config:
+    """A copy of a config with some fields set to what texts say, not yet validated.
+
+    Args:
+      config: left as it is.
+      assignments: each `section.field=value`, the value in the field's type; `true` or `false` for a bool.
+
+    Raises:
+      ConfigError: when a text has another form, names no field, or gives a value of another type.
+    """
+    values = {}
+    for assignment in assignments:
+        path, sign, text = (part.strip() for part in assignment.partition("="))
+        if not sign or not is_field(path):
+            check_field(path)
+            raise ConfigError(f"{assignment!r}: write section.field=value, as in mesh.pipe=4.")
+        section, _, name = path.partition(".")
+        values[path] = _read(path, getattr(getattr(config, section), name), text)
+    return replaced(config, values)
+
+
+def is_field(path: str) -> bool:
+    """Whether a section of a config has a field of this path."""
+    section, _, name = path.partition(".")
+    holder = {field.name: field.type for field in dataclasses.fields(Config)}.get(section)
+    return holder is not None and name in {field.name for field in dataclasses.fields(holder)}  # type: ignore[arg-type]
+
+
+def _read(path: str, present: Any, text: str) -> Any:
+    """The value of a text in the type that the field has."""
+    if isinstance(present, bool):
+        if text.lower() not in _BOOLS:
+            raise ConfigError(f"{path}={text}: write true or false.")
+        return _BOOLS[text.lower()]
+    try:
+        return type(present)(text)
+    except ValueError:
+        raise ConfigError(f"{path}={text} must be of type {type(present).__name__}.") from None
