@@ -1,12 +1,13 @@
 """GPUs that the compiler can be told of without one being there.
 
-XLA compiles for a GPU that it gets as a text proto (`GpuTargetConfigProto`). The figures are those that a device of the
-kind reports of itself, as XLA's own tests have them (openxla/xla, `target_config/specs`).
+XLA compiles for a GPU that it gets as a text proto (`GpuTargetConfigProto`). The topologies of the catalogue have the
+figures (`[compiler.gpu]` of `fiddlex/cluster/topologies/*.toml`): those that a device of the kind reports of itself, as
+XLA's own tests have them (openxla/xla, `target_config/specs`).
 """
 
-from typing import NamedTuple
+import dataclasses
 
-from fiddlex.config import ModelConfig
+from fiddlex.config import ModelConfig, rules
 
 FLASH_CAPABILITY = 8  # the least major compute capability for which cuDNN has a flash kernel
 
@@ -22,8 +23,9 @@ def runs_flash(capability: int, model: ModelConfig, *, dropout: bool) -> bool:
     return capability >= FLASH_CAPABILITY and model.suits_flash and not dropout
 
 
-class Target(NamedTuple):
-    """A GPU.
+@dataclasses.dataclass(frozen=True)
+class GpuTarget:
+    """A GPU as a device of the kind describes itself, and as the compiler takes it.
 
     Attributes:
       description: what a device of the kind calls itself.
@@ -49,8 +51,14 @@ class Target(NamedTuple):
     memory_bytes: int
     bytes_per_s: int
 
+    def validate(self, prefix: str) -> None:
+        """Raises ConfigError when a figure is not above 0; `prefix` precedes the names of fields."""
+        for field in dataclasses.fields(self):
+            if field.type is not str:
+                rules.positive(f"{prefix}{field.name}", float(getattr(self, field.name)))
+
     def text_proto(self) -> str:
-        """What XLA takes. What is not in `Target` is the same for all of these GPUs."""
+        """What XLA takes. What is not in `GpuTarget` is the same for all of these GPUs."""
         return f"""
 gpu_device_info {{
   cuda_compute_capability {{ major: {self.capability} }}
@@ -76,26 +84,3 @@ platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 8 }}
 device_description_str: "{self.description}"
 """
-
-
-TARGETS = {
-    "v100": Target("Tesla V100-SXM2-16GB", 7, 80, 64, 1.53, 98_304, 98_304, 6_291_456, 16_935_682_048, 898_048_000_000),
-    "a100_40": Target(
-        "NVIDIA A100-SXM4-40GB", 8, 108, 64, 1.41, 167_936, 166_912, 41_943_040, 42_298_834_944, 1_555_200_000_000
-    ),
-    "a100": Target(
-        "NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 167_936, 166_912, 41_943_040, 85_100_068_864, 2_039_040_000_000
-    ),
-    "h100": Target(
-        "NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 233_472, 232_448, 52_428_800, 84_942_979_072, 3_352_320_000_000
-    ),
-    "h200": Target("NVIDIA H200", 9, 132, 128, 1.98, 233_472, 232_448, 52_428_800, 151_397_597_184, 4_800_000_000_000),
-    "b200": Target(
-        "NVIDIA B200", 10, 148, 128, 1.965, 233_472, 232_448, 132_644_864, 191_514_411_008, 7_672_320_000_000
-    ),
-}
-
-
-def memory_bytes(description: str) -> int | None:
-    """Memory of the GPU that calls itself so; None when it is none of these."""
-    return next((target.memory_bytes for target in TARGETS.values() if target.description == description), None)

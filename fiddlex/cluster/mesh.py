@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, Mesh
 
-from fiddlex.cluster.gpu_targets import TARGETS
+from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import MeshConfig
 from fiddlex.errors import ConfigError, DeviceError
 
@@ -28,7 +28,7 @@ MOST_FAKE_DEVICES = 4096  # each takes threads and memory
 
 _TOPOLOGIES = (
     "Use cpu; a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4, tpu:v6e:4x4, tpu:v5p:2x2x1, tpu:v4:2x2x1; "
-    f"or GPUs as gpu:NAME:HOSTSxPER_HOST, such as gpu:h100:2x8, of {', '.join(TARGETS)}"
+    f"or GPUs as gpu:NAME:HOSTSxPER_HOST, such as gpu:h100:2x8, of {', '.join(gpu_targets())}"
 )
 # libtpu is to look for no TPU, and to let other processes load it at the same time.
 _NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
@@ -103,7 +103,7 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
     Args:
       config: sizes of the mesh.
       topology: `cpu`, whose devices are as many as it takes; `tpu:NAME:SHAPE`, a whole slice of TPUs such as
-        `tpu:v5e:2x4`; or `gpu:NAME:HOSTSxPER_HOST`, GPUs of `fiddlex.cluster.gpu_targets` such as `gpu:h100:2x8`.
+        `tpu:v5e:2x4`; or `gpu:NAME:HOSTSxPER_HOST`, GPUs of the catalogue of topologies such as `gpu:h100:2x8`.
 
     Raises:
       ConfigError: when there is no such topology.
@@ -154,7 +154,8 @@ def _tpu_devices(name: str) -> Sequence[jax.Device]:
 
 def _gpu_devices(name: str) -> Sequence[jax.Device]:
     chip, _, shape = name.partition(":")
-    if chip not in TARGETS or not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
+    targets = gpu_targets()
+    if chip not in targets or not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
         raise ConfigError(f"topology 'gpu:{name}' is not known. {_TOPOLOGIES}.")
     plugins = "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"
     if importlib.util.find_spec("jax_plugins") is None or not any(map(importlib.util.find_spec, plugins)):
@@ -162,7 +163,7 @@ def _gpu_devices(name: str) -> Sequence[jax.Device]:
             f"Compiling for gpu:{name} takes jax's CUDA plugin, which is not installed. It comes with the extra "
             "aot_gpu, for Linux: pip install -e '.[aot_gpu]'; no GPU has to be there."
         )
-    target = TARGETS[chip].text_proto()
+    target = targets[chip].text_proto()
     return topologies.get_topology_desc(platform="cuda", topology=f"1x{shape}", target_config=target).devices
 
 

@@ -33,6 +33,9 @@ your own has the same form and goes by its path, which ends in `.toml`:
     name = "a100"
     torus = 0                        # dimensions of a TPU's torus: 2 or 3; may be left out for gpu
 
+    [compiler.gpu]                   # what the compiler must know of a GPU of the catalogue (`GpuTarget`)
+    …
+
 Devices are numbered as the mesh numbers them, `tensor` fastest, then `pipe`, then `data`, so that each link joins whole
 runs of consecutive devices. Each axis of a mesh on TPUs is taken to have a ring of its own on the torus, so a TPU's
 bandwidth is that of one dimension, out of both its links, which are two paths. Invariant: every figure has a source,
@@ -43,6 +46,7 @@ and nothing here depends on a model.
 
 import dataclasses
 import datetime
+import functools
 import importlib.resources
 import math
 import pathlib
@@ -50,6 +54,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fiddlex.cluster.gpu_targets import GpuTarget
 from fiddlex.cluster.slices import slice_shape
 from fiddlex.config import rules
 from fiddlex.config.records import from_mapping
@@ -153,11 +158,19 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class Compiler:
-    """How the ahead-of-time compiler calls it (`fiddlex.cluster.mesh.make_topology_mesh`)."""
+    """How the ahead-of-time compiler calls the chips (`fiddlex.cluster.mesh.make_topology_mesh`).
+
+    Attributes:
+      platform: `gpu` or `tpu`.
+      name: the kind of chip.
+      torus: dimensions of the torus that TPUs form; 0 for GPUs.
+      gpu: what the compiler must know of the GPU; None: what the catalogue has under `name`.
+    """
 
     platform: str
     name: str
     torus: int = 0
+    gpu: GpuTarget | None = None
 
     def validate(self, prefix: str) -> None:
         """Raises ConfigError when the platform is unknown or has no such torus; `prefix` precedes names of fields."""
@@ -168,6 +181,13 @@ class Compiler:
                 f"{prefix}torus={self.torus} with platform={self.platform!r}: it must be "
                 f"{' or '.join(map(str, torus))}, the dimensions of the torus that its chips form."
             )
+        if self.gpu:
+            self.gpu.validate(f"{prefix}gpu.")
+
+    @property
+    def target(self) -> GpuTarget | None:
+        """What the compiler must know of the GPU; None where that is unknown."""
+        return self.gpu or gpu_targets().get(self.name)
 
 
 class Ring(NamedTuple):
@@ -336,6 +356,13 @@ def load_topology(name_or_path: str) -> Topology:
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, which tells the line, or a number of 5000 digits
         raise ConfigError(f"{where} is not TOML: {error}.") from error
     return from_mapping(Topology, values, f"{where}: ", name=name_or_path).validate()
+
+
+@functools.cache
+def gpu_targets() -> dict[str, GpuTarget]:
+    """The GPUs of the catalogue that can be compiled for, by the names that the compiler has for them."""
+    compilers = (load_topology(name).compiler for name in catalogue())
+    return {each.name: each.gpu for each in compilers if each and each.gpu}
 
 
 def table() -> str:

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 
-from fiddlex.cluster.gpu_targets import FLASH_CAPABILITY, TARGETS, runs_flash
+from fiddlex.cluster.gpu_targets import FLASH_CAPABILITY, runs_flash
 from fiddlex.cluster.topology import Compiler
 from fiddlex.config import ModelConfig
 
@@ -78,8 +78,8 @@ def backend_of(compiler: Compiler | None) -> Backend:
     """The backend that compiles for a topology; what names none is taken for GPUs of unknown capability."""
     if compiler and compiler.platform == "tpu":
         return TPU
-    known = TARGETS.get(compiler.name) if compiler else None
-    return dataclasses.replace(GPU, capability=known.capability if known else 0)
+    target = compiler.target if compiler else None
+    return dataclasses.replace(GPU, capability=target.capability if target else 0)
 
 
 @functools.cache

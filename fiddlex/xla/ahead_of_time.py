@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fiddlex.cluster import gpu_targets
+from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import Config
 from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.schedules.table import NONE
@@ -109,7 +109,8 @@ def memory_limit(mesh: Mesh) -> int | None:
     """
     device = mesh.devices.flat[0]
     if device.platform == "gpu":
-        return gpu_targets.memory_bytes(device.device_kind)
+        targets = gpu_targets().values()
+        return next((target.memory_bytes for target in targets if target.description == device.device_kind), None)
     if device.platform != "tpu":
         return None
     everywhere = NamedSharding(mesh, P())

@@ -3,8 +3,7 @@ import pathlib
 
 import pytest
 
-from fiddlex.cluster.gpu_targets import TARGETS
-from fiddlex.cluster.topology import Compiler, Topology, catalogue, load_topology
+from fiddlex.cluster.topology import Compiler, Topology, catalogue, gpu_targets, load_topology
 from fiddlex.errors import ConfigError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -210,6 +209,7 @@ def test_no_such_topology(name, message, tmp_path, monkeypatch):
 def test_what_the_compiler_knows_of_a_gpu_agrees_with_the_catalogue(name):
     topology = load_topology(name)
     assert topology.compiler
-    target = TARGETS[topology.compiler.name]
+    target = topology.compiler.gpu
+    assert target == gpu_targets()[topology.compiler.name]
     assert target.memory_bytes == pytest.approx(topology.chip.memory_bytes, rel=0.01)
     assert target.bytes_per_s == pytest.approx(topology.chip.memory_bandwidth, rel=0.01)
