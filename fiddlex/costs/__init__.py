@@ -1,1 +1,1 @@
-"""What a train step costs, told from a config and the description of its network: weights, flops, memory, work."""
+"""The costs of a train step, computed from a config and its network's description: weights, flops, memory, work."""

@@ -1,7 +1,7 @@
-"""What XLA's backends do with memory that the program does not say.
+"""How XLA's backends use memory where the program does not determine it.
 
-All of it was read off the buffers that XLA assigns (`--xla_dump_to`), on 2026-11-22 with jax 0.10.2, libtpu 0.0.52 and
-jax's CUDA 12 plugin, for TPU v5e and v5p and for H100s; docs/memory.md tells how far it holds.
+We read these facts off the buffers that XLA assigns (`--xla_dump_to`), on 2026-11-22 with jax 0.10.2, libtpu 0.0.52 and
+jax's CUDA 12 plugin, for TPU v5e and v5p and for H100s; docs/memory.md reports their limits.
 """
 
 import dataclasses
@@ -16,27 +16,28 @@ from fiddlex.config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """Facts of a backend.
+    """Facts about a backend.
 
     Attributes:
-      fuses: long chains of elementwise operations, with the products beside them, leave nothing in memory but their
-        result: neither the words of the random generator, nor exponentials and gradients of logits.
-      draws_inside: where `fuses` does not hold, random words still leave nothing in memory.
-      rounds_gradients: gradients of scores and logits are in memory in the compute dtype alone, beside the float32 ones
-        that they are made of.
-      scatters_in_place: rows are added to an embedding's gradient where it is.
-      capability: major number of the CUDA compute capability of the GPUs that it compiles for; 0 where that is unknown.
-      rounds_products: products of float32 take bfloat16 (the default precision), and what products alone read is kept
-        so.
-      lanes: the last dimension of an argument is padded to a multiple of this, and the last but one to one of
-        `sublanes`; of the dimensions those are chosen to be last that make the least padding.
-      sublanes: of 4-byte elements.
-      whole_lanes_copy: where a head has a multiple of `lanes` elements, the stacked weights of queries, keys and
-        values are copied for the backward pass, transposed.
-      reduces_whole: many a reduce-scatter of gradients is run as an all-reduce of which each replica keeps its part, so
-        that all sums are there whole beside all the partial ones; which, it does not say.
-      narrow_head: up to this size of a head the gradient of the probabilities is kept in the compute dtype; of larger
-        heads its product with them is, in float32.
+      fuses: whether the backend fuses long chains of elementwise operations with the products next to them, so that
+        memory holds only their result, not the words of the random generator or exponentials and gradients of logits.
+      rounds_products: whether products of float32 round their inputs to bfloat16 (the default precision), and arrays
+        that only products read are stored in bfloat16.
+      draws_inside: whether random words take no memory although `fuses` is False.
+      rounds_gradients: whether memory holds the gradients of scores and logits only in the compute dtype, in addition
+        to the float32 scores and logits from which they are computed.
+      scatters_in_place: whether the backend adds rows to an embedding's gradient in place.
+      capability: major number of the CUDA compute capability of the GPUs that it compiles for; 0: unknown.
+      lanes: the backend pads the last dimension of an argument to a multiple of `lanes` and the last but one to a
+        multiple of `sublanes`; it chooses as the last two dimensions those that need the least padding.
+      sublanes: multiple to which the backend pads the last but one dimension, for 4-byte elements.
+      whole_lanes_copy: whether the backend copies the stacked weights of queries, keys and values, transposed, for the
+        backward pass where a head has a multiple of `lanes` elements.
+      reduces_whole: whether the backend runs many reduce-scatters of gradients as an all-reduce, of which each replica
+        keeps its part, so that memory holds all full sums in addition to all partial ones; it does not report which
+        reduce-scatters these are.
+      narrow_head: largest head size for which memory holds the gradient of the probabilities in the compute dtype; for
+        larger heads it holds the product of this gradient and the probabilities, in float32.
     """
 
     fuses: bool
@@ -75,7 +76,7 @@ GPU = Backend(
 
 
 def backend_of(compiler: Compiler | None) -> Backend:
-    """The backend that compiles for a topology; what names none is taken for GPUs of unknown capability."""
+    """The backend that compiles for a topology; without a compiler, GPUs of unknown capability."""
     if compiler and compiler.platform == "tpu":
         return TPU
     target = compiler.target if compiler else None

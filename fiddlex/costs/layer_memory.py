@@ -1,10 +1,10 @@
-"""What the passes through one layer, and through the head, have in memory on one device.
+"""The memory of the passes through one layer, and through embedding and head, on one device.
 
-A fold over the operations of `fiddlex.models.spec`: what a layer leaves for its backward pass is the sum of what its
-operations keep (`fiddlex.models.operators`); Korthikanti et al., MLSys 2023, section 4, count another model's the same
-way. Letters as in `fiddlex.models.layers`: B sequences of a microbatch, S positions, T a tensor rank's part of them
-under sequence parallelism (else S), H hidden, N this tensor rank's heads, A their joint width, V its slice of the
-vocabulary.
+The functions sum over the operations of `fiddlex.models.spec`: the activations that a layer saves for its backward pass
+are those that its operations save (`fiddlex.models.operators`). Korthikanti et al., MLSys 2023, section 4, count those
+of another model in the same way. The letters are those of `fiddlex.models.layers`: B sequences of a microbatch, S
+positions, T a tensor rank's part of the positions under sequence parallelism (else S), H hidden size, N this tensor
+rank's heads, A the joint width of these heads, V this device's slice of the vocabulary.
 """
 
 import dataclasses
@@ -31,19 +31,19 @@ class LayerMemory:
     """The memory that one layer's passes take; sizes are in elements unless a line says bytes.
 
     Attributes:
-      backend: what the layer runs on.
-      recompute: what of the layer is computed again, see `PipelineConfig`.
-      branches: what the layer computes.
+      backend: the backend that compiles the layer.
+      recompute: the recompute mode, as in `PipelineConfig`.
+      branches: the branches of the layer, with their operations.
       tensor: the number of tensor ranks.
       itemsize: bytes of an element in the compute dtype.
-      operand: bytes of an element that nothing but products read.
+      operand: bytes of an element of an array that only products read.
       tokens: the positions of a microbatch, B·S.
       residual: the residual stream on a device, B·T·H.
       scores: attention's scores, B·N·S·S.
       statistics: one number for each row of the scores, B·N·S.
       head_size: the width of a head.
-      dropout: whether anything is dropped.
-      flash: whether attention runs in a kernel that keeps no scores.
+      dropout: whether the model has dropout.
+      flash: whether attention runs in a kernel that saves no scores.
     """
 
     backend: Backend
@@ -83,7 +83,11 @@ class LayerMemory:
         )
 
     def stash(self) -> int:
-        """Bytes that a forward pass saves for its backward: all, all but attention's inside, or the input alone."""
+        """Bytes that a forward pass saves for its backward pass.
+
+        By recompute mode, these are all saved activations (`none`), all except for those inside attention
+        (`selective`), or only the layer's input (`full`).
+        """
         if self.recompute == "full":
             return self._input
         attention = self._probabilities() * (self.recompute == "none" or self.flash)
@@ -91,11 +95,14 @@ class LayerMemory:
 
     @property
     def _input(self) -> int:
-        """Bytes of the layer's input, which the first norm keeps; in post-LN the second, of the sum before it."""
+        """Bytes of the layer's input.
+
+        The first norm saves this input; in post-LN, the second norm saves as many bytes, of the sum before it.
+        """
         return self.residual * self.itemsize
 
     def _saved(self, operation: Operation) -> int:
-        """Bytes that an operation saves for its backward pass; of attention, without its inside."""
+        """Bytes that an operation saves for its backward pass; for attention, without the arrays inside it."""
         match operation:
             case Norm():
                 return self.residual * self.itemsize
@@ -109,17 +116,21 @@ class LayerMemory:
                 return self.residual * MASK * self.dropout
 
     def _probabilities(self) -> int:
-        """Bytes of probabilities, and where some are dropped of those that are left and the mask; of flash, sums."""
+        """Bytes that the inside of attention saves.
+
+        These are the probabilities and, with dropout, also the probabilities after dropout and the mask. The flash
+        kernel saves only a sum for each row of the scores.
+        """
         if self.flash:
             return self.statistics * FLOAT32
         return self.scores * (self.itemsize + (self.operand + MASK) * self.dropout)
 
     def _local(self, width: int) -> int:
-        """Elements of an array of a width that tensor parallelism cuts."""
+        """Elements of an array whose last dimension, of size `width`, tensor parallelism shards."""
         return self.tokens * (width // self.tensor)
 
     def _inputs(self, product: Product) -> int:
-        """Elements of a product's input; under sequence parallelism it is gathered before."""
+        """Elements of a product's input, which the layer gathers first under sequence parallelism."""
         return self._local(product.inputs) if product.split == "inputs" else self.tokens * product.inputs
 
     def _outputs(self, product: Product) -> int:
@@ -135,20 +146,20 @@ class LayerMemory:
         return [each for branch in self.branches for each in branch if isinstance(each, Product)]
 
     def weight_stash(self) -> int:
-        """Bytes that I saves for W: gradients of the products' outputs, and their inputs unless these are stashed."""
+        """Bytes that I saves for W: gradients of the products' outputs, and with `full` recomputation their inputs."""
         gradients = sum(map(self._outputs, self._products))
         inputs = sum(map(self._inputs, self._products))
         return (gradients + inputs * (self.recompute == "full")) * self.operand
 
     def working(self) -> int:
-        """Bytes at the fullest moment of the layer's passes: inside attention forward, or in a branch backward.
+        """Bytes at the peak of the layer's passes: in attention's forward pass, or in a branch's backward pass.
 
-        In a branch's backward pass there is what was computed again and is not used up yet, that of earlier branches
-        included, and the gradients of an activation's output and inputs, or those inside attention. All along there are
-        the kernel of the product at hand as read from the stack, its gradient, and what goes through the residual
-        stream, in and out.
+        During a branch's backward pass, memory holds the recomputed activations that are still needed, including those
+        of earlier branches. It also holds the gradients of an activation function's output and inputs, or those inside
+        attention. Throughout, it holds the kernel of the current product as read from the stack, the gradient of this
+        kernel, and the input and output of the residual stream.
         """
-        again, moments, before = self.recompute == "full", [], -self._input  # which is stashed
+        again, moments, before = self.recompute == "full", [], -self._input  # the stash counts the layer's input
         for branch in self.branches:
             saved = sum(map(self._saved, branch))
             if any(isinstance(each, Attention) for each in branch):
@@ -162,31 +173,35 @@ class LayerMemory:
         return max(moments) + 2 * (kernel + self.residual) * self.itemsize
 
     def _activation_gradients(self, branch: Branch) -> int:
-        """Bytes of the gradients of an activation's output and inputs."""
+        """Bytes of the gradients of an activation function's output and inputs."""
         activations = (each for each in branch if isinstance(each, Activation))
         return sum((1 + each.num_inputs) * self._local(each.units) * self.itemsize for each in activations)
 
     def _softmax(self) -> int:
-        """Bytes of the scores and of what attention leaves."""
+        """Bytes of the scores, and of the arrays that the inside of attention saves."""
         return self.scores * FLOAT32 * (not self.flash) + self._probabilities()
 
     def _attention_forward(self) -> int:
-        """Bytes of scores; unless all is fused, of what it leaves, and two random words a score with the two before."""
+        """Bytes that attention's forward pass holds.
+
+        These are the scores and, unless `Backend.fuses`, also the arrays that the inside of attention saves and, for
+        the dropout of each score, two random words and the two words before them.
+        """
         if self.backend.fuses:
             return self.scores * FLOAT32
         words = 4 * self.scores * WORD * (self.dropout and not self.backend.draws_inside)
         return self._softmax() + words
 
     def _attention_backward(self) -> int:
-        """Bytes of scores and probabilities, read or computed again, and of the gradients of both."""
-        if self.flash:  # gradients of queries, keys, values and of what comes out, in float32 the first
+        """Bytes of scores and probabilities, which are read or recomputed, and of the gradients of both."""
+        if self.flash:  # gradients of queries in float32, and of keys, values and the output in the compute dtype
             heads = self.statistics * self.head_size
             return self._probabilities() + heads * (FLOAT32 + 3 * self.itemsize)
         if self.backend.rounds_gradients:
             return self._softmax() + 2 * self.scores * self.itemsize
         if not self.backend.fuses:
             return self._softmax() * (self.recompute != "none") + 2 * self.scores * FLOAT32
-        if self.recompute == "none":  # as they are read, as the products want them, and both gradients
+        if self.recompute == "none":  # probabilities as read, probabilities as operands, and both gradients
             return self.scores * (self.itemsize + 3 * self.operand)
         weighted = FLOAT32 if self.head_size > self.backend.narrow_head else 0
         return self.scores * (FLOAT32 + self.itemsize + weighted)
@@ -204,12 +219,13 @@ class LayerMemory:
 
 
 def outside_layers(config: Config, backend: Backend) -> int:
-    """Bytes at the fullest moment of embedding and head, whichever takes more.
+    """Bytes at the peak of embedding and head, whichever takes more.
 
-    The head has this device's slice of the logits, B·P·V where it scores P positions of a row, in float32; unless all
-    is fused their exponentials and gradients too, or of these the rounded ones alone (`Backend.rounds_gradients`); and
-    what it scores, with its gradients. The embedding's backward pass has the gradient of the table's slice, V·H, in
-    float32, before and, unless `Backend.scatters_in_place`, after rows are added to it.
+    The head holds this device's slice of the logits in float32, B·P·V where it scores P positions of a row. Unless
+    `Backend.fuses`, it also holds their exponentials and gradients, or with `Backend.rounds_gradients` only the rounded
+    gradients. It also holds the activations that it scores, with their gradients. The embedding's backward pass holds
+    the gradient of the table's slice, V·H, in float32, before and, unless `Backend.scatters_in_place`, after it adds
+    rows to this gradient.
     """
     network, itemsize = describe(config), ITEMSIZES[config.model.dtype]
     columns = config.padded_vocab_size // config.mesh.vocab_shards

@@ -1,11 +1,13 @@
-"""Memory of a train step on one device, as the schedule's table and the model's formulas tell, without compiling it.
+"""The memory of a train step on one device, computed from the schedule's table and the model without compiling it.
 
-The parts stand in `weight_memory` (weights, gradients, optimizer), `layer_memory` (what passes through layers,
-embedding and head leave and have alive) and `backend` (what XLA does that the program does not say). Every device has
-arrays of the same shapes, so the numbers hold for each of them. Invariant: a number here follows from the program or is
-a fact of the backend, found by experiment; none is fitted. docs/memory.md tells how near they come.
+The parts are in `weight_memory` (weights, gradients, optimizer), `layer_memory` (what the passes through layers,
+embedding and head save, and what they hold while they run) and `backend` (XLA's choices that the program does not
+determine). Every device has arrays of the same shapes, so the numbers are the same for all devices. Invariant: each
+number follows from the program or is a fact of the backend, found by experiment; none is fitted. docs/memory.md reports
+the accuracy.
 
-Not known here: the few bytes that follow the number of microbatches (keys of dropout, losses, the schedule's table).
+The model leaves out the few bytes that depend on the number of microbatches: dropout keys, losses and the schedule's
+table.
 """
 
 import math
@@ -23,20 +25,20 @@ WORD = 4  # bytes of an element of a batch: of a token, a target, a weight of a 
 
 
 class Memory(NamedTuple):
-    """Bytes on one device, by what they are for.
+    """Bytes on one device, by purpose.
 
     Attributes:
       weights: float32 master weights, sharded over `data` with ZeRO-1.
-      optimizer: the optimizer's state, sharded alike.
-      compute_weights: in the compute dtype, gathered, where they are not the master weights themselves.
-      versions: older versions of those that batches under way are run with.
-      gradients: float32 sums, of all batches under way.
-      stash: what forwards leave for their backwards, over all slots.
-      weight_stash: what I leaves for W, over all slots.
-      inboxes: what waits to be used, trash slots included, and the gradient under way.
-      working: what the pass through one layer, embedding or head has alive besides, whichever takes most.
-      update: what reducing the gradients, or gathering weights, takes besides, before and after the loop over ticks.
-      inputs: the batch, and those after it that are under way.
+      optimizer: optimizer state, sharded in the same way as the master weights.
+      compute_weights: gathered weights in the compute dtype; 0: the step computes with the master weights.
+      versions: older versions of the compute weights, which the batches in flight use.
+      gradients: float32 gradient sums of all batches in flight.
+      stash: activations that forward passes save for backward passes, in all slots.
+      weight_stash: arrays that I saves for W, in all slots.
+      inboxes: received activations and gradients that wait for use, trash slots included, and one outgoing gradient.
+      working: arrays of the pass through one layer, embedding or head while it runs, whichever takes most.
+      update: arrays for reducing gradients or gathering weights, before and after the loop over ticks.
+      inputs: the step's batch, and the later batches that are in flight.
     """
 
     weights: int
@@ -53,10 +55,11 @@ class Memory(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """Bytes at the fullest moment: in the loop over ticks, or outside it.
+        """Bytes at the peak: in the loop over ticks, or outside it.
 
-        With a flush after each batch what the loop alone has is free when it has ended. Where batches are under way
-        between steps it is part of the train state, and stays; as that is donated, it is there once.
+        With a flush after each batch, the arrays that only the loop uses are freed when the loop ends. Where batches
+        are in flight between steps, these arrays are part of the train state and stay in memory. The step's input state
+        is donated, so that there is only one copy of them.
         """
         always = self.weights + self.optimizer + self.versions + self.gradients + self.inputs
         of_loop = self.compute_weights + self.stash + self.weight_stash + self.inboxes
@@ -74,18 +77,18 @@ def device_memory(
     """The memory of a train step.
 
     Args:
-      config: a valid one.
-      sizes: of the schedule's memories: `make_spec(…).sizes`, or of windows `common_spec(…).sizes`.
-      placement: of the layers.
-      backend: what it is compiled for.
-      weights: `weight_bytes` of it, where they are known already.
+      config: a valid config.
+      sizes: sizes of the schedule's buffers: `make_spec(…).sizes`, or `common_spec(…).sizes` for windows.
+      placement: placement of the layers on stages.
+      backend: backend that compiles the step.
+      weights: result of `weight_bytes` for the config; None: the function computes it.
     """
     layer, rows = LayerMemory.of(config, backend), placement.rows_per_chunk
     all_rows, slots, continuous = placement.rows_per_rank, sizes.slots, sizes.versions > 1
     weights = weights or weight_bytes(config, all_rows, backend)
     compute = _compute_weights(config, weights, backend, continuous=continuous)
     finished = sizes.finished * weights.reduced_layers
-    if continuous:  # the first of `finished` is made when the newest weights have been gathered
+    if continuous:  # the step makes the first of `finished` after it gathers the newest weights
         update = max(weights.outer, compute - (finished if sizes.finished == 1 else 0))
     else:
         update = _reduced(config, weights, backend)
@@ -118,7 +121,10 @@ def _compute_weights(config: Config, weights: WeightBytes, backend: Backend, *, 
 
 
 def _reduced(config: Config, weights: WeightBytes, backend: Backend) -> int:
-    """Bytes of the gradients once reduced, beside those that are not; of one replica updates, unless all is fused."""
+    """Bytes of the reduced gradients, in addition to the unreduced ones; with one replica, bytes of the updates.
+
+    A backend that fuses elementwise work (`Backend.fuses`) holds no updates in memory.
+    """
     if config.mesh.data == 1 and backend.fuses:
         return 0
     if config.optimizer.zero1 and not backend.reduces_whole:
@@ -127,6 +133,6 @@ def _reduced(config: Config, weights: WeightBytes, backend: Backend) -> int:
 
 
 def _batch(config: Config) -> int:
-    """Bytes of a replica's part of a batch (`fiddlex.models.task_sizes.example_fields`)."""
+    """Bytes of a replica's part of a batch, whose fields are those of `fiddlex.models.task_sizes.example_fields`."""
     elements = sum(math.prod(field.shape) for field in example_fields(config).values())
     return config.replica_batch_size * elements * WORD

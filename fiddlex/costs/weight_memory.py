@@ -1,6 +1,6 @@
-"""What a model's weights, their gradients and the optimizer's state take on one device.
+"""The memory of a model's weights, their gradients and the optimizer state on one device.
 
-A fold over the parameters of `fiddlex.models.spec`, sharded as `fiddlex.parallel.axes` says.
+The functions sum over the parameters of `fiddlex.models.spec`, sharded by the rules of `fiddlex.parallel.axes`.
 """
 
 import math
@@ -14,17 +14,17 @@ from fiddlex.models.spec import Parameter, leaves
 from fiddlex.parallel.axes import largest_dimension, num_shards
 
 FLOAT32 = 4
-MIN_FACTORED_SIZE = 128  # below, Adafactor keeps all second moments (`fiddlex.train.step.blockwise`)
+MIN_FACTORED_SIZE = 128  # below this size Adafactor stores all second moments (`fiddlex.train.step.blockwise`)
 
 
 def local_shape(parameter: Parameter, config: Config) -> tuple[int, ...]:
-    """The sizes that a device has of a weight that it computes with; the vocabulary is padded."""
+    """The shape of a device's shard of a compute weight, with the vocabulary padded."""
     sizes = parameter.padded(config.padded_vocab_size)
     return tuple(size // num_shards(axis, config.mesh) for size, axis in zip(sizes, parameter.axes, strict=True))
 
 
 def master_shape(parameter: Parameter, config: Config) -> tuple[int, ...]:
-    """The sizes that a device has of a master weight: with ZeRO-1 its part of what it computes with."""
+    """The shape of a device's shard of a master weight; with ZeRO-1, it is a part of `local_shape` over `data`."""
     shape, data = list(local_shape(parameter, config)), config.mesh.data if config.optimizer.zero1 else 1
     if (dimension := largest_dimension(shape, data)) is not None:
         shape[dimension] //= data
@@ -32,9 +32,10 @@ def master_shape(parameter: Parameter, config: Config) -> tuple[int, ...]:
 
 
 def num_factors(parameter: Parameter, config: Config) -> int:
-    """The elements of the factors of Adafactor's second moments, whole on every device; 0 where it keeps all moments.
+    """The number of elements in the factors of Adafactor's second moments; 0 where it stores all moments.
 
-    Whether moments are factored is decided by the sizes without padding, as in `fiddlex.train.step.blockwise`.
+    Every device holds the whole factors. The sizes without padding decide whether Adafactor factors the moments, as in
+    `fiddlex.train.step.blockwise`.
     """
     by_size = sorted(range(len(parameter.shape)), key=parameter.shape.__getitem__)
     if len(by_size) < 2 or parameter.shape[by_size[-2]] < MIN_FACTORED_SIZE:
@@ -44,17 +45,17 @@ def num_factors(parameter: Parameter, config: Config) -> int:
 
 
 def num_moments(optimizer: str, momentum: float) -> int:
-    """How many numbers an optimizer keeps of each weight; Adafactor's factors are not among them.
+    """How many numbers an optimizer stores for each weight, without Adafactor's factors.
 
     Args:
-      optimizer: its name.
-      momentum: that of sgd, which keeps nothing without.
+      optimizer: name of the optimizer.
+      momentum: momentum of sgd; without momentum, sgd stores nothing.
     """
     return {"adamw": 2, "adam": 2, "lamb": 2, "sgd": int(momentum > 0), "adafactor": 0}[optimizer]
 
 
 def device_parameters(config: Config, rows: int) -> int:
-    """The number of weights that a device with so many rows of layers computes with."""
+    """The number of weights with which a device computes, where it holds `rows` rows of the stacked layers."""
     network = describe(config)
     return rows * _elements(leaves(network.layer), config) + _elements(network.outer, config)
 
@@ -63,13 +64,13 @@ class WeightBytes(NamedTuple):
     """Bytes on one device.
 
     Attributes:
-      layers: of the layers' weights in float32.
-      kernels: of those among them that are factors of matrix products.
-      outer: of the weights of embedding and head in float32.
-      reduced_layers: of the layers' gradients, reduced over `data` onto the shards of the master weights.
-      reduced_outer: of the gradients of embedding and head, reduced in the same way.
-      master: of the master weights.
-      optimizer: of the optimizer's state.
+      layers: the layers' weights in float32.
+      kernels: the part of `layers` that matrix products use.
+      outer: the weights of embedding and head in float32.
+      reduced_layers: the layers' gradients, reduced over `data` onto the shards of the master weights.
+      reduced_outer: the gradients of embedding and head, reduced over `data` onto the shards of the master weights.
+      master: the master weights.
+      optimizer: the optimizer state.
     """
 
     layers: int
@@ -82,14 +83,17 @@ class WeightBytes(NamedTuple):
 
 
 def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
-    """The weights of a model on a device with so many rows of layers; what is in the train state, with its padding."""
+    """Bytes of a model's weights on a device that holds `rows` rows of the stacked layers.
+
+    The bytes of the train state (`master` and `optimizer`) include the backend's padding.
+    """
     network, optimizer = describe(config), config.optimizer
     layer, outer = list(leaves(network.layer)), network.outer
     layer_shapes, outer_shapes = ([master_shape(each, config) for each in part] for part in (layer, outer))
     tiled = [backend.tiled((rows, *shape)) for shape in layer_shapes] + list(map(backend.tiled, outer_shapes))
     state = num_moments(optimizer.name, optimizer.momentum) * sum(tiled)
     if optimizer.name == "adafactor":
-        # Factors are whole on every device, those of other pipe ranks' layers included.
+        # Every device holds the whole factors, including those of other pipe ranks' layers.
         factors = [num_factors(each, config) * rows * config.mesh.pipe for each in layer]
         factors += [num_factors(each, config) for each in outer]
         state = sum(factor or moment for factor, moment in zip(factors, tiled, strict=True))
@@ -105,5 +109,5 @@ def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
 
 
 def _elements(parameters: Iterable[Parameter], config: Config) -> int:
-    """The elements that a device has of weights that it computes with."""
+    """The number of elements in a device's shards of compute weights."""
     return sum(math.prod(local_shape(each, config)) for each in parameters)

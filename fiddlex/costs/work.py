@@ -1,10 +1,11 @@
-"""What one device computes for one microbatch: matrix products, and the memory traffic beside them.
+"""The work of one device for one microbatch: matrix products, and the memory traffic of the other operations.
 
-A fold over the operations of `fiddlex.models.spec`, on a device that holds 1/t of the layer's heads and hidden units.
-Products have two operations for each multiply-add; the backward pass has one product for the gradient of the input (I)
-and one for that of the weight (W) for each of the forward's (Narayanan et al., SC 2021, appendix). Traffic counts what
-fused elementwise work reads and writes. Invariant: summed over the devices, the products of a step are
-`fiddlex.costs.sizes.model_flops` but for those of labels, and with what is computed again `hardware_flops`.
+The functions sum over the operations of `fiddlex.models.spec`, on a device that holds 1/t of the layer's heads and
+hidden units. Each multiply-add of a product counts as two operations. For each product of the forward pass the backward
+pass has one for the gradient of the input (I) and one for the gradient of the weight (W) (Narayanan et al., SC 2021,
+appendix). Traffic is the bytes that fused elementwise work reads and writes. Invariant: summed over the devices, the
+operations of a step's products are `fiddlex.costs.sizes.model_flops`, except for the label heads; with the recomputed
+products, they are `hardware_flops`.
 """
 
 import dataclasses
@@ -27,24 +28,24 @@ class MatrixProduct(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Operations."""
+        """Number of operations, two for each multiply-add."""
         return 2 * self.rows * self.inputs * self.outputs * self.number
 
     @property
     def elements(self) -> float:
-        """Numbers read and written."""
+        """Number of elements read and written."""
         return (self.rows * self.inputs + self.inputs * self.outputs + self.rows * self.outputs) * self.number
 
     @property
     def gradients(self) -> tuple["MatrixProduct", "MatrixProduct"]:
-        """Those of the first factor and of the second."""
+        """The products for the gradients of the first factor and of the second."""
         rows, inputs, outputs, number = self
         return MatrixProduct(rows, outputs, inputs, number), MatrixProduct(inputs, rows, outputs, number)
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Products in the compute dtype, and bytes that elementwise work reads and writes beside them."""
+    """Products in the compute dtype, and the bytes that elementwise work reads and writes in addition to them."""
 
     products: tuple[MatrixProduct, ...] = ()
     traffic: float = 0.0
@@ -54,17 +55,18 @@ class Work:
 
     @property
     def flops(self) -> float:
-        """Operations of the products."""
+        """Number of operations of the products."""
         return sum(product.flops for product in self.products)
 
     def seconds(self, chip: Chip, dtype: str, efficiency: float) -> float:
-        """Time on a chip: each product at a share of the peak, or as fast as memory feeds it; then the traffic.
+        """Seconds on a chip: those of each product, plus those of the memory traffic.
 
-        Williams et al., Roofline (CACM 2009), for each product by itself.
+        A product takes the longer of two times: its operations at a share of the peak, and its elements at the memory's
+        bandwidth. This is the roofline model (Williams et al., CACM 2009) for each product by itself.
 
         Args:
           chip: the device.
-          dtype: of the products.
+          dtype: dtype of the products.
           efficiency: share of the chip's peak that large products reach.
 
         Raises:
@@ -77,13 +79,13 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class LayerWork:
-    """One layer and microbatch.
+    """The work of one layer for one microbatch.
 
     Attributes:
-      forward: F.
-      again: what `pipeline.recompute` computes again before the backward pass.
-      backward_input: I.
-      backward_weight: W.
+      forward: work of F.
+      again: work that `pipeline.recompute` repeats before the backward pass.
+      backward_input: work of I.
+      backward_weight: work of W.
     """
 
     forward: Work
@@ -93,12 +95,12 @@ class LayerWork:
 
 
 def layer_work(config: Config, *, flash: bool = False) -> LayerWork:
-    """The work of a layer.
+    """The work of one layer for one microbatch.
 
     Args:
-      config: sizes.
-      flash: attention in a fused kernel, which writes no scores, skips what a causal model masks, and computes the
-        forward products of attention again in the backward pass (Dao et al., FlashAttention, NeurIPS 2022).
+      config: config that gives the sizes.
+      flash: whether attention runs in a fused kernel, which writes no scores, skips the scores that a causal model
+        masks, and recomputes the scores in the backward pass (Dao et al., FlashAttention, NeurIPS 2022).
     """
     sizes = _Sizes.of(config)
     around, (scores, values) = sizes.products(), sizes.attention()
@@ -106,7 +108,7 @@ def layer_work(config: Config, *, flash: bool = False) -> LayerWork:
     in_attention = (*scores.gradients, *values.gradients)
     streams = sizes.streams()
     if flash:
-        seen = 2 if sizes.network.attention.causal else 1  # a causal kernel does half of the square
+        seen = 2 if sizes.network.attention.causal else 1  # a causal kernel computes half of the S × S square
         inner, inner_backward = (
             tuple(product._replace(number=product.number / seen) for product in products)
             for products in ((scores, values), (scores, *in_attention))
@@ -130,12 +132,12 @@ def layer_work(config: Config, *, flash: bool = False) -> LayerWork:
 
 
 class EdgeWork(NamedTuple):
-    """What stands before the first stage and behind the last, for one microbatch and 1/shards of the vocabulary.
+    """The work before the first stage and after the last, for one microbatch and 1/shards of the vocabulary.
 
     Attributes:
-      embed: looking up.
-      head: the loss and its gradient.
-      embed_backward: adding the gradient to the table.
+      embed: work of the lookup in the embedding table.
+      head: work of the loss and its gradient.
+      embed_backward: work of the addition of the gradient to the embedding table.
     """
 
     embed: Work
@@ -144,11 +146,11 @@ class EdgeWork(NamedTuple):
 
 
 def edge_work(config: Config, *, shards: int) -> EdgeWork:
-    """The work of embedding and head; heads of labels, which read one position of each sequence, are left out.
+    """The work of embedding and head, without label heads, which read one position of each sequence.
 
     Args:
-      config: sizes.
-      shards: parts into which the vocabulary is cut.
+      config: config that gives the sizes.
+      shards: number of shards of the vocabulary.
     """
     sizes, itemsize = _Sizes.of(config), ITEMSIZES[config.model.dtype]
     scored = num_sequences(config) * sizes.network.task.num_scored
@@ -170,7 +172,7 @@ def edge_work(config: Config, *, shards: int) -> EdgeWork:
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Elements of a microbatch's arrays on one device."""
+    """Sizes of a microbatch's arrays on one device."""
 
     network: spec.Network
     num_sequences: int
@@ -178,7 +180,7 @@ class _Sizes:
     tensor: int
     itemsize: int
     dropout: bool
-    split: int  # ranks over which norms and residuals are spread
+    split: int  # number of ranks that share the work of norms and residuals
 
     @classmethod
     def of(cls, config: Config) -> "_Sizes":
@@ -198,7 +200,7 @@ class _Sizes:
         return self.num_sequences * self.seq_len
 
     def products(self) -> tuple[MatrixProduct, ...]:
-        """Those with weights, cut over tensor ranks as they say."""
+        """The products with weights, split over tensor ranks as each `Product.split` says."""
 
         def local(width: int, product: spec.Product, side: str) -> int:
             return width // self.tensor if product.split == side else width
@@ -210,7 +212,7 @@ class _Sizes:
         )
 
     def attention(self) -> tuple[MatrixProduct, MatrixProduct]:
-        """Scores, and values weighted by them."""
+        """The two products of attention: the scores, and the values weighted by the probabilities."""
         attention, length = self.network.attention, self.seq_len
         heads = self.num_sequences * attention.heads // self.tensor
         return MatrixProduct(length, attention.head_size, length, heads), MatrixProduct(
@@ -218,16 +220,16 @@ class _Sizes:
         )
 
     def softmax(self) -> float:
-        """Bytes: float32 scores read, probabilities written; where some are dropped these read and written again."""
+        """Bytes of a softmax: reads float32 scores, writes probabilities; dropout reads and writes these once more."""
         scores = self.num_sequences * (self.network.attention.heads // self.tensor) * self.seq_len**2
         return scores * (FLOAT32 + self.itemsize + 2 * self.itemsize * self.dropout)
 
     def streams(self) -> float:
-        """Bytes of norms, residual sums, activations, and biases of queries, keys and values, read and written once."""
+        """Bytes that norms, residual sums, activations, and biases of queries, keys and values read and write once."""
         return sum(map(self._stream, self.network.operations)) * self.itemsize
 
     def _stream(self, operation: spec.Operation) -> float:
-        """Elements that an operation reads and writes, besides what products do."""
+        """Elements that an operation reads and writes outside its products."""
         residual = self.tokens * self.network.hidden / self.split
         match operation:
             case spec.Norm():
@@ -241,6 +243,6 @@ class _Sizes:
         return 0.0
 
     def accumulated(self) -> float:
-        """Bytes of the weights' gradients added to float32 sums."""
+        """Bytes that the addition of the weights' gradients to float32 sums reads and writes."""
         weights = sum(product.inputs * product.outputs for product in self.products())
         return weights * (2 * FLOAT32 + self.itemsize)

@@ -1,1 +1,1 @@
-"""From a model and a cluster to a layout: what a step takes, what fits, and which of all layouts is best."""
+"""For a model on a cluster: predicts the step time and memory of each layout, and finds the best layout."""

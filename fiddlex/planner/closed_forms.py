@@ -1,9 +1,9 @@
-"""Pipelines of the planner's space: what one holds and what a batch takes in it, for any costs.
+"""The buffers of a pipeline in the planner's space, and the time of a batch in it, for any costs.
 
-The simulator's lockstep clock tells the time. From some number of microbatches on a schedule with traits repeats
-(`fiddlex.schedules.traits`): each microbatch more takes as much time more. So a long pipeline is simulated at two short
-lengths and drawn out, which is exact, and what it holds has a closed form. Tests compare both with the whole lowering.
-Pipelines of other schedules are simulated whole (`fiddlex.planner.predict`).
+The simulator's lockstep clock gives the time. A schedule with traits repeats from some number of microbatches on
+(`fiddlex.schedules.traits`): every further period of microbatches adds the same time. So the planner simulates a long
+pipeline at two short lengths and extrapolates, which is exact, and computes its buffers in closed form. Tests compare
+both with the whole lowering. `fiddlex.planner.predict` simulates pipelines of other schedules whole.
 """
 
 import functools
@@ -25,14 +25,14 @@ from fiddlex.simulate.steady import steady
 
 
 class Shape(NamedTuple):
-    """A pipeline, whatever runs in it.
+    """The shape of a pipeline, independent of the model that runs in it.
 
     Attributes:
-      schedule: name of one that has traits.
-      pipe: ranks.
-      chunks: stages on each.
-      num_microbatches: of a replica's batch.
-      semantics: of the weights.
+      schedule: name of a schedule that has traits.
+      pipe: number of pipe ranks.
+      chunks: number of stages on each rank.
+      num_microbatches: number of microbatches in a replica's batch.
+      semantics: name of the weight semantics.
     """
 
     schedule: str
@@ -43,10 +43,10 @@ class Shape(NamedTuple):
 
     @property
     def traits(self) -> Traits:
-        """What is known of the schedule.
+        """The traits of the schedule.
 
         Raises:
-          ValueError: when it has no traits.
+          ValueError: when the schedule has no traits.
         """
         traits = traits_of(GENERATORS.get(self.schedule))
         if traits is None:
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
     @property
     def never_waits(self) -> bool:
-        """Whether the pipeline is known never to wait for an update."""
+        """Whether the traits guarantee that the pipeline never waits for an update."""
         semantics = make_semantics(self.semantics, num_stages=self.pipe * self.chunks, batch_size=self.num_microbatches)
         enough = self.num_microbatches >= 2 * (self.pipe - 1)
         return enough and min(semantics.delays) > 0 and self.traits.never_waits
@@ -67,11 +67,11 @@ def stage_ranks(shape: Shape) -> tuple[int, ...]:
 
 
 def batch_seconds(shape: Shape, costs: Costs) -> float:
-    """Seconds of a batch in the lockstep clock; of a pipeline that is not flushed, on average once it is full.
+    """Seconds of a batch in the lockstep clock; for a pipeline that is not flushed, the average once it is full.
 
     Args:
-      shape: the pipeline.
-      costs: in seconds, for its stages.
+      shape: the shape of the pipeline.
+      costs: costs of the pipeline's stages, in seconds.
     """
     never_waits, traits, m = shape.never_waits, shape.traits, shape.num_microbatches
     seconds = _seconds if never_waits or shape.semantics == "sync" else _steady_seconds
@@ -85,7 +85,7 @@ def batch_seconds(shape: Shape, costs: Costs) -> float:
 
 
 def sizes(shape: Shape) -> Sizes:
-    """What the pipeline holds."""
+    """The numbers of buffers that the pipeline holds."""
     p, v, m, traits = shape.pipe, shape.chunks, shape.num_microbatches, shape.traits
     if shape.semantics != "sync":
         if shape.semantics == "2bw" and traits.sizes_2bw and 1 < p <= m:
@@ -93,20 +93,20 @@ def sizes(shape: Shape) -> Sizes:
         return _windows(shape, GENERATORS[shape.schedule]).sizes
     if traits.slots is None:
         return make_spec(lower(_schedule(shape)), m).sizes
-    if p == 1:  # each microbatch is done with before the next begins
+    if p == 1:  # each microbatch ends before the next begins
         return make_spec(lower(_schedule(shape, 1)), 1).sizes
     return Sizes(traits.slots(p, v, m))
 
 
 def free_running_seconds(shape: Shape, costs: Costs) -> float:
-    """Seconds of a batch that is flushed in the free-running clock, that of other systems; long pipelines drawn out.
+    """Seconds of a flushed batch in the free-running clock, the clock of other systems; extrapolates long pipelines.
 
-    That is exact where stages are alike and hops far shorter than they are; others may take longer than this to settle,
-    and it can be some percent off.
+    The extrapolation is exact where all stages take the same time and hops are far shorter than stages. Other pipelines
+    may start to repeat only at greater lengths, so that the result can be wrong by some percent.
 
     Args:
-      shape: the pipeline.
-      costs: in seconds, for its stages.
+      shape: the shape of the pipeline.
+      costs: costs of the pipeline's stages, in seconds.
     """
     step, m = shape.pipe, shape.num_microbatches
     long = 3 * step + m % step
@@ -126,7 +126,7 @@ def _steady_seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
     return steady(_windows(shape, GENERATORS[shape.schedule]), costs).period
 
 
-# What is cached is so for a name and what it names at the time: a notebook may give the name to another generator.
+# The caches' keys have the generator as well as its name, because a notebook may give the name to another generator.
 @functools.lru_cache(maxsize=256)
 def _ticks(shape: Shape, generator: Generator) -> TickWork:
     schedule = _made(shape, generator)
@@ -135,14 +135,14 @@ def _ticks(shape: Shape, generator: Generator) -> TickWork:
 
 
 def _schedule(shape: Shape, num_microbatches: int | None = None) -> Schedule:
-    """The schedule of a batch, or of another number of microbatches."""
+    """The shape's schedule, with another number of microbatches if one is given."""
     number = num_microbatches or shape.num_microbatches
     return _made(shape._replace(num_microbatches=number), GENERATORS[shape.schedule])
 
 
 @functools.lru_cache(maxsize=256)
 def _made(shape: Shape, generator: Generator) -> Schedule:
-    """Without `make_schedule`'s proof, which takes longer than all that is done with it; tests have it."""
+    """The schedule without `make_schedule`'s proof, which takes longer than its use here; tests run the proof."""
     return generator(pipe=shape.pipe, chunks=shape.chunks, num_microbatches=shape.num_microbatches)
 
 

@@ -1,9 +1,9 @@
-"""Seconds of everything that a train step does, on a topology: what the simulator is run with.
+"""Computes the seconds of every part of a train step on a topology, as costs for the simulator.
 
-Times of computation are reckoned from the work (`work`) and a chip's peak. Communication is counted on the links that
-it really crosses (`Topology.rings`): tensor parallelism inside a layer, hops between stages, the whole pipe for
-embedding and head, gradients and weights over `data`. Communication inside a layer, and that over `data`, is taken to
-be exposed, as XLA schedules it beside nothing.
+The model computes compute times from the work (`fiddlex.costs.work`) and the chip's peak. It counts communication on
+the links that the messages cross (`Topology.rings`): tensor parallelism inside a layer, hops between stages, the whole
+pipe for embedding and head, gradients and weights over `data`. It assumes that communication inside a layer and
+communication over `data` are exposed, because XLA overlaps them with nothing.
 
 Sources: volumes of Narayanan et al., SC 2021, section 3; sequence parallelism of Korthikanti et al., MLSys 2023,
 section 3.2 (an all-reduce is a reduce-scatter and an all-gather of the same bytes).
@@ -36,17 +36,17 @@ class MicrobatchTimes(NamedTuple):
     """Seconds of a microbatch on one device.
 
     Attributes:
-      forward: of a layer.
-      backward_input: likewise, with what is computed again for it.
-      backward_weight: likewise.
-      exchange: of those three, what is communication.
-      embed: of all ranks together.
-      head: likewise.
-      embed_backward: likewise.
-      edge_exchange: of those three, what is communication.
-      hops: from each rank of the pipe to the next, the last to the first.
-      sharing: see `Costs`.
-      tick: likewise.
+      forward: seconds of a layer's forward pass.
+      backward_input: seconds of a layer's input-gradient pass, with what it recomputes.
+      backward_weight: seconds of a layer's weight-gradient pass.
+      exchange: seconds of communication in a layer; `forward` and `backward_input` include them.
+      embed: seconds of the embedding, on which all ranks work together.
+      head: seconds of the loss and its gradient, on which all ranks work together.
+      embed_backward: seconds of the embedding's gradient, on which all ranks work together.
+      edge_exchange: seconds of communication outside the layers; `embed`, `head` and `embed_backward` include them.
+      hops: seconds of a message from each pipe rank to the next; the last entry is from the last rank to the first.
+      sharing: slowdown while 1, 2, … ranks are active, as in `Costs`.
+      tick: seconds of every tick in addition to its work, as in `Costs`.
     """
 
     forward: float
@@ -72,7 +72,7 @@ class MicrobatchTimes(NamedTuple):
         return self.embed + self.head + self.embed_backward
 
     def costs(self, placement: LayerPlacement) -> Costs:
-        """What the simulator's clocks take, for layers on stages."""
+        """The costs of the stages in a placement, for the simulator's clocks."""
         layers, ranks = placement.layers_per_stage, placement.stage_ranks
         forward, inputs, weights = (
             tuple(each * time for each in layers) for time in (self.forward, self.backward_input, self.backward_weight)
@@ -81,12 +81,12 @@ class MicrobatchTimes(NamedTuple):
         return Costs(forward, inputs, weights, self._hops(ranks), *edges, tick=self.tick, sharing=self.sharing)
 
     def _hops(self, ranks: Sequence[int]) -> tuple[float, ...]:
-        """Of each stage the slower of its messages, to the stage before and to the one behind."""
+        """For each stage, the slower of its two messages: to the previous stage and to the next."""
         between = [self._hop(first, second) for first, second in itertools.pairwise(ranks)]
         return tuple(max(pair) for pair in zip([0.0, *between], [*between, 0.0], strict=True))
 
     def _hop(self, first: int, second: int) -> float:
-        """Between two ranks, the shorter way round."""
+        """Seconds of a message between two ranks, the shorter way around the pipe."""
         if first == second:
             return 0.0
         low, high = sorted((first, second))
@@ -98,9 +98,9 @@ class StepTimes(NamedTuple):
     """Seconds of a step outside the pipeline, on one device.
 
     Attributes:
-      reduce: of the gradients over `data`.
-      gather: of the weights over `data`.
-      update: of the optimizer.
+      reduce: seconds to reduce the gradients over `data`.
+      gather: seconds to gather the weights over `data`.
+      update: seconds of the optimizer's update.
     """
 
     reduce: float
@@ -110,16 +110,16 @@ class StepTimes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """How a training system does what systems do differently; the defaults are this project's.
+    """Choices in which training systems differ; the defaults are those of this project.
 
     Attributes:
-      vocabulary_over_pipe: the vocabulary is spread over `pipe` too, and all ranks score together.
-      scatters_hops: each tensor rank sends its part of an activation, which is gathered where it arrives (Narayanan et
-        al., SC 2021, section 4.1).
-      gradient_bytes: of a weight's gradient as it is reduced over `data`; None: 4.
-      flash: attention runs in a fused kernel; None: where the chip has one that takes the model.
-      replicas_inside: replicas of a stage are neighbours, and its pipeline goes from server to server (2BW's planner);
-        else `pipe` varies faster than `data`, as here.
+      vocabulary_over_pipe: whether the vocabulary is sharded over `pipe` too, so that all ranks compute the loss.
+      scatters_hops: whether each tensor rank sends only its part of an activation, and the receivers gather the parts
+        (Narayanan et al., SC 2021, section 4.1).
+      gradient_bytes: bytes of a weight's gradient when it is reduced over `data`.
+      flash: whether attention runs in a fused kernel; None: it does if the chip has a kernel that runs the model.
+      replicas_inside: whether the replicas of a stage are neighbours and the pipeline goes from server to server, as in
+        2BW's planner; otherwise `pipe` varies faster than `data`, as in this project.
     """
 
     vocabulary_over_pipe: bool = True
@@ -130,13 +130,13 @@ class System:
 
 
 class CostModel:
-    """The times of a step of one model on one kind of cluster, for any layout; what layouts share is reckoned once.
+    """The times of a step of one model on one kind of cluster, for any layout; caches what layouts have in common.
 
     Args:
-      config: of the run; its mesh and pipeline play no part.
-      topology: what it runs on.
+      config: the config of the run; the model ignores its mesh and pipeline.
+      topology: the cluster.
       efficiency: share of the chip's peak that large products reach.
-      system: how it runs.
+      system: the choices of the training system; None: those of this project.
 
     Raises:
       ConfigError: when the topology has no peak for the dtype.
@@ -150,7 +150,7 @@ class CostModel:
         has_flash = backend_of(topology.compiler).runs_flash(config.model)
         self._flash = has_flash if self._system.flash is None else self._system.flash
         topology.chip.peak(config.model.dtype)
-        # A cache of this model alone, which goes when the model goes.
+        # Each cost model has its own caches, which are freed with it.
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
         self._links_once = functools.cache(self._links)
 
@@ -158,12 +158,12 @@ class CostModel:
         """The times of a microbatch on a mesh.
 
         Args:
-          mesh: whose axes divide what they must (`Config.validate`).
-          num_microbatches: of a replica's batch.
-          recompute: see `PipelineConfig`.
+          mesh: a mesh that is valid for the config (`Config.validate`).
+          num_microbatches: number of microbatches in a replica's batch.
+          recompute: the recompute mode, as in `PipelineConfig`.
 
         Raises:
-          ConfigError: when the topology does not join the mesh's devices.
+          ConfigError: when no link of the topology joins all devices of the mesh.
         """
         examples = self._config.data.global_batch_size // mesh.data // num_microbatches
         shards = mesh.tensor * (mesh.pipe if self._system.vocabulary_over_pipe else 1)
@@ -193,8 +193,8 @@ class CostModel:
         """The times of a step outside the pipeline.
 
         Args:
-          mesh: as for `microbatch`.
-          num_parameters: weights that the fullest device holds.
+          mesh: a mesh that is valid for the config (`Config.validate`).
+          num_parameters: number of weights on the device that holds most.
         """
         zero1 = self._config.optimizer.zero1
         rings = self._links_once(mesh.data, mesh.pipe, mesh.tensor).data
@@ -210,7 +210,7 @@ class CostModel:
         return sum(work.seconds(chip, dtype, self._efficiency) for work in works)
 
     def _layer(self, tensor: int, sequence_parallel: bool, examples: int, recompute: str) -> tuple[float, float, float]:
-        """Seconds of F, I (with what is computed again) and W, without communication."""
+        """Seconds of F, I (with what it recomputes) and W, without communication."""
         config = self._sized(MeshConfig(1, 1, tensor, sequence_parallel), examples, recompute)
         work = layer_work(config, flash=self._flash)
         return (
@@ -224,19 +224,19 @@ class CostModel:
         return tuple(map(self._seconds, work))
 
     def _sized(self, mesh: MeshConfig, examples: int, recompute: str) -> Config:
-        """A config of one replica with microbatches of so many examples."""
+        """A config of one replica whose microbatches have `examples` examples."""
         data = dataclasses.replace(self._config.data, global_batch_size=examples)
         return dataclasses.replace(self._config, mesh=mesh, data=data, pipeline=PipelineConfig(recompute=recompute))
 
     @functools.cached_property
     def _reductions(self) -> int:
-        """How many products of a layer are reduced over tensor ranks in each direction."""
+        """How many of a layer's products need an all-reduce over tensor ranks, in each direction."""
         operations = describe(self._config).operations
         return sum(isinstance(each, Product) and each.split == "inputs" for each in operations)
 
     @property
     def _row_bytes(self) -> int:
-        """Bytes of the residual stream of one example, which may have several rows."""
+        """Bytes of the residual stream of one example, which may have several sequences."""
         config = self._config
         return config.sequences_per_example * config.model.seq_len * config.model.hidden_size * self._itemsize
 
@@ -253,7 +253,10 @@ class CostModel:
         )
 
     def _slowest_hop(self, rank: int, data: int, pipe: int, step: int, stride: int) -> Link:
-        """The link from a rank to the next, in that replica in which it is slowest; they lie in turn on the links."""
+        """The slowest link, over all replicas, from a pipe rank to the next.
+
+        The links that the replicas use repeat after `turns` replicas, so the search looks at no more of them.
+        """
         ends = (rank * step, (rank + 1) % pipe * step)
         sizes = [link.devices for link in self._topology.links if link.devices]
         turns = max((size // math.gcd(size, stride) for size in sizes), default=1)
@@ -271,7 +274,10 @@ class CostModel:
         return tuple(seconds[link] for link in links.hops) or (0.0,)
 
     def _update_bytes(self, num_parameters: float, data: int) -> float:
-        """Bytes: gradient, weight, moments read, weight and moments written, and the gradient read for its norm."""
+        """Bytes that an update moves.
+
+        It reads gradient, weight and moments, writes weight and moments, and reads the gradient again for its norm.
+        """
         optimizer = self._config.optimizer
         mine = num_parameters / (data if optimizer.zero1 else 1)
         return mine * FLOAT32 * (4 + 2 * num_moments(optimizer.name, optimizer.momentum))
@@ -279,7 +285,15 @@ class CostModel:
 
 @dataclasses.dataclass(frozen=True)
 class _Links:
-    """What the axes of a mesh exchange over: rings, the link from each pipe rank to the next, and who sends at once."""
+    """The links of a mesh: the rings of each axis, the link from each pipe rank to the next, and how many send at once.
+
+    Attributes:
+      tensor: rings of a group over `tensor`.
+      pipe: rings of a group over `pipe`.
+      data: rings of a group over `data`.
+      hops: link from each pipe rank to the next; empty: one rank.
+      senders: number of devices that send to the next pipe rank at once.
+    """
 
     tensor: tuple[Ring, ...]
     pipe: tuple[Ring, ...]

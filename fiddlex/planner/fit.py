@@ -1,9 +1,10 @@
-"""From the times of a few train steps to a profile.
+"""Fits a profile to the times of a few train steps.
 
-With one replica and no pipeline a step takes m·(L·layer + edges) + weights·update + fixed, of m microbatches and L
-layers. Runs with different m and L solve that, as well as can be where times are noisy, for numbers not below 0. More
-replicas give what devices that share cores lose: equal work on each, so that its time grows with nothing else. What a
-pipeline takes beyond what is predicted so, over its ticks, is what a tick takes beside the work in it.
+With one replica and no pipeline, a step of m microbatches and L layers takes m·(L·layer + edges) + weights·update +
+fixed. The fit solves this equation by least squares, for numbers not below 0, from runs with different m and L. Runs
+with more replicas show how much devices that share cores slow each other down: each device has the same work, so the
+time grows for no other reason. Runs with a pipeline show the time of a tick in addition to its work: the measured time
+minus the prediction so far, divided by the number of ticks.
 """
 
 import dataclasses
@@ -21,8 +22,8 @@ from fiddlex.planner.predict import pipeline_of, predict
 from fiddlex.planner.profile import Entry, Profile, ProfiledCostModel
 from fiddlex.simulate.clock import Costs
 
-FEW = 4  # of the layers, a fourth
-MICROBATCHES = 4  # where there are several
+FEW = 4  # runs of few layers have a fourth of the layers
+MICROBATCHES = 4  # number of microbatches in the runs with several
 
 
 class Run(NamedTuple):
@@ -36,10 +37,10 @@ class Parts(NamedTuple):
     """Seconds of a step of one replica without a pipeline.
 
     Attributes:
-      layer: of a layer and microbatch.
-      edges: outside the layers, of a microbatch.
-      update: for each weight.
-      fixed: once.
+      layer: seconds of a layer for a microbatch.
+      edges: seconds of a microbatch outside the layers.
+      update: seconds of the optimizer's update for each weight.
+      fixed: seconds that every step takes once.
     """
 
     layer: float
@@ -49,10 +50,10 @@ class Parts(NamedTuple):
 
 
 def fit_parts(runs: Sequence[Run]) -> Parts:
-    """The parts that tell the times best, by relative error.
+    """The parts that best explain the measured times, by least squares of the relative errors.
 
     Args:
-      runs: with one replica and no pipeline, of different layers and microbatches.
+      runs: runs of one replica without a pipeline, with different numbers of layers and microbatches.
     """
     rows = [
         (
@@ -68,20 +69,20 @@ def fit_parts(runs: Sequence[Run]) -> Parts:
 
 
 def _not_below_zero(matrix: np.ndarray, target: np.ndarray) -> list[float]:
-    """Least squares for numbers not below 0, of float [equation, unknown] and float [equation]."""
+    """Least squares with no unknown below 0, for float [equation, unknown] and float [equation]."""
     scale = np.linalg.norm(matrix, axis=0)  # the unknowns differ by many orders of magnitude
     found: np.ndarray = scipy.optimize.nnls(matrix / scale, target)[0]
     return (found / scale).tolist()
 
 
 class Calibration(NamedTuple):
-    """The configs whose steps tell a profile.
+    """The configs whose step times determine a profile.
 
     Attributes:
-      base: one replica without a pipeline: few layers and many, one microbatch and several.
-      forward: that which is to be run forward alone.
-      replicas: by their number, many layers with one microbatch and with several.
-      pipelines: of different numbers of ranks.
+      base: configs of one replica without a pipeline: few and many layers, one and several microbatches.
+      forward: config of which only the forward pass is to be run.
+      replicas: by number of replicas, configs of many layers with one microbatch and with several.
+      pipelines: configs of pipelines with different numbers of ranks.
     """
 
     base: tuple[Config, ...]
@@ -91,14 +92,14 @@ class Calibration(NamedTuple):
 
     @classmethod
     def of(cls, config: Config, devices: Sequence[int]) -> "Calibration":
-        """For the shape of a config: its model, tensor parallelism, microbatch and recomputation.
+        """The configs for the shape of a given config: its model, tensor parallelism, microbatch and recomputation.
 
         Args:
-          config: a valid one; its layers are the many.
-          devices: numbers above 1 for which sharing and ticks are to be measured; none for an entry alone.
+          config: a valid config; the runs of many layers have all its layers.
+          devices: numbers of devices above 1 for which to measure sharing and ticks; empty: measure only an entry.
 
         Raises:
-          ConfigError: when there are too few layers to tell what one takes.
+          ConfigError: when the model has too few layers to determine the time of one layer.
         """
         many, examples = config.model.num_layers, config.microbatch_size
         if many < 2:
@@ -125,16 +126,16 @@ class Calibration(NamedTuple):
 
     @property
     def configs(self) -> list[Config]:
-        """All but `forward`, in the order in which `fit` takes their times."""
+        """All configs except for `forward`, in the order in which `fit` takes their times."""
         return [*self.base, *(config for row in self.replicas.values() for config in row), *self.pipelines]
 
     def fit(self, seconds: Sequence[float], forward_s: float, about: Mapping[str, str]) -> Profile:
-        """The profile.
+        """The profile that fits the measured times.
 
         Args:
-          seconds: of a step of each of `configs`.
-          forward_s: of `forward`.
-          about: see `fit_profile`.
+          seconds: seconds of a step of each of `configs`.
+          forward_s: seconds of the forward pass of `forward`.
+          about: `machine`, `jax_version` and `date` of the profile.
         """
         runs = iter(map(Run, self.configs, seconds))
         take = lambda configs: tuple(itertools.islice(runs, len(configs)))  # noqa: E731
@@ -155,11 +156,11 @@ def fit_profile(
     """A profile with one entry.
 
     Args:
-      base: for `fit_parts`, all of one shape.
-      forward: a run of that shape forward alone, with its head.
-      replicas: by their number, two runs with one microbatch and with more, of layers that `base` has too.
-      pipelines: one of each number of ranks, of the same shape.
-      about: `machine`, `jax_version` and `date`.
+      base: the runs for `fit_parts`, all of the same shape.
+      forward: a run of the forward pass only, with the head, of the same shape as `base`.
+      replicas: by number of replicas, two runs: with one microbatch and with more, of as many layers as some in `base`.
+      pipelines: one run for each number of pipe ranks, of the same shape as `base`.
+      about: `machine`, `jax_version` and `date` of the profile.
     """
     parts, config = fit_parts(base), base[0].config
     share = _forward_share(parts, forward)
@@ -196,7 +197,10 @@ def fit_profile(
 
 
 def _forward_share(parts: Parts, forward: Run) -> float:
-    """Of a layer's time; the head's forward, a third of what it does, is taken off."""
+    """The forward pass's share of a layer's time.
+
+    The function first subtracts a third of the time outside the layers, for the head's forward pass.
+    """
     m, layers = forward.config.pipeline.num_microbatches, forward.config.model.num_layers
     if not parts.layer:
         raise DeviceError(
@@ -210,7 +214,7 @@ def _forward_share(parts: Parts, forward: Run) -> float:
 def _replicated(
     runs: Sequence[Run], base: Sequence[Run], parts: Parts, number: int, *, least: float
 ) -> tuple[float, float]:
-    """How much slower so many devices are, and the seconds of exchange for each weight."""
+    """How many times as long work takes on `number` devices, and the seconds of exchange for each weight."""
     few, many = sorted(runs, key=lambda run: run.config.pipeline.num_microbatches)
     same = sorted(
         (run for run in base if run.config.model.num_layers == few.config.model.num_layers),
@@ -228,7 +232,7 @@ def _more(runs: Sequence[Run]) -> int:
 
 
 def tick_seconds(run: Run, profile: Profile) -> float:
-    """What a tick takes that the work in it does not tell."""
+    """Seconds of a tick that the work in it does not explain."""
     config, unit = run.config, Costs(0.0, 0.0, 0.0, tick=1.0)
     predicted = predict(config, ProfiledCostModel(config, profile)).seconds
     return max(run.seconds - predicted, 0.0) / pipeline_of(config).batch_seconds(unit)

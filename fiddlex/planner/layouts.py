@@ -1,10 +1,11 @@
-"""What the planner searches: a problem, and all layouts that there are for it.
+"""The planner's problem and its search space: all layouts for a problem.
 
 The space: data × pipe × tensor × schedule × chunks × microbatch × semantics × recompute × sequence parallelism. The
-traits of a schedule say with how many chunks and under which semantics it is searched (`fiddlex.schedules.traits`).
-Left out is what cannot be better: a pipeline of one rank under another name; recomputing attention where a flash kernel
-does so anyway. Also left out is 2BW on more than `MOST_WAITING` ranks with so few microbatches that they wait for
-updates: it would take longer to unroll than all the rest. Invariant: every layout is a config that validates.
+traits of a schedule say with how many chunks and under which semantics the planner searches it
+(`fiddlex.schedules.traits`). The space leaves out layouts that cannot be better: further schedules for a pipeline of
+one rank, and recomputing attention where a flash kernel does so anyway. It also leaves out 2BW on more than
+`MOST_WAITING` ranks with so few microbatches that the ranks wait for updates, because unrolling these pipelines would
+take longer than everything else. Invariant: every layout gives a valid config.
 """
 
 import dataclasses
@@ -23,25 +24,25 @@ from fiddlex.planner.cost_model import EFFICIENCY
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.traits import traits_of
 
-HEADROOM = 0.1  # of a device's memory left free: what the memory model may be wrong by (docs/memory.md)
-MOST_WAITING = 8  # ranks of a pipeline that waits for updates under 2BW
+HEADROOM = 0.1  # share of a device's memory that stays free, for the memory model's error (docs/memory.md)
+MOST_WAITING = 8  # largest number of ranks of a pipeline that waits for updates under 2BW
 SEMANTICS = ("sync", "2bw")
 OBJECTIVES = ("time", "cost", "memory")
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is searched for.
+    """The problem that the planner solves.
 
     Attributes:
-      config: of the run; its mesh and pipeline are what is looked for, its batch and optimizer stay.
+      config: the config of the run; the planner replaces its mesh and pipeline, and keeps its batch and optimizer.
       topology: the cluster.
-      num_devices: of it.
-      memory_bytes: of each device; None: the chip's, but for `HEADROOM`.
-      objective: what is to be least: `time` of a step, `cost` of a step, for which fewer devices may be taken, or
-        `memory`.
-      semantics: that are allowed.
-      efficiency: see `cost_model.CostModel`.
+      num_devices: how many of the cluster's devices to use.
+      memory_bytes: bytes of each device that a layout may take; None: the chip's memory except for `HEADROOM`.
+      objective: what the planner minimizes: the `time` of a step, the `cost` of a step, for which it may use fewer
+        devices, or the `memory` of a device.
+      semantics: the weight semantics that a layout may have.
+      efficiency: share of the chip's peak that large products reach, as in `cost_model.CostModel`.
     """
 
     config: Config
@@ -54,7 +55,7 @@ class Problem:
 
     @property
     def limit(self) -> int:
-        """Bytes that a layout may take."""
+        """Bytes that a layout may take on each device."""
         if self.memory_bytes is not None:
             return self.memory_bytes
         return int(self.topology.chip.memory_bytes * (1 - HEADROOM))
@@ -75,16 +76,16 @@ class Layout(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        """Devices that it takes."""
+        """Number of devices of the mesh."""
         return self.data * self.pipe * self.tensor
 
     @property
     def shape(self) -> Shape:
-        """Its pipeline."""
+        """The shape of the layout's pipeline."""
         return Shape(self.schedule, self.pipe, self.chunks, self.num_microbatches, self.semantics)
 
     def applied(self, config: Config) -> Config:
-        """A config with this layout in place of its own."""
+        """The config with this layout in place of its own mesh and pipeline."""
         mesh = MeshConfig(self.data, self.pipe, self.tensor, self.sequence_parallel)
         pipeline = PipelineConfig(
             schedule=self.schedule,
@@ -97,7 +98,7 @@ class Layout(NamedTuple):
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:
-    """The space, by divisors of the devices, the heads and the batch."""
+    """All layouts of the space, from the divisors of the devices, the heads and the batch."""
     model, batch = problem.config.model, problem.config.data.global_batch_size
     flash = backend_of(problem.topology.compiler).runs_flash(model)
     modes = [mode for mode in RECOMPUTE_MODES if not (flash and mode == "selective")]
@@ -115,9 +116,9 @@ def layouts(problem: Problem) -> Iterator[Layout]:
 
 
 def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
-    """Schedule, chunks and semantics that there are for so many ranks and microbatches."""
+    """All schedules, numbers of chunks and semantics for these numbers of pipe ranks and microbatches."""
     layers = problem.config.model.num_layers
-    least = pipe if pipe <= MOST_WAITING else 2 * (pipe - 1)  # microbatches where the pipeline is not flushed
+    least = pipe if pipe <= MOST_WAITING else 2 * (pipe - 1)  # fewest microbatches without a flush
     for name, generator in GENERATORS.items():
         traits = traits_of(generator)
         if traits is None or num_microbatches % traits.period(pipe):
@@ -132,7 +133,7 @@ def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[t
 
 
 def _numbers_of_devices(problem: Problem) -> list[int]:
-    """All of them; where cost counts also a half of them, a quarter, and so on."""
+    """The problem's number of devices; with objective `cost` also a half of it, a quarter, and so on."""
     number, numbers = problem.num_devices, [problem.num_devices]
     while problem.objective == "cost" and number % 2 == 0:
         number //= 2

@@ -1,4 +1,4 @@
-"""Why there is no plan, and what would help."""
+"""Explains why no layout fits, and which changes would help."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.report import gib, layout_text, parts_text
 from fiddlex.planner.search import Need, search
 
-DOUBLINGS = 7  # of the devices, that are looked at
+DOUBLINGS = 7  # how often to double the number of devices in search of enough memory
 
 
 def why_none(problem: Problem, least: Need) -> str:
-    """A message for people.
+    """A message for the user: the smallest need for memory, and the changes that would help.
 
     Args:
-      problem: that no layout solves.
-      least: the layout that needs least.
+      problem: a problem for which no layout fits.
+      least: the layout that needs least memory, and that memory.
     """
     chip = problem.topology.chip
     devices = _enough_devices(problem)
@@ -30,7 +30,7 @@ def why_none(problem: Problem, least: Need) -> str:
 
 
 def _enough_devices(problem: Problem) -> int | None:
-    """The least multiple of the devices by a power of two that some layout fits."""
+    """The problem's number of devices times the smallest power of two for which a layout fits; None: none does."""
     for doublings in range(1, DOUBLINGS + 1):
         more = dataclasses.replace(problem, num_devices=problem.num_devices << doublings)
         need = _smallest_need(more)
@@ -40,7 +40,7 @@ def _enough_devices(problem: Problem) -> int | None:
 
 
 def _remedies(problem: Problem, need: int) -> Iterator[str]:
-    """Changes of the optimizer, with what each saves by itself."""
+    """Changes of the optimizer, each with the memory that it saves by itself."""
     config = problem.config
     others = {
         "optimizer.zero1=True": dataclasses.replace(config.optimizer, zero1=True),
@@ -55,11 +55,11 @@ def _remedies(problem: Problem, need: int) -> Iterator[str]:
 
 
 def _smallest_need(problem: Problem) -> int | None:
-    """Bytes of the layout that needs least; None where there is no layout for so many devices."""
+    """Bytes of the layout that needs least memory; None where the problem's number of devices has no layout."""
     if not any(layouts(problem)):
         return None
     try:
         found = search(dataclasses.replace(problem, objective="memory", memory_bytes=2**62), keep=1)
-    except ConfigError:  # no link joins so many
+    except ConfigError:  # no link joins that many devices
         return None
     return found.plans[0].memory.peak

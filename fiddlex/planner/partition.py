@@ -1,12 +1,13 @@
-"""Layers to stages by dynamic programming: PipeDream's partitioner.
+"""PipeDream's partitioner: divides layers into stages by dynamic programming.
 
 The hierarchical formulation of Narayanan et al., PipeDream (SOSP 2019), section 3.1: stages may differ in layers and in
-how often they are replicated, and each level of a cluster is made of whole groups of the level below. The time of a
-stage is that between two minibatches in a full pipeline; the pipeline's is that of its slowest stage or link.
+how often they are replicated, and each level of a cluster consists of whole groups of the level below. The time of a
+stage is the time between two minibatches in a full pipeline. The time of a pipeline is that of its slowest stage or
+link.
 
-It tells where stages of unequal replication would win. This project's executor replicates all stages alike and spreads
-the vocabulary over all ranks, and layers are alike, so that there the most even cut (`placement.place_layers`) is the
-best. Invariant: no other partition of the kind has a slowest part that is faster.
+The partitioner shows where stages of unequal replication would be faster. This project's executor replicates all stages
+equally and shards the vocabulary over all ranks, and all layers take the same time, so that for the executor the most
+even cut (`placement.place_layers`) is the best. Invariant: no other partition of this kind has a faster slowest part.
 """
 
 import functools
@@ -17,12 +18,12 @@ from fiddlex.errors import ConfigError
 
 
 class Layer(NamedTuple):
-    """What the partitioner knows of a layer.
+    """The facts of a layer that the partitioner needs.
 
     Attributes:
-      seconds: forward and backward of a minibatch on one device.
-      activation_bytes: of its output for a minibatch.
-      weight_bytes: of its weights.
+      seconds: seconds of a minibatch's forward and backward pass on one device.
+      activation_bytes: bytes of the layer's output for a minibatch.
+      weight_bytes: bytes of the layer's weights.
     """
 
     seconds: float
@@ -34,8 +35,8 @@ class Level(NamedTuple):
     """A level of a cluster.
 
     Attributes:
-      size: groups of the level below in a group of this one; devices in the first.
-      bandwidth: bytes/s between them.
+      size: number of groups of the level below in a group of this level; in the innermost level, of devices.
+      bandwidth: bytes/s between these groups or devices.
     """
 
     size: int
@@ -51,7 +52,7 @@ class ReplicatedStage(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A pipeline over the groups of the outermost level, and seconds between two minibatches when it is full."""
+    """A pipeline over the groups of a level, and the seconds between two minibatches when the pipeline is full."""
 
     seconds: float
     stages: tuple[ReplicatedStage, ...]
@@ -60,21 +61,21 @@ class Partition(NamedTuple):
 def pipedream(layers: Sequence[Layer], levels: Sequence[Level]) -> Partition:
     """The fastest pipeline over a cluster.
 
-    With A_0(i→j, ·) the compute time of layers i to j, for a level of m groups, links of B bytes/s and the level below
-    with m' of its own:
+    A_0(i→j, ·) is the compute time of layers i to j. For a level of m groups with links of B bytes/s, whose level below
+    has m' groups:
 
         T(i→j, m) = max(A_below(i→j, m'), 2(m − 1)·Σ|w| / B) / m
         A(i→j, m) = min(T(i→j, m), min over s, r of max(A(i→s, m − r), 2·a_s / B, T(s+1→j, r)))
 
     Args:
-      layers: of the model in order.
-      levels: of the cluster, the innermost first.
+      layers: the model's layers in order.
+      levels: the cluster's levels, the innermost first.
 
     Returns:
-      The stages over the outermost level's groups; each is partitioned further within its groups.
+      The stages over the groups of the outermost level; each stage is partitioned further within its groups.
 
     Raises:
-      ConfigError: without layers or levels, or when a level has no groups.
+      ConfigError: when there are no layers or no levels, or a level has no groups.
     """
     if not layers or not levels:
         raise ConfigError(f"{len(layers)} layers and {len(levels)} levels: a partition needs at least one of each.")
@@ -88,7 +89,7 @@ def pipedream(layers: Sequence[Layer], levels: Sequence[Level]) -> Partition:
 
 
 class _Compute:
-    """Compute times of runs of layers."""
+    """Compute times of consecutive layers."""
 
     def __init__(self, layers: Sequence[Layer]):
         self._sums = [0.0]
@@ -107,7 +108,7 @@ class _Level:
         self.best = functools.cache(self._best)
 
     def whole(self, first: int, last: int) -> float:
-        """Seconds of layers on all groups of the level."""
+        """Seconds of layers `first` to `last` on all groups of the level."""
         return self.best(first, last, self.level.size).seconds
 
     def stage(self, first: int, last: int, replicas: int) -> float:

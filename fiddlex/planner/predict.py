@@ -1,4 +1,4 @@
-"""The step of any config, as a cost model and the simulator predict it."""
+"""Predicts the step time and memory of any config with a cost model and the simulator."""
 
 from typing import NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ from fiddlex.simulate.steady import mean_batch_time
 
 
 class StepModel(Protocol):
-    """What gives times: `CostModel` or `ProfiledCostModel`."""
+    """A source of times: `CostModel` or `ProfiledCostModel`."""
 
     def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
         """The times of a microbatch."""
@@ -28,11 +28,11 @@ class StepModel(Protocol):
 
 
 class Prediction(NamedTuple):
-    """Seconds of a step; the one place where they are added up.
+    """Seconds of a step; no other place adds up its parts.
 
     Attributes:
-      pipeline: microbatches through the pipeline, bubbles included.
-      step: what comes once.
+      pipeline: seconds of all microbatches in the pipeline, bubbles included.
+      step: seconds of the parts of a step outside the pipeline.
     """
 
     pipeline: float
@@ -40,19 +40,19 @@ class Prediction(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """All together."""
+        """Seconds of the whole step."""
         return self.pipeline + sum(self.step)
 
 
 def predict(config: Config, model: StepModel) -> Prediction:
-    """What a step of a config takes, on average over the run; what it takes to fill and drain between phases left out.
+    """The seconds of a config's step, on average over the run, without filling and draining between phases.
 
     Args:
-      config: a valid one.
-      model: of the same model and batch.
+      config: a valid config.
+      model: times of the same model and batch.
 
     Raises:
-      ConfigError: as `pipeline_of`.
+      ConfigError: when `pipeline_of` raises it.
     """
     pipeline, m = pipeline_of(config), config.pipeline.num_microbatches
     times = model.microbatch(config.mesh, num_microbatches=m, recompute=config.pipeline.recompute)
@@ -61,36 +61,36 @@ def predict(config: Config, model: StepModel) -> Prediction:
 
 
 def needed_memory(config: Config, backend: Backend) -> Memory:
-    """What a step of a config takes of a device's memory.
+    """The memory that a config's step takes on a device.
 
     Args:
-      config: a valid one.
-      backend: what it is compiled for.
+      config: a valid config.
+      backend: the backend that compiles the step.
 
     Raises:
-      ConfigError: as `pipeline_of`.
+      ConfigError: when `pipeline_of` raises it.
     """
     pipeline = pipeline_of(config)
     return device_memory(config, pipeline.sizes, pipeline.placement, backend)
 
 
 class PredictedPipeline(Protocol):
-    """The pipeline of a config, as predictions need it."""
+    """The facts of a config's pipeline that predictions need."""
 
     @property
     def placement(self) -> LayerPlacement:
-        """Its layers on stages."""
+        """The placement of the layers on stages."""
 
     @property
     def sizes(self) -> Sizes:
-        """What it holds."""
+        """The numbers of buffers that the pipeline holds."""
 
     def batch_seconds(self, costs: Costs) -> float:
-        """Seconds of a batch in the lockstep clock, for costs of its stages in seconds."""
+        """Seconds of a batch in the lockstep clock, for the costs of the stages in seconds."""
 
 
 class _Short(NamedTuple):
-    """A pipeline of a schedule with traits and of one semantics: nothing of its length is simulated."""
+    """A pipeline with one semantics whose schedule has traits; closed forms replace a simulation of its full length."""
 
     shape: Shape
     placement: LayerPlacement
@@ -104,7 +104,7 @@ class _Short(NamedTuple):
 
 
 class _Whole(NamedTuple):
-    """Any pipeline."""
+    """Any pipeline, simulated at its full length."""
 
     pipeline: Pipeline
 
@@ -121,20 +121,20 @@ class _Whole(NamedTuple):
 
 
 def pipeline_of(config: Config) -> PredictedPipeline:
-    """The pipeline of a config: as training has it (`resolve`), or by the shorter way where there is one.
+    """The pipeline of a config: by closed forms where its schedule has traits, else as in training (`resolve`).
 
     Args:
-      config: a valid one.
+      config: a valid config.
 
     Raises:
-      ConfigError: when there is no such pipeline, as `resolve`.
+      ConfigError: when there is no such pipeline, as in `resolve`.
     """
     pipe, pipeline = config.mesh.pipe, config.pipeline
     traits = traits_of(GENERATORS.get(pipeline.schedule))
     if traits is None or pipeline.semantics_schedule:
         return _Whole(resolve(config))
     m, short = pipeline.num_microbatches, traits.onset(pipe)
-    schedule_of(config, short if m > short and m % pipe == short % pipe == 0 else m)  # raises where there is none
+    schedule_of(config, short if m > short and m % pipe == short % pipe == 0 else m)  # raises if there is none
     semantics = semantics_of(config, pipeline.semantics, num_stages=pipe * pipeline.num_chunks)
     name = pipeline.semantics if any(semantics.delays) else "sync"
     shape = Shape(pipeline.schedule, pipe, pipeline.num_chunks, m, name)

@@ -1,10 +1,10 @@
-"""Times measured on the machine at hand, in place of those that a topology gives.
+"""Predicts steps from times measured on the user's machine, in place of those that follow from a topology.
 
-A profile holds what `experiments/benchmark.py --profile` measured: seconds of a layer and of embedding and head for the
-shapes that were run, what a step takes besides, and how far devices slow each other down that share a processor's
-cores, as the fake devices of a CPU do. What was measured is given as it stands; what was not is scaled from the nearest
-entry by the work of both (`fiddlex.costs.work`). Invariant: a shape that was measured is predicted to take what it
-took, on as many devices.
+A profile holds what `experiments/benchmark.py --profile` measured: for each shape that it ran, the seconds of a layer
+and of embedding and head; the seconds of the rest of a step; and how much devices that share a processor's cores slow
+each other down, as the fake devices of a CPU do. The cost model returns measured times unchanged. For other shapes it
+scales the times of the nearest entry by the ratio of the work (`fiddlex.costs.work`). Invariant: on the number of
+devices of the measurement, the prediction for a measured shape equals its measured time.
 """
 
 import dataclasses
@@ -26,23 +26,23 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.cost_model import MicrobatchTimes, StepTimes
 
 VERSION = 1
-# Operations in the time of a byte read or written, of a CPU's core; only where shapes are scaled into each other.
+# How many operations a CPU's core performs in the time of a byte read or written; used only to scale between shapes.
 _FLOPS_PER_BYTE = 8.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What one shape took, with one replica and no pipeline.
+    """The measured times of one shape, with one replica and no pipeline.
 
     Attributes:
-      model: that was run, for its sizes; the layers were few.
-      tensor: devices that shared each layer; the times are those of all of them working at once.
-      sequence_parallel: see `MeshConfig`.
-      microbatch_size: examples.
-      recompute: see `PipelineConfig`.
-      forward_s: of a layer and microbatch.
-      backward_s: likewise, with what is computed again.
-      edges_s: of embedding, head and embedding's gradient, of a microbatch.
+      model: config of the measured model, for its sizes; the model had few layers.
+      tensor: number of devices that shared each layer; the times are those of all of these devices working at once.
+      sequence_parallel: whether sequence parallelism was on, as in `MeshConfig`.
+      microbatch_size: number of examples in a microbatch.
+      recompute: the recompute mode, as in `PipelineConfig`.
+      forward_s: seconds of a layer's forward pass for a microbatch.
+      backward_s: seconds of a layer's backward pass for a microbatch, with what it recomputes.
+      edges_s: seconds of embedding, head and the embedding's gradient for a microbatch.
     """
 
     model: ModelConfig
@@ -55,7 +55,7 @@ class Entry:
     edges_s: float
 
     def validate(self, where: str) -> None:
-        """Raises ConfigError, after the name of the place, when a value is out of its range."""
+        """Raises ConfigError, whose message begins with `where`, when a value is out of its range."""
         try:
             self.model.validate()
             rules.choice("recompute", self.recompute, RECOMPUTE_MODES)
@@ -70,7 +70,7 @@ class Entry:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """All but times; how many layers there were makes no difference."""
+        """All fields except for the times, with the number of layers set to 1 so that it makes no difference."""
         model = dataclasses.replace(self.model, num_layers=1)
         return model, self.tensor, self.sequence_parallel, self.microbatch_size, self.recompute
 
@@ -83,21 +83,22 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """A machine's times.
+    """The measured times of a machine.
 
     Attributes:
-      machine: in words.
-      jax_version: that ran.
-      date: of the measurement, ISO.
-      optimizer: whose update was measured, by name.
-      devices: numbers of devices for which the next three were measured, from 1 on, ascending.
-      sharing: how many times as long work takes while so many devices are active.
-      tick_s: of a tick of a pipeline beside the work in it, on so many devices.
-      exchange_s: of gradients reduced and weights gathered over so many replicas, for each weight of a device.
-      update_s: of the optimizer, for each weight, on one device alone.
-      fixed_s: of a step, whatever it holds.
-      entries: the shapes.
-      version: of this form.
+      machine: description of the machine.
+      jax_version: jax version of the measurement.
+      date: ISO date of the measurement.
+      optimizer: name of the optimizer whose update was measured.
+      devices: numbers of devices for which `sharing`, `tick_s` and `exchange_s` were measured, from 1 on, ascending.
+      sharing: for each of `devices`, how many times as long work takes while that many devices are active.
+      tick_s: for each of `devices`, seconds of a pipeline's tick in addition to the work in it.
+      exchange_s: for each of `devices`, taken as the number of replicas, seconds per weight of a device to reduce
+        gradients and gather weights.
+      update_s: seconds of the optimizer's update per weight, while one device is active.
+      fixed_s: seconds that every step takes, whatever its work.
+      entries: the times of the measured shapes.
+      version: version of the file format.
     """
 
     machine: str
@@ -114,7 +115,7 @@ class Profile:
     version: int = VERSION
 
     def validate(self, where: str) -> None:
-        """Raises ConfigError, after the name of the place, when a value is out of its range."""
+        """Raises ConfigError, whose message begins with `where`, when a value is out of its range."""
         if self.version != VERSION:
             raise ConfigError(f"{where}.version={self.version}: this fiddlex reads {VERSION}. Measure it anew.")
         if self.devices[:1] != (1,) or any(a >= b for a, b in zip(self.devices, self.devices[1:], strict=False)):
@@ -136,18 +137,19 @@ class Profile:
             entry.validate(f"{where}.entries[{number}]")
 
     def with_entry(self, entry: Entry) -> "Profile":
-        """With an entry more, in place of one of the same shape."""
+        """The profile with another entry, which replaces an entry of the same shape."""
         others = tuple(each for each in self.entries if each.shape != entry.shape)
         return dataclasses.replace(self, entries=(*others, entry))
 
     def at(self, name: str, number: int) -> float:
-        """A value measured by number of devices, straight between those measured.
+        """A value that depends on the number of devices, interpolated linearly between measured numbers.
 
-        Beyond the last `sharing` grows in proportion, as of a processor that is full; the others stay.
+        Beyond the last measured number, `sharing` grows in proportion to the number of devices, because the processor
+        is busy; the other values stay constant.
 
         Args:
-          name: of the attribute.
-          number: of devices.
+          name: `sharing`, `tick_s` or `exchange_s`.
+          number: number of devices.
         """
         row, last = getattr(self, name), self.devices[-1]
         value = float(np.interp(number, self.devices, row))
@@ -158,14 +160,14 @@ def load_profile(path: str | Path) -> Profile:
     """Reads a profile.
 
     Raises:
-      ConfigError: when the file is missing, is no JSON, or a field is unknown, missing, of the wrong type or range;
-        with the file and the field.
+      ConfigError: when the file is missing or is not JSON, or a field is unknown, missing, or of the wrong type or
+        range; the message names the file and the field.
     """
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no profile {path}. Make one: experiments/benchmark.py --profile={path}.") from None
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or a number of 5000 digits
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a number of 5000 digits
         raise ConfigError(f"{path} is not JSON: {error}") from error
     profile = from_mapping(Profile, values, f"{path}: profile.")
     profile.validate(f"{path}: profile")
@@ -173,21 +175,21 @@ def load_profile(path: str | Path) -> Profile:
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:
-    """Writes what `load_profile` reads, whole or not at all."""
+    """Writes a profile for `load_profile` atomically: the file is complete or stays as it was."""
     temporary = Path(f"{path}.tmp")
     temporary.write_text(json.dumps(dataclasses.asdict(profile), indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)
 
 
 class ProfiledCostModel:
-    """The times of a step of one model from a profile; in place of `CostModel`.
+    """The times of a step of one model from a profile; replaces `CostModel`.
 
     Args:
-      config: of the run; its mesh and pipeline play no part.
-      profile: of the machine.
+      config: the config of the run; the model ignores its mesh and pipeline.
+      profile: the profile of the machine.
 
     Raises:
-      ConfigError: when nothing of the model's dtype was measured.
+      ConfigError: when the profile has no entry of the model's dtype.
     """
 
     def __init__(self, config: Config, profile: Profile):
@@ -201,14 +203,14 @@ class ProfiledCostModel:
             )
 
     def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
-        """The times of a microbatch on a mesh; communication inside a layer is part of what was measured.
+        """The times of a microbatch on a mesh; the measured times include communication inside a layer.
 
-        I and W have the parts of the backward pass that their work has.
+        I and W share the time of the backward pass in proportion to their work.
 
         Args:
-          mesh: whose axes divide what they must (`Config.validate`).
-          num_microbatches: of a replica's batch.
-          recompute: see `PipelineConfig`.
+          mesh: a mesh that is valid for the config (`Config.validate`).
+          num_microbatches: number of microbatches in a replica's batch.
+          recompute: the recompute mode, as in `PipelineConfig`.
         """
         examples = self._config.data.global_batch_size // mesh.data // num_microbatches
         wanted = _sized(self._config, MeshConfig(1, 1, mesh.tensor, mesh.sequence_parallel), examples, recompute)
@@ -240,11 +242,11 @@ class ProfiledCostModel:
         )
 
     def step(self, mesh: MeshConfig, *, num_parameters: float) -> StepTimes:
-        """The times of a step outside the pipeline; what it takes whatever it holds is part of the update.
+        """The times of a step outside the pipeline; the time of the update includes `Profile.fixed_s`.
 
         Args:
-          mesh: as for `microbatch`.
-          num_parameters: weights that the fullest device holds.
+          mesh: a mesh that is valid for the config (`Config.validate`).
+          num_parameters: number of weights on the device that holds most.
         """
         profile, optimizer = self._profile, self._config.optimizer
         mine = num_parameters / (mesh.data if optimizer.zero1 else 1)
@@ -258,11 +260,14 @@ class ProfiledCostModel:
 
 
 def nearest_entry(entries: Sequence[Entry], config: Config) -> Entry:
-    """The entry to scale from: what changes how a device works counts most, then sizes by their ratios.
+    """The entry from which to scale the times of a config.
+
+    It is the entry that differs in the fewest of the choices that change how a device works, such as recomputation;
+    among such entries, the one whose sizes differ by the smallest ratios.
 
     Args:
-      entries: at least one.
-      config: of one microbatch.
+      entries: the entries of a profile, at least one.
+      config: a config of one microbatch.
     """
 
     def distance(entry: Entry) -> tuple[int, float]:
@@ -293,14 +298,14 @@ def _sized(config: Config, mesh: MeshConfig, examples: int, recompute: str) -> C
 
 
 def _ratio(new: Sequence[Work], old: Sequence[Work]) -> float:
-    """Of the work of two shapes, products and traffic together."""
+    """The ratio of new to old work, products and memory traffic together."""
     amounts = (sum(work.flops + work.traffic * _FLOPS_PER_BYTE for work in works) for works in (new, old))
     first, second = amounts
     return first / second
 
 
 def _update_ratio(name: str, measured: str) -> float:
-    """Bytes that an optimizer's update moves, over those of the one that was measured (`CostModel`)."""
+    """The bytes that an optimizer's update moves, divided by those of the measured optimizer, as in `CostModel`."""
     moved = (4 + 2 * num_moments(each, momentum=0.9) for each in (name, measured))
     first, second = moved
     return first / second

@@ -1,4 +1,4 @@
-"""Plans for people, for programs, and as config files."""
+"""Formats plans as text, as JSON and as config files."""
 
 import dataclasses
 import math
@@ -15,12 +15,12 @@ GIB = 2**30
 
 
 def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
-    """The plans as a table, and what the first one comes to and is made of.
+    """The plans as a table, and details of the first plan: the whole run, memory, communication and bubble.
 
     Args:
-      problem: that was asked.
-      found: with one plan or more.
-      flushed: the best whose weights do not lag, where those of the first do.
+      problem: the problem that the search solved.
+      found: the result of the search, with at least one plan.
+      flushed: the best plan whose weights do not lag; None: those of the first plan do not lag either.
     """
     best = found.plans[0]
     columns = _columns(problem, best)
@@ -48,7 +48,10 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
 
 
 def _columns(problem: Problem, best: Plan) -> dict[str, Callable[[Plan], str]]:
-    """What the table has of each plan, by the heading; times and prices to four figures of the best."""
+    """The table's headings, each with the function that formats a plan's cell.
+
+    Times and prices have as many decimals as give those of the best plan four figures.
+    """
     price = best.usd_per_step
     costs = {} if price is None else {"USD/step": lambda plan: _like(price, plan.usd_per_step)}
     devices = {"devices": lambda plan: f"{plan.layout.num_devices}"} if problem.objective == "cost" else {}
@@ -72,12 +75,12 @@ def _columns(problem: Problem, best: Plan) -> dict[str, Callable[[Plan], str]]:
 
 
 def _like(best: float, number: float) -> str:
-    """A number with as many decimals as give the best of them four figures."""
+    """The number with as many decimals as give `best` four figures."""
     return f"{number:.{max(3 - math.floor(math.log10(best)), 0)}f}"
 
 
 def _whole_run(plan: Plan) -> str:
-    """Tokens a second, and what all steps of the config take."""
+    """Tokens per second, and the time and price of all steps of the config."""
     config, steps = plan.config, plan.config.train.num_steps
     hours, price = steps * plan.step_time_s / 3600, plan.usd_per_step
     time = f"{hours / 24:,.1f} days" if hours > 24 else f"{hours:.3g} hours"
@@ -88,18 +91,18 @@ def _whole_run(plan: Plan) -> str:
 
 
 def gib(size: float) -> str:
-    """Bytes in GiB, to a tenth, or to two figures where there are few."""
+    """Bytes in GiB: to a tenth from 1 GiB on, below that to two figures."""
     return f"{size / GIB:.1f}" if size >= GIB else f"{size / GIB:.2g}"
 
 
 def parts_text(memory: Memory) -> str:
-    """The parts that count, the most first."""
+    """The parts of at least 1% of the peak, the largest first."""
     parts = memory_parts(memory).items()
     return ", ".join(f"{name} {gib(size)}" for name, size in parts if size >= memory.peak / 100)
 
 
 def describe(problem: Problem) -> str:
-    """What was asked, in a line."""
+    """The problem in one line."""
     config, chip = problem.config, problem.topology.chip
     return (
         f"{num_parameters(config):,} parameters in {config.model.dtype}, batches of "
@@ -109,7 +112,7 @@ def describe(problem: Problem) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, headings first, with columns flush right."""
+    """A text table of rows of cells, the headings first, with right-aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
@@ -129,7 +132,7 @@ def as_json(problem: Problem, found: Found) -> dict[str, Any]:
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
-    """One plan: `mesh` and `pipeline` are fields of a config."""
+    """One plan as a JSON object; its `mesh` and `pipeline` have the fields of the config's sections."""
     return {
         "mesh": dataclasses.asdict(plan.config.mesh),
         "pipeline": dataclasses.asdict(plan.config.pipeline),
@@ -147,12 +150,12 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
 
 
 def memory_parts(memory: Memory) -> dict[str, int]:
-    """Bytes on each device by what they are for, the most first."""
+    """Bytes on each device by purpose, the largest part first."""
     return dict(sorted(memory._asdict().items(), key=lambda part: -part[1]))
 
 
 def layout_text(layout: Layout) -> str:
-    """A layout in a line."""
+    """A layout in one line."""
     return (
         f"data={layout.data}, pipe={layout.pipe}, tensor={layout.tensor}, sequence_parallel="
         f"{layout.sequence_parallel}, {layout.schedule} with {layout.chunks} chunk{'s' * (layout.chunks > 1)} and "
@@ -164,10 +167,10 @@ def as_python(config: Config, title: str) -> str:
     """A config file that gives `config`.
 
     Args:
-      config: to write; what it has by default is left out.
+      config: the config to write; the file leaves out fields with their default values.
       title: first line of the file's docstring.
     """
-    title = title.replace("\\", "\\\\").replace('"', '\\"')  # a topology's path or chip may have them
+    title = title.replace("\\", "\\\\").replace('"', '\\"')  # a topology's path or chip may contain these characters
     names = [type(getattr(config, section.name)).__name__ for section in dataclasses.fields(config)]
     sections = []
     for section in dataclasses.fields(config):

@@ -1,9 +1,10 @@
-"""The best of all layouts of a model on a cluster: exact over the whole space, most of which is never looked at.
+"""An exact search for the best layouts of a model on a cluster, which evaluates only a small part of the space.
 
-Each layout has a time that no schedule can beat (`_least_seconds`), which takes microseconds; layouts are taken in the
-order of that, and the search ends when the next could not be among the best even so. What is taken is asked whether it
-fits (`fiddlex.costs.memory`), then simulated (`shapes.batch_seconds`). Invariant: the plans are those that evaluating
-the whole space (`layouts`) would give, up to ties.
+Each layout has a lower bound on its step time (`_least_seconds`), which takes microseconds to compute. The search
+visits layouts in ascending order of this bound. It ends when it has enough plans and the bound of the next layout is
+worse than the worst of them. It checks whether each visited layout fits (`fiddlex.costs.memory`), then simulates it
+(`closed_forms.batch_seconds`). Invariant: the plans are those that an evaluation of the whole space (`layouts`) would
+give, up to ties.
 """
 
 import bisect
@@ -27,20 +28,20 @@ from fiddlex.schedules.placement import LayerPlacement, place_layers
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A layout and what is predicted of it.
+    """A layout and the predictions for it.
 
     Attributes:
       layout: the layout.
-      config: that has it.
-      times: of a microbatch.
-      step: of what is done once a step.
-      memory: of each device.
-      step_time_s: of a step.
-      tflops_per_device: model operations a second, 10¹², nothing computed again counted.
-      utilisation: of the chip's peak in the model's dtype.
+      config: the config of the run with this layout.
+      times: seconds of a microbatch.
+      step: seconds of the parts of a step outside the pipeline.
+      memory: bytes on each device.
+      step_time_s: seconds of a step.
+      tflops_per_device: model operations per second and device, in units of 10¹², without recomputation.
+      utilisation: share of the chip's peak in the model's dtype that the model operations reach.
       bubble: share of the step in which a rank waits for others.
-      exposed_s: seconds of a step that are communication beside nothing, by what for.
-      usd_per_step: None where the topology has no price.
+      exposed_s: seconds of a step's communication that overlaps with no computation, by its purpose.
+      usd_per_step: price of a step in USD; None: the topology has no price.
     """
 
     layout: Layout
@@ -57,20 +58,20 @@ class Plan:
 
 
 class Need(NamedTuple):
-    """The least memory that any layout takes."""
+    """The layout that needs least memory, and that memory."""
 
     layout: Layout
     memory: Memory
 
 
 class Found(NamedTuple):
-    """The end of a search.
+    """The result of a search.
 
     Attributes:
-      plans: the best first; empty when nothing fits.
-      space: layouts there are.
-      simulated: layouts that were simulated.
-      least: of all layouts that were asked whether they fit and did not, the one that needs least.
+      plans: the best plans, the best first; empty: no layout fits.
+      space: number of layouts in the space.
+      simulated: number of layouts that the search simulated.
+      least: the layout that needs least memory among those that the search visited and that do not fit; None: all fit.
     """
 
     plans: list[Plan]
@@ -83,11 +84,11 @@ def search(problem: Problem, *, keep: int = 5) -> Found:
     """Finds the best layouts.
 
     Args:
-      problem: what is searched for.
-      keep: plans to give at most.
+      problem: the problem to solve.
+      keep: largest number of plans to return.
 
     Raises:
-      ConfigError: when the model cannot be cut for so many devices at all, or the topology has no peak for its dtype.
+      ConfigError: when no layout divides the model over the devices, or the topology has no peak for its dtype.
     """
     space = _Space(problem)
     entries = sorted(space.entries(), key=lambda entry: entry.least)
@@ -112,10 +113,10 @@ def search(problem: Problem, *, keep: int = 5) -> Found:
 
 
 def evaluate(problem: Problem, layout: Layout) -> Plan:
-    """What is predicted of one layout, whether it fits or not.
+    """The predictions for one layout, whether it fits or not.
 
     Raises:
-      ConfigError: when the topology does not join its devices, or has no peak for the dtype.
+      ConfigError: when no link of the topology joins the layout's devices, or the topology has no peak for the dtype.
     """
     space = _Space(problem)
     return space.plan(layout, space.memory(layout))
@@ -125,21 +126,21 @@ Score = tuple[float, float]
 
 
 def score(objective: str, plan: Plan) -> Score:
-    """What is to be least, and what decides between equals."""
+    """The value that the search minimizes, and the value that breaks ties."""
     if objective == "memory":
         return plan.memory.peak, plan.step_time_s
     return plan.step_time_s * (plan.layout.num_devices if objective == "cost" else 1), plan.memory.peak
 
 
 class _Entry(NamedTuple):
-    """A layout, and what it is to be taken in the order of: its score is at least that."""
+    """A layout and a lower bound on its score, by which the search orders the layouts."""
 
     least: Score
     layout: Layout
 
 
 class _Space:
-    """The layouts of a problem, with what they share reckoned once."""
+    """The layouts of a problem; caches what they have in common."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -149,7 +150,7 @@ class _Space:
         self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(_Cut.of)
 
     def entries(self) -> Iterator[_Entry]:
-        """All layouts."""
+        """All layouts with their lower bounds."""
         for layout in layouts(self.problem):
             yield _Entry(self._least(layout), layout)
 
@@ -161,23 +162,23 @@ class _Space:
         return (_least_seconds(layout, cut, times) + sum(step)) * devices, 0.0
 
     def times(self, layout: Layout) -> tuple[MicrobatchTimes, StepTimes]:
-        """Of the parts of a step."""
+        """Seconds of a layout's microbatch, and of its step outside the pipeline."""
         return self._microbatch_once(*layout[:4], layout.num_microbatches, layout.recompute), self._step_once(
             *layout[:3], self.cut(layout).rows
         )
 
     def memory(self, layout: Layout) -> Memory:
-        """Of each device."""
+        """Bytes that a layout takes on each device."""
         config, cut = layout.applied(self.problem.config), self.cut(layout)
         weights = self._weights_once(*layout[:3], cut.rows)
         return device_memory(config, sizes(layout.shape), cut.placement, self._backend, weights=weights)
 
     def cut(self, layout: Layout) -> "_Cut":
-        """Its layers on stages."""
+        """The placement of a layout's layers on stages."""
         return self._cut_once(layout.schedule, layout.pipe, layout.chunks, self.problem.config.model.num_layers)
 
     def plan(self, layout: Layout, memory: Memory) -> Plan:
-        """What is predicted of a layout."""
+        """The predictions for a layout that takes `memory`."""
         problem, cut, (times, step) = self.problem, self.cut(layout), self.times(layout)
         config, costs = layout.applied(problem.config), times.costs(cut.placement)
         pipeline_s = batch_seconds(layout.shape, costs)
@@ -222,14 +223,14 @@ class _Space:
 
 
 class _Cut(NamedTuple):
-    """Layers on stages.
+    """The placement of layers on stages, with the counts that the search needs.
 
     Attributes:
-      placement: of the layers.
-      rows: that each rank has of a stacked weight.
-      most: layers of the fullest rank.
-      last: of the last rank.
-      before: of the first stage of each other rank, together.
+      placement: the placement of the layers.
+      rows: number of rows of a stacked weight on each rank.
+      most: number of layers on the rank that has most.
+      last: number of layers on the last rank.
+      before: number of layers in the first stages of all ranks except the last, together.
     """
 
     placement: LayerPlacement
@@ -240,7 +241,7 @@ class _Cut(NamedTuple):
 
     @classmethod
     def of(cls, schedule: str, pipe: int, chunks: int, num_layers: int) -> "_Cut":
-        """For a schedule with so many ranks and stages on each."""
+        """The cut for a schedule with `pipe` ranks and `chunks` stages on each."""
         placement = place_layers(stage_ranks(Shape(schedule, pipe, chunks, pipe)), num_layers)
         layers = placement.layers_per_stage
         work = [sum(layers[stage] for stage in stages) for stages in placement.chunks]
@@ -248,11 +249,12 @@ class _Cut(NamedTuple):
 
 
 def _least_seconds(layout: Layout, cut: _Cut, times: MicrobatchTimes) -> float:
-    """What no order of a batch's work can beat.
+    """A lower bound on the seconds of a batch, for any order of its work.
 
-    The rank with most layers works for all microbatches, and all ranks embed and score each. A pipeline that drains is
-    idle besides on its last rank until the first microbatch has come there, and after the last one has left it until
-    the first rank has run it backwards; where backward passes are split, W fills the latter.
+    The rank with most layers processes all microbatches, and all ranks take part in the embedding and head of each. In
+    a pipeline that is flushed, the last rank is also idle until the first microbatch reaches it, and from the end of
+    its last backward pass until the first rank has run that microbatch's backward pass. Where the schedule splits
+    backward passes, W fills this second gap.
     """
     m = layout.num_microbatches
     least = m * (cut.most * times.layer + times.edges)

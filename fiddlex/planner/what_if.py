@@ -1,9 +1,9 @@
-"""What a step would take if something were different, without trying it.
+"""Predicts the time and memory of a step after a change of config or hardware, without running it.
 
-A scenario is all that a prediction starts from; a change makes another scenario of it (Zhu et al., Daydream, ATC 2020,
-whose changes rewrite a trace of kernels; here they rewrite what the simulator is run with). Changes are written as
-`bandwidth*2`, `chip=h200`, `recompute=none` or `fused_optimizer`; the table `CHANGES` has those that are no config
-field.
+A scenario holds all inputs of a prediction, and a change turns it into another scenario. This follows Daydream (Zhu et
+al., ATC 2020), whose changes rewrite a trace of kernels; here they rewrite the simulator's inputs. Users write changes
+as `bandwidth*2`, `chip=h200`, `recompute=none` or `fused_optimizer`. The table `CHANGES` lists the changes that are not
+config fields.
 """
 
 import dataclasses
@@ -42,13 +42,13 @@ _SHORT = {
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """What a prediction starts from: a config, and either a topology or a profile.
+    """The inputs of a prediction: a config, and either a topology or a profile.
 
     Attributes:
-      config: of the run.
-      topology: that it runs on; None: the machine of the profile.
-      profile: None: the times follow from the topology.
-      update: what the optimizer's update takes, in parts of what it takes now.
+      config: the config of the run.
+      topology: the cluster; None: the machine of the profile.
+      profile: measured times; None: the times follow from the topology.
+      update: factor on the time of the optimizer's update.
     """
 
     config: Config
@@ -57,19 +57,19 @@ class Scenario:
     update: float = 1.0
 
     def seconds(self) -> float:
-        """Of a step.
+        """Seconds of a step.
 
         Raises:
-          ConfigError: when the config is at odds with itself, or cannot be predicted (`predict`).
+          ConfigError: when the config is invalid, or `predict` cannot predict it.
         """
         parts = predict(self.config.validate(), self._model())
         return parts._replace(step=parts.step._replace(update=self.update * parts.step.update)).seconds
 
     def estimate(self) -> "Estimate":
-        """What a step takes.
+        """The predicted time and memory of a step.
 
         Raises:
-          ConfigError, ScheduleError: as `seconds`.
+          ConfigError, ScheduleError: when `seconds` raises them.
         """
         seconds, devices = self.seconds(), self.config.mesh.num_devices
         if self.topology is None:
@@ -80,18 +80,18 @@ class Scenario:
     def _model(self) -> StepModel:
         if self.profile is not None:
             return ProfiledCostModel(self.config, self.profile)
-        assert self.topology is not None  # the one or the other
+        assert self.topology is not None  # a scenario has a profile or a topology
         return CostModel(self.config, self.topology)
 
 
 class Estimate(NamedTuple):
-    """What a step of a scenario takes.
+    """The predicted time and memory of a step of a scenario.
 
     Attributes:
-      seconds: of a step.
-      num_devices: that it runs on.
-      peak_bytes: of each device's memory; None: not known of the machine of a profile.
-      fits: whether that is there, with what the planner leaves free (`layouts.HEADROOM`); None: not known.
+      seconds: seconds of a step.
+      num_devices: number of devices that the step runs on.
+      peak_bytes: bytes of memory that the step takes on each device; None: unknown, since the scenario has a profile.
+      fits: whether the device has `peak_bytes`, and the planner's headroom (`layouts.HEADROOM`) too; None: unknown.
     """
 
     seconds: float
@@ -110,14 +110,14 @@ def _scaled_links(field: str) -> Callable[[Scenario, str], Scenario]:
 
 
 def _other_chip(scenario: Scenario, value: str) -> Scenario:
-    """Another chip on the same links, with what compiles for it."""
+    """The scenario with another chip, and the compiler for that chip, on the same links."""
     topology, other = _topology(scenario, "chip"), load_topology(value)
     changed = dataclasses.replace(topology, chip=other.chip, compiler=other.compiler)
     return dataclasses.replace(scenario, topology=changed)
 
 
 def _fused_optimizer(scenario: Scenario, value: str) -> Scenario:
-    """The update in one pass: the gradient, which is read once more for its norm, is read once."""
+    """The scenario with an update in one pass, which reads the gradient once rather than once more for its norm."""
     passes = 3 + 2 * num_moments(scenario.config.optimizer.name, scenario.config.optimizer.momentum)
     return dataclasses.replace(scenario, update=passes / (passes + 1))
 
@@ -126,8 +126,8 @@ class Change(NamedTuple):
     """A kind of change.
 
     Attributes:
-      sign: between name and value: `=`, `*`, or nothing where there is no value.
-      apply: to a scenario.
+      sign: sign between name and value, `=` or `*`; empty: the change takes no value.
+      apply: function from a scenario and a value to the changed scenario.
     """
 
     sign: str
@@ -143,14 +143,14 @@ CHANGES = {
 
 
 def apply(scenario: Scenario, change: str) -> Scenario:
-    """The scenario under a change.
+    """The scenario after a change.
 
     Args:
-      scenario: as it is.
-      change: a name of `CHANGES`, or a config field in full (`mesh.pipe=4`) or short (`recompute=none`).
+      scenario: the scenario before the change.
+      change: a name of `CHANGES`, or a config field by its full name (`mesh.pipe=4`) or short name (`recompute=none`).
 
     Raises:
-      ConfigError: when there is no such change, or it needs a topology and there is none.
+      ConfigError: when there is no such change, or the change needs a topology and the scenario has none.
     """
     form = _FORM.fullmatch(change)
     name, sign, value = form.group("name", "sign", "value") if form else (change, None, None)
@@ -168,12 +168,12 @@ def apply(scenario: Scenario, change: str) -> Scenario:
 
 
 class Answer(NamedTuple):
-    """What a change comes to.
+    """The effect of a change.
 
     Attributes:
-      change: as it was written; all of them together last, where there are several.
-      before: without it.
-      after: with it.
+      change: the text of the change, or of several changes joined by "and".
+      before: the estimate without the change.
+      after: the estimate with the change.
     """
 
     change: str
@@ -182,20 +182,20 @@ class Answer(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Of a step's seconds after to those before."""
+        """Ratio of a step's seconds after the change to its seconds before."""
         return self.after.seconds / self.before.seconds
 
 
 def what_if(scenario: Scenario, changes: Sequence[str], before: Estimate | None = None) -> list[Answer]:
-    """Each change by itself, and all of them one after another.
+    """The effect of each change by itself; where there are several, the last answer is for all of them together.
 
     Args:
-      scenario: as it is.
-      changes: see `apply`.
-      before: `scenario.estimate()`, where it is known already.
+      scenario: the scenario before the changes.
+      changes: the changes, each written as for `apply`.
+      before: result of `scenario.estimate()`; None: the function computes it.
 
     Raises:
-      ConfigError, ScheduleError: as `apply` and `Scenario.outcome`.
+      ConfigError, ScheduleError: when `apply` or `Scenario.estimate` raises them.
     """
     before, together = before or scenario.estimate(), scenario
     answers = []
