@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig, rules
+from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, PipelineConfig, rules
 from fiddlex.config.records import from_mapping
 from fiddlex.config.sections import OPTIMIZERS, RECOMPUTE_MODES
 from fiddlex.costs.weight_memory import num_moments
@@ -76,9 +76,12 @@ class Entry:
 
     def config(self) -> Config:
         """A config of one microbatch of this shape."""
-        config = Config(model=self.model, mesh=MeshConfig(1, 1, self.tensor, self.sequence_parallel))
-        config.pipeline.recompute, config.data.global_batch_size = self.recompute, self.microbatch_size
-        return config
+        return Config(
+            model=self.model,
+            mesh=MeshConfig(1, 1, self.tensor, self.sequence_parallel),
+            pipeline=PipelineConfig(recompute=self.recompute),
+            data=DataConfig(global_batch_size=self.microbatch_size),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
