@@ -1,1 +1,1 @@
-"""Models: what each family's network is (`spec`, `task_sizes`, `families`), and what computes it on a mesh."""
+"""Models: the description of each family's network (`spec`, `task_sizes`, `families`), and code to compute it."""

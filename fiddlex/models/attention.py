@@ -1,7 +1,8 @@
 """Scaled dot-product attention over the heads that a tensor rank holds.
 
-Where the devices have it this is cuDNN's flash kernel, through `jax.nn.dot_product_attention`. That has no dropout, so
-training with dropout, and all else, computes the probabilities in the open.
+Where the devices support it, attention runs in cuDNN's flash kernel, through `jax.nn.dot_product_attention`. That
+kernel has no dropout, so training with dropout computes the probabilities explicitly, and so does every device without
+the kernel.
 """
 
 import functools
@@ -15,16 +16,16 @@ from fiddlex.models.operators import attention_probabilities
 
 
 def attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Context) -> jax.Array:
-    """Attention of every position to those it may see: not to later ones, not to other segments (`Context`).
+    """Attention of each position to its own segment and, if causal, not to later positions (`Context`).
 
-    With `recompute="selective"` scores and probabilities are computed again in the backward pass instead of kept
-    (Korthikanti et al., MLSys 2023, section 5); the flash kernel does so by itself.
+    With `recompute="selective"` the backward pass recomputes scores and probabilities instead of saving them
+    (Korthikanti et al., MLSys 2023, section 5); the flash kernel always recomputes them.
 
     Args:
       q_BSND: queries.
       k_BSND: keys.
       v_BSND: values.
-      context: of the microbatch.
+      context: the settings of the microbatch.
 
     Returns:
       [B, S, N, D] in the dtype of the inputs.
@@ -36,7 +37,7 @@ def attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Con
         )
     attention: Callable[..., jax.Array] = functools.partial(_attend, context=context)
     if context.recompute == "selective":
-        attention = jax.checkpoint(attention, prevent_cse=False)  # inside the scan over layers nothing can be merged
+        attention = jax.checkpoint(attention, prevent_cse=False)  # inside the loop over layers CSE has nothing to merge
     return attention(q_BSND, k_BSND, v_BSND)
 
 
@@ -51,7 +52,7 @@ def _attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Co
 
 
 def _same_segment(context: Context) -> jax.Array | None:
-    """Bool [B, 1, S, S]; None where there is but one segment. A position sees itself at least, padding too."""
+    """Which pairs share a segment, bool [B, 1, S, S]; None: all do. Every position sees itself, even padding."""
     if context.segments_BS is None:
         return None
     return (context.segments_BS[:, :, None] == context.segments_BS[:, None, :])[:, None]

@@ -1,8 +1,9 @@
-"""BERT (Devlin et al., NAACL 2019): an encoder that sees both ways, with a head for each thing it is trained to do.
+"""BERT (Devlin et al., NAACL 2019): a bidirectional encoder with one head for each part of its loss.
 
-Post-LN as published, or pre-LN with a final LayerNorm, which large models need (Shoeybi et al. 2019, section 5.3).
-Only what a head asks for is taken out of the sequence: masked positions, or the first position of each row. A head
-stands on every device, as the executor has it: what it holds of the vocabulary is sharded, the rest is small.
+The network is post-LN as published, or pre-LN with a final LayerNorm, which large models need (Shoeybi et al. 2019,
+section 5.3). A head takes only the positions that it needs from the sequence: the masked positions, or the first
+position of each row. Every device computes the heads, as the executor requires: weights over the vocabulary are
+sharded, and the other weights of the heads are small.
 """
 
 import jax
@@ -17,15 +18,15 @@ from fiddlex.models.sharded_vocabulary import cross_entropy, likeliest, local_lo
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import take_positions
 
-POOLED_SITE = 1  # of dropout, in the layer after the last
+POOLED_SITE = 1  # dropout site, in the layer after the last
 
 
 class BERT(Model):
-    """Tells masked tokens, labels, or both: see `Model`.
+    """A `Model` that predicts masked tokens, labels, or both.
 
-    A batch has `tokens`, `segments` and `token_types`, int32 [example, S], in multiple choice [example, choice, S];
-    with masked tokens also `masked_positions`, `targets` and `weights`, [example, P]; with labels `labels` and
-    `label_weights`, [example].
+    A batch has `tokens`, `segments` and `token_types`, int32 [example, S], or in multiple choice [example, choice, S].
+    With masked tokens it also has `masked_positions`, `targets` and `weights`, [example, P]; with labels it also has
+    `labels` and `label_weights`, [example].
     """
 
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
@@ -54,7 +55,7 @@ class BERT(Model):
         return jnp.stack(parts, axis=1)
 
     def log_probabilities(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """Of the classes or choices, float32 [example, classes]."""
+        """Log-probabilities of the classes or choices, float32 [example, classes]."""
         logits_EC = self._label_logits(weights, x_BTH, batch, context)
         return _same_everywhere(jax.nn.log_softmax(logits_EC, axis=-1), context)
 
@@ -96,5 +97,5 @@ def _negative_log_likelihood(logits_EC: jax.Array, labels_E: jax.Array) -> jax.A
 
 
 def _same_everywhere(x: jax.Array, context: Context) -> jax.Array:
-    """What every tensor rank has computed alike, as one value; with sequence parallelism the type says it varies."""
+    """Marks `x`, which is equal on all tensor ranks, as replicated; sequence parallelism types it as varying."""
     return lax.pmean(x, "tensor") if context.sequence_parallel else x

@@ -1,4 +1,4 @@
-"""Whether the description of a network is one: what a fold over it would get wrong without a word is refused."""
+"""Checks the description of a network: rejects errors that the code that reads the description would not notice."""
 
 import math
 from typing import Any
@@ -10,10 +10,10 @@ from fiddlex.parallel.axes import MESH_AXES
 
 
 def check(network: Any, config: Config) -> None:
-    """Checks a description.
+    """Checks the description of a network against the config.
 
     Raises:
-      ConfigError: when it is no `Network`, or breaks a rule, with the part at fault.
+      ConfigError: when `network` is not a `Network`, or breaks a rule; the message names the part at fault.
     """
     try:
         if not isinstance(network, Network):

@@ -1,4 +1,4 @@
-"""What predicts the next token: the loss, scores and samples of any decoder, from its logits."""
+"""Next-token prediction: the loss and the scores of any decoder, and the logits from which it samples."""
 
 import abc
 
@@ -13,7 +13,7 @@ from fiddlex.parallel.collectives import enter_tensor_parallel
 
 
 class Decoder(Model):
-    """Predicts the next token: see `Model`. A batch has `tokens`, `targets` and `weights`, [example, S]."""
+    """A `Model` that predicts the next token. A batch has `tokens`, `targets` and `weights`, [example, S]."""
 
     @abc.abstractmethod
     def last_norm(self, weights: Weights, x_BTH: jax.Array) -> jax.Array:
@@ -35,13 +35,17 @@ class Decoder(Model):
         return sums(losses_BS, batch["weights"], likeliest(logits_BSV) == targets_BS)[:, None]
 
     def next_logits(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """This rank's slice of the logits at `batch["positions"]`, int32 [B]; float32 [B, V / vocabulary shards]."""
+        """This rank's slice of the logits at `batch["positions"]`, int32 [B].
+
+        Returns:
+          float32 [B, V / vocabulary shards].
+        """
         x_BSH = self._gathered(weights, x_BTH, context)
         x_B1H = jnp.take_along_axis(x_BSH, batch["positions"][:, None, None], axis=1)
         return self._logits(weights, x_B1H)[:, 0]
 
     def _gathered(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
-        """The normalised stream on every tensor rank, whole sequences."""
+        """The normalised residual stream of whole sequences, on every tensor rank."""
         x_BTH = self.last_norm(weights, x_BTH)
         return enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
 

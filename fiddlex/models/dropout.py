@@ -1,9 +1,9 @@
 """Dropout whose masks depend on the seed and on what is dropped, never on the layout.
 
-Every mask element is addressed by (seed, step, example of the global batch, site, position or head, feature): the key
-is folded down that path and the element's bits come from jax's counter-based generator. A device draws just the
-elements it holds, and cutting the batch, the sequence or the heads another way draws the same ones. Elements are drawn
-as float32, so that jax's default dtype (JAX_ENABLE_X64) has no part in a mask either.
+Every mask element is addressed by (seed, step, example of the global batch, site, position or head, feature): `fold_in`
+derives a key along that path, and jax's counter-based generator gives the element's bits. A device draws only the
+elements that it holds, and any other sharding of the batch, the sequence or the heads draws the same elements. Elements
+are drawn as float32, so that jax's default dtype (JAX_ENABLE_X64) does not change a mask.
 """
 
 import dataclasses
@@ -16,9 +16,10 @@ from jax import lax
 
 SITES_PER_LAYER = 3
 EMBEDDING_SITE = 0
-ATTENTION_SITE, ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE = 1, 2, 3  # of layer 0; each layer adds SITES_PER_LAYER
-# Elements drawn in one go. XLA:TPU reckons with all steps of the generator in memory, some 240 bytes an element, before
-# it fuses them; where that seems too much it computes them again, which keeps them from being fused.
+ATTENTION_SITE, ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE = 1, 2, 3  # sites of layer 0; each layer adds SITES_PER_LAYER
+# The most elements drawn at once. XLA:TPU counts the memory of all steps of the generator, some 240 bytes an element,
+# before it fuses the steps; where that memory seems too much, XLA:TPU recomputes the steps, which prevents their
+# fusion.
 MOST_AT_ONCE = 2**23
 
 
@@ -27,8 +28,8 @@ class Dropout:
     """The random stream of one microbatch.
 
     Attributes:
-      rate: probability that an element is zeroed.
-      keys_B: one key per example, from `example_keys`.
+      rate: probability that dropout zeroes an element.
+      keys_B: one key for each example, from `example_keys`.
       layer: number of the layer in the whole model, int32 scalar.
     """
 
@@ -37,11 +38,11 @@ class Dropout:
     layer: jax.Array | int = 0
 
     def in_layer(self, layer: jax.Array) -> "Dropout":
-        """The stream as one layer sees it."""
+        """The random stream of one layer."""
         return dataclasses.replace(self, layer=layer)
 
     def residual(self, x_BTH: jax.Array, site: int, *, sequence_parallel: bool) -> jax.Array:
-        """Drops elements of activations; with sequence parallelism of one tensor rank's part of a sequence."""
+        """Drops elements of activations; with sequence parallelism `x_BTH` is a tensor rank's part of the sequence."""
         length = x_BTH.shape[1]
         first = lax.axis_index("tensor") * length if sequence_parallel else 0
         return self._drop(x_BTH, site, first + jnp.arange(length))
@@ -71,7 +72,7 @@ def example_keys(key: jax.Array, step: jax.Array | int, examples_B: jax.Array) -
     Args:
       key: the run's dropout key.
       step: int32 scalar, number of updates so far.
-      examples_B: int32, rows of the global batch.
+      examples_B: int32, each example's row in the global batch.
     """
     key = jax.random.fold_in(key, step)
     return jax.vmap(lambda example: jax.random.fold_in(key, example))(examples_B)

@@ -1,4 +1,4 @@
-"""What stands before the layers: tokens, positions and, in BERT, token types."""
+"""The embedding before the layers: tokens, positions and, in BERT, token types."""
 
 import jax
 import jax.numpy as jnp
@@ -14,24 +14,24 @@ from fiddlex.models.weights import Weights
 def embed(
     weights: Weights, tokens_BS: jax.Array, token_types_BS: jax.Array | None, context: Context, *, epsilon: float
 ) -> jax.Array:
-    """Sums the learned vectors of tokens, positions and token types; normalised where there is a norm, then dropped.
+    """Sums the learned vectors of tokens, positions and token types, then applies the norm, if any, and dropout.
 
     Args:
-      weights: tables `tokens` and `positions`, and where there are such, `token_types` and `norm`.
+      weights: the tables `tokens` and `positions`, and where the model has them, `token_types` and `norm`.
       tokens_BS: int32 ids.
-      token_types_BS: int32; None where the batch has none.
-      context: of the microbatch; positions count from 0 in each of its segments.
-      epsilon: of the norm.
+      token_types_BS: int32 token types; None where the batch has none.
+      context: the settings of the microbatch; positions count from 0 in each segment.
+      epsilon: the epsilon of the norm.
 
     Returns:
-      [B, T, H].
+      The residual stream before the layers, [B, T, H].
     """
     x_BTH = embed_tokens(weights["tokens"], tokens_BS, sequence_parallel=context.sequence_parallel)
     length = x_BTH.shape[1]
     first = lax.axis_index("tensor") * length if context.sequence_parallel else 0
 
     def looked_up(name: str, ids_BS: jax.Array) -> jax.Array:
-        # In float32, so that backward adds up the gradients of a row in float32.
+        # In float32, so that the backward pass sums the gradients of a row in float32.
         return weights[name].astype(jnp.float32)[lax.dynamic_slice_in_dim(ids_BS, first, length, axis=1)]
 
     total_BTH = x_BTH.astype(jnp.float32)
@@ -48,7 +48,7 @@ def embed(
 
 
 def positions_in_segments(segments_BS: jax.Array) -> jax.Array:
-    """Each position's distance from the first of its segment, int32 [B, S]; a segment's positions are neighbours."""
+    """Each position's distance from the start of its segment, int32 [B, S]; a segment's positions are contiguous."""
     indices_S = jnp.arange(segments_BS.shape[1], dtype=jnp.int32)
     before_BS = jnp.pad(segments_BS[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     starts_BS = jnp.where(segments_BS != before_BS, indices_S, 0)

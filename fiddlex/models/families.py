@@ -38,9 +38,10 @@ def gpt(config: Config) -> Network:
 
 
 def bert(config: Config) -> Network:
-    """BERT (Devlin et al., NAACL 2019), post-LN as published or pre-LN, with a head for each thing it is trained to do.
+    """BERT (Devlin et al., NAACL 2019), post-LN as published or pre-LN, with one head for each part of its loss.
 
-    A head that gives a sequence one number, which competes with those of other sequences, has no bias: it would cancel.
+    A head that gives each sequence one score, which is compared with the scores of other sequences, has no bias: the
+    bias would cancel.
     """
     model, task, hidden = config.model, task_of(config), config.model.hidden_size
     head: Parameters = {} if model.post_norm else {"norm": norm(hidden)}
@@ -76,8 +77,8 @@ def bert(config: Config) -> Network:
 def residual_std(model: ModelConfig) -> float:
     """The standard deviation of the kernels that write into the residual stream.
 
-    With pre-LN it is scaled by 1/√(2·layers) (GPT-2); with post-LN, where the stream is normalised after every sum, it
-    is that of all other kernels (BERT).
+    With pre-LN it is scaled by 1/√(2·layers) (GPT-2). With post-LN, which normalises the stream after every sum, it is
+    the same as for all other kernels (BERT).
     """
     return model.init_std if model.post_norm else model.init_std / math.sqrt(2 * model.num_layers)
 

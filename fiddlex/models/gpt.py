@@ -8,12 +8,12 @@ from fiddlex.models.weights import Weights
 
 
 class GPT(Decoder):
-    """See `Decoder`."""
+    """A `Decoder` with a final LayerNorm that scores with the token table of its embedding."""
 
     def last_norm(self, weights: Weights, x_BTH: jax.Array) -> jax.Array:
         """See `Decoder`."""
         return norm(weights["head"]["norm"], x_BTH, self.config.layer_norm_epsilon)
 
     def table(self, weights: Weights) -> jax.Array:
-        """The embedding's."""
+        """The token table of the embedding."""
         return weights["embedding"]["tokens"]

@@ -3,8 +3,8 @@
 Shape suffixes: B example, S whole sequence, T this rank's part of the sequence (S without sequence parallelism),
 H hidden, F this rank's part of the MLP, N this rank's heads, D head size. Weights are described with global shapes
 (`fiddlex.models.families`) and applied to a device's shard. Attention and MLP are column-parallel then row-parallel
-products with one reduction each per direction (Megatron-LM, Shoeybi et al. 2019, section 3); biases after a reduction
-are added once, after it.
+products with one reduction each per direction (Megatron-LM, Shoeybi et al. 2019, section 3). A bias that follows a
+reduction is added once, after the reduction.
 """
 
 import jax
@@ -19,32 +19,32 @@ from fiddlex.parallel.collectives import enter_tensor_parallel, leave_tensor_par
 
 
 def norm(weights: Weights, x_BTH: jax.Array, epsilon: float) -> jax.Array:
-    """LayerNorm of each position, computed in float32; the shape and dtype of the input."""
+    """LayerNorm of each position, computed in float32; returns the shape and dtype of the input."""
     return layer_norm(x_BTH, weights["scale"], weights["bias"], epsilon)
 
 
 def linear(weights: Weights, x: jax.Array) -> jax.Array:
-    """The product of each position and a kernel, and the bias if there is one; [example, position, outputs…]."""
+    """The product of each position and a kernel, plus the bias if there is any; [example, position, outputs…]."""
     y = product(x, weights["kernel"])
     return add_bias(y, weights["bias"]) if "bias" in weights else y
 
 
 def row_parallel(weights: Weights, x: jax.Array, context: Context) -> jax.Array:
-    """A product whose inputs are spread over `tensor`, reduced, then the bias if there is one; [B, T, H]."""
+    """A product whose inputs are sharded over `tensor`, reduced, plus the bias if there is one; returns [B, T, H]."""
     partial_BSH = product(x, weights["kernel"])
     y_BTH = leave_tensor_parallel(partial_BSH, sequence_parallel=context.sequence_parallel)
     return add_bias(y_BTH, weights["bias"]) if "bias" in weights else y_BTH
 
 
 def attention(weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
-    """Multi-head self-attention, heads spread over `tensor`; what the residual stream gains, [B, T, H]."""
+    """Multi-head self-attention with heads sharded over `tensor`; returns the branch's output, [B, T, H]."""
     x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
     q_BSND, k_BSND, v_BSND = jnp.moveaxis(linear(weights["qkv"], x_BSH), 2, 0)
     return row_parallel(weights["out"], attend(q_BSND, k_BSND, v_BSND, context), context)
 
 
 def mlp(weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
-    """Two products with a tanh-approximated GELU between them, hidden units spread over `tensor`; [B, T, H]."""
+    """Two products with a tanh-approximated GELU between them, hidden units sharded over `tensor`; [B, T, H]."""
     x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
     return row_parallel(weights["down"], gelu(linear(weights["up"], x_BSH)), context)
 
@@ -55,15 +55,15 @@ def transformer_layer(
     """Maps the residual stream through one layer.
 
     Args:
-      weights: the layer's.
+      weights: the layer's weights.
       x_BTH: the residual stream.
-      context: of the microbatch.
-      post_norm: whether LayerNorm comes after each residual sum (BERT, Devlin et al. 2019), not before each branch
-        (GPT-2, Radford et al. 2019, section 2.3).
-      epsilon: of the norms.
+      context: the settings of the microbatch.
+      post_norm: whether LayerNorm comes after each residual sum (BERT, Devlin et al. 2019) instead of before each
+        branch (GPT-2, Radford et al. 2019, section 2.3).
+      epsilon: the epsilon of the norms.
 
     Returns:
-      The shape and dtype of `x_BTH`.
+      The residual stream after the layer, with the shape and dtype of `x_BTH`.
     """
     branches = (("attention", attention, ATTENTION_OUTPUT_SITE), ("mlp", mlp, MLP_OUTPUT_SITE))
     for name, branch, site in branches:
@@ -78,7 +78,7 @@ def transformer_layer(
 
 
 def dropped(x_BTH: jax.Array, site: int, context: Context) -> jax.Array:
-    """Activations with the dropout of a site (`fiddlex.models.dropout`), if anything is dropped."""
+    """Applies the dropout of a site (`fiddlex.models.dropout`) to activations, if anything is dropped."""
     if context.dropout is None:
         return x_BTH
     return context.dropout.residual(x_BTH, site, sequence_parallel=context.sequence_parallel)

@@ -1,9 +1,9 @@
-"""What a model is to training: pure functions of its weights, as the pipeline wants them.
+"""The interface between a model and training: pure functions of the model's weights, as the pipeline calls them.
 
-Weights are a nested dictionary with the keys `embedding`, `layers` and `head`, which a description names
-(`fiddlex.models.spec`). Leaves under `layers` have a leading dimension, a row for each layer
-(`fiddlex.schedules.placement`). The embedding's table may serve the head too, so both take the whole dictionary, but
-for its layers.
+Weights are a nested dictionary with the keys `embedding`, `layers` and `head`, whose entries a description names
+(`fiddlex.models.spec`). Leaves under `layers` have a leading dimension with one row for each layer
+(`fiddlex.schedules.placement`). The head may use the embedding's table too, so both the embedding and the head take the
+whole dictionary except for its layers.
 """
 
 import abc
@@ -27,17 +27,17 @@ Batch = dict[str, Any]
 class Model(abc.ABC):
     """A model as pure functions of its weights, to be called inside `shard_map` over all mesh axes.
 
-    A family's class adds the head, and may compute embedding and layers in another way. A batch's leaves are
-    [example, …]; an example may have several sequences, which pass through the layers as [sequence, …].
+    A family's class adds the head, and may override the embedding and the layers. A batch's leaves are [example, …]; an
+    example may have several sequences, which pass through the layers as [sequence, …].
 
     Args:
-      config: of the run.
+      config: the config of the run.
 
     Attributes:
-      config: of the model.
-      network: its description.
-      parts: what the loss is the sum of: `tokens`, `labels` or both. Each is the mean of its terms over a whole batch,
-        weighted by the batch's leaf of that part (`WEIGHTS`).
+      config: the config of the model.
+      network: the description of the model's network.
+      parts: the parts whose sum is the loss: `tokens`, `labels` or both. Each part is the mean of its terms over a
+        whole batch, weighted by the batch's leaf that `WEIGHTS` names for that part.
     """
 
     WEIGHTS: ClassVar[dict[str, str]] = {"tokens": "weights", "labels": "label_weights"}
@@ -50,15 +50,15 @@ class Model(abc.ABC):
 
     @property
     def causal(self) -> bool:
-        """Whether a position sees no position after it."""
+        """Whether a position attends only to itself and to earlier positions."""
         return self.network.attention.causal
 
     def init(self, key: jax.Array, layers: Sequence[int]) -> Weights:
-        """Fresh float32 weights with global shapes; for the same key the same numbers on every mesh.
+        """Initial float32 weights with global shapes; the same key gives the same numbers on every mesh.
 
         Args:
           key: the random key.
-          layers: the number of the layer in each row of the stacked ones, negative for a row of zeros
+          layers: the number of the layer in each row of the stacked weights, negative for a row of zeros
             (`LayerPlacement.layers`).
         """
         embedding, of_layers = jax.random.split(key)
@@ -82,7 +82,7 @@ class Model(abc.ABC):
         }
 
     def embed(self, weights: Weights, batch: Batch, context: Context) -> jax.Array:
-        """Embeds `batch["tokens"]`, int32 [example, …, S]; [B, T, H], the same on every pipe rank."""
+        """Embeds `batch["tokens"]`, int32 [example, …, S]; returns [B, T, H], the same on every pipe rank."""
         types = batch.get("token_types")
         return embed(
             weights["embedding"],
@@ -93,23 +93,23 @@ class Model(abc.ABC):
         )
 
     def apply_layer(self, layer: Weights, x_BTH: jax.Array, number: jax.Array, context: Context) -> jax.Array:
-        """Maps the residual stream through layer `number` of the model, with the weights of one row."""
+        """Maps the residual stream through layer `number` of the model, whose weights are `layer`."""
         if context.dropout is not None:
             context = dataclasses.replace(context, dropout=context.dropout.in_layer(number))
         return self.layer(layer, x_BTH, context)
 
     def layer(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
-        """Maps the residual stream through a layer, whose dropout `context` has."""
+        """Maps the residual stream through a layer; `context` has the dropout of that layer."""
         epsilon, post_norm = self.config.layer_norm_epsilon, self.config.post_norm
         return transformer_layer(weights, x_BTH, context, post_norm=post_norm, epsilon=epsilon)
 
     @abc.abstractmethod
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """The sum over this replica's examples of all parts' weighted terms, float32 scalar."""
+        """The sum of the weighted terms of all parts over this replica's examples, a float32 scalar."""
 
     @abc.abstractmethod
     def scores(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """Of each example and part three sums: of weighted terms, of weights, and of weights of right guesses.
+        """Three sums for each example and part: of weighted terms, of weights, and of the weights of correct guesses.
 
         Returns:
           float32 [example, part, 3].
@@ -117,12 +117,12 @@ class Model(abc.ABC):
 
 
 def as_rows(x: jax.Array) -> jax.Array:
-    """[example, …, S] as [row, S]."""
+    """Reshapes [example, …, S] to [row, S]."""
     return x.reshape(-1, x.shape[-1])
 
 
 def sums(losses: jax.Array, weights: jax.Array, right: jax.Array) -> jax.Array:
-    """What `Model.scores` tells of one part, float32 [example, 3], of arrays [example, …] of its terms."""
+    """The sums that `Model.scores` returns for a part, float32 [example, 3], from arrays [example, …] of its terms."""
     weights = weights.astype(jnp.float32)
     terms = jnp.stack([losses * weights, weights, right * weights], axis=-1)
     return terms.reshape(len(terms), -1, 3).sum(axis=1)

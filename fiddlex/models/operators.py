@@ -1,10 +1,11 @@
-"""The differentiable operators of a layer, with backward passes that keep little and sum in float32.
+"""The differentiable operators of a layer, with backward passes that save little and sum in float32.
 
-Each saves only its inputs for the backward pass, in the compute dtype: nothing derived from a weight, and no float32
-copy of an activation. What a pipeline stage stashes for a microbatch in flight is the sum of these. Sums over examples
-and positions, which a bias gradient is, run in float32: in bfloat16 they would stop growing after some hundred terms.
+Each operator saves only its inputs for the backward pass, in the compute dtype (`attention_probabilities` also saves
+its result): nothing derived from a weight, and no float32 copy of an activation. For a microbatch in flight, a pipeline
+stage stashes what its operators save. Sums over examples and positions, such as the gradient of a bias, run in float32:
+in bfloat16 they would stop growing after some hundred terms.
 
-Inside `shard_map` the arguments of one call must vary over the same mesh axes (`enter_tensor_parallel` sees to it).
+Inside `shard_map` the arguments of one call must vary over the same mesh axes (`enter_tensor_parallel` ensures this).
 """
 
 import functools
@@ -19,11 +20,11 @@ Pair = tuple[jax.Array, jax.Array]
 
 @jax.custom_vjp
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Contracts the last dimensions of `x` with the first of `kernel`, as one product of two matrices.
+    """Contracts the last dimensions of `x` with the first dimensions of `kernel`, as one product of two matrices.
 
-    How many, the shapes tell: `x` is [example, position, inputs…] and `kernel` [inputs…, outputs…]. Both products of
-    the backward pass are of two matrices as well: XLA's CPU backend runs a contraction over example and position as
-    they stand at half the speed.
+    The shapes determine how many dimensions are contracted: `x` is [example, position, inputs…] and `kernel` is
+    [inputs…, outputs…]. Both products of the backward pass are products of two matrices as well: XLA's CPU backend runs
+    a contraction over separate dimensions for example and position at half the speed.
 
     Returns:
       [example, position, outputs…] in the dtype of the inputs.
@@ -56,7 +57,7 @@ product.defvjp(_product_forward, _product_backward)
 def scores(x_BSH: jax.Array, table_VH: jax.Array) -> jax.Array:
     """Float32 products of every position with every row of a table, [B, S, V].
 
-    The backward pass rounds the gradient to the compute dtype first, so that its products run in it too.
+    The backward pass rounds the gradient to the compute dtype first, so that its products run in the compute dtype too.
     """
     return jnp.einsum("bsh,vh->bsv", x_BSH, table_VH, preferred_element_type=jnp.float32)
 
@@ -93,7 +94,7 @@ def _gelu_backward(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
     tanh = jnp.tanh(inner)
     slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
-    # The barrier keeps XLA's CPU backend from computing this again inside both products that use it.
+    # The barrier keeps XLA's CPU backend from recomputing this gradient in both products that use it.
     return (lax.optimization_barrier(g * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * slope)),)
 
 
@@ -102,7 +103,7 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: jax.Array, scale_H: jax.Array, bias_H: jax.Array, epsilon: float) -> jax.Array:
-    """Normalises the last dimension in float32 (Ba et al. 2016), then scales and shifts; the dtype of `x`."""
+    """Normalises the last dimension in float32 (Ba et al. 2016), then scales and shifts; returns the dtype of `x`."""
     normal, _ = _normalise(x, epsilon)
     return (normal * scale_H.astype(jnp.float32) + bias_H.astype(jnp.float32)).astype(x.dtype)
 
@@ -123,7 +124,7 @@ def _layer_norm_backward(epsilon: float, saved: Pair, g: jax.Array) -> tuple[jax
 
 
 def _normalise(x: jax.Array, epsilon: float) -> Pair:
-    """`x` with mean 0 and variance 1 in float32, and what it was divided by, inverted."""
+    """`x` normalised to mean 0 and variance 1 in float32, and the inverse of its standard deviation."""
     x = x.astype(jnp.float32)
     x = x - x.mean(axis=-1, keepdims=True)
     inverse = lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + epsilon)
@@ -137,13 +138,13 @@ layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 def attention_probabilities(q_BSND: jax.Array, k_BSND: jax.Array, mask: jax.Array) -> jax.Array:
     """The softmax of scaled products of queries and keys, [B, N, S, S] in the dtype of the inputs.
 
-    Scores and their softmax are float32. Of them the backward pass keeps the probabilities alone, and it rounds the
-    gradient of the scores to the compute dtype, so that its products run in it too.
+    Scores and their softmax are float32. The backward pass uses the saved probabilities but no saved scores, and rounds
+    the gradient of the scores to the compute dtype, so that its products run in the compute dtype too.
 
     Args:
       q_BSND: queries.
       k_BSND: keys.
-      mask: bool, broadcast to [B, N, queries, keys]: which keys a query sees, at least one.
+      mask: bool, broadcast to [B, N, queries, keys]: which keys a query sees; every query sees at least one key.
     """
     scores_BNQK = jnp.einsum("bqnd,bknd->bnqk", q_BSND, k_BSND, preferred_element_type=jnp.float32)
     scores_BNQK = jnp.where(mask, scores_BNQK / math.sqrt(q_BSND.shape[-1]), jnp.finfo(jnp.float32).min)

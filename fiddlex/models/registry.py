@@ -1,6 +1,6 @@
-"""From a config to the description of its network, and to what computes it (`fiddlex.config.families`).
+"""Finds the description of a config's network, and the model that computes it (`fiddlex.config.families`).
 
-Imports no model until one is asked for, so that descriptions are to be had without jax.
+Imports no model until a caller asks for one, so that descriptions are available without jax.
 """
 
 import pkgutil
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def describe(config: Config) -> Network:
-    """The description of the network of a config.
+    """The description of a config's network.
 
     Raises:
-      ConfigError: when the family has no description, or a wrong one (`fiddlex.models.checks`).
+      ConfigError: when the family has no description, or its description breaks a rule (`fiddlex.models.checks`).
     """
     network: Network = _function(config.model.family, "network", family(config.model.family).network)(config)
     check(network, config)
@@ -29,17 +29,17 @@ def describe(config: Config) -> Network:
 
 
 def make_model(config: Config) -> "Model":
-    """What computes the network of a config.
+    """The model that computes the network of a config.
 
     Raises:
-      ConfigError: as `describe`, or when nothing computes it.
+      ConfigError: when `describe` would raise it, or when the family has no model that computes its network.
     """
     model: Model = _function(config.model.family, "model", family(config.model.family).model)(config)
     return model
 
 
 def _function(name: str, field: str, value: Any) -> Callable[[Config], Any]:
-    """A function that a `Family` has in one of its fields, or names there."""
+    """A function that a `Family` has in one of its fields, or names there by its import path."""
     try:
         function = pkgutil.resolve_name(value) if isinstance(value, str) else value
     except (ImportError, AttributeError, ValueError) as error:

@@ -1,9 +1,9 @@
 """Embedding and cross-entropy with the vocabulary sharded over `pipe` × `tensor`.
 
-Every device embeds and scores its own slice of the vocabulary; no device ever holds the logits of the whole one
-(Megatron-LM, section 3, extended to the pipeline axis so that the first and last stage are not heavier than others).
+Every device embeds and scores its own slice of the vocabulary; no device ever holds the logits of the whole vocabulary
+(Megatron-LM, section 3, extended to the pipeline axis so that the first and last stage cost no more than the others).
 The loss is exact: maximum, sum of exponentials and target logit are each reduced over the shards. Rows beyond
-`vocab_size` only make the shards equal: they start at zero, are never scored, and receive no gradient.
+`vocab_size` only make the shards equal in size: these rows start at zero, are never scored, and receive no gradient.
 """
 
 import jax
@@ -18,19 +18,19 @@ VOCAB_AXES = MESH_AXES["vocab"]
 
 
 def embed_tokens(table_VH: jax.Array, tokens_BS: jax.Array, *, sequence_parallel: bool) -> jax.Array:
-    """Looks tokens up in this rank's slice and sums over the slices.
+    """Looks tokens up in this rank's slice of the table and sums over the slices.
 
     Args:
-      table_VH: this rank's rows.
+      table_VH: this rank's rows of the table.
       tokens_BS: int32 ids in the whole vocabulary.
-      sequence_parallel: whether each tensor rank keeps just its part of the sequence.
+      sequence_parallel: whether each tensor rank keeps only its part of the sequence.
 
     Returns:
       [B, T, H] in the table's dtype.
     """
     local_BS = tokens_BS - _first_row(table_VH)
     mine_BS = (local_BS >= 0) & (local_BS < table_VH.shape[0])
-    # Looked up in float32, so that backward adds up the gradients of a frequent token in float32.
+    # Looked up in float32, so that the backward pass sums the gradients of a frequent token in float32.
     rows_BSH = table_VH.astype(jnp.float32)[jnp.where(mine_BS, local_BS, 0)]
     rows_BSH = jnp.where(mine_BS[..., None], rows_BSH, 0).astype(table_VH.dtype)
     return leave_tensor_parallel(lax.psum(rows_BSH, "pipe"), sequence_parallel=sequence_parallel)
@@ -42,14 +42,13 @@ def local_logits(
     """Scores this rank's slice of the vocabulary; padding rows score the lowest float.
 
     Args:
-      x_BSH: what to score.
-      table_VH: this rank's rows.
-      vocab_size: of the whole vocabulary, without padding.
-      bias_V: of this rank's rows, added in float32.
+      x_BSH: the vectors to score, the same on every pipe rank; they come from `enter_tensor_parallel`.
+      table_VH: this rank's rows of the table.
+      vocab_size: the size of the whole vocabulary, without padding.
+      bias_V: the bias of this rank's rows, added in float32.
 
     Returns:
-      float32 [B, S, V] with V this rank's rows. `x_BSH` is the same on every pipe rank and comes from
-      `enter_tensor_parallel`.
+      float32 [B, S, V], where V is the number of this rank's rows.
     """
     logits_BSV = scores(lax.pcast(x_BSH, "pipe", to="varying"), table_VH)
     if bias_V is not None:
@@ -77,7 +76,7 @@ def cross_entropy(logits_BSV: jax.Array, targets_BS: jax.Array) -> jax.Array:
 
 
 def likeliest(logits_BSV: jax.Array) -> jax.Array:
-    """The id with the highest logit in the whole vocabulary, the lowest such id where several have it; int32 [B, S]."""
+    """The id with the highest logit in the whole vocabulary, int32 [B, S]; in a tie, the lowest such id."""
     highest_BS = lax.pmax(logits_BSV.max(axis=-1), VOCAB_AXES)
     rows_BSV = jnp.where(logits_BSV == highest_BS[..., None], _rows(logits_BSV), jnp.iinfo(jnp.int32).max)
     return lax.pmin(rows_BSV.min(axis=-1), VOCAB_AXES)

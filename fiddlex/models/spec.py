@@ -1,9 +1,9 @@
-"""What a network is, written once: its parameters, and what its layers and its head compute.
+"""The description of a network, written once: its parameters, and what its layers and its head compute.
 
-Each family gives the `Network` of a config (`fiddlex.models.families`). All that is told of a network follows from it:
-initial weights, sharding, names in checkpoints, the number of parameters, operations, memory, and the planner's work.
-Sizes are those of the whole network; the parts that one device has follow from the logical axes of parameters and from
-`Product.split`.
+Each family gives the `Network` of a config (`fiddlex.models.families`). Everything else about a network is derived from
+it: initial weights, sharding, names in checkpoints, the number of parameters, operations, memory, and the planner's
+work. Sizes are those of the whole network; the logical axes of parameters and `Product.split` determine the part that
+one device has.
 """
 
 import dataclasses
@@ -17,16 +17,17 @@ from fiddlex.parallel.axes import LogicalAxes
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One weight; of a layer's, one layer's.
+    """One weight; a weight of the layers is described for a single layer.
 
     Attributes:
-      shape: its sizes, without the rows that pad the vocabulary.
+      shape: the sizes of the weight, without the rows that pad the vocabulary.
       axes: the logical axis of each dimension (`fiddlex.parallel.axes`), None for a dimension that is never sharded.
-      std: the standard deviation of the normal distribution, around 0, from which initial values are drawn; 0: none is
-        drawn.
-      value: the initial value of all elements where none is drawn.
-      decays: whether weight decay applies: to matrices and tables, not to biases and the scales of norms.
-      product: whether it is a factor of a matrix product in every layer's pass; an embedding's table is none.
+      std: the standard deviation of the normal distribution with mean 0 from which initial values are drawn; 0 when
+        they are not drawn.
+      value: the initial value of every element when initial values are not drawn.
+      decays: whether weight decay applies to the weight; it does to matrices and tables, not to biases and the scales
+        of norms.
+      product: whether the weight is the kernel of a matrix product; an embedding's table is not.
     """
 
     shape: tuple[int, ...]
@@ -38,11 +39,11 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
+        """The number of elements of the weight."""
         return math.prod(self.shape)
 
     def padded(self, vocab_rows: int) -> tuple[int, ...]:
-        """Its sizes where the dimension `vocab` has so many rows."""
+        """The sizes of the weight when the dimension `vocab` has `vocab_rows` rows."""
         sizes = zip(self.shape, self.axes, strict=True)
         return tuple(vocab_rows if axis == "vocab" else size for size, axis in sizes)
 
@@ -51,7 +52,7 @@ Parameters = dict[str, Any]  # a nested dictionary whose leaves are `Parameter`s
 
 
 def leaves(parameters: Parameters) -> Iterator[Parameter]:
-    """The parameters of a nested dictionary, in its order."""
+    """The parameters of a nested dictionary, in the dictionary's order."""
     for each in parameters.values():
         if isinstance(each, Parameter):
             yield each
@@ -65,7 +66,7 @@ def linear(shape: tuple[int, ...], axes: LogicalAxes, *, num_inputs: int, std: f
     Args:
       shape: the kernel's sizes: its inputs, then its outputs.
       axes: the kernel's logical axes.
-      num_inputs: how many of the dimensions are inputs; the bias has the others.
+      num_inputs: how many of the kernel's dimensions are inputs; the bias has the other dimensions.
       std: the standard deviation of the kernel's initial values.
       bias: whether there is a bias.
     """
@@ -74,31 +75,32 @@ def linear(shape: tuple[int, ...], axes: LogicalAxes, *, num_inputs: int, std: f
 
 
 def table(rows: int, hidden: int, axis: str, *, std: float) -> Parameter:
-    """A table with a row of the hidden size for each token, position or the like, which `axis` names."""
+    """A table with one row of the hidden size per token, position or the like; `axis` is the rows' logical axis."""
     return Parameter((rows, hidden), (axis, "hidden"), std, decays=True)
 
 
 def norm(hidden: int, *, bias: bool = True) -> Parameters:
-    """The scale of a norm, ones, and of a LayerNorm its bias, zeros."""
+    """The scale of a norm, initially ones, and if `bias` is true (LayerNorm) the bias, initially zeros."""
     scale = {"scale": Parameter((hidden,), ("hidden",), value=1.0)}
     return scale | ({"bias": Parameter((hidden,), ("hidden",))} if bias else {})
 
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """A norm over the hidden dimension; it keeps its input, in the compute dtype, for the backward pass."""
+    """A norm over the hidden dimension; it saves its input, in the compute dtype, for the backward pass."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """The product of each position's vector and a kernel; it keeps its input, in the dtype that products take.
+    """The product of each position's vector and a kernel; it saves its input, in the dtype of the operands of products.
 
     Attributes:
       inputs: the length of the vectors.
       outputs: the number of the kernel's columns.
-      split: which of the two tensor parallelism cuts: "outputs", "inputs"; in a head "vocab" for outputs that are cut
-        over `pipe` too, and "" for a product that every device does whole.
-      positions: in a head, at which positions: "scored" (`Task.num_scored`) or "first", one of each sequence.
+      split: which of the kernel's dimensions tensor parallelism shards: "outputs" or "inputs"; in a head, "vocab" for
+        outputs that are sharded over `pipe` too. "": every device computes the whole product.
+      positions: in a head, the positions that the product takes: "scored" (`Task.num_scored`) or "first", the first
+        position of each sequence.
     """
 
     inputs: int
@@ -109,15 +111,16 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """Attention between the positions of a sequence; it keeps queries, keys and values.
+    """Attention between the positions of a sequence; it saves queries, keys and values.
 
-    What it keeps besides, probabilities or of the flash kernel one sum for each row of them, and what of it is computed
-    again, is known to those who count (`fiddlex.costs.layer_memory`, `fiddlex.costs.work`).
+    Attention also saves its probabilities, or in the flash kernel one sum for each row of them.
+    `fiddlex.costs.layer_memory` and `fiddlex.costs.work` count this, and what of attention the backward pass
+    recomputes.
 
     Attributes:
       heads: the number of query heads.
       head_size: the width of a head.
-      causal: whether a position sees no position after it.
+      causal: whether a position attends only to itself and to earlier positions.
     """
 
     heads: int
@@ -132,11 +135,11 @@ class Attention:
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """An elementwise function between two products; it keeps its inputs, in the compute dtype.
+    """An elementwise function between two products; it saves its inputs, in the compute dtype.
 
     Attributes:
-      units: the width of its output.
-      num_inputs: how many arrays of that width it takes: 1 for GELU, 2 where a gate multiplies a value.
+      units: the width of the function's output.
+      num_inputs: how many arrays of width `units` the function takes: 1 for GELU, 2 where a gate multiplies a value.
     """
 
     units: int
@@ -145,11 +148,11 @@ class Activation:
 
 @dataclasses.dataclass(frozen=True)
 class Residual:
-    """The end of a branch: its output, with dropout, is added to the residual stream. Dropout keeps its mask."""
+    """The end of a branch: adds the branch's output, after dropout, to the residual stream; dropout saves its mask."""
 
 
 Operation = Norm | Product | Attention | Activation | Residual
-Branch = tuple[Operation, ...]  # what is computed from the residual stream and added to it, in order
+Branch = tuple[Operation, ...]  # the operations of a branch in order; their result is added to the residual stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,14 +160,14 @@ class Network:
     """The description of one model.
 
     Attributes:
-      task: the sizes of what it is trained to do.
-      embedding: the parameters before the layers.
+      task: the sizes of what the model is trained to do.
+      embedding: the parameters that are used before the layers.
       layer: the parameters of one layer.
-      head: the parameters after the layers, besides those of the embedding that the head uses too.
-      num_layers: how many layers there are, all alike.
+      head: the parameters that are used after the layers, except those that the head shares with the embedding.
+      num_layers: how many layers there are; all have the same description.
       hidden: the width of the residual stream.
-      branches: what a layer computes, one branch after another.
-      scoring: the products of the head.
+      branches: the branches of a layer, in the order in which the layer computes them.
+      scoring: the matrix products of the head.
     """
 
     task: Task
@@ -178,21 +181,21 @@ class Network:
 
     @property
     def parts(self) -> Parameters:
-        """The parameters under the names that the weights have; of `layers` those of one."""
+        """The parameters under the keys of the weights; `layers` has the parameters of one layer."""
         return {"embedding": self.embedding, "layers": self.layer, "head": self.head}
 
     @property
     def outer(self) -> list[Parameter]:
-        """The parameters of embedding and head."""
+        """The parameters of the embedding and of the head."""
         return [*leaves(self.embedding), *leaves(self.head)]
 
     @property
     def operations(self) -> list[Operation]:
-        """What a layer computes, all branches in a row."""
+        """The operations of a layer, all branches one after another."""
         return [operation for branch in self.branches for operation in branch]
 
     @property
     def attention(self) -> Attention:
-        """The attention of a layer."""
+        """The attention operation of a layer."""
         (found,) = (each for each in self.operations if isinstance(each, Attention))
         return found

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from fiddlex.config import Config
 
-PAIR_CLASSES = 2  # of sentence pairs: the second text follows the first, or it does not
+PAIR_CLASSES = 2  # classes of sentence pairs: the second text follows the first, or it does not
 
 
 class Task(NamedTuple):
@@ -12,11 +12,11 @@ class Task(NamedTuple):
 
     Attributes:
       num_sequences: sequences in an example, each of `model.seq_len` tokens: one for each choice in multiple choice,
-        else one.
-      num_scored: positions of an example whose tokens are predicted: all of them in lm, those that are masked in mlm, 0
+        otherwise one.
+      num_scored: positions of an example whose tokens are predicted: all positions in lm, the masked ones in mlm, 0
         where no token is predicted.
-      picks_positions: whether the scored positions are picked out of the sequence, as masked ones are.
-      num_outputs: numbers that the head computes of each sequence for its label: one for each class, 1 in multiple
+      picks_positions: whether only some positions of the sequence are scored, as in masked language modelling.
+      num_outputs: numbers that the head computes from each sequence for the label: one for each class, 1 in multiple
         choice, 0 where examples have no label.
     """
 
@@ -27,7 +27,7 @@ class Task(NamedTuple):
 
 
 def task_of(config: Config) -> Task:
-    """The sizes of what `config.model.task` names."""
+    """The sizes of the task that `config.model.task` names."""
     name, length = config.model.task, config.model.seq_len
     masked = max_masked(length, config.data.mask_fraction)
     num_scored, picks_positions, num_outputs = {
@@ -42,7 +42,7 @@ def task_of(config: Config) -> Task:
 
 
 def max_masked(seq_len: int, mask_fraction: float) -> int:
-    """The most tokens masked in one example, the same for all of a run: the share of `seq_len`, at least 1."""
+    """The most tokens masked in one example: `mask_fraction` of `seq_len`, at least 1; the same for a whole run."""
     return max(1, round(mask_fraction * seq_len))
 
 
@@ -50,8 +50,8 @@ class Field(NamedTuple):
     """One array of an example.
 
     Attributes:
-      shape: its sizes; a batch has one more dimension before them.
-      dtype: the name of its dtype, which has four bytes.
+      shape: the sizes of the array; a batch has one more dimension before them.
+      dtype: the name of the array's dtype, which has four bytes.
     """
 
     shape: tuple[int, ...]
@@ -61,9 +61,9 @@ class Field(NamedTuple):
 def example_fields(config: Config) -> dict[str, Field]:
     """The arrays of an example of `config.model.task`, by name.
 
-    `tokens` and `targets` are ids of the vocabulary, `segments` number what may attend to each other (0: padding),
-    `token_types` tell which text of a pair a token is in, `masked_positions` which positions are scored; `weights` and
-    `label_weights` are the share of each target or label in the loss.
+    `tokens` and `targets` are ids of the vocabulary. `segments` numbers the segments, within which positions attend to
+    each other (0: padding). `token_types` gives the text of a pair that each token is in. `masked_positions` lists the
+    scored positions. `weights` and `label_weights` are the share of each target or label in the loss.
     """
     task, name, length = task_of(config), config.model.task, config.model.seq_len
     sequences = (length,) if name != "multiple_choice" else (task.num_sequences, length)

@@ -1,4 +1,4 @@
-"""Weights as nested dictionaries of arrays, made of a description (`fiddlex.models.spec`)."""
+"""Weights as nested dictionaries of arrays, made from a description (`fiddlex.models.spec`)."""
 
 import itertools
 from typing import Any
@@ -13,11 +13,11 @@ Weights = dict[str, Any]
 
 
 def initial_weights(parameters: Parameters, key: jax.Array, *, vocab_rows: int) -> Weights:
-    """Fresh float32 weights with global shapes; rows that pad the vocabulary are zero.
+    """Initial float32 weights with global shapes; rows that pad the vocabulary are zero.
 
     Args:
       parameters: the description of the weights.
-      key: the random key; the n-th parameter that is drawn takes `fold_in(key, n)`.
+      key: the random key; the n-th parameter that is drawn uses `fold_in(key, n)`.
       vocab_rows: the size of the dimension `vocab`, padding included.
     """
     numbers = itertools.count()
@@ -41,7 +41,7 @@ def logical_axes(parameters: Parameters, *, before: LogicalAxes = ()) -> Weights
 
     Args:
       parameters: the description of the weights.
-      before: the axes of dimensions that stand before the parameters' own, as `layers` in stacked weights.
+      before: the axes of dimensions that precede the parameters' own, such as `layers` in stacked weights.
     """
     return {
         name: (*before, *each.axes) if isinstance(each, Parameter) else logical_axes(each, before=before)

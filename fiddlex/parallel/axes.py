@@ -1,8 +1,8 @@
 """Logical axes: what each dimension of a weight is, and over which mesh axes it is sharded.
 
-A parameter (`fiddlex.models.spec.Parameter`) names the logical axis of each of its dimensions. This table and
-`largest_dimension` decide how every weight, gradient and moment lies on the devices; `fiddlex.parallel.sharding` makes
-PartitionSpecs of them.
+A parameter (`fiddlex.models.spec.Parameter`) names the logical axis of each of its dimensions. `MESH_AXES` and
+`largest_dimension` determine how every weight, gradient and moment is sharded; `fiddlex.parallel.sharding` turns them
+into PartitionSpecs.
 """
 
 import math
@@ -35,14 +35,14 @@ def num_shards(axis: str | None, mesh: MeshConfig) -> int:
 
 
 def largest_dimension(shape: Sequence[int], parts: int) -> int | None:
-    """The largest dimension that can be cut into equal parts; ZeRO-1 shards a master weight over `data` there.
+    """The largest dimension that can be cut into equal parts; ZeRO-1 shards a master weight over `data` along it.
 
     Args:
-      shape: the sizes that a device has before that.
+      shape: the sizes that a device has before the cut.
       parts: the number of parts.
 
     Returns:
-      The dimension's index, the first of equally large ones; None when no size is a multiple of `parts`.
+      The dimension's index, or in a tie the lowest index; None when no size is a multiple of `parts`.
     """
     fitting = [i for i, size in enumerate(shape) if size % parts == 0]
     return max(fitting, key=shape.__getitem__, default=None)

@@ -1,9 +1,9 @@
-"""The collectives inside `shard_map`: tensor parallelism's two, and the reduction of gradients.
+"""The collectives inside `shard_map`: the two of tensor parallelism, and the reduction of gradients.
 
-Varying-axes types (`check_vma=True`) carry the bookkeeping of Megatron's f and g operators: the transpose of the
-reduction after a row-parallel product is the identity, and the transpose of a replicated activation's entry into a
-column-parallel product is one reduction. With sequence parallelism (Korthikanti et al., MLSys 2023, section 4.2.2) the
-pair is all-gather and reduce-scatter along the sequence instead; the bytes on the wire are the same.
+Varying-axes types (`check_vma=True`) replace Megatron's f and g operators: the transpose of the reduction after a
+row-parallel product is the identity, and the transpose of a replicated activation's entry into a column-parallel
+product is one reduction. With sequence parallelism (Korthikanti et al., MLSys 2023, section 4.2.2) the pair is
+all-gather and reduce-scatter along the sequence instead; both pairs send the same number of bytes.
 
 Activations outside attention and MLP are `x_BSH`, or with sequence parallelism `x_BTH` with T = S / tensor.
 """
@@ -21,9 +21,10 @@ SEQUENCE_DIMENSION = 1
 
 
 def enter_tensor_parallel(x_BTH: jax.Array, *, sequence_parallel: bool) -> jax.Array:
-    """Activations as a column-parallel product wants them: the whole sequence on every tensor rank, varying over it.
+    """Prepares activations for a column-parallel product: whole sequences on every tensor rank, varying over `tensor`.
 
-    The transpose sums gradients over `tensor`: of `pcast` by all-reduce, of all-gather by reduce-scatter.
+    The transpose sums gradients over `tensor`: the transpose of `pcast` is all-reduce, that of all-gather is
+    reduce-scatter.
     """
     if not sequence_parallel:
         return lax.pcast(x_BTH, "tensor", to="varying")
@@ -31,17 +32,18 @@ def enter_tensor_parallel(x_BTH: jax.Array, *, sequence_parallel: bool) -> jax.A
 
 
 def leave_tensor_parallel(partial_BSH: jax.Array, *, sequence_parallel: bool) -> jax.Array:
-    """Sums the partial results of a row-parallel product; with sequence parallelism each rank keeps its part."""
+    """Sums a row-parallel product's partial results; with sequence parallelism a rank keeps its part of the sum."""
     if not sequence_parallel:
         return lax.psum(partial_BSH, "tensor")
     return lax.psum_scatter(partial_BSH, "tensor", scatter_dimension=SEQUENCE_DIMENSION, tiled=True)
 
 
 def take_positions(x_BTH: jax.Array, positions_BP: jax.Array, *, sequence_parallel: bool) -> jax.Array:
-    """Some positions of each sequence, on every tensor rank: int32 `positions_BP` of the whole sequence; [B, P, H].
+    """Takes some positions of each sequence, on every tensor rank; returns [B, P, H].
 
-    With sequence parallelism just these travel, not the sequence. The result then varies over `tensor`, as the weights
-    do that it meets (`as_varying`).
+    `positions_BP` are int32 positions in the whole sequence. With sequence parallelism the ranks exchange only these
+    positions, not the sequence. The result then varies over `tensor`, as do the weights that multiply it
+    (`as_varying`).
     """
     if not sequence_parallel:
         return jnp.take_along_axis(x_BTH, positions_BP[..., None], axis=SEQUENCE_DIMENSION)
@@ -53,10 +55,10 @@ def take_positions(x_BTH: jax.Array, positions_BP: jax.Array, *, sequence_parall
 
 
 def as_varying(tree: Any, specs: Any, axes: frozenset[str]) -> Any:
-    """Weights marked as varying over those of `axes` they are replicated on.
+    """Marks weights as varying over those of `axes` on which they are replicated.
 
-    Without the mark, autodiff would sum a replicated weight's gradient over the axis at every use, in every
-    microbatch; with it the gradient stays a per-device partial sum and `reduce_gradients` sums it once per batch.
+    Without the mark, autodiff would sum a replicated weight's gradient over the axis at every use, in every microbatch.
+    With the mark, the gradient stays a per-device partial sum and `reduce_gradients` sums it once per batch.
     """
 
     def cast(x: jax.Array, spec: P) -> jax.Array:
@@ -67,9 +69,9 @@ def as_varying(tree: Any, specs: Any, axes: frozenset[str]) -> Any:
 
 
 def reduce_gradients(grads: Any, specs: Any, zero_specs: Any, axes: frozenset[str]) -> Any:
-    """Sums partial gradients over those of `axes` their weight is replicated on, once per batch.
+    """Sums partial gradients over those of `axes` on which their weight is replicated, once per batch.
 
-    Over `data` it is a reduce-scatter onto the shard whose master weights this rank holds (`zero_spec`).
+    Over `data` the sum is a reduce-scatter onto the shard whose master weights this rank holds (`zero_spec`).
     """
 
     def reduce(g: jax.Array, spec: P, zero: P) -> jax.Array:

@@ -1,8 +1,8 @@
 """Every sharding of the program, as PartitionSpecs.
 
-A parameter names the logical axis of each of its dimensions; `fiddlex.parallel.axes` says over which mesh axes that
-logical axis is sharded. Compute weights have exactly that sharding and are whole on every `data` rank; master weights
-and optimizer state are sharded over `data` as well (`zero_spec`; ZeRO stage 1, Rajbhandari et al., SC 2020).
+A parameter names the logical axis of each of its dimensions; `fiddlex.parallel.axes` gives the mesh axes over which
+that logical axis is sharded. Compute weights have exactly that sharding and are whole on every `data` rank; master
+weights and optimizer state are sharded over `data` as well (`zero_spec`; ZeRO stage 1, Rajbhandari et al., SC 2020).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ def compute_spec(axes: LogicalAxes) -> P:
 
 
 def zero_spec(spec: P, shape: Sequence[int], config: MeshConfig) -> P:
-    """`spec` with `data` added to the largest dimension that it divides, after the sharding already there.
+    """`spec` with `data` added, after any existing sharding, to the largest dimension that `data` divides.
 
     A weight with no such dimension stays whole on every `data` rank (small biases whose size is odd).
     """
@@ -34,12 +34,12 @@ def zero_spec(spec: P, shape: Sequence[int], config: MeshConfig) -> P:
 
 
 def whole_rows_spec(spec: P, shape: Sequence[int], sizes: Mapping[str, int]) -> P:
-    """`spec` with the first dimension whole; what sharded it goes to the largest other dimension that it divides.
+    """`spec` with the first dimension whole; its mesh axes move to the largest other dimension that they divide.
 
     Args:
-      spec: of an array with a row for each layer.
-      shape: of the array, whose number of rows may be another than the one that `spec` is for.
-      sizes: devices along each mesh axis.
+      spec: the sharding of an array with a row for each layer.
+      shape: the sizes of the array, whose number of rows may differ from the number that `spec` is for.
+      sizes: the number of devices along each mesh axis.
     """
     if not spec:
         return spec

@@ -1,9 +1,9 @@
-"""A pipeline that runs on from batch to batch, inside `shard_map`.
+"""A pipeline that runs continuously from batch to batch, inside `shard_map`.
 
 Each train step runs one window of a schedule (`fiddlex.schedules.windows`): the window ends when the last gradient of
-the step's batch exists, with microbatches of later batches still under way. What they need stays on each device as an
-`InFlight`. Which ticks a step runs is data: one program runs the windows that fill the pipeline, those that repeat, and
-those that drain it.
+the step's batch exists, while microbatches of later batches are still in flight. Each device holds what these
+microbatches need in an `InFlight`. The ticks that a step runs are data: the same program runs the windows that fill the
+pipeline, the windows that repeat, and the windows that drain it.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ class InFlight(NamedTuple):
     """What is in flight on a device between two steps."""
 
     carry: Carry
-    slots: Renames  # where each slot that the next table names lies, for each memory int32 [slot]
+    slots: Renames  # for each memory, int32 [slot]: the location of each slot that the next table names
 
 
 class DeviceWindow(NamedTuple):
-    """A window as a program takes it; arrays of numpy or of jax, the same on all devices.
+    """A window as the input of a program: arrays of numpy or of jax, the same on all devices.
 
     Attributes:
-      table: int32 [tick, rank, column], of which the first `num_ticks` ticks are run.
-      num_ticks: int32 scalar.
-      renames: of slots after the window, each int32 [rank, slot].
+      table: int32 [tick, rank, column]; only the first `num_ticks` ticks run.
+      num_ticks: the number of ticks that run, int32 scalar.
+      renames: the renames of slots after the window, each int32 [rank, slot].
     """
 
     table: Any
@@ -41,7 +41,7 @@ class DeviceWindow(NamedTuple):
 
 
 def empty_pipeline(engine: Engine) -> InFlight:
-    """What a pipeline begins with in which nothing is in flight."""
+    """The initial state of a pipeline, with nothing in flight."""
     slots = [lax.pcast(jnp.arange(size, dtype=jnp.int32), "pipe", to="varying") for size in engine.spec.sizes.slots]
     return InFlight(_between_steps(engine, engine.start()), Renames(*slots))
 
@@ -50,13 +50,14 @@ def run_window(engine: Engine, in_flight: InFlight, window: DeviceWindow) -> tup
     """Runs the ticks of one step.
 
     Args:
-      engine: with the versions, batches and number of the step.
-      in_flight: what was in flight after the step before.
-      window: the ticks.
+      engine: the engine of the step, with the versions, batches and number of the step.
+      in_flight: what was in flight after the previous step.
+      window: the ticks to run.
 
     Returns:
-      What is in flight now, and of the step's own batch the values of the head, [microbatch, …], and the gradients:
-      those of the layers reduced by `engine.reduce`, those of embedding and head as they are on this device.
+      What is in flight after the step, and for the step's own batch the values of the head, [microbatch, …], and the
+      gradients. `engine.reduce` has reduced the gradients of the layers; the gradients of embedding and head are this
+      device's partial sums.
     """
     spec, rank = engine.spec, lax.axis_index("pipe")
     engine = dataclasses.replace(engine, slots=in_flight.slots)
@@ -88,7 +89,7 @@ def run_window(engine: Engine, in_flight: InFlight, window: DeviceWindow) -> tup
 
 
 def _between_steps(engine: Engine, carry: Carry) -> Carry:
-    """A carry without what the next step starts anew."""
+    """The carry to pass to the next step: without `finished`, if each step starts with a new `finished`."""
     return carry._replace(finished=()) if engine.spec.sizes.finished == 1 else carry
 
 

@@ -1,15 +1,17 @@
 """What a device does in one tick of a lowered schedule, inside `shard_map` over all mesh axes.
 
-A tick has three slots, forward, backward and weight, each under a condition on what the table gives this device: an
-idle device does no work. What stages send travels beside a slot: gradients of the tick before beside the forward,
-activations beside the backward. The vocabulary is sharded over `pipe` × `tensor`, so all devices embed the microbatch
-that enters, score the one that leaves, and take up the gradient of the one that comes back; the table says for all of
-them alike when, hence collectives over `pipe` stand under those conditions and under no other.
+A tick has three slots: forward, backward and weight. Each slot runs only if the table gives this device work in it: an
+idle device does no work. Sends between stages can overlap with a slot: the gradients of the previous tick with the
+forward, the activations of this tick with the backward. The vocabulary is sharded over `pipe` × `tensor`, so all
+devices embed the microbatch that enters the first stage, score the microbatch that leaves the last stage, and
+backpropagate through the embedding for the microbatch whose gradient leaves the first stage. The table's columns for
+these three actions are the same on all devices, so the conditions on these columns are the only ones under which
+collectives over `pipe` run.
 
-A microbatch's residuals live from its forward to its backward in a stash whose size the table knows: memory does not
-grow with the number of microbatches. Where several batches are under way, the weights have several versions and the
-gradients several sums; all are stacked, and found by the number of a batch modulo how many there are. Nothing here
-knows a schedule or a model by name.
+A stash holds a microbatch's residuals from its forward to its backward. The table determines the size of the stash, so
+memory does not grow with the number of microbatches. Where several batches are in flight, the weights have several
+versions and the gradients several sums. Versions and sums are stacked; the number of a batch, modulo the size of the
+stack, is the index. No code here depends on the name of a schedule or a model.
 """
 
 import dataclasses
@@ -35,14 +37,16 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True)
 class PipelineModel:
-    """What the executor runs, as functions of a device's shards of the weights.
+    """The model that the executor runs, as functions of a device's shards of the weights.
 
     Attributes:
       embed: `(outer, microbatch) -> x`, the same on all ranks of `pipe`.
-      layer: `(layer, x, (number, microbatch)) -> x`, of the same type.
-      head: `(outer, x, microbatch) -> value`; where it is differentiated a scalar, the same on all ranks of `pipe`.
-      recompute: keep the inputs of layers only and run them forward again in the backward pass.
-      tile: of the devices' memory; the stash, and gradients as they are reduced, are kept `in_row_major`.
+      layer: `(layer, x, (number, microbatch)) -> x`; the output has the type of the input.
+      head: `(outer, x, microbatch) -> value`; if it is differentiated, the value is a scalar that is the same on all
+        ranks of `pipe`.
+      recompute: whether to save only the inputs of layers, and to rerun the layers in the backward pass.
+      tile: the tile of the devices' memory, by which the stash, and gradients as they are reduced, are kept
+        `in_row_major`.
     """
 
     embed: Callable[[Tree, Tree], jax.Array]
@@ -53,45 +57,46 @@ class PipelineModel:
 
     @functools.cached_property
     def stage(self) -> Stage:
-        """The passes through its layers, for all engines that run it: what one has traced the next need not."""
+        """The passes through the model's layers; all engines of the model share them, so each pass is traced once."""
         return Stage(self.layer, recompute=self.recompute, tile=self.tile)
 
 
 class Weights(NamedTuple):
-    """`layers`, stacked by row (`LayerPlacement`), and the `outer` ones of embedding and head. Gradients likewise."""
+    """`layers`, stacked by row (`LayerPlacement`), and `outer`, of embedding and head: weights, or their gradients."""
 
     outer: Tree
     layers: Tree
 
 
 class Carry(NamedTuple):
-    """What goes from tick to tick on a device."""
+    """The state of a device that passes from tick to tick."""
 
     stash: Arrays  # [slot, row of a chunk, …]
     weight_stash: Arrays
     forward_inbox: jax.Array  # [slot, …]
     backward_inbox: jax.Array
-    outgoing: jax.Array  # the gradient that sets out in the next tick
+    outgoing: jax.Array  # the gradient to send in the next tick
     grads: Weights  # sums, leaves [batch, …]
-    finished: Tree  # gradients of layers that are complete and reduced, leaves [batch, row, …]
-    values: jax.Array  # of the head, [microbatch, …]
+    finished: Tree  # complete and reduced gradients of layers, leaves [batch, row, …]
+    values: jax.Array  # values of the head, [microbatch, …]
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """What happens in a tick of one train step.
+    """Runs the ticks of one train step.
 
     Attributes:
-      spec: that the table was made for.
-      placement: of the layers, as `weights.layers` are stacked.
-      model: what to run.
-      versions: compute weights, leaves [version, …]; W(k), the weights after k updates, at k modulo their number.
-      batch: leaves are [example, …], the examples of all batches under way one after another.
-      scales: what the gradients of each batch are multiplied by, float32 [batch].
-      step: number of the step's own batch, which is the number of updates done, int32 scalar.
-      slots: where each slot that the table names lies; None: there.
-      reduce: sums complete gradients of layers, [row, …], over devices.
-      fill: what idle slots compute and memory holds at first.
+      spec: the spec that the table was made for.
+      placement: the placement of the layers, by which `weights.layers` are stacked.
+      model: the model to run.
+      versions: compute weights, leaves [version, …]; W(k), the weights after k updates, have the index k modulo the
+        number of versions.
+      batch: leaves are [example, …], with the examples of all batches in flight, one batch after another.
+      scales: the factors that multiply the gradients of each batch, float32 [batch].
+      step: the number of the step's own batch, which equals the number of updates done, int32 scalar.
+      slots: the location of each slot that the table names; None: each slot is at the location that the table names.
+      reduce: a function that sums complete gradients of layers, [row, …], over devices.
+      fill: the value that idle slots compute and that memory holds at first.
     """
 
     spec: PipelineSpec
@@ -108,7 +113,7 @@ class Engine:
     def start(self) -> Carry:
         """The carry before the first tick."""
         microbatch = self._microbatch(jnp.int32(0))
-        # Traced for the types of their results alone; nothing uses the numbers, so that XLA drops the work.
+        # Traced only for the types of the results; nothing uses the values, so XLA removes the computation.
         outer = self._outer(0)
         x = self._varying(self.model.embed(outer, microbatch))
         value = self.model.head(outer, lax.psum(x, "pipe"), microbatch)
@@ -187,7 +192,7 @@ class Engine:
 
     @jax.named_scope("head")
     def _head(self, carry: Carry, shared: Tick, own: Tick, y: jax.Array) -> Carry:
-        """Scores what leaves the last stage; with backward passes, puts the gradient of that into its inbox."""
+        """Scores the output of the last stage; in training, puts that output's gradient into the last stage's inbox."""
 
         def work(outer: Tree, values: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
             leaving, microbatch = lax.psum(jnp.where(own.is_last, y, 0), "pipe"), self._microbatch(shared.head)
@@ -212,7 +217,7 @@ class Engine:
 
     @jax.named_scope("backward")
     def _backward(self, carry: Carry, own: Tick) -> Carry:
-        """B and I: takes a gradient from the inbox and leaves the one to send in `outgoing`."""
+        """B and I: takes a gradient from the inbox and writes the gradient to send into `outgoing`."""
 
         def stashed(stash: Arrays) -> tuple[Chunk, jax.Array, Tree, Slot]:
             chunk = self._chunk(own.backward_chunk, own.backward_version, own.backward_microbatch)
@@ -268,7 +273,7 @@ class Engine:
             return self._finish(carry, own.weight_finishes, own.weight_chunk, own.weight_microbatch)
 
     def _send(self, x: jax.Array, shifts: tuple[int, ...]) -> list[jax.Array]:
-        """What arrives here of an array that all ranks send, for each shift."""
+        """The arrays that arrive here when all ranks send `x`, one array for each shift."""
         size = lax.axis_size("pipe")
         rings = ([(rank, (rank + shift) % size) for rank in range(size)] for shift in shifts)
         return [lax.ppermute(x, "pipe", ring) if shift else x for shift, ring in zip(shifts, rings, strict=True)]
@@ -281,15 +286,15 @@ class Engine:
         return jax.tree.map(part, self.batch)
 
     def _batch_of(self, microbatch: Integer) -> Integer:
-        """0 for the step's own batch, 1 for the next."""
+        """0 for a microbatch of the step's own batch, 1 for a microbatch of the next batch."""
         return microbatch // self.spec.batch_size
 
     def _place(self, microbatch: Integer, size: int) -> Integer:
-        """Where in a stack of so many the batch of a microbatch has its place."""
+        """The index of the microbatch's batch in a stack of `size`."""
         return (self.step + self._batch_of(microbatch)) % size if size > 1 else 0
 
     def _version(self, age: Integer) -> Integer:
-        """Where in the stack of versions the weights of an age lie."""
+        """The index, in the stack of versions, of the weights that are `age` updates old."""
         size = self.spec.sizes.versions
         return (self.step - age) % size if size > 1 else 0
 
@@ -298,7 +303,7 @@ class Engine:
         return jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, place, keepdims=False), self.versions.outer)
 
     def _chunk(self, number: Integer, age: Integer, microbatch: Integer) -> Chunk:
-        """Chunk `number` of this device, with weights of an age and the place of a microbatch's gradients."""
+        """Chunk `number` of this device, with weights `age` updates old and the row of the microbatch's gradients."""
         rank, rows, placement = lax.axis_index("pipe"), self.placement.rows_per_chunk, self.placement
         sizes = np.asarray(placement.chunk_sizes())
         all_rows = placement.rows_per_rank
@@ -311,7 +316,7 @@ class Engine:
         )
 
     def _finish(self, carry: Carry, finishes: Integer, number: Integer, microbatch: Integer) -> Carry:
-        """Reduces the gradient of a chunk when it is complete, and empties its sum for a batch after this one."""
+        """Reduces the gradient of a chunk when it is complete, and zeroes its sum for a later batch."""
         sizes, rows = self.spec.sizes, self.placement.rows_per_chunk
         all_rows = self.placement.rows_per_rank
         if not sizes.finished:
@@ -329,8 +334,9 @@ class Engine:
         def empty_row(index: jax.Array, sums: Tree) -> Tree:
             return stacks.with_rows(sums, jax.tree.map(lambda g: jnp.zeros_like(g[:1]), sums), row + index)
 
-        # Row by row, so that no second set is alive. Loops that most ticks leave at once, since XLA:GPU copies what a
-        # conditional hands through; and the second waits for the first, since it copies what is written while read.
+        # Rows are reduced one by one, so that memory never holds a second set of gradients. The code uses loops, which
+        # most ticks leave at once, since XLA:GPU copies what passes through a conditional. The second loop waits for
+        # the first, since XLA:GPU also copies an array that is written while it is read.
         todo = jnp.where(finishes == 1, rows, 0)
         finished, done = lax.fori_loop(0, todo, reduce_row, (stacks.flat(carry.finished), todo * 0))
         sums = lax.fori_loop(0, done, empty_row, sums)
@@ -345,7 +351,7 @@ class Engine:
     def _empty(self, like: jax.Array, *sizes: int) -> jax.Array:
         """An array [*sizes, …] of elements of the type of `like`."""
         element = self._filled(like) if jnp.issubdtype(like.dtype, jnp.inexact) else jnp.zeros_like(like)
-        # Of random keys, zeros_like does not keep the mesh axes over which they vary.
+        # For random keys, zeros_like does not preserve the mesh axes over which they vary.
         varying = [jax.typeof(x).manual_axis_type.varying for x in (like, element)]
         if axes := tuple(varying[0] - varying[1]):
             element = lax.pcast(element, axes, to="varying")
@@ -355,7 +361,7 @@ class Engine:
 def _renamed(
     own: Tick, forward_hops: jax.Array, backward_hops: jax.Array, slots: Renames
 ) -> tuple[Tick, jax.Array, jax.Array]:
-    """A row of the table with slots where they lie now."""
+    """A row of the table in which each slot is replaced by its current location."""
     memories = {name: access.memory for name, access in accesses(scores_between=False).items()}
 
     def place(column: str, slot: Any) -> Any:

@@ -1,7 +1,7 @@
 """Runs a lowered schedule: one scan over the ticks of its table, inside `shard_map` over all mesh axes.
 
-What a tick does stands in `engine`. Here one batch passes through an empty pipeline and leaves it empty; `flight` goes
-on from batch to batch.
+`engine` defines what a device does in a tick. Here one batch passes through an empty pipeline and leaves it empty;
+`continuous` keeps the pipeline running from batch to batch.
 """
 
 from typing import Any
@@ -31,19 +31,21 @@ def execute(
     """Passes all microbatches of a batch through the model; to be called inside `shard_map`.
 
     Args:
-      lowered: the schedule. Of one with forwards alone nothing is differentiated, and there are no gradients.
-      placement: of the layers, as `weights.layers` are stacked.
-      model: what to run.
-      weights: compute weights. Those replicated over an axis over which activations are sharded must be cast to varying
-        (`as_varying`), since gradients are partial sums.
-      batch: leaves are [example, …], a microbatch as many of them in a row as any other. They are sliced as they stand:
-        reshaped to [microbatch, example, …] first, XLA would copy the arguments of the step for its loop.
-      scale: what gradients are multiplied by.
-      fill: what idle slots compute and memory holds at first. No result depends on it: tests fill with NaN.
+      lowered: the schedule. A schedule of forwards alone is not differentiated and gives no gradients.
+      placement: the placement of the layers, by which `weights.layers` are stacked.
+      model: the model to run.
+      weights: compute weights. Weights that are replicated over an axis over which activations are sharded must be cast
+        to varying (`as_varying`), since gradients are partial sums.
+      batch: leaves are [example, …]; every microbatch has the same number of consecutive examples. The leaves are
+        sliced in this shape: if they were reshaped to [microbatch, example, …] first, XLA would copy the arguments of
+        the step for its loop.
+      scale: the factor that multiplies the gradients.
+      fill: the value that idle slots compute and that memory holds at first. No result depends on it: tests fill with
+        NaN.
 
     Returns:
-      The values of the head, [microbatch, …], and float32 gradients of `scale` times their sum, not yet reduced over
-      devices.
+      The values of the head, [microbatch, …], and the float32 gradients of `scale` times the sum of these values, not
+      yet reduced over devices.
     """
     engine = Engine(
         make_spec(lowered, lowered.schedule.num_microbatches),

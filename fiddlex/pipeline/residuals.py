@@ -1,14 +1,17 @@
-"""A layer's backward pass taken apart from its forward: what has to be kept in between, and how little that can be.
+"""Separates a layer's backward pass from its forward, and finds the least that has to be saved in between.
 
-`jax.vjp` returns a pytree whose leaves are the residuals. Some are simply arguments of the function (weights, mostly),
-as the variables of its jaxpr tell; those are given again when the backward pass runs, and only the others are stashed.
-A backward pass can also run in two parts, the gradient of the input first and that of the weights later: the equations
-that the first needs are one part, what remains is the other, and the values that pass from the one to the other are
-what W has to be left (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2). Weights whose gradient
-takes no matrix product, biases and norms, get it in the first part: the product is what is worth putting off, and a sum
-would keep large operands.
+`jax.vjp` returns a pytree whose leaves are the residuals. The variables of the jaxpr show that some residuals are
+arguments of the function, mostly weights. The backward pass takes these arguments again, and only the other residuals
+are stashed.
 
-This is the one place that looks into jaxprs, which it reads as jax's documentation of custom interpreters does.
+A backward pass can also run in two parts: the gradient of the input first (I), and the gradients of the weights later
+(W). The first part consists of the equations on which the gradient of the input depends, the second part of the other
+equations. The values that pass from the first part to the second have to be saved for W (Qi et al., "Zero Bubble
+Pipeline Parallelism", ICLR 2024, section 2). The gradients of some weights, such as biases and norms, take no matrix
+product; the first part computes these gradients too. Only a matrix product is worth deferring, and a deferred sum would
+keep large operands in memory.
+
+Only this module reads jaxprs; it does so in the way that jax's documentation of custom interpreters describes.
 """
 
 import functools
@@ -25,14 +28,14 @@ Result = TypeVar("Result")
 
 
 class SplitVjp:
-    """The vjp of `function(given, x, again)` as separate functions of what is stashed.
+    """The vjp of `function(given, x, again)` as separate functions, which pass residuals through a stash.
 
-    `given`, the weights, and `again`, which is not differentiated, are arguments of the backward pass too. Arguments of
-    the same types are traced once, however many passes are made of them.
+    The backward pass also takes `given`, the weights, and `again`, which is not differentiated. Arguments of the same
+    types are traced only once, however many passes use the trace.
 
     Args:
-      function: returns one array, of the type of `x`; whatever it closes over must not be traced.
-      recompute: stash nothing but `x`, and run the function again in the backward pass.
+      function: returns one array, of the type of `x`; the function must not close over traced values.
+      recompute: whether to stash only `x`, and to run the function again in the backward pass.
     """
 
     def __init__(self, function: Callable[[Tree, jax.Array, Tree], jax.Array], *, recompute: bool = False):
@@ -50,11 +53,11 @@ class SplitVjp:
         return y, [by_name[name] for name in residuals.stashed]
 
     def backward(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> tuple[Tree, jax.Array]:
-        """Gradients of `given` and `x`; `dy` is that of the value."""
+        """The gradients of `given` and `x`; `dy` is the gradient of the function's value."""
         if self._recompute:
             vjp = jax.vjp(self._function, given, stashed[0], again)[1]
         else:
-            residuals = self._residuals(given, dy, again)  # of x only the type matters
+            residuals = self._residuals(given, dy, again)  # dy stands in for x, of which only the type matters
             values = dict(zip(residuals.stashed, stashed, strict=True)) | residuals.constants
             values |= dict(zip(residuals.arguments, jax.tree.leaves((given, again)), strict=True))
             _evaluate(residuals.free, values)
@@ -63,7 +66,7 @@ class SplitVjp:
         return dgiven, dx
 
     def backward_input(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> "InputGradient":
-        """The first part."""
+        """The first part of the backward pass (I): the gradient of `x`, and what the second part needs."""
         parts = self._parts(given, again, stashed, dy)
         values = parts.values((given, again, stashed, dy))
         _evaluate(parts.first, values)
@@ -72,9 +75,10 @@ class SplitVjp:
         return InputGradient(_read(values, dx), dgiven, [values[name] for name in parts.crossing])
 
     def backward_weights(self, given: Tree, again: Tree, stashed: Arrays, left: Arrays, dy: jax.Array) -> Arrays:
-        """The second part, from what the first part `left`: leaves of the gradient of `given`, None where it gave them.
+        """The second part of the backward pass (W): leaves of the gradient of `given`.
 
-        Of `dy` only the type matters.
+        A leaf is None where the first part gave the gradient. `left` is what the first part saved. Only the type of
+        `dy` matters.
         """
         parts = self._parts(given, again, stashed, dy)
         values = parts.values((given, again, stashed, dy)) | dict(zip(parts.crossing, left, strict=True))
@@ -82,7 +86,7 @@ class SplitVjp:
         return [_read(values, v) if late else None for v, late in zip(parts.outputs[:-1], parts.late, strict=True)]
 
     def _trace_residuals(self, given: Tree, x: jax.Array, again: Tree) -> "_Residuals":
-        """A residual that follows from constants alone (a mask's zeros, say) is worked out again."""
+        """Traces residuals; the backward pass recomputes those that depend only on constants (a mask's zeros, say)."""
         trace = jax.make_jaxpr(functools.partial(jax.vjp, self._function), return_shape=True)
         closed, (_, vjp) = trace(given, x, again)
         graph = _Graph(closed)
@@ -107,16 +111,17 @@ class SplitVjp:
 
 
 class _Residuals(NamedTuple):
-    """A function's value and residuals, traced.
+    """The trace of a function's value and residuals.
 
     Attributes:
-      closed: gives both of the function's arguments.
-      structure: of the vjp function, whose leaves the residuals are.
-      names: of the residuals, or literals.
-      stashed: those that have to be kept; the others are arguments, or follow from constants.
+      closed: the jaxpr that computes both the value and the residuals from the function's arguments.
+      structure: the tree structure of the vjp function, whose leaves are the residuals.
+      names: the name of each residual, or the literal that the residual is.
+      stashed: the names of the residuals that have to be stashed; the others are arguments, or depend only on
+        constants.
       arguments: the names of `given` and `again`.
-      constants: of the trace.
-      free: the equations that residuals follow by from constants.
+      constants: the constants of the trace, by name.
+      free: the equations that compute residuals from constants alone.
     """
 
     closed: core.ClosedJaxpr
@@ -129,7 +134,7 @@ class _Residuals(NamedTuple):
 
 
 def _traced_once(trace: Callable[..., Result]) -> Callable[..., Result]:
-    """`trace`, which keeps what it has made of arguments of the same types."""
+    """Caches the results of `trace`, so that arguments of the same types are traced only once."""
     made: dict[Any, Result] = {}
 
     def traced(*args: Tree) -> Result:
@@ -143,12 +148,12 @@ def _traced_once(trace: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class InputGradient(NamedTuple):
-    """What the first part of a backward pass gives.
+    """The result of the first part of a backward pass.
 
     Attributes:
-      dx: gradient of the input.
-      dgiven: leaves of the gradient of the weights, None where it is put off.
-      left: what the second part needs.
+      dx: the gradient of the input.
+      dgiven: leaves of the gradient of the weights, None where the second part computes the gradient.
+      left: the values that the second part needs.
     """
 
     dx: jax.Array
@@ -170,7 +175,7 @@ class _Equation(NamedTuple):
 
 
 class _Graph:
-    """A jaxpr with its inner `jit`s written out, and a number for the name of each variable."""
+    """A jaxpr with its inner `jit`s inlined, and with a number as the name of each variable."""
 
     def __init__(self, closed: core.ClosedJaxpr):
         self.equations: list[_Equation] = []
@@ -197,7 +202,7 @@ class _Graph:
         return [next(self._names) for _ in variables]
 
     def needed(self, outputs: Sequence[Any]) -> set[int]:
-        """The equations, by position, from which `outputs` follow."""
+        """The positions of the equations on which `outputs` depend."""
         wanted, positions = set(outputs), set()
         for position in reversed(range(len(self.equations))):
             if wanted.intersection(self.equations[position].outputs):
@@ -206,7 +211,7 @@ class _Graph:
         return positions
 
     def following(self, known: Iterable[int]) -> set[int]:
-        """The equations, by position, that `known` variables and literals are enough for."""
+        """The positions of the equations that depend only on `known` variables and on literals."""
         known, positions = set(known), set()
         for position, equation in enumerate(self.equations):
             if known.issuperset(equation.reads()):
@@ -220,17 +225,17 @@ class _Parts(NamedTuple):
     second: list[_Equation]
     crossing: list[int]
     outputs: list[Any]  # the gradients of the weights and that of the input
-    late: list[bool]  # for each of the weights, whether the second part gives its gradient
+    late: list[bool]  # for each of the weights, whether the second part computes its gradient
     arguments: list[int]
     constants: _Values
 
     def values(self, args: Tree) -> _Values:
-        """What is known before either part."""
+        """The values that are known before either part runs."""
         return self.constants | dict(zip(self.arguments, jax.tree.leaves(args), strict=True))
 
 
 def _partition(graph: _Graph, known: set[int]) -> _Parts:
-    """Cuts a backward pass in two; what follows from `known` alone is worked out again where it is wanted."""
+    """Cuts a backward pass in two; each part recomputes the values that it needs and that depend only on `known`."""
     equations = graph.equations
     *weights, dx = graph.outputs
     first, late = graph.needed([dx]), []
@@ -264,7 +269,7 @@ def _has_product(primitive: core.Primitive, params: dict[str, Any]) -> bool:
 
 
 def _evaluate(equations: Sequence[_Equation], values: _Values) -> None:
-    """Runs equations, adding what they give to `values`."""
+    """Runs equations, and adds their results to `values`."""
     for equation in equations:
         params = equation.primitive.get_bind_params(equation.params)
         result = equation.primitive.bind(*(_read(values, name) for name in equation.inputs), **params)

@@ -1,9 +1,9 @@
-"""One stage's layers, run forward and backward with what lies in between in slots of a stash.
+"""Runs the layers of one stage forward and backward, with the residuals in slots of a stash.
 
-Layers run in a loop over the rows that a chunk has in the stacked weights. Each pass works in place on the arrays it is
-handed: the forward writes each layer's residuals straight into the stash, the backward adds each layer's gradient
-straight to the accumulator, so that no copy of a stage's weights, residuals or gradients is ever made. Invariant: a
-stage with n layers touches n rows, whatever the other stages have, so stages of different sizes cost what they are.
+Layers run in a loop over the rows that a chunk has in the stacked weights. Each pass updates its arrays in place: the
+forward writes each layer's residuals directly into the stash, and the backward adds each layer's gradient directly to
+the accumulator, so that no pass copies a stage's weights, residuals or gradients. Invariant: a stage with n layers
+touches n rows, however many the other stages have, so each stage costs what its own layers cost.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ Tile = tuple[int, int] | None
 
 
 class Chunk(NamedTuple):
-    """The rows of the stacked weights and gradients that a stage has on this device.
+    """The rows of the stacked weights and gradients that belong to a stage on this device.
 
     Attributes:
       weights: stacked weights of all chunks and versions, [row, ...].
-      row: the first row, int32 scalar.
-      grad_row: the first row of its gradients.
-      layer: number of the first layer in the model.
-      num_layers: how many; an int where it is the same for all chunks.
+      row: the first row of the stage's weights, int32 scalar.
+      grad_row: the first row of the stage's gradients.
+      layer: the number of the stage's first layer in the model.
+      num_layers: how many layers the stage has; an int where all chunks have the same number.
     """
 
     weights: Tree
@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A stash and a place in it: leaves are [slot, row, ...]."""
+    """A stash and the number of one of its slots; leaves are [slot, row, ...]."""
 
     leaves: Arrays
     number: Integer
@@ -57,9 +57,9 @@ class Stage:
     """The passes through a stage.
 
     Args:
-      layer: `(weights of a layer, x, (number of the layer, microbatch)) -> y`, of the type of `x`.
-      recompute: stash the input of each layer only.
-      tile: of what is stashed, see `in_row_major`.
+      layer: `(weights of a layer, x, (number of the layer, microbatch)) -> y`, where `y` has the type of `x`.
+      recompute: whether to stash only the input of each layer, and to rerun the layer in the backward pass.
+      tile: the tile of the devices' memory, by which stashed arrays are kept `in_row_major`.
     """
 
     def __init__(self, layer: Callable[[Tree, jax.Array, Any], jax.Array], *, recompute: bool, tile: Tile = None):
@@ -68,14 +68,14 @@ class Stage:
         self._tile = tile
 
     def kept(self, chunk: Chunk, x: jax.Array, microbatch: Tree, *, splits: bool) -> tuple[Arrays, Arrays]:
-        """What one layer leaves in the stash and, where a schedule splits B into I and W, in the weight stash."""
+        """What one layer saves in the stash and, where a schedule splits B into I and W, in the weight stash."""
         weights, again = _row(chunk.weights, chunk.row), (chunk.layer, microbatch)
         y, stashed = self._vjp.forward(weights, x, again)
         return stashed, self._vjp.backward_input(weights, again, stashed, y).left if splits else []
 
     @jax.named_scope("layers")
     def forward(self, chunk: Chunk, x: jax.Array, microbatch: Tree, stash: Slot | None) -> tuple[jax.Array, Arrays]:
-        """The stage's output, and the leaves of `stash` with the residuals in its slot; without one, no leaves."""
+        """The stage's output, and the leaves of `stash` with the residuals in its slot; no leaves without a stash."""
 
         def body(index: jax.Array, carry: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
             x, leaves = carry
@@ -91,7 +91,7 @@ class Stage:
     def backward(
         self, chunk: Chunk, dy: jax.Array, microbatch: Tree, stash: Slot, grads: Tree
     ) -> tuple[jax.Array, Tree]:
-        """B: the gradient of the stage's input, and `grads` [row, ...] with those of the weights added."""
+        """B: the gradient of the stage's input, and `grads` [row, ...] with the gradients of the weights added."""
 
         def body(step: jax.Array, carry: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
             dy, grads = carry
@@ -105,7 +105,10 @@ class Stage:
     def backward_input(
         self, chunk: Chunk, dy: jax.Array, microbatch: Tree, stash: Slot, weight_stash: Slot, grads: Tree
     ) -> tuple[jax.Array, Arrays, Tree]:
-        """I: the input's gradient, the leaves of `weight_stash` with what W needs, `grads` with what comes cheap."""
+        """I: the gradient of the stage's input, the leaves of `weight_stash`, and `grads` [row, ...].
+
+        The slot of `weight_stash` gets what W needs; `grads` gets the gradients of weights that take no matrix product.
+        """
 
         def body(step: jax.Array, carry: tuple[jax.Array, Arrays, Tree]) -> tuple[jax.Array, Arrays, Tree]:
             dy, leaves, grads = carry
@@ -120,7 +123,7 @@ class Stage:
     def backward_weights(
         self, chunk: Chunk, like: jax.Array, microbatch: Tree, stash: Slot, weight_stash: Slot, grads: Tree
     ) -> Tree:
-        """W: `grads` with the gradients that I put off added; `like` is anything of the type of an activation."""
+        """W: `grads` plus the gradients that the pass I deferred; `like` is any array of the type of an activation."""
 
         def body(step: jax.Array, grads: Tree) -> Tree:
             index, weights, again = _from_last(chunk, step, microbatch)
@@ -135,12 +138,12 @@ class Stage:
 
 
 def in_row_major(tree: Tree, tile: Tile) -> Tree:
-    """Arrays that lie in row-major order in memory, whatever order suits those who make or read them.
+    """Constrains arrays to row-major order in memory, whatever order suits the code that writes or reads them.
 
     Args:
       tree: the arrays.
-      tile: multiples to which the last two dimensions of an array are padded in memory; one that would be padded may
-        lie in any order. None: all may.
+      tile: multiples to which the device pads the last two dimensions of an array in memory; an array that would be
+        padded may have any order in memory. None: every array may.
     """
 
     def ordered(x: jax.Array) -> jax.Array:
@@ -155,13 +158,13 @@ def _row(weights: Tree, row: Any) -> Tree:
 
 
 def _from_last(chunk: Chunk, step: Integer, microbatch: Tree) -> tuple[Integer, Tree, Any]:
-    """Index, weights and second arguments of a layer, counted from the stage's last."""
+    """Index, weights and second arguments of the layer that comes `step` layers before the stage's last."""
     index = chunk.num_layers - 1 - step
     return index, _row(chunk.weights, chunk.row + index), (chunk.layer + index, microbatch)
 
 
 def _start(leaf: jax.Array, slot: Integer, index: Integer) -> list[jax.Array]:
-    """The first element of a row in a slot; all of one dtype, also where jax has 64 bits."""
+    """The indices of the first element of a row in a slot, all int32 even where jax enables 64 bits."""
     return [jnp.int32(number) for number in (slot, index, *[0] * (leaf.ndim - 2))]
 
 
@@ -173,7 +176,7 @@ def _write(leaves: Arrays, slot: Integer, index: Integer, values: Arrays) -> Arr
 
 
 def _add(grads: Tree, row: Integer, values: Arrays) -> Tree:
-    """`grads` with `values` (None: nothing) added at a row, in the dtype of `grads`."""
+    """`grads` with `values` added at row `row`, in the dtype of `grads`; None adds nothing."""
     leaves, structure = jax.tree.flatten(grads)
     for number, value in enumerate(values):
         if value is not None:
