@@ -3,10 +3,10 @@
     python experiments/benchmark.py --config=configs/gpt_tiny.py [--config.mesh.pipe=4 --seconds=30 --format=json …]
     python experiments/benchmark.py --profile=here.json --config=configs/gpt_tiny.py --config.mesh.data=1 …
 
-A profile tells what a layer of the config's model takes for a microbatch of its size, and all else that
-`experiments/predicted_steps.py` and `experiments/what_if.py` need to predict the step of any layout. It is made of
-steps with one replica and no pipeline, so that the config's mesh counts for its tensor parallelism alone. A file that
-is there gets the config's shape as one more entry, in place of one that it has of the same shape.
+A profile holds the times of one layer of the config's model for a microbatch of its size, and everything else that
+`experiments/predicted_steps.py` and `experiments/what_if.py` need to predict the step of any layout. It is fitted to
+steps with one replica and no pipeline, so that only the tensor parallelism of the config's mesh matters. If the file
+exists, the config's shape is added to it as an entry, which replaces an entry of the same shape.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON 
 
 
 def main(argv: list[str]) -> None:
-    """Measures and tells."""
+    """Measures and prints the step or the profile."""
     config = _CONFIG.value.validate()
     rules.at_least("--seconds", _SECONDS.value, 0)
     if _PROFILE.value:
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
 
 
 def measure_step(config: Config) -> dict[str, Any]:
-    """The config's own step."""
+    """Measures the step of the config itself."""
     from fiddlex.train.timing import TimedCase, about, time_steps
 
     (seconds,) = time_steps([TimedCase(config)], limit_s=_SECONDS.value, min_rounds=max(_ROUNDS.value, 2))
@@ -76,12 +76,13 @@ def measure_step(config: Config) -> dict[str, Any]:
 
 
 def measure_profile(config: Config, path: pathlib.Path) -> Profile:
-    """A profile of this machine, or the one in the file with one more entry.
+    """A new profile of this machine, or the profile in the file with one more entry.
 
     Raises:
-      ConfigError: when the file is no profile, is of another machine, or is missing and the config is tensor parallel.
+      ConfigError: when the file is not a profile, is of another machine, or is missing and the config is tensor
+        parallel.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)  # before it is measured, which takes minutes
+    path.parent.mkdir(parents=True, exist_ok=True)  # fails before the measurement, which takes minutes
     known = load_profile(path) if path.exists() else None
     if known is None and config.mesh.tensor > 1:
         raise ConfigError(
@@ -105,7 +106,7 @@ def measure_profile(config: Config, path: pathlib.Path) -> Profile:
 
 
 def describe(profile: Profile) -> str:
-    """A profile for people."""
+    """A profile as text for people."""
     rows = [
         f"{profile.machine}, jax {profile.jax_version}, {profile.date}",
         f"update  {1e9 * profile.update_s:.3g} ns for each weight ({profile.optimizer}), and {profile.fixed_s:.3g} s",

@@ -3,10 +3,10 @@
     python experiments/bubbles.py [--pipe=4 --pipe=8 --chunks=2 --microbatches=32]
     python experiments/bubbles.py --semantics=2bw [--pipe=64]
 
-F, I and W of a stage take one unit each, hops none. A bubble is told as a share of the work; memory as the most
-activations that a rank holds, in microbatches of the whole rank. Sizes for which a schedule does not exist, or its
-formula does not hold, are left out. With `--semantics` the second table: what a batch takes in the lockstep clock with
-a flush and without, for 1, 2 and 4 microbatches a rank, one and two chunks.
+F, I and W of a stage take one unit each, and hops take none. A bubble is given as a share of the work, and memory as
+the most activations that a rank holds, in microbatches of the whole rank. Sizes at which a schedule does not exist, or
+at which its formula does not hold, are left out. `--semantics` prints the second table instead: the time of a batch in
+the lockstep clock with and without a flush, for 1, 2 and 4 microbatches a rank and for one and two chunks.
 """
 
 import functools
@@ -30,8 +30,9 @@ _CHUNKS = flags.DEFINE_multi_integer("chunks", [1, 2, 3, 4], "stages on a rank",
 _SEMANTICS = flags.DEFINE_string("semantics", None, "2bw, stash, vertical_sync or delay:K, to compare with a flush")
 _MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [8, 32, 128], "microbatches in a batch", lower_bound=1)
 
-# The bubble over the work, and the sizes for which that holds, each of p, v and m. GPipe: Huang et al., NeurIPS 2019;
-# 1F1B, interleaved: Narayanan et al., SC 2021, section 2.2; zero-bubble: Qi et al., ICLR 2024, sections 2 and 6.
+# The bubble over the work, and the sizes at which that formula holds, as functions of p, v and m. GPipe: Huang et al.,
+# NeurIPS 2019; 1F1B, interleaved: Narayanan et al., SC 2021, section 2.2; zero-bubble: Qi et al., ICLR 2024, sections 2
+# and 6.
 FORMULAS: dict[str, tuple[Callable[[int, int, int], float], Callable[[int, int, int], bool]]] = {
     "gpipe": (lambda p, v, m: (p - 1) / m, lambda p, v, m: v == 1),
     "1f1b": (lambda p, v, m: (p - 1) / m, lambda p, v, m: v == 1),
@@ -67,7 +68,7 @@ def _rows() -> Iterator[tuple[str | int | float, ...]]:
 
 
 def _print_semantics(name: str) -> None:
-    """Time per batch over its work, and how much faster a pipeline is that is not flushed."""
+    """Prints the time of a batch over its work, with and without a flush, and the speedup without it."""
     header = ("schedule", "p", "v", "m", "flush", name, "faster", "first step, ticks", "ticks a batch")
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}", flush=True)
     for pipe, factor, (schedule, chunks) in itertools.product(

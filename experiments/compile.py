@@ -1,9 +1,9 @@
-"""Compiles the train step of a config ahead of time and tells what it takes; trains nothing and reads no data.
+"""Compiles the train step of a config ahead of time and reports its costs; trains nothing and reads no data.
 
     python experiments/compile.py --config=configs/gpt_tiny.py [--topology=tpu:v5e:2x2 --format=json …]
 
-The devices need not be there. Any field of the config can be overridden, as for train.py. A step that does not fit its
-devices' memory is a result like any other. docs/ahead_of_time.md explains the figures.
+The machine need not have the devices. Any field of the config can be overridden, as for train.py. A step that does not
+fit its devices' memory is a result like any other. docs/ahead_of_time.md explains the figures.
 """
 
 import json
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
     """Prints the report."""
     config = _CONFIG.value.validate()
 
-    from fiddlex.cluster.mesh import (  # jax is imported once the command line is known to be right
+    from fiddlex.cluster.mesh import (  # jax is imported only after the command line has been checked
         describe,
         make_topology_mesh,
     )
@@ -84,7 +84,7 @@ def verdict(facts: dict[str, Any], config: Config) -> str:
 
 
 def memory_table(facts: dict[str, Any]) -> str:
-    """Lines of a table."""
+    """The lines of the table of a device's memory."""
     lines = ["memory of each device:"]
     for name, meaning in MEMORY.items():
         size = facts[f"{name}_bytes"]
@@ -93,7 +93,7 @@ def memory_table(facts: dict[str, Any]) -> str:
 
 
 def collectives_table(collectives: list[dict[str, Any]]) -> str:
-    """Lines of a table, in which collectives of one kind along one axis are added up."""
+    """The lines of the table of collectives, which adds up collectives of one kind along one axis."""
     if not collectives:
         return "no collectives"
     groups: dict[tuple[str, str, bool], list[tuple[int, float | None]]] = {}

@@ -5,8 +5,8 @@
     python experiments/evaluate.py --workdir=/tmp/gpt_tiny --config.data.eval_source=jsonl:/tmp/lines.jsonl
     python experiments/evaluate.py --workdir=/tmp/bert_swaps --output=/tmp/guesses.jsonl
 
-Overrides are laid over the workdir's own config, so the data, the batch or the mesh can be another. docs/evaluation.md
-says what the numbers mean, which files can be evaluated on and what --output writes.
+Overrides are applied to the workdir's own config, so they can change the data, the batch or the mesh.
+docs/evaluation.md says what the numbers mean, which files can be evaluated on and what --output writes.
 """
 
 import json
@@ -26,7 +26,7 @@ logger = logging.getLogger("fiddlex.evaluate")
 
 
 def main(argv: list[str]) -> None:
-    """Prints `step`, `eval_loss` and what goes with it (`fiddlex.train.inference.evaluation.summarise`)."""
+    """Prints `step`, `eval_loss` and the other metrics (`fiddlex.train.inference.evaluation.summarise`)."""
     from fiddlex.train.run.metrics import describe
     from fiddlex.train.trainer import load_trainer
 

@@ -2,7 +2,7 @@
 
     python experiments/generate.py --workdir=/tmp/gpt_tiny --prompt='def ' [--temperature=0.8 --top_k=40 --top_p=0.95]
 
-Overrides such as --config.mesh.data=1 are laid over the workdir's own config.
+Overrides such as --config.mesh.data=1 are applied to the workdir's own config.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Makes a small labelled task of the source of Python's standard library, to fine-tune a model on.
+"""Makes a small labelled task from the source of Python's standard library, for fine-tuning a model.
 
     python experiments/make_task.py --output=/tmp/swaps
 
-A line of code is as it was written (`intact`), or two words of it that stand side by side have changed places
-(`swapped`); the model is to tell which. `train.jsonl` and `eval.jsonl` have lines of different files. Says how well a
-bag of words does, naive Bayes over the words of a line: it cannot see their order.
+A line of code is either as it was written (`intact`), or two neighbouring words of it are swapped (`swapped`); the
+model must say which. The lines of `train.jsonl` and `eval.jsonl` come from different files. The program prints the
+accuracy of a bag of words, naive Bayes over the words of a line, which cannot see their order.
 """
 
 import collections
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
 
 
 def naive_bayes(train: Sequence[Line], heldout: Sequence[Line]) -> Iterator[str]:
-    """Guesses labels by the words of a line, with add-one smoothing."""
+    """Guesses labels from the words of a line, with add-one smoothing."""
     counts = {label: collections.Counter[str]() for label in LABELS}
     for text, label in train:
         counts[label].update(text.split())

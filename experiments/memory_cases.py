@@ -1,8 +1,8 @@
-"""What experiments/memory_model.py compiles: real models, 110 million to 175 billion parameters, on TPUs and GPUs.
+"""The cases of experiments/memory_model.py: real models, 110 million to 175 billion parameters, on TPUs and GPUs.
 
-Each case is a config of configs/, a topology, and what is changed, as one would write it for experiments/compile.py:
-`mesh.pipe=4` is `--config.mesh.pipe=4` there. Batches are a few microbatches of each replica, since the number of
-microbatches takes no memory but GPipe's; meshes are the smallest that the layout needs.
+Each case is a config of configs/, a topology, and changes to the config in the form of overrides: `mesh.pipe=4` is
+`--config.mesh.pipe=4` for experiments/compile.py. Batches are a few microbatches per replica, since the number of
+microbatches affects the memory of GPipe alone; meshes are the smallest that the layout needs.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class MemoryCase(NamedTuple):
-    """A train step: `changes` are laid over `config`, a file of configs/, and compiled for `topology`."""
+    """A train step of `config`, a file of configs/, with `changes` applied, compiled for `topology`."""
 
     config: str
     topology: str
@@ -175,7 +175,7 @@ CASES = {
     "BERT 3.8b, 2BW": MemoryCase("configs/bert_2bw.py:3.8b", "tpu:v5e:8x8", "data.global_batch_size=512"),
     "BERT base, MNLI": MemoryCase("configs/bert_mnli.py", "tpu:v5e:2x2", "mesh.data=4"),
     "BERT large, RACE": MemoryCase("configs/bert_race.py", "tpu:v5e:2x4", ""),
-    # Compiled when the formulas stood
+    # Compiled after the formulas were final
     "small, tensor parallel, selective": MemoryCase(
         GPT_SMALL,
         "tpu:v5e:2x2",
@@ -302,11 +302,11 @@ GPUS_OF_A_HOST = 8
 
 
 def on_gpus(case: MemoryCase) -> MemoryCase:
-    """The same on as many H100s."""
+    """The same case on as many H100s."""
     number = math.prod(map(int, case.topology.rpartition(":")[2].split("x")))
     hosts = max(number // GPUS_OF_A_HOST, 1)
     return case._replace(topology=f"gpu:h100:{hosts}x{number // hosts}")
 
 
-NOT_ON_GPUS = {"BERT 2.2b, 2BW"}  # XLA finds no tiles for a product with 2,304 columns, with no GPU to try
+NOT_ON_GPUS = {"BERT 2.2b, 2BW"}  # without a GPU to try them on, XLA finds no tiles for a product with 2,304 columns
 CASES_ON = {"tpu": CASES, "gpu": {name: on_gpus(case) for name, case in CASES.items() if name not in NOT_ON_GPUS}}

@@ -1,13 +1,13 @@
-"""Holds the memory that is predicted of a train step against what XLA assigns, for models of real sizes.
+"""Compares the predicted memory of train steps with the memory that XLA assigns, for models of real sizes.
 
     python -m experiments.memory_model --results=docs/studies/memory.jsonl [--case='medium, 1F1B' …]
     python -m experiments.memory_model --platform=gpu --results=docs/studies/memory_gpu.jsonl
     python -m experiments.memory_model --results=docs/studies/memory.jsonl --plot=docs/studies/memory.svg
 
-Nothing is run, and no TPU or GPU is needed (extras aot and aot_gpu). The cases stand in experiments/memory_cases.py.
-Each is compiled in a process of its own up to where XLA has assigned buffers; the code that it would go on to make
-takes most of the time on TPUs and no part in the figure. Each is a line of the results, so that a study that was
-stopped goes on where it was; the table at the end is of all that is there. `--plot` draws them and compiles nothing.
+No step is run, and no TPU or GPU is needed (extras aot and aot_gpu). experiments/memory_cases.py lists the cases. Each
+is compiled in its own process until XLA has assigned buffers; generating code after that would take most of the time on
+TPUs and does not change the figure. Each case adds a line to the results, so that a stopped study continues where it
+stopped; the table at the end shows all results in the file. `--plot` draws them and compiles nothing.
 """
 
 import datetime
@@ -40,9 +40,9 @@ from fiddlex.planner.predict import needed_memory
 logger = logging.getLogger("fiddlex.memory_model")
 
 ROOT = pathlib.Path(__file__).parents[1]
-LIMIT_S = 480.0  # for one case
+LIMIT_S = 480.0  # time limit of one case
 PACKAGES = {"tpu": ("jax", "libtpu"), "gpu": ("jax", "jax-cuda12-plugin")}
-AFTER_THE_REPORT = "*after_optimizations_after_buffer_assignment.txt", "*.thunk_sequence.txt"  # of TPUs, of GPUs
+AFTER_THE_REPORT = "*after_optimizations_after_buffer_assignment.txt", "*.thunk_sequence.txt"  # on TPUs, on GPUs
 COLOURS = {"gpt": "#0072B2", "bert": "#D55E00"}  # Okabe and Ito's
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of compiled cases, read and added to", required=True)
@@ -52,7 +52,7 @@ _PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; noth
 
 
 def main(argv: list[str]) -> None:
-    """Compiles what is missing, prints the table, or draws."""
+    """Compiles the missing cases and prints the table, or draws the results."""
     path = pathlib.Path(_RESULTS.value)
     cases = CASES_ON[_PLATFORM.value]
     results = read(path, cases)
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
 
 
 def read(path: pathlib.Path, cases: dict[str, MemoryCase]) -> dict[str, dict[str, Any]]:
-    """The results by name of their case, but for those whose case has been changed since, in the order of the cases."""
+    """The results by the name of their case, in the order of the cases, except for cases changed since their result."""
     found = {result["case"]: result for result in read_results(path, ["case", "compiled_bytes"])}
     same = {name: case._asdict().items() <= found.get(name, {}).items() for name, case in cases.items()}
     return {name: found[name] for name in cases if same[name]}
@@ -84,13 +84,13 @@ def make_config(case: MemoryCase) -> Config:
     """The config of a case.
 
     Raises:
-      ConfigError: when it is not a valid one.
+      ConfigError: when the config is not valid.
     """
     return override(load_config(str(ROOT / case.config)), *case.changes.split()).validate()
 
 
 def predicted_bytes(config: Config, topology: str) -> int:
-    """The peak that is predicted for a config, compiled for a topology like `tpu:v5e:2x4`; imports no jax."""
+    """The predicted peak memory of a config compiled for a topology such as `tpu:v5e:2x4`; imports no jax."""
     platform, name, _ = topology.split(":")
     return needed_memory(config, backend_of(Compiler(platform, name))).peak
 
@@ -99,13 +99,13 @@ def compiled_bytes(config: Config, topology: str) -> int:
     """The bytes of a device's memory that XLA assigns to the train step of a config, arguments included.
 
     Raises:
-      DeviceError: when it does not compile, or not in time.
+      DeviceError: when the step does not compile, or not in time.
     """
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
     child = spawn.Process(target=_compile, args=(config.to_json(), topology, sender), daemon=True)
     child.start()
-    sender.close()  # so that the end of the child is the end of the pipe
+    sender.close()  # so that the pipe closes when the child ends
     try:
         answer = receiver.recv() if receiver.poll(LIMIT_S) else f"no buffers assigned after {LIMIT_S:.0f} s"
     except EOFError:
@@ -118,7 +118,7 @@ def compiled_bytes(config: Config, topology: str) -> int:
 
 
 def _compile(config_json: str, topology: str, answer: Connection) -> None:
-    """Sends the bytes, or what went wrong; in a process of its own, which is killed when it has."""
+    """Sends the assigned bytes or an error message; runs in its own process, which the parent kills afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XLA_FLAGS"] = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_step"
         from fiddlex.cluster.mesh import make_topology_mesh
@@ -143,7 +143,7 @@ def _compile(config_json: str, topology: str, answer: Connection) -> None:
 
 
 def _assigned(folder: pathlib.Path) -> int:
-    """Bytes in the report that XLA leaves in a folder; 0 before it is whole, as the file written after it tells."""
+    """Bytes in XLA's report in a folder; 0 until a later file shows that XLA has completed the report."""
     if not [file for pattern in AFTER_THE_REPORT for file in folder.glob(pattern)]:
         return 0
     (report,) = folder.glob("*after_optimizations-memory-usage-report.txt")
@@ -153,7 +153,7 @@ def _assigned(folder: pathlib.Path) -> int:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """The results in Markdown, GB, with the median and the largest of the errors."""
+    """The results as a Markdown table in GB, with the median and the largest error."""
     lines = [
         "| case | parameters | data × pipe × tensor | topology | compiled | predicted | |",
         "|---|---:|---:|---|---:|---:|---:|",
@@ -177,7 +177,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
-    """Draws predicted over compiled bytes, with a band of 10%."""
+    """Draws predicted against compiled bytes, with a band of 10%."""
     from matplotlib.figure import Figure
 
     if not results:

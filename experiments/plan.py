@@ -3,8 +3,8 @@
     python experiments/plan.py --config=configs/gpt3.py:18.4b --topology=a100_80 --num_devices=256
     python experiments/plan.py --config=… --topology=tpu_v5p --num_devices=128 --objective=cost --write=/tmp/planned.py
 
-The config's mesh and pipeline are what is looked for; all else in it stays. `--write` makes a config file of the
-first plan, for train.py and compile.py.
+The planner chooses the config's mesh and pipeline and leaves the rest unchanged. `--write` writes the first plan as a
+config file, for train.py and compile.py.
 """
 
 import dataclasses
@@ -101,7 +101,7 @@ def _bytes(hbm_gib: float, topology: Topology) -> int:
 
 
 def _flushed(problem: Problem, found: Found) -> Plan | None:
-    """The best plan whose weights do not lag, where those of the best of all do."""
+    """The best plan without delayed weights, where the best plan of all has delayed weights."""
     if found.plans[0].layout.semantics == "sync" or "sync" not in problem.semantics:
         return None
     among = [plan for plan in found.plans if plan.layout.semantics == "sync"]
@@ -110,12 +110,12 @@ def _flushed(problem: Problem, found: Found) -> Plan | None:
 
 
 class Verdict(NamedTuple):
-    """What the compiler says of a plan.
+    """What the compiler reports for a plan.
 
     Attributes:
-      fits: by its figures, and within --hbm_gib; None: not known.
+      fits: whether the plan fits by the compiler's figures and within --hbm_gib; None when that is not known.
       text: a line for people.
-      result: what experiments/compile.py says, or why it did not compile.
+      result: the report of experiments/compile.py, or why the plan did not compile.
     """
 
     fits: bool | None
@@ -124,7 +124,7 @@ class Verdict(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, result: dict[str, Any], limit: int | None) -> "Verdict":
-        """Holds a plan against what was said of it, and against what it may take of a device, if that was asked for."""
+        """Compares a plan's prediction with the compiler's result, and that result with the limit, if there is one."""
         layout, predicted = layout_text(plan.layout), f"{plan.memory.peak / GIB:.2f} GiB predicted"
         if "error" in result:
             return cls(None, f"not compiled for {result['topology']}: {layout}: {result['error']}", result)
@@ -142,10 +142,10 @@ class Verdict(NamedTuple):
 
 
 def _chosen(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> Plan:
-    """The first plan that fits by the compiler; without it the first.
+    """The first plan that fits according to the compiler; the first plan when none was compiled.
 
     Raises:
-      DeviceError: when none that was compiled fits.
+      DeviceError: when no compiled plan fits.
     """
     if not verdicts:
         return plans[0]
@@ -159,14 +159,14 @@ def _chosen(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> Plan:
 
 
 def compile_plan(plan: Plan, name: str) -> dict[str, Any]:
-    """What experiments/compile.py says of a plan, in a process of its own: the compiler can only be started once.
+    """The report of experiments/compile.py on a plan, from its own process: the compiler can be started only once.
 
     Args:
-      plan: to compile.
-      name: of what to compile it for.
+      plan: the plan to compile.
+      name: the topology to compile for.
 
     Returns:
-      Its JSON object; where it did not compile an object with `topology` and `error`.
+      The JSON object that compile.py prints; an object with `topology` and `error` when the plan did not compile.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "planned.py"

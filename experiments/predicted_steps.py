@@ -1,12 +1,12 @@
-"""Predicts the steps of many layouts from one profile, and holds them against what they take on this machine.
+"""Predicts the steps of many layouts from one profile, and compares them with steps measured on this machine.
 
     python -m experiments.predicted_steps --results=docs/studies/steps.jsonl [--rounds=20]
 
-All of it runs in one process: the few steps that tell the profile (`fiddlex.planner.fit`) and the layouts that are
-predicted from it take turns, so that what else the machine does falls on both. Each round is a line of the results, and
-a study that was stopped goes on where it was. A step takes what the fastest of its turns took. No layout that is
-predicted is among those that the profile is made of. A second table changes one thing of a layout at a time
-(`fiddlex.planner.what_if`) and holds the predicted ratio of the steps against that of real ones.
+All steps run in one process. The few steps from which the profile is fitted (`fiddlex.planner.fit`) and the layouts
+that are predicted take turns, so that other load on the machine affects both. Each round adds a line to the results,
+and a stopped study continues where it stopped. The time of a step is that of its fastest turn. No predicted layout is
+among those from which the profile is fitted. A second table changes one thing of a layout at a time
+(`fiddlex.planner.what_if`) and compares the predicted ratio of the two steps with the measured ratio.
 """
 
 import os
@@ -32,7 +32,7 @@ _ROUNDS = flags.DEFINE_integer("rounds", 20, "rounds that there are to be in the
 
 
 def main(argv: list[str]) -> None:
-    """Measures what is missing and prints the tables."""
+    """Measures the missing rounds and prints the tables."""
     path, number = pathlib.Path(_RESULTS.value), _ROUNDS.value
     calibrations = make_calibrations()
     lines = read_results(path, ["machine", "jax_version", "date", "load", "seconds"])
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
 
 
 def check(path: pathlib.Path, lines: Sequence[Mapping[str, Any]], calibrations: Sequence[Calibration]) -> None:
-    """Raises ConfigError where rounds are of several machines, or of other cases than those of today."""
+    """Raises ConfigError when rounds are of several machines, or of other cases than the present ones."""
     machines = sorted({line["machine"] for line in lines})
     if len(machines) > 1:
         raise ConfigError(f"{path} has rounds of {' and of '.join(machines)}. Keep those of each in a file of its own.")
@@ -63,7 +63,7 @@ def check(path: pathlib.Path, lines: Sequence[Mapping[str, Any]], calibrations: 
 
 
 def label(config: Config, *, forward: bool = False) -> str:
-    """Of a step that the profile is made of."""
+    """The name of a step from which the profile is fitted."""
     model, mesh, pipeline = config.model, config.mesh, config.pipeline
     return (
         f"profile: {model.num_layers} layers, data={mesh.data}, pipe={mesh.pipe}, m={pipeline.num_microbatches}, "
@@ -72,7 +72,7 @@ def label(config: Config, *, forward: bool = False) -> str:
 
 
 def cases(calibrations: Sequence[Calibration]) -> dict[str, Config]:
-    """All that is measured, by name."""
+    """All measured configs, by name."""
     found = {label(config): config for each in calibrations for config in each.configs}
     found |= {label(each.forward, forward=True): each.forward for each in calibrations}
     found |= CASES
@@ -82,10 +82,10 @@ def cases(calibrations: Sequence[Calibration]) -> dict[str, Config]:
 def measure(
     calibrations: Sequence[Calibration], number: int, path: pathlib.Path, machines: set[str]
 ) -> list[dict[str, Any]]:
-    """So many rounds, each written as it ends.
+    """Measures `number` rounds and writes each to `path` as it ends.
 
     Raises:
-      ConfigError: when the rounds that there are were measured on others, `machines`.
+      ConfigError: when earlier rounds were measured on other machines (`machines`).
     """
     from fiddlex.cluster.mesh import request_devices
     from fiddlex.train.timing import TimedCase, about, rounds
@@ -106,7 +106,7 @@ def measure(
 
 
 def predicted(config: Config, profile: Profile) -> float:
-    """Seconds of a step."""
+    """The predicted seconds of a step."""
     return predict(config, ProfiledCostModel(config, profile)).seconds
 
 
@@ -122,7 +122,7 @@ def table(profile: Profile, seconds: Mapping[str, float]) -> str:
 
 
 def ratios(profile: Profile, seconds: Mapping[str, float]) -> str:
-    """What each change makes of a step, predicted and measured."""
+    """The predicted and measured effect of each change on a step, as ratios."""
     rows = ["| layout | change | predicted | measured | off by |", "|---|---|---:|---:|---:|"]
     errors = []
     for name, change in WHAT_IFS:
@@ -134,13 +134,13 @@ def ratios(profile: Profile, seconds: Mapping[str, float]) -> str:
 
 
 def summary(errors: Sequence[float]) -> str:
-    """The errors in a line."""
+    """The median and the largest of the errors, in one line."""
     off = [abs(error) for error in errors]
     return f"Median error {statistics.median(off):.1%}, largest {max(off):.1%}, of {len(off)}."
 
 
 def caption(profile: Profile, lines: Sequence[Mapping[str, Any]]) -> str:
-    """Where and how it was measured, and the profile."""
+    """Where and how the steps were measured, and the profile."""
     loads = [line["load"] for line in lines]
     sharing = ", ".join(f"{n}: {slower:.2f}" for n, slower in zip(profile.devices, profile.sharing, strict=True))
     ticks = ", ".join(f"{n}: {1e3 * tick:.1f}" for n, tick in zip(profile.devices, profile.tick_s, strict=True))

@@ -1,14 +1,14 @@
-"""What the planner's cost model says of published runs, beside what was published.
+"""Predicts published runs with the planner's cost model, and compares the predictions with the published figures.
 
     python -m experiments.published [--table=sc21 --table=2bw]
 
-`sc21` is table 1 of Narayanan et al., SC 2021: ten GPTs on up to 3,072 A100s. One number is fitted, the share of the
-peak that large products reach, on its first four rows; the rest follows. The microbatch, which the paper does not list,
-is the best that fits. `2bw` is the throughput of Narayanan et al., ICML 2021, read off charts: five ways to train on
-V100s, with the same share, microbatches of four, and one number fitted again: the share of 25 Gb/s that servers reach,
-on what 2BW itself does with the GPTs on eight of them. All are modelled as they were: the vocabulary on the last stage,
-the free-running clock, float16, gradients of two bytes; in the second, replicas of a stage in one server, and GPUs that
-wait for messages (the paper's own planner).
+`sc21` is table 1 of Narayanan et al., SC 2021: ten GPTs on up to 3,072 A100s. One number is fitted on its first four
+rows, the share of the peak that large products reach; the other rows are predicted. The paper does not list the
+microbatch size, so it is the best one that fits. `2bw` is the throughput of Narayanan et al., ICML 2021, read off
+charts: five ways to train on V100s. It uses the same share and microbatches of four, and fits one number again: the
+share of 25 Gb/s that servers reach, from the throughput of 2BW itself with the GPTs on eight servers. All runs are
+modelled as published: the vocabulary on the last stage, the free-running clock, float16, gradients of two bytes. In the
+second table, replicas of a stage are in one server, and GPUs wait for messages, as in the paper's own planner.
 """
 
 import dataclasses
@@ -35,19 +35,19 @@ from fiddlex.simulate.clock import Costs
 
 _TABLES = flags.DEFINE_multi_enum("table", ["sc21", "2bw"], ["sc21", "2bw"], "tables to print")
 
-# What table 1 reports, TFLOP/s of a GPU, recomputation counted.
-TABLE_1 = [name for name in ROWS if name != "174.6b"]  # that one stands in table 2
+# TFLOP/s of a GPU in table 1, counting recomputation.
+TABLE_1 = [name for name in ROWS if name != "174.6b"]  # this one is in table 2
 SC21 = dict(zip(TABLE_1, (137, 138, 142, 135, 138, 140, 148, 155, 163, 163), strict=True))
 FITTED_ROWS = 4
 MEGATRON = System(vocabulary_over_pipe=False, scatters_hops=True, gradient_bytes=2, flash=False)
 PIPEDREAM = System(vocabulary_over_pipe=False, gradient_bytes=2, flash=False, replicas_inside=True)
-MICROBATCH = 4  # of the pipelined systems of 2BW's table
+MICROBATCH = 4  # examples in a microbatch of the pipelined systems of 2BW's table
 SYSTEMS = ("inter-layer", "tensor", "GPipe", "flush", "2BW")
-STATE_BYTES = 16  # of a weight under Adam in mixed precision: itself, gradient, master, two moments
+STATE_BYTES = 16  # per weight with Adam in mixed precision: weight, gradient, master weight, two moments
 
 
 class Throughput(NamedTuple):
-    """A row of the 2BW paper: a model on so many GPUs in pipelines of a depth, and sequences/s of each system."""
+    """A row of the 2BW paper: a model, GPUs, depth of the pipelines, batch, and sequences/s of each system."""
 
     model: str
     gpus: int
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
 
 
 def fit(ratio: Callable[[float], float]) -> float:
-    """The share at which predicted over published, which grows with it, is 1."""
+    """The share at which `ratio`, predicted over published, is 1; `ratio` must grow with the share."""
     low, high = 0.1, 1.0
     for _ in range(20):
         middle = (low + high) / 2
@@ -89,13 +89,13 @@ def fit(ratio: Callable[[float], float]) -> float:
 
 
 def fit_efficiency(topology: Topology) -> float:
-    """The share of the peak at which the first rows of SC'21 are right on average."""
+    """The share of the peak at which the predictions of SC'21's first rows are right on average."""
     rows = TABLE_1[:FITTED_ROWS]
     return fit(lambda share: statistics.fmean(sc21_row(name, topology, share).tflops / SC21[name] for name in rows))
 
 
 def fit_ethernet(topology: Topology) -> float:
-    """The share of the bandwidth between servers at which 2BW's GPTs on eight of them are right on average."""
+    """The share of bandwidth between servers at which 2BW's GPTs on eight servers are right on average."""
     rows = [row for row in TWO_BW if row.gpus > 8 and row.model.startswith("GPT")]
 
     def ratio(share: float) -> float:
@@ -106,13 +106,13 @@ def fit_ethernet(topology: Topology) -> float:
 
 
 def slowed(topology: Topology, share: float) -> Topology:
-    """With only a share of the outermost link's bandwidth."""
+    """A copy of a topology with only a share of the outermost link's bandwidth."""
     *inner, outer = topology.links
     return dataclasses.replace(topology, links=(*inner, dataclasses.replace(outer, bandwidth=share * outer.bandwidth)))
 
 
 class Predicted(NamedTuple):
-    """The best of what a system could run."""
+    """The fastest choice for a system."""
 
     tflops: float
     examples: int
@@ -120,7 +120,7 @@ class Predicted(NamedTuple):
 
 
 def sc21_row(name: str, topology: Topology, efficiency: float) -> Predicted:
-    """The published mesh with the best microbatch and number of chunks that fit."""
+    """The prediction for the published mesh with the best microbatch size and number of chunks that fit."""
     config = published_config(name)
     model = CostModel(config, topology, efficiency=efficiency, system=MEGATRON)
     mesh, found = config.mesh, []
@@ -138,14 +138,14 @@ def sc21_row(name: str, topology: Topology, efficiency: float) -> Predicted:
 
 
 def published_config(name: str) -> Config:
-    """A row as it ran: float16, dropout, no sequence parallelism, whole optimizer state on each replica."""
+    """A row's config as it ran: float16, dropout, no sequence parallelism, no sharding of the optimizer state."""
     config = get_config(name)
     model = dataclasses.replace(config.model, dtype="float16", dropout=0.1)
     return dataclasses.replace(config, model=model, optimizer=dataclasses.replace(config.optimizer, zero1=False))
 
 
 def _choices(config: Config) -> Iterator[tuple[int, int]]:
-    """Examples of a microbatch and chunks that fit the GPUs' memory and the schedule."""
+    """Microbatch sizes and numbers of chunks that fit the GPUs' memory and the schedule."""
     mesh, layers = config.mesh, config.model.num_layers // config.mesh.pipe
     chunks = [v for v in range(1, layers + 1) if layers % v == 0 and v <= 8] if mesh.pipe > 1 else [1]
     for examples in (1, 2, 4, 8, 16):
@@ -157,16 +157,17 @@ def _choices(config: Config) -> Iterator[tuple[int, int]]:
 
 
 def _device_weights(config: Config) -> float:
-    """Weights of the fullest device: its layers, and the table, which the first and the last stage have."""
+    """Weights of the fullest device: its layers and the embedding table, which the first and last stages have."""
     model, mesh = config.model, config.mesh
     layers = -(-model.num_layers // mesh.pipe) * 12 * model.hidden_size**2
     return (layers + model.vocab_size * model.hidden_size) / mesh.tensor
 
 
 def _recomputing_bytes(config: Config, examples: int, in_flight: int | None = None) -> float:
-    """Of a device that keeps the inputs of layers: state, those of the microbatches in flight, and one layer's inside.
+    """Bytes of a device that saves only layer inputs: the state, the microbatches in flight, and a layer's activations.
 
-    A layer's inside is 34sbh + 5as²b bytes (Korthikanti et al., MLSys 2023, section 4.1), over the tensor ranks.
+    The activations of a layer take 34sbh + 5as²b bytes (Korthikanti et al., MLSys 2023, section 4.1), divided by the
+    tensor ranks.
     """
     model, mesh = config.model, config.mesh
     tokens = examples * model.seq_len
@@ -176,7 +177,7 @@ def _recomputing_bytes(config: Config, examples: int, in_flight: int | None = No
 
 
 def sc21_table() -> str:
-    """Published and predicted TFLOP/s, and what this project's planner would run."""
+    """Published and predicted TFLOP/s, and the layout that this project's planner chooses."""
     topology = load_topology("a100_80")
     efficiency = fit_efficiency(topology)
     rows = [
@@ -207,7 +208,7 @@ def sc21_table() -> str:
 
 
 def layout_of(config: Config) -> Layout:
-    """The layout that a config has."""
+    """The layout of a config."""
     mesh, pipeline = config.mesh, config.pipeline
     return Layout(
         mesh.data,
@@ -235,7 +236,7 @@ def _mean(errors: list[float]) -> float:
 
 
 def two_bw_table() -> str:
-    """Predicted and published sequences/s of the five systems, each over 2BW's, and their ranking."""
+    """Predicted and published sequences/s of the five systems relative to 2BW's, and the order of the systems."""
     topology = load_topology("v100_16")
     share = fit_ethernet(topology)
     topology = slowed(topology, share)
@@ -259,7 +260,7 @@ def two_bw_table() -> str:
 
 
 def _pairs(speeds: Sequence[float], published: Sequence[float]) -> str:
-    """How many pairs of systems are in the published order, and which are not."""
+    """How many pairs of systems are in the published order, and which pairs are not."""
     pairs = list(itertools.combinations(range(len(SYSTEMS)), 2))
     wrong = [
         f"{SYSTEMS[i]} and {SYSTEMS[j]}"
@@ -270,7 +271,7 @@ def _pairs(speeds: Sequence[float], published: Sequence[float]) -> str:
 
 
 def sequences_per_second(system: str, row: Throughput, topology: Topology) -> float:
-    """Of a system; a tensor-parallel one cuts as many ways as the pipelines are deep."""
+    """Sequences/s of a system; a tensor-parallel system has as many shards as the pipelines have stages."""
     depth = 1 if system == "tensor" else row.depth
     tensor = row.depth if system == "tensor" else 1
     return row.batch / _batch_seconds(system, _two_bw_config(row, depth, tensor), topology)
@@ -312,9 +313,9 @@ def _batch_seconds(system: str, config: Config, topology: Topology) -> float:
 
 
 def _most_held(config: Config, topology: Topology) -> int:
-    """Microbatches that fit at once under GPipe, which flushes when its memory is full.
+    """The most microbatches that fit in memory at once under GPipe, which flushes when its memory is full.
 
-    Of each the last stage keeps the logits and their exponentials until it runs backwards.
+    For each of them, the last stage saves the logits and their exponentials until it runs the backward pass.
     """
     logits = MICROBATCH * config.model.seq_len * config.model.vocab_size * 10
     numbers = range(1, config.replica_batch_size // MICROBATCH + 1)
@@ -325,7 +326,7 @@ def _most_held(config: Config, topology: Topology) -> int:
 
 
 def _with_hops_inside(costs: Costs) -> Costs:
-    """Ranks that wait for what they get, as the 2BW paper's planner has it: time of a stage is work and messages."""
+    """Costs where ranks wait for messages, as in the 2BW paper's planner: a stage's time is work plus messages."""
     forward, backward_input, hops = (np.asarray(time) for time in (costs.forward, costs.backward_input, costs.hop))
     return dataclasses.replace(
         costs, forward=tuple(forward + hops), backward_input=tuple(backward_input + hops), hop=0.0

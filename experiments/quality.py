@@ -3,10 +3,11 @@
     python -m experiments.quality --results=docs/studies/quality.jsonl [--seeds=3 --steps=2000 --models=gpt_4x128 …]
     python -m experiments.quality --results=docs/studies/quality.jsonl --plot=docs/studies/quality.svg
 
-Byte-level models on the source of Python's standard library (`stdlib`), four stages, four microbatches in a batch;
-equal data, steps and initial weights for all semantics of a seed. A BERT is then fine-tuned, synchronously, on the task
-of configs/bert_swaps.py. Each finished run is a line of the results, so that a study that was stopped goes on where it
-was. Table and picture are of the runs that the flags ask for; `--plot` draws those that are there and trains nothing.
+The models are byte-level and train on the source of Python's standard library (`stdlib`), with four stages and four
+microbatches in a batch. All semantics of a seed have equal data, steps and initial weights. A BERT is then fine-tuned,
+synchronously, on the task of configs/bert_swaps.py. Each finished run adds a line to the results, so that a stopped
+study continues where it stopped. The table and the picture show the runs that the flags ask for; `--plot` draws those
+of them that are finished and trains nothing.
 """
 
 import collections
@@ -58,7 +59,7 @@ class QualityCase:
 
 
 def main(argv: list[str]) -> None:
-    """Trains what is missing, prints the table, or draws."""
+    """Trains the missing runs and prints the table, or draws the results."""
     path = pathlib.Path(_RESULTS.value)
     path.parent.mkdir(parents=True, exist_ok=True)
     results, cases = read(path), asked()
@@ -87,7 +88,7 @@ def make_config(case: QualityCase) -> Config:
     config = Config()
     config.model.num_layers, config.model.hidden_size, config.model.num_heads = SIZES[case.model]
     config.model.seq_len, config.model.vocab_size = 128, 256
-    # Four stages on one device: the same numbers as on four, and faster than four devices that are made up.
+    # Four stages on one device give the same numbers as on four devices, and are faster than four fake devices.
     config.pipeline.schedule, config.pipeline.num_chunks, config.pipeline.num_microbatches = "interleaved_1f1b", 4, 4
     config.pipeline.semantics_schedule = case.semantics
     config.optimizer.learning_rate, config.optimizer.final_learning_rate = case.learning_rate, case.learning_rate / 10
@@ -104,7 +105,7 @@ def make_config(case: QualityCase) -> Config:
 
 
 def train(case: QualityCase) -> list[dict[str, Any]]:
-    """The records of a run: every tenth training loss, ten evaluations on held-out text; of a BERT also the task's."""
+    """The records of a run: every tenth training loss, ten held-out evaluations; for a BERT also its task accuracy."""
     from fiddlex.train import loop
 
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +120,7 @@ def train(case: QualityCase) -> list[dict[str, Any]]:
 
 
 def fine_tuned(case: QualityCase, workdir: pathlib.Path) -> float:
-    """The accuracy that a pretrained model comes to on held-out lines of the task."""
+    """The accuracy of a pretrained model on held-out lines of the task, after fine-tuning."""
     from fiddlex.data.documents import read_stdlib
     from fiddlex.data.swapped_words import write_task
     from fiddlex.train import loop
@@ -139,7 +140,7 @@ def read(path: pathlib.Path) -> dict[QualityCase, list[dict[str, Any]]]:
     """The finished runs in a file.
 
     Raises:
-      ConfigError: at a line that is none.
+      ConfigError: when a line is not a finished run.
     """
     results: dict[QualityCase, list[dict[str, Any]]] = {}
     for number, entry in enumerate(read_results(path, ["records"]), start=1):
@@ -159,7 +160,7 @@ def last_loss(records: list[dict[str, Any]]) -> float:
 
 
 def table(results: dict[QualityCase, list[dict[str, Any]]]) -> str:
-    """Mean and spread of the last held-out losses, and how far they are from those of sync."""
+    """Mean and spread of the last held-out losses, and their difference from those of sync."""
     last: dict[QualityCase, list[float]] = collections.defaultdict(list)
     tasks: dict[QualityCase, list[float]] = collections.defaultdict(list)
     for case, records in sorted(results.items()):
@@ -203,7 +204,7 @@ def table(results: dict[QualityCase, list[dict[str, Any]]]) -> str:
 
 
 def draw(results: dict[QualityCase, list[dict[str, Any]]], path: pathlib.Path) -> None:
-    """Draws the curves of each model: held-out losses as means with their spread, training losses faintly behind."""
+    """Draws the curves of each model: mean held-out losses with their spread, and training losses more faintly."""
     from matplotlib.figure import Figure
 
     if not results:

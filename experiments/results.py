@@ -1,4 +1,4 @@
-"""Results of studies: JSON Lines files to which a line is added as each part ends."""
+"""Results of studies: JSON Lines files to which each finished part of a study adds a line."""
 
 import json
 import pathlib
@@ -9,16 +9,16 @@ from fiddlex.errors import ConfigError
 
 
 def read_results(path: pathlib.Path, fields: Sequence[str]) -> list[dict[str, Any]]:
-    """The objects in a file; none where there is no file.
+    """The objects in a file; none when the file does not exist.
 
-    A last line that was cut short, when the program was killed or as it is being written, is passed over.
+    A last line that is incomplete, because the program was killed or is still writing it, is skipped.
 
     Args:
-      path: of the file, which stays as it is.
-      fields: that each object must have.
+      path: the file, which is not changed.
+      fields: names of the fields that each object must have.
 
     Raises:
-      ConfigError: at any other line that is no such object.
+      ConfigError: when any other line is not such an object.
     """
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -40,7 +40,7 @@ def read_results(path: pathlib.Path, fields: Sequence[str]) -> list[dict[str, An
 
 
 def append_result(path: pathlib.Path, result: Mapping[str, Any]) -> None:
-    """Adds a line to a file that `read_results` has read, in the place of one that was cut short."""
+    """Adds a line to a file that `read_results` has read, and replaces an incomplete last line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         file.seek(0)

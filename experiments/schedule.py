@@ -1,13 +1,14 @@
-"""Prints, checks, draws or exports a pipeline schedule, and tells what it costs.
+"""Prints, checks, draws or exports a pipeline schedule, and reports its cost.
 
     python experiments/schedule.py --name=1f1b --pipe=4 --microbatches=8
     python experiments/schedule.py --name=interleaved_1f1b --pipe=4 --chunks=2 --microbatches=8 --format=json
     python experiments/schedule.py --name=1f1b --pipe=4 --microbatches=8 --semantics=2bw
     python experiments/schedule.py --name=file:/tmp/mine.csv --costs=hop=0.1 --format=svg --output=/tmp/a.svg
 
-Two clocks tell the cost: free-running, as papers print it, where each rank starts an action as soon as it can, and
-lockstep, what the executor pays for stepping through one table on all ranks together. With `--semantics` it also tells
-what a pipeline takes that is not flushed and runs with delayed weights, beside one that is flushed, in lockstep.
+Two clocks give the cost. In the free-running clock, which papers use, each rank starts an action as soon as it can. In
+the lockstep clock, which is the executor's, all ranks step through one table together. With `--semantics` the program
+also reports, in lockstep, the cost of a pipeline with delayed weights that is not flushed, beside that of a flushed
+one.
 """
 
 import functools
@@ -99,7 +100,7 @@ def main(argv: list[str]) -> None:
 
 
 def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int = 0) -> dict[str, Windows]:
-    """Of a flush and of the semantics asked for, over so many steps at least; none when none are asked for."""
+    """The windows of sync and the semantics asked for, over at least `num_steps` steps; none without --semantics."""
     names = dict.fromkeys(["sync", _SEMANTICS.value]) if _SEMANTICS.value else {}
     size = schedule.num_microbatches
     longer = None if _NAME.value.startswith("file:") else lambda number: make(num_microbatches=number)
@@ -117,7 +118,7 @@ def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int =
 def _draw(
     shown: dict[str, Timeline], windows: dict[str, Windows], steps: int, costs: Costs, output: pathlib.Path
 ) -> None:
-    """The clocks below each other, or, of several semantics, the lockstep clock over several batches."""
+    """Draws the clocks one below the other or, with --semantics, the lockstep clock over several batches."""
     from fiddlex.simulate.plots import draw, save  # matplotlib is an extra, and slow to import
 
     named = {clock.replace("_", "-"): run for clock, run in shown.items()}
@@ -134,7 +135,7 @@ def _draw(
 
 
 def _not_flushed(name: str, windows: Windows, costs: Costs) -> str:
-    """The grid of a pipeline that is not flushed, and what it takes."""
+    """The grid of a pipeline that is not flushed, and its cost."""
     facts, steps = steady(windows, costs), len(windows.first) + len(windows.cycle)
     lowered = windows.over(steps)
     return (

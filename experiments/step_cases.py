@@ -1,4 +1,4 @@
-"""The layouts and changes of experiments/predicted_steps.py, and what its profile is made of."""
+"""The layouts and changes of experiments/predicted_steps.py, and the steps from which its profile is fitted."""
 
 import dataclasses
 from typing import Any
@@ -7,19 +7,19 @@ from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.planner.fit import Calibration
 
 MICROBATCH_SIZE = 2
-DEVICES = (2, 4)  # for which sharing is measured
-ENTRIES = ("none", "full")  # values of pipeline.recompute that the profile has; the first tells sharing and ticks too
+DEVICES = (2, 4)  # numbers of devices at which sharing is measured
+ENTRIES = ("none", "full")  # pipeline.recompute of the profile's entries; the first also gives sharing and ticks
 
 
 def make_config(
     name: str, mesh: MeshConfig | None = None, pipeline: PipelineConfig | None = None, **changes: Any
 ) -> tuple[str, Config]:
-    """A layout of the study's model, and its name."""
+    """The name of a layout, and the config of the study's model in that layout."""
     mesh, pipeline = mesh or MeshConfig(), pipeline or PipelineConfig(num_microbatches=4)
     model = ModelConfig(num_layers=8, hidden_size=256, num_heads=4, seq_len=128, vocab_size=512)
     config = Config(model=dataclasses.replace(model, **changes), mesh=mesh, pipeline=pipeline)
     config.data.global_batch_size = mesh.data * pipeline.num_microbatches * MICROBATCH_SIZE
-    config.train.num_steps = 10_000  # which no pipeline drains for
+    config.train.num_steps = 10_000  # enough that no pipeline drains during the measurement
     return name, config
 
 
@@ -59,6 +59,6 @@ WHAT_IFS = [  # layout, change
 
 
 def make_calibrations() -> list[Calibration]:
-    """What the profile is made of: one for each of its entries."""
+    """The measurements from which the profile is fitted: one calibration for each of its entries."""
     configs = [make_config("", pipeline=PipelineConfig(num_microbatches=4, recompute=each))[1] for each in ENTRIES]
     return [Calibration.of(config, () if number else DEVICES) for number, config in enumerate(configs)]

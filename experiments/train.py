@@ -1,10 +1,10 @@
-"""Trains the model of a config; resumes by itself from the newest good checkpoint in the workdir.
+"""Trains the model of a config; resumes automatically from the newest good checkpoint in the workdir.
 
     python experiments/train.py --config=configs/gpt_tiny.py --workdir=/tmp/gpt_tiny [--config.mesh.data=4 …]
 
-Any field of the config can be overridden. Ctrl-C, SIGTERM and SIGHUP (the terminal was closed) save and exit with
-status 130, 143 or 129, as a shell tells of signals, so that a script or scheduler does not take the run for finished;
-the same command goes on from there. A run goes on without its log where nobody reads it any more.
+Any field of the config can be overridden. Ctrl-C, SIGTERM and SIGHUP (a closed terminal) save a checkpoint and exit
+with status 130, 143 or 129, as shells report signals, so that a script or scheduler does not take the run for finished;
+the same command resumes the run. A run continues without its log when standard error can no longer be written.
 """
 
 import json
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> None:
     """Trains; prints the sample, or the outcome as JSON."""
     config = _CONFIG.value.validate()
 
-    from fiddlex.train.loop import SAMPLING, train  # jax is imported once the command line is known to be right
+    from fiddlex.train.loop import SAMPLING, train  # jax is imported only after the command line has been checked
 
     outcome = train(config, pathlib.Path(_WORKDIR.value))
     try:
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
         if _FORMAT.value == "json":
             print(json.dumps(outcome.to_dict()))
     finally:
-        if outcome.stopped_by:  # which the status tells even where standard output went with the terminal
+        if outcome.stopped_by:  # the status reports it even when standard output closed with the terminal
             sys.exit(128 + outcome.stopped_by)
 
 

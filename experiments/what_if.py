@@ -1,11 +1,11 @@
-"""Predicts what a step would take if something were different, without trying it. Trains nothing.
+"""Predicts the time of a step if something were different, without trying it. Trains nothing.
 
     python experiments/what_if.py --config=configs/gpt3.py:18.4b --topology=a100_80 --change=bandwidth*2
     python experiments/what_if.py --config=… --profile=here.json --change=num_microbatches=8 --change=recompute=full
 
-Each change is predicted by itself, then all together. A change is a field of the config, in full (`mesh.pipe=4`) or the
-short name of one, or one of those of hardware and optimizer: `bandwidth*2`, `latency*2`, `chip=h200`,
-`fused_optimizer`. With a topology it is also told what a device's memory takes, and whether it has that.
+Each change is predicted by itself, then all changes together. A change sets a field of the config, by its full name
+(`mesh.pipe=4`) or a short name, or changes the hardware or the optimizer: `bandwidth*2`, `latency*2`, `chip=h200`,
+`fused_optimizer`. With a topology the table also shows the memory that a device needs, and whether it fits.
 """
 
 import json
@@ -47,12 +47,12 @@ def main(argv: list[str]) -> None:
 
 
 def facts(outcome: Estimate) -> dict[str, Any]:
-    """For programs."""
+    """The facts of an estimate as a JSON object, for programs."""
     return {"step_time_s": outcome.seconds, **{k: v for k, v in outcome._asdict().items() if k != "seconds"}}
 
 
 def row(name: str, outcome: Estimate, ratio: str = "") -> list[str]:
-    """For people."""
+    """The table row of an estimate, for people."""
     memory = "" if outcome.peak_bytes is None else gib(outcome.peak_bytes)
     fits = {None: "", True: "yes", False: "no"}[outcome.fits]
     return [name, f"{outcome.seconds:.4g}", ratio, f"{outcome.num_devices}", memory, fits]

@@ -1,4 +1,4 @@
-"""The exceptions that fiddlex raises for mistakes a person can mend; binaries print their text without a traceback."""
+"""The exceptions that fiddlex raises for mistakes a person can fix; binaries print their text without a traceback."""
 
 
 class FiddlexError(Exception):
@@ -6,7 +6,7 @@ class FiddlexError(Exception):
 
 
 class ConfigError(FiddlexError, ValueError):
-    """A config field that is unknown, of the wrong type, out of range, or at odds with another field."""
+    """A config field that is unknown, of the wrong type, out of range, or contradicts another field."""
 
 
 class DataError(FiddlexError, ValueError):
@@ -22,10 +22,11 @@ class DeviceError(FiddlexError, RuntimeError):
 
 
 class NonFiniteError(FiddlexError, FloatingPointError):
-    """A loss, gradient or weight that is not finite; training cannot go on.
+    """A loss, gradient or weight that is not finite; training cannot continue.
 
     Attributes:
-      before_update: the weights that the step began with were already to blame.
+      before_update: whether the loss or gradient was not finite even before the update, so that the fault lies in the
+        weights that the step began with.
     """
 
     def __init__(self, message: str, *, before_update: bool = True):

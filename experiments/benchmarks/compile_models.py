@@ -2,8 +2,9 @@
 
     python -m experiments.benchmarks.compile_models [--results=docs/studies/compile.jsonl --limit_s=600]
 
-Each is compiled by `experiments/compile.py` in a process of its own, whose JSON is a line of the results; what is there
-already is not compiled again. The slices were chosen by hand. Every model keeps its published batch.
+`experiments/compile.py` compiles each model in its own process and prints JSON, which becomes a line of the results;
+cases that are already in the results are not compiled again. The slices were chosen by hand. Every model has its
+published batch.
 """
 
 import json
@@ -27,9 +28,9 @@ class CompileCase(NamedTuple):
     """A model on a slice.
 
     Attributes:
-      config: below configs/.
-      topology: to compile for.
-      overrides: of config fields.
+      config: path of the config file below configs/, with its argument.
+      topology: the topology to compile for.
+      overrides: values of config fields, by path.
     """
 
     config: str
@@ -84,7 +85,7 @@ COLUMNS = {
 
 
 def main(argv: list[str]) -> None:
-    """Compiles what is missing and prints the table."""
+    """Compiles the missing cases and prints the table."""
     path = pathlib.Path(_RESULTS.value)
     lines = read_results(path, ["config", "topology"])
     known = {(record["config"], record["topology"]): record for record in lines}
@@ -99,7 +100,7 @@ def main(argv: list[str]) -> None:
 
 
 def measure(case: CompileCase, limit_s: int) -> dict[str, Any]:
-    """What `compile.py` says of a case; without its facts when it takes too long."""
+    """The report of `compile.py` on a case; only the case and the time limit when compiling takes too long."""
     overrides = [f"--config.{name}={value}" for name, value in case.overrides.items()]
     program = [sys.executable, str(_ROOT / "experiments/compile.py"), f"--config={_ROOT}/configs/{case.config}"]
     command = [*program, f"--topology={case.topology}", "--format=json", *overrides]

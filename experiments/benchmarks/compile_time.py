@@ -2,9 +2,9 @@
 
     python -m experiments.benchmarks.compile_time [--microbatches=8,128 --layers=8,96 --repeats=3 …]
 
-Tracing counts from the config to the lowered program: making the schedule, proving it, placing it on ticks and all the
-rest. Times are CPU seconds of this process, all its threads together, which other work on the machine disturbs least:
-medians of rounds in which the sizes take turns, after one to warm up. Before each, jax forgets all that it has traced.
+Tracing is everything from the config to the lowered program, including making, checking and lowering the schedule.
+Times are CPU seconds of all threads of this process, which other load on the machine affects least. They are medians of
+rounds in which the sizes take turns, after one warm-up round. jax's caches are cleared before each measurement.
 """
 
 import copy
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
 
 
 def measure(config: Config) -> tuple[float, float]:
-    """CPU seconds to trace and to compile the train step, from scratch."""
+    """CPU seconds to trace and to compile the train step, with empty caches."""
     import jax
 
     from experiments.benchmarks.programs import make_program

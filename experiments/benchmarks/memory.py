@@ -1,11 +1,11 @@
-"""Prints the temporary memory of a train step as microbatches are added, each as large as before.
+"""Prints the temporary memory of a train step for growing numbers of microbatches of a constant size.
 
     python -m experiments.benchmarks.memory [--microbatches=8,16,32,64,128 --config.model.hidden_size=512 …]
 
-Nothing is run: the bytes are those of XLA's buffer assignment (`memory_analysis`), for one device. A step of fiddlex is
-held against the same layers in a scan over ticks that `jax.grad` turns around (`scan_pipeline`), plain and with
-`jax.checkpoint` around the stage. What grows in fiddlex's is a device's part of the schedule's table, some 100 bytes a
-tick, and a loss for each microbatch.
+No step is run: the bytes are those of XLA's buffer assignment (`memory_analysis`), for one device. A step of fiddlex is
+compared with the same layers in a scan over ticks that `jax.grad` differentiates (`scan_pipeline`), without and with
+`jax.checkpoint` around the stage. In fiddlex's step only two things grow: a device's part of the schedule's table,
+about 100 bytes a tick, and a loss for each microbatch.
 """
 
 import copy
@@ -32,7 +32,7 @@ ROWS = [  # schedule, chunks, recompute
 def main(argv: list[str]) -> None:
     """Prints the table."""
     base, counts = _CONFIG.value, [int(count) for count in _MICROBATCHES.value]
-    # Code that nothing runs need not be fast: this halves the time to compile and leaves the buffers alone.
+    # The code never runs, so it need not be fast: this halves the compile time and does not change the buffers.
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
     from experiments.benchmarks.programs import make_program, temporary_bytes

@@ -1,4 +1,4 @@
-"""Train steps without data or weights, to be lowered and compiled and not run."""
+"""Train steps without data or weights, which are lowered and compiled but not run."""
 
 import copy
 
@@ -10,17 +10,17 @@ from fiddlex.train.step.program import Program
 
 
 def make_program(config: Config) -> Program:
-    """The program of a copy of `config`, on the devices that are there.
+    """The program of a copy of `config`, on this machine's devices.
 
     Raises:
-      ConfigError, DeviceError: as the Trainer does.
+      ConfigError, DeviceError: under the same conditions as the Trainer.
     """
     config = copy.deepcopy(config.validate())
     return Program(config, make_mesh(config.mesh))
 
 
 def temporary_bytes(program: Program, step: jax.stages.Wrapped) -> int:
-    """Bytes of temporaries on one device, of a step that takes what `program` takes; compiles it."""
+    """Compiles `step`, which takes the inputs of `program`, and returns its bytes of temporaries on one device."""
     memory = step.lower(program.abstract_state, program.source.abstract_inputs).compile().memory_analysis()
-    assert memory is not None  # the CPU, CUDA and TPU backends all have it
+    assert memory is not None  # the CPU, CUDA and TPU backends all give it
     return memory.temp_size_in_bytes

@@ -1,9 +1,9 @@
-"""The usual way to write a pipeline in JAX, to hold fiddlex's against: a scan over ticks, differentiated by `jax.grad`.
+"""The usual pipeline in JAX, for comparison with fiddlex's: a scan over ticks, differentiated by `jax.grad`.
 
-Each of m + p − 1 ticks runs the stage of every device, busy or not, and passes its output on by `ppermute`; autodiff
-turns the scan around. The layers, the embedding and the loss are fiddlex's own, and so is the split of the vocabulary
-over `pipe`, so that the two programs differ in the pipeline alone. Kind to this side: the loss is scored tick by tick
-and its logits are computed again in the backward pass, since kept they would be the largest thing in memory.
+Each of the m + p − 1 ticks runs the stage of every device, busy or not, and passes its output on by `ppermute`;
+autodiff reverses the scan. The layers, the embedding, the loss and the split of the vocabulary over `pipe` are
+fiddlex's own, so that the two programs differ only in the pipeline. One choice favours this pipeline: it computes the
+loss tick by tick and recomputes the logits in the backward pass, since saved logits would take the most memory of all.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ Tree = Any
 def make_scan_gradients(
     model: Model, config: Config, mesh: Mesh, layout: WeightLayout, *, checkpoint_stage: bool
 ) -> Callable[[Weights, Batch], tuple[jax.Array, Weights]]:
-    """The mean loss of a batch and its gradients, for a mesh with a `pipe` axis alone and one chunk a rank.
+    """Makes the function that returns the mean loss of a batch and its gradients; the mesh has a `pipe` axis alone.
 
     Args:
-      model: with weights stacked as `layout` says.
-      config: sizes; no dropout.
-      mesh: data = tensor = 1.
-      layout: of a schedule with even stages in the order of the ranks.
-      checkpoint_stage: keep the inputs of stages only (`jax.checkpoint` around the stage).
+      model: the model, with weights stacked as in `layout`; each rank has one chunk.
+      config: the sizes; without dropout.
+      mesh: a mesh with data = tensor = 1.
+      layout: the weight layout of a schedule with even stages in the order of the ranks.
+      checkpoint_stage: whether to save only the inputs of stages (`jax.checkpoint` around the stage).
     """
     context, num_microbatches = Context(sequence_parallel=False), config.pipeline.num_microbatches
     num_ranks = config.mesh.pipe
@@ -87,7 +87,7 @@ def make_scan_gradients(
 
 
 def make_scan_step(program: Program, *, checkpoint_stage: bool) -> jax.stages.Wrapped:
-    """Compiles `(state, batch) -> (state, loss)` for what `program` takes, around `make_scan_gradients`."""
+    """Jits `(state, batch) -> (state, loss)` for the inputs of `program`, with gradients from `make_scan_gradients`."""
     optimizer, shardings = program.optimizer, named(program.mesh, program.specs)
     gradients = make_scan_gradients(
         program.model, program.config, program.mesh, program.layout, checkpoint_stage=checkpoint_stage

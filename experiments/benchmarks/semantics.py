@@ -1,9 +1,10 @@
-"""Measures a pipeline that goes on from batch to batch (2bw) against one that is flushed, in tokens per second.
+"""Compares the tokens per second of a pipeline that is not flushed between batches (2bw) with those of a flushed one.
 
     python -m experiments.benchmarks.semantics [--rounds=5 --steps=8 --microbatches=2 --config.model.num_layers=8 …]
 
-Two devices on two cores with pipe=2, which take turns; medians of rounds. With a flush a step takes m + p − 1 ticks and
-without one m, so that 2bw can be 1.5 times as fast at m = 2; further rows have more microbatches.
+Both sides have pipe=2, two devices on two cores, and take turns; times are medians of rounds. A step takes m + p − 1
+ticks with a flush and m ticks without one, so 2bw can be 1.5 times as fast at m = 2; further rows have more
+microbatches.
 """
 
 import copy
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> None:
     print("|---:|---:|---:|---:|---:|---:|---:|")
     for microbatches in _MICROBATCHES.value:
         flushed = with_microbatches(_CONFIG.value, microbatches, microbatch_size=_MICROBATCH_SIZE.value)
-        flushed.train.num_steps = 2 * steps * (2 + _ROUNDS.value)  # the end, where a pipeline drains, is not measured
+        flushed.train.num_steps = 2 * steps * (2 + _ROUNDS.value)  # excludes the end, where a pipeline drains
         going_on = copy.deepcopy(flushed)
         going_on.pipeline.semantics = "2bw"
         with side(flushed, cores, steps=steps) as sync, side(going_on, cores, steps=steps) as bw:

@@ -1,7 +1,8 @@
-"""Training runs in processes of their own, each bound to its cores, which take turns to be compared.
+"""Training runs to be compared: each runs in its own process on its own cores, and they take turns.
 
-A process waits for a line of input while another works, so that what else the machine does falls on all of them. It is
-bound before jax starts, which then makes as many threads as it has cores. Run as a program, this is one of them:
+A process waits for a line of input while another one works, so that other load on the machine affects all of them. It
+is bound to its cores before jax starts, so that jax starts as many threads as the process has cores. Run as a program,
+this module is one such process:
 
     python -m experiments.benchmarks.sides CONFIG.JSON STEPS
 """
@@ -19,14 +20,14 @@ from fiddlex.config import Config
 from fiddlex.errors import FiddlexError
 
 Side = subprocess.Popen[str]
-Times = list[float]  # of a step: seconds, and CPU seconds of all threads
+Times = list[float]  # seconds of a step, and its CPU seconds over all threads
 
 
 def two_cores(chosen: Sequence[str]) -> list[int]:
-    """The cores asked for, or the first two that this process may use.
+    """The cores that the user chose, or the first two that this process may use.
 
     Raises:
-      FiddlexError: when there are not two.
+      FiddlexError: when there are not exactly two.
     """
     cores = [int(core) for core in chosen] or sorted(os.sched_getaffinity(0))[:2]
     if len(cores) != 2:
@@ -36,7 +37,7 @@ def two_cores(chosen: Sequence[str]) -> list[int]:
 
 @contextlib.contextmanager
 def side(config: Config, cores: list[int], *, steps: int) -> Iterator[Side]:
-    """A process that trains `steps` steps of a config in each of its turns."""
+    """A process that trains a config for `steps` steps in each of its turns."""
     with subprocess.Popen(
         [sys.executable, "-m", "experiments.benchmarks.sides", config.to_json(), str(steps)],
         stdin=subprocess.PIPE,
@@ -48,7 +49,7 @@ def side(config: Config, cores: list[int], *, steps: int) -> Iterator[Side]:
 
 
 def turn(*sides: Side) -> list[float]:
-    """Seconds and CPU seconds of a step, means over a turn of one side, or of several at once and over them.
+    """Mean seconds and CPU seconds of a step over a turn of one side, or over simultaneous turns of several sides.
 
     Raises:
       FiddlexError: when a process has ended.
@@ -68,18 +69,18 @@ def turn(*sides: Side) -> list[float]:
 
 
 def medians(turns: Sequence[Callable[[], Times]], *, rounds: int) -> list[Times]:
-    """The medians of each kind of turn over rounds in which all have one, after a round to warm up."""
+    """The medians of each kind of turn over rounds with one turn of each kind, after a warm-up round."""
     measured = [[take() for take in turns] for _ in range(1 + rounds)][1:]
     return [[statistics.median(values) for values in zip(*times, strict=True)] for times in zip(*measured, strict=True)]
 
 
 def work(config: Config, steps: int) -> None:
-    """Trains a turn for each line of input and answers with a step's seconds and CPU seconds."""
+    """Trains one turn for each line of input and prints a step's seconds and CPU seconds."""
     import jax
 
     from fiddlex.train.trainer import Trainer
 
-    jax.config.update("jax_platforms", "cpu")  # no other is measured, and libtpu would complain that it finds no TPU
+    jax.config.update("jax_platforms", "cpu")  # only the CPU is measured, and libtpu would warn that it finds no TPU
     trainer = Trainer(config)
     trainer.compile()
     jax.block_until_ready(trainer.state)

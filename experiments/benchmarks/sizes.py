@@ -1,4 +1,4 @@
-"""The model of the benchmarks, and its batch."""
+"""The model of the benchmarks, and their batch."""
 
 import copy
 
@@ -6,7 +6,7 @@ from fiddlex.config import Config
 
 
 def base_config(*, pipe: int = 4) -> Config:
-    """A model whose activations outweigh its gradients on each of four stages, and its products all else in time."""
+    """A model whose activations outweigh its gradients on each of four stages; matrix products dominate its time."""
     config = Config()
     config.model.num_layers, config.model.hidden_size, config.model.num_heads = 8, 256, 4
     config.model.seq_len, config.model.vocab_size = 256, 1024
@@ -15,7 +15,7 @@ def base_config(*, pipe: int = 4) -> Config:
 
 
 def with_microbatches(config: Config, num_microbatches: int, *, microbatch_size: int = 1) -> Config:
-    """The config with a batch of so many microbatches, each of `microbatch_size` examples on each replica."""
+    """A copy of the config with `num_microbatches` microbatches of `microbatch_size` examples on each replica."""
     config = copy.deepcopy(config)
     config.pipeline.num_microbatches = num_microbatches
     config.data.global_batch_size = config.mesh.data * num_microbatches * microbatch_size

@@ -1,13 +1,13 @@
-"""Measures a pipeline of two devices on two cores against one device on one core, in tokens per second.
+"""Compares the tokens per second of a pipeline of two devices on two cores with those of one device on one core.
 
     python -m experiments.benchmarks.throughput [--rounds=5 --steps=4 --microbatches=8 --config.model.num_layers=8 …]
 
-Each side trains the same model on the same global batch in a process of its own, bound to its cores before jax starts,
-which then makes as many threads as it has cores. The sides take turns, the one waiting for a line of input while the
-other works, so that what else the machine does falls on both; medians of rounds. The third row is one device on each
-core at once, apart: what the machine itself leaves of twice the speed. Of that the pipeline can have m/(m + 1), the
-rest being its bubble. CPU seconds, of all threads of a process together, tell what the pipeline adds in work, also
-where other work on the machine spoils the times.
+Each side trains the same model on the same global batch in its own process, which is bound to its cores before jax
+starts, so that jax starts as many threads as the process has cores. The sides take turns: one waits for a line of input
+while the other works, so that other load on the machine affects both. Times are medians of rounds. The third row runs
+one device on each core at the same time, independently; it shows how much of twice the speed the machine itself allows.
+The pipeline can reach m/(m + 1) of that; the rest is its bubble. CPU seconds, summed over all threads of a process,
+show the work that the pipeline adds, even when other load on the machine distorts the times.
 """
 
 import copy

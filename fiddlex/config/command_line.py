@@ -1,8 +1,8 @@
 """The command line of the binaries in `experiments/`: `--config=file.py` and `--config.section.field=value`.
 
-`ml_collections.config_flags` does the parsing, so that its syntax holds as it stands: `--config=file.py:argument`,
-`--config.mesh.pipe 4`, `--noconfig.mesh.sequence_parallel`. Overrides may also stand before `--config`. Invariant: a
-mistake in the command line, in a config file or in what a program was given ends it with a message of a line or two and
+`ml_collections.config_flags` parses it, so all of that library's syntax is valid: `--config=file.py:argument`,
+`--config.mesh.pipe 4`, `--noconfig.mesh.sequence_parallel`. Overrides may also precede `--config`. Invariant: a mistake
+in the command line, in a config file or in the program's input ends the program with a message of one or two lines and
 no traceback; a traceback is a bug of fiddlex.
 """
 
@@ -37,12 +37,12 @@ from fiddlex.config.records import from_mapping
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
 
 USAGE_STATUS = 2  # the command line or the config is wrong
-FAILURE_STATUS = 1  # anything else that a FiddlexError tells of
-INTERRUPTED_STATUS = 130  # Ctrl-C, as shells have it
+FAILURE_STATUS = 1  # any other FiddlexError
+INTERRUPTED_STATUS = 130  # Ctrl-C, the status that shells report
 
 _CONFIG_FILE = re.compile(r"--?config(=|$)")
 _OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
-_LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE)  # the latter of an INTERNAL error
+_LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE)  # the second is in INTERNAL errors
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
 
@@ -51,7 +51,7 @@ def define_config() -> flags.FlagHolder[Config]:
     """Defines the required `--config=file.py`, with overrides; for programs that start from a config file.
 
     Returns:
-      The flag. Its value is the file's config under the command line's overrides, not yet validated.
+      The flag. Its value is the file's config with the command line's overrides applied, not yet validated.
     """
     holder = _define("config file, file.py or file.py:argument; --config.section.field=value overrides it", load_config)
     flags.mark_flag_as_required(holder)
@@ -59,7 +59,7 @@ def define_config() -> flags.FlagHolder[Config]:
 
 
 def define_overrides() -> None:
-    """Defines `--config.section.field=value` alone; for programs whose config is a workdir's (`apply_overrides`)."""
+    """Defines `--config.section.field=value` alone; for programs that read a workdir's config (`apply_overrides`)."""
     text = "only as --config.section.field=value, which overrides the config of the workdir"
     _define(text, functools.partial(_refuse_file, "takes its config from the workdir"))
 
@@ -68,10 +68,10 @@ def define_changes(config: Config) -> flags.FlagHolder[Config]:
     """Defines `--config.section.field=value` alone; for programs with a config of their own.
 
     Args:
-      config: of the program; `--help` tells its values.
+      config: the program's own config; `--help` shows its values.
 
     Returns:
-      The flag. Its value is a copy of `config` under the command line's overrides, not yet validated.
+      The flag. Its value is a copy of `config` with the command line's overrides applied, not yet validated.
     """
     text = "only as --config.section.field=value, which changes the program's own config"
     return _define(text, functools.partial(_refuse_file, "has a config of its own"), config)
@@ -87,20 +87,20 @@ def define_workdir(help_text: str) -> flags.FlagHolder[str]:
 
 
 def apply_overrides(config: Config) -> Config:
-    """A copy of `config` under the command line's overrides, not yet validated; see `define_overrides`."""
+    """A copy of `config` with the command line's overrides applied, not yet validated; see `define_overrides`."""
     return replaced(config, config_flags.get_override_values(flags.FLAGS["config"]))
 
 
 def run(main: Callable[[list[str]], None]) -> NoReturn:
-    """Parses the flags, calls `main` and exits, as `absl.app.run`, with messages instead of tracebacks.
+    """Parses the flags, calls `main` and exits like `absl.app.run`, but prints messages instead of tracebacks.
 
-    The exit status is `USAGE_STATUS` for flags that cannot be parsed and for a ConfigError or ScheduleError wherever it
-    is raised, and `FAILURE_STATUS` for any other FiddlexError that `main` raises, or when standard output cannot be
-    written. That standard error cannot be written changes nothing. Positional arguments are refused: absl would end the
-    flags at the first of them without a word.
+    The exit status is `USAGE_STATUS` for flags that cannot be parsed and for every ConfigError or ScheduleError. It is
+    `FAILURE_STATUS` for any other FiddlexError that `main` raises, and when standard output cannot be written. A
+    standard error that cannot be written changes nothing. Positional arguments are an error: absl would silently ignore
+    all flags after the first of them.
 
     Args:
-      main: takes the program's name in a list, as absl's.
+      main: takes a list that holds the program's name, as with absl.
     """
 
     def call(argv: list[str]) -> None:
@@ -108,7 +108,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             main(argv)
         except Exception as error:
             if type(error).__name__ == "JaxRuntimeError" and _LACK_OF_MEMORY.search(str(error)):
-                # Threads of the backend may hang now, so leave without waiting for them.
+                # Threads of the backend may hang now, so exit without waiting for them.
                 advice = _memory_advice(flags.FLAGS["config"].value, sys.modules["jax"].default_backend())
                 sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {advice}\n{str(error).splitlines()[0]}\n")
                 sys.stderr.flush()
@@ -122,17 +122,17 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             sys.stdout.flush()
         except FiddlexError as error:
             _exit(str(error), USAGE_STATUS if isinstance(error, ConfigError | ScheduleError) else FAILURE_STATUS)
-        except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        except BrokenPipeError:  # the reader of our output, such as `head`, has exited
             _leave_output()
             sys.exit(FAILURE_STATUS)
-        except OSError as error:  # a full disk, a file that cannot be read: nothing that a traceback would explain
+        except OSError as error:  # a full disk, an unreadable file: a traceback would explain nothing
             _exit(str(error), FAILURE_STATUS)
         except KeyboardInterrupt:
             _exit("interrupted.", INTERRUPTED_STATUS)
         finally:
             try:
                 sys.stdout.flush()
-            except OSError:  # told already, or less than the status of a program that was stopped
+            except OSError:  # reported already, or less important than the status of a program that was stopped
                 _leave_output()
 
     signal.signal(signal.SIGINT, _interrupt)
@@ -140,9 +140,9 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C: raises KeyboardInterrupt, a moment later where Python would pass over it.
+    """Handles Ctrl-C: raises KeyboardInterrupt, or tries again a moment later where Python would ignore it.
 
-    It does so in callbacks of the garbage collector; jax has one, which runs often while jax is imported.
+    Python ignores it in callbacks of the garbage collector; jax has one, which runs often while jax is imported.
     """
     callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:
@@ -157,14 +157,14 @@ def load_config(spec: str) -> Config:
     """Runs the config file of `--config`.
 
     Args:
-      spec: `file.py`, or `file.py:argument` where its `get_config` takes one (a string).
+      spec: `file.py`, or `file.py:argument` where the file's `get_config` takes an argument (a string).
 
     Returns:
       A copy of what `get_config` returned.
 
     Raises:
-      ConfigError: when the file is missing, fails or ends the program (with the line at fault), or does not give a
-        `Config`. What the file itself raises as a FiddlexError is left as it is.
+      ConfigError: when the file is missing, fails or ends the program (the message names the line), or does not return
+        a `Config`. A FiddlexError that the file itself raises is passed on unchanged.
     """
     path, colon, argument = spec.partition(":")
     if not os.path.isfile(path):
@@ -174,13 +174,13 @@ def load_config(spec: str) -> Config:
         if not callable(get_config):
             raise ConfigError(f"{path} has no function get_config(); --config needs one that returns a Config.")
         config = get_config(argument) if colon else get_config()
-        if type(config) is Config:  # as it will be read again, whatever the file did to its parts
+        if type(config) is Config:  # validates the types again, whatever the file did to the sections
             return from_mapping(Config, dataclasses.asdict(config), "config.")
     except FiddlexError as error:
         frames = traceback.extract_tb(error.__traceback__)
         if not isinstance(error, ConfigError) or frames[-1].filename in (path, __file__):
             raise
-        raise ConfigError(f"{_place(path, error)}: {error}") from error  # raised by the config that the file fills
+        raise ConfigError(f"{_place(path, error)}: {error}") from error  # raised where the file sets a field
     except SyntaxError as error:
         place = f"{error.filename}, line {error.lineno}" if error.filename else _place(path, error)
         raise ConfigError(f"{place}: {error.msg}.") from error
@@ -198,13 +198,13 @@ def load_config(spec: str) -> Config:
 
 
 def _place(path: str, error: BaseException) -> str:
-    """The config file, with the last of its lines that was running when `error` was raised."""
+    """The config file, with its last line that was running when `error` was raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     return f"{path}, line {lines[-1]}" if lines else path
 
 
 def _memory_advice(config: Config | None, platform: str) -> str:
-    """What may still be done about a lack of memory on `platform`; without a `config`, the program does not train."""
+    """What the user can do about a lack of memory on `platform`; without a `config`, the program does not train."""
     fake = platform == "cpu"
     if config is None:
         remedies = ["end other programs that use it", "lower data.global_batch_size (for an evaluation)"]
@@ -217,8 +217,8 @@ def _memory_advice(config: Config | None, platform: str) -> str:
 def _define(
     help_text: str, parse_file: Callable[[str], Config], default: Config | None = None
 ) -> flags.FlagHolder[Config]:
-    # config_flags fails with a KeyError, some of the time while the binary is still being imported, on an override that
-    # names no field. Those that it is not shown reach absl as unknown flags, which `_explain` knows how to report.
+    # On an override that names no field, config_flags fails with a KeyError, sometimes while the binary is still being
+    # imported. We hide such overrides from it; they reach absl as unknown flags, which `_explain` reports.
     try:
         arguments = _file_first(sys.argv)
     except flags.Error as error:  # a --flagfile that cannot be read
@@ -227,17 +227,17 @@ def _define(
     holder = config_flags.DEFINE_config_dataclass(
         "config", default or Config(), help_text, sys_argv=shown, parse_fn=parse_file
     )
-    # The Config told config_flags the types of the fields; a run without a config file must not train that one.
+    # The default Config gave config_flags the types of the fields; a run without a config file must not train it.
     if default is None:
         flags.set_default(holder, None)
     return holder
 
 
 def _file_first(argv: list[str]) -> list[str]:
-    """`argv` with its flag files read, and the last `--config` ahead of all overrides, as config_flags wants it.
+    """`argv` with its flag files expanded, and the last `--config` before all overrides, as config_flags requires.
 
     Raises:
-      flags.Error: when a flag file cannot be read, or holds a NUL character.
+      flags.Error: when a flag file cannot be read, or contains a NUL character.
     """
     try:
         program, *arguments = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
@@ -266,7 +266,7 @@ def _refuse_file(home: str, spec: str) -> NoReturn:
 
 
 def _unknown_field(argument: str) -> str | None:
-    """What is wrong with the field that an override argument names; None when nothing is, or it is no override."""
+    """What is wrong with the field that an override names; None when nothing is, or `argument` is no override."""
     override = _OVERRIDE.match(argument)
     if not override:
         return None
@@ -283,12 +283,12 @@ def _unknown_field(argument: str) -> str | None:
 
 
 def _leave_output() -> None:
-    """Has what is printed from now on go nowhere."""
+    """Redirects standard output to the null device."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _HelpFlag(flags.BooleanFlag):
-    """`--help` and `-h` in place of absl's, which knows nothing of configs and exits with status 1."""
+    """`--help` and `-h` in place of absl's, which does not show configs and exits with status 1."""
 
     def __init__(self) -> None:
         super().__init__("help", False, "show this help", short_name="h", allow_override=True)
@@ -306,7 +306,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
     flags.DEFINE_flag(_HelpFlag())
     try:
         remaining = flags.FLAGS(_file_first(argv))
-    except (flags.Error, ValueError) as error:  # absl has a bare ValueError for --noflag=value
+    except (flags.Error, ValueError) as error:  # absl raises a bare ValueError for --noflag=value
         _exit(_explain(error), USAGE_STATUS)
     except KeyboardInterrupt:  # while a config file runs
         _exit("interrupted.", INTERRUPTED_STATUS)
@@ -316,12 +316,12 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _explain(error: Exception) -> str:
-    """The message of `error`, or a plainer one where absl knows less than we do."""
+    """The message of `error`, or a clearer one where fiddlex knows more than absl."""
     if isinstance(error.__context__, ConfigError):  # raised by load_config and wrapped by absl
         return str(error.__context__)
     if isinstance(error, flags.UnrecognizedFlagError):
         return _unknown_field(error.flagname) or str(error)
-    if error.__context__ is None:  # of a flag's validator, not of a value that cannot be parsed
+    if error.__context__ is None:  # a flag's validator failed, not the parsing of a value
         return _missing_flag() or str(error)
     return _wrong_value() or str(error)
 
@@ -342,7 +342,7 @@ def _wrong_value() -> str | None:
 
 
 def _missing_flag() -> str | None:
-    """What to say of the first flag that must have a value and has none."""
+    """The message for the first required flag that has no value."""
     for name in flags.FLAGS:
         flag = flags.FLAGS[name]
         for validator in flag.validators:

@@ -1,8 +1,8 @@
 """The typed configuration of a run: what is trained, on which mesh, on what data.
 
-A config file in `configs/` is a plain function that returns a `Config`; the binaries lay `--config.section.field=value`
-over it (`fiddlex.config.command_line`). The type of a field is checked whenever the field is set
-(`fiddlex.config.records.Checked`). Values that follow from several fields (`Config.replica_batch_size` and the like)
+A config file in `configs/` has a plain function that returns a `Config`; the binaries apply
+`--config.section.field=value` to it (`fiddlex.config.command_line`). The type of a field is checked whenever the field
+is set (`fiddlex.config.records.Checked`). Values that follow from several fields, such as `Config.replica_batch_size`,
 are computed here and nowhere else.
 """
 
@@ -22,7 +22,7 @@ from fiddlex.config.sections import (
 )
 from fiddlex.errors import ConfigError
 
-LABELLED = ("classification", "multiple_choice")  # objectives whose data is a task: texts with labels
+LABELLED = ("classification", "multiple_choice")  # objectives whose data are texts with labels
 _LABELLED_HINT = (
     " Labelled texts are for a run with model.objective=classification or multiple_choice, which may start from this "
     "one (train.init_from)."
@@ -31,7 +31,7 @@ _LABELLED_HINT = (
 
 @dataclasses.dataclass
 class Config(Checked, prefix="config."):
-    """Everything that defines a run; it gives the same weights, up to rounding, on every layout."""
+    """Everything that defines a run; one config gives the same weights, up to rounding, on every layout."""
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
@@ -70,10 +70,10 @@ class Config(Checked, prefix="config."):
         """Checks every section and the rules between them.
 
         Returns:
-          The config itself, so that calls chain.
+          The config itself, so that calls can be chained.
 
         Raises:
-          ConfigError: with the values, the rule and the remedy.
+          ConfigError: when a rule is broken; the message gives the values, the rule and the remedy.
         """
         for section in dataclasses.fields(self):
             getattr(self, section.name).validate()
@@ -94,7 +94,7 @@ class Config(Checked, prefix="config."):
             "the MLP is cut into equal columns over the tensor axis",
         )
         stages = mesh.pipe * self.pipeline.num_chunks
-        if model.num_layers < stages and not self.pipeline.schedule.startswith("file:"):  # whose stages the file tells
+        if model.num_layers < stages and not self.pipeline.schedule.startswith("file:"):  # else the file says
             raise ConfigError(
                 f"model.num_layers={model.num_layers} is less than the {stages} stages of mesh.pipe={mesh.pipe} × "
                 f"pipeline.num_chunks={self.pipeline.num_chunks}: each stage needs a layer. Lower either of them, or "
@@ -125,7 +125,7 @@ class Config(Checked, prefix="config."):
         return self
 
     def _validate_task(self) -> None:
-        """The rules between what the model is to do and its data."""
+        """Checks the rules between the model's objective and its data."""
         task, data = self.model.task, self.data
         labelled = task in LABELLED
         kinds = ("tsv", "jsonl") if labelled else ("stdlib", "text", "tokens")
@@ -167,7 +167,7 @@ class Config(Checked, prefix="config."):
             )
 
     def to_json(self) -> str:
-        """The resolved config as indented JSON, the form in which a workdir keeps it."""
+        """The resolved config as indented JSON, as it is saved in a workdir."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
@@ -179,13 +179,13 @@ class Config(Checked, prefix="config."):
         """
         try:
             values = json.loads(text)
-        except (ValueError, RecursionError) as error:  # JSONDecodeError, or that of an integer of too many digits
+        except (ValueError, RecursionError) as error:  # JSONDecodeError, or an integer with too many digits
             raise ConfigError(f"not JSON: {error}") from error
         return from_mapping(cls, values, "config.")
 
 
 def check_field(path: str) -> None:
-    """Raises ConfigError when dotted `path` (`mesh.pipe`) names no field of a `Config`, with the nearest name."""
+    """Raises ConfigError, with the nearest name, when the dotted `path` (`mesh.pipe`) names no field of a `Config`."""
     holder: Any = Config
     seen: list[str] = []
     for part in path.split("."):

@@ -1,7 +1,7 @@
-"""The families of models by name: what each can be trained to do, and where its description and its computation are.
+"""The families of models by name: their objectives, and where their descriptions and their models are defined.
 
-A family of your own is one more entry of `FAMILIES` (docs/models.md). Configs are checked against this table, so it
-imports no models: it names what is imported when it is first asked for (`fiddlex.models.registry`).
+To add a family of your own, add an entry to `FAMILIES` (docs/models.md). Configs are checked against this table, so it
+imports no models: it holds names, which `fiddlex.models.registry` imports on first use.
 """
 
 import dataclasses
@@ -16,16 +16,16 @@ OBJECTIVES = ("lm", "mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_cho
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One family.
+    """One family of models.
 
     Attributes:
-      objectives: what it can be trained to do (`fiddlex.models.task_sizes`); the first is the default of
-        `model.objective`.
-      network: a function of a config that describes its network (`fiddlex.models.spec.Network`), or the name of one, as
-        in `fiddlex.models.families:gpt`.
-      model: a function of a config that makes what computes the network (`fiddlex.models.model.Model`), or the name of
-        one.
-      post_norm: whether its norms may stand after the residual sums (`model.post_norm`).
+      objectives: what models of the family can be trained to do (`fiddlex.models.task_sizes`); the first is the default
+        of `model.objective`.
+      network: a function from a config to the description of its network (`fiddlex.models.spec.Network`), or the name
+        of such a function, as in `fiddlex.models.families:gpt`.
+      model: a function from a config to the model that computes the network (`fiddlex.models.model.Model`), or the name
+        of such a function.
+      post_norm: whether the family allows norms after the residual sums (`model.post_norm`).
     """
 
     objectives: tuple[str, ...]
@@ -34,7 +34,7 @@ class Family:
     post_norm: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ConfigError when `objectives` are not some of `OBJECTIVES`."""
+        """Raises ConfigError when `objectives` is empty or not a tuple of names in `OBJECTIVES`."""
         known = isinstance(self.objectives, tuple) and set(self.objectives) <= set(OBJECTIVES)
         if not (known and self.objectives):
             raise ConfigError(
@@ -55,10 +55,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def family(name: str) -> Family:
-    """The family of a name.
+    """The family with this name.
 
     Raises:
-      ConfigError: when there is none, or its entry is no `Family`.
+      ConfigError: when there is no such family, or its entry is not a `Family`.
     """
     if name not in FAMILIES:
         raise ConfigError(

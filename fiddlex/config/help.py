@@ -1,4 +1,4 @@
-"""What `--help` of the binaries shows: the program's docstring, its flags, and every field of the config it takes."""
+"""What `--help` of the binaries shows: the program's docstring, its flags, and every field of its config."""
 
 import dataclasses
 import sys
@@ -12,7 +12,7 @@ _WIDTH = 120
 
 
 def help_text() -> str:
-    """The help of the running program; its flags must be defined."""
+    """The help of the running program, whose flags must already be defined."""
     own_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
     lines = [
         (sys.modules["__main__"].__doc__ or "").strip(),
@@ -28,7 +28,7 @@ def help_text() -> str:
 
 
 def _describe(flag: flags.Flag) -> str:
-    text = " ".join(flag.help.split())  # absl breaks some lines
+    text = " ".join(flag.help.split())  # absl inserts line breaks into some texts
     if any("other than None" in validator.message for validator in flag.validators):  # mark_flag_as_required's
         return f"required: {text}"
     if flag.name == "config" or flag.default in (None, []):

@@ -1,4 +1,4 @@
-"""What the binaries show of the log, on standard error, and what becomes of it when nobody can read it any more."""
+"""The log that the binaries show on standard error, and how they continue when standard error cannot be written."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ from absl import logging as absl_logging
 
 
 class _LossyText(io.TextIOWrapper):
-    """A stream that drops what cannot be written: its reader is gone, its terminal closed, or its disk full."""
+    """A stream that drops text it cannot write, because its reader exited, its terminal closed or its disk is full."""
 
     def write(self, text: str, /) -> int:
         with contextlib.suppress(OSError):
@@ -25,14 +25,14 @@ class _LossyText(io.TextIOWrapper):
 
 
 class _ClosedOutput(io.TextIOBase):
-    """Standard output of a program that was started without one: what is written there would be lost."""
+    """Standard output of a program that was started with it closed: writing raises, since the text would be lost."""
 
     def write(self, text: str, /) -> int:
         raise OSError("standard output is closed, so the result cannot be printed. Redirect it to a file.")
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes to whatever `sys.stderr` is at the moment: a progress bar stands in for it while it is shown."""
+    """Writes to the current `sys.stderr`, which a progress bar replaces while it is shown."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -43,10 +43,10 @@ class _StderrHandler(logging.StreamHandler):
 
 
 def show_log() -> None:
-    """Shows fiddlex's own messages as plain lines, and of other libraries warnings and errors (or by --verbosity).
+    """Shows fiddlex's messages as plain lines, and warnings and errors of other libraries (--verbosity changes that).
 
-    From then on a write to standard error never fails: a program goes on without its log. A write to standard output
-    fails where the program was started with that closed.
+    After this call a write to standard error never fails, so a program continues without its log. A write to standard
+    output fails when the program was started with standard output closed.
     """
     _keep_streams()
     log = logging.getLogger("fiddlex")
@@ -55,7 +55,7 @@ def show_log() -> None:
     log.propagate = False
     if not flags.FLAGS["verbosity"].present:
         absl_logging.set_verbosity(absl_logging.WARNING)
-    # What orbax and tensorstore leave behind when a write fails; the failure itself is raised and told once.
+    # Drops what orbax and tensorstore log after a failed write; the failure itself is raised and reported once.
     absl_logging.get_absl_logger().addFilter(lambda record: not record.exc_info)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _print_unraisable
@@ -63,7 +63,7 @@ def show_log() -> None:
 
 def _keep_streams() -> None:
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed; what is opened next would be taken for it
+        if getattr(sys, name) is None:  # closed; the next file opened would get its descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)
             setattr(sys, name, _ClosedOutput() if name == "stdout" else os.fdopen(nowhere, "w", closefd=False))
     if sys.__stderr__ is not None and sys.stderr is sys.__stderr__:
@@ -74,6 +74,6 @@ def _keep_streams() -> None:
 
 
 def _print_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
-    """As Python does, but for what tensorstore prints of every write that ends after the one that failed."""
+    """Prints as Python does, except what tensorstore raises for each write that ends after a failed write."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)

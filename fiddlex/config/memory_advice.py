@@ -1,14 +1,14 @@
-"""What a person may still do about a lack of memory, given what the config already does."""
+"""What the user can do about a lack of memory, given the config."""
 
 from fiddlex.config import Config
 
 
 def memory_remedies(config: Config, *, fake: bool) -> list[str]:
-    """Changes of a config under which its train step takes less memory on each device.
+    """Changes to a config that reduce the memory of its train step on each device.
 
     Args:
-      config: of the run.
-      fake: whether the devices are a CPU's, which share one memory, so that spreading things over them helps nothing.
+      config: the run's config.
+      fake: whether the devices are fake devices of a CPU. They share one memory, so sharding over them saves none.
     """
     most = config.replica_batch_size
     useful = {

@@ -1,6 +1,6 @@
-"""Fields of a config by their paths, as in `mesh.pipe`: set to values, or to what a text such as `mesh.pipe=4` says.
+"""Sets fields of a config by their paths, such as `mesh.pipe`, to given values or from texts such as `mesh.pipe=4`.
 
-What-if questions and lists of cases are written so. The texts of the command line, `--config.mesh.pipe=4`, are parsed
+What-if questions and lists of cases use these texts. The texts of the command line, `--config.mesh.pipe=4`, are parsed
 by ml_collections (`fiddlex.config.command_line`).
 """
 
@@ -19,8 +19,8 @@ def replaced(config: Config, values: Mapping[str, Any]) -> Config:
     """A copy of a config with some fields set, not yet validated.
 
     Args:
-      config: left as it is.
-      values: of each field that is set, by its path.
+      config: the config to copy; it is not changed.
+      values: the new value of each field to set, by the field's path.
 
     Raises:
       ConfigError: when there is no such field, or a value is not of the field's type.
@@ -34,11 +34,11 @@ def replaced(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def override(config: Config, *assignments: str) -> Config:
-    """A copy of a config with some fields set to what texts say, not yet validated.
+    """A copy of a config with some fields set to the values in texts, not yet validated.
 
     Args:
-      config: left as it is.
-      assignments: each `section.field=value`, the value in the field's type; `true` or `false` for a bool.
+      config: the config to copy; it is not changed.
+      assignments: texts `section.field=value`, each value in the field's type; `true` or `false` for a bool.
 
     Raises:
       ConfigError: when a text has another form, names no field, or gives a value of another type.
@@ -55,14 +55,14 @@ def override(config: Config, *assignments: str) -> Config:
 
 
 def is_field(path: str) -> bool:
-    """Whether a section of a config has a field of this path."""
+    """Whether a section of a config has a field with this path."""
     section, _, name = path.partition(".")
     holder = {field.name: field.type for field in dataclasses.fields(Config)}.get(section)
     return holder is not None and name in {field.name for field in dataclasses.fields(holder)}  # type: ignore[arg-type]
 
 
 def _read(path: str, present: Any, text: str) -> Any:
-    """The value of a text in the type that the field has."""
+    """The value that `text` gives, in the type of `present`, the field's present value."""
     if isinstance(present, bool):
         if text.lower() not in _BOOLS:
             raise ConfigError(f"{path}={text}: write true or false.")

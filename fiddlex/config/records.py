@@ -1,9 +1,9 @@
-"""Typed dataclasses whose fields have the declared type: read from plain mappings, or checked whenever they are set.
+"""Dataclasses whose fields have their declared types, read from plain mappings or checked at every assignment.
 
-`from_mapping` reads what JSON and TOML give. It checks every field against its declared type: a dataclass, `float`
-(which takes integers too), any other plain type, `tuple[X, ...]`, `Mapping[str, X]`, or one of these `| None`. Fields
-with a default may be left out. `Checked` is the base of dataclasses that Python code fills, such as configs: it holds
-every assignment against the same types. A message names the field in full, its value and the type it must have.
+`from_mapping` reads what JSON and TOML parsers return. It checks every field against its declared type: a dataclass,
+`float` (which also takes integers), any other plain type, `tuple[X, ...]`, `Mapping[str, X]`, or one of these `| None`.
+Fields with a default may be left out. `Checked` is the base of dataclasses that Python code fills, such as configs: it
+checks every assignment against the same types. A message gives the field's full name, its value and the required type.
 """
 
 import dataclasses
@@ -20,17 +20,17 @@ from fiddlex.config import rules
 from fiddlex.errors import ConfigError
 
 _REMEDIES = {datetime.date: ", written as 2026-11-22 without quotes"}
-_INTEGER_BITS = 63  # of JSON readers and of numpy; Python itself cannot print integers of more than 4300 digits
+_INTEGER_BITS = 63  # the limit of JSON readers and numpy; Python itself cannot print integers of more than 4300 digits
 _REPR = reprlib.Repr()
-_REPR.maxstring, _REPR.maxother = 200, 60  # a whole path, but not a whole file or section
+_REPR.maxstring, _REPR.maxother = 200, 60  # shows a whole path, but not a whole file or section
 
 
 class Checked:
     """Base of dataclasses that check a field's type whenever it is set, by the constructor or by an assignment.
 
-    A section's class is declared as `class MeshConfig(Checked, prefix="config.mesh.")`; the prefix precedes field names
-    in messages. A field whose type is a dataclass takes an instance of exactly that class. An integer given for a float
-    becomes a float. Copies and pickles are made as of any dataclass.
+    A section's class is declared as `class MeshConfig(Checked, prefix="config.mesh.")`; messages put the prefix before
+    field names. A field whose type is a dataclass takes an instance of exactly that class. An integer given for a float
+    becomes a float. Copying and pickling work as for any dataclass.
 
     Raises:
       ConfigError: for a value of the wrong type, for a name that is no field, and for deleting a field.
@@ -43,7 +43,7 @@ class Checked:
         if prefix is not None:
             cls._prefix = prefix
 
-    if not typing.TYPE_CHECKING:  # or mypy would allow names that are no fields
+    if not typing.TYPE_CHECKING:  # with this in view, mypy would allow names that are no fields
 
         def __setattr__(self, name: str, value: Any) -> None:
             kinds = _kinds(type(self))
@@ -56,13 +56,13 @@ class Checked:
 
 
 def from_mapping(cls: type, values: Any, prefix: str, **known: Any) -> Any:
-    """Builds a `cls` out of `values`, and whatever it holds out of what they hold.
+    """Builds a `cls` from `values`, and its nested dataclasses from the nested mappings.
 
     Args:
       cls: a dataclass whose annotations are types, not strings.
       values: a mapping of field names to values.
-      prefix: what field names are given after in messages: `config.` or `gpus.toml: chip.`.
-      **known: fields that are not read from `values`, and may not stand there.
+      prefix: the text before field names in messages: `config.` or `gpus.toml: chip.`.
+      **known: values of fields that are not read from `values`, where these fields must not appear.
 
     Raises:
       ConfigError: on an unknown field (with the nearest name), a missing one, or a value of the wrong type.
@@ -98,7 +98,7 @@ def _unknown(prefix: str, name: str, fields: Iterable[str]) -> str:
 
 
 def _typed(kind: Any, value: Any, name: str) -> Any:
-    """`value` as a field of type `kind`, which may hold others; `name` is the field's in messages."""
+    """Converts `value` to `kind`, which may contain other types; messages call the field `name`."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:  # X | None; the formats read here have no way to write None
         return _typed(arguments[0], value, name)
@@ -116,7 +116,7 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
 
 
 def _plain(kind: Any, value: Any, name: str) -> Any:
-    """`value` as a field of type `kind`, which holds no others or is an instance already."""
+    """Converts `value` to `kind`, which contains no other types or whose instance `value` already is."""
     if kind is float and type(value) is int:
         try:
             return float(value)
@@ -137,7 +137,7 @@ def _plain(kind: Any, value: Any, name: str) -> Any:
 
 
 def _conversion(kind: type, value: Any) -> str:
-    """How to make a `kind` of a value that holds one and is another type, such as a numpy scalar; else nothing."""
+    """How to convert a value of another type, such as a numpy scalar, to `kind`; empty when it cannot be converted."""
     is_scalar = type(value).__module__ == "numpy" and kind in (int, float, bool, str)
     return f": write {kind.__name__}(…)" if is_scalar or (kind is str and isinstance(value, os.PathLike)) else ""
 
@@ -147,7 +147,7 @@ def _check_text(value: str, name: str) -> None:
     if "\0" in value:
         raise ConfigError(f"{name}={_REPR.repr(value)} contains a NUL character, which no path can have. Remove it.")
     try:
-        value.encode("utf-8", "surrogateescape")  # as Python has the names of files that are not UTF-8
+        value.encode("utf-8", "surrogateescape")  # as Python represents file names that are not UTF-8
     except UnicodeEncodeError:
         raise ConfigError(
             f"{name}={_REPR.repr(value)} contains half of a surrogate pair, which is no character. Remove it."

@@ -1,4 +1,4 @@
-"""Rules that config values obey; each raises ConfigError with the values, the rule and the remedy."""
+"""Rules for config values; each raises ConfigError with the values, the rule and the remedy."""
 
 import difflib
 import math
@@ -10,32 +10,32 @@ INTEGER_LIMIT = 2**31  # steps, examples and sizes are 32-bit integers on the de
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """' Did you mean x?' for the closest of `names`, or all of them when none is close."""
+    """'Did you mean x?' with the closest of `names`, or 'Known: …' with all of them when none is close."""
     names = list(names)
     close = difflib.get_close_matches(name, names, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names)}."
 
 
 def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """`value` is one of `choices`."""
+    """Checks that `value` is one of `choices`."""
     if value not in choices:
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}. {nearest(value, choices)}")
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """`value` is at least `least`, and below the limit of its type."""
+    """Checks that `value` is at least `least`, and below the limit of its type."""
     if not least <= value < _limit(value):
         raise ConfigError(f"{name}={value} must be at least {least} and below {_limit(value)}.")
 
 
 def between(name: str, value: float, least: float, most: float) -> None:
-    """`value` lies between two bounds, both included."""
+    """Checks that `value` lies between two bounds, both included."""
     if not least <= value <= most:
         raise ConfigError(f"{name}={value} must be at least {least} and at most {most:g}.")
 
 
 def positive(name: str, value: float, most: float | None = None) -> None:
-    """`value` is above 0, and at most `most`, or below the limit of its type."""
+    """Checks that `value` is above 0, at most `most` if that is given, and below the limit of its type."""
     if most is not None and not 0 < value <= most:
         raise ConfigError(f"{name}={value} must be greater than 0 and at most {most:g}.")
     if not 0 < value < _limit(value):
@@ -43,13 +43,13 @@ def positive(name: str, value: float, most: float | None = None) -> None:
 
 
 def fraction(name: str, value: float) -> None:
-    """`value` is at least 0 and below 1."""
+    """Checks that `value` is at least 0 and below 1."""
     if not 0 <= value < 1:
         raise ConfigError(f"{name}={value} must be at least 0 and below 1.")
 
 
 def divides(name: str, value: int, by_name: str, by: int, why: str) -> None:
-    """`value` is a multiple of `by`; `why` ends the sentence that says so."""
+    """Checks that `value` is a multiple of `by`; `why` ends the sentence that states the rule."""
     if value % by:
         small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
         divisors = {*small, *(value // d for d in small)}

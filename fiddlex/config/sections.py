@@ -1,7 +1,7 @@
 """The sections of a config: the model, the mesh, the pipeline, the optimizer, the data, and the run itself.
 
-Each section checks its values in `validate`; rules that involve two sections are checked by `Config.validate`. Every
-message gives the values, the rule and the remedy.
+Each section checks its values in `validate`; `Config.validate` checks rules that involve two sections. Every message
+gives the values, the rule and the remedy.
 """
 
 import dataclasses
@@ -15,15 +15,15 @@ COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 RECOMPUTE_MODES = ("none", "selective", "full")
 OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "adafactor")
 MOST_LOSS_SCALE = 2.0**40  # far above what float16 can use, and far below what float32 can hold
-LEAST_FLOAT32, MOST_FLOAT32 = 1.2e-38, 3.4e38  # what the devices can hold of a value above 0, without rounding to 0
-MOST_INIT_STD = 100.0  # far above any in use; much more, and the first loss overflows float32
-MOST_WEIGHTS = 2**58  # in one array, whose size in bytes XLA keeps as a 64-bit integer; it aborts where that overflows
+LEAST_FLOAT32, MOST_FLOAT32 = 1.2e-38, 3.4e38  # the range of positive values that devices do not round to 0 or infinity
+MOST_INIT_STD = 100.0  # far above any in use; with much larger values the first loss overflows float32
+MOST_WEIGHTS = 2**58  # in one array; XLA holds its size in bytes in a 64-bit integer and aborts on overflow
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 
 
 @dataclasses.dataclass
 class ModelConfig(Checked, prefix="config.model."):
-    """Shape of the network, in the field's own words (GPT-2 names in comments where they differ)."""
+    """Shape of the network, in the field's standard terms."""
 
     family: str = "gpt"  # gpt | bert, or another of fiddlex.models.registry.FAMILIES
     objective: str = ""  # gpt: lm; bert: mlm | mlm_nsp | mlm_sop | classification | multiple_choice; empty: lm or mlm
@@ -33,16 +33,16 @@ class ModelConfig(Checked, prefix="config.model."):
     ffn_size: int = 0  # 0: four times the hidden size
     vocab_size: int = 256
     seq_len: int = 128
-    dropout: float = 0.0  # of embeddings, attention probabilities and both residual branches
-    dtype: str = "float32"  # of activations and matrix products; master weights are always float32
-    post_norm: bool = False  # LayerNorm after each residual sum (BERT as published), not before each branch (GPT-2)
+    dropout: float = 0.0  # rate for embeddings, attention probabilities and both residual branches
+    dtype: str = "float32"  # type of activations and matrix products; master weights are always float32
+    post_norm: bool = False  # LayerNorm after each residual sum (published BERT) instead of before each branch (GPT-2)
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
-    vocab_multiple: int = 1  # the vocabulary is padded to a multiple of this on every shard (128 suits matrix units)
+    vocab_multiple: int = 1  # each shard of the vocabulary is padded to a multiple of this (128 suits matrix units)
 
     @property
     def task(self) -> str:
-        """What the model is trained to do: `objective`, or what its family does when that is empty."""
+        """What the model is trained to do: `objective`, or the default of its family when `objective` is empty."""
         return self.objective or family(self.family).objectives[0]
 
     @property
@@ -57,7 +57,7 @@ class ModelConfig(Checked, prefix="config.model."):
 
     @property
     def suits_flash(self) -> bool:
-        """Whether cuDNN's flash kernel takes it: half precision, heads up to 128 wide; with a mask, even lengths."""
+        """Whether cuDNN's flash kernel takes this model: half precision, heads up to 128 wide, even masked lengths."""
         masked = self.task != "lm"
         return (
             self.dtype != "float32"
@@ -67,7 +67,7 @@ class ModelConfig(Checked, prefix="config.model."):
         )
 
     def validate(self) -> None:
-        """Raises ConfigError when a field is out of its range or two of them contradict each other."""
+        """Raises ConfigError when a field is out of its range or two fields contradict each other."""
         rules.choice(f"model.family={self.family}: model.objective", self.task, family(self.family).objectives)
         if self.post_norm and not family(self.family).post_norm:
             raise ConfigError(
@@ -103,7 +103,7 @@ class MeshConfig(Checked, prefix="config.mesh."):
     data: int = 1
     pipe: int = 1
     tensor: int = 1
-    sequence_parallel: bool = False  # norms, dropout and residuals sharded over `tensor` along the sequence
+    sequence_parallel: bool = False  # shards norms, dropout and residuals over `tensor` along the sequence
 
     @property
     def num_devices(self) -> int:
@@ -112,7 +112,7 @@ class MeshConfig(Checked, prefix="config.mesh."):
 
     @property
     def vocab_shards(self) -> int:
-        """Parts into which the vocabulary is cut: it is sharded over pipe and tensor."""
+        """Number of shards of the vocabulary, which is sharded over pipe and tensor."""
         return self.pipe * self.tensor
 
     def validate(self) -> None:
@@ -127,11 +127,11 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
 
     schedule: str = "1f1b"  # gpipe | 1f1b | interleaved_1f1b | zb_h1 | zb_h2 | zb_v | file:PATH.csv
     num_chunks: int = 1  # stages on each pipe rank
-    num_microbatches: int = 1  # of one replica's batch
-    layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as can be
+    num_microbatches: int = 1  # in one replica's batch
+    layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as possible
     recompute: str = "none"  # none | selective (attention internals) | full (whole layers)
-    semantics: str = "sync"  # sync | 2bw | stash | vertical_sync | delay:K: by how many updates weights lag behind
-    semantics_schedule: str = ""  # in place of semantics=sync: phases with their lengths, as in sync:0.2,2bw
+    semantics: str = "sync"  # delay of the weights, in updates: sync | 2bw | stash | vertical_sync | delay:K
+    semantics_schedule: str = ""  # replaces semantics=sync with phases and their lengths, as in sync:0.2,2bw
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
@@ -142,23 +142,23 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
 
 @dataclasses.dataclass
 class OptimizerConfig(Checked, prefix="config.optimizer."):
-    """The update rule, its learning-rate schedule, clipping and where its state lives."""
+    """The update rule, its learning-rate schedule, clipping, and whether its state is sharded."""
 
     name: str = "adamw"
     learning_rate: float = 1e-3
-    schedule: str = "cosine"  # after the warm-up
+    schedule: str = "cosine"  # shape after the warm-up: cosine | linear | constant
     warmup_steps: int = 0
     decay_steps: int = 0  # length of the whole schedule, warm-up included; 0: train.num_steps
-    final_learning_rate: float = 0.0  # reached at decay_steps and kept
-    weight_decay: float = 0.0  # of matrices only: norms and biases are left alone
+    final_learning_rate: float = 0.0  # reached at decay_steps, and used from then on
+    weight_decay: float = 0.0  # applies to matrices only, not to norms and biases
     clip_norm: float = 0.0  # global norm; 0: no clipping
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
-    momentum: float = 0.9  # of sgd
-    zero1: bool = True  # master weights and optimizer state sharded over `data`
-    loss_scale: float = 65536.0  # of float16 at first; halved when gradients overflow
-    loss_scale_window: int = 1000  # steps without an overflow after which it doubles
+    momentum: float = 0.9  # used by sgd alone
+    zero1: bool = True  # shards master weights and optimizer state over `data`
+    loss_scale: float = 65536.0  # initial loss scale of float16; halved when gradients overflow
+    loss_scale_window: int = 1000  # steps without an overflow after which the loss scale doubles
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
@@ -184,25 +184,25 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
 class DataConfig(Checked, prefix="config.data."):
     """Where examples come from and how many make a batch."""
 
-    source: str = "stdlib"  # stdlib | text:PATH | tokens:PATH; of labelled texts tsv:PATH | jsonl:PATH
-    eval_source: str = ""  # same forms; empty: a held-out share of `source`; of lm also jsonl:PATH, to be continued
-    eval_fraction: float = 0.05  # the held-out share; unused with eval_source
-    tokenizer: str = "bytes"  # bytes | path of a `tokenizers` JSON file
-    token_dtype: str = "uint16"  # of tokens: files; uint16 | uint32
+    source: str = "stdlib"  # stdlib | text:PATH | tokens:PATH; for labelled texts tsv:PATH | jsonl:PATH
+    eval_source: str = ""  # like source; empty: a held-out share of source; for lm also jsonl:PATH of continuations
+    eval_fraction: float = 0.05  # the held-out share of source; unused with eval_source
+    tokenizer: str = "bytes"  # bytes | path of a JSON file of the `tokenizers` library
+    token_dtype: str = "uint16"  # type in files of tokens:PATH; uint16 | uint32
     global_batch_size: int = 32  # examples per step, over all replicas and microbatches
     eval_batches: int = 0  # batches per evaluation; 0: all held-out data
-    seed: int = 0  # of the order of examples, and of what is masked
-    mask_fraction: float = 0.15  # of an example's tokens, of mlm
-    whole_words: bool = False  # masks all tokens of a word or none
-    pack: bool = True  # of mlm: short documents into one example, each seeing itself alone; else one in each, filled up
-    text_fields: str = "sentence1,sentence2"  # columns or keys of a task's one or two texts
-    choices_fields: str = "choices"  # of multiple_choice: one key that has a list, or a column for each choice
-    num_choices: int = 4  # of multiple_choice
+    seed: int = 0  # seed of the order of examples and of the masks
+    mask_fraction: float = 0.15  # share of an example's tokens to predict; for mlm, mlm_nsp and mlm_sop
+    whole_words: bool = False  # masks either all tokens of a word or none
+    pack: bool = True  # for mlm: packs short documents, each attending only to itself, into one example; else pads each
+    text_fields: str = "sentence1,sentence2"  # columns or keys of the one or two texts of a task
+    choices_fields: str = "choices"  # for multiple_choice: one key that holds a list, or a column for each choice
+    num_choices: int = 4  # for multiple_choice
     label_field: str = "label"  # column or key of the right answer
-    labels: str = ""  # of classification: the classes in order, as in entailment,neutral,contradiction
-    truncate: bool = False  # cuts texts of a task that are longer than model.seq_len; else they are an error
-    skip_bad_lines: bool = False  # passes over lines of a task that are wrong, and counts them; else they are an error
-    eval_stride: int = 0  # of lm: tokens from one window of an evaluation to the next; 0: model.seq_len, no overlap
+    labels: str = ""  # for classification: the classes in order, as in entailment,neutral,contradiction
+    truncate: bool = False  # cuts a task's texts that are longer than model.seq_len; else they are an error
+    skip_bad_lines: bool = False  # skips and counts bad lines of a task; else they are an error
+    eval_stride: int = 0  # for lm: tokens from one evaluation window to the next; 0: model.seq_len, no overlap
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -226,16 +226,16 @@ class DataConfig(Checked, prefix="config.data."):
 
 @dataclasses.dataclass
 class TrainConfig(Checked, prefix="config.train."):
-    """Length of the run and what happens along it. `*_every` count steps; 0 turns the thing off."""
+    """Length of the run and its periodic actions. `*_every` fields count steps; 0 turns the action off."""
 
     num_steps: int = 100
-    seed: int = 0  # of initial weights and dropout
+    seed: int = 0  # seed of initial weights and dropout
     log_every: int = 10
-    eval_every: int = 0  # an evaluation also closes the run unless this is 0
-    checkpoint_every: int = 0  # a checkpoint also closes the run unless this is 0
-    keep_checkpoints: int = 1  # besides the newest
-    init_from: str = ""  # workdir of a run whose weights this one starts from; its head, where another, starts anew
-    patience: int = 0  # evaluations without a better one after which the run ends; its best is kept
+    eval_every: int = 0  # the run also ends with an evaluation, unless this is 0
+    checkpoint_every: int = 0  # the run also ends with a checkpoint, unless this is 0
+    keep_checkpoints: int = 1  # number to keep in addition to the newest
+    init_from: str = ""  # workdir whose weights this run starts from; a head of another kind is initialised
+    patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
     sample_tokens: int = 0  # length of the text sampled at the end of the run
 
     def validate(self) -> None:

@@ -1,8 +1,8 @@
 """Data: documents or tables → tokens → examples → batches.
 
-`load_corpus` reads the text that a config names and splits it; `read_classification` and `read_multiple_choice` read
-labelled texts, `split_table` splits them; `read_continuations` reads texts to be continued. An `ExampleSource` makes
-examples of them, and `Loader` and `eval_batches` make batches.
+`load_corpus` reads the text that a config names and splits it. `read_classification` and `read_multiple_choice` read
+labelled texts, and `split_table` splits them. `read_continuations` reads the texts of continuation files. An
+`ExampleSource` makes examples of any of these, and `Loader` and `eval_batches` make batches.
 """
 
 from fiddlex.data.continuations import Continuation, ContinuationExamples, ContinuationRows, read_continuations

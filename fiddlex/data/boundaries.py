@@ -1,7 +1,7 @@
-"""Where documents begin and end in a stream of tokens: separators lie between them.
+"""Where documents begin and end in a stream of tokens, by the separators between them.
 
-Invariant: tokens are read once, in chunks, so that a memory-mapped file is never in memory whole; what is kept is two
-numbers for each document.
+Invariant: tokens are read once, in chunks, so that a memory-mapped file is never wholly in memory; only two numbers are
+stored for each document.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ def find_documents(tokens: np.ndarray, separator: int | None) -> np.ndarray:
 
     Args:
       tokens: integers, [tokens]; may be memory-mapped.
-      separator: the token between documents, which belongs to none; None: all tokens are one document.
+      separator: the token between documents, which belongs to no document; None: all tokens are one document.
 
     Returns:
       int64[documents, 2]: the first token of each document and the one after its last. No document is empty.

@@ -1,15 +1,17 @@
-"""Texts to be continued, on which a language model is scored by the log-likelihood of what follows.
+"""Continuation files: a language model is scored by the log-likelihood of a text that follows a context.
 
-A line of a JSONL file is one of
+A line of such a JSONL file has one of these forms; in the second, the continuation is the last word, as in LAMBADA
+(arXiv:1606.06031):
 
     {"context": "The cat sat on the", "continuation": " mat"}
-    {"text": "The cat sat on the mat"}                                 its last word, as in LAMBADA (arXiv:1606.06031)
+    {"text": "The cat sat on the mat"}
     {"context": "The cat sat on the", "choices": [" mat", " moon"], "label": 0}
 
-and a file has choices in all lines or in none. A continuation follows its context as it is: nothing is put between.
+Either all lines of a file have choices or none has. A continuation directly follows its context: nothing is inserted
+between them.
 
-Invariant: a continuation's tokens are those that are scored, each once, and a line is bad when one of its
-continuations cannot be.
+Invariant: exactly the tokens of a continuation are scored, each once, and a line is bad when one of its continuations
+cannot be scored.
 """
 
 import dataclasses
@@ -26,12 +28,12 @@ from fiddlex.data.values import BadLineError, checked_choices, choice_index, tex
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Continuation:
-    """A line: a context and what may follow it.
+    """A line of a continuation file: a context and its possible continuations.
 
     Attributes:
-      context: may be empty.
-      choices: one, or two and more of which one is right.
-      label: the right one, counted from 0.
+      context: the text before the continuation; may be empty.
+      choices: one continuation, or two or more of which one is right.
+      label: index of the right choice, from 0.
     """
 
     context: str
@@ -41,14 +43,14 @@ class Continuation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ContinuationRows:
-    """Which example is which choice of which line: a line's choices are consecutive examples, in order.
+    """Maps examples to lines and choices: the choices of a line are consecutive examples, in order.
 
     Attributes:
       num_bytes: int64[examples], UTF-8 bytes of the continuation.
       num_tokens: int64[examples], tokens of the continuation.
       first: int64[lines + 1], the first example of each line; the last entry is the number of examples.
-      labels: int64[lines], the right choice; 0 where there is one.
-      has_choices: lines have two or more.
+      labels: int64[lines], the right choice; 0 where a line has only one.
+      has_choices: whether lines have two or more choices.
     """
 
     num_bytes: np.ndarray
@@ -59,15 +61,15 @@ class ContinuationRows:
 
 
 def read_continuations(source: str, *, skip_bad_lines: bool) -> Table[Continuation]:
-    """Reads a file of texts to be continued.
+    """Reads a continuation file.
 
     Args:
       source: 'jsonl:PATH', `data.eval_source`.
       skip_bad_lines: `data.skip_bad_lines`.
 
     Raises:
-      DataError: as `read_table`, and at a line that is of none of the three forms, or that has choices where the first
-        has none or the other way round.
+      DataError: when `read_table` raises it, or at a line that has none of the three forms, or that has choices
+        although the first line has none, or the other way round.
       OSError: when the file cannot be read.
     """
     table = read_table(source, _parse, fields={}, skip_bad_lines=skip_bad_lines)
@@ -88,24 +90,24 @@ def read_continuations(source: str, *, skip_bad_lines: bool) -> Table[Continuati
 class ContinuationExamples:
     """One example for each choice of each line: its context and continuation, scored on the continuation alone.
 
-    Tokens are those of context and continuation encoded as one text, since a model never saw them apart. The
-    continuation's are those after the longest common prefix with the tokens of the context alone: where a token spans
-    the boundary, the context gives way. Where no token is left before the continuation (an empty context), the
-    tokenizer's separator is. A long context keeps its end.
+    Context and continuation are encoded as one text, since a model never saw them apart. The continuation's tokens are
+    those after the longest common prefix with the tokens of the context alone, so a token that spans the boundary
+    belongs to the continuation. If no token precedes the continuation (an empty context), the tokenizer's separator is
+    inserted before it. A context that is too long is cut at its start.
 
     Args:
-      table: of `read_continuations`.
-      tokenizer: of the model.
+      table: the table of `read_continuations`.
+      tokenizer: the model's tokenizer.
       seq_len: `model.seq_len`.
 
     Raises:
-      DataError: at a continuation that is longer than `seq_len` or has no tokens, at an empty context where the
+      DataError: at a continuation that is longer than `seq_len` or has no tokens, at an empty context when the
         tokenizer has no separator, or when no line remains.
 
     Attributes:
-      rows: tells the examples apart.
-      lines: of each line of `rows`, its number in the file, from 1.
-      num_cut: examples of which the context was cut.
+      rows: which line and choice each example belongs to.
+      lines: the number of each line of `rows` in the file, from 1.
+      num_cut: number of examples whose context was cut.
     """
 
     def __init__(self, table: Table[Continuation], *, tokenizer: Tokenizer, seq_len: int):
@@ -135,8 +137,8 @@ class ContinuationExamples:
         """Example `index`, the same in every epoch.
 
         Returns:
-          `tokens` int32[seq_len] and `targets` int32[seq_len], the tokens one further, both filled up with token 0;
-          `weights` float32[seq_len], 1 where the target is of the continuation, else 0.
+          `tokens` int32[seq_len] and `targets` int32[seq_len], which is `tokens` shifted by one, both padded with token
+          0; `weights` float32[seq_len], 1 where the target belongs to the continuation, else 0.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
@@ -148,7 +150,7 @@ class ContinuationExamples:
         return {"tokens": filled[:-1], "targets": filled[1:], "weights": weights}
 
     def describe(self) -> str:
-        """A line for the log: the file, lines used and passed over, continuations, contexts cut."""
+        """A line for the log: the file, lines used and skipped, continuations, contexts cut."""
         return self._description
 
 
@@ -181,7 +183,7 @@ def _context_and_wholes(row: Continuation) -> list[str]:
 def _continued(
     context: np.ndarray, whole: np.ndarray, *, separator: int | None, seq_len: int
 ) -> tuple[np.ndarray, int]:
-    """Tokens of context and continuation, and how many of the last are the continuation's."""
+    """The tokens of context and continuation, and how many of the last tokens are the continuation's."""
     shorter = min(len(context), len(whole))
     differ = context[:shorter] != whole[:shorter]
     prefix = int(np.argmax(differ)) if differ.any() else shorter

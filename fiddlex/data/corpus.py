@@ -1,8 +1,9 @@
 """From `DataConfig` to two streams of tokens, one to train on and one held out.
 
-Invariant: no token of the held-out stream is in the training stream. With several documents the split is by document
-and decided by the document's name alone, so that adding files moves no other file across; a single text or token file
-gives its last share. `data.eval_source`, or the `val.bin` of a token folder, is held out whole instead.
+Invariant: no token of the held-out stream is in the training stream. Several documents are split by document, and the
+document's name alone decides its side, so that adding files moves no other file to the other side. Of a single text or
+token file the last share is held out. If `data.eval_source` is set, or a token folder has a `val.bin`, all of that is
+held out instead.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from fiddlex.data.token_files import open_token_file
 from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer, warn_of_unknown
 from fiddlex.errors import DataError
 
-_ENCODED_AT_ONCE = 256  # documents; bounds the memory of ids that are not yet in the smallest dtype
+_ENCODED_AT_ONCE = 256  # documents; limits the memory of ids that are not yet in the smallest dtype
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,8 +33,8 @@ class TokenStream:
     Attributes:
       tokens: unsigned integers, [tokens]; a memory map for token files.
       num_bytes: UTF-8 bytes of the text; None for token files, whose text is unknown.
-      num_documents: files read whole into the stream; None when it is a token file or a part of a file.
-      separator: the token between documents; None when the vocabulary has none or is not known.
+      num_documents: number of whole files in the stream; None when the stream is a token file or a part of a file.
+      separator: the token between documents; None when the vocabulary has none or is unknown.
     """
 
     tokens: np.ndarray
@@ -46,16 +47,16 @@ class TokenStream:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """By which a loss per token is divided to give the loss per byte; None for token files and empty streams."""
+        """The loss per token divided by this is the loss per byte; None for token files and empty streams."""
         return self.num_bytes / len(self.tokens) if self.num_bytes and len(self.tokens) else None
 
     @functools.cached_property
     def bounds(self) -> np.ndarray:
         """The documents, int64[documents, 2]: the first token of each and the one after its last.
 
-        What lies between separators, which belong to no document: a file, or a part of one that has separators in it
-        (stories in one file, a token file). Without separators the stream is one document. Found when first asked for,
-        by reading all tokens once.
+        A document is a run of tokens between separators, which belong to no document. It is a file, or a part of a file
+        that contains separators (stories in one file, a token file). Without separators the stream is one document. The
+        first access finds the documents by reading all tokens once.
         """
         return find_documents(self.tokens, self.separator)
 
@@ -77,7 +78,7 @@ class Corpus:
       source: `data.source`.
       train: the training stream.
       heldout: the held-out stream; empty when nothing is held out.
-      tokenizer: what made the tokens; None for token files whose tokenizer the config does not name.
+      tokenizer: the tokenizer that made the tokens; None for token files whose tokenizer the config does not name.
     """
 
     source: str
@@ -86,7 +87,7 @@ class Corpus:
     tokenizer: Tokenizer | None
 
     def fingerprint(self) -> str:
-        """Tells training streams apart: length, and a hash of up to 64 evenly spaced pieces of 64 Ki tokens."""
+        """Identifies the training stream by its length and a hash of up to 64 evenly spaced pieces of 64 Ki tokens."""
         tokens, piece, count = self.train.tokens, 2**16, 64
         digest = hashlib.sha256(str(len(tokens)).encode())
         for start in range(0, len(tokens), max(piece, -(-len(tokens) // count))):
@@ -104,8 +105,8 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
 
     Args:
       config: the data section; `source`, `eval_source`, `eval_fraction`, `tokenizer` and `token_dtype` are used.
-      vocab_size: `model.vocab_size`; every token is below it.
-      seq_len: `model.seq_len`; there is at least one training example of this length.
+      vocab_size: `model.vocab_size`; every token must be below it.
+      seq_len: `model.seq_len`; the data must have at least one training example of this length.
 
     Raises:
       ConfigError: when a field of `config` is out of its range.
@@ -121,7 +122,7 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
             heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size)
     if tokenizer is not None:
         for source, stream in ((config.source, train), (config.eval_source or config.source, heldout)):
-            if stream.num_bytes is not None:  # else it was made before, and may be too long to look at
+            if stream.num_bytes is not None:  # a token file was made earlier, and may be too long to read
                 warn_of_unknown(stream.tokens, tokenizer, source)
     if len(train) < seq_len + 1:
         raise DataError(
@@ -139,12 +140,12 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
 
 
 def split_documents(documents: Sequence[Document], *, fraction: float) -> tuple[list[Document], list[Document]]:
-    """Splits by document, each on its own: by the SHA-256 of its name, as a number from 0 to 1, against `fraction`.
+    """Splits documents: one is held out when the SHA-256 of its name, as a number from 0 to 1, is below `fraction`.
 
-    Whatever the hashes, two documents or more give at least one to either side: the one nearest to the other side.
+    Two or more documents always give at least one to each side, if need be the one whose hash is nearest to that side.
 
     Args:
-      documents: with distinct names; their order is kept.
+      documents: documents with distinct names; their order is kept.
       fraction: share of the documents to hold out; 0 holds out none.
 
     Returns:
@@ -154,7 +155,7 @@ def split_documents(documents: Sequence[Document], *, fraction: float) -> tuple[
         return list(documents), []
     heldout = {document.name for document in documents if _hash01(document.name) < fraction}
     by_hash = sorted((document.name for document in documents), key=_hash01)
-    if len(documents) > 1:  # the lowest hash is among the held out already, unless there are none
+    if len(documents) > 1:  # adds the lowest hash, which changes nothing unless none is held out
         heldout = heldout | {by_hash[0]} if len(heldout) < len(documents) else heldout - {by_hash[-1]}
     return (
         [document for document in documents if document.name not in heldout],
@@ -181,7 +182,7 @@ def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> Tok
 
 @contextlib.contextmanager
 def reading(field: str, source: str) -> Iterator[None]:
-    """Makes what goes wrong inside a DataError that begins with the config's `field`."""
+    """Turns a DataError or OSError of its block into a DataError that begins with the config's `field`."""
     try:
         yield
     except DataError as error:
@@ -194,14 +195,14 @@ def reading(field: str, source: str) -> Iterator[None]:
 
 
 def _make_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
-    """The tokenizer of the run, or None when the tokens come from files and it is not known."""
+    """The tokenizer of the run, or None when the tokens come from files and their tokenizer is unknown."""
     if config.source.startswith("tokens:") and config.tokenizer == "bytes" and vocab_size != ByteTokenizer.vocab_size:
         return None  # 'bytes' is the default of the config, and these tokens are not bytes
     return text_tokenizer(config, vocab_size)
 
 
 def text_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer:
-    """The tokenizer of text.
+    """The tokenizer for text.
 
     Raises:
       DataError: when there is no such tokenizer, or it has more tokens than the model.
@@ -217,7 +218,7 @@ def text_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer:
 
 
 def _load_eval_source(config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int) -> TokenStream:
-    """All of `data.eval_source`; of a token folder, its val.bin."""
+    """All of `data.eval_source`; for a token folder, its val.bin."""
     kind, _, path = config.eval_source.partition(":")
     folder = _absolute(path)
     if kind == "tokens" and folder.is_dir():
@@ -253,7 +254,7 @@ def _load(
 
 
 def _load_tokens(path: Path, dtype: str, *, fraction: float, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """A token file cut at the share, or a folder's train.bin and val.bin (without val.bin, train.bin is cut)."""
+    """A token file cut before its held-out share; of a folder, train.bin and val.bin, or train.bin cut when alone."""
     if path.is_dir() and (path / "val.bin").is_file():
         train, val = (
             open_token_file(path / name, dtype=dtype, vocab_size=vocab_size) for name in ("train.bin", "val.bin")

@@ -1,4 +1,4 @@
-"""What a run trains on and is evaluated on, whatever its model is to do: examples, ready for the loader."""
+"""The examples that a run trains on and is evaluated on, for any objective, ready for the loader."""
 
 import dataclasses
 
@@ -18,17 +18,17 @@ from fiddlex.errors import DataError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples to train on and to be evaluated on.
+    """Examples for training and for evaluation.
 
     Attributes:
       source: `data.source`.
       description: lines for the log.
-      fingerprint: tells training data apart.
+      fingerprint: a text that identifies the training data.
       train: training examples.
       heldout: held-out examples, as they are in epoch 0; None when nothing is held out.
-      tokenizer: what made the tokens; None for token files whose tokenizer the config does not name.
-      bytes_per_token: of the held-out text, by which a loss per token is divided to give the loss per byte; None where
-        the text is not known or not every token of it is scored in a full evaluation.
+      tokenizer: the tokenizer that made the tokens; None for token files whose tokenizer the config does not name.
+      bytes_per_token: bytes per token of the held-out text; the loss per token divided by this is the loss per byte.
+        None when the text is unknown or a full evaluation does not score all its tokens.
     """
 
     source: str
@@ -41,7 +41,7 @@ class Dataset:
 
 
 def load_dataset(config: Config) -> Dataset:
-    """Reads the data that a validated config names, and checks it whole.
+    """Reads the data that a validated config names, and checks all of it.
 
     Raises:
       ConfigError, DataError: when data is missing, wrong, too short or outside the vocabulary.
@@ -54,7 +54,7 @@ def _text(config: Config) -> Dataset:
     task, data, length = config.model.task, config.data, config.model.seq_len
     continues = data.eval_source.startswith("jsonl:")
     of_text = dataclasses.replace(data, eval_source="", eval_fraction=0.0) if continues else data
-    # Of masked text any document makes an example, however short.
+    # For masked objectives every document makes an example, however short.
     corpus = load_corpus(of_text, vocab_size=config.model.vocab_size, seq_len=length if task == "lm" else 1)
     description, heldout = corpus.describe(), corpus.heldout
     train = (
@@ -148,7 +148,7 @@ def _labelled(config: Config) -> Dataset:
 
 
 def _heldout_file(config: Config, tokenizer: Tokenizer) -> ClassificationExamples | MultipleChoiceExamples:
-    """The examples of `data.eval_source`, which a config for other data may have left there."""
+    """The examples of `data.eval_source`, which may be left over from a config for other data."""
     with reading("data.eval_source", config.data.eval_source):
         try:
             return _examples(config, _read(config.data.eval_source, config), tokenizer)

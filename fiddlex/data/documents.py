@@ -1,7 +1,7 @@
 """Text read as documents: the sources `stdlib` and `text:PATH`.
 
-Invariant: documents come in the order of their names (POSIX paths relative to the source), so that the same files give
-the same corpus on every machine; none is empty.
+Invariant: documents are in the order of their names (POSIX paths relative to the source), so that the same files give
+the same corpus on every machine; no document is empty.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ from fiddlex.errors import DataError
 logger = logging.getLogger(__name__)
 
 _BINARY_PROBE_BYTES = 8192
-_LISTED_FILES = 3  # of those passed over, in the log
+_LISTED_FILES = 3  # skipped files that the log names
 
-# Names of folders and files that are not part of `stdlib`: other people's packages, tests, generated data.
+# Names of folders and files that `stdlib` leaves out: other people's packages, tests, generated data.
 _SKIPPED_NAMES = frozenset(
     {
         *("site-packages", "dist-packages", "_bundled"),
@@ -27,13 +27,13 @@ _SKIPPED_NAMES = frozenset(
     }
 )
 _SKIPPED_PREFIXES = ("test_", "_sysconfigdata", "_sysconfig_vars", "config-")
-# What the program that writes charmap codecs leaves in each of them.
+# Text that the generator of charmap codecs writes into each of them.
 _CHARMAP_MARKS = ("decoding_table = ", "decoding_map = ")
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A text and its name, the POSIX path relative to the source."""
+    """A text and its name, which is the POSIX path relative to the source."""
 
     name: str
     text: str
@@ -42,15 +42,16 @@ class Document:
 def read_stdlib() -> list[Document]:
     """The Python sources of the running interpreter's standard library, without tests and generated tables.
 
-    About 9 MB of text that every machine has. It differs between Python versions; runs to be compared use the same.
+    They are about 9 MB of text that every machine has. They differ between Python versions; to compare runs, use the
+    same version.
 
     Raises:
-      DataError: when the library is not there as source files (zipped or embedded interpreters).
+      DataError: when the interpreter has no source files of the library (zipped or embedded interpreters).
     """
     root = Path(sysconfig.get_path("stdlib"))
     documents = []
     for name, path in _files_below(root, skip=_is_not_stdlib):
-        # Distributions link their own configuration into the library (Debian's sitecustomize.py).
+        # Distributions put links to their own configuration into the library (Debian's sitecustomize.py).
         if not name.endswith(".py") or path.is_symlink():
             continue
         text = path.read_bytes().decode("utf-8", errors="replace")
@@ -68,7 +69,7 @@ def read_text(path: Path) -> list[Document]:
     """The text file `path`, or every text file below the folder `path`.
 
     In a folder, hidden files and folders, files with a NUL byte in their first 8 KiB, files that are not UTF-8 and
-    empty files are left out; those that are binary or not UTF-8 are told in the log. Newlines are kept as they are.
+    empty files are left out; the log reports those that are binary or not UTF-8. Newlines are not changed.
 
     Raises:
       DataError: when there is no such file or folder, no text in it, or a single file that is not UTF-8.
@@ -101,7 +102,7 @@ def _walk(root: Path, skip: Callable[[str], bool]) -> Iterator[Path]:
 
 
 def _raise(error: OSError) -> None:
-    raise error  # os.walk would pass over a folder that it may not read
+    raise error  # by default os.walk skips a folder that it cannot read
 
 
 def _is_hidden(name: str) -> bool:
@@ -136,7 +137,7 @@ def _decode_file(path: Path) -> str:
 
 
 def _text_or_none(path: Path) -> str | None:
-    """The file's text, or None when it is binary."""
+    """The file's text, or None when it is binary or not UTF-8."""
     with path.open("rb") as file:
         head = file.read(_BINARY_PROBE_BYTES)
         if b"\0" in head:

@@ -1,6 +1,6 @@
 """Examples: tokens, targets and weights of one sequence.
 
-`ExampleSource` is the interface between data and loader; any kind of example (next token, masked) joins by it.
+`ExampleSource` is the interface between data and loader, which every kind of example (next token, masked) implements.
 
 Invariant: an example depends on its index and epoch alone, so that the loader can fetch any of them at any time, from
 any thread.
@@ -20,19 +20,19 @@ class ExampleSource(Protocol):
         """Number of examples in an epoch."""
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
-        """Example `index` as it is in `epoch` (masks are drawn anew in each).
+        """Example `index` as it is in `epoch`; sources with masks draw new ones in each epoch.
 
         Returns:
-          `tokens` int32[seq_len], `targets` int32[n] and `weights` float32[n], the share of each target in the loss,
-          and what else the objective takes. All examples of a source have the same names, shapes and dtypes.
+          `tokens` int32[seq_len], `targets` int32[n] and `weights` float32[n], the weight of each target in the loss,
+          and further inputs of the objective. All examples of a source have the same names, shapes and dtypes.
         """
 
 
 class NextTokenExamples:
-    """Windows for next-token prediction: each token of the stream but the first is a target once.
+    """Windows for next-token prediction: each token of the stream except the first is a target once.
 
-    Window i reads seq_len + 1 tokens from i·seq_len on, so that neighbours share one token: the last target of one is
-    the first input of the next. A rest shorter than a window is left out.
+    Window i reads seq_len + 1 tokens from i·seq_len on, so neighbouring windows share one token: the last target of one
+    window is the first input of the next. Tokens at the end that do not fill a window are left out.
 
     Args:
       tokens: integers, [tokens]; may be memory-mapped.
@@ -53,17 +53,17 @@ class NextTokenExamples:
 
 
 class HeldoutExamples:
-    """Windows for evaluation: every token of the stream but the first is scored exactly once.
+    """Windows for evaluation: every token of the stream except the first is scored exactly once.
 
-    Window i reads seq_len + 1 tokens from i·stride on. Without overlap those are the windows of `NextTokenExamples`
-    and the rest. With a smaller stride a window begins with tokens that the one before has scored and that are only
-    read here, at weight 0: but for the first window, whose context is what there is, a target has at least
-    seq_len − stride tokens of context. The last window is filled up with token 0 at weight 0.
+    Window i reads seq_len + 1 tokens from i·stride on. Without overlap these are the windows of `NextTokenExamples` and
+    one for the remaining tokens. With a smaller stride, a window begins with tokens that the previous window has
+    scored; here they are context only, at weight 0. Every target outside the first window then has at least seq_len −
+    stride tokens of context. The last window is padded with token 0 at weight 0.
 
     Args:
       tokens: integers, [tokens]; may be memory-mapped.
       seq_len: length of an example.
-      stride: `data.eval_stride`: tokens from one window to the next, at most `seq_len`; 0: `seq_len`.
+      stride: `data.eval_stride`: tokens from one window to the next, at most `seq_len`; 0 means `seq_len`.
     """
 
     def __init__(self, tokens: np.ndarray, seq_len: int, *, stride: int = 0):
@@ -82,7 +82,7 @@ class HeldoutExamples:
         return 1 + -(-max(num_targets - self._seq_len, 0) // self._stride) if num_targets > 0 else 0
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
-        """Window `index`, the same in every epoch; weights are 1 on targets that no window before has."""
+        """Window `index`, the same in every epoch; weights are 1 on targets that no previous window has."""
         start = _checked(index, len(self)) * self._stride
         example = _window(self._tokens, start, seq_len=self._seq_len)
         if index:
@@ -91,7 +91,7 @@ class HeldoutExamples:
 
 
 def _window(tokens: np.ndarray, start: int, *, seq_len: int) -> dict[str, np.ndarray]:
-    """seq_len + 1 tokens from `start` on as one example, filled up where the stream ends."""
+    """seq_len + 1 tokens from `start` on as one example, padded where the stream ends."""
     window = tokens[start : start + seq_len + 1]
     filled = np.zeros(seq_len + 1, np.int32)
     filled[: len(window)] = window

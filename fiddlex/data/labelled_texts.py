@@ -1,10 +1,11 @@
-"""Labelled texts: from the rows of a table to tasks, and from there to training and held-out rows.
+"""Labelled texts: from the rows of a table to the rows of a task, split into training and held-out rows.
 
-A row of classification has one text or two and a class; a row of multiple choice a context, perhaps a question, and
-choices of which one is right. `data.text_fields`, `data.choices_fields` and `data.label_field` say where they stand.
+A row of classification has one or two texts and a class. A row of multiple choice has a context, an optional question,
+and choices of which one is right. `data.text_fields`, `data.choices_fields` and `data.label_field` name their columns
+or keys.
 
-Invariant: every row that is left can be learnt from: its texts are not empty and its label is one of those that the
-config allows. Rows that share their first text are on one side of a split.
+Invariant: every row that remains can be used for training: its texts are not empty and its label is one that the config
+allows. Rows that share their first text are on one side of a split.
 """
 
 import dataclasses
@@ -23,18 +24,18 @@ from fiddlex.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
-_LISTED_LABELS = 12  # of a file, in a message
-_LONGEST_LABEL = 60  # characters that a name of a class may well have
+_LISTED_LABELS = 12  # most labels of a file that a message lists
+_LONGEST_LABEL = 60  # characters; longer labels are probably not names of classes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A line of a task.
+    """A row of a task.
 
     Attributes:
-      texts: one or two, as `data.text_fields` names them.
-      choices: the answers of multiple choice; none in classification.
-      label: the class, or the right one of the choices, counted from 0.
+      texts: one or two texts, in the order of `data.text_fields`.
+      choices: the choices of multiple choice; empty in classification.
+      label: index of the class, or of the right choice, from 0.
     """
 
     texts: tuple[str, ...]
@@ -45,16 +46,16 @@ class TaskRow:
 def read_classification(source: str, config: DataConfig) -> Table[TaskRow]:
     """Reads a file of texts with classes.
 
-    A label is the name of a class, with or without white space around it; of numbers and of true and false, JSON's
-    writing is the name.
+    A label is the name of a class; white space around it is ignored. For numbers and for true and false, the name is
+    their JSON text.
 
     Args:
       source: `data.source` or `data.eval_source`.
-      config: `text_fields`, `label_field`, `classes` and `skip_bad_lines` are used.
+      config: the data section; `text_fields`, `label_field`, `classes` and `skip_bad_lines` are used.
 
     Raises:
       ConfigError: when `text_fields` does not name one or two fields.
-      DataError: as `read_table`, and at a label that is none of the classes.
+      DataError: when `read_table` raises it, or at a label that is none of the classes.
       OSError: when the file cannot be read.
     """
     texts = _text_fields(config)
@@ -81,17 +82,19 @@ def read_classification(source: str, config: DataConfig) -> Table[TaskRow]:
 
 
 def read_multiple_choice(source: str, config: DataConfig) -> Table[TaskRow]:
-    """Reads a file of contexts, perhaps questions, and choices.
+    """Reads a file of contexts, optional questions, and choices.
 
     A label is the right choice's index from 0, as a number or as text, or its letter: A, B, ….
 
     Args:
       source: `data.source` or `data.eval_source`.
-      config: `text_fields`, `choices_fields`, `num_choices`, `label_field` and `skip_bad_lines` are used.
+      config: the data section; `text_fields`, `choices_fields`, `num_choices`, `label_field` and `skip_bad_lines` are
+        used.
 
     Raises:
       ConfigError: when the fields do not name one or two texts and the choices.
-      DataError: as `read_table`, and when a line has another number of choices or its label names none of them.
+      DataError: when `read_table` raises it, or when a line has another number of choices or its label names none of
+        them.
       OSError: when the file cannot be read.
     """
     texts = _text_fields(config)
@@ -111,19 +114,19 @@ def read_multiple_choice(source: str, config: DataConfig) -> Table[TaskRow]:
 
 
 def split_table(table: Table[TaskRow], *, fraction: float) -> tuple[Table[TaskRow], Table[TaskRow]]:
-    """Splits by the SHA-256 of a row's first text, as a number from 0 to 1, against `fraction`.
+    """Splits rows: one is held out when the SHA-256 of its first text, as a number from 0 to 1, is below `fraction`.
 
-    Rows that share their first text, such as the questions about one passage, stay together; where that is the same in
-    all rows, all texts and choices count. Whatever the hashes, two distinct texts or more give at least one to either
-    side: the one nearest to the other side. A share of the rows that comes out less than half or more than twice as
-    large as `fraction` is told in the log.
+    Rows that share their first text, such as the questions about one passage, stay together. When all rows have the
+    same first text, the hash covers all texts and choices. Two or more distinct texts always give at least one to each
+    side, if need be the one whose hash is nearest to that side. The log reports a held-out share of the rows that is
+    less than half or more than twice `fraction`.
 
     Args:
-      table: its rows' order is kept.
+      table: the rows; their order is kept.
       fraction: share of the first texts to hold out; 0 holds out none.
 
     Returns:
-      The rows to train on and those held out. What was passed over is told by `table` alone.
+      The rows to train on and those held out. Only `table` itself reports the skipped lines.
 
     Raises:
       DataError: when all rows have the same texts, so that there is nothing to split.
@@ -140,7 +143,7 @@ def split_table(table: Table[TaskRow], *, fraction: float) -> tuple[Table[TaskRo
             f"{table.source}: all {len(table):,} lines have the same texts, of which data.eval_fraction={fraction} "
             "cannot hold out a part. Set data.eval_source, or data.eval_fraction=0."
         )
-    # The lowest hash is held out and the highest trained on, whatever the fraction.
+    # Rows with the lowest hash are held out and rows with the highest are not, whatever the fraction.
     heldout = {value for value in hashes if value < fraction} | {min(hashes)}
     heldout.discard(max(hashes))
     chosen = [i for i in everything if hashes[i] in heldout]
@@ -166,7 +169,7 @@ def _text_fields(config: DataConfig) -> tuple[str, ...]:
 
 def _choices_fields(config: DataConfig, *, is_tsv: bool) -> tuple[str, ...]:
     names = _names(config.choices_fields)
-    a_list = len(names) == 1 and not is_tsv  # a cell holds none
+    a_list = len(names) == 1 and not is_tsv  # a TSV cell cannot hold a list
     if "" in names or len(set(names)) < len(names) or not (a_list or len(names) == config.num_choices):
         one = "" if is_tsv else ", or one key that holds a list"
         raise ConfigError(
@@ -208,7 +211,7 @@ def _class_name(value: Any, name: str) -> str:
 
 
 def _found_labels(found: Counter[str]) -> str:
-    """Says which labels a file has, for a config that was made without them or for others."""
+    """Says which labels a file has, for a config without labels or with other ones."""
     counts = ", ".join(f"{shown(name)} ({count:,})" for name, count in found.most_common(_LISTED_LABELS))
     if len(found) > _LISTED_LABELS or max(map(len, found)) > _LONGEST_LABEL:
         return f"The file has {len(found):,} labels, such as {counts}. Is data.label_field right?"

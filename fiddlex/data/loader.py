@@ -1,9 +1,8 @@
 """Batches of examples: shuffled ones for training, all in order for evaluation.
 
 Invariant: a training batch is a function of the seed and the step. Example k of a run, k = step·global_batch_size +
-row, is example k mod n of epoch k div n, each epoch a permutation of all n examples that `grain` computes index by
-index. So a run resumes from its step alone, each example comes once per epoch, and batches go on from one epoch into
-the next.
+row, is example k mod n of epoch k div n; each epoch is a permutation of all n examples, which `grain` computes index by
+index. So the step alone suffices to resume a run, each example occurs once per epoch, and a batch can span two epochs.
 """
 
 import sys
@@ -17,8 +16,8 @@ from fiddlex.errors import DataError
 
 Batch = dict[str, np.ndarray]
 
-# Batches prepared ahead, and the threads that do it: slicing and stacking release the interpreter now and then, and
-# two threads keep up with a step of a few milliseconds.
+# Batches prepared ahead, and the threads that prepare them. Slicing and stacking sometimes release the interpreter
+# lock, and two threads keep up with a step of a few milliseconds.
 _NUM_THREADS = 2
 _PREFETCHED_BATCHES = 4
 
@@ -29,7 +28,7 @@ class Loader:
     Args:
       source: the examples.
       global_batch_size: examples per step; may exceed the number of examples.
-      seed: of the order, at least 0.
+      seed: seed of the order, at least 0.
       vocab_size: every token and target must be below it.
 
     Raises:
@@ -44,16 +43,16 @@ class Loader:
         self._source = source
         self._global_batch_size = global_batch_size
         self._vocab_size = vocab_size
-        # `repeat` seeds each epoch anew; nothing of the size of the data is stored. An index costs microseconds, but
-        # milliseconds when there are only a few examples.
+        # `repeat` gives each epoch a new seed, and no array of the data's size is stored. Computing an index takes
+        # microseconds, but milliseconds when there are only a few examples.
         self._order = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat()
-        _ = self._order[0]  # grain sets up its statistics at the first access, which must not be in two threads
+        _ = self._order[0]  # grain sets up its statistics at the first access, which two threads must not share
 
     def batch(self, step: int) -> Batch:
         """The batch of `step`, counted from 0.
 
         Returns:
-          What the source's examples hold, stacked: `tokens` int32[global_batch_size, seq_len] and so on.
+          The fields of the source's examples, stacked: `tokens` int32[global_batch_size, seq_len] and so on.
 
         Raises:
           DataError: when a token lies outside the vocabulary.
@@ -68,11 +67,11 @@ class Loader:
     def iterate(self, start_step: int, *, num_steps: int | None = None) -> Iterator[Batch]:
         """`batch(start_step)`, `batch(start_step + 1)`, …, prepared ahead by background threads.
 
-        The threads end with the iteration, or when the iterator is closed or dropped.
+        The threads end when the iteration ends, or when the iterator is closed or dropped.
 
         Args:
           start_step: the first step.
-          num_steps: how many; None: without end.
+          num_steps: number of batches; None: unlimited.
         """
         stop = sys.maxsize if num_steps is None else start_step + num_steps
         steps = grain.MapDataset.source(_Steps(self, stop))[start_step:]
@@ -88,16 +87,16 @@ class Loader:
 
 
 def eval_batches(source: ExampleSource, *, batch_size: int, vocab_size: int, limit: int = 0) -> Sequence[Batch]:
-    """All examples in order, in batches of one shape: the last is filled up with rows of zeros, weights included.
+    """All examples in order, in batches of one shape; the last batch is padded with rows of zeros, weights included.
 
     Args:
-      source: the examples, as they are in epoch 0.
+      source: the examples; they are taken as they are in epoch 0.
       batch_size: rows of each batch.
       vocab_size: every token and target must be below it.
-      limit: of the number of batches; 0: all.
+      limit: the most batches to return; 0: all.
 
     Returns:
-      A sequence of batches, made when they are asked for; iterating raises DataError at a token outside the
+      A sequence of batches, each made when it is accessed; an access raises DataError at a token outside the
       vocabulary.
     """
     return _EvalBatches(source, batch_size=batch_size, vocab_size=vocab_size, limit=limit)
@@ -147,11 +146,11 @@ def _stack(examples: Sequence[Batch]) -> Batch:
 
 
 def _check_vocab(batch: Batch, vocab_size: int, *, where: str) -> None:
-    """Raises DataError when `tokens` or `targets` go beyond the vocabulary; an embedding would clamp them silently."""
+    """Raises DataError when `tokens` or `targets` exceed the vocabulary; an embedding would clamp them silently."""
     for name in ("tokens", "targets"):
         if name not in batch:
             continue
-        # As unsigned, ids that int32 cannot hold (of a uint32 file) are the large values that they were.
+        # Ids of a uint32 file that int32 cannot hold regain their large values when read as unsigned.
         ids = batch[name].view(np.uint32)
         if ids.max() >= vocab_size:
             row, *place = (int(i) for i in np.unravel_index(np.argmax(ids >= vocab_size), ids.shape))

@@ -1,7 +1,7 @@
-"""Examples for masked language modelling: pieces of documents, several in one example where they are short.
+"""Examples for masked language modelling: pieces of documents; several short pieces can share one example.
 
-Invariant: every token of a document is in exactly one example of an epoch, and which tokens make an example is the same
-in all; only the masks are drawn anew. What is kept is a few numbers for each document, none for a token.
+Invariant: every token of a document is in exactly one example of an epoch. All epochs make their examples of the same
+tokens and only draw new masks. Memory holds a few numbers for each document and none for each token.
 """
 
 import numpy as np
@@ -18,22 +18,23 @@ _AROUND = 2  # tokens around a piece: [CLS] piece [SEP]
 class MaskedExamples:
     """Documents cut into pieces of seq_len − 2 tokens, each as [CLS] piece [SEP].
 
-    The last piece of a document is what is left, down to a single token; nothing is left out. With `pack`, such short
-    pieces share examples: next to one another in the order of their documents as long as the next one fits, none cut
-    again, each a segment of its own. Examples come in the order in which their last pieces lie in the stream.
+    The last piece of a document holds the remaining tokens, which may be a single one; no token is left out. With
+    `pack`, such short pieces share examples: consecutive pieces, in the order of their documents, join one example as
+    long as the next one fits. They are not cut again, and each is its own segment. The examples are in the order of
+    their last pieces in the stream.
 
     Args:
-      stream: the tokens; those between documents (`TokenStream.bounds`) are left out.
-      tokenizer: of the tokens; None when it is not known, which is an error.
+      stream: the tokens; separators between documents (`TokenStream.bounds`) are left out.
+      tokenizer: the tokenizer that made the tokens; None, when it is unknown, is an error.
       seq_len: length of an example, at least 3.
       mask_fraction: share of the tokens to predict.
-      whole_words: masks all tokens of a word or none; see `Masker`.
-      pack: several short pieces in one example; else one in each, filled up.
-      seed: of the masks, at least 0.
+      whole_words: whether to mask either all tokens of a word or none; see `Masker`.
+      pack: whether to put several short pieces into one example; otherwise each has its own padded example.
+      seed: seed of the masks, at least 0.
 
     Raises:
-      DataError: when the vocabulary lacks the special tokens or whole words, `seq_len` is too small or there are no
-        documents.
+      DataError: when the vocabulary lacks the special tokens or does not mark words, `seq_len` is too small or there
+        are no documents.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class MaskedExamples:
         self._full_before = np.append(0, np.cumsum(full))  # full pieces before each document
         short = np.flatnonzero(rest)
         self._short_starts, self._short_stops = (stops - rest)[short], stops[short]
-        # Shared example k holds short pieces first[k] to first[k + 1] − 1, and comes after all full pieces of their
+        # Shared example k holds short pieces first[k] to first[k + 1] − 1, and follows all full pieces of their
         # documents.
         self._first = _shared(rest[short] + _AROUND, seq_len) if pack else np.arange(len(short) + 1)
         last_documents = short[self._first[1:] - 1]
@@ -75,9 +76,8 @@ class MaskedExamples:
         """Example `index` with the masks of `epoch`.
 
         Returns:
-          What `Masker.mask` returns (`tokens`, `masked_positions`, `targets`, `weights`), and `segments`
-          int32[seq_len], 1, 2, … for the pieces with the tokens around them and 0 where filled up, and `token_types`
-          int32[seq_len], all 0.
+          The arrays of `Masker.mask` (`tokens`, `masked_positions`, `targets`, `weights`); `segments` int32[seq_len],
+          1, 2, … for the pieces with their special tokens and 0 for padding; `token_types` int32[seq_len], all 0.
 
         Raises:
           DataError: when a token is outside the tokenizer's vocabulary.
@@ -97,7 +97,7 @@ class MaskedExamples:
         }
 
     def _pieces(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """First tokens of the pieces of example `index`, and the tokens after their last."""
+        """The first token of each piece of example `index`, and the token after the last of each piece."""
         shared = int(np.searchsorted(self._shared_indices, index))  # shared examples before this one
         if shared < len(self._shared_indices) and self._shared_indices[shared] == index:
             pieces = slice(self._first[shared], self._first[shared + 1])
@@ -113,11 +113,11 @@ def _shared(sizes: np.ndarray, seq_len: int) -> np.ndarray:
     """Puts consecutive pieces into examples, as many as fit into each.
 
     Args:
-      sizes: int64[pieces], each at most `seq_len`.
-      seq_len: room of an example.
+      sizes: int64[pieces], lengths of the pieces with their special tokens, each at most `seq_len`.
+      seq_len: length of an example.
 
     Returns:
-      int64[examples + 1]: the first piece of each example, and the number of pieces.
+      int64[examples + 1]: the first piece of each example; the last entry is the number of pieces.
     """
     ends = np.append(0, np.cumsum(sizes))
     first = [0]
@@ -129,7 +129,7 @@ def _shared(sizes: np.ndarray, seq_len: int) -> np.ndarray:
 def _laid_out(
     text: np.ndarray, lengths: np.ndarray, *, special: SpecialTokens, seq_len: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and segments of an example, each int32[seq_len]; `lengths` are those of the pieces in `text`."""
+    """Tokens and segments of an example, each int32[seq_len]; `lengths` has the length of each piece in `text`."""
     ends = np.cumsum(lengths + _AROUND)
     numbers = np.arange(len(lengths), dtype=np.int32)
     tokens = np.full(seq_len, special.pad, np.int32)

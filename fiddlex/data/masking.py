@@ -1,9 +1,9 @@
-"""Which tokens BERT has to predict, and what it sees in their place.
+"""Which tokens BERT has to predict, and which tokens replace them in the input.
 
-Devlin et al. 2019 (arXiv:1810.04805), section 3.1 and appendix A.1: a share of the tokens is drawn; of these 80% become
-the mask token, 10% a random one, and 10% stay as they are.
+Devlin et al. 2019 (arXiv:1810.04805), section 3.1 and appendix A.1: a share of the tokens is drawn; 80% of these become
+the mask token, 10% a random token, and 10% stay unchanged.
 
-Invariant: what is drawn is a function of seed, epoch and index of the example; special tokens are never drawn.
+Invariant: the draws are a function of seed, epoch and index of the example; special tokens are never drawn.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ _MASKED_SHARE, _RANDOM_SHARE = 0.8, 0.1
 
 
 def example_rng(seed: int, *, epoch: int, index: int) -> np.random.Generator:
-    """Random numbers of one example in one epoch: part of a counter-based stream that no other example reads."""
+    """Random numbers of one example in one epoch: its own part of a counter-based stream."""
     return np.random.Generator(np.random.Philox(key=seed, counter=(0, 0, index, epoch)))
 
 
@@ -24,14 +24,16 @@ class Masker:
     """Masks the tokens of examples.
 
     Args:
-      tokenizer: of the tokens; None when it is not known, which is an error.
+      tokenizer: the tokenizer that made the tokens; None, when it is unknown, is an error.
       seq_len: length of an example.
-      mask_fraction: share of an example's tokens to predict, special ones aside; at least one token is.
-      whole_words: draws words, in random order, and takes each that fits into the number still to be masked, as BERT's
-        published code does. Where not even one fits, single tokens are drawn as without whole words.
+      mask_fraction: share of an example's tokens to predict, not counting special tokens; at least one token is
+        predicted.
+      whole_words: whether to draw words instead of tokens, in random order, and take each word that fits into the
+        number still to be masked, as BERT's published code does. If no word fits, single tokens are drawn instead.
 
     Raises:
-      DataError: when the vocabulary lacks the special tokens, or marks no words and whole ones are asked for.
+      DataError: when the vocabulary lacks the special tokens, or when `whole_words` is True and the vocabulary does not
+        mark words.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, *, seq_len: int, mask_fraction: float, whole_words: bool):
@@ -52,9 +54,9 @@ class Masker:
         """Masks a share of `tokens`, int32[seq_len].
 
         Returns:
-          `tokens` int32[seq_len] as the model sees them, and with P = `max_masked(seq_len, mask_fraction)`:
-          `masked_positions` int32[P], ascending, `targets` int32[P], the tokens there before, and `weights` float32[P],
-          1. Where there are fewer than P to predict, or none, position, target and weight of the rest are 0.
+          `tokens` int32[seq_len], the model's input. With P = `max_masked(seq_len, mask_fraction)`: `masked_positions`
+          int32[P], ascending; `targets` int32[P], the original tokens at these positions; `weights` float32[P], 1. If
+          fewer than P tokens are predicted, or none, the remaining positions, targets and weights are 0.
         """
         positions = self._draw(tokens, rng)
         count = len(positions)
@@ -67,7 +69,7 @@ class Masker:
         return {"tokens": masked, "masked_positions": masked_positions, "targets": targets, "weights": weights}
 
     def _draw(self, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Positions to predict, ascending; as rounding is monotonic, never more than P."""
+        """Positions to predict, ascending; never more than P, since rounding is monotonic."""
         maskable = np.flatnonzero(~self.vocabulary.is_special[tokens])
         if not len(maskable):
             return maskable
@@ -81,7 +83,7 @@ class Masker:
         return np.sort(rng.permutation(maskable)[:count])
 
     def _replacements(self, targets: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What the model sees in place of `targets`."""
+        """The tokens that replace `targets` in the input."""
         share = rng.random(len(targets))
         drawable = self.vocabulary.drawable
         random = drawable[rng.integers(len(drawable), size=len(targets))]
@@ -90,7 +92,7 @@ class Masker:
 
 
 def _fitting(lengths: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """bool[words]: those that fit into `count` tokens, each after those drawn before it."""
+    """bool[words]: whether a word is chosen: it fits into what the words drawn before it leave of `count` tokens."""
     chosen = np.zeros(len(lengths), bool)
     sizes = lengths.tolist()
     for word in rng.permutation(len(lengths)).tolist():

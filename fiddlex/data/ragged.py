@@ -1,7 +1,7 @@
-"""Token sequences of many lengths: made in batches, kept in one array.
+"""Token sequences of many lengths: encoded in batches and stored in one array.
 
-Invariant: what is kept takes the bytes of its tokens in the smallest dtype that holds the vocabulary, and eight for
-each sequence.
+Invariant: the stored sequences take the bytes of their tokens in the smallest dtype that holds the vocabulary, and
+eight bytes for each sequence.
 """
 
 import hashlib
@@ -12,14 +12,14 @@ import numpy as np
 
 from fiddlex.data.tokenizers import Tokenizer
 
-_ROWS_AT_ONCE = 1024  # bounds the memory of texts that wait and of ids that are not yet in the smallest dtype
+_ROWS_AT_ONCE = 1024  # limits the memory of waiting texts and of ids that are not yet in the smallest dtype
 
 
 class Ragged:
-    """Sequences of token ids, one after another in one flat array.
+    """Sequences of token ids, concatenated in one flat array.
 
     Args:
-      sequences: unsigned integers of one dtype, each [tokens]; there is at least one.
+      sequences: at least one array, each unsigned integers, [tokens], all of one dtype.
     """
 
     def __init__(self, sequences: Sequence[np.ndarray]):
@@ -34,7 +34,7 @@ class Ragged:
 
     @property
     def tokens(self) -> np.ndarray:
-        """All sequences one after another, [tokens]."""
+        """All sequences concatenated, [tokens]."""
         return self._flat
 
     def digest(self) -> str:

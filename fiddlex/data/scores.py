@@ -1,4 +1,4 @@
-"""What log-likelihoods of continuations say about a model."""
+"""Scores of a model from its log-likelihoods of continuations."""
 
 import itertools
 import math
@@ -16,18 +16,19 @@ def score_continuations(
     """Scores a model by its log-likelihoods of the examples of `ContinuationExamples`.
 
     Args:
-      rows: of the examples.
+      rows: which line and choice each example belongs to.
       log_likelihoods: float[n], nats of each example's continuation, summed over its tokens. n may be smaller than the
-        number of examples (`data.eval_batches`), and lines that are not complete are left out; or larger, and what
-        fills up the last batch is left out.
-      num_correct: integers, [n]: tokens of the continuation that are the model's most probable ones.
+        number of examples (`data.eval_batches`), and then incomplete lines are left out; or larger, and then the
+        padding of the last batch is left out.
+      num_correct: integers, [n]: number of tokens of the continuation that are the model's most probable ones.
 
     Returns:
-      `lines`, how many were scored; of the right continuations `log_likelihood_per_token`, `log_likelihood_per_byte`
-      and `perplexity` (per token); `accuracy`, the share of lines that are right, with `accuracy_low` and
-      `accuracy_high`, its 95% interval (`wilson_interval`). A line without choices is right when all tokens are the
-      most probable ones, a line with choices when the right one has the highest log-likelihood, the first of equals;
-      these have also `accuracy_per_byte`, which divides by the bytes of each choice first, with its interval.
+      `lines`, the number of scored lines; `log_likelihood_per_token`, `log_likelihood_per_byte` and `perplexity` (per
+      token), all of the right continuations; `accuracy`, the share of lines that are right, with `accuracy_low` and
+      `accuracy_high`, its 95% interval (`wilson_interval`). A line without choices is right when all its tokens are the
+      most probable ones. A line with choices is right when the right choice has the highest log-likelihood; the first
+      of equals counts as highest. Files with choices also get `accuracy_per_byte`, with its interval, for which each
+      log-likelihood is divided by the bytes of its choice.
 
     Raises:
       DataError: when no line is complete.

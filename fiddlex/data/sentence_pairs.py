@@ -1,9 +1,9 @@
 """Examples of two sentences: do they belong together (BERT), are they in order (ALBERT)?
 
 Devlin et al. 2019 (arXiv:1810.04805), section 3.1, task 2, and appendix A.2; Lan et al. 2020 (arXiv:1909.11942),
-section 3.1. A "sentence" is a span of text, not a grammatical one.
+section 3.1. A "sentence" is a span of text, not a grammatical sentence.
 
-Invariant: an example is a function of seed, epoch and index. What is kept is a few numbers for each document.
+Invariant: an example is a function of seed, epoch and index. Memory holds a few numbers for each document.
 """
 
 import numpy as np
@@ -14,34 +14,34 @@ from fiddlex.data.tokenizers import Tokenizer
 from fiddlex.errors import DataError
 
 _AROUND = 3  # tokens around a pair: [CLS] A [SEP] B [SEP]
-_LEAST = 2  # tokens of a pair
+_LEAST = 2  # least tokens of a pair
 
 
 class SentencePairExamples:
     """[CLS] A [SEP] B [SEP], where B follows A in a document or, half of the time, does not.
 
-    Documents are cut into windows of seq_len − 3 tokens, the last one shorter; a last window of a single token makes no
-    pair and is left out, and so are documents of a single token. Each epoch cuts each window anew into A and B: at the
-    end of a sentence, one drawn from those in the window; where there is none, at the start of a word; where there is
-    only one, anywhere.
+    Documents are cut into windows of seq_len − 3 tokens; the last window of a document may be shorter. A last window of
+    one token makes no pair and is left out, and so is a document of one token. Each epoch draws a new cut of each
+    window into A and B: at the end of one of the window's sentences; if there is no such end, at the start of a word;
+    if there is no such start, anywhere.
 
-    Half of the examples, drawn in each epoch, are wrong. With mlm_sop, A and B change places. With mlm_nsp, B begins in
-    another document, drawn from all others, at a place drawn as B's place in a window is, and runs on as long as there
-    is room; the rest of A's window is left out in that epoch. A single document gives B from another of its windows,
-    from which it does not run into the window of A.
+    Half of the examples, drawn in each epoch, are wrong. With mlm_sop, A and B are swapped. With mlm_nsp, B begins in
+    another document, drawn from all others, at a cut drawn in one of its windows, and continues until the example is
+    full; the rest of A's window is left out in that epoch. If there is only one document, B begins in another of its
+    windows and does not reach into A's window.
 
     Args:
-      stream: the tokens; those between documents (`TokenStream.bounds`) are left out.
-      tokenizer: of the tokens; None when it is not known, which is an error.
+      stream: the tokens; separators between documents (`TokenStream.bounds`) are left out.
+      tokenizer: the tokenizer that made the tokens; None, when it is unknown, is an error.
       objective: 'mlm_nsp' or 'mlm_sop'.
       seq_len: length of an example, at least 5.
       mask_fraction: share of the tokens to predict.
-      whole_words: masks all tokens of a word or none; see `Masker`.
-      seed: of cuts, wrong pairs and masks, at least 0.
+      whole_words: whether to mask either all tokens of a word or none; see `Masker`.
+      seed: seed of cuts, wrong pairs and masks, at least 0.
 
     Raises:
-      DataError: when the vocabulary lacks the special tokens or whole words, `seq_len` is too small, no document has
-        two tokens, or for mlm_nsp all tokens are in one window.
+      DataError: when the vocabulary lacks the special tokens or does not mark words, `seq_len` is too small, no
+        document has two tokens, or, with mlm_nsp, all tokens are in one window.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class SentencePairExamples:
         """Pair `index` as it is drawn in `epoch`.
 
         Returns:
-          What `Masker.mask` returns (`tokens`, `masked_positions`, `targets`, `weights`); `segments` int32[seq_len], 1
-          on both sentences and 0 where filled up; `token_types` int32[seq_len], 1 on the second sentence and its last
+          The arrays of `Masker.mask` (`tokens`, `masked_positions`, `targets`, `weights`); `segments` int32[seq_len], 1
+          on both sentences and 0 on padding; `token_types` int32[seq_len], 1 on the second sentence and its last
           separator; `labels` int32[], 1 where B follows A and 0 where it does not; `label_weights` float32[], 1.
 
         Raises:
@@ -130,11 +130,11 @@ class SentencePairExamples:
         return start, min(start + self._room, stop)
 
     def _cut_window(self, window: int, rng: np.random.Generator) -> tuple[int, int, int]:
-        """The first token of a window, the one where a drawn cut has B begin, and the one after the window's last."""
+        """The first token of a window, the first token of B at a drawn cut, and the token after the window's last."""
         start, stop = self._window(window)
         text = self._text(start, stop)
         ends = self._masker.vocabulary.ends_sentences(text)
-        # Of several ends in a row, as in "?!", only the last is a place to cut.
+        # If several ends follow one another, as in "?!", the window can be cut only after the last.
         places = np.flatnonzero(ends[:-1] & ~ends[1:])
         if not len(places):
             places = np.flatnonzero(self._masker.vocabulary.starts_words(text)[1:])
@@ -143,7 +143,7 @@ class SentencePairExamples:
         return start, start + 1 + int(rng.choice(places)), stop
 
     def _elsewhere(self, window: int, length: int, rng: np.random.Generator) -> np.ndarray:
-        """A B that does not follow the A of `length` tokens at the start of `window`."""
+        """Text for a B that does not follow the A of `length` tokens at the start of `window`."""
         document, num_documents = self._document(window), len(self._bounds)
         if num_documents > 1:
             other = _another(document, num_documents, rng)

@@ -1,4 +1,4 @@
-"""Numbers that tell what an accuracy is worth."""
+"""Statistics by which to judge an accuracy."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -9,10 +9,10 @@ _Z95 = 1.959963984540054  # a standard normal variable lies between -z and z wit
 
 
 def wilson_interval(correct: int, total: int) -> tuple[float, float]:
-    """The 95% interval of Wilson (1927) for the share of which `correct` of `total` is a sample.
+    """The 95% interval of Wilson (1927) for a share, given `correct` successes in a sample of `total`.
 
-    Unlike the normal approximation it stays within 0 and 1 and keeps its coverage for few examples and for shares
-    near either end.
+    Unlike the normal approximation, it stays within 0 and 1, and it keeps its coverage for few examples and for shares
+    near 0 or 1.
 
     Args:
       correct: from 0 to `total`.
@@ -22,7 +22,7 @@ def wilson_interval(correct: int, total: int) -> tuple[float, float]:
       The lower and the upper end.
 
     Raises:
-      ValueError: when the numbers are not such.
+      ValueError: when an argument is out of its range.
     """
     if not 0 <= correct <= total or total < 1:
         raise ValueError(f"{correct} of {total} is no share")
@@ -34,14 +34,14 @@ def wilson_interval(correct: int, total: int) -> tuple[float, float]:
 
 
 def majority_share(batches: Iterable[Mapping[str, np.ndarray]], vocab_size: int) -> float:
-    """The share of the most common token among all that are to be told, the accuracy of always guessing it.
+    """The share of the most common token among all targets, which is the accuracy of always guessing that token.
 
     Args:
-      batches: each with `targets`, integers in [0, vocab_size), and `weights`, 0 where there is none to be told.
+      batches: batches with `targets`, integers in [0, vocab_size), and `weights`, 0 where there is no target.
       vocab_size: number of tokens.
 
     Returns:
-      From 0 to 1; 0 where there is nothing to be told.
+      A share from 0 to 1; 0 when there are no targets.
     """
     counts = np.zeros(vocab_size, np.int64)
     for batch in batches:

@@ -1,7 +1,7 @@
-"""A labelled task made of plain text: does a line stand as it was written, or have two of its words changed places?
+"""A labelled task made from plain text: is a line as it was written, or are two of its words swapped?
 
-Like judging whether a sentence is acceptable (CoLA, Warstadt et al. 2019), but of any text that is at hand. The words
-of a line tell nothing of its label, only their order does.
+The task resembles judging whether a sentence is acceptable (CoLA, Warstadt et al. 2019), but can be made from any text.
+The words of a line do not reveal its label; only their order does.
 """
 
 import json
@@ -24,14 +24,14 @@ def write_task(
     """Writes `train.jsonl` and `eval.jsonl`, with `text` and `label` on each line.
 
     Args:
-      folder: made if need be.
-      documents: no document's lines are in both files, and no line is there twice.
+      folder: the folder for both files, created if it does not exist.
+      documents: the documents. All lines of a document are in the same file, and no line occurs twice.
       fraction: share of the documents for `eval.jsonl`.
-      longest: bytes of a line at most.
-      seed: of what is swapped.
+      longest: the most bytes of a line.
+      seed: seed of the swaps.
 
     Returns:
-      The lines of both.
+      The lines of `train.jsonl` and those of `eval.jsonl`.
 
     Raises:
       OSError: when the files cannot be written.
@@ -48,7 +48,7 @@ def write_task(
 
 
 def _labelled(documents: Sequence[Document], rng: np.random.Generator, seen: set[str], longest: int) -> Iterator[Line]:
-    """Every line of three words or more that is new and short enough, half of them swapped; adds it to `seen`."""
+    """Every new line of at least three words that is short enough, half of them swapped; adds each line to `seen`."""
     for document in documents:
         for line in document.text.splitlines():
             words = line.split()

@@ -1,11 +1,11 @@
 """Lines of a TSV or JSONL file read into rows: the sources `tsv:PATH` and `jsonl:PATH`.
 
-A TSV file is UTF-8; its first line names the columns; tabs part the cells, and quotes are characters like any other,
-as in the files of GLUE. A JSONL file has one object on each line. Lines end in LF or CRLF, the last one perhaps in
-nothing; blank lines and a byte order mark at the start are no data.
+A TSV file is UTF-8. Its first line names the columns, tabs separate the cells, and quotes are ordinary characters, as
+in the files of GLUE. A JSONL file has one object on each line. Lines end in LF or CRLF, which the last line may lack.
+Blank lines and a byte order mark at the start are ignored.
 
-Invariant: every line becomes a row or is bad. A bad line is an error that names file and line, or, with
-`data.skip_bad_lines`, counted by its reason. The whole file is checked before anything is made of it.
+Invariant: every line becomes a row or is bad. A bad line is an error that names file and line or, with
+`data.skip_bad_lines`, is counted by its reason. The whole file is checked before its rows are used.
 """
 
 import dataclasses
@@ -31,19 +31,19 @@ _KEYS_REMEDY = (
 
 
 class UnfitFileError(DataError):
-    """A file of which not even the first line is right: it may be another than the one that the config is about."""
+    """A file whose first line is already wrong, so that it may not be the file that the config was written for."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table(Generic[T]):
-    """What the lines of a file say.
+    """The rows of a file.
 
     Attributes:
       source: kind and absolute path, as in tsv:/data/train.tsv.
-      lines: of each row, the number of its line in the file, from 1.
-      rows: one for each line that is not bad, in their order.
-      skip_bad_lines: bad lines are counted, not an error.
-      skipped: how many lines were passed over, by reason.
+      lines: the number of each row's line in the file, from 1.
+      rows: one row for each line that is not bad, in the order of the lines.
+      skip_bad_lines: whether bad lines are counted instead of raising an error.
+      skipped: number of skipped lines by reason.
     """
 
     source: str
@@ -65,7 +65,7 @@ class Table(Generic[T]):
         return _collect(self.source, numbered, convert, skip_bad_lines=self.skip_bad_lines, skipped=self.skipped)
 
     def select(self, indices: Sequence[int]) -> "Table[T]":
-        """The rows of these indices, with nothing passed over."""
+        """The rows with these indices, in a table that counts no skipped lines."""
         lines, rows = [self.lines[i] for i in indices], [self.rows[i] for i in indices]
         return dataclasses.replace(self, lines=lines, rows=rows, skipped=Counter())
 
@@ -82,16 +82,16 @@ def read_table(
 
     Args:
       source: 'tsv:PATH' or 'jsonl:PATH'.
-      parse: makes a row of a line's cells or keys, or raises BadLineError. Of TSV it gets the columns in `fields`, of
-        JSONL whatever the object has.
+      parse: a function that makes a row of a line's cells or keys, or raises BadLineError. For TSV it gets the columns
+        in `fields`, for JSONL all keys of the object.
       fields: the columns that a TSV file must have, each with the config field that names it.
       skip_bad_lines: `data.skip_bad_lines`.
 
     Raises:
       DataError: at a bad line.
-      UnfitFileError: when there is no such file, it has no lines, its header lacks a column, or the first line or
-        every line is bad.
-      OSError: when it cannot be read.
+      UnfitFileError: when there is no such file, it has no lines, its header lacks a column, or the first line or every
+        line is bad.
+      OSError: when the file cannot be read.
     """
     kind, _, name = source.partition(":")
     path = Path(os.path.abspath(os.path.expanduser(name)))
@@ -112,7 +112,7 @@ def _collect(
     skip_bad_lines: bool,
     skipped: Mapping[str, int] = Counter(),
 ) -> Table[U]:
-    """The table of the converted items; `skipped` were passed over before."""
+    """The table of the converted items; `skipped` counts lines that were skipped earlier."""
     lines, rows, counts, first = list[int](), list[U](), Counter(skipped), ""
     for line, item in items:
         try:
@@ -138,7 +138,7 @@ def _collect(
 
 
 def _lines(file: BinaryIO, *, blank: bytes) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, without their ends; lines of nothing but `blank` are left out."""
+    """Lines with their numbers, without line ends; lines of nothing but `blank` characters are left out."""
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(_UTF8_MARK)
@@ -160,7 +160,7 @@ def _decode(line: bytes) -> str:
 def _json_object(line: str) -> Mapping[str, Any]:
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError) as error:  # json raises a plain ValueError at numbers of thousands of digits
+    except (ValueError, RecursionError) as error:  # json raises a plain ValueError for numbers of thousands of digits
         where = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else error
         raise BadLineError("not JSON", f"{shown(line)} is not JSON ({where}). Each line holds an object.") from error
     if not isinstance(value, dict):
@@ -171,7 +171,7 @@ def _json_object(line: str) -> Mapping[str, Any]:
 def _tsv_reader(
     source: str, lines: Iterator[tuple[int, bytes]], fields: Mapping[str, str]
 ) -> Callable[[str], Mapping[str, str]]:
-    """Takes the header off `lines`; what it returns parts a line into the cells of `fields`."""
+    """Reads the header from `lines`; returns a function that splits a line into the cells of `fields`."""
     number, line = next(lines, (0, b""))
     if not number:
         raise UnfitFileError(f"{source} is empty. Its first line must name the columns: {', '.join(fields)}.")

@@ -1,7 +1,7 @@
 """Examples of labelled texts, in BERT's form (arXiv:1810.04805, section 4): [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
 
-All texts are made tokens once, at construction, which is when one that is too long is found; an example is put together
-when it is asked for and is the same in every epoch.
+All texts are encoded once, at construction, which also detects texts that are too long. An example is assembled when it
+is requested, and is the same in every epoch.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ class PairTokens(Protocol):
 
     @property
     def pad(self) -> int:
-        """Fills an example up."""
+        """Pads an example."""
 
     @property
     def cls(self) -> int:
@@ -36,14 +36,14 @@ class PairTokens(Protocol):
 
 
 class _TaskExamples:
-    """What both kinds have in common.
+    """What classification and multiple-choice examples have in common.
 
     Attributes:
-      labels: int32[examples], the class or right choice of each.
-      lines: of each example, the number of its line in the file, from 1.
+      labels: int32[examples], the class or right choice of each example.
+      lines: the number of each example's line in the file, from 1.
       answers: names of the classes or choices.
-      shares: float64[answers], the share of each among the labels.
-      num_cut: lines of which a text was cut.
+      shares: float64[answers], the share of each answer among the labels.
+      num_cut: number of lines with a text that was cut.
     """
 
     _seq_len: int
@@ -73,13 +73,13 @@ class _TaskExamples:
         return len(self.labels)
 
     def fingerprint(self) -> str:
-        """Tells the data of two runs apart: the number of examples, and a hash of all tokens and labels."""
+        """Identifies the data by the number of examples and a hash of all tokens and labels."""
         digest = hashlib.sha256(self._texts.digest().encode())
         digest.update(self.labels.astype("<i4").tobytes())
         return f"{len(self)}-{digest.hexdigest()[:16]}"
 
     def describe(self) -> str:
-        """A line for the log: the file, lines used, passed over and cut, and what guessing would achieve."""
+        """A line for the log: the file, lines used, skipped and cut, and the accuracy of guessing."""
         return self._description
 
     def _labelled(self, index: int, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -90,17 +90,18 @@ class ClassificationExamples(_TaskExamples):
     """One text or a pair, and a class.
 
     Args:
-      table: of `read_classification`, or a side of its split.
+      table: the table of `read_classification`, or one side of its split.
       classes: `data.classes`.
-      tokenizer: of the texts.
-      special: the tokens around them.
+      tokenizer: the tokenizer that encodes the texts.
+      special: the special tokens around the texts.
       seq_len: `model.seq_len`.
-      truncate: `data.truncate`: an example that is too long loses tokens from the end of its longer text, one by one,
-        of the second where both are as long, as in BERT's published code. Otherwise it is a bad line.
+      truncate: `data.truncate`: whether an example that is too long loses tokens from the end of its longer text, one
+        by one, as in BERT's published code; of two texts of equal length the second loses a token. Otherwise it is a
+        bad line.
 
     Raises:
       ConfigError: when `seq_len` leaves no room for a token of each text.
-      DataError: at an example that is too long, or when none remains.
+      DataError: at an example that is too long, or when no example remains.
     """
 
     def __init__(
@@ -146,23 +147,23 @@ class ClassificationExamples(_TaskExamples):
 
 
 class MultipleChoiceExamples(_TaskExamples):
-    """A context, and choices of which one goes with it.
+    """A context, and choices of which one is right.
 
-    Each choice is a pair: A is the context, the first text; B the second text, if there is one, a space and the choice,
-    else the choice alone.
+    Each choice makes a pair A, B. A is the context, which is the first text. B is the second text, a space and the
+    choice, or the choice alone if there is no second text.
 
     Args:
-      table: of `read_multiple_choice`, or a side of its split.
-      tokenizer: of the texts.
-      special: the tokens around them.
+      table: the table of `read_multiple_choice`, or one side of its split.
+      tokenizer: the tokenizer that encodes the texts.
+      special: the special tokens around the texts.
       seq_len: `model.seq_len`.
-      truncate: `data.truncate`: where a choice's pair is too long, that pair's context loses its end; question and
-        choice are kept whole, and are a bad line where they leave no room for a token of context. Otherwise what is too
-        long is a bad line.
+      truncate: `data.truncate`: whether the context of a pair that is too long is cut at its end. Question and choice
+        are never cut; if they leave no room for a token of the context, the line is bad. Without `truncate`, any pair
+        that is too long makes its line bad.
 
     Raises:
       ConfigError: when `seq_len` leaves no room for a token of each text.
-      DataError: at an example that is too long, or when none remains.
+      DataError: at an example that is too long, or when no example remains.
     """
 
     def __init__(
@@ -197,8 +198,8 @@ class MultipleChoiceExamples(_TaskExamples):
         """Example `index`, the same in every epoch.
 
         Returns:
-          `tokens`, `segments` and `token_types` as of `ClassificationExamples`, int32[num_choices, seq_len]; `labels`
-          int32[], the index of the right choice; `label_weights` float32[], 1.
+          `tokens`, `segments` and `token_types` as in `ClassificationExamples`, but int32[num_choices, seq_len];
+          `labels` int32[], the index of the right choice; `label_weights` float32[], 1.
         """
         _check(index, len(self))
         first = index * (1 + self._num_choices)
@@ -213,7 +214,7 @@ class MultipleChoiceExamples(_TaskExamples):
 
 
 def _write(texts: Sequence[np.ndarray], special: PairTokens, rows: dict[str, np.ndarray]) -> None:
-    """Puts a text or a pair into `tokens`, `segments` and `token_types`, arrays of zeros, [seq_len] each."""
+    """Writes a text or a pair into `tokens`, `segments` and `token_types`, arrays of zeros, [seq_len] each."""
     tokens = rows["tokens"]
     tokens[0], end = special.cls, 1
     for token_type, ids in enumerate(texts):
@@ -230,7 +231,7 @@ def _context_and_answers(row: TaskRow) -> list[str]:
 
 
 def _cut_longer(texts: Sequence[np.ndarray], room: int) -> list[np.ndarray]:
-    """What is left of one text or two when tokens are taken from the end of the longer until they fit."""
+    """Cuts one text or two to `room` tokens, one token at a time from the end of the longer text."""
     if len(texts) == 1:
         return [texts[0][:room]]
     first, second = texts
@@ -239,7 +240,7 @@ def _cut_longer(texts: Sequence[np.ndarray], room: int) -> list[np.ndarray]:
 
 
 def _room(seq_len: int, num_texts: int) -> int:
-    """Tokens of text in an example beside [CLS] and a [SEP] for each text."""
+    """Tokens of text that fit in an example in addition to [CLS] and a [SEP] for each text."""
     room = seq_len - 1 - num_texts
     if room < num_texts:
         raise ConfigError(

@@ -1,9 +1,9 @@
 """Flat token files: little-endian uint16 or uint32 ids and nothing else, as nanoGPT's `train.bin`.
 
-Nothing in such a file tells its dtype, but its ids do: read as uint32, uint16 ids leave the vocabulary; read as uint16,
-every second half of a uint32 id is the upper one, which is next to nothing.
+Such a file does not record its dtype, but its ids reveal it. When uint16 ids are read as uint32, they exceed the
+vocabulary. When uint32 ids are read as uint16, every second value is the upper half of an id, which is close to 0.
 
-Invariant: a file is memory-mapped and never read whole; what a caller gets is a read-only view of it.
+Invariant: a file is memory-mapped and never read whole; callers get a read-only view of it.
 """
 
 from pathlib import Path
@@ -12,21 +12,21 @@ import numpy as np
 
 from fiddlex.errors import DataError
 
-# Ids checked at opening: half a gigabyte of uint16, a second or so. The loader checks each batch, so that later ids
-# are caught as well, only later.
+# Ids checked at opening: half a gigabyte of uint16, which takes about a second. The loader checks each batch, so it
+# finds bad ids beyond these.
 SCANNED_TOKENS = 256 * 2**20
 _CHUNK_TOKENS = 2**22
 
-# What is looked at to tell uint32 ids from uint16 ones: pieces from the whole file, half a megabyte in all.
+# The tokens read to distinguish uint32 from uint16 ids: pieces from the whole file, half a megabyte in all.
 _PIECES, _PIECE_TOKENS = 64, 2**12
-_LARGER_IDS = 40  # all on one side. Of uint16 ids, which fall on either, so many do that in one of 2⁴⁰ files
+_LARGER_IDS = 40  # all in lower halves; uint16 ids fall in either half, so only one file in 2⁴⁰ has this by chance
 
 
 def open_token_file(path: Path, *, dtype: str, vocab_size: int) -> np.memmap:
-    """Maps the token file `path`.
+    """Maps the token file `path` into memory.
 
     Args:
-      path: of the file.
+      path: path of the file.
       dtype: 'uint16' or 'uint32', `data.token_dtype`.
       vocab_size: ids must be below it; the first `SCANNED_TOKENS` are checked here.
 
@@ -35,7 +35,7 @@ def open_token_file(path: Path, *, dtype: str, vocab_size: int) -> np.memmap:
 
     Raises:
       DataError: when the file is missing, empty, cut short, of the other dtype, or has ids outside the vocabulary.
-      OSError: when it cannot be read.
+      OSError: when the file cannot be read.
     """
     if not path.is_file():
         raise DataError(
@@ -59,7 +59,7 @@ def open_token_file(path: Path, *, dtype: str, vocab_size: int) -> np.memmap:
 
 
 def _check_halves(tokens: np.memmap, path: Path, *, vocab_size: int) -> None:
-    """Raises DataError when the tokens are by all appearance the lower and upper halves of uint32 ids."""
+    """Raises DataError when the tokens appear to be the lower and upper halves of uint32 ids."""
     largest = (vocab_size - 1) >> 16  # upper half of an id in the vocabulary
     spacing = max(_PIECE_TOKENS, -(-len(tokens) // (2 * _PIECES)) * 2)  # even: every piece begins with a lower half
     pieces = [tokens[start : start + _PIECE_TOKENS] for start in range(0, len(tokens), spacing)]

@@ -1,7 +1,7 @@
-"""What the tokens of a vocabulary are: which are special, begin words or end sentences.
+"""The kinds of a vocabulary's tokens: which tokens are special, begin words or end sentences.
 
-Invariant: facts are arrays by id, computed once from the vocabulary, and two neighbouring tokens are the most that is
-looked at to tell words apart; no text is read.
+Invariant: the facts are arrays indexed by id, computed once from the vocabulary. Word boundaries are found from pairs
+of neighbouring tokens; no text is decoded.
 """
 
 import dataclasses
@@ -15,19 +15,19 @@ from tokenizers import decoders, models
 
 from fiddlex.errors import DataError
 
-# pad, cls, sep and mask as BERT and RoBERTa name them.
+# The names of pad, cls, sep and mask in BERT and RoBERTa.
 SPECIAL_NAMES = (("[PAD]", "[CLS]", "[SEP]", "[MASK]"), ("<pad>", "<s>", "</s>", "<mask>"))
 _SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's name of a byte that no other token covers
 
 
 class SpecialTokens(NamedTuple):
-    """Ids of the tokens that examples of BERT have besides the text."""
+    """Ids of the tokens that BERT's examples have in addition to the text."""
 
-    pad: int  # fills up
-    cls: int  # begins an example, or each document of a packed one
+    pad: int  # pads an example
+    cls: int  # begins an example, or each document of a packed example
     sep: int  # ends each sentence of a pair, or each document
-    mask: int  # in place of a token to be predicted
+    mask: int  # replaces a token to be predicted
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,15 +35,16 @@ class Vocabulary:
     """Facts about the tokens of one tokenizer.
 
     Attributes:
-      name: as `data.tokenizer` has it.
-      special: None when the vocabulary lacks any of them.
-      missing: names of those that it lacks; empty when there are all.
-      is_special: bool[ids]: the special tokens and others that are no text ([UNK]); these are never masked.
-      drawable: int32[n]: the ids that may stand for a masked token; all but the special ones and those unused.
-      marks_words: the vocabulary tells where words begin.
-      joins_before, joins_after: bool[ids]: a token that joins what is before it continues the word of a token that
-        joins what is after it.
-      ends: bool[ids]: the token ends a sentence.
+      name: the value of `data.tokenizer`.
+      special: the special tokens; None when the vocabulary lacks any of them.
+      missing: names of the special tokens that the vocabulary lacks; empty when it has all.
+      is_special: bool[ids]: whether a token is a special token or another token that is not text ([UNK]); such tokens
+        are never masked.
+      drawable: int32[n]: the ids that may replace a masked token; all except special and unused ones.
+      marks_words: whether the vocabulary marks where words begin.
+      joins_before, joins_after: bool[ids]: two neighbouring tokens belong to one word when `joins_after` is True for
+        the first and `joins_before` for the second.
+      ends: bool[ids]: whether the token ends a sentence.
     """
 
     name: str
@@ -59,10 +60,10 @@ class Vocabulary:
     def starts_words(self, ids: np.ndarray) -> np.ndarray:
         """Where words start.
 
-        Bytes belong to one word when both are letters, digits, underscores or parts of a character beyond ASCII. A
-        WordPiece token with ## continues the word before it; so does a token of byte-level BPE or SentencePiece without
-        whitespace between it and the token before (as in RoBERTa: full stops and commas are part of a word). The
-        first token and special tokens start words, and every token where the vocabulary marks no words.
+        Two neighbouring bytes belong to one word when both are letters, digits, underscores or parts of a character
+        beyond ASCII. A WordPiece token with ## continues the word before it. A token of byte-level BPE or SentencePiece
+        continues the word before it when no whitespace separates the two (as in RoBERTa: full stops and commas are part
+        of a word). The first token and special tokens start words; if the vocabulary marks no words, every token does.
 
         Args:
           ids: integers, [tokens], all in the vocabulary.
@@ -76,7 +77,7 @@ class Vocabulary:
         return starts
 
     def ends_sentences(self, ids: np.ndarray) -> np.ndarray:
-        """Which tokens end a sentence: they have a newline in them or end in . ! ? 。！？, bool[tokens]."""
+        """Which tokens end a sentence, bool[tokens]: those that contain a newline or end in . ! ? 。！？."""
         return self.ends[ids]
 
     def checked(self, ids: np.ndarray) -> np.ndarray:
@@ -90,10 +91,10 @@ class Vocabulary:
 
 
 class _ByteVocabulary(Vocabulary):
-    """Bytes, of which 。！？ take three each."""
+    """The vocabulary of bytes, in which each of 。！？ takes three bytes."""
 
     def ends_sentences(self, ids: np.ndarray) -> np.ndarray:
-        """Which bytes end a sentence: a newline, or the last byte of . ! ? 。！？, bool[bytes]."""
+        """Which bytes end a sentence, bool[bytes]: a newline, or the last byte of one of . ! ? 。！？."""
         ends = self.ends[ids]
         for mark in _SENTENCE_ENDS:
             if len(wide := mark.encode()) == 3:
@@ -102,11 +103,11 @@ class _ByteVocabulary(Vocabulary):
 
 
 def byte_vocabulary() -> Vocabulary:
-    """The 256 bytes; special are 0 and three bytes that UTF-8 never uses."""
+    """The 256 bytes; byte 0 and three bytes that UTF-8 never uses are special."""
     special = SpecialTokens(pad=0, cls=0xFE, sep=0xFD, mask=0xFF)
     is_special = np.zeros(256, bool)
     is_special[list(special)] = True
-    unused = [0xC0, 0xC1, *range(0xF5, 0x100)]  # in UTF-8
+    unused = [0xC0, 0xC1, *range(0xF5, 0x100)]  # bytes that UTF-8 never uses
     in_words = np.array([byte >= 0x80 or chr(byte).isalnum() or byte == ord("_") for byte in range(256)])
     in_words &= ~is_special
     return _ByteVocabulary(
@@ -154,21 +155,21 @@ def json_vocabulary(tokenizer: tokenizers.Tokenizer, *, name: str) -> Vocabulary
 
 
 def _find_special(ids: Mapping[str, int]) -> tuple[SpecialTokens | None, tuple[str, ...]]:
-    """The special tokens among `ids`, or the names that the family with the most of them lacks."""
+    """The special tokens among `ids`; if no family is complete, the missing names of the one that lacks the fewest."""
     lacking = [tuple(name for name in names if name not in ids) for names in SPECIAL_NAMES]
     missing, names = min(zip(lacking, SPECIAL_NAMES, strict=True), key=lambda pair: len(pair[0]))
     return (None, missing) if missing else (SpecialTokens(*(ids[name] for name in names)), ())
 
 
 def _texts(tokenizer: tokenizers.Tokenizer) -> tuple[dict[int, str], bool]:
-    """Each token's text by id, with a space before it where it begins a word, and whether the vocabulary tells that."""
+    """Each token's text by id, with a space before tokens that begin words, and whether the vocabulary marks words."""
     model = tokenizer.model
     tokens = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=False).items()}
-    if prefix := getattr(model, "continuing_subword_prefix", None):  # ## of WordPiece
+    if prefix := getattr(model, "continuing_subword_prefix", None):  # WordPiece's ##
         return {i: f" {token}".removeprefix(f" {prefix}") for i, token in tokens.items()}, True
     if isinstance(model, models.WordLevel):
         return {i: f" {token}" for i, token in tokens.items()}, True
-    # Byte-level BPE writes bytes as letters, and ▁ is not one of them; Ġ may well be a letter of SentencePiece's.
+    # Byte-level BPE writes bytes as letters, and ▁ is not one of them; but Ġ can be a letter in SentencePiece.
     if any(token.startswith("▁") for token in tokens.values()):
         return {i: _BYTE_TOKEN.sub(_byte_text, token).replace("▁", " ") for i, token in tokens.items()}, True
     if any("Ġ" in token for token in tokens.values()):

@@ -1,7 +1,7 @@
 """Text to token ids and back.
 
 Invariant: every id that `encode` returns lies in [0, vocab_size), and encoding adds nothing to the text: no special
-tokens, no padding, no truncation. Documents are joined by `corpus`, which puts `separator` between them.
+tokens, no padding, no truncation. `corpus` joins documents and puts `separator` between them.
 """
 
 import functools
@@ -19,15 +19,15 @@ from fiddlex.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
-MOST_UNKNOWN = 0.05  # share of tokens unknown to a tokenizer above which it is hardly the one for a text
+MOST_UNKNOWN = 0.05  # share of unknown tokens above which a tokenizer probably does not suit a text
 _UNKNOWN_NAMES = ("[UNK]", "<unk>")
 
-# End of text in GPT, RoBERTa/T5 and BERT vocabularies, in the order in which they are looked for.
+# Names of the end of text in GPT, RoBERTa/T5 and BERT vocabularies, in the order of the search.
 _SEPARATORS = ("<|endoftext|>", "</s>", "[SEP]")
 
 
 class Tokenizer(Protocol):
-    """What fiddlex asks of a tokenizer."""
+    """The interface of tokenizers in fiddlex."""
 
     @property
     def vocab_size(self) -> int:
@@ -39,15 +39,15 @@ class Tokenizer(Protocol):
 
     @property
     def unknown(self) -> int | None:
-        """The token of what the vocabulary cannot say, if it has one."""
+        """The token for text that the vocabulary cannot encode, if the vocabulary has one."""
 
     @property
     def special(self) -> SpecialTokens | None:
-        """The tokens that BERT's examples have besides the text, if the vocabulary has all of them."""
+        """The tokens that BERT's examples have in addition to the text, if the vocabulary has all of them."""
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What the tokens are: special, word starts, sentence ends."""
+        """Facts about the tokens: which are special, start words or end sentences."""
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text`, int32[tokens]."""
@@ -60,9 +60,10 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """One token per UTF-8 byte. Byte 0, which text does not use, separates documents and fills up.
+    """One token per UTF-8 byte. Byte 0, which text does not use, is the separator between documents and the padding.
 
-    Bytes that UTF-8 never uses are BERT's special tokens: 0xFD ends a sentence, 0xFE begins an example, 0xFF masks.
+    Three bytes that UTF-8 never uses are BERT's special tokens: 0xFD ends a sentence, 0xFE begins an example, 0xFF
+    masks.
     """
 
     vocab_size = 256
@@ -76,7 +77,7 @@ class ByteTokenizer:
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """What the bytes are."""
+        """Facts about the bytes."""
         return byte_vocabulary()
 
     def encode(self, text: str) -> np.ndarray:
@@ -95,11 +96,11 @@ class ByteTokenizer:
 class JsonTokenizer:
     """A `tokenizer.json` of the Hugging Face `tokenizers` library.
 
-    A separator that is written out in the text (`<|endoftext|>` between stories) is read as that token, which is how
-    such files are meant.
+    A separator that is written out in the text (`<|endoftext|>` between stories) is read as that token, as authors of
+    such files intend.
 
     Args:
-      path: of the JSON file.
+      path: path of the JSON file.
 
     Raises:
       DataError: when there is no such file or it is not a tokenizer.
@@ -119,11 +120,11 @@ class JsonTokenizer:
                 f"data.tokenizer={str(path)!r} is not a JSON file of the tokenizers library ({error}). "
                 "Write one with tokenizers.Tokenizer.save, or use the model's tokenizer.json, not its vocab.json."
             ) from error
-        # A file may carry the lengths of some other use; a corpus is neither cut nor filled up.
+        # A file may set truncation and padding for another use; a corpus needs neither.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
-        # Not the number of entries: vocabularies may have gaps, and embeddings are indexed by id.
+        # This is not the number of entries: vocabularies may have gaps, and embeddings are indexed by id.
         self.vocab_size: int = max(vocab.values(), default=-1) + 1
         self.separator: int | None = next((vocab[name] for name in _SEPARATORS if name in vocab), None)
         names = (getattr(self._tokenizer.model, "unk_token", None), *_UNKNOWN_NAMES)
@@ -137,7 +138,7 @@ class JsonTokenizer:
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """What the tokens are; takes part of a second for a large vocabulary."""
+        """Facts about the tokens; computing them takes part of a second for a large vocabulary."""
         return json_vocabulary(self._tokenizer, name=self._path)
 
     def encode(self, text: str) -> np.ndarray:
@@ -155,10 +156,10 @@ class JsonTokenizer:
 
 
 def make_tokenizer(spec: str) -> Tokenizer:
-    """The tokenizer that `data.tokenizer` names: 'bytes', or the path of a `tokenizers` JSON file.
+    """The tokenizer that `data.tokenizer` names: 'bytes', or the path of a JSON file of the `tokenizers` library.
 
     Raises:
-      ConfigError: when it is empty.
+      ConfigError: when `spec` is empty.
       DataError: when the path is not such a file.
     """
     if not spec:
@@ -167,10 +168,10 @@ def make_tokenizer(spec: str) -> Tokenizer:
 
 
 def require_special(tokenizer: Tokenizer | None) -> SpecialTokens:
-    """The special tokens of `tokenizer`, without which BERT has no examples.
+    """The special tokens of `tokenizer`, which BERT's examples need.
 
     Raises:
-      DataError: when the tokenizer is not known (None) or its vocabulary lacks any of them.
+      DataError: when the tokenizer is unknown (None) or its vocabulary lacks any of them.
     """
     if tokenizer is None:
         raise DataError(
@@ -189,7 +190,7 @@ def require_special(tokenizer: Tokenizer | None) -> SpecialTokens:
 
 
 def warn_of_unknown(ids: np.ndarray, tokenizer: Tokenizer, source: str) -> None:
-    """Tells in the log when more than `MOST_UNKNOWN` of the tokens of `source`, integers [tokens], are unknown."""
+    """Logs a warning when more than `MOST_UNKNOWN` of the tokens of `source`, integers [tokens], are unknown."""
     if tokenizer.unknown is None or not len(ids):
         return
     share = float(np.mean(ids == tokenizer.unknown))
@@ -202,16 +203,17 @@ def warn_of_unknown(ids: np.ndarray, tokenizer: Tokenizer, source: str) -> None:
 
 
 def decode_pieces(tokenizer: Tokenizer, tokens: Iterable[int], *, after: Sequence[int] = ()) -> Iterator[str]:
-    """Decodes tokens as they come, each one a few times at most.
+    """Decodes tokens as they arrive, each token a few times at most.
 
     Args:
-      tokenizer: of the tokens.
-      tokens: to decode.
-      after: what they continue, whole characters; a tokenizer may treat the first token of a text differently.
+      tokenizer: the tokenizer that made the tokens.
+      tokens: the tokens to decode.
+      after: the tokens before them, which are whole characters; a tokenizer may treat the first token of a text
+        differently.
 
     Yields:
-      Pieces of whole characters that together are the text of `tokens`. One that ends in U+FFFD, which may be a
-      character whose last token is still to come, waits for more.
+      Pieces of whole characters that together are the text of `tokens`. A piece that ends in U+FFFD, which may be an
+      incomplete character, waits for more tokens.
     """
     shown, waiting, text = list(after), list[int](), ""
     for token in tokens:

@@ -1,4 +1,4 @@
-"""Values of a line's cells or keys, checked; a line that holds others is bad."""
+"""Checks of the values in a line's cells or keys; a line with invalid values is bad."""
 
 import itertools
 import reprlib
@@ -8,7 +8,7 @@ from typing import Any
 
 from fiddlex.config import rules
 
-MISSING_KEY = "missing key"  # reason of a line
+MISSING_KEY = "missing key"  # the reason why a line is bad
 _LISTED_NAMES = 20
 
 _repr = reprlib.Repr()
@@ -17,11 +17,11 @@ _repr.maxlevel = 2
 
 
 class BadLineError(ValueError):
-    """What is wrong with a line.
+    """A line that is bad, and why.
 
     Args:
-      reason: a few words for the count of lines that were passed over.
-      message: sentences with the value and the rule, and the remedy if mending the line is not the only one.
+      reason: a few words under which skipped lines are counted.
+      message: sentences with the value and the rule, and the remedy if correcting the line is not the only one.
     """
 
     def __init__(self, reason: str, message: str):
@@ -33,13 +33,13 @@ def text_of(values: Mapping[str, Any], name: str, *, named_by: str = "", may_be_
     """The text of a cell or key.
 
     Args:
-      values: of a line.
-      name: of the column or key.
+      values: the cells or keys of a line.
+      name: name of the column or key.
       named_by: the config field that names it, if one does.
-      may_be_empty: else a text has a character that is not white space.
+      may_be_empty: whether the text may have nothing but white space.
 
     Raises:
-      BadLineError: when it is missing, no text, empty, or not made of characters.
+      BadLineError: when the value is missing, not a text, empty, or not made of valid characters.
     """
     return checked_text(value_of(values, name, named_by=named_by), name, may_be_empty=may_be_empty)
 
@@ -48,7 +48,7 @@ def value_of(values: Mapping[str, Any], name: str, *, named_by: str = "") -> Any
     """The value of a cell or key.
 
     Raises:
-      BadLineError: when it is missing.
+      BadLineError: when the value is missing.
     """
     if name not in values:
         which = f", which {named_by} names" if named_by else ""
@@ -57,7 +57,7 @@ def value_of(values: Mapping[str, Any], name: str, *, named_by: str = "") -> Any
 
 
 def checked_text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
-    """`value` if it is a text as `text_of` wants it, for `name`."""
+    """Returns `value` if it is a valid text; raises BadLineError, as `text_of` does for `name`, if it is not."""
     if not isinstance(value, str):
         raise BadLineError("wrong type", f"{name!r} is {shown(value)}, and must be a string.")
     if not (may_be_empty or value.strip()):
@@ -76,20 +76,20 @@ def checked_text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
 
 
 def shown(value: Any) -> str:
-    """`value` as Python writes it, with its middle left out when it is long."""
+    """The Python representation of `value`, without its middle when it is long."""
     return _repr.repr(value)
 
 
 def choice_index(value: Any, num_choices: int, *, name: str) -> int:
-    """The choice that a label means: an index from 0, as a number or as text, or a letter from A.
+    """The choice that a label names: an index from 0, as a number or as text, or a letter from A.
 
     Args:
-      value: of the label's column or key.
-      num_choices: from which it chooses.
-      name: of the column or key.
+      value: the value of the label's column or key.
+      num_choices: number of choices.
+      name: name of the column or key.
 
     Raises:
-      BadLineError: when it is none of them.
+      BadLineError: when the value names no choice.
     """
     last = string.ascii_uppercase[min(num_choices, 26) - 1]
     if isinstance(value, str) or type(value) is int:  # not bool
@@ -109,7 +109,7 @@ def checked_choices(value: Any, name: str) -> tuple[str, ...]:
     """The choices in a key that holds a list of texts.
 
     Raises:
-      BadLineError: when it is no list, or one of them is no text or empty.
+      BadLineError: when the value is not a list, or one of the choices is not a text or is empty.
     """
     if not isinstance(value, list):
         raise BadLineError("wrong type", f"{name!r} is {shown(value)}, and must be a list of strings.")
@@ -117,6 +117,6 @@ def checked_choices(value: Any, name: str) -> tuple[str, ...]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The closest of `names`, or the first of them, as a sentence."""
+    """A sentence that suggests the closest of `names`, or lists the first of them."""
     known = [known[:60] for known in itertools.islice(names, _LISTED_NAMES)]
     return rules.nearest(name, known) if known else "The object is empty."
