@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks.semantics [--rounds=5 --steps=8 --microbatches=2 --config.model.num_layers=8 …]
 
-Both sides have pipe=2, two devices on two cores, and take turns; times are medians of rounds. A step takes m + p − 1
+Both systems have pipe=2, two devices on two cores, and take turns; times are medians of rounds. A step takes m + p − 1
 ticks with a flush and m ticks without one, so 2bw can be 1.5 times as fast at m = 2; further rows have more
 microbatches.
 """
@@ -11,8 +11,8 @@ import copy
 
 from absl import flags
 
-from experiments.benchmarks.sides import medians, side, turn, two_cores
 from experiments.benchmarks.sizes import base_config, with_microbatches
+from experiments.benchmarks.systems import medians, started, turn, two_cores
 from fiddlex.config.command_line import define_changes, run
 
 _CONFIG = define_changes(base_config(pipe=2))
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
         flushed.train.num_steps = 2 * steps * (2 + _ROUNDS.value)  # excludes the end, where a pipeline drains
         going_on = copy.deepcopy(flushed)
         going_on.pipeline.semantics = "2bw"
-        with side(flushed, cores, steps=steps) as sync, side(going_on, cores, steps=steps) as bw:
+        with started(flushed, cores, steps=steps) as sync, started(going_on, cores, steps=steps) as bw:
             turns = (lambda sync=sync: turn(sync), lambda bw=bw: turn(bw))
             (sync_s, _), (bw_s, _) = medians(turns, rounds=_ROUNDS.value)
         speeds = [flushed.tokens_per_step / seconds for seconds in (sync_s, bw_s)]

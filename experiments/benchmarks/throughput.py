@@ -3,7 +3,7 @@
     python -m experiments.benchmarks.throughput [--rounds=5 --steps=4 --microbatches=8 --config.model.num_layers=8 …]
 
 Each side trains the same model on the same global batch in its own process, which is bound to its cores before jax
-starts, so that jax starts as many threads as the process has cores. The sides take turns: one waits for a line of input
+starts, so that jax starts as many threads as the process has cores. The systems take turns: one waits for a line of input
 while the other works, so that other load on the machine affects both. Times are medians of rounds. The third row runs
 one device on each core at the same time, independently; it shows how much of twice the speed the machine itself allows.
 The pipeline can reach m/(m + 1) of that; the rest is its bubble. CPU seconds, summed over all threads of a process,
@@ -14,8 +14,8 @@ import copy
 
 from absl import flags
 
-from experiments.benchmarks.sides import medians, side, turn, two_cores
 from experiments.benchmarks.sizes import base_config, with_microbatches
+from experiments.benchmarks.systems import medians, started, turn, two_cores
 from fiddlex.config import Config
 from fiddlex.config.command_line import define_changes, run
 
@@ -34,9 +34,9 @@ def main(argv: list[str]) -> None:
     piped = copy.deepcopy(config)
     piped.mesh.pipe = 2
     with (
-        side(config, cores[:1], steps=steps) as first,
-        side(config, cores[1:], steps=steps) as second,
-        side(piped, cores, steps=steps) as both,
+        started(config, cores[:1], steps=steps) as first,
+        started(config, cores[1:], steps=steps) as second,
+        started(piped, cores, steps=steps) as both,
     ):
         turns = (lambda: turn(first), lambda: turn(both), lambda: turn(first, second))
         times = medians(turns, rounds=_ROUNDS.value)

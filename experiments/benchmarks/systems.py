@@ -4,7 +4,7 @@ A process waits for a line of input while another one works, so that other load 
 is bound to its cores before jax starts, so that jax starts as many threads as the process has cores. Run as a program,
 this module is one such process:
 
-    python -m experiments.benchmarks.sides CONFIG.JSON STEPS
+    python -m experiments.benchmarks.systems CONFIG.JSON STEPS
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fiddlex.config import Config
 from fiddlex.errors import FiddlexError
 
-Side = subprocess.Popen[str]
+System = subprocess.Popen[str]
 Times = list[float]  # seconds of a step, and its CPU seconds over all threads
 
 
@@ -36,10 +36,10 @@ def two_cores(chosen: Sequence[str]) -> list[int]:
 
 
 @contextlib.contextmanager
-def side(config: Config, cores: list[int], *, steps: int) -> Iterator[Side]:
+def started(config: Config, cores: list[int], *, steps: int) -> Iterator[System]:
     """A process that trains a config for `steps` steps in each of its turns."""
     with subprocess.Popen(
-        [sys.executable, "-m", "experiments.benchmarks.sides", config.to_json(), str(steps)],
+        [sys.executable, "-m", "experiments.benchmarks.systems", config.to_json(), str(steps)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -48,18 +48,18 @@ def side(config: Config, cores: list[int], *, steps: int) -> Iterator[Side]:
         yield process
 
 
-def turn(*sides: Side) -> list[float]:
-    """Mean seconds and CPU seconds of a step over a turn of one side, or over simultaneous turns of several sides.
+def turn(*systems: System) -> list[float]:
+    """Mean seconds and CPU seconds of a step over a turn of one system, or over simultaneous turns of several systems.
 
     Raises:
       FiddlexError: when a process has ended.
     """
-    for process in sides:
+    for process in systems:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
     answers = []
-    for process in sides:
+    for process in systems:
         assert process.stdout is not None
         answer = process.stdout.readline()
         if not answer:
