@@ -18,7 +18,7 @@ from fiddlex.config.command_line import define_changes, run
 _CONFIG = define_changes(base_config(pipe=2))
 _MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [2, 4, 8], "microbatches in a batch", lower_bound=2)
 _MICROBATCH_SIZE = flags.DEFINE_integer("microbatch_size", 4, "examples in a microbatch", lower_bound=1)
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "turns that each side gets", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "turns that each system gets", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 8, "steps in a turn", lower_bound=1)
 _CORES = flags.DEFINE_list("cores", [], "the two cores; by default the first two that this process may use")
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fiddlex.config import Config
 from fiddlex.errors import FiddlexError
 
-System = subprocess.Popen[str]
+Process = subprocess.Popen[str]
 Times = list[float]  # seconds of a step, and its CPU seconds over all threads
 
 
@@ -36,7 +36,7 @@ def two_cores(chosen: Sequence[str]) -> list[int]:
 
 
 @contextlib.contextmanager
-def started(config: Config, cores: list[int], *, steps: int) -> Iterator[System]:
+def started(config: Config, cores: list[int], *, steps: int) -> Iterator[Process]:
     """A process that trains a config for `steps` steps in each of its turns."""
     with subprocess.Popen(
         [sys.executable, "-m", "experiments.benchmarks.systems", config.to_json(), str(steps)],
@@ -48,7 +48,7 @@ def started(config: Config, cores: list[int], *, steps: int) -> Iterator[System]
         yield process
 
 
-def turn(*systems: System) -> list[float]:
+def turn(*systems: Process) -> list[float]:
     """Mean seconds and CPU seconds of a step over a turn of one system, or over simultaneous turns of several systems.
 
     Raises:
@@ -63,7 +63,7 @@ def turn(*systems: System) -> list[float]:
         assert process.stdout is not None
         answer = process.stdout.readline()
         if not answer:
-            raise FiddlexError(f"a side ended with status {process.wait()}; what it said stands above.")
+            raise FiddlexError(f"a run ended with status {process.wait()}; what it said stands above.")
         answers.append(json.loads(answer))
     return [statistics.fmean(values) for values in zip(*answers, strict=True)]
 

@@ -2,12 +2,12 @@
 
     python -m experiments.benchmarks.throughput [--rounds=5 --steps=4 --microbatches=8 --config.model.num_layers=8 …]
 
-Each side trains the same model on the same global batch in its own process, which is bound to its cores before jax
-starts, so that jax starts as many threads as the process has cores. The systems take turns: one waits for a line of input
-while the other works, so that other load on the machine affects both. Times are medians of rounds. The third row runs
-one device on each core at the same time, independently; it shows how much of twice the speed the machine itself allows.
-The pipeline can reach m/(m + 1) of that; the rest is its bubble. CPU seconds, summed over all threads of a process,
-show the work that the pipeline adds, even when other load on the machine distorts the times.
+Each system trains the same model on the same global batch in its own process, which is bound to its cores before jax
+starts, so that jax starts as many threads as the process has cores. The systems take turns: one waits for a line of
+input while the other works, so that other load on the machine affects both. Times are medians of rounds. The third row
+runs one device on each core at the same time, independently; it shows how much of twice the speed the machine itself
+allows. The pipeline can reach m/(m + 1) of that; the rest is its bubble. CPU seconds, summed over all threads of a
+process, show the work that the pipeline adds, even when other load on the machine distorts the times.
 """
 
 import copy
@@ -22,7 +22,7 @@ from fiddlex.config.command_line import define_changes, run
 _CONFIG = define_changes(base_config(pipe=1))
 _MICROBATCHES = flags.DEFINE_integer("microbatches", 8, "microbatches in a batch", lower_bound=1)
 _MICROBATCH_SIZE = flags.DEFINE_integer("microbatch_size", 1, "examples in a microbatch", lower_bound=1)
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "turns that each side gets", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "turns that each system gets", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 4, "steps in a turn", lower_bound=1)
 _CORES = flags.DEFINE_list("cores", [], "the two cores; by default the first two that this process may use")
 
