@@ -1,1 +1,1 @@
-"""Training: the `Trainer` and the loop of a run, over the compiled step, the run's directory, and inference."""
+"""Training: the `Trainer` and the training loop; the compiled step, the run's directory, and inference."""

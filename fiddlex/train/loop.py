@@ -1,8 +1,8 @@
-"""A whole training run in a workdir, readable from top to bottom.
+"""A whole training run in a workdir: the function `train` lists every stage in order.
 
-The host stays one step behind the devices: while step k runs it reads the numbers of step k − 1, so the devices never
-wait for logging. Before a checkpoint or an evaluation it reads those of the step itself, the finiteness of the updated
-weights among them, so that weights that are not finite are never saved.
+The host stays one step behind the devices: while they run step k, it reads the metrics of step k − 1, so the devices
+never wait for logging. Before a checkpoint or an evaluation, the host also reads the metrics of step k. These say
+whether the updated weights are finite, so the run never saves weights that are not.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from fiddlex.train.trainer import Dispatched, Trainer
 
 logger = logging.getLogger(__name__)
 
-SAMPLING = SamplingConfig(temperature=0.7)  # of the text at the end of a run
+SAMPLING = SamplingConfig(temperature=0.7)  # for the text sampled at the end of a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +40,12 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-      step: updates done.
-      stopped_by: the signal that stopped it before its end; None when it got there.
-      record: the last training record; None when no step was taken.
-      evaluation: the last evaluation record, or with `train.patience` the best one; None when there was none.
-      sample: text sampled at the end; empty unless the config asks for it.
+      step: number of updates done.
+      stopped_by: the signal that stopped the run before its end; None when the run reached its end.
+      record: the last training record; None when the run took no step.
+      evaluation: the last evaluation record, or with `train.patience` the best one; None when the run evaluated
+        nothing.
+      sample: text sampled at the end; empty unless the config asks for a sample.
     """
 
     step: int
@@ -62,13 +63,13 @@ class Outcome:
 
 
 def train(config: Config, workdir: Path) -> Outcome:
-    """Trains to `train.num_steps`, or `train.patience`, going on from the newest good checkpoint in the workdir.
+    """Trains until `train.num_steps` or `train.patience` ends the run; resumes from the newest good checkpoint.
 
-    SIGINT, SIGTERM and SIGHUP let the running step finish, save, and return; another SIGINT ends the run without
-    saving.
+    After SIGINT, SIGTERM or SIGHUP the function finishes the running step, saves, and returns; a further SIGINT ends
+    the run without saving.
 
     Raises:
-      FiddlexError: of every kind. For a loss that is not finite the message names the last good checkpoint.
+      FiddlexError: any subclass. When the loss is not finite, the message names the last good checkpoint.
     """
     start_time = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -98,7 +99,7 @@ def train(config: Config, workdir: Path) -> Outcome:
             best = stack.enter_context(Best(workdir, config, resumed_step=first))
             run = _Run(trainer, checkpoints, best, writer, reporter)
             if first and _due(first, config.train.eval_every):
-                run.evaluate()  # was under way when the run was killed, if it is not there
+                run.evaluate()  # the run may have been killed during this evaluation
             if run.is_past_best():
                 logger.info("Nothing to train: %d evaluations were no better than the best.", config.train.patience)
             elif first < last:
@@ -112,7 +113,7 @@ def train(config: Config, workdir: Path) -> Outcome:
             run.finish_step()
             stopped_by = stop.received if trainer.step < last and not run.is_past_best() else None
 
-            # Leave a checkpoint and a last evaluation behind.
+            # Save a last checkpoint and run a last evaluation.
             if config.train.checkpoint_every or stopped_by:
                 run.save()
             if config.train.eval_every and not stopped_by:
@@ -130,7 +131,7 @@ def train(config: Config, workdir: Path) -> Outcome:
 
 
 class _Run:
-    """The bookkeeping of one run: which step is in flight, what was last written, evaluated and saved."""
+    """The bookkeeping of one run: the step in flight, and the last record, evaluation and checkpoint."""
 
     def __init__(
         self,
@@ -149,25 +150,25 @@ class _Run:
         self._times: list[float] = []
 
     def step(self) -> None:
-        """Dispatches the next step, then reads the numbers of the one before it."""
+        """Dispatches the next step, then reads the metrics of the previous step."""
         try:
             dispatched = self._trainer.dispatch()
-        except DataError:  # nothing wrong with the steps before it
+        except DataError:  # the steps before this one are good
             self.save()
             raise
         self.finish_step()
         self._in_flight = dispatched
 
     def finish_step(self) -> None:
-        """Waits for the step in flight, if there is one; writes its record when it is due or the last."""
+        """Waits for the step in flight, if there is one; writes its record if one is due or the step is the last."""
         if self._in_flight is None:
             return
         config = self._trainer.config.train
         try:
             record = self._trainer.record(self._in_flight)
         except NonFiniteError as error:
-            # Batch number b = step − 1 was run with weights up to `delay` updates older than W(b), which checkpoints
-            # of all updates since hold.
+            # The step computed batch number b = step − 1 with weights up to `delay` updates older than W(b), so every
+            # checkpoint from step b − delay on may hold weights that are to blame.
             blamed = max(self._in_flight.step - 1 - self._trainer.delay, 0)
             if error.before_update and self._in_flight.step == 1:
                 raise NonFiniteError(f"{error}\n{self._remedy_at_start()}") from error
@@ -185,7 +186,7 @@ class _Run:
             self._reporter.record(record)
 
     def evaluate(self) -> None:
-        """Evaluates the present weights, unless their evaluation is in the metrics, from this run or an earlier one."""
+        """Evaluates the current weights, unless this run or an interrupted one has already written their evaluation."""
         self.finish_step()
         if self._writer.evaluated_step == self._trainer.step:
             return
@@ -200,7 +201,7 @@ class _Run:
         self._reporter.record(self.last_evaluation)
 
     def save(self) -> None:
-        """Saves the present state, unless it is on disk."""
+        """Saves the current state, unless it is already on disk."""
         self.finish_step()
         if self._saved_step != self._trainer.step:
             self._trainer.save(self._checkpoints)
@@ -214,7 +215,7 @@ class _Run:
         return sum(record["step"] > best["step"] for record in self._writer.evaluations) >= patience
 
     def _remedy(self, blamed: int | None) -> str:
-        """What to do about weights that exploded; checkpoints of step `blamed` and later ones are set aside."""
+        """Advice on weights that exploded; sets aside the checkpoints of step `blamed` and later steps."""
         self._checkpoints.wait()
         if bad := [step for step in self._checkpoints.steps() if blamed is not None and step >= blamed]:
             self._checkpoints.set_aside(bad)
@@ -228,7 +229,7 @@ class _Run:
         )
 
     def _remedy_at_start(self) -> str:
-        """What to do about weights that are to blame before any update of them."""
+        """Advice when the initial weights are to blame, before any update."""
         config = self._trainer.config
         start, remedy = "the initial ones", f"a model.init_std below {config.model.init_std:g}"
         if config.train.init_from:
@@ -244,10 +245,10 @@ class _Run:
 class StopSignals:
     """Turns SIGINT, SIGTERM and SIGHUP into a request to stop after the running step. A context manager.
 
-    SIGHUP, which a terminal sends when it closes, stays ignored where the run was started so (`nohup`).
+    A terminal sends SIGHUP when it closes. A run that was started with SIGHUP ignored (`nohup`) continues to ignore it.
 
     Attributes:
-      received: the first signal that has come; None before.
+      received: the first signal received; None before any signal.
     """
 
     def __init__(self) -> None:
@@ -255,7 +256,7 @@ class StopSignals:
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+        if threading.current_thread() is threading.main_thread():  # Python allows no handlers in other threads
             numbers = [signal.SIGINT, signal.SIGTERM]
             if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
                 numbers.append(signal.SIGHUP)
@@ -273,12 +274,12 @@ class StopSignals:
         if not self.received:  # launchers may send SIGTERM more than once
             self.received = signal.Signals(number)
             text = "%s: stopping after the running step and saving; Ctrl-C again stops without saving."
-            with contextlib.suppress(RuntimeError):  # another line was being written, and the stream is not reentrant
+            with contextlib.suppress(RuntimeError):  # the signal interrupted another write to this stream
                 logger.info(text, self.received.name)
 
 
 def _log_what_runs(trainer: Trainer) -> None:
-    """Data, model, schedule and semantics, before the first step."""
+    """Logs data, model, schedule and semantics, before the first step."""
     config = trainer.config
     for line in trainer.dataset.description.splitlines():
         logger.info("%s", line)

@@ -1,4 +1,4 @@
-"""What training and evaluation say of a step: names and numbers, a line of `metrics.jsonl`."""
+"""The record of a training step or an evaluation: names and numbers, one line of `metrics.jsonl`."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""How long train steps take here: runs of several configs in one process, which take turns.
+"""Times train steps on this machine: several configs run in one process and take turns, one step each.
 
-What else the machine does falls on all of them alike, and only ever adds time: so the fastest of many turns tells what
-a step takes, and their spread how busy the machine was.
+Other load on the machine affects all configs alike and only ever adds time. The fastest of many turns therefore
+measures the step itself, and the spread of the turns measures how busy the machine was.
 """
 
 import dataclasses
@@ -25,24 +25,24 @@ from fiddlex.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-WARMUP_TURNS = 2  # the first fills a pipeline that goes on from batch to batch
+WARMUP_TURNS = 2  # the first turn fills a pipeline that continues from batch to batch
 
 
 class TimedCase(NamedTuple):
-    """What is timed: the train step of a config, or its forward pass alone."""
+    """A case to time: the train step of a config, or its forward pass alone."""
 
     config: Config
     forward_only: bool = False
 
 
 def rounds(cases: Sequence[TimedCase]) -> Iterator[list[float]]:
-    """Compiles all cases, then gives each a turn of one step in every round, without end.
+    """Compiles all cases, then runs rounds without end, in which each case takes one step.
 
     Yields:
-      Seconds of each case's step.
+      For each round, the seconds of each case's step.
 
     Raises:
-      ConfigError, DataError, DeviceError: as the Trainer does.
+      ConfigError, DataError, DeviceError: when `Trainer` raises them for one of the cases.
     """
     request_devices(max(config.mesh.num_devices for config, _ in cases))
     datasets: dict[str, Dataset] = {}
@@ -57,15 +57,15 @@ def rounds(cases: Sequence[TimedCase]) -> Iterator[list[float]]:
 
 
 def time_steps(cases: Sequence[TimedCase], *, limit_s: float, min_rounds: int = 3) -> list[list[float]]:
-    """Seconds of a step of each case, of every round.
+    """The seconds of each case's step in every round, one list per case.
 
     Args:
-      cases: what is timed.
-      limit_s: of all rounds together, compilation aside.
-      min_rounds: however long they take.
+      cases: the cases to time.
+      limit_s: seconds after which no further round begins; compilation is not counted.
+      min_rounds: rounds to run at least, even beyond `limit_s`.
 
     Raises:
-      ConfigError, DataError, DeviceError: as the Trainer does.
+      ConfigError, DataError, DeviceError: when `Trainer` raises them for one of the cases.
     """
     taken: list[list[float]] = []
     for times in rounds(cases):
@@ -78,14 +78,14 @@ def time_steps(cases: Sequence[TimedCase], *, limit_s: float, min_rounds: int = 
 
 
 def about() -> dict[str, str]:
-    """This machine, for a profile: `machine`, `jax_version`, `date`."""
+    """A description of this machine for a profile: `machine`, `jax_version`, `date`."""
     device = jax.devices()[0]
     kind = f"{num_cores()} cores of {platform.machine()}" if device.platform == "cpu" else device.device_kind
     return {"machine": kind, "jax_version": jax.__version__, "date": str(datetime.date.today())}
 
 
 def _dataset(config: Config, datasets: dict[str, Dataset]) -> Dataset:
-    """The data of a config, or of another that has the same."""
+    """The dataset of a config, shared by all configs that use the same data."""
     data = dataclasses.asdict(config.data) | {"global_batch_size": 0}
     key = json.dumps([data, config.model.task, config.model.seq_len, config.model.vocab_size])
     if key not in datasets:
@@ -94,7 +94,7 @@ def _dataset(config: Config, datasets: dict[str, Dataset]) -> Dataset:
 
 
 def _start(case: TimedCase, dataset: Dataset) -> Callable[[], object]:
-    """Compiles a case and runs it until it is warm."""
+    """Compiles a case and runs its warm-up turns."""
     start_s = time.monotonic()
     turn = _forward(case.config, dataset) if case.forward_only else _train(case.config, dataset)
     for _ in range(WARMUP_TURNS):

@@ -1,10 +1,10 @@
-"""The `Trainer`: a config brought to life on a mesh, for programs and notebooks.
+"""The `Trainer`: model, data, optimizer and compiled steps of one config on a mesh, for programs and notebooks.
 
     trainer = Trainer(config)
     losses = [record["loss"] for record in trainer.steps(100)]
     weights = trainer.weights()
 
-The binaries are thin over it: `fiddlex.train.loop` adds the workdir, checkpoints and the terminal.
+The binaries add little to it: `fiddlex.train.loop` adds the workdir, checkpoints and terminal output.
 """
 
 import contextlib
@@ -45,12 +45,12 @@ from fiddlex.train.step.train_step import Metrics
 
 
 class Dispatched(NamedTuple):
-    """A step that the devices have been given; `Trainer.record` waits for it.
+    """A step that the host has dispatched to the devices; `Trainer.record` waits for it.
 
     Attributes:
-      step: its number, 1 for the first batch.
-      metrics: device values, see `fiddlex.train.step.train_step.make_train_step`.
-      time_s: when it was dispatched, by the monotonic clock.
+      step: the step's number, counted from 1.
+      metrics: the step's metrics on the devices, see `fiddlex.train.step.train_step.make_train_step`.
+      time_s: when the host dispatched the step, by the monotonic clock.
     """
 
     step: int
@@ -62,22 +62,22 @@ class Trainer:
     """Model, data, optimizer and compiled steps of one config.
 
     Args:
-      config: validated here.
-      dataset: its data; by default what `config.data` names.
+      config: the config; the constructor validates it.
+      dataset: the data; by default the constructor loads what `config.data` names.
 
     Attributes:
-      config: a copy of it.
-      mesh: the mesh it runs on.
-      dataset: its data.
-      layout: its schedule, and where every weight lies.
-      step: updates done; the next step trains on batch number `step`, counted from 0.
+      config: the trainer's own copy of the config.
+      mesh: the mesh that the trainer runs on.
+      dataset: the data.
+      layout: the pipeline schedule, and how every weight is sharded.
+      step: number of updates done; the next step trains on batch number `step`, counted from 0.
 
     Raises:
-      ConfigError, DataError, DeviceError: before anything is computed.
+      ConfigError, DataError, DeviceError: the constructor raises these before it computes anything.
     """
 
     def __init__(self, config: Config, dataset: Dataset | None = None):
-        self.config = config = copy.deepcopy(config.validate())  # later changes of the caller's are not this run's
+        self.config = config = copy.deepcopy(config.validate())  # the caller may change its config later
         self.mesh = make_mesh(config.mesh)
         self._program = program = Program(config, self.mesh)
         self.dataset = dataset or load_dataset(config)
@@ -93,25 +93,25 @@ class Trainer:
 
     @property
     def state(self) -> TrainState:
-        """The train state, made from `train.seed` when nothing was restored. Every step donates and replaces it."""
+        """The train state, made from `train.seed` if no checkpoint was restored. Every step donates and replaces it."""
         if self._state is None:
             self._state = self._program.init_state()
         return self._state
 
     @property
     def delay(self) -> int:
-        """By how many updates the oldest weights that a batch of this run uses lag behind."""
+        """The largest delay, in updates, of the weights that this run computes a batch with."""
         return self.layout.pipeline.delay
 
     def compile(self) -> float:
-        """Compiles the train step, if that is still to do; returns the seconds it took."""
+        """Compiles the train step unless it is already compiled; returns the seconds it took."""
         start = time.monotonic()
         if self._compiled is None:
             self._compiled = self._program.lower().compile(compiler_options=self._program.compiler_options)
         return time.monotonic() - start
 
     def dispatch(self) -> Dispatched:
-        """Gives the devices one step and returns without waiting for it; prepares the next batch meanwhile."""
+        """Dispatches one step to the devices and prepares the next batch; returns without waiting for the step."""
         self.compile()
         assert self._compiled is not None
         source = self._program.source
@@ -121,13 +121,13 @@ class Trainer:
         dispatched = Dispatched(self.step + 1, metrics, time.monotonic())
         self.step += 1
         self._ready.pop(0)
-        # A DataError is that of a step to come, not of this one: it comes again when a step needs the batch.
+        # A DataError here concerns a later step: `_prepare` raises it again when that step needs the batch.
         with contextlib.suppress(DataError):
             self._prepare(len(self._ready) + 1)
         return dispatched
 
     def _prepare(self, number: int) -> None:
-        """Has so many batches ready, the next step's first."""
+        """Prepares batches until `number` of them are ready; the first is the next step's."""
         while len(self._ready) < number:
             if self._batches is None:
                 self._batches = self._feed.train(self.step + len(self._ready))
@@ -141,12 +141,13 @@ class Trainer:
         """Waits for a step and returns its record.
 
         Returns:
-          `step`, `loss` (mean over what the batch has to be scored, at the weights before the update), `grad_norm`
-          (before clipping), `learning_rate`, `step_time_s` and `tokens_per_second`; in float16 also `loss_scale`, and
-          `grad_norm` is None where it overflowed and the update was left out.
+          `step`, `loss` (mean over the scored tokens or labels of the batch, at the weights before the update),
+          `grad_norm` (before clipping), `learning_rate`, `step_time_s` and `tokens_per_second`; in float16 also
+          `loss_scale`, and `grad_norm` is None where the gradient overflowed and the step skipped the update.
 
         Raises:
-          NonFiniteError: when the loss, the gradient or the updated weights are not finite, naming the tensors.
+          NonFiniteError: when the loss, the gradient or the updated weights are not finite; the message names the
+            tensors.
         """
         names = ("loss", "grad_norm", "learning_rate", "weights_finite")
         loss, grad_norm, learning_rate, finite = map(float, jax.device_get([dispatched.metrics[n] for n in names]))
@@ -154,7 +155,7 @@ class Trainer:
         step_time = now - max(self._last_done_s, dispatched.time_s)
         self._last_done_s = now
         scale = float(dispatched.metrics.get("loss_scale", 0.0))
-        skipped = scale > 1 and not math.isfinite(grad_norm)  # by loss scaling; without one to lower, it is an error
+        skipped = scale > 1 and not math.isfinite(grad_norm)  # by loss scaling; an overflow at scale 1 is an error
         gradient_finite = math.isfinite(loss) and (math.isfinite(grad_norm) or skipped)
         if not (gradient_finite and finite):
             text = _describe_nonfinite(dispatched, loss, grad_norm)
@@ -170,9 +171,10 @@ class Trainer:
         return record | {"loss_scale": scale} if scale else record
 
     def steps(self, num_steps: int) -> Iterator[Record]:
-        """Takes `num_steps` steps while the caller loops over it, and yields their records.
+        """Takes `num_steps` steps while the caller iterates, and yields their records.
 
-        A record comes when the next step has been dispatched, so leaving the loop early leaves a step unrecorded.
+        The trainer yields a step's record after it has dispatched the next step. A caller that leaves the loop early
+        therefore never gets the record of the last step dispatched.
         """
         previous = None
         for _ in range(num_steps):
@@ -184,18 +186,18 @@ class Trainer:
             yield self.record(previous)
 
     def require_heldout(self) -> None:
-        """Raises DataError when `evaluate` would, because nothing is held out."""
+        """Raises DataError when no data is held out, as `evaluate` would."""
         self._feed.require_heldout()
 
     def evaluate(self) -> Record:
-        """Scores the held-out data with the present weights, every held-out token once (or `data.eval_batches`).
+        """Scores all held-out data, or `data.eval_batches` batches of it, with the current weights.
 
         Returns:
-          `step`, and the numbers that `fiddlex.train.inference.evaluation.summarise` tells.
+          `step`, and the numbers that `fiddlex.train.inference.evaluation.summarise` returns.
 
         Raises:
-          DataError: when nothing is held out.
-          NonFiniteError: when the loss is not finite.
+          DataError: when no data is held out.
+        NonFiniteError: when the loss is not finite.
         """
         parts, task = self._program.model.parts, self.config.model.task
         record = {"step": self.step} | summarise(self._of_heldout(self._score), parts, task, self.dataset)
@@ -206,14 +208,15 @@ class Trainer:
         return record
 
     def predictions(self) -> list[Record]:
-        """What the present weights say of each held-out example of a task, or of each line of continuations.
+        """The predictions of the current weights for each held-out example of a task, or each line of continuations.
 
         Returns:
-          As `fiddlex.train.inference.predictions` has it.
+          The records that `predicted_labels` or `predicted_continuations` makes
+          (`fiddlex.train.inference.predictions`).
 
         Raises:
-          ConfigError: when running text is held out, of which there is nothing to say but the scores.
-          DataError: when nothing is held out.
+          ConfigError: when the held-out data is running text, for which there are only scores.
+          DataError: when no data is held out.
         """
         examples, model = self._feed.require_heldout(), self._program.model
         if isinstance(examples, ContinuationExamples):
@@ -227,31 +230,32 @@ class Trainer:
         )
 
     def majority(self) -> float:
-        """The share of the most common token among the held-out ones that `evaluate` has told: always guessing it."""
+        """The accuracy of always guessing the most common token, on the held-out tokens that `evaluate` scores."""
         return majority_share(self._feed.host_heldout(), self.config.model.vocab_size)
 
     def _compiled_head(self, head: HeadFunction) -> ScoreFunction:
         return make_eval_step(self._program.model, self.config, head=head, mesh=self.mesh, layout=self.layout)
 
     def _of_heldout(self, step: ScoreFunction) -> np.ndarray:
-        """What `step` (`make_eval_step`) gives for the held-out examples, float64 [example, …]."""
+        """The values that `step` (from `make_eval_step`) returns for the held-out examples, float64 [example, …]."""
         batches = self._feed.heldout()
         batch: tuple[DeviceBatch, int] | None = next(batches)
         values: list[np.ndarray] = []
         while batch is not None:
             inputs, size = batch
-            # One batch at a time: with several programs that do not depend on each other in flight, the fake devices
-            # of a CPU can each wait for another one's collective. The host prepares the next batch meanwhile.
+            # One batch at a time: if several independent programs are in flight, the fake devices of a CPU can
+            # deadlock, each waiting for a collective of another program. The host prepares the next batch meanwhile.
             running = step(self.state.weights, inputs)
             batch = next(batches, None)
             values.append(np.asarray(jax.device_get(running), np.float64)[:size])
         return np.concatenate(values)
 
     def generate(self, prompt: str, num_tokens: int, sampling: SamplingConfig | None = None) -> Iterator[str]:
-        """Pieces of text that continue `prompt`, up to `num_tokens` tokens or the end of the document.
+        """Yields pieces of text that continue `prompt`, up to `num_tokens` tokens or the end of the document.
 
         Raises:
-          ConfigError: when the data has no tokenizer, or for sampling values out of range.
+          ConfigError: when the model does not predict the next token, when the data has no tokenizer, or when a
+            sampling value is out of range.
         """
         tokenizer = self.dataset.tokenizer
         if self._next_logits is None:
@@ -276,31 +280,31 @@ class Trainer:
 
     @functools.cached_property
     def _next_logits(self) -> LogitsFunction | None:
-        """See `make_logits`; None for a model that does not predict the next token."""
+        """The compiled `make_logits` of the model; None for a model that does not predict the next token."""
         model = self._program.model
         if not isinstance(model, Decoder):
             return None
         return make_logits(model, self.config, mesh=self.mesh, layout=self.layout)
 
     def weights(self) -> Weights:
-        """A copy of the master weights on the host: float32, whole, without padding, layers stacked in their order."""
+        """A copy of the master weights on the host: float32, unsharded, without padding, layers in model order."""
         return whole(self.state.weights, self._program.model, self.layout)
 
     def start_from(self, workdir: Path) -> None:
-        """Takes what another run has learnt in place of the initial weights; see `fiddlex.train.run.transfer`.
+        """Replaces the initial weights by those of the run in `workdir`; see `fiddlex.train.run.transfer`.
 
         Raises:
-          CheckpointError: when there are no weights to be had, or they do not fit the model.
+          CheckpointError: when that run has no readable weights, or they do not fit the model.
         """
         weights = pretrained(workdir, self.config, self.mesh, self.weights)
         weights = placed(weights, self._program.model, self.layout, self.mesh)
         self._state = self._program.resume(SavedState(self.state.step, weights, self.state.optimizer))
 
     def save(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> None:
-        """Saves the state, or its weights alone, as a checkpoint of the present step, in the background.
+        """Saves the state, or its weights alone, as a checkpoint of the current step, in the background.
 
         Raises:
-          CheckpointError: when it cannot be written.
+          CheckpointError: when the checkpoint cannot be written.
         """
         layers = self.layout.placement.layers
         state = SavedState(self.state.step, self.state.weights) if weights_only else self._program.saved(self.state)
@@ -313,10 +317,11 @@ class Trainer:
         )
 
     def restore(self, checkpoints: Checkpoints) -> bool:
-        """Goes on from the newest checkpoint that is whole; returns whether there is one.
+        """Resumes from the newest undamaged checkpoint; returns whether there is one.
 
         Raises:
-          CheckpointError: when there are checkpoints and none can be read, or they are of other data.
+          CheckpointError: when there are checkpoints but none can be read, or when the newest readable one belongs to
+            other training data, another kind of optimizer, or a network with other parameters.
         """
         saved = checkpoints.restore_newest(
             self._program.abstract_saved(),
@@ -331,10 +336,14 @@ class Trainer:
         return True
 
     def load(self, workdir: Path, config: Config) -> bool:
-        """Takes the weights that the run of `config` in a workdir came to, to evaluate or sample; False if it has none.
+        """Loads the best or newest weights of a run, for evaluation or sampling; returns False if there are none.
+
+        Args:
+          workdir: the directory of the run.
+          config: the config of that run.
 
         Raises:
-          CheckpointError: when there are checkpoints and none can be read.
+          CheckpointError: when there are checkpoints but none can be read.
         """
         saved = restore_result(workdir, config, self._program)
         if saved is None:
@@ -348,19 +357,19 @@ class Trainer:
 
 
 def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda config: config) -> Trainer:
-    """The trainer of a run, with the weights of its best or newest good checkpoint, to evaluate or sample from.
+    """A trainer with the weights of a run's best or newest good checkpoint, for evaluation or sampling.
 
     Args:
-      workdir: the run's directory; nothing in it is changed.
-      change: gives the config to use from the run's own.
+      workdir: the run's directory, which this function does not modify.
+      change: maps the run's config to the config to use.
 
     Raises:
-      CheckpointError: when there is no run, no checkpoint, or none that can be read, or when the changed config has
-        weights of other shapes.
+      CheckpointError: when the workdir has no run or no readable checkpoint, or when the changed config has weights of
+        other shapes.
     """
     saved = read_config(workdir)
     config = change(saved)
-    config.pipeline.semantics, config.pipeline.semantics_schedule = "sync", ""  # nothing is updated
+    config.pipeline.semantics, config.pipeline.semantics_schedule = "sync", ""  # no weights are updated
     check_same_shapes(saved, config, workdir)
     trainer = Trainer(config)
     if not trainer.load(workdir, saved):

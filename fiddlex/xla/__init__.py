@@ -1,1 +1,1 @@
-"""Programs that XLA has compiled: train steps compiled ahead of time, and what the printed program says."""
+"""Programs compiled by XLA: train steps compiled ahead of time, and analysis of the printed program."""

@@ -1,4 +1,4 @@
-"""Compiles a config's train step ahead of time and tells what XLA says of it: no data is read, no state is made."""
+"""Compiles a config's train step ahead of time, without data or state, and reports what XLA plans for it."""
 
 import dataclasses
 import pathlib
@@ -20,17 +20,17 @@ from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import WeightLayout
 from fiddlex.xla.compiled_collectives import collectives
 
-_SIZE = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")  # as in `33.19G`
+_SIZE = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")  # matches `33.19G`
 _UNITS = {unit: 2 ** (10 * power) for power, unit in enumerate("KMGT", 1)}
 
 
 class Shortage(NamedTuple):
-    """What the compiler says when a step does not fit.
+    """The compiler's message about a step that does not fit into device memory.
 
     Attributes:
-      needed_bytes: what the step takes of a device's memory; None when it does not say.
-      limit_bytes: what there is of it; likewise.
-      reason: its words.
+      needed_bytes: device memory that the step needs; None when the message does not say.
+      limit_bytes: device memory that is available; None when the message does not say.
+      reason: the text of the message.
     """
 
     needed_bytes: int | None
@@ -43,10 +43,10 @@ class CompiledStep:
     """A train step, compiled if it fits.
 
     Attributes:
-      program: what was compiled.
-      compiled: for the devices of its mesh; None when the compiler found that it does not fit their memory.
-      text: the scheduled program as XLA prints it; empty without `compiled`.
-      shortage: why there is no `compiled`.
+      program: the program that was compiled.
+      compiled: the step compiled for the devices of the program's mesh; None when it does not fit their memory.
+      text: the scheduled program as XLA prints it; empty when `compiled` is None.
+      shortage: why the step does not fit; None when it was compiled.
       trace_s: seconds from Python to XLA's input.
       compile_s: seconds in XLA.
     """
@@ -60,7 +60,7 @@ class CompiledStep:
 
 
 def compile_ahead(config: Config, mesh: Mesh) -> CompiledStep:
-    """Compiles the train step of a validated config for a mesh, of which no device has to be there.
+    """Compiles the train step of a validated config for a mesh whose devices need not exist.
 
     Raises:
       ConfigError, ScheduleError: when layers, stages or schedule do not fit the mesh.
@@ -87,25 +87,25 @@ def compile_ahead(config: Config, mesh: Mesh) -> CompiledStep:
 
 
 def _dumped(folder: str) -> str:
-    """The program that XLA has written, as it is after all of its passes; empty when it has written none."""
+    """The program after all of XLA's passes, from XLA's dump in `folder`; empty when XLA has dumped none."""
     files = list(pathlib.Path(folder).glob("*.jit_step.*after_codegen.txt"))
     return files[0].read_text() if files else ""
 
 
 def read_shortage(message: str) -> Shortage:
-    """What XLA says of a device's memory in a message RESOURCE_EXHAUSTED: first what is needed, then what there is."""
+    """Parses XLA's message RESOURCE_EXHAUSTED, which gives first the device memory needed, then that available."""
     reason = message.splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
     sizes = [round(float(number) * _UNITS[unit]) for number, unit in _SIZE.findall(reason)]
-    if "hbm" not in reason.lower() or len(sizes) < 2:  # another memory, which is not the one that a config fills
+    if "hbm" not in reason.lower() or len(sizes) < 2:  # not the device's main memory
         return Shortage(None, None, reason)
     return Shortage(sizes[0], sizes[1], reason)
 
 
 def memory_limit(mesh: Mesh) -> int | None:
-    """Bytes that the compiler gives a program on each device; None where it knows of no limit.
+    """Bytes of each device's memory that the compiler allows a program; None where no limit is known.
 
-    Of a TPU it says so itself, when it is asked to compile what no device has room for. A GPU's is all of its memory,
-    of which the driver and XLA's own libraries take some.
+    For a TPU, the function compiles a program that fits on no device and reads the limit from the compiler's error. For
+    a GPU, the limit is all of the device's memory, although the driver and XLA's own libraries take some of it.
     """
     device = mesh.devices.flat[0]
     if device.platform == "gpu":
@@ -123,13 +123,13 @@ def memory_limit(mesh: Mesh) -> int | None:
 
 
 def memory(compiled: jax.stages.Compiled | None) -> dict[str, int | None]:
-    """What a program takes of each device's memory, in bytes, as XLA has planned it; None where it does not tell.
+    """The bytes of each device's memory that XLA has planned for a program; None where XLA gives no figure.
 
     Returns:
-      `argument_bytes` and `output_bytes` (of the train step: state and batch, state and metrics), `alias_bytes` (of
-      outputs that take the place of arguments), `temp_bytes` (everything else that the program holds), and `peak_bytes`
-      (all of it together: XLA's figure, but not less than argument + output − alias + temp, as XLA's CPU backend leaves
-      the temporaries out of its own).
+      `argument_bytes` and `output_bytes` (for the train step: state and batch, state and metrics); `alias_bytes`
+      (outputs that reuse the memory of arguments); `temp_bytes` (everything else that the program holds); and
+      `peak_bytes` (all of it together). The peak is XLA's figure, but at least argument + output − alias + temp,
+      because XLA's CPU backend leaves the temporaries out of its figure.
     """
     analysis = compiled.memory_analysis() if compiled is not None else None
     names = ("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "peak_bytes")
@@ -142,12 +142,12 @@ def memory(compiled: jax.stages.Compiled | None) -> dict[str, int | None]:
 
 
 def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
-    """What there is to tell of a train step: sizes, schedule, memory of one device, collectives, and the time it took.
+    """The report on a train step: sizes, schedule, memory of one device, collectives, and compile times.
 
-    `needed_bytes` is the peak, or what the compiler says of a step that does not fit; `fits` whether that is within
-    `memory_limit_bytes`, None where no limit is known. `model_flops` are those of a step on all devices. Of a step that
-    was not compiled there are no `collectives` (`fiddlex.xla.compiled_collectives.Collective`), and nothing of its
-    parts.
+    `needed_bytes` is the peak, or the compiler's figure for a step that does not fit. `fits` says whether
+    `needed_bytes` is within `memory_limit_bytes`; it is None where no limit is known. `model_flops` are the FLOPs of a
+    step on all devices. For a step that was not compiled, `collectives` (`fiddlex.xla.compiled_collectives.Collective`)
+    and the parts of its memory are None.
     """
     layout, mesh = ahead.program.layout, ahead.program.mesh
     pipeline, parts = layout.pipeline, memory(ahead.compiled)
@@ -187,7 +187,7 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
 
 
 def runs(layout: WeightLayout) -> dict[str, float]:
-    """How often a step runs what the executor has given names, on the rank that runs it most often (`collectives`)."""
+    """How often a step runs each scope that the executor names, on the rank that runs it most (for `collectives`)."""
     lowered, placement, chunks = layout.pipeline.lowered, layout.placement, layout.placement.chunk_sizes()
     ticks = max((windows.period for windows in layout.pipeline.windows.values()), default=lowered.num_ticks)
 
@@ -203,6 +203,6 @@ def runs(layout: WeightLayout) -> dict[str, float]:
         "weights": busiest("weight_chunk"),
         "backward_finish": busiest("backward_finishes") * placement.rows_per_chunk / ticks,
         "weight_finish": busiest("weight_finishes") * placement.rows_per_chunk / ticks,
-        "layers": max(sum(sizes) / sum(map(bool, sizes)) for sizes in chunks),  # of a chunk, where they differ
+        "layers": max(sum(sizes) / sum(map(bool, sizes)) for sizes in chunks),  # mean of nonempty chunks
         "ticks": ticks,
     }

@@ -1,7 +1,7 @@
-"""The collectives of a compiled step: what each carries, how often, over which axis, and what runs beside it.
+"""The collectives of a compiled step: the bytes of each, how often it runs, its mesh axis, and what it overlaps.
 
-Read off the scheduled program (`fiddlex.xla.program_text`). What it cannot tell, the schedule of the pipeline does:
-conditionals and loops have the names that the executor gives them (`jax.named_scope`).
+The analysis reads the scheduled program (`fiddlex.xla.program_text`). Where the program does not say how often a
+conditional or loop runs, the schedule of the pipeline does; the executor's `jax.named_scope` names identify them.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ KINDS = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
-# Instructions that compute nothing: they move numbers, or none.
+# Instructions that compute nothing: they move data, or do nothing at all.
 _MOVES = re.compile(
     r"(after-all|bitcast|bitcast-convert|broadcast|concatenate|constant|convert|copy|custom-call|domain|dynamic-slice|dynamic-update-slice"
     r"|gather|get-tuple-element|iota|opt-barrier|optimization-barrier|pad|parameter|partition-id|reshape|reverse|slice"
     r"|transpose|tuple|replica-id|rng-get-and-update-state|.*-start|.*-done|.*-update|" + "|".join(KINDS) + ")"
 )
-_WRAPPERS = ("fusion", "while", "conditional", "call")  # which do what stands in the computations that they call
+_WRAPPERS = ("fusion", "while", "conditional", "call")  # these run the computations that they call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,19 +36,21 @@ class Collective:
     """One collective of a compiled step.
 
     Attributes:
-      name: of the instruction.
+      name: name of the instruction.
       kind: one of `KINDS`.
-      axis: `data`, `pipe` or `tensor` where it runs along one axis of the mesh, else `several`; None: not known.
-      group_size: devices that take part in one together; 2 for a permute, which takes from one to another.
-      bytes: of one execution on one device: the whole array that it works on, the result of an all-gather and the
-        operand of any other. A device of a group of n sends (n − 1)/n of that over a ring, twice as much for an
-        all-reduce, and all of it in a permute.
-      count: executions on a device in a step; None where the program does not tell. In a conditional, as often as the
-        schedule takes the branch on the device that takes it most often, or as the conditional runs if it does not say.
-      overlapped: whether it is asynchronous and the device computes between its start and its end: matrix products, or
-        other arithmetic on an array of at least `bytes`.
-      products: matrix products between its start and its end, those of the largest branch of a conditional and of one
-        trip of a loop.
+      axis: `data`, `pipe` or `tensor` where the collective runs along one axis of the mesh, otherwise `several`; None
+        if not known.
+      group_size: number of devices that take part together; 2 for a permute, which sends from one device to another.
+      bytes: bytes of one execution on one device, for the whole array: the result of an all-gather, the operand of any
+        other collective. A device in a group of n sends (n − 1)/n of that over a ring, twice as much for an all-reduce,
+        and all of it in a permute.
+      count: executions on a device in a step; None where the program does not say. In a conditional: how often the
+        schedule takes the branch on the device that takes it most often, or how often the conditional runs if the
+        schedule does not say.
+      overlapped: whether the collective is asynchronous and the device computes between its start and its end: matrix
+        products, or other arithmetic on an array of at least `bytes`.
+      products: number of matrix products between the collective's start and its end, counting the largest branch of a
+        conditional and one trip of a loop.
     """
 
     name: str
@@ -62,7 +64,7 @@ class Collective:
 
 
 class _Site(NamedTuple):
-    """A collective where it stands."""
+    """A collective instruction and its position in the program."""
 
     instruction: Instruction
     computation: str
@@ -70,13 +72,13 @@ class _Site(NamedTuple):
 
 
 def collectives(text: str, mesh: Mapping[str, int], runs: Mapping[str, float]) -> list[Collective]:
-    """All collectives of a step but those within single devices, in the order of the program.
+    """All collectives of a step except those within single devices, in the order of the program.
 
     Args:
       text: the scheduled program, as XLA prints it.
-      mesh: sizes of its axes, the last varying fastest over the devices.
-      runs: by the name of a scope, how often a step runs the branch of a conditional there; of a loop whose trips the
-        program does not tell, its trips, on average where they differ from time to time.
+      mesh: sizes of the mesh axes, the last varying fastest over the devices.
+      runs: by the name of a scope, how often a step runs the branch of a conditional there; for a loop whose number of
+        trips the program does not say, that number, as an average where it varies.
     """
     program = read(text)
     counts: dict[_Site, float | None] = {}
@@ -96,7 +98,7 @@ def _count(
     runs: Mapping[str, float],
     counts: dict[_Site, float | None],
 ) -> None:
-    """Adds how often the collectives in a computation run that itself runs so many times."""
+    """Adds to `counts` how often each collective in a computation runs, if the computation runs `times` times."""
     for place, instruction in enumerate(program.computations[computation]):
         inner: float | None = times
         if instruction.opcode == "while":
@@ -115,7 +117,7 @@ def _count(
 
 
 def _kind(program: ProgramText, instruction: Instruction) -> str:
-    """The kind of collective that an instruction is or starts, in a wrapper of its own or not; empty: it is none."""
+    """The kind of collective that an instruction is or starts, directly or in an async wrapper; else empty."""
     kind = instruction.opcode.removesuffix("-start")
     if kind == "async":
         inner = [each.opcode for name in instruction.called() for each in program.computations[name]]
@@ -138,7 +140,7 @@ def _described(program: ProgramText, site: _Site, mesh: Mapping[str, int], count
     if kind == "all-gather":
         size *= group_size or 1
     beside = _beside(body, site.place)
-    count = None if count is None else round(count, 6)  # a whole number in parts of a tick, and back
+    count = None if count is None else round(count, 6)  # a whole number divided by ticks, then multiplied
     return Collective(
         instruction.name,
         kind,
@@ -152,7 +154,7 @@ def _described(program: ProgramText, site: _Site, mesh: Mapping[str, int], count
 
 
 def _beside(body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
-    """What is scheduled between a collective's start and its end; nothing when it is synchronous."""
+    """The instructions scheduled between a collective's start and its end; none when it is synchronous."""
     instruction = body[start]
     if not instruction.opcode.endswith("-start") or '"is_sync":true' in instruction.attributes:
         return ()
@@ -161,7 +163,7 @@ def _beside(body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
         if names.intersection(operand.name for operand in each.operands):
             if each.opcode.endswith("-done"):
                 return body[start + 1 : end]
-            names.add(each.name)  # an async-update, which goes on for it
+            names.add(each.name)  # an async-update, which continues the collective
     return ()
 
 

@@ -1,6 +1,7 @@
-"""Which devices a collective is among, in the four ways that XLA prints it.
+"""Parses the groups of devices that take part in a collective, in the four forms that XLA prints.
 
-Devices are the numbers of a program's partitions, which are places in the mesh, the last axis varying fastest.
+A device is the number of its partition in the program. The numbers count places in the mesh, the last axis varying
+fastest.
 """
 
 import math
@@ -21,15 +22,15 @@ _AXIS = re.compile(r"'([^':]+)'?(?::\((\d+)\)(\d+))?")
 
 
 def groups_of(attributes: str, num_devices: int) -> Groups | None:
-    """The devices that exchange with one another.
+    """The groups of devices that exchange data with one another.
 
     Args:
-      attributes: of the instruction.
-      num_devices: of the program, which are one group where none are named.
+      attributes: the attributes of the instruction.
+      num_devices: number of devices of the program; they form one group where the instruction names none.
 
     Returns:
-      Groups of one size; of a permute the pairs of different devices, or one device where there are none; None where
-      the text is of none of the known kinds.
+      Groups of equal size; for a permute, the pairs of different devices, or one device where there are no such pairs;
+      None where the text has none of the known forms.
     """
     if pairs := _PAIRS.search(attributes):
         return [pair for pair in _tuples(pairs[1]) if pair[0] != pair[1]] or [[0]]
@@ -43,7 +44,7 @@ def groups_of(attributes: str, num_devices: int) -> Groups | None:
 
 
 def axis_of(groups: Groups, mesh: Mapping[str, int]) -> str:
-    """The axis of the mesh along which the devices of each group differ; `several` where there is not just one."""
+    """The mesh axis along which the devices of each group differ; `several` unless there is exactly one."""
     places = np.stack(np.unravel_index(np.asarray(groups), tuple(mesh.values())))
     differ = (np.ptp(places, axis=2) > 0).any(axis=1)
     names = [name for name, differs in zip(mesh, differ, strict=True) if differs]
@@ -51,13 +52,13 @@ def axis_of(groups: Groups, mesh: Mapping[str, int]) -> str:
 
 
 def _along(sizes: str, order: str | None, chosen: str) -> Groups | None:
-    """Groups along axes of a mesh of XLA's own.
+    """The groups along axes of a mesh that XLA itself defines.
 
     Args:
-      sizes: of all axes, as in 'a'=2,'b'=4.
-      order: of the devices in it; None: 0, 1, ….
-      chosen: the axes, as in 'a'; or a part of one, as in 'b':(1)2, the outer half of b: what stands in parentheses
-        divides it before that part.
+      sizes: sizes of all axes of that mesh: 'a'=2,'b'=4.
+      order: order of the devices in that mesh; None for 0, 1, ….
+      chosen: the axes along which the groups run: 'a'; or a part of an axis: 'b':(1)2 is the outer half of b. The
+        number in parentheses is the size of the factor of the axis that lies outside that part.
     """
     found = _AXIS.findall(chosen)
     parts = {name: (before, size) for name, before, size in found}
@@ -76,7 +77,7 @@ def _along(sizes: str, order: str | None, chosen: str) -> Groups | None:
 
 
 def _ordered(text: str) -> np.ndarray:
-    """Numbers as XLA writes them: [2,4]T(1,0), which is 0 to 7 in two rows, transposed; or 0,4,1,5."""
+    """Parses XLA's device lists: [2,4]T(1,0), which is 0 to 7 in two rows, transposed; or 0,4,1,5."""
     if not text.startswith("["):
         return np.asarray(_numbers(text))
     shape, _, order = text.strip("[)").partition("]")

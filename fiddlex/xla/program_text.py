@@ -1,7 +1,8 @@
-"""Reads a program as XLA prints it once it is compiled and scheduled (`compiled.as_text()`).
+"""Reads a compiled and scheduled program from the text that XLA prints (`compiled.as_text()`).
 
-Invariant: a computation's instructions stand in the order of the schedule. Instructions are taken as text; only what
-the collectives of a step and the work beside them take is understood (`fiddlex.xla.compiled_collectives`).
+Invariant: the instructions of a computation are in the order of the schedule. The reader keeps instructions as text,
+and parses only what the analysis of collectives and the work that overlaps them needs
+(`fiddlex.xla.compiled_collectives`).
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Bits of an element; types that are not here (token, opaque) hold nothing.
+# Bits per element of each type; types that are not listed (token, opaque) hold no data.
 _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}
 _BITS |= {f"{kind}{bits}": bits for kind in "suf" for bits in (2, 4, 8, 16, 32, 64)}
 _ARRAY = re.compile(r"\b([a-z]\d*\w*)\[([\d,<=]*)\]")
@@ -21,12 +22,12 @@ _PRODUCT_CALLS = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|fmha|conv)
 
 
 class Operand(NamedTuple):
-    """What an instruction reads: the result of another one, or an element of it.
+    """An operand of an instruction: the result of another instruction, or an element of that result.
 
     Attributes:
-      name: the name of the instruction whose result it is.
-      elements: the index of the element where that result is a tuple and XLA names one of its elements (from jax 0.12
-        on, as in `%param.1#2`), in a tuple of tuples one index after another; empty for the whole result.
+      name: the name of the instruction that makes the result.
+      elements: the index of the element, where the result is a tuple and XLA names one of its elements (from jax 0.12
+        on, `%param.1#2`); for a tuple of tuples, one index per level; empty for the whole result.
     """
 
     name: str
@@ -38,12 +39,12 @@ class Instruction:
     """A line of a computation.
 
     Attributes:
-      name: without its %.
-      shape: of the result, as XLA prints it.
-      opcode: as XLA prints it, `fusion` or `all-gather-start`.
-      operands: what it reads.
-      attributes: all that stands behind the operands.
-      is_root: whether this is the computation's result.
+      name: name of the instruction, without its %.
+      shape: shape of the result, as XLA prints it.
+      opcode: the opcode as XLA prints it: `fusion` or `all-gather-start`, for example.
+      operands: the operands that the instruction reads.
+      attributes: all text after the operands.
+      is_root: whether the instruction makes the computation's result.
     """
 
     name: str
@@ -55,12 +56,12 @@ class Instruction:
 
     @property
     def scope(self) -> str:
-        """What `jax.named_scope` called it: the last name in front of that of the operation itself; empty: nothing."""
+        """The innermost `jax.named_scope`: the last name before that of the operation itself; empty without one."""
         path = re.search(r'op_name="([^"]*)"', self.attributes)
         return path[1].split("/")[-2] if path and "/" in path[1] else ""
 
     def called(self, *names: str) -> list[str]:
-        """The computations in attributes of these names; by default in all whose computations an instruction runs."""
+        """The computations that the attributes `names` refer to; by default, all computations the instruction runs."""
         names = names or ("calls", "body", "to_apply", "branch_computations", "true_computation", "false_computation")
         found = re.findall(rf"\b(?:{'|'.join(names)})=(?:\{{([^}}]*)\}}|(%?[^\s,}})]+))", self.attributes)
         return re.findall(r"[^\s,%]+", " ".join(f"{several} {one}" for several, one in found))
@@ -71,18 +72,18 @@ class ProgramText:
     """A compiled program.
 
     Attributes:
-      computations: by name, their instructions in the order of the schedule.
-      entry: name of the computation that is run.
+      computations: the instructions of each computation, by its name, in the order of the schedule.
+      entry: name of the computation at which the program starts.
     """
 
     computations: dict[str, list[Instruction]]
     entry: str
 
     def trips(self, loop: Instruction) -> int | None:
-        """How often the body of a `while` runs; None where the program does not tell.
+        """How often the body of a `while` runs; None where the program does not say.
 
-        Either XLA says so, or the condition compares with a constant: then the loop is taken to count up from 0 by 1,
-        as jax's loops do.
+        The number comes from XLA's annotation, or from a condition that compares with a constant. In that second case,
+        the method assumes that the loop counts up from 0 by 1, as jax's loops do.
         """
         known = re.search(r'"known_trip_count":\{"n":"?(\d+)', loop.attributes)
         if known:
@@ -126,7 +127,7 @@ def read(text: str) -> ProgramText:
 
 
 def element(shape: str, indices: Sequence[int]) -> str:
-    """The shape of an element of a tuple, as XLA prints both; with several indices of an element of that, and so on."""
+    """The shape of an element of a tuple, as XLA prints it; further indices select within nested tuples."""
     for index in indices:
         depth, parts = 0, [""]
         for character in shape.removeprefix("(").removesuffix(")"):
@@ -140,7 +141,7 @@ def element(shape: str, indices: Sequence[int]) -> str:
 
 
 def nbytes(shape: str) -> int:
-    """Bytes of all arrays in a shape, a tuple's together, without the padding of their layouts."""
+    """Total bytes of all arrays in a shape, which may be a tuple, without the padding of their layouts."""
     bits = sum(
         _bits(kind) * math.prod(int(size.removeprefix("<=")) for size in sizes.split(",") if size)
         for kind, sizes in _ARRAY.findall(shape)

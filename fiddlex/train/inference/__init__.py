@@ -1,1 +1,1 @@
-"""What trained weights are used for: evaluation, predictions, and samples of text."""
+"""Uses of trained weights: evaluation, predictions, and sampling of text."""

@@ -1,4 +1,4 @@
-"""From the scores of held-out examples to the numbers of an evaluation record."""
+"""Turns the scores of held-out examples into the numbers of an evaluation record."""
 
 import math
 from collections.abc import Sequence
@@ -17,21 +17,27 @@ def summarise(scores_EP3: np.ndarray, parts: Sequence[str], task: str, dataset: 
     """The numbers of an evaluation; all losses are in nats.
 
     Args:
-      scores_EP3: float64, of every example and part of the loss the sums that `Model.scores` tells.
-      parts: of the loss, `Model.parts`.
-      task: what the model is trained to do, `ModelConfig.task`.
-      dataset: whose held-out examples were scored.
+      scores_EP3: float64, the sums that `Model.scores` returns for every example and part of the loss.
+      parts: the names of the loss's parts, `Model.parts`.
+      task: the task that the model is trained for, `ModelConfig.task`.
+      dataset: the dataset whose held-out examples were scored.
 
     Returns:
-      `eval_loss`, the sum of the means of all parts; where there are two, also `eval_masked_loss` and `eval_pair_loss`.
-      Of tokens `eval_tokens`, how many were scored, `eval_perplexity`, and `eval_accuracy` (lm) or
-      `eval_masked_accuracy`, the share of them that the model finds likeliest; of lm, where the text is known, also
-      `eval_loss_per_byte` and `eval_perplexity_per_byte`. Of labels `eval_examples`, and `eval_accuracy` (of sentence
-      pairs `eval_pair_accuracy`) with the ends of its 95% interval, `…_low` and `…_high`. Of continuations what
-      `score_continuations` tells, in these names.
+      `eval_loss`, the sum of the means of all parts; where there are two parts, also `eval_masked_loss` and
+      `eval_pair_loss`.
+
+      For tokens: `eval_tokens`, the number of tokens scored; `eval_perplexity`; and `eval_accuracy` (lm) or
+      `eval_masked_accuracy`, the share of tokens that the model ranks first. For lm where the text is known: also
+      `eval_loss_per_byte` and `eval_perplexity_per_byte`.
+
+      For labels: `eval_examples`, the number of examples scored; and `eval_accuracy` (for sentence pairs
+      `eval_pair_accuracy`) with the ends of its 95% interval, `…_low` and `…_high`.
+
+      For continuations: the numbers that `score_continuations` returns, with `eval_` before their names, except that
+      `eval_loss`, `eval_loss_per_byte` and `eval_perplexity_per_byte` take the place of the log-likelihoods.
 
     Raises:
-      DataError: when nothing was scored.
+      DataError: when nothing was scored for a part of the loss.
     """
     if isinstance(dataset.heldout, ContinuationExamples):
         return _continuations(scores_EP3[:, 0], dataset.heldout)
@@ -66,7 +72,7 @@ def summarise(scores_EP3: np.ndarray, parts: Sequence[str], task: str, dataset: 
 
 
 def merit(record: Record, task: str) -> tuple[float, ...]:
-    """What makes one evaluation of a run better than another: accuracy on labels, and then or else the loss."""
+    """Sort key, the best evaluation largest: for labels the accuracy, then the loss; otherwise the loss alone."""
     loss = -record["eval_loss"]
     return (record["eval_accuracy"], loss) if task in ("classification", "multiple_choice") else (loss,)
 

@@ -1,4 +1,4 @@
-"""The compiled forward passes: one that gives values of a head for examples, one that gives next-token logits."""
+"""The compiled forward passes: one returns a head's values for examples, the other next-token logits."""
 
 from collections.abc import Callable
 
@@ -26,10 +26,10 @@ LogitsFunction = Callable[[Weights, np.ndarray, np.ndarray], jax.Array]
 def make_eval_step(
     model: Model, config: Config, *, head: HeadFunction, mesh: Mesh, layout: WeightLayout
 ) -> ScoreFunction:
-    """Compiles `(master weights, batch) -> values` of a global batch, without dropout.
+    """Compiles `(master weights, batch) -> values` for a global batch, without dropout.
 
-    `head` is the model's, as `Model.scores`: its values are [example, …] of a microbatch, and of the whole batch
-    [example, …].
+    `head` is a method of the model such as `Model.scores`. It returns values [example, …] for a microbatch; the
+    compiled function returns values [example, …] for the whole batch.
     """
     lowered = lower(forward_schedule(layout.placement.stage_ranks, config.pipeline.num_microbatches))
     piped = pipeline_model(model, config, mesh, head)
@@ -51,8 +51,8 @@ def make_eval_step(
 def make_logits(model: Decoder, config: Config, *, mesh: Mesh, layout: WeightLayout) -> LogitsFunction:
     """Compiles `(master weights, tokens, positions) -> logits` at one position of each row.
 
-    Tokens are int32 [rows, sequence], the same on all devices; logits are float32 [rows, padded vocabulary], sharded
-    over the vocabulary, with the lowest float in the padding.
+    Tokens are int32 [rows, sequence], replicated on all devices. Logits are float32 [rows, padded vocabulary], sharded
+    over the vocabulary; the padding holds the lowest float.
     """
     lowered = lower(forward_schedule(layout.placement.stage_ranks, num_microbatches=1))
     piped = pipeline_model(model, config, mesh, model.next_logits)

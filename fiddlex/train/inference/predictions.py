@@ -1,4 +1,4 @@
-"""What a model says of each held-out example, as records: a line of a file each, for people to look at."""
+"""A model's predictions for held-out examples, as records for people to read: one line of a file each."""
 
 import itertools
 
@@ -12,16 +12,17 @@ Answerable = ClassificationExamples | MultipleChoiceExamples
 
 
 def predicted_labels(examples: Answerable, log_probabilities_EC: np.ndarray) -> list[Record]:
-    """Guesses of a task.
+    """A model's guesses for the held-out examples of a classification or multiple-choice task.
 
     Args:
-      examples: those that were held out.
-      log_probabilities_EC: floats; of the first examples, or of all.
+      examples: the held-out examples.
+      log_probabilities_EC: floats, log-probabilities of the answers for all examples, or for the first ones.
 
     Returns:
-      Of each example `line`, the number of its line in the file, from 1; `label` and `guess`, the likeliest answer;
-      `right`, whether they are the same; `probabilities`. Of classification answers are names of classes, and
-      probabilities stand beside them; of multiple choice they are numbers from 0, and probabilities are in their order.
+      For each example: `line`, the number of its line in the file, counted from 1; `label`, the right answer; `guess`,
+      the likeliest answer; `right`, whether they are equal; and `probabilities`. In classification, answers are class
+      names and `probabilities` maps each name to its probability. In multiple choice, answers are numbers from 0 and
+      `probabilities` is a list in their order.
     """
     records = []
     for line, label, logs_C in zip(examples.lines, examples.labels.tolist(), log_probabilities_EC, strict=False):
@@ -36,17 +37,17 @@ def predicted_labels(examples: Answerable, log_probabilities_EC: np.ndarray) -> 
 
 
 def predicted_continuations(examples: ContinuationExamples, scores_E3: np.ndarray) -> list[Record]:
-    """Log-likelihoods of continuations.
+    """A model's log-likelihoods of the held-out continuations.
 
     Args:
-      examples: those that were held out.
-      scores_E3: floats, the sums that `Model.scores` tells; of the first examples, or of all. Lines that are not
-        complete are left out.
+      examples: the held-out examples.
+      scores_E3: floats, the sums that `Model.scores` returns for all examples, or for the first ones. The records leave
+        out lines whose examples are not all scored.
 
     Returns:
-      Of each line `line`, its number in the file, from 1; `log_likelihoods`, of its choices or its continuation in
-      nats, summed over tokens; with choices `label` and `guess`, numbers from 0; `right` as `score_continuations` has
-      it.
+      For each line: `line`, its number in the file, counted from 1; `log_likelihoods`, in nats, summed over tokens, one
+      for each of its choices or one for its continuation; with choices, `label` and `guess`, numbers from 0; and
+      `right`, as `score_continuations` defines it.
     """
     rows, nats = examples.rows, -scores_E3[:, 0]
     bounds = itertools.pairwise(rows.first[rows.first <= len(nats)].tolist())

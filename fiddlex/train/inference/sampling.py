@@ -23,9 +23,10 @@ class SamplingConfig:
 
     Attributes:
       temperature: divides the logits; 0 always takes the likeliest token.
-      top_k: only the k likeliest tokens may be drawn; 0: all.
-      top_p: only the likeliest tokens that together have this probability may be drawn, at least one; 1: all.
-      seed: of the draws, at least 0.
+      top_k: only the k likeliest tokens may be drawn; 0 allows all tokens.
+      top_p: only the likeliest tokens that together reach this probability may be drawn, at least one; 1 allows all
+        tokens.
+      seed: random seed of the draws, at least 0.
     """
 
     temperature: float = 1.0
@@ -48,9 +49,9 @@ class SamplingConfig:
 @jax.enable_x64(False)
 @jax.jit
 def sample(key: jax.Array, logits_BV: jax.Array, temperature: float, top_k: int, top_p: float) -> jax.Array:
-    """Draws one token for each row; int32 [B]. See `SamplingConfig`; the order is temperature, top-k, top-p."""
+    """Draws one token for each row, int32 [B]; applies temperature, then top-k, then top-p (see `SamplingConfig`)."""
     order_BV = jnp.argsort(logits_BV, axis=-1, descending=True)
-    # At temperature 0 the first token's lead becomes infinite.
+    # At temperature 0 the first token leads all others by an infinite margin.
     scaled_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1)
     scaled_BV = (scaled_BV - scaled_BV[:, :1]) / jnp.maximum(temperature, jnp.finfo(jnp.float32).tiny)
     ranks_V = jnp.arange(logits_BV.shape[-1])
@@ -70,21 +71,21 @@ def generate(
     vocab_size: int,
     config: SamplingConfig,
 ) -> Iterator[int]:
-    """Draws tokens one after another, each from the last `seq_len` tokens before it.
+    """Draws tokens one after another, each given the last `seq_len` tokens before it.
 
     Args:
-      next_logits: the model.
-      prompt: at least one token.
+      next_logits: the model's function from tokens and positions to next-token logits.
+      prompt: the tokens to continue, at least one.
       num_tokens: how many to draw.
       seq_len: the model's context.
-      vocab_size: tokens that may be drawn: those the tokenizer knows.
-      config: how to draw.
+      vocab_size: number of tokens that the tokenizer knows; only these may be drawn.
+      config: how to draw each token.
 
     Yields:
       The drawn tokens, without the prompt.
 
     Raises:
-      ConfigError: for sampling values out of range, or an empty prompt.
+      ConfigError: when a sampling value is out of range, or the prompt is empty.
     """
     config.validate()
     if not len(prompt):
@@ -111,9 +112,12 @@ def generate_text(
     seq_len: int,
     config: SamplingConfig,
 ) -> Iterator[str]:
-    """`generate`, from text to text: yields pieces, whole characters each, until the end of the document.
+    """`generate` for text: continues `prompt` and yields pieces of whole characters until the end of the document.
 
-    An empty prompt is the start of a document. Raises as `generate` does.
+    With an empty prompt, the text is the start of a document.
+
+    Raises:
+      ConfigError: when a sampling value is out of range.
     """
     start = tokenizer.encode(prompt).tolist()
     drawn = generate(

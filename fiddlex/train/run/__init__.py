@@ -1,1 +1,1 @@
-"""What a run keeps on disk: its directory, checkpoints, metrics, and weights for other runs."""
+"""A run's files on disk: its directory, checkpoints, metrics, and weights for other runs."""

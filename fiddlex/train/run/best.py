@@ -1,7 +1,7 @@
-"""The best weights of a run, where it ends when it gets no better: `best/` and `best.json` in its workdir.
+"""The best weights of a run that ends when it stops improving: `best/` and `best.json` in its workdir.
 
-Invariant: `best.json` is the evaluation of the weights in `best/`, and none after it was better. What belongs to steps
-that are trained again, after a kill, is set aside and made again with them.
+Invariant: `best.json` is the evaluation of the weights in `best/`, and no later evaluation was better. When a run
+resumes after a kill, it sets aside best weights of steps that it trains again.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ DIRECTORY, RECORD = "best", "best.json"
 
 
 class Best:
-    """What a run has kept. A context manager: leaving it waits for the background writer.
+    """The best weights of one run. A context manager: leaving it waits for the background writer.
 
     Args:
-      workdir: of the run.
-      config: of the run.
-      resumed_step: the step training goes on from; what is of later ones is set aside.
+      workdir: the run's directory.
+      config: the run's config.
+      resumed_step: the step that training continues from; best weights of later steps are set aside.
 
     Attributes:
-      evaluation: of the best weights; None before there are any.
+      evaluation: the evaluation record of the best weights; None before there are any.
     """
 
     def __init__(self, workdir: Path, config: Config, *, resumed_step: int):
@@ -54,14 +54,14 @@ class Best:
         self._checkpoints.close()
 
     def offer(self, evaluation: Record, save: Callable[[Checkpoints], None]) -> None:
-        """Keeps the weights that were evaluated if their evaluation is the best so far.
+        """Saves the evaluated weights if their evaluation is the best so far.
 
         Args:
-          evaluation: of the present weights.
-          save: saves the present weights as a checkpoint.
+          evaluation: the evaluation record of the current weights.
+          save: saves the current weights as a checkpoint.
 
         Raises:
-          CheckpointError: when they cannot be written.
+          CheckpointError: when the weights or their evaluation cannot be written.
         """
         if self.evaluation and merit(evaluation, self._task) <= merit(self.evaluation, self._task):
             return
@@ -91,15 +91,15 @@ def read_best(workdir: Path) -> Record | None:
 
 
 def restore_result(workdir: Path, config: Config, program: Program) -> SavedState | None:
-    """The weights that a run came to: its best, where it keeps them, or else its newest; None when it has none.
+    """The final weights of a run: its best if it saves them, otherwise its newest; None when it has none.
 
     Args:
-      workdir: of the run.
-      config: of the run.
-      program: for which the weights are laid out.
+      workdir: the run's directory.
+      config: the run's config.
+      program: the program in whose layout to return the weights.
 
     Raises:
-      CheckpointError: when there are checkpoints and none can be read.
+      CheckpointError: when there are checkpoints but none can be read.
     """
     abstract, layers = program.abstract_state, program.layout.placement.layers
     wanted, padded_vocab = SavedState(abstract.step, abstract.weights), program.config.padded_vocab_size

@@ -1,12 +1,15 @@
 """Checkpoints of a workdir: saved in the background, verified when read, resumable on another layout.
 
-A checkpoint is two orbax items, `weights` and `optimizer`, with global shapes, where batches run with older weights an
-item more for each age of those, and a JSON item `meta` with the step, the order of the layers, the loss scale, a
-checksum and the shape of every array and a fingerprint of the training data. What is in flight in a pipeline is not
-saved: it is computed again, from the same weights. Data order and dropout follow from the seeds and the step, so the
-step is all the position that there is to save. The checksum depends on the bits of an array's numbers and on their
-places, not on the sharding or on zero padding: a file that was truncated or changed is noticed, and the newest
-checkpoint that is whole is used. Nothing is deleted but checkpoints beyond `keep`; damaged ones are moved aside.
+A checkpoint consists of two orbax items, `weights` and `optimizer`, with global shapes, and a JSON item `meta`. Where
+batches run with older weights, it has one further orbax item for each age of weights. `meta` holds the step, the order
+of the layers, the loss scale, a checksum and the shape of every array, and a fingerprint of the training data.
+
+A checkpoint does not hold what is in flight in a pipeline: a resumed run recomputes that from the same weights. Data
+order and dropout follow from the seeds and the step, so the step is the only position to save.
+
+The checksum depends on the bits of an array's numbers and on their places, but not on the sharding or on zero padding.
+It reveals a truncated or changed file; the newest undamaged checkpoint is then used. `Checkpoints` deletes only
+checkpoints beyond `keep`, and moves damaged ones aside.
 """
 
 import json
@@ -39,9 +42,9 @@ class Checkpoints:
     """The checkpoints of one workdir. A context manager: leaving it waits for the background writer.
 
     Args:
-      workdir: the run's directory; nothing is created in it before the first save.
-      keep: how many to keep besides the newest.
-      name: of the directory in it.
+      workdir: the run's directory; the first save creates the directory of the checkpoints in it.
+      keep: how many checkpoints to keep in addition to the newest.
+      name: name of the checkpoints' directory in `workdir`.
     """
 
     def __init__(self, workdir: Path, *, keep: int = 1, name: str = "checkpoints"):
@@ -60,20 +63,21 @@ class Checkpoints:
         return sorted(self._open().all_steps()) if self.directory.is_dir() else []
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step lies."""
+        """The path of a step's checkpoint."""
         return self.directory / str(step)
 
     def save(
         self, state: SavedState, step: int, *, layers: Sequence[int], fingerprint: str, padded_vocab: int = 0
     ) -> None:
-        """Copies the state to the host and goes on writing in the background.
+        """Copies the state to the host, then writes it in the background.
 
         Args:
-          state: what to save; an empty `optimizer` or `older` is left out.
-          step: its number.
-          layers: the layer of each row of its stacked weights (`LayerPlacement.layers`).
-          fingerprint: of the training data (`Corpus.fingerprint`).
-          padded_vocab: rows of the vocabulary in its arrays, those that pad it included; 0: there is none.
+          state: the state to save; an empty `optimizer` or `older` is left out.
+          step: the step number of the state.
+          layers: the layer of each row of the state's stacked weights (`LayerPlacement.layers`).
+          fingerprint: fingerprint of the training data (`Corpus.fingerprint`).
+          padded_vocab: number of vocabulary rows in the state's arrays, with padding rows; 0 when there is no
+            vocabulary.
 
         Raises:
           CheckpointError: when the directory cannot be written, or the previous background write failed.
@@ -95,9 +99,9 @@ class Checkpoints:
                     meta=ocp.args.JsonSave(meta | {"checksum": _text_checksum(meta)}),
                 ),
             )
-        except Exception as error:  # orbax raises here what befell the background write before
+        except Exception as error:  # orbax raises errors of the previous background write here
             raise self._cannot_write(error) from error
-        if not saved:  # orbax says no more when there are checkpoints of later steps
+        if not saved:  # orbax returns False, without a reason, if there are later checkpoints
             raise CheckpointError(
                 f"{self.directory} has checkpoints of steps after {step}, which were not there when the run began: is "
                 "another process writing there? Move them away and run the same command again."
@@ -112,26 +116,26 @@ class Checkpoints:
         padded_vocab: int = 0,
         move_damaged: bool = False,
     ) -> SavedState | None:
-        """The newest checkpoint that is whole, laid out as `abstract` says; None when there is no checkpoint.
+        """The newest undamaged checkpoint, with the shapes and shardings of `abstract`; None without checkpoints.
 
         Args:
           abstract: ShapeDtypeStructs with shardings. The padded vocabulary may differ from the saved one. With an empty
-            `optimizer` (`()`) only the weights are read. Older weights are read as far as they were saved, in the
-            dtype in which they were.
-          layers: the layer of each of its rows; a checkpoint with others is read and its rows moved.
-          fingerprint: what the training data must be; empty: anything.
-          padded_vocab: see `save`; it may differ from the saved one.
-          move_damaged: move checkpoints that cannot be read to `DAMAGED`, beside `checkpoints`.
+            `optimizer` (`()`), only the weights are read. Older weights are read as far as the checkpoint has them, in
+            the dtype in which they were saved.
+          layers: the layer of each row of `abstract`; if the checkpoint has another order, its rows are moved.
+          fingerprint: the fingerprint that the training data must have; empty to accept any data.
+          padded_vocab: number of vocabulary rows in `abstract`, see `save`; it may differ from the saved number.
+          move_damaged: move checkpoints that cannot be read to `DAMAGED`, next to `checkpoints`.
 
         Raises:
-          CheckpointError: when there are checkpoints and none can be read, or the newest that can belongs to other
-            data, another kind of optimizer, or a network with other parameters.
+          CheckpointError: when there are checkpoints but none can be read, or when the newest readable one belongs to
+            other training data, another kind of optimizer, or a network with other parameters.
         """
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
                 state = self._restore(step, abstract, layers, fingerprint, padded_vocab)
-            except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # nothing wrong with the files
+            except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # the files are not to blame
                 raise
             except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
                 damaged[step] = f"{self.path(step)}: {_first_line(error)}"
@@ -151,7 +155,7 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Returns when everything is on disk.
+        """Waits until everything is on disk.
 
         Raises:
           CheckpointError: when the background write failed.
@@ -159,11 +163,11 @@ class Checkpoints:
         if self._manager is not None:
             try:
                 self._manager.wait_until_finished()
-            except Exception as error:  # whatever tensorstore makes of a full disk
+            except Exception as error:  # tensorstore raises various errors for a full disk
                 raise self._cannot_write(error) from error
 
     def close(self) -> None:
-        """Waits, and releases the writer's threads.
+        """Waits until everything is on disk, and releases the writer's threads.
 
         Raises:
           CheckpointError: when the background write failed.
@@ -183,20 +187,20 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            # One more than asked for: the newest proves itself only in the step after it.
+            # One more than asked for: only the step after the newest checkpoint shows whether that one is good.
             finish_reads()
             options = ocp.CheckpointManagerOptions(max_to_keep=self._keep + 1, create=False)
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
 
     def set_aside(self, steps: Iterable[int]) -> None:
-        """Moves checkpoints that are of no use to `DAMAGED`, beside `checkpoints`, and says so."""
+        """Moves unusable checkpoints to `DAMAGED`, next to `checkpoints`, and logs each move."""
         for step, target in self._move_aside(steps).items():
             logger.warning("Moved the checkpoint of step %d to %s.", step, target)
 
     def _move_aside(self, steps: Iterable[int]) -> dict[int, Path]:
-        """Moves checkpoints to `DAMAGED`; returns where each step's is now."""
-        self.close()  # the manager remembers what was there when it opened
+        """Moves checkpoints to `DAMAGED`; returns the new path of each step's checkpoint."""
+        self.close()  # an open manager does not look for changes on disk
         moved = {step: self.directory.with_name(DAMAGED) / f"{step}-{int(time.time())}" for step in steps}
         for step, target in moved.items():
             with writing(target):
@@ -248,7 +252,7 @@ class Checkpoints:
         return state._replace(scaling=_scaling(meta["scaling"]) if "scaling" in meta else ())
 
     def _check_shapes(self, step: int, items: dict[str, Any], meta: dict[str, Any], padded_vocab: int) -> None:
-        """Raises CheckpointError when an array was saved with another shape, but for the padding of the vocabulary."""
+        """Raises CheckpointError when a saved shape differs by more than the padding of the vocabulary."""
         padding = meta.get("padded_vocab", 0), padded_vocab
         saved = meta.get("shapes", {})  # earlier versions of fiddlex saved none
         different = []
@@ -266,7 +270,7 @@ class Checkpoints:
 
 
 def _other_arrays(path: Path, different: list[str]) -> str:
-    """What to say of arrays that only a checkpoint has, or only the state that is to be restored."""
+    """The error message for arrays that only the checkpoint has, or only the state to restore."""
     weights = [name for name in different if name.startswith("weights.")]
     what, remedy = "another kind of optimizer state", "Set the optimizer's fields back"
     if weights:
@@ -288,7 +292,7 @@ def _scaling(parts: list[Any]) -> Scaling:
 
 
 def _saved_older(older: Mapping[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
-    """Those of some older weights that a checkpoint has, in its dtype."""
+    """The part of `older` that the checkpoint holds, in the checkpoint's dtype."""
     saved = {name.partition(".")[0] for name in meta["checksums"]}
     return {
         name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, meta["older_dtype"], sharding=x.sharding), weights)
@@ -312,7 +316,7 @@ def _named(items: dict[str, Any]) -> dict[str, Any]:
 
 @jax.jit
 def _checksums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The sum of each array's 32-bit words times a hash of their places, modulo 2³²; zeros count nothing."""
+    """For each array, the sum of its 32-bit words times a hash of their places, modulo 2³²; zeros add nothing."""
 
     def checksum(x: jax.Array) -> jax.Array:
         x = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
@@ -330,7 +334,7 @@ def _text_checksum(meta: dict[str, Any]) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    while error.__cause__:  # orbax tells in between what it was reading, and the cause why it could not
+    while error.__cause__:  # orbax's error names what it was reading; the cause says why it failed
         error = error.__cause__
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return line if len(line) <= 300 else f"{line[:140]} … {line[-140:]}"  # the cause often stands at the end
+    return line if len(line) <= 300 else f"{line[:140]} … {line[-140:]}"  # the cause is often at the end

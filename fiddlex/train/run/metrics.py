@@ -1,8 +1,8 @@
 """Where a run's numbers go: `metrics.jsonl`, TensorBoard, and the terminal.
 
-A record is a flat dictionary with `step`. Training records and evaluation records (`eval_loss`) are lines of the same
-file, in the order of their steps. On resume, lines of steps that will be trained again are dropped, so that the file of
-an interrupted run is that of an uninterrupted one.
+A record is a flat dictionary with `step`. Training records and evaluation records (those with `eval_loss`) are lines of
+the same file, in the order of their steps. On resume, the writer drops the lines of steps that will be trained again,
+so that an interrupted run ends with the same file as an uninterrupted one.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ class MetricsWriter:
 
     Args:
       workdir: an existing directory.
-      resumed_step: the step training goes on from; records of later steps are dropped. A run that starts afresh (0)
-        where another has left records moves their file aside.
+      resumed_step: the step that training continues from; the writer drops records of later steps. When a run starts
+        afresh (0) in a directory with records of another run, the writer moves that file aside.
 
     Attributes:
-      path: `metrics.jsonl`.
+      path: the path of `metrics.jsonl`.
       evaluations: the evaluation records, in order.
 
     Raises:
-      CheckpointError: from here and from every method, when the files cannot be written.
+      CheckpointError: from the constructor and every method, when the files cannot be written.
     """
 
     def __init__(self, workdir: Path, *, resumed_step: int):
@@ -53,7 +53,7 @@ class MetricsWriter:
             self._events = EventFile(self._events_path, purge_step=resumed_step + 1)
 
     def write(self, record: Record) -> None:
-        """Appends one record; it is in the file when the call returns."""
+        """Appends one record and flushes the file."""
         with writing(self.path):
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
@@ -74,7 +74,7 @@ class MetricsWriter:
             try:
                 record = json.loads(line)
                 keep = record["step"] <= step
-            except (json.JSONDecodeError, KeyError, TypeError):  # a line cut short when the process was killed
+            except (json.JSONDecodeError, KeyError, TypeError):  # the process was killed while it wrote this line
                 unreadable += 1
                 continue
             if keep:
@@ -98,7 +98,7 @@ class MetricsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # When the run fails already, what closing adds (the same full disk, mostly) would hide the reason.
+        # When the run has already failed, an error from closing (mostly the same full disk) would hide the reason.
         ignored = contextlib.suppress(CheckpointError) if value else contextlib.nullcontext()
         with ignored, writing(self.path.parent), contextlib.ExitStack() as stack:
             stack.callback(self._events.close)
@@ -106,12 +106,12 @@ class MetricsWriter:
 
 
 class Reporter:
-    """Tells a person how the run goes: a progress bar on a terminal, a line a record elsewhere. A context manager.
+    """Shows a run's progress: a progress bar on a terminal, one line per record elsewhere. A context manager.
 
     Args:
-      start_step: step the run goes on from.
-      num_steps: step it ends at.
-      eval_every: steps from one evaluation to the next; 0: none. Another closes the run.
+      start_step: the step that the run continues from.
+      num_steps: the step that the run ends at.
+      eval_every: steps from one evaluation to the next; 0 for none. A further evaluation follows the last step.
     """
 
     def __init__(self, start_step: int, num_steps: int, *, eval_every: int = 0):
@@ -137,20 +137,20 @@ class Reporter:
             self._progress.stop()
 
     def compiled(self, seconds: float) -> None:
-        """Tells how long compilation took; time left is counted from here."""
+        """Reports how long compilation took; the estimate of the time left starts here."""
         self.line(f"Compiled the train step in {readable_time(seconds)}.")
         self._start_time = time.monotonic()
         if self._progress:
             self._progress.reset(self._task, completed=self._start_step, total=self._num_steps)
 
     def advance(self, step: int) -> None:
-        """Moves the bar."""
+        """Moves the progress bar to `step`."""
         if self._progress:
             self._progress.update(self._task, completed=step, left=self._time_left(step))
 
     @contextlib.contextmanager
     def evaluating(self, step: int) -> Iterator[None]:
-        """Wraps an evaluation, to learn how long one takes."""
+        """Wraps an evaluation and measures how long it takes."""
         start = time.monotonic()
         yield
         self._evaluation_s = time.monotonic() - start
@@ -170,11 +170,15 @@ class Reporter:
             self.line(f"step {step}/{self._num_steps}  {text}  {self._time_left(step)}".rstrip())
 
     def line(self, text: str) -> None:
-        """Prints a line, above the bar if there is one."""
+        """Prints a line, above the progress bar if there is one."""
         (self._progress.console if self._progress else self._console).print(text, markup=False)
 
     def _time_left(self, step: int) -> str:
-        """Until the closing evaluation is done; evaluations are as long as the last one, and told apart before one."""
+        """The time left until the final evaluation ends, as text.
+
+        The estimate assumes that every evaluation takes as long as the last one. Before the first evaluation, the text
+        gives the number of evaluations separately.
+        """
         done = step - self._start_step
         if done <= 0 or step >= self._num_steps:
             return ""
@@ -188,7 +192,7 @@ class Reporter:
 
 
 def describe(evaluation: Record) -> str:
-    """What matters most of an evaluation record, for people: 'held-out loss 0.4312, accuracy 81.3%'."""
+    """The main numbers of an evaluation record as text: 'held-out loss 0.4312, accuracy 81.3%'."""
     text = f"held-out loss {evaluation['eval_loss']:.4f}"
     if "eval_pair_loss" in evaluation:
         text += f" (masked {evaluation['eval_masked_loss']:.4f}, pair {evaluation['eval_pair_loss']:.4f})"

@@ -1,8 +1,8 @@
-"""Lets orbax end every read of a checkpoint that it has begun, also when one of them fails.
+"""Makes orbax finish every read of a checkpoint that it has begun, even when one of them fails.
 
-Left to itself orbax gives up at the first array that cannot be read and closes its event loop under the reads that are
-still running. Each of those then prints a traceback of its own, when Python drops it or when tensorstore finds the loop
-closed. Invariant: when a read of arrays returns or raises, nothing of it is running any more.
+By default orbax stops at the first array that it cannot read, and closes its event loop while other reads still run.
+Each of those reads then prints a traceback of its own, when Python drops it or when tensorstore finds the loop closed.
+Invariant: when a read of arrays returns or raises, none of its tasks is still running.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ import orbax.checkpoint as ocp
 
 @functools.cache
 def finish_reads() -> None:
-    """Has orbax wait for all reads of `jax.Array`s, in every checkpoint of this process."""
+    """Makes orbax wait for all reads of `jax.Array`s, in every checkpoint of this process."""
     handler = ocp.type_handlers.get_type_handler(jax.Array)
     handler.deserialize = _patient(handler.deserialize)  # type: ignore[method-assign]
 
 
 def _patient(read: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """The coroutine function `read`, raising only when the tasks that it made have ended."""
+    """Wraps the coroutine function `read` so that it raises only after the tasks that it started have ended."""
 
     @functools.wraps(read)
     async def patient(*args: Any, **kwargs: Any) -> Any:
@@ -30,7 +30,7 @@ def _patient(read: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
         try:
             return await read(*args, **kwargs)
         except Exception:
-            while begun := asyncio.all_tasks() - others:  # what ends may have made more
+            while begun := asyncio.all_tasks() - others:  # an ending task may have started others
                 await asyncio.gather(*begun, return_exceptions=True)
             raise
 

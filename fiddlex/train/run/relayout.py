@@ -1,8 +1,8 @@
-"""Train states on another layout of the pipe: the rows of stacked layers moved to where the new placement wants them.
+"""Moves a train state to another pipeline layout: reorders the rows of stacked layers for the new placement.
 
-Weights and every part of the optimizer's state that mirrors them have a row for each layer, in an order that depends on
-the schedule's placement (`fiddlex.schedules.placement`). A checkpoint says which order it was saved in. Invariant:
-moving rows changes no number, and padding rows are zero on both sides.
+Weights, and every part of the optimizer state that mirrors them, have a row for each layer. The order of the rows
+depends on the schedule's placement (`fiddlex.schedules.placement`), and a checkpoint records the order in which it was
+saved. Invariant: moving rows changes no number, and padding rows are zero before and after.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,16 @@ Tree = Any
 
 
 def saved_form(abstract: Tree, layers: Sequence[int], saved_layers: Sequence[int]) -> Tree:
-    """What to read from a checkpoint, for a state that will have other rows.
+    """The arrays to read from a checkpoint, for a state whose rows will be in another order.
 
     Args:
-      abstract: ShapeDtypeStructs with shardings of that state.
-      layers: the layer of each of its rows (`LayerPlacement.layers`).
+      abstract: ShapeDtypeStructs of that state, with shardings.
+      layers: the layer of each row of that state (`LayerPlacement.layers`).
       saved_layers: the layer of each row in the checkpoint.
 
     Returns:
-      ShapeDtypeStructs of the saved shapes, with rows whole and still sharded where that can be.
+      ShapeDtypeStructs of the saved shapes. The row axis is not sharded; its mesh axes move to another axis where
+      possible.
     """
 
     def saved(path: Any, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -43,7 +44,7 @@ def saved_form(abstract: Tree, layers: Sequence[int], saved_layers: Sequence[int
 
 
 def move_rows(state: Tree, abstract: Tree, layers: Sequence[int], saved_layers: Sequence[int]) -> Tree:
-    """A state as it was read in `saved_form`, with the rows and shardings of `abstract`."""
+    """Converts a state that was read in `saved_form` to the rows and shardings of `abstract`."""
     sources = {layer: row for row, layer in enumerate(saved_layers)}
     rows = np.asarray([0 if layer == PADDING else sources[layer] for layer in layers])
     real = np.asarray(layers) != PADDING

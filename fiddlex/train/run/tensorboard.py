@@ -1,7 +1,7 @@
 """Scalars in TensorBoard's event files.
 
-They are written by the thread that calls. tensorboardX's `SummaryWriter` has a thread of its own for it, and when that
-thread dies, as on a full disk, the next call waits for it for ever.
+The calling thread writes them. tensorboardX's `SummaryWriter` writes from a thread of its own; when that thread dies,
+for example on a full disk, the next call waits for it forever.
 """
 
 import os
@@ -21,11 +21,11 @@ class EventFile:
     """A new event file.
 
     Args:
-      directory: of TensorBoard's files; made if need be.
-      purge_step: TensorBoard forgets what earlier files of the directory have of this step and later ones.
+      directory: the directory of TensorBoard's files; created if needed.
+      purge_step: TensorBoard ignores this step and later ones in earlier files of the directory.
 
     Raises:
-      OSError: from here and from every method, when the file cannot be written.
+      OSError: from the constructor and every method, when the file cannot be written.
     """
 
     def __init__(self, directory: Path, *, purge_step: int):
@@ -37,7 +37,7 @@ class EventFile:
         self._write(Event(session_log=SessionLog(status=SessionLog.START)), step=purge_step)
 
     def write(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Appends numbers under their names; they are in the file ten seconds later, or when the next ones come."""
+        """Appends numbers under their names; flushes the file if the last flush was more than ten seconds ago."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._write(Event(summary=Summary(value=values)), step=step)
         if time.monotonic() - self._flushed_s > _FLUSH_EVERY_S:
@@ -45,7 +45,7 @@ class EventFile:
             self._flushed_s = time.monotonic()
 
     def close(self) -> None:
-        """Writes what is left and closes the file."""
+        """Writes buffered events and closes the file."""
         self._file.close()
 
     def _write(self, event: Event, *, step: int) -> None:

@@ -1,7 +1,7 @@
-"""Weights of one run for another: whole on the host, and from there onto another layout, with another head.
+"""Transfers weights from one run to another: gathers them on the host, then shards them in the new run's layout.
 
-A run that `train.init_from` names gives what the new model has too: embedding, layers, and of the head all but a
-classifier that told something else. What it does not give starts as it would without.
+The run that `train.init_from` names provides all weights that the new model has too: the embedding, the layers, and the
+head, except for a classifier of another task. All other weights start from the new model's own initial values.
 """
 
 import copy
@@ -28,7 +28,7 @@ from fiddlex.train.step.state import WeightLayout
 
 logger = logging.getLogger(__name__)
 
-# Of two runs these must be equal, or their weights differ in shape or meaning.
+# These fields must be equal in both runs; otherwise their weights differ in shape or meaning.
 SAME_FIELDS = (
     "model.family",
     "model.num_layers",
@@ -42,7 +42,7 @@ SAME_FIELDS = (
 
 
 def whole(weights: Weights, model: Model, layout: WeightLayout) -> Weights:
-    """Master weights on the host: float32, without padding, layers stacked in their order."""
+    """Master weights on the host: float32, without padding, layers stacked in model order."""
     host, rows = jax.tree.map(np.array, jax.device_get(weights)), np.asarray(layout.placement.rows)
 
     def unpadded(axes: tuple[str | None, ...], w: np.ndarray) -> np.ndarray:
@@ -54,7 +54,7 @@ def whole(weights: Weights, model: Model, layout: WeightLayout) -> Weights:
 
 
 def placed(host: Weights, model: Model, layout: WeightLayout, mesh: Mesh) -> Weights:
-    """The reverse of `whole`."""
+    """The inverse of `whole`: pads host weights and shards them in the layout."""
     layers = np.asarray(layout.placement.layers)
 
     def padded(axes: tuple[str | None, ...], w: np.ndarray, like: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -67,21 +67,21 @@ def placed(host: Weights, model: Model, layout: WeightLayout, mesh: Mesh) -> Wei
 
 
 def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], Weights]) -> Weights:
-    """The weights that a run begins with.
+    """The initial weights of a run that starts from another run's weights.
 
     Args:
-      workdir: of the other run, `train.init_from`; its best weights are taken, or else its newest.
-      config: of the run that begins.
-      mesh: that it runs on.
-      fresh: gives its own initial weights in the form of `whole`; called when the other run's are found to fit.
+      workdir: the other run's directory, `train.init_from`; its best weights are used, or else its newest.
+      config: the config of the new run.
+      mesh: the mesh that the new run uses.
+      fresh: returns the new run's own initial weights in the form of `whole`; called once the other run's weights fit.
 
     Returns:
       Weights in the form of `whole`: the other run's where it has them, else the fresh ones.
 
     Raises:
-      CheckpointError: when there are no weights to be had, or they do not fit the model.
+      CheckpointError: when the other run has no readable weights, or they do not fit the model.
     """
-    workdir = Path(os.path.expanduser(workdir))  # pathlib's own fails for a user that there is not
+    workdir = Path(os.path.expanduser(workdir))  # Path.expanduser fails for an unknown user
     saved = read_config(workdir, named_by="train.init_from")
     _check_fits(saved, config, workdir)
     source = copy.deepcopy(config)
@@ -118,15 +118,15 @@ def _check_fits(saved: Config, config: Config, workdir: Path) -> None:
 
 
 def _same_tokenizer(left: str, right: str) -> bool:
-    """Whether two values of `data.tokenizer` are the same, or two files with the same content."""
+    """Whether two values of `data.tokenizer` are equal, or name two files with the same content."""
     paths = [Path(os.path.expanduser(name)) for name in (left, right)]
     return left == right or (all(map(Path.is_file, paths)) and paths[0].read_bytes() == paths[1].read_bytes())
 
 
 def _taken(given: Weights, fresh: Weights, path: str = "") -> tuple[Any, list[str]]:
-    """`fresh` with the leaves that `given` has too, and the names of the parts that it has not."""
+    """`fresh` with leaves replaced by those of `given`, and the names of the parts that `given` lacks."""
     if not isinstance(fresh, dict):
-        return given[: fresh.shape[0]], []  # of a longer sequence the first positions
+        return given[: fresh.shape[0]], []  # keeps the first positions of a longer sequence
     taken, new = {}, list[str]()
     for name, part in fresh.items():
         if name in given:

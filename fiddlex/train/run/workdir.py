@@ -1,9 +1,9 @@
-"""The directory of a run: what lies in it, and whether a config may go on in it.
+"""The directory of a run: its files, and whether a config may continue the run in it.
 
-`config.json` (resolved), `metrics.jsonl`, `checkpoints/`, `tensorboard/`, of a run that ends when it gets no better
-`best/` and `best.json` (`fiddlex.train.run.best`), and `schedule.csv` where the config takes its schedule from a file:
-a copy, which `config.json` names in place of that file. Invariant: what is in a workdir can be evaluated and sampled
-from wherever that directory lies, without the file.
+The directory holds `config.json` (resolved), `metrics.jsonl`, `checkpoints/` and `tensorboard/`. A run that ends when
+it stops improving also has `best/` and `best.json` (`fiddlex.train.run.best`). A run whose config takes its schedule
+from a file also has `schedule.csv`, a copy of that file, which `config.json` names instead of it. Invariant: a workdir
+can be moved, and its run evaluated and sampled from, without the original schedule file.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from fiddlex.schedules.text import to_csv
 
 logger = logging.getLogger(__name__)
 
-TABLE = "schedule.csv"  # the run's own copy of a schedule from a file
+TABLE = "schedule.csv"  # the run's own copy of the schedule file
 
-# Changing one of these would give weights of other shapes.
+# Changing one of these fields would change the shapes of the weights.
 SHAPE_FIELDS = (
     "model.family",
     "model.task",
@@ -41,10 +41,10 @@ SHAPE_FIELDS = (
     "data.classes",
 )
 
-# What is compared and is not a field itself, and the field that it comes of.
+# Compared values that are not config fields themselves, and the field that each is derived from.
 _FIELDS = {"model.task": "model.objective", "model.mlp_size": "model.ffn_size", "data.classes": "data.labels"}
 
-# Changing one of these would train another model, or on another order of data; anything else may change on resume.
+# Changing one of these fields would train another model, or use another order of data; others may change on resume.
 FIXED_FIELDS = (
     *SHAPE_FIELDS,
     "optimizer.name",
@@ -70,12 +70,12 @@ FIXED_FIELDS = (
 
 @contextlib.contextmanager
 def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[None]:
-    """Holds the directory for one training process, creating it if need be.
+    """Locks the directory for one training process, and creates it if needed.
 
     Args:
       workdir: the directory.
-      config: of the run.
-      schedule: the one that `config` names.
+      config: the config of the run.
+      schedule: the schedule that `config` names.
 
     Raises:
       CheckpointError: when the directory cannot be written, another process is training in it, or the run in it
@@ -100,7 +100,7 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises CheckpointError in place of an OSError, when what is done inside cannot write to `path`, a workdir's."""
+    """Turns an OSError in the body, which writes to `path` in a workdir, into a CheckpointError."""
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:
@@ -130,7 +130,7 @@ def _check_checkpoints(workdir: Path, config: Config) -> None:
 
 
 def write_config(workdir: Path) -> None:
-    """Puts what `claimed` was given in place as `config.json` and `schedule.csv`: the run goes on with it."""
+    """Makes the config and schedule given to `claimed` the run's `config.json` and `schedule.csv`."""
     with writing(workdir):
         if (workdir / f"{TABLE}.tmp").exists():
             os.replace(workdir / f"{TABLE}.tmp", workdir / TABLE)
@@ -138,10 +138,14 @@ def write_config(workdir: Path) -> None:
 
 
 def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
-    """The config of the run in a workdir, which a flag or field names; a schedule from a file is the workdir's copy.
+    """The config of the run in a workdir; a schedule from a file is the workdir's copy.
+
+    Args:
+      workdir: the run's directory.
+      named_by: the flag or field that names the directory, for error messages.
 
     Raises:
-      CheckpointError: when there is none or it cannot be read.
+      CheckpointError: when the workdir has no config or it cannot be read.
     """
     path = workdir / "config.json"
     try:
@@ -158,7 +162,7 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
 
 
 def _with_table(config: Config, path: str | Path) -> Config:
-    """A copy of `config` whose schedule, where that is a file, is the one at `path`."""
+    """A copy of `config`; if its schedule is a file, the copy names the file at `path` instead."""
     config = copy.deepcopy(config)
     if config.pipeline.schedule.startswith("file:"):
         config.pipeline.schedule = f"file:{path}"
@@ -166,10 +170,10 @@ def _with_table(config: Config, path: str | Path) -> Config:
 
 
 def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
-    """Raises CheckpointError, with every difference, when `config` cannot continue the run of `saved`.
+    """Raises CheckpointError, listing every difference, when `config` cannot continue the run of `saved`.
 
-    Differences that a run may go on with are logged. What a run was to start from may be left away, since it has
-    started; another start is another run.
+    The function logs differences with which a run may continue. A resumed config may omit `train.init_from`, since the
+    run has already started; another value of `train.init_from` means another run.
     """
     fixed: tuple[str, ...] = FIXED_FIELDS
     if config.train.init_from and _absolute(saved.train.init_from) != _absolute(config.train.init_from):
@@ -187,7 +191,7 @@ def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
 
 
 def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
-    """Raises CheckpointError, with every difference, when weights of `saved` do not fit the model of `config`."""
+    """Raises CheckpointError, listing every difference, when weights of `saved` do not fit the model of `config`."""
     if different := described_differences(SHAPE_FIELDS, saved, config):
         remedy = "Leave these fields as they are there."
         if (saved.model.task, saved.data.classes) != (config.model.task, config.data.classes):
@@ -201,9 +205,9 @@ def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
 
 
 def described_differences(names: Iterable[str], saved: Config, config: Config) -> list[str]:
-    """'model.num_layers is 4, was 2' for each of the fields `names` that is not the same in both configs.
+    """'model.num_layers is 4, was 2' for each of the fields `names` that differs between the two configs.
 
-    A derived size that differs only because of the size it is derived from is left out.
+    The list leaves out a derived size that differs only because the size it is derived from differs.
     """
     same_rule = saved.model.ffn_size == config.model.ffn_size
     different = _differences([name for name in names if name != "model.mlp_size" or not same_rule], saved, config)
@@ -220,6 +224,6 @@ def _absolute(path: str) -> str:
 
 
 def _differences(names: Iterable[str], saved: Config, config: Config) -> list[tuple[str, Any, Any]]:
-    """Name, value in `saved` and value in `config` of the fields that are not the same in both."""
+    """Name, value in `saved` and value in `config` of each field that differs."""
     values = ((name, *map(operator.attrgetter(name), (saved, config))) for name in names)
     return [(name, old, new) for name, old, new in values if old != new]

@@ -1,1 +1,1 @@
-"""The compiled train step: its state, where its gradients come from, and the update."""
+"""The compiled train step: its state, the sources of its gradients, and the update."""

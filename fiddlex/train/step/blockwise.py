@@ -1,10 +1,12 @@
 """Optimizer parts whose statistics belong to one tensor of one layer, for layers stacked in a single array.
 
-LAMB's trust ratio and Adafactor's second moments, clipping and step size are defined for a layer's matrix or vector.
-optax computes them over a whole leaf, which would mix the layers of a stacked leaf and count the padding rows of the
-embedding. Here they are taken per layer and over real elements. Invariant: on the real elements every transform does to
-a stacked, padded tree what optax does to the unstacked, unpadded one; padding rows whose weights and gradients are zero
-stay zero. The statistics run over global arrays: use these transforms under `jit`, not inside `shard_map`.
+LAMB's trust ratio and Adafactor's second moments, clipping and step size are defined for the matrix or vector of one
+layer. optax computes them over a whole leaf, which would mix the layers of a stacked leaf and count the padding rows of
+the embedding. The transforms here compute them per layer and over real elements only.
+
+Invariant: on the real elements, every transform does to a stacked, padded tree what optax does to the unstacked,
+unpadded tree; padding rows whose weights and gradients are zero stay zero. The statistics run over global arrays: use
+these transforms under `jit`, not inside `shard_map`.
 """
 
 import dataclasses
@@ -27,13 +29,13 @@ Blocks = Any  # a tree of `Block` in the structure of the weights
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What the optimizer has to know about a weight besides its shape.
+    """What the optimizer has to know about a weight in addition to its shape.
 
     Attributes:
-      stacked: the first axis counts layers.
-      decay: weight decay applies.
-      padding: elements of the array over its real elements, at least 1. The others are zero rows at the end of the
-        first axis, and stacked weights have none.
+      stacked: whether the first axis of the weight is the layers.
+      decay: whether weight decay applies to the weight.
+      padding: ratio of the array's elements to its real elements, at least 1. The padding elements are zero rows at the
+        end of the first axis; stacked weights have no padding.
     """
 
     stacked: bool
@@ -44,7 +46,7 @@ class Block:
 def scale_by_trust_ratio(blocks: Blocks) -> optax.GradientTransformation:
     """Scales each layer's update u of weights w by ‖w‖ / ‖u‖, or by 1 where either norm is 0.
 
-    Zero padding adds nothing to a norm, so that optax's transform holds for it; only layers are told apart.
+    Zero padding adds nothing to a norm, so optax's transform is correct with it; this transform only separates layers.
 
     Args:
       blocks: a `Block` for every weight.
@@ -100,11 +102,11 @@ def scale_by_factored_rms(blocks: Blocks) -> optax.GradientTransformation:
     """Divides gradients g by the root of a running mean of g² + ε₁ that is stored factored where that saves memory.
 
     For a matrix, R and C are running means over its columns and rows, and the second moment of element (i, j) is
-    R_i · C_j / mean(C). Where `factored_axes` is None all second moments V are kept.
+    R_i · C_j / mean(C). Where `factored_axes` is None, the state stores all second moments V.
 
-    The state is `optax.FactoredState(count, v_row, v_col, v)`. Each of the trees has the structure of the weights. A
-    factored weight has `v_row` of its own shape without the second of its `factored_axes`, `v_col` without the first,
-    and any other has `v` of its own shape; what is not used is a zero of shape (1,).
+    The state is `optax.FactoredState(count, v_row, v_col, v)`. Each of the trees has the structure of the weights. For
+    a factored weight, `v_row` has the weight's shape without the second of its `factored_axes`, and `v_col` has it
+    without the first. For any other weight, `v` has the weight's shape. Unused leaves are a zero of shape (1,).
 
     Args:
       blocks: a `Block` for every weight.
@@ -112,7 +114,8 @@ def scale_by_factored_rms(blocks: Blocks) -> optax.GradientTransformation:
     References:
       Shazeer & Stern 2018, algorithms 4 and 5.
     """
-    # Looked up by path, not mapped beside the weights: `optax.tree.map_params` calls `init` with a placeholder tree.
+    # Blocks are looked up by path, not mapped along with the weights: `optax.tree.map_params` calls `init` with a
+    # placeholder tree.
     by_path = dict(jax.tree.leaves_with_path(blocks))
 
     def init(weights: optax.Params) -> optax.FactoredState:
@@ -142,11 +145,11 @@ def scale_by_factored_rms(blocks: Blocks) -> optax.GradientTransformation:
 def factored_axes(shape: tuple[int, ...], block: Block) -> tuple[int, int] | None:
     """Axes (rows, columns), in this order, over which a weight's second moments are factored.
 
-    They are the two largest of one layer's axes, provided that both have at least `MIN_FACTORED_SIZE` real elements:
-    counting the padding would let the number of vocabulary shards choose the algorithm.
+    They are the two largest axes of one layer, provided that both have at least `MIN_FACTORED_SIZE` real elements.
+    Padding is not counted, because the number of vocabulary shards would then determine the algorithm.
 
     Returns:
-      Axes of the whole, stacked array; None when all second moments are kept.
+      Axes of the whole, stacked array; None when all second moments are stored.
     """
     sizes = [round(size / block.padding) if axis == 0 else size for axis, size in enumerate(shape)]
     largest = sorted(range(int(block.stacked), len(shape)), key=sizes.__getitem__)[-2:]
@@ -174,10 +177,11 @@ def _factored_update(
     rows, columns = axes
     v_row = decay * v_row + (1 - decay) * (square.mean(columns) + FACTORED_EPSILON)
     v_col = decay * v_col + (1 - decay) * (square.mean(rows) * block.padding + FACTORED_EPSILON)
-    # v_row and v_col have the same mean but for padding rows, which are in v_row alone. Without the factor `padding`
-    # this update would be the same, but a run resumed on a mesh with another padding would average unlike means.
+    # v_row and v_col have the same mean except for padding rows, which only v_row has. Without the factor `padding`
+    # this update would be the same, but a run resumed on a mesh with other padding would average values of different
+    # scales.
     mean = v_col.mean(columns - 1, keepdims=True)
-    # Roots are multiplied one by one: v_row / mean of a row without gradient could underflow.
+    # The roots are multiplied separately: in a row without gradient, v_row / mean could underflow.
     row_factor = jnp.expand_dims(lax.rsqrt(v_row), columns)
     col_factor = jnp.expand_dims(lax.rsqrt(v_col) * jnp.sqrt(mean), rows)
     return grad * row_factor * col_factor, v_row, v_col, v

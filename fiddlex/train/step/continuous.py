@@ -1,9 +1,9 @@
-"""Training in a pipeline that never drains: gradients from one window a step (`fiddlex.pipeline.continuous`).
+"""Training in a pipeline that never drains: gradients from one window per step (`fiddlex.pipeline.continuous`).
 
-Each step is given its own batch and those that may start before it ends, and the window to run. The train state then
-has a part more, `PipelineState`: the weights that batches under way are run with, and what is in flight. Only the
-update is left to `fiddlex.train.step.train_step`, between the windows, so that clipping, loss scaling and every
-optimizer work as they do with a flush.
+Each step takes its own batch, the later batches that may start before it ends, and the window to run. The train state
+then has an additional part, `PipelineState`: the weights that batches in flight use, and what is in flight.
+`fiddlex.train.step.train_step` makes the update between the windows, so that clipping, loss scaling and every optimizer
+work as they do with a flush.
 """
 
 import functools
@@ -39,10 +39,10 @@ from fiddlex.train.step.window_sequence import WindowSequence
 
 
 class Inputs(NamedTuple):
-    """What a step is given.
+    """The inputs of a train step.
 
     Attributes:
-      batches: global batches, the step's own first.
+      batches: global batches, the step's own batch first.
       window: the window to run.
     """
 
@@ -51,11 +51,13 @@ class Inputs(NamedTuple):
 
 
 class PipelineState(NamedTuple):
-    """What the batches that are under way keep in the train state.
+    """The state of the batches in flight, a part of the train state.
 
     Attributes:
-      versions: compute weights, leaves [version, …]; W(k), those after k updates, at k modulo their number.
-      in_flight: of each device, with the devices over which a leaf varies along its first dimension.
+      versions: compute weights, leaves [version, …]; W(k), the weights after k updates, has index k modulo the number
+        of versions.
+      in_flight: what is in flight on each device; the first dimension of a leaf runs over the devices on which it
+        differs.
     """
 
     versions: Weights
@@ -63,13 +65,13 @@ class PipelineState(NamedTuple):
 
 
 class Continuous:
-    """Gradients of a model, a window at a time: a `GradientSource`.
+    """Computes a model's gradients one window at a time: a `GradientSource`.
 
     Args:
       model: the model.
-      config: validated.
-      mesh: to run on.
-      layout: with windows.
+      config: a validated config.
+      mesh: the mesh to run on.
+      layout: a layout whose pipeline has windows.
     """
 
     def __init__(self, model: Model, config: Config, mesh: Mesh, layout: WeightLayout):
@@ -86,7 +88,7 @@ class Continuous:
         self.abstract_inputs = Inputs((batch,) * self.max_batches, self._sequence.abstract())
 
     def start(self, weights: Weights) -> PipelineState:
-        """Nothing in flight, and versions that are all the present weights; for use under `jit`."""
+        """The state with nothing in flight, in which all versions are the current weights; for use under `jit`."""
         stack = functools.partial(_stacked, size=self._spec.sizes.versions)
         compute = compute_weights(weights, self._dtype, self._mesh, self._layout)
         versions = lax.with_sharding_constraint(jax.tree.map(stack, compute), named(self._mesh, self._versions))
@@ -164,7 +166,7 @@ class Continuous:
         return pipeline
 
     def _ages(self) -> dict[str, int]:
-        """The ages of older weights by name, the youngest first."""
+        """The age in updates of each older version of the weights, by name, the youngest first."""
         return {f"weights_{age}_updates_ago": age for age in range(1, self._spec.sizes.versions)}
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -214,7 +216,7 @@ class Continuous:
         )
 
     def _in_flight_specs(self) -> InFlight:
-        """For every leaf of what is in flight the axes over which it varies, which only a trace can tell."""
+        """PartitionSpecs of `InFlight`: for every leaf the mesh axes over which it varies, found by tracing."""
         found: list[InFlight] = []
 
         def spec(x: jax.Array) -> P:

@@ -1,4 +1,4 @@
-"""Batches on the devices: what the loader prepares on the host, sharded over `data`."""
+"""Puts batches on the devices: the loader prepares them on the host, and `Feed` shards them over `data`."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,7 +25,7 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
 
 
 class Feed:
-    """Training and evaluation batches of a dataset, on a mesh."""
+    """The training and evaluation batches of a dataset, on the devices of a mesh."""
 
     def __init__(self, dataset: Dataset, config: Config, mesh: Mesh):
         self._dataset, self._config = dataset, config
@@ -38,16 +38,16 @@ class Feed:
         )
 
     def train(self, start_step: int) -> Iterator[DeviceBatch]:
-        """The training batches from batch number `start_step` (from 0) on, without end.
+        """Yields training batches without end, starting with batch number `start_step`, counted from 0.
 
         Raises:
-          DataError: at a token outside the vocabulary.
+          DataError: when a batch has a token outside the vocabulary.
         """
         for batch in self._loader.iterate(start_step):
             yield jax.device_put(batch, self._sharding)
 
     def require_heldout(self) -> ExampleSource:
-        """The held-out examples; raises DataError when nothing is held out."""
+        """The held-out examples; raises DataError when no data is held out."""
         if self._dataset.heldout is None:
             raise DataError(
                 f"Nothing is held out of {self._dataset.source} to evaluate on: set data.eval_source, or "
@@ -56,17 +56,20 @@ class Feed:
         return self._dataset.heldout
 
     def heldout(self) -> Iterator[tuple[DeviceBatch, int]]:
-        """The held-out batches in order, or `data.eval_batches` of them; and how many examples each has, but filler.
+        """The held-out batches in order, or the first `data.eval_batches` of them.
+
+        Yields:
+          A batch, and the number of its examples without filler.
 
         Raises:
-          DataError: when nothing is held out, or at a token outside the vocabulary.
+          DataError: when no data is held out, or when a batch has a token outside the vocabulary.
         """
         batches, size, number = self.host_heldout(), self._config.data.global_batch_size, len(self.require_heldout())
         for i in range(len(batches)):
             yield jax.device_put(batches[i], self._sharding), min(size, number - i * size)
 
     def host_heldout(self) -> Sequence[Batch]:
-        """The same batches before they are on devices, made when they are asked for."""
+        """The batches of `heldout` on the host; each is made when it is accessed."""
         data = self._config.data
         return eval_batches(
             self.require_heldout(),

@@ -1,8 +1,8 @@
 """Gradients of one global batch, in a pipeline that starts and ends empty.
 
-Inside `shard_map`, manual over all mesh axes, each replica passes its microbatches through the pipeline and adds up
-gradients in float32 (`fiddlex.pipeline.executor`); they are reduced over `data` once, at the end, straight onto the
-shards whose master weights they update.
+Inside `shard_map`, manual over all mesh axes, each replica passes its microbatches through the pipeline and accumulates
+gradients in float32 (`fiddlex.pipeline.executor`). At the end, one reduction over `data` puts the gradients directly on
+the shards whose master weights they update.
 """
 
 import functools
@@ -35,7 +35,7 @@ from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 
 
 class Flushed:
-    """Gradients of one batch at a time, in a pipeline that starts and ends empty: a `GradientSource`."""
+    """Computes the gradients of one batch at a time, in a pipeline that starts and ends empty: a `GradientSource`."""
 
     def __init__(self, model: Model, config: Config, mesh: Mesh, layout: WeightLayout):
         self.state_specs, self.max_batches = (), 1
@@ -83,7 +83,7 @@ class Flushed:
 def make_gradients(
     model: Model, config: Config, mesh: Mesh, layout: WeightLayout
 ) -> Callable[[Weights, Batch, jax.Array, jax.Array], tuple[jax.Array, Weights]]:
-    """Of compute weights, batch, step and loss scale the mean loss and its scaled gradients, see `GradientSource`."""
+    """Makes `(compute weights, batch, step, loss scale) -> (mean loss, scaled gradients)`; see `GradientSource`."""
     axes, lowered = partial_axes(config), layout.pipeline.lowered
     piped = pipeline_model(model, config, mesh, model.loss)
 

@@ -1,8 +1,7 @@
-"""Where a train step has its gradients from (`flushed`, `continuous`), and what both ways share.
+"""The interface of gradient sources (`flushed`, `continuous`), and the functions that both share.
 
-The loss is the mean over the weights of the whole global batch, so the cut into replicas, stages and microbatches
-changes no number but by rounding; nor does it matter that one microbatch or replica has more of what is scored than
-another.
+The loss is a weighted mean over the whole global batch. Therefore the division into replicas, stages and microbatches
+changes the result only by rounding, even if one microbatch or replica has more scored tokens than another.
 """
 
 import math
@@ -25,20 +24,20 @@ from fiddlex.pipeline import engine
 from fiddlex.pipeline.stage import Integer
 from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 
-HeadFunction = Callable[[Weights, jax.Array, Batch, Context], jax.Array]  # of a model, as `Model.loss`
+HeadFunction = Callable[[Weights, jax.Array, Batch, Context], jax.Array]  # a method of a model such as `Model.loss`
 
-# What arrays are padded to in memory (`in_row_major`). Left to itself, XLA gives the stash the order that one product
-# or collective wants, and copies it whole for the others in each tick.
+# Tile sizes to which arrays are padded in memory (`in_row_major`). By default, XLA lays out the stash for one product
+# or collective, and copies the whole stash for the others in each tick.
 TILES = {"gpu": (1, 1), "tpu": (8, 128)}
 
 
 class GradientSource(Protocol):
-    """Where a train step has its gradients from.
+    """The source of a train step's gradients.
 
     Attributes:
       state_specs: PartitionSpecs of `TrainState.pipeline`.
-      abstract_inputs: shapes, dtypes and shardings of what a step is given.
-      max_batches: how many may be under way at once.
+      abstract_inputs: shapes, dtypes and shardings of a step's inputs.
+      max_batches: number of batches that may be in flight at once.
     """
 
     state_specs: Any
@@ -46,44 +45,44 @@ class GradientSource(Protocol):
     max_batches: int
 
     def start(self, weights: Weights) -> Any:
-        """`TrainState.pipeline` of a run that begins with these master weights; for use under `jit`."""
+        """`TrainState.pipeline` at the start of a run with these master weights; for use under `jit`."""
 
     def gradients(self, state: TrainState, inputs: Any) -> tuple[jax.Array, Weights, Any]:
-        """For use under `jit`.
+        """Computes the gradients of a step's batch; for use under `jit`.
 
         Returns:
-          The mean loss of the step's batch, its float32 gradients, sharded as master weights are and multiplied by
-          the batch's loss scale where there is one, and the new `TrainState.pipeline`.
+          The mean loss of the step's batch; its float32 gradients, sharded like the master weights and multiplied by
+          the batch's loss scale if there is one; and the new `TrainState.pipeline`.
         """
 
     def num_batches(self, step: int) -> int:
-        """How many batches step number `step`, counted from 0, takes: its own and those after it."""
+        """The number of batches that step number `step`, counted from 0, takes: its own and later ones."""
 
     def inputs(self, batches: Sequence[Batch], step: int) -> Any:
-        """What a step is given, of its batches in order."""
+        """The inputs of step number `step`, made from its batches in order."""
 
     def older(self, state: TrainState) -> dict[str, Weights]:
-        """Weights older than the master weights that batches to come are run with, by name, for a checkpoint."""
+        """The weights, older than the master weights, that later batches will use; by name, for a checkpoint."""
 
     def abstract_older(self) -> dict[str, Weights]:
-        """Shapes, dtypes and shardings of `older`."""
+        """Shapes, dtypes and shardings of the weights that `older` returns."""
 
     def resume(self, saved: SavedState) -> Any:
-        """`TrainState.pipeline` of a run that goes on from a checkpoint, with nothing under way.
+        """`TrainState.pipeline` of a run that resumes from a checkpoint, with no batch in flight.
 
-        In place of older weights that were not saved stand the oldest that were, or else the master weights.
+        Where the checkpoint lacks older weights, the source uses the oldest weights saved, or else the master weights.
         """
 
 
 def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: WeightLayout) -> Weights:
-    """Master weights rounded to the compute dtype, then gathered over `data`: the wire carries the smaller numbers."""
+    """Rounds master weights to the compute dtype, then gathers them over `data`; rounding first sends fewer bytes."""
     cast = jax.tree.map(lambda w: w.astype(dtype), master)
     cast = lax.with_sharding_constraint(cast, named(mesh, layout.master))
     return lax.with_sharding_constraint(cast, named(mesh, layout.compute))
 
 
 def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction) -> engine.PipelineModel:
-    """The model as the executor takes it; a microbatch with `keys` is run with dropout."""
+    """Wraps the model for the executor; a microbatch with `keys` runs with dropout."""
     capability, recompute = compute_capability(mesh), config.pipeline.recompute
 
     def context(microbatch: Batch) -> Context:
@@ -102,22 +101,22 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
 
 
 def parts(weights: Weights) -> engine.Weights:
-    """Weights as the executor takes them."""
+    """The weights in the structure that the executor takes."""
     outer = {name: part for name, part in weights.items() if name != "layers"}
     return engine.Weights(outer, weights["layers"])
 
 
 def partial_axes(config: Config) -> frozenset[str]:
-    """The axes over which a replicated weight's gradient comes as partial sums."""
+    """The mesh axes over which each device has only a partial sum of a replicated weight's gradient."""
     return frozenset({"data", "tensor"} if config.mesh.sequence_parallel else {"data"})
 
 
 def as_mean(batch: Batch) -> tuple[Batch, jax.Array]:
-    """A replica's batch, and what the sum of its losses is multiplied by to be a mean; inside `shard_map`.
+    """A replica's batch, and the factor that turns the sum of its losses into a mean; for use inside `shard_map`.
 
-    Each part of the loss is a mean over the global batch. Where there are two, one value for each example is brought to
-    the same total as the weights of tokens: nothing as large as the batch is made. What weighs nothing at all counts
-    nothing.
+    Each part of the loss is a mean over the global batch. Where there are two parts, the weights of the second, one
+    value per example, are scaled to the same total as the weights of the first, so that no array as large as the batch
+    is made. A part whose weights are all zero adds nothing to the loss.
     """
     names = [name for name in Model.WEIGHTS.values() if name in batch]
     sums = (lax.psum(batch[name].sum(), "data") for name in names)
@@ -127,12 +126,12 @@ def as_mean(batch: Batch) -> tuple[Batch, jax.Array]:
 
 
 def loss_scales(state: TrainState, number: int) -> jax.Array:
-    """The loss scale of each batch under way, float32 [number]; ones where losses are not scaled."""
+    """The loss scale of each batch in flight, float32 [number]; ones where losses are not scaled."""
     return state.scaling.scales if state.scaling else jnp.ones(number, jnp.float32)
 
 
 def with_keys(batch: Batch, config: Config, step: Integer) -> Batch:
-    """A replica's batch of a step with the dropout key of each row, if anything is dropped; inside `shard_map`."""
+    """A replica's batch, with a dropout key for each row if the model uses dropout; for use inside `shard_map`."""
     if not config.model.dropout:
         return batch
     shape = batch["tokens"].shape[:-1]
@@ -146,5 +145,5 @@ def init_key(seed: int) -> jax.Array:
 
 
 def dropout_key(seed: int) -> jax.Array:
-    """The key from which every dropout mask of a run descends."""
+    """The key from which every dropout mask of a run is derived."""
     return jax.random.fold_in(jax.random.key(seed), 1)

@@ -1,10 +1,10 @@
-"""The update rules, their learning-rate schedule and gradient clipping, from the parts that optax has.
+"""The update rules, their learning-rate schedule and gradient clipping, built from optax transforms.
 
-Only statistics of whole tensors are our own (`fiddlex.train.step.blockwise`), since layers are stacked and the
-embedding is padded. Invariant: weights move as under optax's optimizer of the same name on unstacked, unpadded weights.
-State leaves that mirror a weight (`mu`, `nu`, `trace`, Adafactor's `v`) lie in trees of the weights' structure and have
-the weight's shape; all others are counters and Adafactor's factors, which `optax.tree.map_params` tells apart by their
-shape.
+Only the statistics over whole tensors are our own (`fiddlex.train.step.blockwise`), because layers are stacked and the
+embedding is padded. Invariant: the weights change as under optax's optimizer of the same name on unstacked, unpadded
+weights. State leaves that mirror a weight (`mu`, `nu`, `trace`, Adafactor's `v`) are in trees of the weights' structure
+and have the weight's shape. All other leaves are counters and Adafactor's factors, which `optax.tree.map_params`
+distinguishes by their shape.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ from fiddlex.train.step.blockwise import (
 
 
 def make_optimizer(config: OptimizerConfig, *, num_steps: int, blocks: Blocks) -> optax.GradientTransformation:
-    """Update rule of a config, for use under `jit` on global arrays.
+    """The update rule of a config, for use under `jit` on global arrays.
 
     With learning rate η_t, decay λ where a block says so, and m, v Adam's bias-corrected moments:
 
@@ -36,13 +36,13 @@ def make_optimizer(config: OptimizerConfig, *, num_steps: int, blocks: Blocks) -
     adafactor w ← w − η_t (max(10⁻³, RMS(w)) clip(g / √v) + λ w), v factored, no moment Shazeer & Stern, ICML 2018
     ========= ========================================================================= ===============================
 
-    Adafactor's learning rate is relative to the weights and its constants are the paper's, so that `beta1`, `beta2` and
-    `epsilon` have no part in it. Its decay is multiplied by the learning rate, as AdamW's is; `optax.adafactor` does so
-    only when given `weight_decay_rate` as a schedule.
+    Adafactor's learning rate is relative to the weights and its constants are the paper's, so it does not use `beta1`,
+    `beta2` or `epsilon`. Its decay is multiplied by the learning rate, as AdamW's is; `optax.adafactor` does so only
+    when it is given `weight_decay_rate` as a schedule.
 
     Args:
       config: a section that passed `validate`.
-      num_steps: length of the run, see `learning_rate_schedule`.
+      num_steps: number of updates in the run, see `learning_rate_schedule`.
       blocks: a `Block` for every weight, in the structure of the weights.
 
     Returns:
@@ -63,7 +63,7 @@ def make_optimizer(config: OptimizerConfig, *, num_steps: int, blocks: Blocks) -
 
 
 def num_updates(state: optax.OptState) -> jax.Array:
-    """Updates that an optimizer of `make_optimizer` has made, int32 scalar: what its learning rate follows."""
+    """Number of updates that an optimizer of `make_optimizer` has made, int32 scalar; determines its learning rate."""
     assert isinstance(state, tuple)
     assert isinstance(state[-1], optax.ScaleByScheduleState)
     return state[-1].count
@@ -80,7 +80,7 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
       (Loshchilov & Hutter, SGDR, ICLR 2017) and 1 − x for `linear`;
     - f for c ≥ D, W.
 
-    With `constant` it stays p after the warm-up for good: f and D have no part in it.
+    With `constant`, the rate stays p after the warm-up; f and D are not used.
 
     Args:
       config: a section that passed `validate`.
@@ -113,10 +113,11 @@ def clip_by_global_norm(grads: optax.Updates, norm: jax.Array, clip_norm: float)
     Args:
       grads: a tree of gradients.
       norm: their global norm, which the caller has computed to log it.
-      clip_norm: the largest norm let through; 0 clips nothing.
+      clip_norm: the largest norm allowed; 0 disables clipping.
 
     Returns:
-      The gradients, with norm at most `clip_norm`; not finite if `norm` is not a number, so that nothing is hidden.
+      The gradients, with norm at most `clip_norm`. If `norm` is not a number, they are not finite, so clipping never
+      hides such an error.
     """
     if not clip_norm:
         return grads

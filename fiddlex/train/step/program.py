@@ -1,7 +1,7 @@
-"""The train step of a config on a mesh, before there is any data or state: it can be lowered and compiled as it is.
+"""The train step of a config on a mesh, which can be lowered and compiled without any data or state.
 
-Invariant, here and for the programs of `fiddlex.train.step.train_step` and `fiddlex.train.inference.sampling`: jax
-traces them in 32 bits, so that a run has the same bits whether or not its process has set JAX_ENABLE_X64.
+Invariant, also for the programs of `fiddlex.train.step.train_step` and `fiddlex.train.inference.sampling`: jax traces
+every program in 32 bits, so that a run computes the same bits whether or not its process has set JAX_ENABLE_X64.
 """
 
 import jax
@@ -32,19 +32,19 @@ class Program:
     """Everything about training that follows from a config and a mesh alone.
 
     Args:
-      config: validated.
-      mesh: of its sizes; its devices need not be there (`fiddlex.cluster.mesh.make_topology_mesh`), except for
-        `init_state`.
+      config: a validated config.
+      mesh: a mesh of the sizes in the config. Only `init_state` needs its devices to exist
+        (`fiddlex.cluster.mesh.make_topology_mesh`).
 
     Attributes:
       config: the config.
       mesh: the mesh.
-      model: what is trained.
-      layout: its schedule, and where its weights lie.
-      optimizer: the update.
+      model: the model.
+      layout: the pipeline schedule, and the sharding of the weights.
+      optimizer: the update rule.
       specs: PartitionSpecs of the train state.
-      source: of the gradients.
-      step: `(state, inputs) -> (state, metrics)`, see `make_train_step`; the inputs are those of `source`.
+      source: the source of the gradients.
+      step: the train step `(state, inputs) -> (state, metrics)`, see `make_train_step`; `source` makes the inputs.
       abstract_state: shapes, dtypes and shardings of the train state.
 
     Raises:
@@ -84,15 +84,16 @@ class Program:
 
     @jax.enable_x64(False)
     def lower(self) -> jax.stages.Lowered:
-        """The train step as XLA takes it; nothing is put on a device."""
+        """The lowered train step, the input of XLA's compiler; puts nothing on a device."""
         return self.step.lower(self.abstract_state, self.source.abstract_inputs)
 
     @property
     def compiler_options(self) -> dict[str, bool | str]:
-        """What XLA is to do besides its defaults, on GPUs.
+        """The compiler options that differ from XLA's defaults, on GPUs.
 
-        It is to put work between the start and the end of collectives; and to see that what a conditional changes in
-        place nobody reads any more, without which each tick copies the whole stash there (docs/ahead_of_time.md).
+        The first makes XLA schedule work between the start and the end of collectives. The second makes XLA see that no
+        later instruction reads the buffer that a conditional updates in place; without it, XLA copies the whole stash
+        there in each tick (docs/ahead_of_time.md).
         """
         if self.mesh.devices.flat[0].platform != "gpu":
             return {}
@@ -103,7 +104,7 @@ class Program:
 
     @jax.enable_x64(False)
     def resume(self, saved: SavedState) -> TrainState:
-        """The train state that goes on from a saved one, with nothing under way."""
+        """The train state that continues from a saved one, with no batch in flight."""
         state = TrainState(saved.step, saved.weights, saved.optimizer, self.source.resume(saved))
         if not self.abstract_state.scaling:
             return state
@@ -112,12 +113,12 @@ class Program:
         return state._replace(scaling=jax.device_put(fit(scaling, self.source.max_batches), everywhere))
 
     def abstract_saved(self) -> SavedState:
-        """Shapes, dtypes and shardings of what `resume` takes."""
+        """Shapes, dtypes and shardings of the state that `resume` takes."""
         state = self.abstract_state
         return SavedState(state.step, state.weights, state.optimizer, self.source.abstract_older())
 
     def saved(self, state: TrainState) -> SavedState:
-        """What of a train state a run goes on from."""
+        """The parts of a train state from which a run can resume."""
         return SavedState(state.step, state.weights, state.optimizer, self.source.older(state), state.scaling)
 
     @jax.enable_x64(False)

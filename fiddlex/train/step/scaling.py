@@ -1,10 +1,10 @@
 """Dynamic loss scaling for float16 (Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.2).
 
 Losses are multiplied by a scale before the backward pass, so that small gradients do not round to zero, and gradients
-are divided by it before anything else is done with them. Where one overflows, the step is skipped: weights, optimizer
-state and count of updates stay as they are. A batch has one scale from its first backward pass to its last; with
-batches under way (`fiddlex.train.step.continuous`) that is fixed before it is known whether the batch before it
-overflows.
+are divided by the scale before any other use. When a gradient overflows, the train step skips the update: weights,
+optimizer state and update count do not change. A batch has one scale from its first backward pass to its last. With
+several batches in flight (`fiddlex.train.step.continuous`), a batch's scale is fixed before it is known whether the
+previous batch overflows.
 """
 
 from typing import Any, NamedTuple
@@ -20,8 +20,8 @@ class Scaling(NamedTuple):
     """The part of a train state that scales losses.
 
     Attributes:
-      scales: float32 [batch], of the next batch and of those after it that may be under way with it.
-      good_steps: int32, updates since the scale last changed.
+      scales: float32 [batch], the scales of the next batch and of later batches that may be in flight together with it.
+      good_steps: int32, number of updates since the scale last changed.
     """
 
     scales: Any
@@ -29,16 +29,17 @@ class Scaling(NamedTuple):
 
 
 def start_scaling(config: OptimizerConfig, num_batches: int) -> Scaling:
-    """Scaling of a run that begins; `num_batches` may be under way at once."""
+    """The scaling at the start of a run; `num_batches` batches may be in flight at once."""
     scales = jnp.full(num_batches, config.loss_scale, jnp.float32)
     return Scaling(scales, jnp.int32(0))
 
 
 def next_scaling(scaling: Scaling, finite: jax.Array, config: OptimizerConfig) -> Scaling:
-    """The scaling after a step whose gradients were finite or not.
+    """The scaling after a step; `finite` says whether the step's gradients were finite.
 
-    After an overflow the scale is at most half of that batch's: batches under way with the same scale may overflow too,
-    and do not halve it again. It doubles after `loss_scale_window` updates in a row.
+    After an overflow, the new scale is at most half of the scale of the batch that overflowed: other batches in flight
+    with that same scale may overflow too, and do not halve it again. The scale doubles after `loss_scale_window`
+    consecutive updates.
     """
     newest = scaling.scales[-1]
     good_steps = jnp.where(finite, scaling.good_steps + 1, 0)
@@ -52,6 +53,6 @@ def next_scaling(scaling: Scaling, finite: jax.Array, config: OptimizerConfig) -
 
 
 def fit(scaling: Scaling, num_batches: int) -> Scaling:
-    """The same for another number of batches under way: what is not known yet is as the newest."""
+    """The scaling for another number of batches in flight; repeats the newest scale where scales are missing."""
     scales = jnp.pad(scaling.scales, (0, max(num_batches - len(scaling.scales), 0)), mode="edge")
     return scaling._replace(scales=scales[:num_batches])

@@ -1,4 +1,4 @@
-"""The train state: what a step consumes and returns, what a checkpoint holds of it, and how it lies on the mesh."""
+"""The train state: what a step consumes and returns, which parts a checkpoint holds, and how it is sharded."""
 
 import dataclasses
 import functools
@@ -25,12 +25,12 @@ class TrainState(NamedTuple):
     """Everything that a train step changes; also the structure of its specs and abstract shapes.
 
     Attributes:
-      step: int32 scalar, updates done; with the seeds it gives the data position and the dropout stream.
+      step: int32 scalar, number of updates done; together with the seeds it determines the data position and dropout.
       weights: float32 master weights, sharded as `WeightLayout.master` says.
-      optimizer: the optimizer's state, sharded alike.
-      pipeline: what batches under way keep between steps (`fiddlex.train.step.continuous.PipelineState`); empty where
-        each batch is flushed.
-      scaling: of the loss in float16 (`fiddlex.train.step.scaling.Scaling`); else empty.
+      optimizer: the optimizer's state, sharded like the weights that it mirrors, otherwise replicated.
+      pipeline: the state of batches in flight between steps (`fiddlex.train.step.continuous.PipelineState`); empty when
+        the pipeline is flushed after each batch.
+      scaling: loss scaling in float16 (`fiddlex.train.step.scaling.Scaling`); otherwise empty.
     """
 
     step: Any
@@ -41,15 +41,15 @@ class TrainState(NamedTuple):
 
 
 class SavedState(NamedTuple):
-    """What a checkpoint holds: a train state without what batches under way keep, which is computed again.
+    """What a checkpoint holds: a train state without the state of batches in flight, which a resumed run recomputes.
 
     Attributes:
-      step: as in `TrainState`.
-      weights: as in `TrainState`.
-      optimizer: as in `TrainState`; empty where weights alone are saved or read.
-      older: by name, weights older than the master weights with which batches to come are run, all in one dtype
+      step: `TrainState.step`.
+      weights: `TrainState.weights`.
+      optimizer: `TrainState.optimizer`; empty when only the weights are saved or read.
+      older: by name, the weights, older than the master weights, that later batches will use; all in one dtype
         (`GradientSource.older`).
-      scaling: as in `TrainState`.
+      scaling: `TrainState.scaling`.
     """
 
     step: Any
@@ -61,12 +61,12 @@ class SavedState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WeightLayout:
-    """Where every weight lies, and the pipeline that asks for it there.
+    """The sharding of every weight, and the pipeline that determines it.
 
     Attributes:
-      pipeline: schedule, semantics, and the layers of each stage.
-      compute: PartitionSpecs, in the structure of the weights, of those that forward and backward use.
-      master: PartitionSpecs of master weights and optimizer state (ZeRO-1: over `data` too).
+      pipeline: the schedule, the semantics, and the layers of each stage.
+      compute: PartitionSpecs of the weights that forward and backward use, in the structure of the weights.
+      master: PartitionSpecs of master weights and optimizer state (with ZeRO-1, sharded over `data` too).
       shapes: ShapeDtypeStructs of the master weights, global shapes.
     """
 
@@ -77,7 +77,7 @@ class WeightLayout:
 
     @property
     def placement(self) -> LayerPlacement:
-        """The layers of each stage, and the rows of the stacked weights in which they lie."""
+        """The layers of each stage, and the row of each layer in the stacked weights."""
         return self.pipeline.placement
 
 
@@ -85,7 +85,7 @@ def make_layout(model: Model, config: Config) -> WeightLayout:
     """Resolves the pipeline of a config and applies the sharding table to the model's weights.
 
     Raises:
-      ConfigError: as `resolve`.
+      ConfigError: when `resolve` raises it for the config.
     """
     pipeline = resolve(config)
     shapes = jax.eval_shape(lambda key: model.init(key, pipeline.placement.layers), jax.random.key(0))
@@ -100,14 +100,14 @@ def make_layout(model: Model, config: Config) -> WeightLayout:
 
 
 def _zero(part: str, mesh: MeshConfig, spec: P, x: jax.ShapeDtypeStruct) -> P:
-    """Gradients of layers are reduced a chunk at a time, so their rows are not cut."""
+    """The ZeRO spec of a weight. ZeRO never shards the layer axis: layer gradients are reduced a chunk at a time."""
     if part != "layers":
         return zero_spec(spec, x.shape, mesh)
     return P(spec[0], *zero_spec(P(*spec[1:]), x.shape[1:], mesh))
 
 
 def make_blocks(model: Model, config: Config) -> Weights:
-    """What the optimizer is told about each weight: decayed or not, stacked by layer or not, how much is padding."""
+    """A `Block` for each weight: whether it is decayed, whether it is stacked by layer, how much of it is padding."""
     padding = config.padded_vocab_size / config.model.vocab_size
 
     def block(part: str, parameter: Parameter) -> Block:
@@ -124,10 +124,10 @@ def state_specs(
     """PartitionSpecs of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
 
     Args:
-      optimizer: of the state.
-      layout: of its weights.
-      pipeline: specs of the part of that name.
-      scaling: specs of the part of that name.
+      optimizer: the optimizer that makes the state.
+      layout: the layout of the state's weights.
+      pipeline: specs of `TrainState.pipeline`.
+      scaling: specs of `TrainState.scaling`.
     """
     optimizer_state = jax.eval_shape(optimizer.init, layout.shapes)
     specs = optax.tree.map_params(
@@ -142,7 +142,7 @@ def state_specs(
 
 
 def abstract_state(init: Callable[[jax.Array], TrainState], *, mesh: Mesh, specs: TrainState) -> TrainState:
-    """Shapes, dtypes and shardings of a train state that `init` makes of a key."""
+    """Shapes, dtypes and shardings of the train state that `init` makes from a key."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, named(mesh, specs)
@@ -157,7 +157,10 @@ def make_init(
     pipeline: Callable[[Weights], Any],
     scaling: Callable[[], Any],
 ) -> Callable[[jax.Array], TrainState]:
-    """The function that makes a fresh train state of a key; `pipeline` and `scaling` make its parts of those names."""
+    """The function that makes a fresh train state from a key.
+
+    `pipeline` and `scaling` make `TrainState.pipeline` and `TrainState.scaling`.
+    """
 
     def init(key: jax.Array) -> TrainState:
         weights = model.init(key, layout.placement.layers)

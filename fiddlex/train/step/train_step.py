@@ -1,8 +1,8 @@
 """The compiled train step: gradients of a global batch, and the update.
 
-Gradients come out of `shard_map` on the shards whose master weights they update, from a pipeline that is flushed
-(`fiddlex.train.step.flushed`) or one that is not (`fiddlex.train.step.continuous`). The update itself is plain optax
-on global arrays, outside `shard_map`.
+Gradients leave `shard_map` on the shards whose master weights they update. They come from a pipeline that is flushed
+after each batch (`fiddlex.train.step.flushed`) or from one that is not (`fiddlex.train.step.continuous`). The update
+itself is plain optax on global arrays, outside `shard_map`.
 """
 
 import functools
@@ -38,11 +38,11 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """Compiles `(state, inputs) -> (state, metrics)`; the state is donated.
 
-    The inputs are those of `source`. Metrics are device scalars: `loss` (mean over what the batch has to be scored, at
-    the weights its forward pass used), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite` (after
-    the update), and `nonfinite`, which tells for every weight (and layer) whether its gradient has a value that is not
-    finite; in float16 also `loss_scale`, that of the step's batch, whose update is left out where `grad_norm` is not
-    finite.
+    The inputs are those of `source`. Metrics are device scalars: `loss` (mean over the scored tokens or labels of the
+    batch, at the weights of its forward pass), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite`
+    (after the update), and `nonfinite`, which says for every weight (and layer) whether its gradient has a value that
+    is not finite. In float16 there is also `loss_scale`, the scale of the step's batch; the step skips the update when
+    `grad_norm` is not finite.
     """
 
     def step(state: TrainState, inputs: Any) -> tuple[TrainState, Metrics]:
@@ -80,7 +80,7 @@ def make_train_step(
 
 
 def nonfinite(grads: Weights, placement: LayerPlacement) -> Weights:
-    """For every leaf a bool, or one for each layer under `layers`: whether any value is infinite or not a number."""
+    """Whether any value is infinite or not a number: a bool for every leaf, or one per layer under `layers`."""
 
     def flags(part: str, g: jax.Array) -> jax.Array:
         if part != "layers":

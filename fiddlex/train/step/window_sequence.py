@@ -1,8 +1,8 @@
-"""Which window of the pipeline each step runs, put on the devices once for all steps that run the same.
+"""Selects the window that each step runs, and puts every distinct window on the devices once.
 
-A phase of the run (`pipeline.semantics_schedule`) begins with an empty pipeline and ends with one: the last windows of
-a phase start nothing of the batches after it. So does the run. After its end, where a notebook may take more steps, the
-pipeline fills again and runs on.
+The pipeline is empty at the start and at the end of each phase of a run (`pipeline.semantics_schedule`), and of the run
+itself: the last windows of a phase start no microbatch of later batches. If a notebook takes more steps after the end
+of the run, the pipeline fills again and continues.
 """
 
 import math
@@ -22,8 +22,8 @@ class WindowSequence:
     """The windows of a run's steps.
 
     Args:
-      layout: with windows.
-      mesh: to put them on.
+      layout: a layout whose pipeline has windows.
+      mesh: the mesh whose devices hold the windows.
     """
 
     def __init__(self, layout: WeightLayout, mesh: Mesh):
@@ -40,11 +40,11 @@ class WindowSequence:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding), window)
 
     def restart(self, step: int) -> None:
-        """Nothing is in flight when step number `step`, counted from 0, begins: the state comes from a checkpoint."""
+        """Records that nothing is in flight when step number `step` (from 0) begins, as after loading a checkpoint."""
         self._restarted = step
 
     def num_batches(self, step: int) -> int:
-        """Batches that may be under way in a step, its own included."""
+        """The number of batches that may be in flight in a step, its own included."""
         return int(min(self._spec.sizes.batches, self._end(step) - step))
 
     def of(self, step: int) -> DeviceWindow:
@@ -77,6 +77,6 @@ class WindowSequence:
 
 
 def _repeated(windows: Windows, number: int) -> int:
-    """The first step after the pipeline was empty that runs the same window as step number `number`."""
+    """The number of the first window equal to window number `number`, counted from an empty pipeline."""
     late = number - len(windows.first)
     return number if late < 0 else len(windows.first) + late % len(windows.cycle)
