@@ -1,6 +1,7 @@
-"""Pipeline schedules as data: made, checked, printed, lowered to a table of ticks, and cut into windows.
+"""Pipeline schedules as data: this package makes, checks and prints them, and turns them into tables of ticks.
 
-`schedule` says what a schedule is, `generators` makes those that have names, `validate` proves any of them legal, and
-`text` prints and reads them. `ticks` and `lowering` turn one into a table, `placement` cuts the model's layers into its
-stages, `semantics` and `windows` say what runs where batches are not flushed. `resolve` makes all of it of a config.
+`schedule` defines what a schedule is, `generators` makes the named schedules, `validate` proves that a schedule is
+legal, and `text` prints and reads schedules. `ticks` and `lowering` turn a schedule into a table of ticks, and
+`placement` cuts the model's layers into stages. `semantics` and `windows` define what runs when batches are not
+flushed. `resolve` builds the whole pipeline of a config.
 """

@@ -1,11 +1,11 @@
-"""How many buffers of each kind a pipeline takes on a device."""
+"""How many buffers of each kind a pipeline needs on a device."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Slots(NamedTuple):
-    """How many slots each memory has, the trash of an inbox included."""
+    """Number of slots of each memory, including the trash slot of each inbox."""
 
     forward_inbox: int
     backward_inbox: int
@@ -14,16 +14,16 @@ class Slots(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How much there is of everything.
+    """The number of buffers of each kind.
 
     Attributes:
-      slots: of each memory.
-      versions: of the weights.
-      batches: that are under way in a step: its own and those after it.
-      sums: gradients of one chunk, of different batches, that are being added up at once.
-      outer_sums: likewise of embedding and head, until the end of a step.
-      finished: batches of which some chunk's gradient may be complete before the step that is for them has ended; 0:
-        complete gradients are left among the sums.
+      slots: number of slots of each memory.
+      versions: number of weight versions.
+      batches: number of batches in flight in a step: the step's own batch and later ones.
+      sums: number of batches whose gradients one chunk accumulates at the same time.
+      outer_sums: number of batches whose gradients embedding and head accumulate at the same time, until a step ends.
+      finished: number of batches for which a chunk's gradient may be complete before the batch's own step ends; 0:
+        complete gradients stay in the sums.
     """
 
     slots: Slots
@@ -35,6 +35,6 @@ class Sizes(NamedTuple):
 
 
 def largest(sizes: Sequence[Sizes]) -> Sizes:
-    """What is enough for all of several sizes."""
+    """The smallest sizes that are enough for each of several sizes."""
     slots = Slots(*map(max, zip(*(each.slots for each in sizes), strict=True)))
     return Sizes(slots, *map(max, zip(*(each[1:] for each in sizes), strict=True)))

@@ -1,4 +1,4 @@
-"""The actions of a schedule on its ticks as arrays of numpy, for passes over all of them at once."""
+"""The actions of a schedule and their ticks as numpy arrays, for operations on all actions at once."""
 
 import itertools
 import operator
@@ -13,14 +13,14 @@ KIND_NUMBERS = {kind: number for number, kind in enumerate(Kind)}
 
 
 class Columns(NamedTuple):
-    """Of each action by its number (`Schedule.numbered`), int64 [action].
+    """The fields of every action, each an int64 array [action] indexed by the action's number (`Schedule.numbered`).
 
     Attributes:
-      rank: where it runs.
-      stage: of the model.
-      kind: by its number in `KIND_NUMBERS`.
-      microbatch: on which it runs.
-      tick: in which it runs.
+      rank: rank that runs the action.
+      stage: stage of the model that the action computes.
+      kind: kind of the action, as its number in `KIND_NUMBERS`.
+      microbatch: microbatch of the action.
+      tick: tick in which the action runs.
     """
 
     rank: np.ndarray
@@ -31,7 +31,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, ticks: Ticks) -> "Columns":
-        """Reads off a schedule and the ticks of its actions."""
+        """Makes the arrays from a schedule and the ticks of its actions."""
         number = len(schedule.numbered)
         stage, kind, microbatch = (map(operator.itemgetter(i), schedule.numbered) for i in range(3))
         return cls(
@@ -43,5 +43,5 @@ class Columns(NamedTuple):
         )
 
     def numbers(self, *kinds: Kind) -> np.ndarray:
-        """The actions of these kinds, by number, in order."""
+        """The numbers of the actions of these kinds, in increasing order."""
         return np.flatnonzero(np.isin(self.kind, [KIND_NUMBERS[kind] for kind in kinds]))

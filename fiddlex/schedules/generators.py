@@ -1,8 +1,8 @@
-"""Schedules by name, each a function of the sizes; `make_schedule` is the one way in.
+"""The named schedules, each a function of its sizes; callers get them from `make_schedule` only.
 
-Orders and placements are those of the papers: GPipe (Huang et al., NeurIPS 2019, section 2.2), 1F1B with flush and
+Orders and placements follow the papers: GPipe (Huang et al., NeurIPS 2019, section 2.2), 1F1B with flush and
 interleaved 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, sections
-2.2.1 and 2.2.2); the zero-bubble ones have a module of their own.
+2.2.1 and 2.2.2). The zero-bubble schedules are in their own module, `zero_bubble`.
 
 To try a schedule of your own, write one function and put it in the table:
 
@@ -16,11 +16,11 @@ To try a schedule of your own, write one function and put it in the table:
 
     GENERATORS["mine"] = mine
 
-It gives each rank's order and each stage's rank, and by the default of `chunks` how many stages a rank has where nobody
-says. `make_schedule` proves it legal or shows where it is not, and then it prints, simulates and runs as the others do.
-With traits (`fiddlex.schedules.traits`) the planner searches it too and predicts long pipelines without simulating
-them. A table in a file needs no function: `file:PATH.csv`. Invariant: what `make_schedule` returns is legal and has the
-sizes asked for.
+The function returns each rank's order and each stage's rank. The default of `chunks` is the number of stages on a rank
+when the caller gives none. `make_schedule` proves the schedule legal or shows where it is not; a legal schedule prints,
+simulates and runs like the built-in ones. If the function has traits (`fiddlex.schedules.traits`), the planner's search
+includes it and predicts long pipelines without simulating them whole. A table in a file needs no function:
+`file:PATH.csv`. Invariant: a schedule that `make_schedule` returns is legal and has the requested sizes.
 """
 
 import pathlib
@@ -36,9 +36,9 @@ from fiddlex.schedules.validate import validate
 from fiddlex.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
 
-@with_traits(Traits(slots=None))  # not searched: 1F1B takes as long and holds less
+@with_traits(Traits(slots=None))  # not searched: 1F1B takes the same time and less memory
 def gpipe(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
-    """All forwards, then all backwards in the same order: every microbatch is held at once."""
+    """All forwards, then all backwards in the same order: all microbatches are in flight at once."""
     return _one_stage_a_rank("gpipe", pipe, chunks, num_microbatches, [num_microbatches] * pipe)
 
 
@@ -51,7 +51,7 @@ def gpipe(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     )
 )
 def one_forward_one_backward(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
-    """1F1B with flush: rank r runs p−r−1 forwards ahead, and so holds p−r microbatches however many there are."""
+    """1F1B with flush: rank r warms up with p−r−1 forwards, so at most p−r microbatches are in flight on it."""
     return _one_stage_a_rank("1f1b", pipe, chunks, num_microbatches, [pipe - rank - 1 for rank in range(pipe)])
 
 
@@ -60,15 +60,15 @@ def one_forward_one_backward(*, pipe: int, chunks: int = 1, num_microbatches: in
         slots=lambda p, v, m: Slots(2, 2, v * p + min(m // p - 1, 1) * (p - 1), 0),
         period=lambda p: p,
         chunks=(2, 3, 4, 5, 6, 8),
-        searched=("sync",),  # under 2BW 1F1B has no bubble that chunks could make smaller
+        searched=("sync",),  # under 2BW, 1F1B has no bubble that more chunks could reduce
         never_waits=True,
     )
 )
 def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
-    """1F1B over `chunks` stages a rank, rank r holding stages r, r+p, …: 1/v of the bubble, for more hops.
+    """1F1B with v = `chunks` stages per rank: 1/v of the bubble of 1F1B, at the price of more hops.
 
-    A rank takes p microbatches through its first chunk, then the same through the next, and so on, and runs
-    2(p−r−1) + (v−1)p forwards ahead.
+    Rank r holds stages r, r+p, …. A rank runs p microbatches through its first chunk, then the same p through its next
+    chunk, and so on. Rank r warms up with 2(p−r−1) + (v−1)p forwards.
 
     Raises:
       ScheduleError: when the microbatches are not a multiple of the ranks.
@@ -92,7 +92,7 @@ def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Sc
 
 
 def _one_stage_a_rank(name: str, pipe: int, chunks: int, num_microbatches: int, warmups: list[int]) -> Schedule:
-    del chunks  # make_schedule refuses another number than one
+    del chunks  # make_schedule refuses any number but one
     rows = []
     for rank, warmup in enumerate(warmups):
         forwards, backwards = (
@@ -102,7 +102,7 @@ def _one_stage_a_rank(name: str, pipe: int, chunks: int, num_microbatches: int, 
     return Schedule(name, tuple(rows), tuple(range(pipe)))
 
 
-MOST_ACTIONS = 2**24  # some gigabytes, and a minute or more to lower
+MOST_ACTIONS = 2**24  # such a schedule takes some gigabytes, and a minute or more to lower
 
 GENERATORS: dict[str, Generator] = {
     "gpipe": gpipe,
@@ -122,19 +122,21 @@ def make_schedule(
     num_microbatches: int | None = None,
     words: Sequence[str] = ("pipe", "chunks", "num_microbatches"),
 ) -> Schedule:
-    """The schedule `name` for these sizes, proven legal.
+    """Returns the schedule `name` for the given sizes, proven legal.
 
     Args:
       name: a key of `GENERATORS`, or `file:PATH.csv` for a table in the form of `fiddlex.schedules.text.from_csv`.
-      pipe: ranks, `mesh.pipe`; None: as many as a file has.
-      chunks: most stages on a rank, `pipeline.num_chunks`; None: as many as a file has, or the generator's default.
-      num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`; None: as a file has.
-      words: what whoever reads the errors calls these three sizes: config fields, or flags.
+      pipe: number of ranks, `mesh.pipe`; None: the number in the file.
+      chunks: largest number of stages on a rank, `pipeline.num_chunks`; None: the number in the file, or the
+        generator's default.
+      num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`; None: the number in the
+        file.
+      words: the names of these three sizes in error messages: config fields, or flags.
 
     Raises:
-      ScheduleError: when there is no such schedule (with the nearest name), a size is missing or the schedule does not
-        exist for these sizes (with all that differ), a file cannot be read, or the actions break a rule (with the
-        grid).
+      ScheduleError: when no schedule has this name (the error gives the nearest name), a size is missing, the schedule
+        does not exist for these sizes (the error lists all that differ), a file cannot be read, or the actions break a
+        rule (the error shows the grid).
     """
     asked = (pipe, chunks, num_microbatches)
     for word, value in zip(words, asked, strict=True):
@@ -166,7 +168,7 @@ def make_schedule(
 
 def _read(path: str, name: str) -> Schedule:
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8-sig")  # spreadsheets put a mark ahead
+        text = pathlib.Path(path).read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark first
     except (OSError, UnicodeDecodeError) as error:
         raise ScheduleError(
             f"schedule {name}: {pathlib.Path(path).absolute()} cannot be read ({error}). "

@@ -1,13 +1,13 @@
-"""From a schedule to one table of ticks, the only thing that the executor reads.
+"""Lowers a schedule to one table of ticks, the only form that the executor reads.
 
-A row of the table is what one device does in one tick: which chunk and microbatch fill its three slots, where their
-inputs lie, and where what arrives is put. Memory is given out by lifetime: a slot of the stash (what a forward leaves
-for its backward), of the weight stash (what I leaves for W) or of an inbox is taken when it is written and free again
-after it was last read. There are as many slots of each kind as are ever alive at once on one rank; the inboxes have one
-more, the trash, for what idle neighbours send.
+A row of the table is what one device does in one tick: which chunk and microbatch its three slots run, where their
+inputs are, and where arriving messages go. Memory is allocated by lifetime. A slot of the stash (what a forward saves
+for its backward), of the weight stash (what an I saves for its W) or of an inbox is allocated when it is written and
+freed after its last read. Each memory has as many slots as are ever in use at once on one rank. Each inbox has one more
+slot, the trash, for what idle neighbours send.
 
-Invariant: in the order of `TickPhase` nothing is read before it is written or overwritten before it was last read, and
-each action of the schedule stands in the table once.
+Invariant: in the order of `TickPhase`, nothing is read before it is written or overwritten before its last read, and
+each action of the schedule is in the table exactly once.
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ class Lowered:
     """A schedule as the executor runs it.
 
     Attributes:
-      schedule: what was lowered.
+      schedule: the schedule that was lowered.
       ticks: the tick of each action, [rank][position].
       scores_between: whether the head scores between the forward and the backward slot, so that the last stage can turn
-        its forward into a gradient within a tick. Where no tick has both it scores at the end, where all ranks meet
-        anyway: between the slots they would wait for each other once more.
+        its forward into a gradient within a tick. If no tick runs both, the head scores at the tick's end, where all
+        ranks synchronize anyway; between the slots, they would synchronize once more.
       table: int32 [tick, rank, column], see `table.Tick`.
-      forward_shifts: how many ranks further an activation goes, for each way that occurs, 0 … p−1.
-      backward_shifts: the same for gradients.
-      forward_inbox_slots: slots of the inbox of activations, without the trash, which is the slot behind them.
-      backward_inbox_slots: of the inbox of gradients, likewise.
-      stash_slots: of the stash.
-      weight_stash_slots: of the weight stash.
+      forward_shifts: the distances that activations travel, in ranks ahead modulo p, 0 … p−1, each distance once.
+      backward_shifts: the distances that gradients travel, in ranks ahead modulo p, 0 … p−1, each distance once.
+      forward_inbox_slots: number of slots of the activation inbox, without the trash, which is the slot after them.
+      backward_inbox_slots: number of slots of the gradient inbox, without the trash, which is the slot after them.
+      stash_slots: number of slots of the stash.
+      weight_stash_slots: number of slots of the weight stash.
     """
 
     schedule: Schedule
@@ -55,7 +55,7 @@ class Lowered:
 
     @property
     def num_ticks(self) -> int:
-        """Length of the table."""
+        """Number of ticks in the table."""
         return len(self.table)
 
     @property
@@ -68,7 +68,7 @@ class Lowered:
         return self.table[..., COLUMNS[name]]
 
     def places(self, name: str) -> range:
-        """Where in a row a column stands, by its name in `Tick`, or the columns of the hops."""
+        """The positions in a row of a column of `Tick`, or of the columns of the hops."""
         first, backward = len(COLUMNS), len(COLUMNS) + len(self.forward_shifts)
         if name == FORWARD_HOPS:
             return range(first, backward)
@@ -78,14 +78,14 @@ class Lowered:
 
 
 def lower(schedule: Schedule, semantics: Semantics | None = None) -> Lowered:
-    """Places a legal schedule, or the forwards of one, on ticks and gives out its memory.
+    """Places a legal schedule, or a schedule of forwards only, on ticks and allocates its memory.
 
     Args:
-      schedule: of one batch, or of several one after another.
-      semantics: of several, see `ticks.place`.
+      schedule: the schedule of one batch, or of several batches one after another.
+      semantics: the weight semantics of several batches (`ticks.place`); None: one batch.
 
     Raises:
-      ScheduleError: when the schedule cannot be run to its end.
+      ScheduleError: when the schedule cannot run to its end.
     """
     return _Lowering(schedule, semantics).lowered()
 
@@ -93,7 +93,7 @@ def lower(schedule: Schedule, semantics: Semantics | None = None) -> Lowered:
 class _Lowering:
     """Fills the table: first the work, then the slots, one kind of memory after another.
 
-    Actions go by their numbers, in arrays (`Columns`); none is -1.
+    Arrays refer to actions by their numbers (`Columns`); -1 means no action.
     """
 
     def __init__(self, schedule: Schedule, semantics: Semantics | None):
@@ -126,7 +126,7 @@ class _Lowering:
         )
 
     def _passes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The forwards that have a backward, what gives the gradient of the input of each, and its W or -1."""
+        """Returns the forwards that have a backward, the B or I of each, and the W of each or -1."""
         own = np.asarray(self.schedule.needs.own)
         inputs, weights = self._columns.numbers(Kind.B, Kind.I), self._columns.numbers(Kind.W)
         weight_of = np.full(len(own), -1)
@@ -161,7 +161,7 @@ class _Lowering:
         self._put(finishing[~late], "backward_finishes", 1)
 
     def _finishing(self) -> np.ndarray:
-        """For every stage and batch the last action that adds to the gradient."""
+        """Returns, for every stage and batch, the last action that adds to the gradient."""
         numbers = self._columns.numbers(Kind.B, Kind.W)
         _, stage, kind, microbatch, tick = (column[numbers] for column in self._columns)
         batch = microbatch // self._batch_size
@@ -205,7 +205,7 @@ class _Lowering:
     def _fill_backward_inbox(self) -> int:
         tick, first = self._columns.tick, len(COLUMNS) + len(self._forward_shifts)
         inputs, senders = self._input_of, self._neighbour[self._input_of]
-        scored = senders < 0  # of the last stage: the gradient comes from the head
+        scored = senders < 0  # the last stage gets its gradient from the head
         arrives = np.where(scored, tick[self._forward_of], tick[senders] + 1)
         written = np.where(scored, self._moment("head_inbox", arrives), self._moment(BACKWARD_HOPS, arrives))
         slots = self._slots(inputs, written, self._moment("backward_inbox", tick[inputs]))
@@ -216,15 +216,15 @@ class _Lowering:
         return self._fill_trash(_number(slots), trash)
 
     def _slots(self, owners: np.ndarray, written: np.ndarray, read: np.ndarray) -> np.ndarray:
-        """Colours the lifetimes of what each rank keeps with as few slots as can be.
+        """Assigns slots to the values that each rank stores, with as few slots as possible.
 
         Args:
-          owners: for each thing kept an action of its rank, by number.
-          written: the moment from which on each is kept.
-          read: the moment at which each is last read.
+          owners: for each value, the number of an action on the rank that stores it.
+          written: the moment at which each value is written.
+          read: the moment at which each value is last read.
 
         Returns:
-          The slot of each.
+          The slot of each value.
         """
         ranks = self._columns.rank[owners]
         order = np.lexsort((written, ranks))
@@ -244,11 +244,11 @@ class _Lowering:
         return result
 
     def _moment(self, column: str, tick: np.ndarray) -> np.ndarray:
-        """When in these ticks the slots that a column names are written or read, as numbers in order of time."""
+        """When the slots that a column names are written or read in these ticks, as integers in order of time."""
         return len(TickPhase) * tick + self._accesses[column].phase
 
     def _put(self, numbers: np.ndarray, column: str, values: np.ndarray | int) -> None:
-        """Writes where actions stand in the table."""
+        """Writes `values` into a column of the table, in the ticks and ranks of the actions `numbers`."""
         self._table[self._columns.tick[numbers], self._columns.rank[numbers], COLUMNS[column]] = values
 
     def _fill_trash(self, num_slots: int, columns: Sequence[int]) -> int:
@@ -258,7 +258,7 @@ class _Lowering:
         return num_slots
 
     def _arrivals(self, senders: np.ndarray, receivers: np.ndarray, shifts: Sequence[int], *, first: int) -> np.ndarray:
-        """The columns of the hops from senders to receivers."""
+        """Returns the hop column of each message from a sender to its receiver."""
         rank = self._columns.rank
         return first + np.searchsorted(shifts, (rank[receivers] - rank[senders]) % self.schedule.num_ranks)
 

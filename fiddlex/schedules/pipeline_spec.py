@@ -1,6 +1,6 @@
-"""What a program must know to run the tables of a pipeline, but for the tables themselves.
+"""What a program must know to run the tables of a pipeline, except for the tables themselves.
 
-Programs are compiled for a spec, and take tables as they take data: all windows of a run have the same spec.
+A program is compiled for a spec and takes tables as input data. All windows of a run have the same spec.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ class PipelineSpec:
     """The shape of a pipeline.
 
     Attributes:
-      forward_shifts: see `Lowered`.
-      backward_shifts: see `Lowered`.
-      scores_between: see `Lowered`.
-      trains: whether there are backward passes.
-      has_whole: whether any of them is whole (B).
-      splits: whether any is split (I and W).
-      batch_size: microbatches in a batch.
-      sizes: how much there is of everything.
+      forward_shifts: the distances, in ranks, that activations travel (`Lowered.forward_shifts`).
+      backward_shifts: the distances, in ranks, that gradients travel (`Lowered.backward_shifts`).
+      scores_between: whether the head scores between the forward and the backward slot (`Lowered.scores_between`).
+      trains: whether the schedule has backward passes.
+      has_whole: whether any backward pass is whole (B).
+      splits: whether any backward pass is split (I and W).
+      batch_size: number of microbatches in a batch.
+      sizes: the number of buffers of each kind.
     """
 
     forward_shifts: tuple[int, ...]
@@ -36,12 +36,12 @@ class PipelineSpec:
 
 
 def make_spec(lowered: Lowered, batch_size: int, sizes: Sizes | None = None) -> PipelineSpec:
-    """The spec of a schedule.
+    """Returns the spec of a schedule.
 
     Args:
-      lowered: the schedule, of one batch or of several.
-      batch_size: microbatches in a batch.
-      sizes: for several batches; by default those of one.
+      lowered: the lowered schedule of one batch or of several.
+      batch_size: number of microbatches in a batch.
+      sizes: the sizes, where `lowered` has several batches; None: the sizes of a single batch.
     """
     whole = (lowered.column("backward_chunk") != NONE) & (lowered.column("backward_weight_stash") == NONE)
     return PipelineSpec(
@@ -57,7 +57,7 @@ def make_spec(lowered: Lowered, batch_size: int, sizes: Sizes | None = None) -> 
 
 
 def slots_of(lowered: Lowered) -> Slots:
-    """The slots of a schedule's memories."""
+    """Returns the number of slots of each memory of a schedule, including the trash slots."""
     return Slots(
         lowered.forward_inbox_slots + 1,
         lowered.backward_inbox_slots + 1,

@@ -1,4 +1,4 @@
-"""Which layers each stage has, and where they lie in the arrays in which weights are stacked by layer.
+"""Which layers each stage has, and which rows of the arrays that stack the weights by layer belong to them.
 
 A stacked array is sharded over `pipe` along its first dimension, so its rows are ordered by rank, then chunk, then
 layer within the stage, and every chunk of every rank has as many rows as the largest stage has layers. Rows that no
@@ -18,11 +18,11 @@ PADDING = -1
 
 @dataclasses.dataclass(frozen=True)
 class LayerPlacement:
-    """Layers on stages, stages on ranks.
+    """The layers of each stage and the rank of each stage.
 
     Attributes:
       stage_ranks: rank of each stage (`Schedule.placement`).
-      layers_per_stage: number of layers of each stage, at least one each.
+      layers_per_stage: number of layers of each stage, at least one.
     """
 
     stage_ranks: tuple[int, ...]
@@ -30,12 +30,12 @@ class LayerPlacement:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
+        """Number of layers of the model."""
         return sum(self.layers_per_stage)
 
     @property
     def num_ranks(self) -> int:
-        """Devices along the pipe axis."""
+        """Number of devices along the pipe axis."""
         return 1 + max(self.stage_ranks)
 
     @functools.cached_property
@@ -48,17 +48,17 @@ class LayerPlacement:
 
     @property
     def num_chunks(self) -> int:
-        """Most stages of one rank."""
+        """The largest number of stages on one rank."""
         return max(map(len, self.chunks))
 
     @property
     def rows_per_chunk(self) -> int:
-        """Rows that each chunk has: the layers of the largest stage."""
+        """Number of rows of each chunk: the number of layers of the largest stage."""
         return max(self.layers_per_stage)
 
     @property
     def rows_per_rank(self) -> int:
-        """Rows of a stacked array that each rank has."""
+        """Number of rows of a stacked array on each rank."""
         return self.rows_per_chunk * self.num_chunks
 
     @functools.cached_property
@@ -97,11 +97,12 @@ def place_layers(stage_ranks: Sequence[int], num_layers: int, layers_per_stage: 
 
     Args:
       stage_ranks: rank of each stage.
-      num_layers: layers of the model.
-      layers_per_stage: `3,2,3`, the number of layers of each stage; empty: as even as can be, the first stages larger.
+      num_layers: number of layers of the model.
+      layers_per_stage: the number of layers of each stage, as in `3,2,3`; empty: as even as possible, with the larger
+        stages first.
 
     Raises:
-      ConfigError: when there are fewer layers than stages, or `layers_per_stage` does not fit.
+      ConfigError: when the model has fewer layers than stages, or `layers_per_stage` does not fit the stages or layers.
     """
     num_stages = len(stage_ranks)
     if not layers_per_stage:
@@ -123,10 +124,10 @@ def place_layers(stage_ranks: Sequence[int], num_layers: int, layers_per_stage: 
 
 
 def parse_layers_per_stage(text: str) -> tuple[int, ...]:
-    """Reads `3,2,3`.
+    """Parses the number of layers of each stage, as in `3,2,3`.
 
     Raises:
-      ConfigError: when that is not what it is, or a number is below 1.
+      ConfigError: when `text` is not such a list, or a number is below 1.
     """
     parts = [part.strip() for part in text.split(",")]
     counts = tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else 0 for part in parts)

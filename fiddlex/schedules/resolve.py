@@ -1,7 +1,8 @@
-"""From a config to its pipeline: the one place where schedule, semantics and layers on stages are put together.
+"""From a config to its pipeline: the only module that combines schedule, semantics and layer placement.
 
-Training runs what `resolve` gives, ahead-of-time compilation compiles it, and predictions of time and memory start from
-it too, but for long pipelines of schedules that the planner knows a shorter way for (`fiddlex.planner.closed_forms`).
+Training runs the pipeline that `resolve` returns, ahead-of-time compilation compiles it, and predictions of time and
+memory start from it, except where the planner can predict a long pipeline without lowering it whole
+(`fiddlex.planner.closed_forms`).
 """
 
 import dataclasses
@@ -26,9 +27,9 @@ class Pipeline:
     Attributes:
       lowered: the schedule of one batch on its ticks.
       placement: the layers of each stage.
-      phases: the semantics of the run's steps.
-      windows: for each semantics of the run the schedule that runs on from batch to batch; empty when every batch of
-        the run is flushed.
+      phases: the phases of the run, each with its semantics.
+      windows: for each semantics of the run, by name, the windows of a schedule that continues from batch to batch;
+        empty when the run flushes after every batch.
     """
 
     lowered: Lowered
@@ -38,26 +39,26 @@ class Pipeline:
 
     @functools.cached_property
     def spec(self) -> PipelineSpec:
-        """What a program must know that runs any step."""
+        """The spec of a program that can run every step of the run."""
         if self.windows:
             return common_spec(list(self.windows.values()))
         return make_spec(self.lowered, self.lowered.schedule.num_microbatches)
 
     @property
     def delay(self) -> int:
-        """By how many updates the oldest weights that a batch of the run uses lag behind."""
+        """The largest delay of the run: by how many updates the oldest weights that a batch uses lag behind."""
         return self.spec.sizes.versions - 1
 
 
 def resolve(config: Config) -> Pipeline:
-    """The pipeline of a config.
+    """Builds the pipeline of a config.
 
     Args:
-      config: a valid one.
+      config: a valid config.
 
     Raises:
-      ConfigError: when the schedule does not exist for these sizes, the layers cannot be cut into its stages, or there
-        are no such semantics or the schedule cannot have them.
+      ConfigError: when the schedule does not exist for these sizes, the layers cannot be cut into its stages, the
+        semantics do not exist, or the schedule cannot run with the semantics.
     """
     pipeline = config.pipeline
     schedule = schedule_of(config, pipeline.num_microbatches)
@@ -73,10 +74,10 @@ def resolve(config: Config) -> Pipeline:
 
 
 def schedule_of(config: Config, num_microbatches: int) -> Schedule:
-    """The schedule of a config, proven legal, for any number of microbatches.
+    """Returns the schedule of a config for any number of microbatches, proven legal.
 
     Raises:
-      ConfigError: when it does not exist for these sizes.
+      ConfigError: when the schedule does not exist for these sizes.
     """
     mesh, pipeline = config.mesh, config.pipeline
     try:
@@ -95,10 +96,10 @@ def schedule_of(config: Config, num_microbatches: int) -> Schedule:
 
 
 def semantics_of(config: Config, name: str, *, num_stages: int) -> Semantics:
-    """The semantics of this name for the pipeline of a config.
+    """Returns the semantics `name` for the pipeline of a config.
 
     Raises:
-      ConfigError: when there are none of this name, or they need more microbatches.
+      ConfigError: when no semantics has this name, or the semantics need more microbatches.
     """
     pipe, m = config.mesh.pipe, config.pipeline.num_microbatches
     if name == "2bw" and m < pipe:

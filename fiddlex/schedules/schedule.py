@@ -1,10 +1,10 @@
-"""What a pipeline schedule is: for each rank of the pipe an ordered list of actions, as plain data.
+"""What a pipeline schedule is: an ordered list of actions for each rank of the pipe, as plain data.
 
-A stage is a piece of the model and belongs to one rank; a rank that holds several of them holds that many chunks. The
-ranks run their own lists in order and each action waits for what it needs from the neighbouring stage, so that a
-schedule holds an order but no times: times come from a clock (`fiddlex.simulate`) or from the lowering. Actions print
-and parse as the published `stage kind microbatch` tokens, `2F0`. Invariant: nothing here knows a model, a schedule by
-name, or jax. A `Schedule` may break the rules; `fiddlex.schedules.validate` tells.
+A stage is a piece of the model and belongs to one rank. The stages on one rank are the rank's chunks. Each rank runs
+its own list in order, and each action waits for what it needs from the neighbouring stage. So a schedule holds an order
+but no times: times come from a clock (`fiddlex.simulate`) or from the lowering. Actions print and parse as the
+published `stage kind microbatch` tokens, for example `2F0`. Invariant: this module knows no model, no schedule by name,
+and no jax. A `Schedule` may break the rules; `fiddlex.schedules.validate` checks them.
 """
 
 import collections
@@ -18,23 +18,23 @@ from typing import NamedTuple
 
 from fiddlex.errors import ScheduleError
 
-NOTHING, MISSING = -1, -2  # in the place of an action's number, see `Needs`
+NOTHING, MISSING = -1, -2  # used instead of an action's number, see `Needs`
 
 _TOKEN = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
 
 
 class Kind(enum.StrEnum):
-    """What an action computes. The backward pass of a microbatch is either B, or I and some time later W."""
+    """What an action computes. The backward pass of a microbatch is either one B, or an I and later a W."""
 
     F = "F"  # forward
     B = "B"  # gradients of inputs and weights at once
-    I = "I"  # gradient of the inputs only, which the stage before waits for  # noqa: E741
-    W = "W"  # gradient of the weights only, which nobody waits for
+    I = "I"  # gradient of the inputs only, which the previous stage waits for  # noqa: E741
+    W = "W"  # gradient of the weights only, which no other action waits for
 
-    __hash__ = str.__hash__  # Enum's own is written in Python, and actions are hashed by the million
+    __hash__ = str.__hash__  # Enum.__hash__ is written in Python, and millions of actions are hashed
 
 
-_F, _B, _I, _W = Kind  # looking up a member takes longer than all else that is done with an action
+_F, _B, _I, _W = Kind  # looking up an enum member takes longer than everything else done with an action
 
 
 class Action(NamedTuple):
@@ -49,10 +49,10 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, token: str) -> "Action":
-        """Reads what `str` of an action gives.
+        """Parses a token that `str` of an action returns.
 
         Raises:
-          ScheduleError: when `token` is not a stage, one of F, B, I, W, and a microbatch.
+          ScheduleError: when `token` is not a stage, followed by one of F, B, I, W, followed by a microbatch.
         """
         match = _TOKEN.fullmatch(token)
         if match is None:
@@ -65,11 +65,11 @@ class Action(NamedTuple):
 
     @property
     def product(self) -> "Action":
-        """The action as others need it: B gives the input gradient, as I does."""
+        """The action that stands for this one in `needs`: I for B, since both give the input gradient."""
         return Action(self.stage, _I, self.microbatch) if self.kind is _B else self
 
     def needs(self, num_stages: int) -> tuple["Action", ...]:
-        """The products that must exist before the action starts, those of the neighbouring stage first."""
+        """The products that must exist before the action starts; the neighbouring stage's product comes first."""
         stage, kind, microbatch = self
         if kind is _F:
             return (Action(stage - 1, _F, microbatch),) if stage else ()
@@ -80,13 +80,14 @@ class Action(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What each action waits for, both by their numbers (`Schedule.numbered`), so that passes over all hash nothing.
+    """For each action, by its number (`Schedule.numbered`), the numbers of the actions that it waits for.
 
-    `NOTHING` where it needs nothing of the kind, `MISSING` where no action of the schedule gives it.
+    Numbers let loops over all actions avoid hashing. An entry is `NOTHING` where the action waits for no such action,
+    and `MISSING` where the action it waits for is not in the schedule.
     """
 
-    neighbour: list[int]  # of the stage before or after
-    own: list[int]  # of the action's own stage
+    neighbour: list[int]  # the needed action of the previous or next stage
+    own: list[int]  # the needed action of the action's own stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,22 +100,22 @@ class Schedule:
 
     @property
     def num_ranks(self) -> int:
-        """Devices along the pipe axis."""
+        """Number of devices along the pipe axis."""
         return len(self.actions)
 
     @property
     def num_stages(self) -> int:
-        """Pieces into which the model is cut."""
+        """Number of pieces into which the model is cut."""
         return len(self.placement)
 
     @functools.cached_property
     def num_chunks(self) -> int:
-        """Most stages that one rank holds."""
+        """The largest number of stages on one rank."""
         return max(collections.Counter(self.placement).values(), default=0)
 
     @functools.cached_property
     def num_microbatches(self) -> int:
-        """Microbatches in the batch: one more than the highest number named."""
+        """Number of microbatches in the batch: one more than the highest microbatch number in the actions."""
         return 1 + max((action.microbatch for action in self.numbered), default=-1)
 
     @functools.cached_property
@@ -124,19 +125,19 @@ class Schedule:
 
     @functools.cached_property
     def numbered(self) -> tuple[Action, ...]:
-        """All actions, the lists of the ranks one behind the other: where an action stands here is its number."""
+        """The actions of all ranks, concatenated in rank order; an action's index here is its number."""
         return tuple(itertools.chain.from_iterable(self.actions))
 
     @functools.cached_property
     def starts(self) -> tuple[int, ...]:
-        """The number of each rank's first action, and behind the last rank's how many actions there are."""
+        """The number of each rank's first action, followed by the total number of actions."""
         return tuple(itertools.accumulate(map(len, self.actions), initial=0))
 
     @functools.cached_property
     def needs(self) -> Needs:
-        """`Action.needs` of every action."""
+        """`Action.needs` of every action, as numbers."""
         actions, num_stages = self.numbered, self.num_stages
-        by_stage: dict[int, dict[Action, int]] = collections.defaultdict(dict)  # smaller ones fit into a cache
+        by_stage: dict[int, dict[Action, int]] = collections.defaultdict(dict)  # small dicts fit into a CPU cache
         for number, action in enumerate(actions):
             by_stage[action.stage][action.product] = number
         needs = Needs([NOTHING] * len(actions), [NOTHING] * len(actions))
@@ -152,19 +153,21 @@ class Schedule:
 
 
 def execution_order(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    """Runs the ranks as queues: an action leaves its queue once all it needs has been done.
+    """Yields the actions in an order in which they can run: each one after all that it needs.
 
-    Linear in the number of actions. One order out of many: every clock follows from it, as it is a topological one.
+    Every rank is a queue of actions. The runtime is linear in the number of actions. The order is one of many
+    topological orders; any of them is enough to compute a clock.
 
     Args:
       schedule: any schedule, legal or not.
 
     Yields:
-      Rank and number of an action. Ends early, without an error, where every rank that is not done waits for another.
+      Rank and number of an action. The iterator ends early, without an error, when every unfinished rank waits for
+      another rank.
     """
     neighbour, own = schedule.needs
     done = bytearray(len(own) + 2)
-    done[NOTHING] = True  # the other of the two behind the actions is that of MISSING
+    done[NOTHING] = True  # the last two entries are those of MISSING and NOTHING; MISSING is never done
     heads, ends = list(schedule.starts[:-1]), schedule.starts[1:]
     waiting: dict[int, list[int]] = {}
     ready = collections.deque(range(schedule.num_ranks))
@@ -183,15 +186,15 @@ def execution_order(schedule: Schedule) -> Iterator[tuple[int, int]]:
 
 
 def alternate(forwards: Sequence[Action], backwards: Sequence[Action], *, warmup: int) -> list[Action]:
-    """The order that most schedules have: `warmup` forwards, then one forward and one backward, then the rest.
+    """The order of most schedules: `warmup` forwards, then forwards and backwards in turn, then the rest.
 
     Args:
       forwards: one rank's forwards in order.
-      backwards: its backwards (B or I) in order, as many.
-      warmup: forwards ahead of the first pair; beyond the number of forwards, all of them.
+      backwards: the same rank's backwards (B or I) in order, as many as there are forwards.
+      warmup: number of forwards before the first pair; if it exceeds the number of forwards, all run first.
 
     Returns:
-      All the actions.
+      All actions in that order.
     """
     pairs = itertools.zip_longest(forwards[warmup:], backwards)
     return [*forwards[:warmup], *(action for pair in pairs for action in pair if action is not None)]

@@ -1,10 +1,10 @@
-"""Weight-update semantics: by how many updates the weights that a batch is run with lag behind the newest.
+"""Weight-update semantics: by how many updates the weights that a batch uses lag behind the newest weights.
 
-Batch b of a stage with delay D runs forward and backward with W(b − D), where W(k) is the weights after k updates and
-W(k) = W(0) for k < 0; then W(b + 1) = optimizer(W(b), gradient of batch b). A delay is what lets a pipeline go on from
-batch to batch without draining: batch b may start when update b − D − 1 is done. All stages are updated at once,
-between batches: `stash` has the weights of PipeDream's stages, which update themselves apart, and not their speed or
-memory.
+A stage with delay D runs batch b forward and backward with W(b − D), where W(k) is the weights after k updates and
+W(k) = W(0) for k < 0; then W(b + 1) = optimizer(W(b), gradient of batch b). A delay lets a pipeline continue from one
+batch to the next without draining: batch b may start when update b − D − 1 is done. All stages are updated at once,
+between batches. In PipeDream each stage updates its weights on its own; `stash` uses the same weights as PipeDream, but
+does not have its speed or memory.
 
 References:
   2BW: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, section 3.1. Weight stashing and
@@ -24,11 +24,11 @@ NAMES = ("sync", "2bw", "stash", "vertical_sync", "delay:K")
 
 @dataclasses.dataclass(frozen=True)
 class Semantics:
-    """Delays of the weights.
+    """The delay of each stage's weights.
 
     Attributes:
-      delays: of each stage, in updates.
-      batch_size: microbatches in a batch.
+      delays: delay of each stage's weights, in updates.
+      batch_size: number of microbatches in a batch.
     """
 
     delays: tuple[int, ...]
@@ -36,30 +36,30 @@ class Semantics:
 
     @property
     def num_versions(self) -> int:
-        """Versions of the weights that are needed at once."""
+        """Number of weight versions that are needed at the same time."""
         return 1 + max(self.delays)
 
     def version(self, action: Action) -> int:
-        """The number of updates in the weights that an action is run with, when microbatches are counted through."""
+        """Number of updates in the weights that an action uses; microbatch numbers continue across batches."""
         return max(self.batch(action.microbatch) - self.delays[action.stage], 0)
 
     def batch(self, microbatch: int) -> int:
-        """The batch that a microbatch belongs to, when both are counted through."""
+        """The batch that a microbatch belongs to; microbatch numbers continue across batches."""
         return microbatch // self.batch_size
 
 
 def make_semantics(name: str, *, num_stages: int, batch_size: int, field: str = "pipeline.semantics") -> Semantics:
-    """The semantics `name` for a pipeline.
+    """Returns the semantics `name` for a pipeline.
 
     Args:
-      name: `sync` (a flush after each batch), `2bw` (delay 1), `stash` (stage s of n lags n − 1 − s updates behind),
-        `vertical_sync` (all stages lag n − 1 behind), or `delay:K`, K at most 999.
-      num_stages: n.
-      batch_size: microbatches in a batch.
-      field: what whoever reads the error calls the name.
+      name: `sync` (a flush after each batch), `2bw` (delay 1), `stash` (stage s of n has delay n − 1 − s),
+        `vertical_sync` (all stages have delay n − 1), or `delay:K` with K at most 999.
+      num_stages: number of stages, n.
+      batch_size: number of microbatches in a batch.
+      field: the config field that error messages say `name` comes from.
 
     Raises:
-      ConfigError: when there are no such semantics.
+      ConfigError: when `name` is not one of these.
     """
     _check(name, field)
     if name == "stash":
@@ -79,7 +79,7 @@ def _check(name: str, field: str) -> None:
 
 
 class Phase(NamedTuple):
-    """Steps of a run that have one kind of semantics: `start` and all before `end`."""
+    """Consecutive steps of a run with the same semantics: from `start` up to but not including `end`."""
 
     semantics: str
     start: int
@@ -87,16 +87,17 @@ class Phase(NamedTuple):
 
 
 def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, ...]:
-    """The phases of a run; the pipeline is drained at the end of each.
+    """Returns the phases of a run; the pipeline drains at the end of each phase.
 
     Args:
-      semantics: of the whole run; sync where there is a schedule.
-      schedule: `sync:0.2,2bw` is sync for the first fifth of the steps and 2bw for the rest; `sync:100,2bw:0.8,sync`
-        counts the first in steps. Empty: no schedule.
-      num_steps: length of the run.
+      semantics: name of the semantics of the whole run; must be `sync` when `schedule` is given.
+      schedule: the phases, as in `sync:0.2,2bw`, which is sync for the first fifth of the steps and 2bw for the rest.
+        `sync:100,2bw:0.8,sync` gives the length of the first phase in steps. Empty: one phase with `semantics`.
+      num_steps: number of steps of the run.
 
     Raises:
-      ConfigError: when the schedule cannot be read or is longer than the run, or both are given.
+      ConfigError: when the schedule cannot be read, its phases before the last leave no steps for the last, or both
+        `semantics` and `schedule` are given.
     """
     if schedule and semantics != "sync":
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""The columns of the table that the executor steps through, and the memory whose slots they name.
+"""The columns of the table that the executor steps through, and the memories whose slots they name.
 
 A row of the table is what one device does in one tick. Every device has four memories with numbered slots: an inbox for
-activations and one for gradients, where what arrives waits to be used; the stash, which keeps what a forward leaves for
-its backward; and the weight stash, which keeps what I leaves for W. `accesses` is the one place that says which column
-names slots of which memory, and when in a tick the slot is written or read.
+activations and an inbox for gradients, which hold what arrives until it is used; the stash, which holds what a forward
+saves for its backward; and the weight stash, which holds what an I saves for its W. Only `accesses` defines which
+column names slots of which memory, and when in a tick the slot is written or read.
 """
 
 import enum
@@ -15,49 +15,49 @@ NONE = -1
 class TickPhase(enum.IntEnum):
     """What happens in a tick, in this order on every device; lifetimes are counted in phases."""
 
-    EMBED = 0  # the gradients of the tick before set out
+    EMBED = 0  # the gradients of the previous tick are sent
     FORWARD = 1
-    BETWEEN = 2  # activations set out, gradients arrive; the head scores if `Lowered.scores_between`
+    BETWEEN = 2  # activations are sent, gradients arrive; the head scores if `Lowered.scores_between`
     BACKWARD = 3
     WEIGHT = 4
-    END = 5  # activations arrive; the head scores otherwise; the first stage's gradient reaches the embedding
+    END = 5  # activations arrive; the head scores otherwise; the embedding gets the first stage's gradient
 
 
 class Tick(NamedTuple):
     """The columns of the table by name; `NONE` where there is nothing to do or to read.
 
-    The first six are the same on all devices, since all embed and score; all other columns are the device's own.
-    Behind these columns stand those of the hops: for each of `Lowered.forward_shifts`, then for each of
-    `Lowered.backward_shifts`, the inbox slot for what arrives from the rank that many before.
+    The first six columns are the same on all devices, since all devices embed and score; all other columns are the
+    device's own. The columns of the hops follow: one for each of `Lowered.forward_shifts`, then one for each of
+    `Lowered.backward_shifts`. Such a column names the inbox slot for what arrives from the rank that many ranks before.
 
     Attributes:
       embed: microbatch that enters the first stage.
       head: microbatch that leaves the last stage and is scored, between the slots or at the tick's end.
       embed_backward: microbatch whose gradient leaves the first stage.
-      embed_version: age of the weights that embed, in updates, 0 the newest.
+      embed_version: age of the weights that embed, in updates; 0 is the newest version.
       head_version: age of the weights that score.
-      embed_backward_version: age of the weights that embedded the microbatch whose gradient leaves.
-      is_last: 1 when this device's forward is the last stage's.
-      is_first: 1 when this device's backward is the first stage's.
-      head_inbox: slot of the backward inbox for the gradient that the head gives; the trash on other devices.
+      embed_backward_version: age of the weights that embedded the microbatch `embed_backward`.
+      is_last: 1 when this device runs the last stage's forward.
+      is_first: 1 when this device runs the first stage's backward.
+      head_inbox: slot of the gradient inbox for the gradient that the head returns; the trash on other devices.
       forward_chunk: chunk that runs forward.
-      forward_microbatch: on which microbatch.
-      forward_inbox: its input; NONE: what was embedded in this tick.
-      forward_stash: slot for what its backward needs.
-      forward_version: age of its weights.
+      forward_microbatch: microbatch that runs forward.
+      forward_inbox: slot of the forward's input; NONE: the input is what was embedded in this tick.
+      forward_stash: slot for what the forward saves for its backward.
+      forward_version: age of the weights that the forward uses.
       backward_chunk: chunk that runs backward, B or I.
-      backward_microbatch: on which microbatch.
-      backward_inbox: the gradient of its output.
-      backward_stash: what its forward left.
-      backward_version: age of its weights, that of its forward.
-      backward_weight_stash: slot for what W needs; NONE when the weight gradient is taken at once (B).
-      backward_finishes: 1 when the chunk's gradient for a batch is complete with this.
-      weight_chunk: chunk whose weight gradient is taken (W).
-      weight_microbatch: for which microbatch.
-      weight_stash: what its forward left.
-      weight_weight_stash: what its I left.
-      weight_version: age of its weights, that of its forward.
-      weight_finishes: 1 when the chunk's gradient for a batch is complete with this.
+      backward_microbatch: microbatch that runs backward.
+      backward_inbox: slot of the gradient of the chunk's output.
+      backward_stash: slot of what the forward saved for this backward.
+      backward_version: age of the weights that the backward uses, the same weights as in its forward.
+      backward_weight_stash: slot for what W needs; NONE when the weight gradient is computed at once (B).
+      backward_finishes: 1 when this backward completes the chunk's gradient for a batch.
+      weight_chunk: chunk whose weight gradient is computed (W).
+      weight_microbatch: microbatch whose weight gradient is computed.
+      weight_stash: slot of what the forward saved.
+      weight_weight_stash: slot of what the I saved for this W.
+      weight_version: age of the weights that W uses, the same weights as in its forward.
+      weight_finishes: 1 when this W completes the chunk's gradient for a batch.
     """
 
     embed: int = NONE
@@ -91,7 +91,7 @@ class Tick(NamedTuple):
 
 COLUMNS = {name: index for index, name in enumerate(Tick._fields)}
 
-FORWARD_HOPS, BACKWARD_HOPS = "forward_hops", "backward_hops"  # the columns behind those of `Tick`, see there
+FORWARD_HOPS, BACKWARD_HOPS = "forward_hops", "backward_hops"  # the columns after those of `Tick`, described there
 
 
 class Access(NamedTuple):
@@ -100,7 +100,7 @@ class Access(NamedTuple):
     Attributes:
       memory: `forward_inbox`, `backward_inbox`, `stash` or `weight_stash`.
       phase: the part of a tick in which the slot is written or read.
-      reader: `forward`, `backward` or `weight`, the work that reads the slot; None: the slot is written.
+      reader: the work that reads the slot, `forward`, `backward` or `weight`; None: the slot is written.
     """
 
     memory: str
@@ -109,10 +109,10 @@ class Access(NamedTuple):
 
 
 def accesses(*, scores_between: bool) -> dict[str, Access]:
-    """The access of every column that names slots, by the column's name.
+    """Returns the access of every column that names slots, by the column's name.
 
     Args:
-      scores_between: see `Lowered`.
+      scores_between: whether the head scores between the forward and the backward slot (`Lowered.scores_between`).
     """
     return {
         FORWARD_HOPS: Access("forward_inbox", TickPhase.END),

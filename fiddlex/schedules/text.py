@@ -1,7 +1,8 @@
-"""Schedules as text: CSV that travels between systems, and a grid of time slots for a terminal.
+"""Schedules as text: CSV to exchange with other systems, and a grid of time slots for a terminal.
 
-The CSV is the published form: a row for each rank, its actions in order, as `2F0` tokens. A stage belongs to the rank
-in whose row it stands. Invariant: `from_csv(to_csv(schedule), name)` has the actions and the placement of `schedule`.
+The CSV is the published form: a row for each rank, with the rank's actions in order as `2F0` tokens. A stage belongs to
+the rank whose row has its actions. Invariant: `from_csv(to_csv(schedule), name)` has the actions and the placement of
+`schedule`.
 """
 
 import collections
@@ -14,22 +15,22 @@ from fiddlex.schedules.validate import validate
 
 
 def to_csv(schedule: Schedule) -> str:
-    """One line for each rank: its actions in order, separated by commas."""
+    """Writes one line for each rank: the rank's actions in order, separated by commas."""
     return "".join(",".join(map(str, row)) + "\n" for row in schedule.actions)
 
 
 def from_csv(text: str, name: str) -> Schedule:
-    """Reads a table of actions. It is not yet validated.
+    """Reads a table of actions into a schedule, without validating the schedule.
 
     Args:
       text: a row for each rank; cells hold `2F0` tokens or, for idle slots, nothing. Blank lines are skipped.
-      name: of the schedule, and of the table in messages.
+      name: name of the schedule; error messages use it for the table too.
 
     Returns:
-      The schedule. A stage is placed on the rank that has most of its actions; `validate` marks the others.
+      The schedule. It places a stage on the rank with most of the stage's actions; `validate` reports the others.
 
     Raises:
-      ScheduleError: on a cell that is no action, with its row and column (from 1), or a stage that is in no row.
+      ScheduleError: when a cell is not an action (the error gives row and column, from 1), or a stage is in no row.
     """
     rows = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -64,11 +65,11 @@ def to_text(schedule: Schedule, times: Sequence[Sequence[int]] | None = None) ->
 
     Args:
       schedule: a legal schedule.
-      times: the slot of each action, [rank][position]; actions of one rank in the same slot are joined by `+`, F before
-        B or I before W, as a tick runs them. Without it, every action takes one slot and runs as early as it can.
+      times: the slot of each action, [rank][position]. `+` joins actions of one rank in the same slot, in the order in
+        which a tick runs them: F, then B or I, then W. None: every action takes one slot and runs as early as it can.
 
     Returns:
-      The lines, the slots numbered above, each ended by a newline.
+      The lines of the grid, each with a newline at its end; the first line numbers the slots.
 
     Raises:
       ScheduleError: when `times` is None and the schedule cannot be run to its end.
@@ -93,10 +94,10 @@ def to_text(schedule: Schedule, times: Sequence[Sequence[int]] | None = None) ->
 
 def _earliest_slots(schedule: Schedule) -> list[list[int]]:
     neighbour = schedule.needs.neighbour
-    slots = [-1] * (len(neighbour) + 2)  # with NOTHING and MISSING
+    slots = [-1] * (len(neighbour) + 2)  # plus MISSING and NOTHING
     last = [-1] * schedule.num_ranks
     for rank, number in execution_order(schedule):
-        # What it needs of its own stage has run on its own rank.
+        # What an action needs of its own stage has already run on the same rank.
         slots[number] = last[rank] = 1 + max(last[rank], slots[neighbour[number]])
     if -1 in slots[: len(neighbour)]:
         validate(schedule)  # shows where it stalls

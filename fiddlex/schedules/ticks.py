@@ -1,15 +1,15 @@
 """Lockstep: the tick of every action, when all ranks step through one table together.
 
-A tick has three slots in this order: one forward, one backward (B or I) and one W. Activations sent in a tick arrive at
-its end, input gradients at the next tick's backward slot, so a neighbour can use either one tick later; the last stage
-turns its forward into a gradient within the tick. Two rules place a schedule's actions:
+A tick has three slots, in this order: one forward, one backward (B or I) and one W. Activations sent in a tick arrive
+at its end, and input gradients before the next tick's backward slot, so a neighbour can use either one tick later. The
+last stage turns its forward into a gradient within the tick. Two rules place a schedule's actions:
 
-- With whole backwards (B) in it, a rank fills all three slots of a tick where it can. Forwards may then run ahead of
-  backwards that precede them in the schedule, as a round trip through the pipe takes twice as many ticks as stages: at
-  most `2·peak − 1` are in flight where the schedule itself holds `peak`, which is what 1F1B needs to go on without a
-  stall. Nothing else changes its place.
-- With all backwards split into I and W, each rank takes one action a tick, in the schedule's order: the actions are of
-  about equal length then, and no rank waits for another's longer tick.
+- If the schedule has whole backwards (B), a rank fills as many of a tick's three slots as it can. A round trip through
+  the pipe takes twice as many ticks as there are stages, so forwards may run ahead of backwards that precede them in
+  the schedule. Where the schedule itself has at most `peak` forwards in flight on a rank, at most `2·peak − 1` are in
+  flight on the ticks; 1F1B needs that many to continue without a stall. All other actions keep the schedule's order.
+- If all backwards are split into I and W, each rank runs one action per tick, in the schedule's order. The actions then
+  have about equal lengths, and no rank waits for another rank's longer tick.
 
 Invariant: placing keeps the order of each kind on a rank and never moves a backward before an action that precedes it.
 """
@@ -30,30 +30,31 @@ SLOTS = ((Kind.F,), (Kind.B, Kind.I), (Kind.W,))
 SLOT_OF = {kind: slot for slot, kinds in enumerate(SLOTS) for kind in kinds}
 _FORWARD = SLOT_OF[Kind.F]
 
-_HELD = {Kind.F: 1, Kind.B: -1, Kind.I: 0, Kind.W: -1}  # stage inputs that a rank holds more or less of
+_HELD = {Kind.F: 1, Kind.B: -1, Kind.I: 0, Kind.W: -1}  # change in the number of stage inputs that a rank holds
 
 
 def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
-    """The tick of each action of a legal schedule, or of one that has forwards alone (`forward_schedule`).
+    """Returns the tick of each action of a legal schedule, or of one with forwards only (`forward_schedule`).
 
     Args:
-      schedule: of one batch, or of several one after another.
-      semantics: of several: a forward waits for the update that its weights come from.
+      schedule: the schedule of one batch, or of several batches one after another.
+      semantics: the weight semantics of several batches: each forward waits for the update that produces its weights.
+        None: no forward waits for an update.
 
     Raises:
-      ScheduleError: when the schedule cannot be run to its end.
+      ScheduleError: when the schedule cannot run to its end.
     """
     actions, (neighbour, own) = schedule.numbered, schedule.needs
     pairs, slots = fills_pairs(schedule), sorted({SLOT_OF[action.kind] for action in actions})
     ranks = [_Rank(row, start, pairs=pairs) for row, start in zip(schedule.actions, schedule.starts, strict=False)]
     updates = _Updates(schedule, semantics) if semantics else None
     done = bytearray(len(actions) + 2)
-    done[NOTHING] = True  # the other of the two behind the actions is that of MISSING
+    done[NOTHING] = True  # the last two entries are those of MISSING and NOTHING; MISSING is never done
     left, tick = len(actions), 0
     while left:
         before = left
         for slot in slots:
-            ran = []  # counts when the slot is over: what an action needs of another stage fills the same slot there
+            ran = []  # marked as done only after the slot: no action can use what another rank runs in the same slot
             for rank in ranks:
                 number = rank.next(slot, tick)
                 if number is None or not (done[neighbour[number]] and done[own[number]]):
@@ -77,12 +78,12 @@ def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
 
 
 def fills_pairs(schedule: Schedule) -> bool:
-    """Whether a forward and a backward may share a tick: where any backward is whole."""
+    """Whether a forward and a backward may share a tick: true if the schedule has a whole backward (B)."""
     return Kind.B in {action.kind for action in schedule.numbered}
 
 
 def forward_schedule(placement: Sequence[int], num_microbatches: int) -> Schedule:
-    """The forwards alone, for evaluation: in groups of as many microbatches as ranks, each group stage by stage."""
+    """Returns a schedule of forwards only, for evaluation: groups of one microbatch per rank, each stage by stage."""
     num_ranks = 1 + max(placement)
     rows: list[list[Action]] = [[] for _ in range(num_ranks)]
     for start in range(0, num_microbatches, num_ranks):
@@ -93,7 +94,7 @@ def forward_schedule(placement: Sequence[int], num_microbatches: int) -> Schedul
 
 
 class _Updates:
-    """Which updates are done: one after another, each when every backward pass of its batch has run."""
+    """Counts the updates that are done, in order; an update is done when all backward passes of its batch have run."""
 
     def __init__(self, schedule: Schedule, semantics: Semantics):
         self._semantics, self._done = semantics, 0
@@ -101,25 +102,25 @@ class _Updates:
         self._left = Counter(semantics.batch(action.microbatch) for action in actions)
 
     def allow(self, action: Action) -> bool:
-        """Whether the weights for an action are there."""
+        """Whether the update that produces an action's weights is done."""
         if action.kind is not Kind.F:
             return True
         batch, delay = self._semantics.batch(action.microbatch), self._semantics.delays[action.stage]
         return batch - delay <= self._done
 
     def note(self, ran: Iterable[Action]) -> None:
-        """Counts actions that have run."""
+        """Records actions that have run."""
         self._left.subtract(self._semantics.batch(action.microbatch) for action in ran if action.kind is not Kind.F)
         while self._done in self._left and not self._left[self._done]:
             self._done += 1
 
 
 class _Rank:
-    """One rank's list, how far it has come, and what its own order allows next.
+    """One rank's list of actions: which have run, and which may run next.
 
     Args:
-      row: the list.
-      start: the number of its first action.
+      row: the rank's list of actions.
+      start: the number of the rank's first action.
       pairs: whether a forward and a backward may share a tick.
     """
 
@@ -135,7 +136,7 @@ class _Rank:
         self._in_flight, self._last_tick = 0, -1
 
     def next(self, slot: int, tick: int) -> int | None:
-        """The number of the action that may fill a slot in this tick."""
+        """The number of the action that may run in a slot of this tick; None if no action may."""
         forward = slot == _FORWARD
         queue, other = (self._forwards, self._others) if forward else (self._others, self._forwards)
         if not queue or self._slots[queue[0]] != slot:
@@ -148,7 +149,7 @@ class _Rank:
         return self._start + queue[0] if allowed else None
 
     def run(self, slot: int, tick: int) -> None:
-        """Notes that what `next` gave runs in this tick."""
+        """Records that the action from `next` runs in this tick."""
         position = (self._forwards if slot == _FORWARD else self._others).popleft()
         self.ticks[position] = self._last_tick = tick
         self._in_flight += self._changes[position]

@@ -1,9 +1,9 @@
-"""What the planner may take for granted of every schedule that a generator makes.
+"""What the planner may assume of every schedule that a generator makes.
 
-A generator needs no traits: without them its schedules are proven, lowered and simulated whole, which takes longer the
-more microbatches there are, and the planner's search leaves them out. With traits long pipelines are simulated at two
-short lengths and drawn out. Nothing proves traits but tests (`tests/planner/test_closed_forms.py` compares each of them
-with whole schedules), so a generator that gets some belongs in the list there.
+A generator may have no traits. The planner's search then leaves its schedules out, and a prediction proves, lowers and
+simulates them whole, which takes longer with more microbatches. With traits, the planner simulates a long pipeline at
+two short lengths and extrapolates. Only tests check traits: `tests/planner/test_closed_forms.py` compares each of them
+with whole schedules, so add every generator with traits to the list there.
 """
 
 import dataclasses
@@ -22,16 +22,17 @@ class Traits:
     """Facts about all schedules of a generator, with p ranks, v chunks and m microbatches.
 
     Attributes:
-      slots: (p, v, m) → the slots that a flushed batch takes where p > 1; of one rank it takes those of a microbatch
-        alone. None: the batch is lowered to tell.
-      onset: p → microbatches from which on each period more adds the same ticks.
-      period: p → microbatches of a period; schedules exist for whole periods only.
+      slots: (p, v, m) → the slots that a flushed batch needs for p > 1; with one rank it needs the slots of a single
+        microbatch. None: the planner lowers the batch to count them.
+      onset: p → number of microbatches from which each further period adds the same ticks.
+      period: p → number of microbatches in a period; schedules exist only for whole periods.
       splits_backward: whether backward passes run as I and W.
-      chunks: numbers of stages on a rank that the planner's search tries.
-      searched: semantics under which the search tries the schedule.
-      never_waits: whether a pipeline that is not flushed never waits for an update, where the weights of all stages
-        lag and m ≥ 2(p−1).
-      sizes_2bw: (p, v, m) → what a pipeline of p > 1 ranks holds under 2BW, where m ≥ p; None: it is unrolled to tell.
+      chunks: numbers of stages per rank that the planner's search tries.
+      searched: semantics under which the planner's search tries the schedule.
+      never_waits: whether a pipeline without flushes never waits for an update when the weights of all stages have a
+        delay and m ≥ 2(p−1).
+      sizes_2bw: (p, v, m) → the sizes of a pipeline of p > 1 ranks under 2BW, for m ≥ p; None: the planner unrolls the
+        pipeline to find them.
     """
 
     slots: Callable[[int, int, int], Slots] | None
@@ -48,7 +49,7 @@ _TRAITS: dict[Generator, Traits] = {}
 
 
 def with_traits(traits: Traits) -> Callable[[_Generator], _Generator]:
-    """A decorator that says so of a generator."""
+    """A decorator that gives a generator these traits."""
 
     def register(generator: _Generator) -> _Generator:
         _TRAITS[generator] = traits
@@ -58,5 +59,5 @@ def with_traits(traits: Traits) -> Callable[[_Generator], _Generator]:
 
 
 def traits_of(generator: Generator | None) -> Traits | None:
-    """The traits of a generator; None where it has none."""
+    """Returns the traits of a generator; None if it has none."""
     return _TRAITS.get(generator) if generator else None

@@ -1,8 +1,9 @@
-"""Proves that a schedule is legal: each action once, on its stage's rank, after what it needs, and no deadlock.
+"""Proves that a schedule is legal: each action runs once, on its stage's rank, after what it needs, without deadlock.
 
-The rules are those of any exact pipelined training; those of I and W are from "Zero Bubble Pipeline Parallelism" (ICLR
-2024), section 2. Invariant: a schedule that passes can be run to its end by ranks that only follow their own list, and
-computes every gradient exactly once; a failure shows the grid (a row for each rank) with the culprit marked `>2B0<`.
+The rules hold for any exact pipelined training; the rules for I and W are from "Zero Bubble Pipeline Parallelism" (ICLR
+2024), section 2. Invariant: if a schedule passes, ranks that each follow only their own list reach the end of it and
+compute every gradient exactly once. An error shows the grid, a row for each rank, and marks the action at fault as in
+`>2B0<`.
 """
 
 from typing import NamedTuple, NoReturn
@@ -10,21 +11,21 @@ from typing import NamedTuple, NoReturn
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.schedule import Action, Kind, Schedule, execution_order
 
-_GRID_ROWS, _GRID_COLUMNS = 12, 16  # a larger grid is cut around the culprit
+_GRID_ROWS, _GRID_COLUMNS = 12, 16  # a larger grid is cropped around the action at fault
 _KINDS = tuple(Kind)
 _RIVALS = {Kind.F: (), Kind.B: (Kind.I, Kind.W), Kind.I: (Kind.B,), Kind.W: (Kind.B,)}
 
-Positions = dict[Action, int]  # of a rank's actions in its list
+Positions = dict[Action, int]  # each action of a rank → its position in the rank's list
 
 
 def validate(schedule: Schedule) -> Schedule:
-    """Checks every rule, the simplest first. Linear in the number of actions.
+    """Checks every rule, the simplest first, in time linear in the number of actions.
 
     Returns:
       The schedule itself, so that calls chain.
 
     Raises:
-      ScheduleError: at the first rule broken, with the grid, the rule and what is needed.
+      ScheduleError: at the first broken rule; the error shows the grid, the rule and how to mend the schedule.
     """
     _check_placement(schedule)
     positions = _check_each_at_home_and_once(schedule)
@@ -52,7 +53,7 @@ def _check_placement(schedule: Schedule) -> None:
 
 
 def _check_each_at_home_and_once(schedule: Schedule) -> list[Positions]:
-    """Returns the positions of each rank's actions."""
+    """Checks that each action runs once and on its stage's rank; returns the positions of each rank's actions."""
     all_positions = []
     for rank, row in enumerate(schedule.actions):
         positions: Positions = {}
@@ -84,7 +85,7 @@ def _problem_with(action: Action, rank: int, schedule: Schedule, seen: Positions
 
 
 def _check_complete(schedule: Schedule, positions: list[Positions]) -> None:
-    # One after another: a mistyped number must not make a list of all the microbatches below it.
+    # A generator: for a mistyped, huge microbatch number a list of all pairs would not fit into memory.
     every = ((stage, k) for stage in range(schedule.num_stages) for k in range(schedule.num_microbatches))
     for stage, microbatch in every:
         there = positions[schedule.placement[stage]]
@@ -123,13 +124,13 @@ def _check_order_on_stage(schedule: Schedule) -> None:
 
 
 class _Wait(NamedTuple):
-    """What a blocked rank waits for: the head of its list cannot run before `need`, which stands elsewhere."""
+    """What a blocked rank waits for: `head`, its next action, needs `need`, an action of another rank."""
 
     head: Action
     head_position: int
     need: Action
     holder: int
-    position: int  # in the list of `holder`
+    position: int  # of `need` in the list of `holder`
 
 
 def _check_no_deadlock(schedule: Schedule) -> None:
@@ -138,7 +139,7 @@ def _check_no_deadlock(schedule: Schedule) -> None:
         return
     heads = {rank: wait.head_position for rank, wait in waits.items()}
     circle = _circle({rank: wait.holder for rank, wait in waits.items()})
-    # Somewhere in the circle a need stands behind its holder's head, or actions would depend on themselves.
+    # At least one needed action comes after its holder's head in the list, or actions would depend on themselves.
     swaps = [rank for rank in circle if waits[rank].position > heads[waits[rank].holder]]
     first = circle.index(swaps[0])
     circle = circle[first:] + circle[:first]
@@ -163,7 +164,7 @@ def _check_no_deadlock(schedule: Schedule) -> None:
 
 
 def _waits(schedule: Schedule) -> dict[int, _Wait]:
-    """The ranks that do not get to the end of their lists; empty when all do."""
+    """For each rank that does not reach the end of its list, what it waits for; empty when every rank does."""
     starts, actions = schedule.starts, schedule.numbered
     heads = list(starts[:-1])
     for rank, number in execution_order(schedule):
@@ -171,7 +172,7 @@ def _waits(schedule: Schedule) -> dict[int, _Wait]:
     waits = {}
     for rank, head in enumerate(heads):
         if head < starts[rank + 1]:
-            # All else being right, one thing is missing: what the head needs from the neighbouring stage.
+            # The earlier checks passed, so the head can wait only for what it needs from the neighbouring stage.
             need = schedule.needs.neighbour[head]
             holder = schedule.placement[actions[need].stage]
             waits[rank] = _Wait(actions[head], head - starts[rank], actions[need], holder, need - starts[holder])
@@ -179,7 +180,7 @@ def _waits(schedule: Schedule) -> dict[int, _Wait]:
 
 
 def _circle(waits_for: dict[int, int]) -> list[int]:
-    """Ranks that wait for each other in turn; there are some, since who is waited for always waits, too."""
+    """Ranks that wait for each other in a circle; one exists, since every rank that is waited for waits, too."""
     path = [next(iter(waits_for))]
     while waits_for[path[-1]] not in path:
         path.append(waits_for[path[-1]])
@@ -191,9 +192,10 @@ def _fail(schedule: Schedule, marks: dict[int, int], message: str, *, missing: A
 
 
 def _grid(schedule: Schedule, marks: dict[int, int], missing: Action | None) -> str:
-    """The actions of each rank by position, those at `marks` (rank → position, most telling first) marked.
+    """Draws the actions of each rank by position and marks the actions at `marks`.
 
-    `missing` stands with a question mark at the one mark, behind the end of its rank's row.
+    `marks` maps ranks to positions, the most important first. If `missing` is given, `marks` holds only the end of its
+    rank's row, where the grid shows `missing` with a question mark.
     """
     focus = list(marks)[:_GRID_ROWS]
     by_distance = sorted(range(schedule.num_ranks), key=lambda rank: min(abs(rank - mark) for mark in focus))

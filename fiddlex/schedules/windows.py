@@ -1,12 +1,12 @@
-"""A pipeline that runs on from batch to batch, cut into windows: the ticks of one train step.
+"""Cuts a pipeline that continues from batch to batch into windows, each the ticks of one train step.
 
-A window ends when the last gradient of its batch exists. Forwards of later batches that the semantics allow run in it
-too, so that the pipeline need not drain. Step number s after a start with an empty pipeline runs window s: the first
-windows fill the pipeline, then they repeat. Microbatches count from the window's own batch, and versions are ages, so
-that the repeated windows are the same table but for the slots of what is in flight when they begin. Those are named
-anew between steps: `Window.renames` says which slot of the table is then which.
+A window ends when the last gradient of its batch exists. It also runs forwards of later batches that the semantics
+allow, so the pipeline does not drain. After a start with an empty pipeline, step s runs window s: the first windows
+fill the pipeline, then the windows repeat in a cycle. A window numbers microbatches from the first of its own batch and
+gives versions as ages. Repeated windows therefore have the same table, except for the slots of what is in flight when
+they begin. These slots are renamed between steps, as `Window.renames` says.
 
-Invariant: the windows run one after another, with slots renamed between them, are the whole table of the schedule.
+Invariant: the windows, run one after another with slots renamed between them, are the whole table of the schedule.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from fiddlex.schedules.schedule import Kind, Schedule
 from fiddlex.schedules.semantics import Semantics
 from fiddlex.schedules.table import BACKWARD_HOPS, COLUMNS, FORWARD_HOPS, NONE
 
-# What a column of microbatches says is to be done, and the columns that say how.
+# For each column of microbatches, all columns that describe the same work.
 _WORK = {
     "embed": ("embed", "embed_version"),
     "head": ("head", "head_version"),
@@ -37,9 +37,9 @@ _WORK = {
 
 
 class Renames(NamedTuple):
-    """For each memory int32 [rank, slot]: what the next window calls slot i is what this one calls slot `rename[i]`.
+    """For each memory int32 [rank, slot]: slot i of the next window is slot `rename[i]` of this window.
 
-    The trash of an inbox is its last slot and keeps its name.
+    The trash of an inbox is its last slot and keeps its number.
     """
 
     forward_inbox: Any
@@ -54,15 +54,15 @@ class Window:
 
     Attributes:
       table: int32 [tick, rank, column], see `table.Tick`. Microbatches count from the first of the window's batch;
-        versions are ages in updates, 0 the newest when the window begins.
-      renames: of slots between this window and the next.
+        versions are ages in updates, where 0 is the newest version when the window begins.
+      renames: how slots are renamed between this window and the next.
     """
 
     table: np.ndarray
     renames: Renames
 
     def until(self, microbatch: int) -> np.ndarray:
-        """The table without what is done for `microbatch` and later ones: at the end of a run there are none."""
+        """The table without the work for `microbatch` and later ones, which do not exist at the end of a run."""
         table = self.table.copy()
         for name, columns in _WORK.items():
             dropped = table[..., COLUMNS[name]] >= microbatch
@@ -76,8 +76,8 @@ class Windows:
     """All windows of a pipeline.
 
     Attributes:
-      lowered: the schedule of several batches that they were cut from.
-      semantics: of its weights.
+      lowered: the lowered schedule of several batches from which the windows were cut.
+      semantics: the weight semantics of that schedule.
       first: the windows that fill the pipeline.
       cycle: the windows that repeat from then on.
     """
@@ -93,10 +93,10 @@ class Windows:
         return self.first[step] if late < 0 else self.cycle[late % len(self.cycle)]
 
     def over(self, num_steps: int) -> Lowered:
-        """The ticks of the first steps.
+        """Returns the ticks of the first `num_steps` steps, as one lowered schedule.
 
         Raises:
-          ValueError: when `lowered` has too few batches (`unroll` can be asked for more).
+          ValueError: when `lowered` has too few batches (`num_steps` of `unroll` makes it longer).
         """
         batches = self.lowered.schedule.num_microbatches // self.semantics.batch_size
         if num_steps > batches - self.semantics.num_versions:
@@ -113,17 +113,17 @@ class Windows:
 
     @property
     def period(self) -> float:
-        """Ticks of a step once the pipeline is full, on average."""
+        """Average number of ticks of a step once the pipeline is full."""
         return sum(len(window.table) for window in self.cycle) / len(self.cycle)
 
     @property
     def longest(self) -> int:
-        """Ticks of the longest window."""
+        """Number of ticks of the longest window."""
         return max(len(window.table) for window in (*self.first, *self.cycle))
 
     @functools.cached_property
     def sizes(self) -> Sizes:
-        """What the windows take at most."""
+        """The sizes that are enough for every window."""
         size = self.semantics.batch_size
         tables = [window.table for window in (*self.first, *self.cycle)]
         latest = {name: max(int(table[..., COLUMNS[name]].max()) // size for table in tables) for name in _WORK}
@@ -144,13 +144,13 @@ def unroll(
 
     Args:
       batch: the legal schedule of a batch, of `semantics.batch_size` microbatches.
-      semantics: of the weights.
-      longer: gives the same kind of schedule for another number of microbatches. Of a schedule that goes on over all
-        batches as over one, and of the batch's own again and again, the one that takes fewer ticks is run.
-      num_steps: run it over so many steps at least, for `Windows.over`.
+      semantics: the weight semantics.
+      longer: returns the same kind of schedule for another number of microbatches. `unroll` then compares one such
+        schedule over all batches with `batch` repeated, and uses the one with fewer ticks per step.
+      num_steps: the least number of steps to unroll, for `Windows.over`.
 
     Raises:
-      ScheduleError: when neither comes to repeat.
+      ScheduleError: when the windows of neither schedule become periodic.
     """
     size = semantics.batch_size
     kinds: list[Callable[[int], Schedule]] = [lambda number: repeat(batch, number)]
@@ -172,7 +172,7 @@ def _unroll(kind: Callable[[int], Schedule], semantics: Semantics, num_steps: in
     for least in (4 + ahead, 10 + 3 * ahead, 40 + 7 * ahead):
         num_batches = max(least, num_steps) + ahead
         lowered = lower(kind(num_batches), semantics)
-        tables = _cut(lowered, semantics)[: num_batches - ahead]  # the last have nothing to run ahead with
+        tables = _cut(lowered, semantics)[: num_batches - ahead]  # the last windows lack later batches
         found = _find_cycle([_work(table, lowered) for table in tables])
         if found:
             start, length = found
@@ -185,15 +185,15 @@ def _unroll(kind: Callable[[int], Schedule], semantics: Semantics, num_steps: in
 
 
 def _finishing(table: np.ndarray) -> np.ndarray:
-    """Microbatches with which gradients of chunks are complete."""
+    """The microbatches that complete a chunk's gradient of a batch."""
     slots = ("backward", "weight")
     parts = [table[..., COLUMNS[f"{slot}_microbatch"]][table[..., COLUMNS[f"{slot}_finishes"]] == 1] for slot in slots]
     return np.concatenate(parts)
 
 
 def _open_at_once(lowered: Lowered, batch_size: int) -> int:
-    """Batches for which one chunk has gradients, some but not all, at the same time."""
-    spans: dict[int, dict[int, list[int]]] = {}  # stage, batch → slots in which the gradient is added to
+    """The largest number of batches whose gradients one chunk accumulates at the same time."""
+    spans: dict[int, dict[int, list[int]]] = {}  # [stage][batch] → times at which an action adds to the gradient
     for row, ticks in zip(lowered.schedule.actions, lowered.ticks, strict=True):
         for action, tick in zip(row, ticks, strict=True):
             if action.kind is not Kind.F:
@@ -208,13 +208,13 @@ def _open_at_once(lowered: Lowered, batch_size: int) -> int:
 
 
 def common_spec(windows: Sequence[Windows]) -> PipelineSpec:
-    """What a program is compiled for that runs any of several pipelines, of the same batch and different semantics."""
+    """Returns the spec of a program that runs any of several pipelines, with the same batch and different semantics."""
     first = windows[0]
     return make_spec(first.lowered, first.semantics.batch_size, largest([each.sizes for each in windows]))
 
 
 def repeat(batch: Schedule, num_batches: int) -> Schedule:
-    """The schedule of a batch several times, microbatches counted through."""
+    """Repeats the schedule of a batch; microbatch numbers continue across batches."""
     size = batch.num_microbatches
     rows = (
         tuple(a._replace(microbatch=a.microbatch + number * size) for number in range(num_batches) for a in row)
@@ -240,7 +240,7 @@ def _cut(lowered: Lowered, semantics: Semantics) -> list[np.ndarray]:
 
 
 def _from_own_batch(table: np.ndarray, batch: int, semantics: Semantics, stages: Sequence[Sequence[int]]) -> np.ndarray:
-    """Counts microbatches from those of `batch`, and versions back from the newest."""
+    """Numbers microbatches from the first of `batch`, and turns versions into ages."""
     size = semantics.batch_size
     for name in _WORK:
         column = table[..., COLUMNS[name]]
@@ -261,7 +261,7 @@ def _from_own_batch(table: np.ndarray, batch: int, semantics: Semantics, stages:
 
 
 def _work(table: np.ndarray, lowered: Lowered) -> bytes:
-    """What is done in a window and what arrives, whatever the slots."""
+    """The work and the arrivals of a window without its slot numbers, as bytes that can be compared."""
     work = table.copy()
     for name, trash in (
         (FORWARD_HOPS, lowered.forward_inbox_slots),
@@ -274,7 +274,7 @@ def _work(table: np.ndarray, lowered: Lowered) -> bytes:
 
 
 def _find_cycle(work: list[bytes]) -> tuple[int, int] | None:
-    """Where windows begin to repeat, and how many make a round; at least two rounds must be there to tell."""
+    """Returns the first window of the cycle and the cycle's length; None unless the cycle runs at least twice."""
     for length in range(1, len(work) // 2 + 1):
         start = len(work) - length
         while start > 0 and work[start - 1] == work[start - 1 + length]:
@@ -285,7 +285,7 @@ def _find_cycle(work: list[bytes]) -> tuple[int, int] | None:
 
 
 def _renamed(lowered: Lowered, semantics: Semantics, tables: list[np.ndarray], start: int) -> tuple[Window, ...]:
-    """Windows with no slot renamed but after the last, where the first of the round comes again."""
+    """Makes windows of tables; slots are renamed only after the last window, when the cycle starts again."""
     slots = slots_of(lowered)
     same = Renames(*(_same(lowered, size) for size in slots))
     begins = np.cumsum([0, *map(len, tables)])
@@ -310,9 +310,9 @@ def _same(lowered: Lowered, size: int) -> np.ndarray:
 
 
 def _in_flight(lowered: Lowered, memory: str, tick: int) -> Iterator[dict[tuple[int, int], int]]:
-    """For each rank what lies in a memory when `tick` begins: chunk and microbatch of its reader, and the slot.
+    """Yields for each rank what a memory holds when `tick` begins: chunk and microbatch of the reader → slot.
 
-    Read backwards from the end of the table: a slot holds what will be read of it before it is next written.
+    The loop goes backwards from the end of the table: a slot is in use when its next access is a read, not a write.
     """
     columns = [(access, lowered.places(name)) for name, access in lowered.accesses.items() if access.memory == memory]
     columns.sort(key=lambda column: column[0].phase, reverse=True)

@@ -1,10 +1,11 @@
-"""Zero-bubble schedules: the weight gradient W, which nobody waits for, is put off until it fills a bubble.
+"""Zero-bubble schedules: they delay the weight gradient W, which no other action waits for, until it fills a bubble.
 
-From "Zero Bubble Pipeline Parallelism" (Qi et al., ICLR 2024), sections 2 and 6; written down rather than searched for.
-The bubbles are the paper's: ZB-H1 (p−1)(F+I−W) from p microbatches on, ZB-H2 (p−1)(F+I−2W), or none where that is
-negative, from 2p−1 on, both for W ≤ F; ZB-V none from 2p−1 on for F=I=W. With fewer microbatches they are larger, but
-smaller than 1F1B's. Invariant: however many microbatches there are, a rank never holds more activations (from F to the
-end of W, in microbatches of the whole rank) than p for ZB-H1 and ZB-V, or 2p−1 for ZB-H2.
+They follow "Zero Bubble Pipeline Parallelism" (Qi et al., ICLR 2024), sections 2 and 6; the orders are written out, not
+found by a search. The bubbles are the paper's. For W ≤ F, ZB-H1 has the bubble (p−1)(F+I−W) from p microbatches on, and
+ZB-H2 has (p−1)(F+I−2W), or none where that is negative, from 2p−1 microbatches on. For F=I=W, ZB-V has none from 2p−1
+microbatches on. With fewer microbatches the bubbles are larger, but smaller than 1F1B's. Invariant: for any number of
+microbatches, a rank never holds more activations (from F to the end of W, in microbatches of the whole rank) than p for
+ZB-H1 and ZB-V, or 2p−1 for ZB-H2.
 """
 
 import collections
@@ -23,12 +24,12 @@ from fiddlex.schedules.traits import Traits, with_traits
     )
 )
 def zb_h1(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
-    """1F1B with the memory of 1F1B: rank r puts each W off by r microbatches (section 2.1).
+    """1F1B with split backwards and the memory of 1F1B: rank r delays each W by r microbatches (section 2.1).
 
-    A rank r then holds up to p−r whole microbatches and r weight-gradient stashes: p everywhere. At the start the last
-    rank runs its first p microbatches without a W between them, and that head start is what shortens the drain.
+    Rank r holds up to p−r whole microbatches and r weight-gradient stashes, so p in all on every rank. At the start the
+    last rank runs its first p microbatches without a W between them; this head start shortens the drain.
     """
-    del chunks  # one stage a rank; make_schedule refuses another number
+    del chunks  # one stage per rank; make_schedule refuses any other number
     rows = [_delayed_weights(rank, num_microbatches, warmup=pipe - rank - 1, delay=rank) for rank in range(pipe)]
     return Schedule("zb_h1", tuple(rows), tuple(range(pipe)))
 
@@ -42,11 +43,11 @@ def zb_h1(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     )
 )
 def zb_h2(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
-    """ZB-H1 with as many more forwards at the start as fill the first bubble (section 2.2).
+    """ZB-H1 with enough extra warmup forwards to fill the first bubble (section 2.2).
 
-    Rank r warms up with 2(p−r−1) forwards and puts each W off by 2r microbatches: 2p−1 held everywhere.
+    Rank r warms up with 2(p−r−1) forwards and delays each W by 2r microbatches; every rank holds up to 2p−1.
     """
-    del chunks  # one stage a rank; make_schedule refuses another number
+    del chunks  # one stage per rank; make_schedule refuses any other number
     rows = [
         _delayed_weights(rank, num_microbatches, warmup=2 * (pipe - rank - 1), delay=2 * rank) for rank in range(pipe)
     ]
@@ -64,13 +65,13 @@ def zb_h2(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     )
 )
 def zb_v(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
-    """Two stages a rank, placed in a V: rank r holds stages r and 2p−1−r (section 6).
+    """Two stages per rank, placed in a V: rank r holds stages r and 2p−1−r (section 6).
 
-    The loss is then computed on the rank where the microbatch entered, so its backward starts at once, and the memory
-    of the two stages of a rank adds up to the same on every rank. Fewer microbatches than 2p−1 run in the order they
-    have among 2p−1: leaving microbatches out of a legal order leaves it legal, and holds no more.
+    The loss of a microbatch is computed on the rank where the microbatch entered, so its backward starts at once. The
+    memory of a rank's two stages adds up to the same on every rank. With fewer than 2p−1 microbatches, the order is
+    that of 2p−1 with the surplus microbatches removed; the removal keeps the order legal and needs no more memory.
     """
-    del chunks  # two stages a rank; make_schedule refuses another number
+    del chunks  # two stages per rank; make_schedule refuses any other number
     rows = [
         tuple(
             action
@@ -83,7 +84,7 @@ def zb_v(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
 
 
 def _delayed_weights(stage: int, num_microbatches: int, *, warmup: int, delay: int) -> tuple[Action, ...]:
-    """1F1B with I for B, and the W of a microbatch right after the I of the one `delay` later."""
+    """1F1B with I instead of B; the W of microbatch k directly follows the I of microbatch k + `delay`."""
     forwards, inputs, weights = (
         [Action(stage, kind, microbatch) for microbatch in range(num_microbatches)] for kind in (Kind.F, Kind.I, Kind.W)
     )
@@ -98,10 +99,10 @@ def _delayed_weights(stage: int, num_microbatches: int, *, warmup: int, delay: i
 def _v_order(rank: int, pipe: int, num_microbatches: int) -> list[Action]:
     """One rank's actions of ZB-V, for at least 2p−1 microbatches.
 
-    `d` is the stage on the way down the V, `u` the one on the way up. With unit costs rank r starts at time r; its
-    first uF can start at 2p−1−r, its first uI at 2p+r, and the first three phases last exactly until then. They fill
-    the memory to 2p chunks, and every later phase gives one back for each that it takes. In the drain the I of the
-    last microbatches are on the critical path, so W waits: 2r of them are left for the end of rank r.
+    `d` is the rank's stage on the way down the V, `u` its stage on the way up. With unit costs rank r starts at time r;
+    its first uF can start at 2p−1−r and its first uI at 2p+r, and the first three phases start them exactly then. These
+    phases fill the memory to 2p chunks, and every later phase frees a chunk for each one that it takes. In the drain
+    the I of the last microbatches are on the critical path, so W waits: rank r runs its last 2r W at the end.
     """
     phases = (
         ("dF", 2 * (pipe - rank) - 1),

@@ -1,1 +1,1 @@
-"""What a schedule costs: clocks and pictures, from nothing but the schedule and a few times."""
+"""What a schedule costs: clocks and plots that need only the schedule and a few times."""

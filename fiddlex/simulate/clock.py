@@ -1,8 +1,8 @@
 """The free-running clock: what a schedule costs when every rank starts an action as soon as it can.
 
-This is the clock of the papers' figures and formulas; that of the executor's ticks is `lockstep`. A rank runs one
+The figures and formulas of the papers use this clock; `lockstep` is the clock of the executor's ticks. A rank runs one
 action at a time, in its order; a hop to the neighbouring rank takes time but keeps no rank busy. Invariant: no action
-could have started earlier without another order on its rank.
+can start earlier unless the order on a rank changes.
 """
 
 import dataclasses
@@ -16,34 +16,34 @@ from fiddlex.schedules.validate import validate
 from fiddlex.simulate.timeline import Event, Timeline
 
 _EDGES = ("embed", "head", "embed_backward", "tick")
-MOST = 1e100  # of a time, so that sums of them stay finite
+MOST = 1e100  # the largest time allowed, so that sums of times stay finite
 _FORM = "Write forward=1,hop=0.1, or forward=1:1:2 with a time for each stage."
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Time of each kind of action, in any unit: one number for all stages, or one for each.
+    """Time of each kind of action, in any unit: one number for all stages, or one for each stage.
 
-    The defaults are the papers' unit costs: a backward pass takes twice a forward, one part each for I and W, and
-    nothing else takes time. What stands before the first stage and behind the last has one number each; the lockstep
-    clock has all ranks do that together, as the executor does, the free-running one the rank of that stage. Only the
-    lockstep clock has ticks, and knows of devices that share what they compute with (`sharing`).
+    The defaults are the papers' unit costs: a backward pass takes twice as long as a forward, half for I and half for
+    W, and nothing else takes time. `embed`, `head` and `embed_backward` are one number each. In the lockstep clock all
+    ranks do that work together, as in the executor; in the free-running clock the rank of the first or last stage does
+    it. Only the lockstep clock uses `tick`, and `sharing` for devices that share processor cores.
     """
 
     forward: float | tuple[float, ...] = 1.0
     backward_input: float | tuple[float, ...] = 1.0
     backward_weight: float | tuple[float, ...] = 1.0
-    hop: float | tuple[float, ...] = 0.0  # of a message that leaves the stage, either way, for another rank
-    embed: float = 0.0  # of a microbatch that enters
-    head: float = 0.0  # of one that leaves: its loss and the gradient of that
-    embed_backward: float = 0.0  # of one whose gradient comes back
-    tick: float = 0.0  # of every tick beside the work in it
-    # How many times as long actions take while 1, 2, … ranks are active, as on fake devices that share a processor's
-    # cores; empty: each rank has a device of its own.
+    hop: float | tuple[float, ...] = 0.0  # a message from the stage to another rank, in either direction
+    embed: float = 0.0  # embedding a microbatch that enters the first stage
+    head: float = 0.0  # loss of a microbatch that leaves the last stage, and the loss's gradient
+    embed_backward: float = 0.0  # embedding's backward for a gradient that leaves the first stage
+    tick: float = 0.0  # every tick, in addition to the work in it
+    # Factors by which actions slow down while 1, 2, … ranks are active, as on fake devices that share a processor's
+    # cores; empty: each rank has its own device.
     sharing: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        """All the times, but ticks and sharing where there is none, to six digits, in the form that `parse` reads."""
+        """All times, to six digits, in the form that `parse` reads; without `tick` and `sharing` if zero or empty."""
         times = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         rows = {
             name: time if isinstance(time, tuple) else (time,)
@@ -53,10 +53,10 @@ class Costs:
         return ",".join(f"{name}={':'.join(f'{time:g}' for time in row)}" for name, row in rows.items())
 
     def per_stage(self, num_stages: int) -> dict[str, tuple[float, ...]]:
-        """The times of actions and hops, each as a tuple with one for each stage.
+        """Returns the times of actions and hops, each as a tuple with one time for each stage.
 
         Raises:
-          ScheduleError: when a tuple has another length, or a time is negative or not finite.
+          ScheduleError: when a tuple's length is not `num_stages`, or a time is negative or not finite.
         """
         times = {}
         if not all(0 < factor <= MOST for factor in self.sharing):
@@ -80,10 +80,10 @@ class Costs:
         return times
 
     def durations(self, num_stages: int) -> dict[Kind, tuple[float, ...]]:
-        """The time of each kind of action on each stage; B takes as long as I and W together.
+        """Returns the time of each kind of action on each stage; B takes as long as I and W together.
 
         Raises:
-          ScheduleError: as `per_stage`.
+          ScheduleError: when `per_stage` raises it.
         """
         times = self.per_stage(num_stages)
         inputs, weights = times["backward_input"], times["backward_weight"]
@@ -92,10 +92,10 @@ class Costs:
 
     @classmethod
     def parse(cls, text: str) -> "Costs":
-        """Reads `forward=1,hop=0.1`, or `forward=1:1:2` for one time for each stage; what is left out is the default.
+        """Parses `forward=1,hop=0.1`, or `forward=1:1:2` with one time for each stage; other times keep their defaults.
 
         Raises:
-          ScheduleError: on an unknown or repeated name, or a time that is no number; with the form.
+          ScheduleError: on an unknown or repeated name, or a time that is not a number; the error shows the form.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         values: dict[str, Any] = {}
@@ -114,17 +114,17 @@ class Costs:
 
 
 def free_running(schedule: Schedule, costs: Costs) -> Timeline:
-    """Runs `schedule` with every action as early as its rank and what it needs allow.
+    """Runs `schedule` and starts every action as soon as its rank is free and what it needs has arrived.
 
     Args:
       schedule: a legal schedule.
       costs: times of the actions and hops.
 
     Returns:
-      The timeline, in the unit of `costs`. Takes time linear in the number of actions.
+      The timeline, in the unit of `costs`. The runtime is linear in the number of actions.
 
     Raises:
-      ScheduleError: when `costs` do not fit the stages, or the schedule cannot be run to its end.
+      ScheduleError: when `costs` do not fit the stages, or the schedule cannot run to its end.
     """
     durations, hops = _with_edges(costs, schedule.num_stages), costs.per_stage(schedule.num_stages)["hop"]
     actions, neighbour, placement = schedule.numbered, schedule.needs.neighbour, schedule.placement
@@ -133,10 +133,10 @@ def free_running(schedule: Schedule, costs: Costs) -> Timeline:
         hops[actions[need].stage] if need != NOTHING and placement[actions[need].stage] != placement[stage] else 0.0
         for need, (stage, _, _) in zip(neighbour, actions, strict=True)
     ]
-    starts, ends = [0.0] * len(actions), [0.0] * (len(actions) + 2)  # with NOTHING and MISSING
+    starts, ends = [0.0] * len(actions), [0.0] * (len(actions) + 2)  # plus MISSING and NOTHING
     free, left = [0.0] * schedule.num_ranks, len(actions)
     for rank, number in execution_order(schedule):
-        # What it needs of its own stage has ended on its own rank.
+        # What an action needs of its own stage has already ended on the same rank.
         starts[number] = start = max(free[rank], ends[neighbour[number]] + delays[number])
         free[rank] = ends[number] = start + lengths[number]
         left -= 1
@@ -148,7 +148,7 @@ def free_running(schedule: Schedule, costs: Costs) -> Timeline:
 
 
 def _with_edges(costs: Costs, num_stages: int) -> dict[Kind, tuple[float, ...]]:
-    """Durations in which the first stage embeds and the last one scores, where its forward ends."""
+    """Durations that include embedding in the first stage's actions, and scoring in the last stage's forward."""
     durations = {kind: list(times) for kind, times in costs.durations(num_stages).items()}
     durations[Kind.F][0] += costs.embed
     durations[Kind.F][-1] += costs.head

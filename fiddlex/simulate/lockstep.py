@@ -1,19 +1,19 @@
 """The lockstep clock: what a lowered schedule costs when all ranks step through its ticks together, as they execute it.
 
-In a tick a rank runs F, then B or I, then W, and skips what it has not; the tick lasts as long as its slowest rank.
-All ranks together embed what enters, before the forward slot, and take up the gradient of what comes back, at the
-tick's end. They score what leaves the last stage between the slots (`Lowered.scores_between`), for which all wait for
-each other, or at the tick's end, where they meet anyway.
+In a tick a rank runs F, then B or I, then W, and skips the ones it does not have; the tick lasts as long as its slowest
+rank. All ranks together embed the microbatch that enters, before the forward slot, and run the embedding's backward at
+the tick's end. All ranks together score what leaves the last stage, either between the forward and the backward slot
+(`Lowered.scores_between`), which synchronizes them, or at the tick's end, where they synchronize anyway.
 
-What is sent travels beside a slot. An activation sets out when its forward ends, and the tick lasts until it has
-arrived: it is hidden beside the backward slot of its tick as far as that is as long. A gradient sets out at the start
-of the next tick, and the backward slot of the rank that gets it waits for it: it is hidden beside the forward slot.
-Hops that carry nothing for anybody cost nothing. Invariant: every rank starts a tick at the same time, so that what a
-tick takes follows from what is done in it and in the one before.
+Messages travel while slots compute. An activation is sent when its forward ends, and the tick lasts until it has
+arrived; the backward slot of its tick hides the hop for as long as the slot lasts. A gradient is sent at the start of
+the next tick, and the backward slot of the receiving rank waits for it; the forward slot hides the hop in the same way.
+Hops without a message cost nothing. Invariant: all ranks start a tick at the same time, so the length of a tick depends
+only on the work in that tick and in the previous one.
 
-Ranks whose devices share a processor's cores (`Costs.sharing`) slow each other down, those that fill the same slot, or,
-where each takes one action a tick, those of the same tick: while k of them are active, each gets on as fast as
-`sharing` says of k, and when one is done the others go on faster.
+Ranks whose devices share a processor's cores (`Costs.sharing`) slow each other down when they run the same slot, or,
+where each rank runs one action per tick, the same tick. While k ranks are active, their actions take `sharing[k − 1]`
+times as long; when one rank finishes, the others continue faster.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from fiddlex.schedules.ticks import SLOT_OF, SLOTS, fills_pairs
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.timeline import Event, Timeline
 
-_SLOTS = np.asarray([SLOT_OF[kind] for kind in Kind])  # of a kind by its number
+_SLOTS = np.asarray([SLOT_OF[kind] for kind in Kind])  # the slot of each kind, by the kind's number
 _FORWARD, _BACKWARD, _WEIGHT = range(len(SLOTS))
 
 
@@ -43,7 +43,7 @@ def lockstep(lowered: Lowered, costs: Costs) -> Timeline:
       costs: times of the actions and hops.
 
     Returns:
-      The timeline, in the unit of `costs`. Takes time linear in ticks × ranks.
+      The timeline, in the unit of `costs`. The runtime is linear in ticks × ranks.
 
     Raises:
       ScheduleError: when `costs` do not fit the stages.
@@ -61,11 +61,11 @@ def lockstep(lowered: Lowered, costs: Costs) -> Timeline:
 
 
 def describe(lowered: Lowered, *, num_layers: Sequence[int]) -> str:
-    """One line for a log: stages, ticks, bubble and what the fullest rank holds.
+    """Returns one line for a log: stages, ticks, bubble, and the most forward passes stashed on a rank.
 
     Args:
       lowered: the schedule on its ticks.
-      num_layers: of each stage, to whose number a forward, an I and a W are taken to be proportional.
+      num_layers: number of layers of each stage; the times of F, I and W are assumed proportional to it.
     """
     layers = tuple(map(float, num_layers))
     bubble = lockstep(lowered, Costs(layers, layers, layers)).bubble_fraction
@@ -79,14 +79,14 @@ def describe(lowered: Lowered, *, num_layers: Sequence[int]) -> str:
 
 
 class TickTimes(NamedTuple):
-    """When everything happens.
+    """When ticks and their slots start and end.
 
     Attributes:
-      starts: of each tick, float [tick].
-      begins: of the slots, from the start of their tick, float [slot, tick, rank].
-      ends: likewise.
-      makespan: the end of the last tick.
-      shared: time in which all ranks embed and score.
+      starts: start of each tick, float [tick].
+      begins: start of each slot, counted from the start of its tick, float [slot, tick, rank].
+      ends: end of each slot, counted from the start of its tick, float [slot, tick, rank].
+      makespan: end of the last tick.
+      shared: total time in which all ranks embed and score.
     """
 
     starts: np.ndarray
@@ -98,15 +98,16 @@ class TickTimes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TickWork:
-    """What is done in each tick, whatever it costs.
+    """The work in each tick, independent of its costs.
 
     Attributes:
-      num_stages: pieces of the model.
+      num_stages: number of pieces of the model.
       scores_between: whether the head scores between the forward and the backward slot.
-      rows: of each slot what runs there, int [slot, tick, rank]: an index into `_durations`, 0 where nothing does.
-      edges: whether a microbatch enters, leaves, and comes back in a tick, bool [3, tick].
-      activations: messages of forwards to other ranks: tick, rank that sends, rank that gets it, stage that sends it.
-      gradients: the same of B and I; the tick is the one in which they travel, the next.
+      rows: what each slot runs, int [slot, tick, rank]: an index into `_durations`, 0 where nothing runs.
+      edges: whether a microbatch enters, leaves, or comes back as a gradient in a tick, bool [3, tick].
+      activations: messages of F to other ranks: tick, sending rank, receiving rank, sending stage.
+      gradients: messages of B and I to other ranks: tick, sending rank, receiving rank, sending stage. The tick is the
+        one in which the message travels, which is the one after the action's.
     """
 
     num_stages: int
@@ -118,7 +119,7 @@ class TickWork:
 
     @classmethod
     def of(cls, schedule: Schedule, columns: Columns, *, num_ticks: int) -> "TickWork":
-        """Reads the work off a schedule that is placed on ticks; linear in its actions."""
+        """Makes the work of a schedule that is placed on ticks, in time linear in the number of actions."""
         rank, stage, kind, _, tick = columns
         last, placement = schedule.num_stages - 1, np.asarray(schedule.placement)
         rows = np.zeros((len(SLOTS), num_ticks, schedule.num_ranks), np.int64)
@@ -131,13 +132,13 @@ class TickWork:
         for numbers, step in ((forwards, 1), (inputs, -1)):
             numbers = numbers[stage[numbers] != (last if step > 0 else 0)]
             receivers = placement[stage[numbers] + step]
-            arrives = tick[numbers] + (step < 0)  # after the last tick where a pipeline is cut before its end
+            arrives = tick[numbers] + (step < 0)  # past the last tick if the pipeline is cut before its end
             sent = (receivers != rank[numbers]) & (arrives < num_ticks)
             messages.append(np.stack([arrives, rank[numbers], receivers, stage[numbers]])[:, sent])
         return cls(schedule.num_stages, fills_pairs(schedule), rows, edges, *messages)
 
     def times(self, costs: Costs) -> TickTimes:
-        """The clock itself.
+        """Computes when ticks and slots start and end at these costs.
 
         Raises:
           ScheduleError: when `costs` do not fit the stages or ranks.
@@ -164,12 +165,12 @@ class TickWork:
         return TickTimes(clock[:-1], begins, ends, float(clock[-1]), float(shared.sum()))
 
     def _durations(self, costs: Costs) -> np.ndarray:
-        """0, then the time of each kind on each stage, float [1 + stage × kind]."""
+        """Returns 0, followed by the time of each kind on each stage, float [1 + stage × kind]."""
         durations = costs.durations(self.num_stages)
         return np.concatenate([[0.0], np.stack([durations[kind] for kind in Kind], axis=1).ravel()])
 
     def _shared(self, lengths: np.ndarray, sharing: Sequence[float]) -> np.ndarray:
-        """What actions take beside each other, of what they take alone, float [slot, tick, rank]."""
+        """Returns the times of actions that other ranks slow down, from their times alone, float [slot, tick, rank]."""
         ranks = lengths.shape[-1]
         if not sharing:
             return lengths
@@ -183,7 +184,7 @@ class TickWork:
 
 
 def _beside(lengths: np.ndarray, sharing: Sequence[float]) -> np.ndarray:
-    """When each of a row of ranks is done that begin together, float [..., rank]."""
+    """Returns when each rank finishes if all ranks start together and share cores, float [..., rank]."""
     order = np.argsort(lengths, axis=-1)
     pieces = np.diff(np.take_along_axis(lengths, order, axis=-1), axis=-1, prepend=0.0)
     ends = np.cumsum(pieces * np.asarray(sharing)[lengths.shape[-1] - 1 :: -1], axis=-1)

@@ -1,8 +1,8 @@
-"""Pictures of timelines: what each rank does when, and what it holds meanwhile, fit for a page.
+"""Plots of timelines: what each rank does when, and what it holds over time, at the width of a page.
 
-Needs matplotlib (the extra `plot`). Colours are those of Okabe and Ito, which people who confuse red and green can tell
-apart; the chunks of a rank are shades of them. Invariant: all panels of a picture share one scale of time, so that
-lengths can be compared.
+The module needs matplotlib (the extra `plot`). The colours are those of Okabe and Ito, which people with red-green
+colour blindness can tell apart; shades of a colour show the chunks of a rank. Invariant: all panels of a figure share
+one time scale, so that readers can compare lengths.
 """
 
 import pathlib
@@ -28,22 +28,23 @@ except ModuleNotFoundError as error:
 
 _COLOURS = {Kind.F: "#0072B2", Kind.B: "#D55E00", Kind.I: "#E69F00", Kind.W: "#009E73"}
 _NAMES = {Kind.F: "F forward", Kind.B: "B backward", Kind.I: "I input gradient", Kind.W: "W weight gradient"}
-_WIDTH, _ROW, _CURVES = 7.0, 0.21, 1.0  # inches: a page's text, the row of a rank, the panel of curves
-_POINTS = 72 * _WIDTH * 0.87  # of the time axis, about
+_WIDTH, _ROW, _CURVES = 7.0, 0.21, 1.0  # inches: a page's text width, the height of a rank's row, that of the curves
+_POINTS = 72 * _WIDTH * 0.87  # approximate length of the time axis
 _SMALLEST_TEXT, _LARGEST_TEXT = 4.5, 8.0  # points
 _MOST_TICK_LINES = 100
-_VERSION_SHADES = 3  # taken in turn: as few as tell a version from those before and after it
+_VERSION_SHADES = 3  # used in turn; three are enough to tell a version from the previous and the next one
 _MOST_NAMED_RANKS = 8
 
 
 def draw(timelines: Mapping[str, Timeline], semantics: Mapping[str, Semantics] | None = None) -> Figure:
-    """Draws timelines of one schedule below each other, each with what its ranks hold.
+    """Draws timelines of one schedule below each other, each with curves of what its ranks hold.
 
-    Boxes have the number of the microbatch where it can be read.
+    A box shows the number of its microbatch if the box is large enough.
 
     Args:
-      timelines: at least one, by the name to print above it.
-      semantics: of each, by the same names, where they are of several batches; shades are then versions of the weights.
+      timelines: at least one timeline, each under the name to print above it.
+      semantics: the semantics of each timeline, under the same names, if the timelines have several batches; shades
+        then show versions of the weights.
 
     Returns:
       The figure, 7 inches wide. `save` writes it.
@@ -55,7 +56,7 @@ def draw(timelines: Mapping[str, Timeline], semantics: Mapping[str, Semantics] |
     longest = max(timeline.makespan for timeline in timelines.values()) or 1.0
     for number, (name, timeline) in enumerate(timelines.items()):
         boxes, curves = axes[2 * number : 2 * number + 2]
-        # Several batches are cut off in the middle of the next, so that their bubble would tell nothing.
+        # A timeline of several batches ends in the middle of the next batch, so its bubble means nothing.
         bubble = "" if semantics else f", bubble {timeline.bubble_fraction:.1%} of the work"
         boxes.set_title(f"{name}: {timeline.makespan:g} long{bubble}", fontsize=9)
         _draw_boxes(boxes, timeline, longest, semantics[name] if semantics else None)
@@ -70,7 +71,7 @@ def draw(timelines: Mapping[str, Timeline], semantics: Mapping[str, Semantics] |
 
 
 def save(figure: Figure, path: pathlib.Path, *, format: str) -> None:
-    """Writes a figure as `svg` or `png`, the same bytes every time. Raises OSError when it cannot be written."""
+    """Writes a figure as `svg` or `png`, with the same bytes every time. Raises OSError when it cannot be written."""
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fiddlex"}):
         figure.savefig(path, format=format, dpi=200, metadata={"Date": None} if format == "svg" else {})
 
@@ -121,7 +122,7 @@ def _colour(timeline: Timeline, rank: int, event: Event, semantics: Semantics | 
 
 
 def _shade(kind: Kind, lightness: float) -> str:
-    """The colour of a kind, towards white as `lightness` goes from 0 to 1."""
+    """The colour of a kind, closer to white as `lightness` goes from 0 to 1."""
     red, green, blue = (part + 0.6 * lightness * (1 - part) for part in to_rgb(_COLOURS[kind]))
     return to_hex((red, green, blue))
 

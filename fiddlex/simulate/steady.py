@@ -1,4 +1,4 @@
-"""A pipeline that is not flushed, in the lockstep clock: how long it fills, and what a batch takes then."""
+"""Times of a pipeline without flushes in the lockstep clock: the time to fill it, and then the time per batch."""
 
 from typing import NamedTuple
 
@@ -10,15 +10,15 @@ from fiddlex.simulate.timeline import Timeline
 
 
 class Steady(NamedTuple):
-    """Ticks and times, the latter in the unit of the costs.
+    """Numbers of ticks, and times in the unit of the costs.
 
     Attributes:
-      fill_ticks: of the first step, which ends with the first batch's last gradient; the pipeline fills in it.
-      fill: their time.
-      period_ticks: of a batch once windows repeat, on average.
-      period: their time.
-      bubble_fraction: of the period what is not work of the busiest rank, over that work: it waits for updates, or for
-        other ranks.
+      fill_ticks: ticks of the first step, which fills the pipeline and ends with the first batch's last gradient.
+      fill: time of the first step.
+      period_ticks: average number of ticks per batch once the windows repeat.
+      period: average time per batch once the windows repeat.
+      bubble_fraction: the period minus the work of the busiest rank in it, divided by that work; in this time the rank
+        waits for updates or for other ranks.
     """
 
     fill_ticks: int
@@ -44,7 +44,7 @@ def steady(windows: Windows, costs: Costs) -> Steady:
 
 
 def mean_batch_time(pipeline: Pipeline, costs: Costs) -> float:
-    """Time of a batch on average over the steps of a run; filling and draining between phases is left out.
+    """Average time per batch over the steps of a run, without filling and draining between phases.
 
     Raises:
       ScheduleError: when `costs` do not fit the stages.
@@ -57,14 +57,14 @@ def mean_batch_time(pipeline: Pipeline, costs: Costs) -> float:
 
 
 def describe(windows: Windows) -> str:
-    """A few words for a log, of stages of equal length."""
+    """Returns a few words for a log, assuming stages of equal length."""
     facts = steady(windows, Costs())
     ticks, bubble = f"{facts.period_ticks:g} ticks a batch", f"bubble {facts.bubble_fraction:.0%}"
     return f"{ticks}, {bubble}, {facts.fill_ticks} ticks in the first step"
 
 
 def _work(windows: Windows, costs: Costs) -> float:
-    """Time in which the busiest rank works for a batch."""
+    """Time for which the busiest rank works on one batch."""
     schedule, semantics = windows.lowered.schedule, windows.semantics
     durations = costs.durations(schedule.num_stages)
     return max(
@@ -74,7 +74,7 @@ def _work(windows: Windows, costs: Costs) -> float:
 
 
 def first_steps(windows: Windows, num_steps: int, costs: Costs) -> Timeline:
-    """The first steps, one after another.
+    """Runs the first `num_steps` steps one after another in the lockstep clock.
 
     Raises:
       ScheduleError: when `costs` do not fit the stages.

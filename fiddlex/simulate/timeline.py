@@ -1,6 +1,6 @@
-"""What a clock gives: when each rank ran each action, and the bubbles and memory that follow.
+"""What a clock returns: when each rank ran each action, and the bubbles and memory that follow from it.
 
-Invariant: a `Timeline` is made of times only, so whatever made it, its bubbles and memory are counted in one way.
+Invariant: a `Timeline` holds only times, so its bubbles and memory are computed in the same way for every clock.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ class Timeline:
     """When each rank ran each of its actions, and what follows from that.
 
     Attributes:
-      schedule: what was run.
-      events: [rank][number], in order of time; those of one rank never overlap.
-      tick_starts: when each tick starts, where all ranks step together (`lockstep`); else empty.
-      end: of the last tick; else that of the last action.
-      shared: time in which all ranks together embed and score, in ticks.
+      schedule: the schedule that was run.
+      events: [rank][number], in order of time; the events of one rank never overlap.
+      tick_starts: start of each tick, if all ranks step together (`lockstep`); otherwise empty.
+      end: end of the last tick, if all ranks step together; None: the timeline ends with the last action.
+      shared: total time, over all ticks, in which all ranks together embed and score.
     """
 
     schedule: Schedule
@@ -40,12 +40,12 @@ class Timeline:
 
     @functools.cached_property
     def makespan(self) -> float:
-        """When all is done; the first action starts at 0."""
+        """The time at which all work is done; the first action starts at 0."""
         return max(row[-1].end for row in self.events) if self.end is None else self.end
 
     @functools.cached_property
     def work(self) -> tuple[float, ...]:
-        """Time that each rank computes."""
+        """The time for which each rank computes."""
         return tuple(math.fsum([self.shared, *(event.end - event.start for event in row)]) for row in self.events)
 
     @property
@@ -55,31 +55,32 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Longest time from the first action of a rank to its last, less `ideal`; in lockstep makespan − `ideal`.
+        """Longest time from a rank's first action to its last, minus `ideal`; in lockstep, `makespan` − `ideal`.
 
-        Taken over a rank's own span, as the zero-bubble paper does (its cost is the longest time of any stage): ranks
-        that end early go on to the next batch early. In lockstep they start and end together. Where rank 0 starts first
-        and ends last, as in GPipe, 1F1B, interleaved 1F1B and ZB-H1, both are the same.
+        The span is that of one rank, as in the zero-bubble paper (whose cost is the longest time of any stage), since a
+        rank that ends early starts the next batch early. In lockstep all ranks start and end together. If rank 0 starts
+        first and ends last, as in GPipe, 1F1B, interleaved 1F1B and ZB-H1, both definitions agree.
         """
         spans = [self.makespan] if self.tick_starts else [row[-1].end - row[0].start for row in self.events]
         return max(spans) - self.ideal
 
     @property
     def bubble_fraction(self) -> float:
-        """`bubble` over `ideal`: (p−1)/m for 1F1B (Narayanan et al., SC 2021, section 2.2)."""
+        """`bubble` divided by `ideal`: (p−1)/m for 1F1B (Narayanan et al., SC 2021, section 2.2)."""
         return self.bubble / self.ideal if self.ideal else 0.0
 
     @functools.cached_property
     def peak_inflight(self) -> tuple[float, ...]:
-        """Most activations that each rank holds, in microbatches of the whole rank.
+        """The most activations that each rank holds at once, in microbatches of the whole rank.
 
-        One chunk of a rank with v stages is 1/v of a microbatch. In lockstep it is what the executor's stash holds.
+        On a rank with v stages, one chunk counts as 1/v of a microbatch. In lockstep this is what the executor's stash
+        holds.
         """
         return self._peaks(activation=1, weight_gradient=0)
 
     @functools.cached_property
     def peak_weight_stash(self) -> tuple[float, ...]:
-        """Most microbatches for which each rank holds what I leaves for W, counted as `peak_inflight`."""
+        """The most microbatches for which each rank holds what an I saves for its W, counted as in `peak_inflight`."""
         return self._peaks(activation=0, weight_gradient=1)
 
     def memory(
@@ -89,17 +90,17 @@ class Timeline:
         activation: float | Sequence[float] = 1,
         weight_gradient: float | Sequence[float] = 0,
     ) -> list[tuple[float, float]]:
-        """What `rank` holds over time: each time at which it changes, and the amount after.
+        """Returns what `rank` holds over time: the times at which the amount changes, each with the amount after it.
 
-        The activations of a chunk are held from the start of its F to the end of its B, or of its W: the weight
-        gradient needs them too. What I leaves for W is held from the start of I to the end of W. The defaults count
-        activations; 0 and 1 count what I leaves; with bytes for both it is memory. What ends at a time is given back
-        before what starts at that time is taken, so the amount at a time is the last one listed for it or before it.
+        The activations of a chunk are held from the start of its F to the end of its B or W, since the weight gradient
+        needs them too. What an I saves for its W is held from the start of I to the end of W. The default amounts count
+        activations, the amounts 0 and 1 count what each I saves, and amounts in bytes give the memory. At equal times
+        an end is listed before a start, so the amount at a time is the last one listed at or before that time.
 
         Args:
-          rank: whose memory.
-          activation: amount for the activations of one chunk and microbatch: one for all stages, or one for each.
-          weight_gradient: amount for what I leaves, likewise.
+          rank: the rank whose memory is computed.
+          activation: amount for the activations of one chunk and microbatch: one for all stages, or one for each stage.
+          weight_gradient: amount for what an I saves for its W: one for all stages, or one for each stage.
         """
         activations, weight_gradients = (
             [amount] * self.schedule.num_stages if isinstance(amount, int | float) else amount

@@ -73,7 +73,7 @@ def test_prediction_is_near_what_the_study_found(platform: str, case: str) -> No
 def test_the_table_of_the_docs_is_of_the_results(platform: str) -> None:
     results = read(STUDY[platform], CASES_ON[platform])
     assert list(results) == list(CASES_ON[platform])
-    assert table(results) in (STUDIES.parent / "memory.md").read_text(encoding="utf-8")
+    assert table(results) in (STUDIES / "memory.md").read_text(encoding="utf-8")
 
 
 def test_results_of_cases_that_have_changed_are_not_used(

@@ -4,7 +4,6 @@ The run that `train.init_from` names provides all weights that the new model has
 head, except for a classifier of another task. All other weights start from the new model's own initial values.
 """
 
-import copy
 import logging
 import os
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
 from fiddlex.errors import CheckpointError
 from fiddlex.models.model import Model
 from fiddlex.models.weights import Weights
@@ -84,9 +84,8 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], We
     workdir = Path(os.path.expanduser(workdir))  # Path.expanduser fails for an unknown user
     saved = read_config(workdir, named_by="train.init_from")
     _check_fits(saved, config, workdir)
-    source = copy.deepcopy(config)
-    source.model, source.data.labels = copy.deepcopy(saved.model), saved.data.labels
-    source.pipeline.semantics, source.pipeline.semantics_schedule = "sync", ""
+    flushed = {"pipeline.semantics": "sync", "pipeline.semantics_schedule": ""}  # no weights are updated
+    source = replaced(config, {"model": saved.model, "data.labels": saved.data.labels, **flushed})
     program = Program(source, mesh)
     state = restore_result(workdir, saved, program)
     if state is None:

@@ -7,7 +7,6 @@ can be moved, and its run evaluated and sampled from, without the original sched
 """
 
 import contextlib
-import copy
 import dataclasses
 import logging
 import operator
@@ -19,6 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.text import to_csv
@@ -162,11 +162,10 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
 
 
 def _with_table(config: Config, path: str | Path) -> Config:
-    """A copy of `config`; if its schedule is a file, the copy names the file at `path` instead."""
-    config = copy.deepcopy(config)
-    if config.pipeline.schedule.startswith("file:"):
-        config.pipeline.schedule = f"file:{path}"
-    return config
+    """`config`, or if its schedule is a file, a copy that names the file at `path` instead."""
+    if not config.pipeline.schedule.startswith("file:"):
+        return config
+    return replaced(config, {"pipeline.schedule": f"file:{path}"})
 
 
 def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
