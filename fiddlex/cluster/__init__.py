@@ -1,1 +1,1 @@
-"""What a run runs on: chips and the links between them as data, and the mesh of devices that jax has."""
+"""The hardware of a run: chips and the links between them as data, and the mesh of jax's devices."""

@@ -1,43 +1,43 @@
-"""GPUs that the compiler can be told of without one being there.
+"""Descriptions of GPUs, from which XLA compiles for a GPU that the machine does not have.
 
-XLA compiles for a GPU that it gets as a text proto (`GpuTargetConfigProto`). The topologies of the catalogue have the
-figures (`[compiler.gpu]` of `fiddlex/cluster/topologies/*.toml`): those that a device of the kind reports of itself, as
-XLA's own tests have them (openxla/xla, `target_config/specs`).
+XLA reads the description as a text proto (`GpuTargetConfigProto`). Its figures are in the topologies of the catalogue
+(`[compiler.gpu]` of `fiddlex/cluster/topologies/*.toml`). They are the figures that a device of this kind reports about
+itself; we took them from XLA's own tests (openxla/xla, `target_config/specs`).
 """
 
 import dataclasses
 
 from fiddlex.config import ModelConfig, rules
 
-FLASH_CAPABILITY = 8  # the least major compute capability for which cuDNN has a flash kernel
+FLASH_CAPABILITY = 8  # the lowest major compute capability for which cuDNN has a flash kernel
 
 
 def runs_flash(capability: int, model: ModelConfig, *, dropout: bool) -> bool:
-    """Whether attention runs in cuDNN's flash kernel: the GPU has it, it takes the model, and nothing is dropped.
+    """Whether attention runs in cuDNN's flash kernel: the GPU has the kernel, it takes the model, and dropout is off.
 
     Args:
-      capability: major number of the GPU's CUDA compute capability; 0 where there is none.
-      model: whose attention it is.
-      dropout: whether probabilities are dropped.
+      capability: major number of the GPU's CUDA compute capability; 0: the device has none.
+      model: config of the model that computes the attention.
+      dropout: whether attention probabilities are dropped.
     """
     return capability >= FLASH_CAPABILITY and model.suits_flash and not dropout
 
 
 @dataclasses.dataclass(frozen=True)
 class GpuTarget:
-    """A GPU as a device of the kind describes itself, and as the compiler takes it.
+    """The compiler's description of a GPU, with the figures that a device of this kind reports about itself.
 
     Attributes:
-      description: what a device of the kind calls itself.
-      capability: major number of its CUDA compute capability.
-      num_cores: streaming multiprocessors.
-      units_per_core: float32 units of each.
-      clock_ghz: of the cores.
-      shared_bytes: shared memory of a core.
-      block_bytes: of that, the most that a block can ask for.
-      cache_bytes: of the second level.
-      memory_bytes: of the device.
-      bytes_per_s: of its memory.
+      description: the device's name for its own kind.
+      capability: major number of the GPU's CUDA compute capability.
+      num_cores: number of streaming multiprocessors.
+      units_per_core: number of float32 units of each multiprocessor.
+      clock_ghz: clock rate of the multiprocessors, in GHz.
+      shared_bytes: bytes of shared memory of each multiprocessor.
+      block_bytes: bytes of shared memory that a block can request at most.
+      cache_bytes: bytes of the second-level cache.
+      memory_bytes: bytes of the device's memory.
+      bytes_per_s: bandwidth of the device's memory.
     """
 
     description: str
@@ -58,7 +58,7 @@ class GpuTarget:
                 rules.positive(f"{prefix}{field.name}", float(getattr(self, field.name)))
 
     def text_proto(self) -> str:
-        """What XLA takes. What is not in `GpuTarget` is the same for all of these GPUs."""
+        """The text proto that XLA reads. Figures that `GpuTarget` lacks are the same for all GPUs of the catalogue."""
         return f"""
 gpu_device_info {{
   cuda_compute_capability {{ major: {self.capability} }}

@@ -1,8 +1,8 @@
 """Devices and the mesh they form.
 
-There is one mesh, with axes `data`, `pipe` and `tensor`. `tensor` varies fastest, so that the ranks that exchange most
+A run has one mesh, with axes `data`, `pipe` and `tensor`. `tensor` varies fastest, so that the ranks that exchange most
 are neighbours (PTD, SC 2021, takeaway 1: tensor parallelism inside a server, pipeline across servers, data beyond).
-Axes are automatic outside `shard_map`, where XLA places the optimizer, and manual over all three inside it.
+Outside `shard_map` the axes are automatic, and XLA partitions the optimizer; inside it all three axes are manual.
 """
 
 import importlib.util
@@ -24,22 +24,22 @@ from fiddlex.errors import ConfigError, DeviceError
 logger = logging.getLogger(__name__)
 
 AXES = ("data", "pipe", "tensor")
-MOST_FAKE_DEVICES = 4096  # each takes threads and memory
+MOST_FAKE_DEVICES = 4096  # each fake device takes threads and memory
 
 _TOPOLOGIES = (
     "Use cpu; a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4, tpu:v6e:4x4, tpu:v5p:2x2x1, tpu:v4:2x2x1; "
     f"or GPUs as gpu:NAME:HOSTSxPER_HOST, such as gpu:h100:2x8, of {', '.join(gpu_targets())}"
 )
-# libtpu is to look for no TPU, and to let other processes load it at the same time.
+# libtpu must not look for a TPU, and must let other processes load it at the same time.
 _NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 
 def request_devices(num_devices: int) -> None:
-    """Asks jax for `num_devices` fake CPU devices, for the case that the platform turns out to be the CPU.
+    """Asks jax for `num_devices` fake CPU devices, in case the platform is the CPU.
 
-    Has an effect only before jax's first use in the process; on accelerators it changes nothing that a run sees. Leaves
-    the number alone where it is above `MOST_FAKE_DEVICES`, or where the user has set it (`jax_num_cpu_devices` or
-    XLA_FLAGS) or runs several processes.
+    The request has an effect only before jax's first use in the process; on accelerators it does not affect a run. The
+    function requests nothing where `num_devices` is above `MOST_FAKE_DEVICES`, where the user has set a number of fake
+    devices (`jax_num_cpu_devices` or XLA_FLAGS), or where the user runs several processes.
     """
     if num_devices > MOST_FAKE_DEVICES:
         return
@@ -48,7 +48,7 @@ def request_devices(num_devices: int) -> None:
         return
     try:
         jax.config.update("jax_num_cpu_devices", num_devices)
-    except RuntimeError:  # jax is already running; make_mesh checks what it has
+    except RuntimeError:  # jax is already running; make_mesh checks its devices
         return
     if jax.default_backend() == "cpu" and num_devices > 1:
         logger.info("The platform is CPU: made %d fake devices on %d cores.", num_devices, num_cores())
@@ -60,14 +60,14 @@ def num_cores() -> int:
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
-    """Builds the mesh, on CPU after making the fake devices it needs.
+    """Builds the mesh; on the CPU platform, first makes the fake devices that the mesh needs.
 
     Returns:
-      A mesh of shape [data, pipe, tensor]; when the process has more devices than that, on the first of them.
+      A mesh of shape [data, pipe, tensor], on the process's first devices where there are more than the mesh needs.
 
     Raises:
-      DeviceError: when jax cannot start or does not compile, there are fewer devices than the mesh needs, or several
-        processes.
+      DeviceError: when jax cannot start, jit is disabled, jax has fewer devices than the mesh needs, or the run has
+        several processes.
     """
     _require_jit()
     needed = config.num_devices
@@ -95,19 +95,19 @@ def make_mesh(config: MeshConfig) -> Mesh:
 
 
 def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
-    """Builds the mesh on devices that need not be there, to compile for them; nothing can be put on it.
+    """Builds the mesh on devices that this machine need not have, to compile for them; absent devices hold no arrays.
 
-    To be called before jax's first use in the process, which from then on has no platform but the CPU and no
-    compilation cache, from which jax cannot read back what it compiled for devices that are not there.
+    Call this function before jax's first use in the process. From then on, the process has only the CPU platform and no
+    compilation cache, since jax cannot read programs for absent devices back from that cache.
 
     Args:
       config: sizes of the mesh.
-      topology: `cpu`, whose devices are as many as it takes; `tpu:NAME:SHAPE`, a whole slice of TPUs such as
+      topology: `cpu`, with as many devices as the mesh needs; `tpu:NAME:SHAPE`, a whole slice of TPUs such as
         `tpu:v5e:2x4`; or `gpu:NAME:HOSTSxPER_HOST`, GPUs of the catalogue of topologies such as `gpu:h100:2x8`.
 
     Raises:
-      ConfigError: when there is no such topology.
-      DeviceError: when the mesh does not fill it, or what compiles for it is not installed.
+      ConfigError: when no such topology exists.
+      DeviceError: when the mesh does not fill the topology, its compiler is not installed, or jit is disabled.
     """
     _require_jit()
     platform, _, name = topology.partition(":")
@@ -144,7 +144,7 @@ def _tpu_devices(name: str) -> Sequence[jax.Device]:
         raise ConfigError(f"topology 'tpu:{name}' has an edge of no chips. {_TOPOLOGIES}.")
     for variable, value in _NO_TPU.items():
         os.environ.setdefault(variable, value)
-    # The two cores of a v4 are one device, as they are to jax on a real one.
+    # The two cores of a v4 chip are one device, as they are for jax on a real v4.
     chip = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **chip).devices
@@ -197,7 +197,7 @@ def _remedy(num_devices: int, platform: str, needed: int) -> str:
 
 
 def describe(mesh: Mesh) -> str:
-    """One line for a log: `data=2 × pipe=1 × tensor=2 on 4 cpu devices`."""
+    """A one-line description of the mesh, for a log: `data=2 × pipe=1 × tensor=2 on 4 cpu devices`."""
     axes = " × ".join(f"{name}={size}" for name, size in mesh.shape.items())
     device = mesh.devices.flat[0]
     kind = "" if device.platform == "cpu" else f" ({device.device_kind})"

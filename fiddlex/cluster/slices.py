@@ -1,8 +1,8 @@
-"""The slices of TPUs that can be had, by their number of chips.
+"""The slices of TPUs that Google Cloud offers, by their number of chips.
 
-On a torus of two dimensions (v5e, v6e) they are powers of two; on one of three (v4, v5p) parts of a cube of 4 × 4 × 4
-chips, or whole cubes in any arrangement: docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e. (libtpu describes many
-others.)
+On a torus of two dimensions (v5e, v6e) the number of chips of a slice is a power of two, except for 2. On a torus of
+three dimensions (v4, v5p) a slice is a part of a cube of 4 × 4 × 4 chips, or whole cubes in any arrangement. Source:
+docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e. (libtpu describes many other slices.)
 """
 
 import math
@@ -11,14 +11,14 @@ _PARTS_OF_A_CUBE = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4)}
 
 
 def slice_shape(dimensions: int, num_chips: int) -> tuple[int, ...]:
-    """The most cubic slice, whose edges have the smallest sum.
+    """The shape of the most cubic slice of `num_chips` chips: the one whose edges have the smallest sum.
 
     Args:
-      dimensions: of the torus: 2 or 3.
-      num_chips: of the slice, at least 1; how many there can be at most depends on the kind of TPU.
+      dimensions: number of dimensions of the torus: 2 or 3.
+      num_chips: number of chips of the slice, at least 1; the caller checks the TPU's upper limit.
 
     Returns:
-      Its edges, as Cloud TPU and libtpu order them; empty where no slice has so many chips.
+      The slice's edges, in the order of Cloud TPU and libtpu; empty where no slice has `num_chips` chips.
     """
     if dimensions == 2:
         if num_chips == 2 or num_chips.bit_count() != 1:

@@ -1,45 +1,45 @@
-"""Chips, the links that join them, and what they cost: clusters as data.
+"""Chips, the links between them, and their prices: clusters as data.
 
-A topology is a TOML file. Those of the catalogue lie in `fiddlex/cluster/topologies` and go by their names; a file of
-your own has the same form and goes by its path, which ends in `.toml`:
+A topology is a TOML file. The catalogue's files are in `fiddlex/cluster/topologies`, and a program refers to each by
+its name. Your own file has the same form; refer to it by its path, which ends in `.toml`:
 
     description = "NVIDIA A100 80 GB SXM, eight to a server, InfiniBand between servers"
 
     [chip]
     name = "A100-SXM4-80GB"
-    memory_gib = 79.25               # what a program can have of it
-    memory_bandwidth = 2.039e12      # bytes/s
+    memory_gib = 79.25               # memory usable by a program
+    memory_bandwidth = 2.039e12      # bytes/s between the chip and its memory
     peak_flops = {bfloat16 = 312e12, float16 = 312e12, float32 = 156e12}  # operations/s of dense matrix products
-    source = "where these figures stand"
+    source = "where we found the figures of [chip]"
 
-    [[links]]                        # from the innermost outwards
+    [[links]]                        # one section for each link, from the innermost outwards
     name = "NVLink 3"
-    devices = 8                      # in one group that it joins; 0, of the outermost alone: any number
-    bandwidth = 300e9                # bytes/s out of one device, while as much comes in, when all of the group send
-    paths = 1                        # that share the bandwidth, and of which a message takes one; may be left out
-    latency_s = 3.4e-6               # of a message
-    source = "…"
+    devices = 8                      # number of devices in a group that the link joins; 0 (last link only): any number
+    bandwidth = 300e9                # bytes/s that each device sends while all of the group send and receive
+    paths = 1                        # optional; number of paths that share the bandwidth; a message uses one
+    latency_s = 3.4e-6               # seconds that a message takes in addition to the time for its bytes
+    source = "where we found the figures of this link"
 
     [[links]]
     …
 
-    [price]                          # may be left out
+    [price]                          # optional
     usd_per_device_hour = 3.43
-    date = 2026-11-22
-    source = "…"
+    date = 2026-11-22                # day on which we read the price
+    source = "where we found the price"
 
-    [compiler]                       # may be left out; what it is called in experiments/compile.py --topology
-    platform = "gpu"                 # gpu, whose hosts are the groups of the first link, or tpu
-    name = "a100"
-    torus = 0                        # dimensions of a TPU's torus: 2 or 3; may be left out for gpu
+    [compiler]                       # optional; the chips' name in experiments/compile.py --topology
+    platform = "gpu"                 # "gpu" (a host is a group of the first link) or "tpu"
+    name = "a100"                    # the ahead-of-time compiler's name for the kind of chip
+    torus = 0                        # number of dimensions of a TPU's torus: 2 or 3; optional for GPUs
 
-    [compiler.gpu]                   # what the compiler must know of a GPU of the catalogue (`GpuTarget`)
+    [compiler.gpu]                   # optional; the compiler's description of the GPU (`GpuTarget`)
     …
 
-Devices are numbered as the mesh numbers them, `tensor` fastest, then `pipe`, then `data`, so that each link joins whole
-runs of consecutive devices. Each axis of a mesh on TPUs is taken to have a ring of its own on the torus, so a TPU's
-bandwidth is that of one dimension, out of both its links, which are two paths. Invariant: every figure has a source,
-and nothing here depends on a model.
+Devices are numbered as in the mesh: `tensor` varies fastest, then `pipe`, then `data`. Each group of a link is a run of
+consecutive devices. On TPUs each mesh axis is assumed to be a ring along one torus dimension, so `bandwidth` counts
+that dimension's two links, and `paths` is 2. Invariant: every figure has a source, and nothing in this module depends
+on a model.
 
     python -m fiddlex.cluster.topology       # prints the catalogue
 """
@@ -61,21 +61,21 @@ from fiddlex.config.records import from_mapping
 from fiddlex.config.sections import COMPUTE_DTYPES
 from fiddlex.errors import ConfigError
 
-MOST_GIB = 2.0**20  # of one device: a pebibyte, far above what there is
+MOST_GIB = 2.0**20  # limit for a device's memory: a pebibyte, far more than any device has
 
 _CATALOGUE = importlib.resources.files("fiddlex.cluster") / "topologies"
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device.
+    """One kind of device.
 
     Attributes:
-      name: as its maker calls it.
-      memory_gib: that a program can have.
-      memory_bandwidth: bytes/s.
-      peak_flops: operations/s of dense matrix products, by compute dtype, as jax runs them by default.
-      source: of the figures.
+      name: the maker's name for the chip.
+      memory_gib: GiB of memory usable by a program.
+      memory_bandwidth: bytes/s between the chip and its memory.
+      peak_flops: operations/s of dense matrix products for each compute dtype, at jax's default precision.
+      source: source of the chip's figures.
     """
 
     name: str
@@ -86,14 +86,14 @@ class Chip:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that a program can have."""
+        """Bytes of memory usable by a program."""
         return int(self.memory_gib * 2**30)
 
     def peak(self, dtype: str) -> float:
         """Operations/s of dense matrix products in a compute dtype.
 
         Raises:
-          ConfigError: when the chip has none for it.
+          ConfigError: when the chip has no peak for the dtype.
         """
         if dtype not in self.peak_flops:
             raise ConfigError(
@@ -118,16 +118,16 @@ class Chip:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What joins the devices of a group.
+    """The connection between the devices of a group.
 
     Attributes:
-      name: of the technology.
-      devices: in a group; 0: any number.
-      bandwidth: bytes/s that one device can send, while it receives as much and all others of the group do the same.
-      latency_s: seconds from a message's start to its arrival, beside its bytes.
-      source: of the figures.
-      paths: that share the bandwidth. A message to one other device takes one of them; a ring takes all.
-      pooled: devices that have what they can send in common, so that a few that send alone have more each.
+      name: name of the link's technology.
+      devices: number of devices in a group that the link joins; 0: any number.
+      bandwidth: bytes/s that each device can send while it receives as much and all others of the group do the same.
+      latency_s: seconds that a message takes from start to arrival, in addition to the time for its bytes.
+      source: source of the link's figures.
+      paths: number of paths that share the bandwidth. A message to one other device uses one path; a ring uses all.
+      pooled: number of devices that share their sending bandwidth; when fewer of them send, each gets more.
     """
 
     name: str
@@ -149,7 +149,13 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """What a device costs to rent, on demand and by list, and on which day that was read."""
+    """The on-demand list price of renting a device.
+
+    Attributes:
+      usd_per_device_hour: USD that one device costs for an hour.
+      date: day on which the price was read.
+      source: source of the price.
+    """
 
     usd_per_device_hour: float
     date: datetime.date
@@ -158,13 +164,13 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class Compiler:
-    """How the ahead-of-time compiler calls the chips (`fiddlex.cluster.mesh.make_topology_mesh`).
+    """The ahead-of-time compiler's name for the chips (`fiddlex.cluster.mesh.make_topology_mesh`).
 
     Attributes:
-      platform: `gpu` or `tpu`.
-      name: the kind of chip.
-      torus: dimensions of the torus that TPUs form; 0 for GPUs.
-      gpu: what the compiler must know of the GPU; None: what the catalogue has under `name`.
+      platform: the chips' platform, `gpu` or `tpu`.
+      name: the compiler's name for the kind of chip.
+      torus: number of dimensions of the torus that TPUs form; 0 for GPUs.
+      gpu: the compiler's description of the GPU; None: the description that the catalogue has under `name`.
     """
 
     platform: str
@@ -173,7 +179,7 @@ class Compiler:
     gpu: GpuTarget | None = None
 
     def validate(self, prefix: str) -> None:
-        """Raises ConfigError when the platform is unknown or has no such torus; `prefix` precedes names of fields."""
+        """Raises ConfigError for an unknown platform or a wrong `torus`; `prefix` precedes the names of fields."""
         rules.choice(f"{prefix}platform", self.platform, ("gpu", "tpu"))
         torus = {"gpu": (0,), "tpu": (2, 3)}[self.platform]
         if self.torus not in torus:
@@ -186,12 +192,12 @@ class Compiler:
 
     @property
     def target(self) -> GpuTarget | None:
-        """What the compiler must know of the GPU; None where that is unknown."""
+        """The compiler's description of the GPU; None where neither the file nor the catalogue has one."""
         return self.gpu or gpu_targets().get(self.name)
 
 
 class Ring(NamedTuple):
-    """A part of a group of devices that exchange along one link: how many they are on it, and the link."""
+    """Devices of a group that exchange over one link: their number, and the link."""
 
     size: int
     link: Link
@@ -202,12 +208,12 @@ class Topology:
     """A kind of cluster, of any number of devices.
 
     Attributes:
-      name: in the catalogue, or the path.
-      description: for people.
-      chip: its devices.
-      links: from the innermost outwards.
-      price: None where unknown.
-      compiler: None where nothing compiles for it.
+      name: the topology's name in the catalogue, or the path of its file.
+      description: text about the cluster, for people to read.
+      chip: the kind of device, the same throughout the cluster.
+      links: the links between devices, from the innermost outwards.
+      price: price of a device; None: unknown.
+      compiler: the ahead-of-time compiler's name for the chips; None: programs cannot be compiled for this cluster.
     """
 
     name: str
@@ -218,23 +224,24 @@ class Topology:
     compiler: Compiler | None = None
 
     def rings(self, stride: int, size: int, *, num_devices: int = 0) -> tuple[Ring, ...]:
-        """The links that a group of `size` devices, `stride` apart, exchanges over, the innermost first.
+        """The rings over which a group of `size` devices, `stride` apart, exchanges, the innermost first.
 
-        The product of the sizes is that of the group. Groups that are not whole parts of a link's (three devices on
-        servers of eight) lie differently on it; these are the rings of those that cross the outer links most.
+        The product of the rings' sizes is the size of the group. Where groups do not fit evenly into those of a link
+        (three devices on servers of eight), some cross the outer links more than others; the rings returned are those
+        of the groups that cross them most.
 
         Args:
-          stride: from one device of the group to the next.
-          size: of the group.
-          num_devices: of the whole mesh. When they all lie within one group of a link, none crosses it. 0: so many that
-            they do not.
+          stride: distance between neighbours in the group, in device numbers.
+          size: group size.
+          num_devices: number of devices of the whole mesh; when one group of a link holds them all, no exchange uses a
+            link further out. 0: assume that only a group of the last link holds them all.
 
         Raises:
-          ConfigError: when no link joins so many.
+          ConfigError: when no link joins so many devices.
         """
         most = max(stride * size, num_devices)
         self._check_joined(most, f"{most} devices")
-        rings, joined = [], 1  # devices of the group within a run of consecutive ones
+        rings, joined = [], 1  # joined: how many of the devices the rings so far join
         for link in self.links:
             if link is self.links[-1] or 0 < num_devices <= link.devices:
                 inside = size
@@ -251,7 +258,7 @@ class Topology:
         """The innermost link that joins two devices, by their numbers.
 
         Raises:
-          ConfigError: when there is none.
+          ConfigError: when no link joins the two devices.
         """
         self._check_joined(max(first, second) + 1, f"devices {first} and {second}")
         return next(link for link in self.links if not link.devices or first // link.devices == second // link.devices)
@@ -265,12 +272,12 @@ class Topology:
             )
 
     def compile_name(self, num_devices: int) -> str:
-        """What the ahead-of-time compiler calls `num_devices` of these.
+        """The ahead-of-time compiler's name for `num_devices` of this topology's devices.
 
-        Of GPUs, whole hosts or a part of one; of TPUs the most cubic slice (`fiddlex.cluster.slices`).
+        GPUs must be whole hosts or a part of one host. TPUs form the most cubic slice (`fiddlex.cluster.slices`).
 
         Raises:
-          ConfigError: when there is no such cluster, or the file does not say how the compiler calls the chips.
+          ConfigError: when no cluster has `num_devices` devices, or the topology has no [compiler].
         """
         if self.compiler is None:
             raise ConfigError(
@@ -292,13 +299,13 @@ class Topology:
         return f"{self.compiler.platform}:{self.compiler.name}:{'x'.join(map(str, shape))}"
 
     def validate(self) -> "Topology":
-        """Checks every figure and the links against each other.
+        """Checks every figure, and that the links' groups nest.
 
         Returns:
-          The topology itself, so that calls chain.
+          The topology itself, so that calls can be chained.
 
         Raises:
-          ConfigError: with the values, the rule and the remedy.
+          ConfigError: when a check fails; the message gives the value, the rule and the remedy.
         """
         prefix = f"topology {self.name}: "
         self.chip.validate(f"{prefix}chip.")
@@ -333,10 +340,10 @@ def load_topology(name_or_path: str) -> Topology:
     """Reads and checks a topology.
 
     Args:
-      name_or_path: a name of the catalogue (`a100_80`), or the path of a file of the same form, which ends in `.toml`.
+      name_or_path: a name in the catalogue (`a100_80`), or the path of a topology file, which ends in `.toml`.
 
     Raises:
-      ConfigError: when there is no such topology, or its file cannot be read, is not TOML, or breaks a rule.
+      ConfigError: when no such topology exists, or its file cannot be read, is not TOML, or breaks a rule.
     """
     path: Any = pathlib.Path(name_or_path)
     if path.suffix != ".toml":
@@ -348,19 +355,19 @@ def load_topology(name_or_path: str) -> Topology:
         path = _CATALOGUE / f"{name_or_path}.toml"
     where = f"topology {name_or_path}"
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8").removeprefix("\ufeff"))  # as some editors begin a file
+        values = tomllib.loads(path.read_text(encoding="utf-8").removeprefix("\ufeff"))  # some editors' byte order mark
     except OSError as error:
         raise ConfigError(f"{where} cannot be read: {error.strerror}. Give the path of a TOML file.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8 at byte {error.start}: save it as UTF-8, which TOML is.") from error
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError, which tells the line, or a number of 5000 digits
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, which gives the line; or a number of 5000 digits
         raise ConfigError(f"{where} is not TOML: {error}.") from error
     return from_mapping(Topology, values, f"{where}: ", name=name_or_path).validate()
 
 
 @functools.cache
 def gpu_targets() -> dict[str, GpuTarget]:
-    """The GPUs of the catalogue that can be compiled for, by the names that the compiler has for them."""
+    """The compiler's descriptions of the catalogue's GPUs, by the compiler's names for them."""
     compilers = (load_topology(name).compiler for name in catalogue())
     return {each.name: each.gpu for each in compilers if each and each.gpu}
 
@@ -381,6 +388,6 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    from fiddlex.config.command_line import run  # which this module takes only as a program
+    from fiddlex.config.command_line import run  # needed only when this module runs as a program
 
     run(lambda argv: print(table()))

@@ -6,7 +6,7 @@ determine). Every device has arrays of the same shapes, so the numbers are the s
 number follows from the program or is a fact of the backend, found by experiment; none is fitted. docs/memory.md reports
 the accuracy.
 
-The model leaves out the few bytes that depend on the number of microbatches: dropout keys, losses and the schedule's
+The estimate leaves out the few bytes that depend on the number of microbatches: dropout keys, losses and the schedule's
 table.
 """
 
@@ -34,7 +34,7 @@ class Memory(NamedTuple):
       versions: older versions of the compute weights, which the batches in flight use.
       gradients: float32 gradient sums of all batches in flight.
       stash: activations that forward passes save for backward passes, in all slots.
-      weight_stash: arrays that I saves for W, in all slots.
+      weight_stash: arrays that passes I save for W, in all slots.
       inboxes: received activations and gradients that wait for use, trash slots included, and one outgoing gradient.
       working: arrays of the pass through one layer, embedding or head while it runs, whichever takes most.
       update: arrays for reducing gradients or gathering weights, before and after the loop over ticks.
@@ -55,11 +55,11 @@ class Memory(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """Bytes at the peak: in the loop over ticks, or outside it.
+        """The larger of the bytes in the loop over ticks and outside it.
 
         With a flush after each batch, the arrays that only the loop uses are freed when the loop ends. Where batches
         are in flight between steps, these arrays are part of the train state and stay in memory. The step's input state
-        is donated, so that there is only one copy of them.
+        is donated, so these arrays exist once.
         """
         always = self.weights + self.optimizer + self.versions + self.gradients + self.inputs
         of_loop = self.compute_weights + self.stash + self.weight_stash + self.inboxes
@@ -88,7 +88,7 @@ def device_memory(
     weights = weights or weight_bytes(config, all_rows, backend)
     compute = _compute_weights(config, weights, backend, continuous=continuous)
     finished = sizes.finished * weights.reduced_layers
-    if continuous:  # the step makes the first of `finished` after it gathers the newest weights
+    if continuous:  # a single `finished` is allocated after the newest weights are gathered
         update = max(weights.outer, compute - (finished if sizes.finished == 1 else 0))
     else:
         update = _reduced(config, weights, backend)
@@ -109,7 +109,7 @@ def device_memory(
 
 
 def _compute_weights(config: Config, weights: WeightBytes, backend: Backend, *, continuous: bool) -> int:
-    """Bytes of one version of the compute weights."""
+    """Bytes of one version of the compute weights; 0: the step computes with the master weights."""
     everything = weights.layers + weights.outer
     if config.model.dtype != "float32":
         return everything * ITEMSIZES[config.model.dtype] // FLOAT32
@@ -117,11 +117,11 @@ def _compute_weights(config: Config, weights: WeightBytes, backend: Backend, *, 
         return everything
     if not config.optimizer.zero1 or config.mesh.data == 1:
         return 0
-    return everything - (weights.kernels // 2 if backend.rounds_products else 0)
+    return everything - (weights.kernels // 2 if backend.rounds_products else 0)  # kernels are stored in bfloat16
 
 
 def _reduced(config: Config, weights: WeightBytes, backend: Backend) -> int:
-    """Bytes of the reduced gradients, in addition to the unreduced ones; with one replica, bytes of the updates.
+    """Bytes that the reduced gradients add to the unreduced ones; with one replica, bytes of the updates.
 
     A backend that fuses elementwise work (`Backend.fuses`) holds no updates in memory.
     """

@@ -1,9 +1,9 @@
 """The description of a network, written once: its parameters, and what its layers and its head compute.
 
 Each family gives the `Network` of a config (`fiddlex.models.families`). Everything else about a network is derived from
-it: initial weights, sharding, names in checkpoints, the number of parameters, operations, memory, and the planner's
-work. Sizes are those of the whole network; the logical axes of parameters and `Product.split` determine the part that
-one device has.
+it: initial weights, sharding, names in checkpoints, the number of parameters, flops, memory, and the planner's work.
+Sizes are those of the whole network; the logical axes of parameters and `Product.split` determine the part that one
+device has.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ class Parameter:
     Attributes:
       shape: the sizes of the weight, without the rows that pad the vocabulary.
       axes: the logical axis of each dimension (`fiddlex.parallel.axes`), None for a dimension that is never sharded.
-      std: the standard deviation of the normal distribution with mean 0 from which initial values are drawn; 0 when
-        they are not drawn.
-      value: the initial value of every element when initial values are not drawn.
+      std: the standard deviation of the normal distribution with mean 0 from which initial values are drawn; 0: every
+        element starts at `value`.
+      value: the initial value when `std` is 0.
       decays: whether weight decay applies to the weight; it does to matrices and tables, not to biases and the scales
         of norms.
       product: whether the weight is the kernel of a matrix product; an embedding's table is not.
@@ -98,9 +98,9 @@ class Product:
       inputs: the length of the vectors.
       outputs: the number of the kernel's columns.
       split: which of the kernel's dimensions tensor parallelism shards: "outputs" or "inputs"; in a head, "vocab" for
-        outputs that are sharded over `pipe` too. "": every device computes the whole product.
+        outputs sharded over `pipe` × `tensor`. "": every device computes the whole product.
       positions: in a head, the positions that the product takes: "scored" (`Task.num_scored`) or "first", the first
-        position of each sequence.
+        position of each sequence; "", in a layer: every position.
     """
 
     inputs: int
@@ -160,7 +160,7 @@ class Network:
     """The description of one model.
 
     Attributes:
-      task: the sizes of what the model is trained to do.
+      task: the sizes of the training task, such as how many positions of an example are scored (`Task`).
       embedding: the parameters that are used before the layers.
       layer: the parameters of one layer.
       head: the parameters that are used after the layers, except those that the head shares with the embedding.

@@ -23,7 +23,7 @@ class InFlight(NamedTuple):
     """What is in flight on a device between two steps."""
 
     carry: Carry
-    slots: Renames  # for each memory, int32 [slot]: the location of each slot that the next table names
+    slots: Renames  # for each memory, int32 [slot]: the actual slot for each slot number in the next table
 
 
 class DeviceWindow(NamedTuple):
@@ -55,9 +55,9 @@ def run_window(engine: Engine, in_flight: InFlight, window: DeviceWindow) -> tup
       window: the ticks to run.
 
     Returns:
-      What is in flight after the step, and for the step's own batch the values of the head, [microbatch, …], and the
-      gradients. `engine.reduce` has reduced the gradients of the layers; the gradients of embedding and head are this
-      device's partial sums.
+      What is in flight after the step; the head's values of the step's own batch, [microbatch, …]; and its gradients.
+      `engine.reduce` has reduced the gradients of the layers; the gradients of embedding and head are this device's
+      partial sums.
     """
     spec, rank = engine.spec, lax.axis_index("pipe")
     engine = dataclasses.replace(engine, slots=in_flight.slots)

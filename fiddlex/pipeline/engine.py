@@ -1,17 +1,16 @@
 """What a device does in one tick of a lowered schedule, inside `shard_map` over all mesh axes.
 
-A tick has three slots: forward, backward and weight. Each slot runs only if the table gives this device work in it: an
-idle device does no work. Sends between stages can overlap with a slot: the gradients of the previous tick with the
-forward, the activations of this tick with the backward. The vocabulary is sharded over `pipe` × `tensor`, so all
-devices embed the microbatch that enters the first stage, score the microbatch that leaves the last stage, and
-backpropagate through the embedding for the microbatch whose gradient leaves the first stage. The table's columns for
-these three actions are the same on all devices, so the conditions on these columns are the only ones under which
-collectives over `pipe` run.
+A tick has three slots: forward, backward and weight. Each slot runs only if the table gives this device work in it.
+Sends can overlap with a slot: the previous tick's gradients travel during the forward, this tick's activations during
+the backward. The vocabulary is sharded over `pipe` × `tensor`, so all devices embed the microbatch that enters the
+first stage, score the microbatch that leaves the last stage, and backpropagate through the embedding for the microbatch
+whose gradient leaves the first stage. The table's columns for these three actions are the same on all devices, so only
+these conditionals may contain collectives over `pipe`.
 
-A stash holds a microbatch's residuals from its forward to its backward. The table determines the size of the stash, so
-memory does not grow with the number of microbatches. Where several batches are in flight, the weights have several
-versions and the gradients several sums. Versions and sums are stacked; the number of a batch, modulo the size of the
-stack, is the index. No code here depends on the name of a schedule or a model.
+A stash holds a microbatch's residuals from its forward to the end of its backward (B or W). The table determines the
+size of the stash, so memory does not grow with the number of microbatches. Where several batches are in flight, the
+weights have several versions and the gradients several sums. Versions and sums are stacked; the number of a batch,
+modulo the size of the stack, is the index. No code here depends on the name of a schedule or a model.
 """
 
 import dataclasses
@@ -45,8 +44,8 @@ class PipelineModel:
       head: `(outer, x, microbatch) -> value`; if it is differentiated, the value is a scalar that is the same on all
         ranks of `pipe`.
       recompute: whether to save only the inputs of layers, and to rerun the layers in the backward pass.
-      tile: the tile of the devices' memory, by which the stash, and gradients as they are reduced, are kept
-        `in_row_major`.
+      tile: the tile of device memory; `in_row_major` uses it for the stash, and for complete gradients before and after
+        they are reduced.
     """
 
     embed: Callable[[Tree, Tree], jax.Array]
@@ -62,7 +61,7 @@ class PipelineModel:
 
 
 class Weights(NamedTuple):
-    """`layers`, stacked by row (`LayerPlacement`), and `outer`, of embedding and head: weights, or their gradients."""
+    """Weights or gradients: `layers`, stacked by row (`LayerPlacement`), and `outer` (embedding, head)."""
 
     outer: Tree
     layers: Tree
@@ -87,16 +86,16 @@ class Engine:
 
     Attributes:
       spec: the spec that the table was made for.
-      placement: the placement of the layers, by which `weights.layers` are stacked.
+      placement: the placement of the layers, by which `versions.layers` are stacked.
       model: the model to run.
       versions: compute weights, leaves [version, …]; W(k), the weights after k updates, have the index k modulo the
         number of versions.
       batch: leaves are [example, …], with the examples of all batches in flight, one batch after another.
       scales: the factors that multiply the gradients of each batch, float32 [batch].
       step: the number of the step's own batch, which equals the number of updates done, int32 scalar.
-      slots: the location of each slot that the table names; None: each slot is at the location that the table names.
+      slots: the actual slot for each slot number in the table; None: the number itself.
       reduce: a function that sums complete gradients of layers, [row, …], over devices.
-      fill: the value that idle slots compute and that memory holds at first.
+      fill: the output of idle slots, and the initial value of memory.
     """
 
     spec: PipelineSpec
@@ -113,7 +112,7 @@ class Engine:
     def start(self) -> Carry:
         """The carry before the first tick."""
         microbatch = self._microbatch(jnp.int32(0))
-        # Traced only for the types of the results; nothing uses the values, so XLA removes the computation.
+        # The lines below are traced only for types; nothing uses the values, so XLA removes the computation.
         outer = self._outer(0)
         x = self._varying(self.model.embed(outer, microbatch))
         value = self.model.head(outer, lax.psum(x, "pipe"), microbatch)
@@ -217,7 +216,7 @@ class Engine:
 
     @jax.named_scope("backward")
     def _backward(self, carry: Carry, own: Tick) -> Carry:
-        """B and I: takes a gradient from the inbox and writes the gradient to send into `outgoing`."""
+        """B and I: takes a gradient from the inbox and writes its result, to be sent, into `outgoing`."""
 
         def stashed(stash: Arrays) -> tuple[Chunk, jax.Array, Tree, Slot]:
             chunk = self._chunk(own.backward_chunk, own.backward_version, own.backward_microbatch)
@@ -316,7 +315,7 @@ class Engine:
         )
 
     def _finish(self, carry: Carry, finishes: Integer, number: Integer, microbatch: Integer) -> Carry:
-        """Reduces the gradient of a chunk when it is complete, and zeroes its sum for a later batch."""
+        """Where batches overlap, reduces a chunk's gradient once it is complete, and zeroes its sum."""
         sizes, rows = self.spec.sizes, self.placement.rows_per_chunk
         all_rows = self.placement.rows_per_rank
         if not sizes.finished:
@@ -334,9 +333,9 @@ class Engine:
         def empty_row(index: jax.Array, sums: Tree) -> Tree:
             return stacks.with_rows(sums, jax.tree.map(lambda g: jnp.zeros_like(g[:1]), sums), row + index)
 
-        # Rows are reduced one by one, so that memory never holds a second set of gradients. The code uses loops, which
-        # most ticks leave at once, since XLA:GPU copies what passes through a conditional. The second loop waits for
-        # the first, since XLA:GPU also copies an array that is written while it is read.
+        # Rows are reduced one by one, so that memory never holds a second set of gradients. Loops of zero or more
+        # turns replace a conditional, since XLA:GPU copies what passes through one. The second loop waits for the
+        # first, since XLA:GPU also copies an array that is written while it is read.
         todo = jnp.where(finishes == 1, rows, 0)
         finished, done = lax.fori_loop(0, todo, reduce_row, (stacks.flat(carry.finished), todo * 0))
         sums = lax.fori_loop(0, done, empty_row, sums)
@@ -361,7 +360,8 @@ class Engine:
 def _renamed(
     own: Tick, forward_hops: jax.Array, backward_hops: jax.Array, slots: Renames
 ) -> tuple[Tick, jax.Array, jax.Array]:
-    """A row of the table in which each slot is replaced by its current location."""
+    """A row of the table in which each slot number is replaced by the actual slot."""
+    # The memories are the same with either value of `scores_between`.
     memories = {name: access.memory for name, access in accesses(scores_between=False).items()}
 
     def place(column: str, slot: Any) -> Any:

@@ -1,8 +1,8 @@
 """An exact search for the best layouts of a model on a cluster, which evaluates only a small part of the space.
 
-Each layout has a lower bound on its step time (`_least_seconds`), which takes microseconds to compute. The search
-visits layouts in ascending order of this bound. It ends when it has enough plans and the bound of the next layout is
-worse than the worst of them. It checks whether each visited layout fits (`fiddlex.costs.memory`), then simulates it
+Each layout has a cheap lower bound on its score (for time and cost: `_least_seconds`). The search visits layouts in
+ascending order of this bound. It ends when it has enough plans and the bound of the next layout is worse than the worst
+of them. It checks whether each visited layout fits (`fiddlex.costs.memory`), then simulates it
 (`closed_forms.batch_seconds`). Invariant: the plans are those that an evaluation of the whole space (`layouts`) would
 give, up to ties.
 """
@@ -33,13 +33,13 @@ class Plan:
     Attributes:
       layout: the layout.
       config: the config of the run with this layout.
-      times: seconds of a microbatch.
+      times: seconds of a microbatch's parts.
       step: seconds of the parts of a step outside the pipeline.
       memory: bytes on each device.
       step_time_s: seconds of a step.
       tflops_per_device: model operations per second and device, in units of 10¹², without recomputation.
       utilisation: share of the chip's peak in the model's dtype that the model operations reach.
-      bubble: share of the step in which a rank waits for others.
+      bubble: share of the step in which the rank with most layers waits.
       exposed_s: seconds of a step's communication that overlaps with no computation, by its purpose.
       usd_per_step: price of a step in USD; None: the topology has no price.
     """
@@ -58,7 +58,7 @@ class Plan:
 
 
 class Need(NamedTuple):
-    """The layout that needs least memory, and that memory."""
+    """A layout that does not fit, and its memory."""
 
     layout: Layout
     memory: Memory
@@ -71,7 +71,7 @@ class Found(NamedTuple):
       plans: the best plans, the best first; empty: no layout fits.
       space: number of layouts in the space.
       simulated: number of layouts that the search simulated.
-      least: the layout that needs least memory among those that the search visited and that do not fit; None: all fit.
+      least: among visited layouts that do not fit, the one that needs least memory; None: no such layout.
     """
 
     plans: list[Plan]
@@ -88,7 +88,8 @@ def search(problem: Problem, *, keep: int = 5) -> Found:
       keep: largest number of plans to return.
 
     Raises:
-      ConfigError: when no layout divides the model over the devices, or the topology has no peak for its dtype.
+      ConfigError: when no layout divides the model over the devices, or the topology has no peak for the model's
+        dtype.
     """
     space = _Space(problem)
     entries = sorted(space.entries(), key=lambda entry: entry.least)
@@ -116,7 +117,8 @@ def evaluate(problem: Problem, layout: Layout) -> Plan:
     """The predictions for one layout, whether it fits or not.
 
     Raises:
-      ConfigError: when no link of the topology joins the layout's devices, or the topology has no peak for the dtype.
+      ConfigError: when no link of the topology joins the layout's devices, or the topology has no peak for the
+        model's dtype.
     """
     space = _Space(problem)
     return space.plan(layout, space.memory(layout))
@@ -140,7 +142,7 @@ class _Entry(NamedTuple):
 
 
 class _Space:
-    """The layouts of a problem; caches what they have in common."""
+    """The layouts of a problem, with a cache of shared results."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -230,7 +232,7 @@ class _Cut(NamedTuple):
       rows: number of rows of a stacked weight on each rank.
       most: number of layers on the rank that has most.
       last: number of layers on the last rank.
-      before: number of layers in the first stages of all ranks except the last, together.
+      before: number of layers in the first `pipe` − 1 stages.
     """
 
     placement: LayerPlacement
@@ -270,8 +272,8 @@ def _uncuttable(problem: Problem) -> str:
     if "sync" not in problem.semantics and any(layouts(dataclasses.replace(problem, semantics=("sync",)))):
         return (
             f"{problem.num_devices} devices and data.global_batch_size={batch} have no layout with semantics "
-            f"{', '.join(problem.semantics)} alone, which take a pipeline of two ranks or more with as many "
-            "microbatches. Allow sync too (--semantics)."
+            f"{', '.join(problem.semantics)} alone: these need at least two ranks and as many "
+            "microbatches as ranks. Allow sync too (--semantics)."
         )
     return (
         f"{problem.num_devices} devices cannot be a mesh for model.num_heads={model.num_heads}, model.num_layers="

@@ -2,9 +2,9 @@
 
 A stage is a piece of the model and belongs to one rank. The stages on one rank are the rank's chunks. Each rank runs
 its own list in order, and each action waits for what it needs from the neighbouring stage. So a schedule holds an order
-but no times: times come from a clock (`fiddlex.simulate`) or from the lowering. Actions print and parse as the
-published `stage kind microbatch` tokens, for example `2F0`. Invariant: this module knows no model, no schedule by name,
-and no jax. A `Schedule` may break the rules; `fiddlex.schedules.validate` checks them.
+but no times: times come from a clock (`fiddlex.simulate`) or from `fiddlex.schedules.lowering`. Actions print and parse
+as the published `stage kind microbatch` tokens, for example `2F0`. Invariant: this module knows no model, no schedule
+by name, and no jax. A `Schedule` may break the rules; `fiddlex.schedules.validate` checks them.
 """
 
 import collections
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from fiddlex.errors import ScheduleError
 
-NOTHING, MISSING = -1, -2  # used instead of an action's number, see `Needs`
+NOTHING, MISSING = -1, -2  # stand for an action's number in `Needs`
 
 _TOKEN = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
 
@@ -34,7 +34,7 @@ class Kind(enum.StrEnum):
     __hash__ = str.__hash__  # Enum.__hash__ is written in Python, and millions of actions are hashed
 
 
-_F, _B, _I, _W = Kind  # looking up an enum member takes longer than everything else done with an action
+_F, _B, _I, _W = Kind  # module names, since looking up enum members is slow
 
 
 class Action(NamedTuple):
@@ -65,7 +65,7 @@ class Action(NamedTuple):
 
     @property
     def product(self) -> "Action":
-        """The action that stands for this one in `needs`: I for B, since both give the input gradient."""
+        """The action that `needs` names instead: I for B, since both give the input gradient; else itself."""
         return Action(self.stage, _I, self.microbatch) if self.kind is _B else self
 
     def needs(self, num_stages: int) -> tuple["Action", ...]:
@@ -82,8 +82,8 @@ class Action(NamedTuple):
 class Needs(NamedTuple):
     """For each action, by its number (`Schedule.numbered`), the numbers of the actions that it waits for.
 
-    Numbers let loops over all actions avoid hashing. An entry is `NOTHING` where the action waits for no such action,
-    and `MISSING` where the action it waits for is not in the schedule.
+    Numbers let loops over all actions avoid hashing. An entry is `NOTHING` where the action needs none, and `MISSING`
+    where the action it waits for is not in the schedule.
     """
 
     neighbour: list[int]  # the needed action of the previous or next stage
@@ -130,7 +130,7 @@ class Schedule:
 
     @functools.cached_property
     def starts(self) -> tuple[int, ...]:
-        """The number of each rank's first action, followed by the total number of actions."""
+        """The index of each rank's first action in `numbered`, then the number of actions."""
         return tuple(itertools.accumulate(map(len, self.actions), initial=0))
 
     @functools.cached_property
@@ -162,8 +162,8 @@ def execution_order(schedule: Schedule) -> Iterator[tuple[int, int]]:
       schedule: any schedule, legal or not.
 
     Yields:
-      Rank and number of an action. The iterator ends early, without an error, when every unfinished rank waits for
-      another rank.
+      Rank and number of an action. The iterator ends early, without an error, when every unfinished rank waits for an
+      action that can never run.
     """
     neighbour, own = schedule.needs
     done = bytearray(len(own) + 2)

@@ -1,10 +1,10 @@
 """Cuts a pipeline that continues from batch to batch into windows, each the ticks of one train step.
 
-A window ends when the last gradient of its batch exists. It also runs forwards of later batches that the semantics
-allow, so the pipeline does not drain. After a start with an empty pipeline, step s runs window s: the first windows
-fill the pipeline, then the windows repeat in a cycle. A window numbers microbatches from the first of its own batch and
-gives versions as ages. Repeated windows therefore have the same table, except for the slots of what is in flight when
-they begin. These slots are renamed between steps, as `Window.renames` says.
+A window ends when the last gradient of its batch exists. It also runs work of later batches that the semantics allow,
+so the pipeline does not drain. After a start with an empty pipeline, step s runs window s: the first windows fill the
+pipeline, then the windows repeat in a cycle. A window numbers microbatches from the first of its own batch and gives
+versions as ages. Repeated windows therefore have the same table, except for the slots of what is in flight when they
+begin. These slots are renamed between steps, as `Window.renames` says.
 
 Invariant: the windows, run one after another with slots renamed between them, are the whole table of the schedule.
 """
@@ -24,7 +24,7 @@ from fiddlex.schedules.schedule import Kind, Schedule
 from fiddlex.schedules.semantics import Semantics
 from fiddlex.schedules.table import BACKWARD_HOPS, COLUMNS, FORWARD_HOPS, NONE
 
-# For each column of microbatches, all columns that describe the same work.
+# For each column of microbatches, the columns that are cleared with it.
 _WORK = {
     "embed": ("embed", "embed_version"),
     "head": ("head", "head_version"),
@@ -37,9 +37,9 @@ _WORK = {
 
 
 class Renames(NamedTuple):
-    """For each memory int32 [rank, slot]: slot i of the next window is slot `rename[i]` of this window.
+    """For each inbox and stash, int32 [rank, slot]: slot i of the next window is slot `rename[i]` of this window.
 
-    The trash of an inbox is its last slot and keeps its number.
+    An inbox's last slot takes what nobody reads; it keeps its number.
     """
 
     forward_inbox: Any
@@ -62,7 +62,7 @@ class Window:
     renames: Renames
 
     def until(self, microbatch: int) -> np.ndarray:
-        """The table without the work for `microbatch` and later ones, which do not exist at the end of a run."""
+        """The table without the work for `microbatch` and later ones, for the last windows of a phase."""
         table = self.table.copy()
         for name, columns in _WORK.items():
             dropped = table[..., COLUMNS[name]] >= microbatch
@@ -123,7 +123,7 @@ class Windows:
 
     @functools.cached_property
     def sizes(self) -> Sizes:
-        """The sizes that are enough for every window."""
+        """Buffer counts that are enough for every window."""
         size = self.semantics.batch_size
         tables = [window.table for window in (*self.first, *self.cycle)]
         latest = {name: max(int(table[..., COLUMNS[name]].max()) // size for table in tables) for name in _WORK}
@@ -179,8 +179,8 @@ def _unroll(kind: Callable[[int], Schedule], semantics: Semantics, num_steps: in
             windows = _renamed(lowered, semantics, tables[: start + length], start)
             return Windows(lowered, semantics, windows[:start], windows[start:])
     raise ScheduleError(
-        f"schedule {lowered.schedule.name}: over {num_batches} batches its ticks do not come to repeat, so it cannot "
-        "go on from batch to batch. Use pipeline.semantics=sync, or another schedule."
+        f"schedule {lowered.schedule.name}: over {num_batches} batches its ticks never become periodic, so it "
+        "cannot continue from batch to batch. Use pipeline.semantics=sync, or another schedule."
     )
 
 
@@ -197,12 +197,12 @@ def _open_at_once(lowered: Lowered, batch_size: int) -> int:
     for row, ticks in zip(lowered.schedule.actions, lowered.ticks, strict=True):
         for action, tick in zip(row, ticks, strict=True):
             if action.kind is not Kind.F:
-                slots = spans.setdefault(action.stage, {}).setdefault(action.microbatch // batch_size, [])
-                slots.append(2 * tick + (action.kind is Kind.W))
+                moments = spans.setdefault(action.stage, {}).setdefault(action.microbatch // batch_size, [])
+                moments.append(2 * tick + (action.kind is Kind.W))
     most = 1
     for batches in spans.values():
-        for slots in batches.values():
-            begins = min(slots)
+        for moments in batches.values():
+            begins = min(moments)
             most = max(most, sum(min(other) <= begins <= max(other) for other in batches.values()))
     return most
 

@@ -1,15 +1,15 @@
 """Checkpoints of a workdir: saved in the background, verified when read, resumable on another layout.
 
-A checkpoint consists of two orbax items, `weights` and `optimizer`, with global shapes, and a JSON item `meta`. Where
-batches run with older weights, it has one further orbax item for each age of weights. `meta` holds the step, the order
-of the layers, the loss scale, a checksum and the shape of every array, and a fingerprint of the training data.
+A checkpoint consists of two orbax items, `weights` and `optimizer`, with global shapes, and a JSON item `meta`. With
+delayed weights it has one more orbax item for each older version. `meta` holds, among others, the step, layer order,
+loss scale, each array's checksum and shape, and a fingerprint of the training data.
 
 A checkpoint does not hold what is in flight in a pipeline: a resumed run recomputes that from the same weights. Data
 order and dropout follow from the seeds and the step, so the step is the only position to save.
 
 The checksum depends on the bits of an array's numbers and on their places, but not on the sharding or on zero padding.
 It reveals a truncated or changed file; the newest undamaged checkpoint is then used. `Checkpoints` deletes only
-checkpoints beyond `keep`, and moves damaged ones aside.
+checkpoints beyond the newest `keep` + 1, and moves damaged ones if asked to.
 """
 
 import json
@@ -35,7 +35,7 @@ from fiddlex.train.step.state import SavedState
 
 logger = logging.getLogger(__name__)
 
-DAMAGED = "damaged_checkpoints"  # directory of a workdir
+DAMAGED = "damaged_checkpoints"  # subdirectory of a workdir
 
 
 class Checkpoints:
@@ -120,12 +120,12 @@ class Checkpoints:
 
         Args:
           abstract: ShapeDtypeStructs with shardings. The padded vocabulary may differ from the saved one. With an empty
-            `optimizer` (`()`), only the weights are read. Older weights are read as far as the checkpoint has them, in
+            `optimizer` (`()`), only the weights are read. Older weights are read only if the checkpoint has them, in
             the dtype in which they were saved.
           layers: the layer of each row of `abstract`; if the checkpoint has another order, its rows are moved.
           fingerprint: the fingerprint that the training data must have; empty to accept any data.
           padded_vocab: number of vocabulary rows in `abstract`, see `save`; it may differ from the saved number.
-          move_damaged: move checkpoints that cannot be read to `DAMAGED`, next to `checkpoints`.
+          move_damaged: whether to move unreadable checkpoints into `DAMAGED`.
 
         Raises:
           CheckpointError: when there are checkpoints but none can be read, or when the newest readable one belongs to
@@ -187,8 +187,8 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            # One more than asked for: only the step after the newest checkpoint shows whether that one is good.
             finish_reads()
+            # `keep`, plus the newest, whose weights are known to be good only after the next step.
             options = ocp.CheckpointManagerOptions(max_to_keep=self._keep + 1, create=False)
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
@@ -231,7 +231,7 @@ class Checkpoints:
         if moves:
             items = saved_form(items, layers, meta["layers"])
         self._check_shapes(step, items, meta, padded_vocab)
-        # strict=False lets orbax fit the padded vocabulary to this mesh; the checksums catch any other cut.
+        # strict=False lets orbax fit the padded vocabulary to this mesh; the checksums catch other truncation.
         restored = self._open().restore(
             step,
             args=ocp.args.Composite(
@@ -270,7 +270,7 @@ class Checkpoints:
 
 
 def _other_arrays(path: Path, different: list[str]) -> str:
-    """The error message for arrays that only the checkpoint has, or only the state to restore."""
+    """The error message for arrays that either the checkpoint or the state lacks."""
     weights = [name for name in different if name.startswith("weights.")]
     what, remedy = "another kind of optimizer state", "Set the optimizer's fields back"
     if weights:

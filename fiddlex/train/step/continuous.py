@@ -1,9 +1,9 @@
-"""Training in a pipeline that never drains: gradients from one window per step (`fiddlex.pipeline.continuous`).
+"""Training in a pipeline that does not drain between batches.
 
-Each step takes its own batch, the later batches that may start before it ends, and the window to run. The train state
-then has an additional part, `PipelineState`: the weights that batches in flight use, and what is in flight.
-`fiddlex.train.step.train_step` makes the update between the windows, so that clipping, loss scaling and every optimizer
-work as they do with a flush.
+Each step gets its gradients from one window (`fiddlex.pipeline.continuous`). It takes its own batch, the later batches
+that may start before the step ends, and the window to run. The train state then has an additional part,
+`PipelineState`: the weights that batches in flight use, and what is in flight. `fiddlex.train.step.train_step` makes
+the update between the windows, so that clipping, loss scaling and every optimizer work as they do with a flush.
 """
 
 import functools
@@ -56,8 +56,7 @@ class PipelineState(NamedTuple):
     Attributes:
       versions: compute weights, leaves [version, …]; W(k), the weights after k updates, has index k modulo the number
         of versions.
-      in_flight: what is in flight on each device; the first dimension of a leaf runs over the devices on which it
-        differs.
+      in_flight: what is in flight on each device; leaves have a first dimension over the devices on which they differ.
     """
 
     versions: Weights
@@ -65,7 +64,7 @@ class PipelineState(NamedTuple):
 
 
 class Continuous:
-    """Computes a model's gradients one window at a time: a `GradientSource`.
+    """Computes a model's gradients one window at a time: a `fiddlex.train.step.gradients.GradientSource`.
 
     Args:
       model: the model.
