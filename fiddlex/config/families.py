@@ -22,7 +22,7 @@ class Family:
       objectives: what models of the family can be trained to do (`fiddlex.models.task_sizes`); the first is the default
         of `model.objective`.
       network: a function from a config to the description of its network (`fiddlex.models.spec.Network`), or the name
-        of such a function, as in `fiddlex.models.families:gpt`.
+        of such a function, as in `fiddlex.models.descriptions:gpt`.
       model: a function from a config to the model that computes the network (`fiddlex.models.model.Model`), or the name
         of such a function.
       post_norm: whether the family allows norms after the residual sums (`model.post_norm`).
@@ -44,10 +44,10 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "gpt": Family(("lm",), "fiddlex.models.families:gpt", "fiddlex.models.gpt:GPT"),
+    "gpt": Family(("lm",), "fiddlex.models.descriptions:gpt", "fiddlex.models.gpt:GPT"),
     "bert": Family(
         ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice"),
-        "fiddlex.models.families:bert",
+        "fiddlex.models.descriptions:bert",
         "fiddlex.models.bert:BERT",
         post_norm=True,
     ),

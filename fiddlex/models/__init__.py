@@ -1,1 +1,1 @@
-"""Models: the description of each family's network (`spec`, `task_sizes`, `families`), and code to compute it."""
+"""Models: the description of each family's network (`spec`, `task_sizes`, `descriptions`), and code to compute it."""

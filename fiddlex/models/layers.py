@@ -2,7 +2,7 @@
 
 Shape suffixes: B example, S whole sequence, T this rank's part of the sequence (S without sequence parallelism),
 H hidden, F this rank's part of the MLP, N this rank's heads, D head size. Weights are described with global shapes
-(`fiddlex.models.families`) and applied to a device's shard. Attention and MLP are column-parallel then row-parallel
+(`fiddlex.models.descriptions`) and applied to a device's shard. Attention and MLP are column-parallel then row-parallel
 products with one reduction each per direction (Megatron-LM, Shoeybi et al. 2019, section 3). A bias that follows a
 reduction is added once, after the reduction.
 """

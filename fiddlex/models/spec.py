@@ -1,9 +1,9 @@
 """The description of a network, written once: its parameters, and what its layers and its head compute.
 
-Each family gives the `Network` of a config (`fiddlex.models.families`). Everything else about a network is derived from
-it: initial weights, sharding, names in checkpoints, the number of parameters, flops, memory, and the planner's work.
-Sizes are those of the whole network; the logical axes of parameters and `Product.split` determine the part that one
-device has.
+Each family gives the `Network` of a config (`fiddlex.models.descriptions`). Everything else about a network is derived
+from it: initial weights, sharding, names in checkpoints, the number of parameters, flops, memory, and the planner's
+work. Sizes are those of the whole network; the logical axes of parameters and `Product.split` determine the part that
+one device has.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fiddlex.pipeline.engine import Carry, Engine, Weights
+from fiddlex.pipeline.engine import Carry, Engine, PipelineWeights
 from fiddlex.schedules.windows import Renames
 
 Tree = Any
@@ -46,7 +46,9 @@ def empty_pipeline(engine: Engine) -> InFlight:
     return InFlight(_between_steps(engine, engine.start()), Renames(*slots))
 
 
-def run_window(engine: Engine, in_flight: InFlight, window: DeviceWindow) -> tuple[InFlight, jax.Array, Weights]:
+def run_window(
+    engine: Engine, in_flight: InFlight, window: DeviceWindow
+) -> tuple[InFlight, jax.Array, PipelineWeights]:
     """Runs the ticks of one step.
 
     Args:
@@ -85,7 +87,7 @@ def run_window(engine: Engine, in_flight: InFlight, window: DeviceWindow) -> tup
         now[_row(rename, rank)] if len(now) else now
         for now, rename in zip(in_flight.slots, window.renames, strict=True)
     ]
-    return InFlight(_between_steps(engine, carry), Renames(*slots)), values, Weights(outer, layers)
+    return InFlight(_between_steps(engine, carry), Renames(*slots)), values, PipelineWeights(outer, layers)
 
 
 def _between_steps(engine: Engine, carry: Carry) -> Carry:

@@ -60,7 +60,7 @@ class PipelineModel:
         return Stage(self.layer, recompute=self.recompute, tile=self.tile)
 
 
-class Weights(NamedTuple):
+class PipelineWeights(NamedTuple):
     """Weights or gradients: `layers`, stacked by row (`LayerPlacement`), and `outer` (embedding, head)."""
 
     outer: Tree
@@ -75,7 +75,7 @@ class Carry(NamedTuple):
     forward_inbox: jax.Array  # [slot, …]
     backward_inbox: jax.Array
     outgoing: jax.Array  # the gradient to send in the next tick
-    grads: Weights  # sums, leaves [batch, …]
+    grads: PipelineWeights  # sums, leaves [batch, …]
     finished: Tree  # complete and reduced gradients of layers, leaves [batch, row, …]
     values: jax.Array  # values of the head, [microbatch, …]
 
@@ -101,7 +101,7 @@ class Engine:
     spec: PipelineSpec
     placement: LayerPlacement
     model: PipelineModel
-    versions: Weights
+    versions: PipelineWeights
     batch: Tree
     scales: jax.Array
     step: Integer = 0
@@ -117,7 +117,7 @@ class Engine:
         x = self._varying(self.model.embed(outer, microbatch))
         value = self.model.head(outer, lax.psum(x, "pipe"), microbatch)
         kept: tuple[Arrays, Arrays] = ([], [])
-        grads, finished = Weights((), ()), ()
+        grads, finished = PipelineWeights((), ()), ()
         sizes, rows = self.spec.sizes, self.placement.rows_per_chunk
         if self.spec.trains:
             first = self._varying(jnp.int32(0))
@@ -128,7 +128,7 @@ class Engine:
                 jax.tree.map(functools.partial(stacks.zeros, size=size), part)
                 for size, part in ((sizes.outer_sums, weights.outer), (sizes.sums, weights.layers))
             )
-            grads = Weights(outer_sums, sums)
+            grads = PipelineWeights(outer_sums, sums)
             if sizes.finished:
                 reduced = self.reduce(weights.layers)
                 finished = jax.tree.map(functools.partial(stacks.zeros, size=sizes.finished), reduced)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fiddlex.pipeline.engine import Engine, PipelineModel, Weights
+from fiddlex.pipeline.engine import Engine, PipelineModel, PipelineWeights
 from fiddlex.schedules.lowering import Lowered
 from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.placement import LayerPlacement
@@ -22,20 +22,20 @@ def execute(
     lowered: Lowered,
     placement: LayerPlacement,
     model: PipelineModel,
-    weights: Weights,
+    weights: PipelineWeights,
     batch: Tree,
     *,
     scale: jax.Array | float = 1.0,
     fill: float = 0.0,
-) -> tuple[jax.Array, Weights]:
+) -> tuple[jax.Array, PipelineWeights]:
     """Passes all microbatches of a batch through the model; to be called inside `shard_map`.
 
     Args:
       lowered: the schedule. A schedule of forwards alone is not differentiated and gives no gradients.
       placement: the placement of the layers, by which `weights.layers` are stacked.
       model: the model to run.
-      weights: compute weights. Weights that are replicated over an axis over which activations are sharded must be cast
-        to varying (`as_varying`), since gradients are partial sums.
+      weights: compute weights. Weights that are replicated over an axis over which activations are sharded must
+        be cast to varying (`as_varying`), since gradients are partial sums.
       batch: leaves are [example, …]; every microbatch has the same number of consecutive examples. The leaves are
         sliced in this shape: if they were reshaped to [microbatch, example, …] first, XLA would copy the arguments of
         the step for its loop.

@@ -9,7 +9,7 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.config.families import FAMILIES, Family
 from fiddlex.errors import ConfigError
-from fiddlex.models.families import gpt
+from fiddlex.models.descriptions import gpt
 from fiddlex.models.registry import describe, make_model
 from fiddlex.models.spec import Attention, Network, Parameter, Product
 
@@ -67,7 +67,7 @@ def test_a_wrong_description_is_refused(
     ("named", "message"),
     [
         ("nowhere:gpt", "its network 'nowhere:gpt' cannot be imported (No module named 'nowhere')"),
-        ("fiddlex.models.families:nothing", "its network 'fiddlex.models.families:nothing' cannot be imported"),
+        ("fiddlex.models.descriptions:nothing", "its network 'fiddlex.models.descriptions:nothing' cannot be imported"),
         (None, "its network is None; it must be a function of a config"),
     ],
 )

@@ -159,7 +159,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a-product-that-is-not-described",
-        "fiddlex/models/families.py",
+        "fiddlex/models/descriptions.py",
         old='Activation(units), Product(units, hidden, "inputs"), Residual()',
         new="Activation(units), Residual()",
         tests=(FLOPS,),

@@ -187,7 +187,7 @@ MUTATIONS = (
     ),
     Mutation(
         "older-weights-all-the-youngest-on-resume",
-        "fiddlex/train/step/continuous.py",
+        "fiddlex/train/step/unflushed.py",
         old="older[min(age, len(older)) - 1],",
         new="older[0],",
         tests=(OLDER,),

@@ -8,11 +8,11 @@ import pytest
 from fiddlex.pipeline.engine import Engine
 from fiddlex.pipeline.executor import execute
 from fiddlex.train.inference import forward
-from fiddlex.train.step import continuous, flushed
+from fiddlex.train.step import flushed, unflushed
 
 
 @pytest.fixture(autouse=True)
 def idle_slots_hold_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (flushed, forward):
         monkeypatch.setattr(module, "execute", functools.partial(execute, fill=math.nan))
-    monkeypatch.setattr(continuous, "Engine", functools.partial(Engine, fill=math.nan))
+    monkeypatch.setattr(unflushed, "Engine", functools.partial(Engine, fill=math.nan))

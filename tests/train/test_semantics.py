@@ -16,7 +16,7 @@ from fiddlex.errors import ConfigError, NonFiniteError
 from fiddlex.train import loop
 from fiddlex.train.run import transfer
 from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.step.continuous import Continuous
+from fiddlex.train.step.unflushed import Unflushed
 from fiddlex.train.trainer import Trainer, load_trainer
 from tests import reference
 
@@ -100,7 +100,7 @@ def test_evaluation_is_of_the_newest_weights_and_disturbs_nothing(config: Config
 
 def test_nothing_is_traced_twice_and_the_state_is_donated(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     chex.clear_trace_counter()
-    monkeypatch.setattr(Continuous, "gradients", chex.assert_max_traces(Continuous.gradients, n=1))
+    monkeypatch.setattr(Unflushed, "gradients", chex.assert_max_traces(Unflushed.gradients, n=1))
     config.pipeline.semantics, config.pipeline.semantics_schedule = "sync", "sync:2,2bw:5,vertical_sync"
     trainer = Trainer(config)
     for _ in range(10):
@@ -162,7 +162,7 @@ def test_one_kind_of_semantics_and_phases_at_once_are_refused(config: Config) ->
 
 def test_a_run_of_sync_phases_alone_is_a_plain_run(config: Config) -> None:
     config.pipeline.semantics, config.pipeline.semantics_schedule = "sync", "sync:4,sync"
-    assert not isinstance(Trainer(config)._program.source, Continuous)
+    assert not isinstance(Trainer(config)._program.source, Unflushed)
 
 
 @pytest.mark.parametrize("semantics", ["sync", "2bw"])

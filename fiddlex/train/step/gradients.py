@@ -1,4 +1,4 @@
-"""The interface of gradient sources (`flushed`, `continuous`), and the functions that both share.
+"""The interface of gradient sources (`flushed`, `unflushed`), and the functions that both share.
 
 The loss is a weighted mean over the whole global batch. Therefore the division into replicas, stages and microbatches
 changes the result only by rounding, even if one microbatch or replica has more scored tokens than another.
@@ -100,10 +100,10 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
     )
 
 
-def parts(weights: Weights) -> engine.Weights:
+def parts(weights: Weights) -> engine.PipelineWeights:
     """The weights in the structure that the executor takes."""
     outer = {name: part for name, part in weights.items() if name != "layers"}
-    return engine.Weights(outer, weights["layers"])
+    return engine.PipelineWeights(outer, weights["layers"])
 
 
 def partial_axes(config: Config) -> frozenset[str]:

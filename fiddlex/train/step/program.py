@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.config import Config
 from fiddlex.models.registry import make_model
 from fiddlex.parallel.sharding import named
-from fiddlex.train.step.continuous import Continuous
 from fiddlex.train.step.flushed import Flushed
 from fiddlex.train.step.gradients import GradientSource, init_key
 from fiddlex.train.step.optimizer import learning_rate_schedule, make_optimizer
@@ -26,6 +25,7 @@ from fiddlex.train.step.state import (
     state_specs,
 )
 from fiddlex.train.step.train_step import make_train_step
+from fiddlex.train.step.unflushed import Unflushed
 
 
 class Program:
@@ -58,7 +58,7 @@ class Program:
         self.layout = make_layout(self.model, config)
         blocks = make_blocks(self.model, config)
         self.optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
-        source = Continuous if self.layout.pipeline.windows else Flushed
+        source = Unflushed if self.layout.pipeline.windows else Flushed
         self.source: GradientSource = source(self.model, config, mesh, self.layout)
         scales = config.model.dtype == "float16"
         self.specs = state_specs(

@@ -3,7 +3,7 @@
 Losses are multiplied by a scale before the backward pass, so that small gradients do not round to zero, and gradients
 are divided by the scale before any other use. When a gradient overflows, the train step skips the update: weights,
 optimizer state and update count do not change. A batch has one scale from its first backward pass to its last. With
-several batches in flight (`fiddlex.train.step.continuous`), a batch's scale is fixed before it is known whether the
+several batches in flight (`fiddlex.train.step.unflushed`), a batch's scale is fixed before it is known whether the
 previous batch overflows.
 """
 

@@ -28,7 +28,7 @@ class TrainState(NamedTuple):
       step: int32 scalar, number of updates done; together with the seeds it determines the data position and dropout.
       weights: float32 master weights, sharded as `WeightLayout.master` says.
       optimizer: the optimizer's state, sharded like the weights that it mirrors, otherwise replicated.
-      pipeline: the state of batches in flight between steps (`fiddlex.train.step.continuous.PipelineState`); empty when
+      pipeline: the state of batches in flight between steps (`fiddlex.train.step.unflushed.PipelineState`); empty when
         the pipeline is flushed after each batch.
       scaling: loss scaling in float16 (`fiddlex.train.step.scaling.Scaling`); otherwise empty.
     """

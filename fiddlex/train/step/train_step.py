@@ -1,7 +1,7 @@
 """The compiled train step: gradients of a global batch, and the update.
 
 Gradients leave `shard_map` on the shards whose master weights they update. They come from a pipeline that is flushed
-after each batch (`fiddlex.train.step.flushed`) or from one that is not (`fiddlex.train.step.continuous`). The update
+after each batch (`fiddlex.train.step.flushed`) or from one that is not (`fiddlex.train.step.unflushed`). The update
 itself is plain optax on global arrays, outside `shard_map`.
 """
 

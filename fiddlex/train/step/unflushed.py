@@ -63,7 +63,7 @@ class PipelineState(NamedTuple):
     in_flight: InFlight
 
 
-class Continuous:
+class Unflushed:
     """Computes a model's gradients one window at a time: a `fiddlex.train.step.gradients.GradientSource`.
 
     Args:
