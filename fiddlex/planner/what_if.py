@@ -22,7 +22,7 @@ from fiddlex.planner.layouts import Problem
 from fiddlex.planner.predict import StepModel, needed_memory, predict
 from fiddlex.planner.profile import Profile, ProfiledCostModel
 
-_FORM = re.compile(r"(?P<name>[a-z0-9_.]+)(?:(?P<sign>[=*])(?P<value>.+))?")
+_FORM = re.compile(r"(?P<name>[a-z0-9_.]+)(?:(?P<sign>[=*])(?P<value>.*))?")
 _SHORT = {
     "data": "mesh.data",
     "pipe": "mesh.pipe",

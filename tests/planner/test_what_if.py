@@ -6,6 +6,7 @@ import pytest
 
 from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.config.overrides import replaced
 from fiddlex.costs.backend import GPU
 from fiddlex.errors import ConfigError
 from fiddlex.planner.predict import needed_memory
@@ -101,6 +102,8 @@ def test_fields_have_their_types():
         (ON_A100, "bandwidth=2", "--change=bandwidth=2: write bandwidth*VALUE."),
         (ON_A100, "fused_optimizer=1", "--change=fused_optimizer=1: write fused_optimizer."),
         (ON_A100, "recompute", "--change=recompute: write recompute=VALUE."),
+        (ON_A100, "mesh.pipe=", "mesh.pipe= must be of type int."),
+        (ON_A100, "bandwidth*", "bandwidth*: the factor must be a number, as in bandwidth*0.5"),
         (ON_A100, "bandwidth*fast", "bandwidth*fast: the factor must be a number, as in bandwidth*0.5"),
         (ON_A100, "mesh.pipe=two", "mesh.pipe=two must be of type int."),
         (ON_A100, "zero1=2", "optimizer.zero1=2: write true or false."),
@@ -139,3 +142,8 @@ def test_weights_that_do_not_lag_are_those_of_a_flush():
 def test_a_config_at_odds_with_itself_is_refused():
     with pytest.raises(ConfigError, match=r"mesh\.tensor=3"):
         what_if(ON_A100, ["mesh.tensor=3"])
+
+
+def test_a_field_is_emptied():
+    scenario = dataclasses.replace(ON_A100, config=replaced(ON_A100.config, {"pipeline.layers_per_stage": "1,3"}))
+    assert apply(scenario, "pipeline.layers_per_stage=").config.pipeline.layers_per_stage == ""

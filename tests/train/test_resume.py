@@ -258,6 +258,13 @@ def test_a_schedule_from_a_file_stays_with_the_run(
     assert loop.train(config, moved).step == 7
     assert "The config has changed since this run was last started: train.num_steps 6 → 7." in caplog.messages
 
+    table.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")
+    config.pipeline.schedule, config.train.num_steps = f"file:{table}", 8
+    earlier = (moved / "schedule.csv").read_text()
+    assert loop.train(config, moved).step == 8
+    assert any("The schedule's table has changed" in message for message in caplog.messages)
+    assert [path.read_text() for path in moved.glob("schedule-*.csv")] == [earlier]
+
 
 def test_another_run_in_the_workdir_is_refused(config: Config, whole_run: pathlib.Path) -> None:
     saved = (whole_run / "config.json").read_text()

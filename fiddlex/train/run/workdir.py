@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import operator
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
                 ) from error
             _check_checkpoints(workdir, _with_table(config, workdir / TABLE))
             if config.pipeline.schedule.startswith("file:"):
+                _keep_other_table(workdir / TABLE, to_csv(schedule))
                 (workdir / f"{TABLE}.tmp").write_text(to_csv(schedule), encoding="utf-8")
             (workdir / "config.json.tmp").write_text(_with_table(config, TABLE).to_json(), encoding="utf-8")
         yield
@@ -115,6 +117,14 @@ def writing(path: Path) -> Iterator[None]:
             f"Cannot write to {path}: {error.strerror or error}. Make room or permit writing there and run the same "
             "command again, or choose another --workdir."
         ) from error
+
+
+def _keep_other_table(path: Path, table: str) -> None:
+    """Logs that a run's schedule has another table than before, and copies the earlier one to a file beside it."""
+    if path.exists() and (earlier := path.read_text(encoding="utf-8")) != table:
+        copy = path.with_name(f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}.csv")
+        copy.write_text(earlier, encoding="utf-8")
+        logger.warning("The schedule's table has changed since this run was last started; the earlier is %s.", copy)
 
 
 def _check_checkpoints(workdir: Path, config: Config) -> None:
