@@ -331,13 +331,16 @@ def _wrong_value() -> str | None:
     _, *arguments = _file_first(sys.argv)
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         match = _OVERRIDE.match(argument)
-        if match and is_field(match[1]) and "config.no" not in argument:
-            value = argument.partition("=")[2] if "=" in argument else following
-            kind = type(operator.attrgetter(match[1])(Config()))
-            try:
-                override(Config(), f"{match[1]}={value}")
-            except ConfigError:
-                return f"config.{match[1]}={value!r} must be of type {kind.__name__}."
+        if match is None or not is_field(match[1]):
+            continue
+        kind = type(operator.attrgetter(match[1])(Config()))
+        if kind is bool and "=" not in argument:  # --config.… or --noconfig.…, which take no value
+            continue
+        value = argument.partition("=")[2] if "=" in argument else following
+        try:
+            override(Config(), f"{match[1]}={value}")
+        except ConfigError:
+            return f"config.{match[1]}={value!r} must be of type {kind.__name__}."
     return None
 
 

@@ -5,7 +5,6 @@ by ml_collections (`fiddlex.config.command_line`).
 """
 
 import copy
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,10 +54,12 @@ def override(config: Config, *assignments: str) -> Config:
 
 
 def is_field(path: str) -> bool:
-    """Whether a section of a config has a field with this path."""
-    section, _, name = path.partition(".")
-    holder = {field.name: field.type for field in dataclasses.fields(Config)}.get(section)
-    return holder is not None and name in {field.name for field in dataclasses.fields(holder)}  # type: ignore[arg-type]
+    """Whether a section of a config has a field of this path."""
+    try:
+        check_field(path)
+    except ConfigError:
+        return False
+    return "." in path
 
 
 def _read(path: str, present: Any, text: str) -> Any:

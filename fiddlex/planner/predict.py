@@ -134,7 +134,8 @@ def pipeline_of(config: Config) -> PredictedPipeline:
     if traits is None or pipeline.semantics_schedule:
         return _Whole(resolve(config))
     m, short = pipeline.num_microbatches, traits.onset(pipe)
-    schedule_of(config, short if m > short and m % pipe == short % pipe == 0 else m)  # raises if there is none
+    whole_periods = m > short and (m - short) % traits.period(pipe) == 0
+    schedule_of(config, short if whole_periods else m)  # raises if there is none
     semantics = semantics_of(config, pipeline.semantics, num_stages=pipe * pipeline.num_chunks)
     name = pipeline.semantics if any(semantics.delays) else "sync"
     shape = Shape(pipeline.schedule, pipe, pipeline.num_chunks, m, name)

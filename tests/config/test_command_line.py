@@ -165,6 +165,10 @@ def test_overrides_are_laid_over_the_programs_own_config(folder):
         (["--config.mesh=2"], "config.mesh is a section and has no value of its own. Set one of its fields: data, "),
         (["--config.model.hidden_size=1.5"], "config.model.hidden_size='1.5' must be of type int."),
         (["--config.optimizer.zero1=maybe"], "config.optimizer.zero1='maybe' must be of type bool."),
+        (
+            ["--noconfig.optimizer.zero1", "--config.optimizer.zero1", "--config.mesh.pipe=two"],
+            "config.mesh.pipe='two' must be of type int.",
+        ),
         (["--config.mesh.sequence_parallel", "False"], "'False' is not a flag. Write --name=value"),
         (["--workdri=a"], "Unknown command line flag 'workdri'. Did you mean: workdir ?"),
         (["--config.model.num_heads=3"], "model.hidden_size=128 is not a multiple of model.num_heads=3"),
