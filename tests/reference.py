@@ -45,10 +45,11 @@ def train(
     """Losses, gradient norms, first gradient and final weights of plain training on `batches`, by default of a GPT.
 
     `delays(step)` gives each part's delay: the gradient is taken at W(max(step − delay, 0)) and applied to the newest
-    weights.
+    weights. With prediction (`config.pipeline`) it is taken at W(k) + D p(k), where k is max(step − delay, 0), D is the
+    part's delay in step k, and p(k) estimates an update (`predicted_update`).
     """
     weights = unstack(weights)
-    history = [weights]
+    history, predicted = [weights], [jax.tree.map(jnp.zeros_like, weights)]
     optimizer = make_optimizer(config)
 
     @jax.jit
@@ -61,11 +62,20 @@ def train(
     losses, norms, first_grads = [], [], None
     for number, batch in enumerate(batches):
         lag = delays(number) if delays else Delays(0, (0,) * len(weights["layers"]), 0)
-        embedding, head, *layers = (history[max(number - d, 0)] for d in (lag.embedding, lag.head, *lag.layers))
+
+        def version(lag: int, of: Callable[[Delays], int], part: Callable[[Tree], Tree], number: int = number) -> Tree:
+            k = max(number - lag, 0)
+            if config.pipeline.prediction == "none":
+                return part(history[k])
+            ahead = of(delays(k)) if delays else 0
+            return jax.tree.map(lambda w, p: w + ahead * p, part(history[k]), part(predicted[k]))
+
         stale = {
-            "embedding": embedding["embedding"],
-            "layers": [version["layers"][i] for i, version in enumerate(layers)],
-            "head": head["head"] | {"tokens": head["embedding"]["tokens"]},
+            "embedding": version(lag.embedding, lambda d: d.embedding, lambda w: w["embedding"]),
+            "layers": [
+                version(d, lambda d, i=i: d.layers[i], lambda w, i=i: w["layers"][i]) for i, d in enumerate(lag.layers)
+            ],
+            "head": version(lag.head, lambda d: d.head, lambda w: w["head"] | {"tokens": w["embedding"]["tokens"]}),
         }
         loss, grads = jax.value_and_grad(loss_fn or gpt_loss_fn)(stale, batch, jnp.int32(number), config)
         grads["embedding"]["tokens"] += grads["head"].pop("tokens")  # they are tied
@@ -75,10 +85,28 @@ def train(
         updated = _in_parts(functools.partial(update, scale=scale), weights, state, grads)
         weights, state = (_in_parts(lambda pair, i=i: pair[i], updated) for i in (0, 1))
         history.append(weights)
+        if config.pipeline.prediction == "momentum":
+            coasted = _in_parts(functools.partial(update, scale=jnp.float32(0)), weights, state, grads)
+            following = _in_parts(lambda pair: pair[0], coasted)
+            scaled = jax.tree.map(lambda a, b: config.pipeline.prediction_scale * (a - b), following, weights)
+            predicted.append(scaled)
+        elif config.pipeline.prediction == "extrapolate":
+            predicted.append(extrapolated(history, config))
         first_grads = grads if first_grads is None else first_grads
         losses.append(float(loss))
         norms.append(float(norm))
     return {"losses": losses, "norms": norms, "grads": first_grads, "weights": weights}
+
+
+def extrapolated(history: list[Tree], config: Config) -> Tree:
+    """The next update as the last one, or with order 2 as the momentum's recurrence continues it."""
+    scale, momentum = config.pipeline.prediction_scale, config.optimizer.beta1
+    if config.optimizer.name in ("sgd", "muon"):
+        momentum = config.optimizer.momentum
+    newest, before, earlier = (history[max(len(history) - age, 0)] for age in (1, 2, 3))
+    if config.pipeline.prediction_order == 1:
+        return jax.tree.map(lambda a, b: scale * (a - b), newest, before)
+    return jax.tree.map(lambda a, b, c: scale * ((a - b) + momentum * ((a - b) - (b - c))), newest, before, earlier)
 
 
 def _in_parts(function: Callable[..., Any], weights: Tree, *others: Tree) -> Tree:
@@ -106,9 +134,49 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
         "adam": lambda: optax.chain(decayed_weights, optax.adam(rate, **adam)),
         "adamw": lambda: optax.adamw(rate, **adam, **decoupled),
         "lamb": lambda: optax.lamb(rate, **adam, **decoupled),
+        "muon": lambda: optax.partition(
+            {
+                "matrix": optax.contrib.muon(
+                    rate,
+                    beta=section.momentum,
+                    weight_decay=section.weight_decay,
+                    consistent_rms=0.2,
+                    muon_weight_dimension_numbers=muon_matrices,
+                ),
+                "other": optax.adamw(rate, **adam, **decoupled),
+            },
+            muon_rules,
+        ),
         "adafactor": lambda: optax.adafactor(section.learning_rate),
     }
     return optimizers[section.name]()
+
+
+def muon_matrices(weights: Tree) -> Tree:
+    """Inputs and outputs of the kernels of a layer; None for all other weights."""
+    numbers = {
+        "qkv": optax.contrib.MuonDimensionNumbers(0, (2, 3)),
+        "out": optax.contrib.MuonDimensionNumbers((0, 1), 2),
+        "up": optax.contrib.MuonDimensionNumbers(0, 1),
+        "down": optax.contrib.MuonDimensionNumbers(0, 1),
+    }
+
+    def of(path: Any, _: Any) -> Any:
+        return numbers.get(path[-2].key) if len(path) > 1 and path[-1].key == "kernel" else None
+
+    return jax.tree_util.tree_map_with_path(of, weights)
+
+
+def muon_rules(weights: Tree) -> Tree:
+    """Which rule of muon changes each weight."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: (
+            "matrix"
+            if len(path) > 1 and path[-2].key in ("qkv", "out", "up", "down") and path[-1].key == "kernel"
+            else "other"
+        ),
+        weights,
+    )
 
 
 _compiled: dict[Any, Callable[..., Any]] = {}

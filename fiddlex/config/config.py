@@ -78,6 +78,7 @@ class Config(Checked, prefix="config."):
         for section in dataclasses.fields(self):
             getattr(self, section.name).validate()
         self._validate_task()
+        self._validate_prediction()
         mesh, model = self.mesh, self.model
         rules.divides(
             "model.num_heads",
@@ -165,6 +166,21 @@ class Config(Checked, prefix="config."):
                 f"train.checkpoint_every={self.train.checkpoint_every}: what counts is the held-out data, and the best "
                 "weights are a checkpoint. Set both above 0, or patience to 0."
             )
+
+    def _validate_prediction(self) -> None:
+        """Checks that the optimizer has the momentum that a prediction of weights needs."""
+        pipeline, optimizer = self.pipeline, self.optimizer
+        needs = pipeline.prediction == "momentum" or pipeline.prediction_order > 1
+        if not needs or optimizer.decay_of_momentum:
+            return
+        field = optimizer.momentum_field
+        without = f"optimizer.name={optimizer.name}" + (f" and optimizer.{field}=0" if field else "")
+        remedy = f"Set optimizer.{field} above 0" if field else "Use another optimizer"
+        raise ConfigError(
+            f"pipeline.prediction={pipeline.prediction} and pipeline.prediction_order={pipeline.prediction_order} with "
+            f"{without}: this optimizer has no momentum, from which the next update could be predicted. {remedy}, or "
+            "use pipeline.prediction=extrapolate with pipeline.prediction_order=1."
+        )
 
     def to_json(self) -> str:
         """The resolved config as indented JSON, as it is saved in a workdir."""

@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from fiddlex.config.config import Config, check_field
+from fiddlex.config.sections import PipelineConfig
 from fiddlex.errors import ConfigError
+
+# The settings of a run that flushes its pipeline, for uses of a run's weights that update none.
+FLUSHED: Mapping[str, Any] = {
+    f"pipeline.{name}": getattr(PipelineConfig(), name)
+    for name in ("semantics", "semantics_schedule", "prediction", "prediction_order", "prediction_scale")
+}
 
 _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}  # as on the command line
 

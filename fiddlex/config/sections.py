@@ -13,7 +13,9 @@ from fiddlex.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 RECOMPUTE_MODES = ("none", "selective", "full")
-OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "adafactor")
+PREDICTIONS = ("none", "extrapolate", "momentum")
+MOST_PREDICTION_SCALE = 10.0  # far above what is stable
+OPTIMIZERS = ("adamw", "nadamw", "adam", "adan", "lion", "muon", "lamb", "adafactor", "sgd")
 MOST_LOSS_SCALE = 2.0**40  # far above what float16 can use, and far below what float32 can hold
 LEAST_FLOAT32, MOST_FLOAT32 = 1.2e-38, 3.4e38  # the range of positive values that devices do not round to 0 or infinity
 MOST_INIT_STD = 100.0  # far above any in use; with much larger values the first loss overflows float32
@@ -132,19 +134,37 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     recompute: str = "none"  # none | selective (attention internals) | full (whole layers)
     semantics: str = "sync"  # delay of the weights, in updates: sync | 2bw | stash | vertical_sync | delay:K
     semantics_schedule: str = ""  # replaces semantics=sync with phases and their lengths, as in sync:0.2,2bw
+    prediction: str = "none"  # of delayed weights: none | extrapolate (past updates) | momentum (the optimizer's)
+    prediction_order: int = 1  # past updates that extrapolate uses: 1 | 2
+    prediction_scale: float = 1.0  # multiplies the predicted update
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
         rules.at_least("pipeline.num_microbatches", self.num_microbatches, 1)
         rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
         rules.choice("pipeline.recompute", self.recompute, RECOMPUTE_MODES)
+        rules.choice("pipeline.prediction", self.prediction, PREDICTIONS)
+        rules.between("pipeline.prediction_order", self.prediction_order, 1, 2)
+        rules.positive("pipeline.prediction_scale", self.prediction_scale, MOST_PREDICTION_SCALE)
+        if self.prediction == "none" and (self.prediction_order, self.prediction_scale) != (1, 1.0):
+            raise ConfigError(
+                f"pipeline.prediction_order={self.prediction_order} and pipeline.prediction_scale="
+                f"{self.prediction_scale:g} with pipeline.prediction=none: they change nothing without prediction. "
+                "Leave both at 1, or use pipeline.prediction=extrapolate."
+            )
+        if self.prediction == "momentum" and self.prediction_order > 1:
+            raise ConfigError(
+                f"pipeline.prediction_order={self.prediction_order} with pipeline.prediction=momentum: the order "
+                "counts past updates, and the prediction by momentum uses none. Use pipeline.prediction_order=1, or "
+                "pipeline.prediction=extrapolate."
+            )
 
 
 @dataclasses.dataclass
 class OptimizerConfig(Checked, prefix="config.optimizer."):
     """The update rule, its learning-rate schedule, clipping, and whether its state is sharded."""
 
-    name: str = "adamw"
+    name: str = "adamw"  # adamw | nadamw | adam | adan | lion | muon | lamb | adafactor | sgd
     learning_rate: float = 1e-3
     schedule: str = "cosine"  # shape after the warm-up: cosine | linear | constant
     warmup_steps: int = 0
@@ -155,10 +175,21 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
-    momentum: float = 0.9  # used by sgd alone
+    beta3: float = 0.99  # used by adan alone
+    momentum: float = 0.9  # used by sgd and, for matrices, by muon
     zero1: bool = True  # shards master weights and optimizer state over `data`
     loss_scale: float = 65536.0  # initial loss scale of float16; halved when gradients overflow
     loss_scale_window: int = 1000  # steps without an overflow after which the loss scale doubles
+
+    @property
+    def momentum_field(self) -> str:
+        """The name of the field that holds the decay of the optimizer's momentum; empty for one without momentum."""
+        return {"adafactor": "", "sgd": "momentum", "muon": "momentum"}.get(self.name, "beta1")
+
+    @property
+    def decay_of_momentum(self) -> float:
+        """The factor by which the optimizer's momentum decays in each update (muon: that of matrices); 0 without."""
+        return getattr(self, self.momentum_field) if self.momentum_field else 0.0
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
@@ -170,7 +201,7 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
             rules.between(f"optimizer.{name}", getattr(self, name), 0, MOST_FLOAT32)
         for name in ("warmup_steps", "decay_steps"):
             rules.at_least(f"optimizer.{name}", getattr(self, name), 0)
-        for name in ("beta1", "beta2", "momentum"):
+        for name in ("beta1", "beta2", "beta3", "momentum"):
             rules.fraction(f"optimizer.{name}", getattr(self, name))
         rules.between("optimizer.epsilon", self.epsilon, LEAST_FLOAT32, MOST_FLOAT32)
         if self.decay_steps and self.decay_steps < self.warmup_steps:

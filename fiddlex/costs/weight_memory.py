@@ -99,7 +99,7 @@ def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
         state = sum(factor or moment for factor, moment in zip(factors, tiled, strict=True))
     return WeightBytes(
         layers=FLOAT32 * rows * _elements(layer, config),
-        kernels=FLOAT32 * rows * _elements((each for each in layer if each.product), config),
+        kernels=FLOAT32 * rows * _elements((each for each in layer if each.matrix), config),
         outer=FLOAT32 * _elements(outer, config),
         reduced_layers=FLOAT32 * rows * sum(map(math.prod, layer_shapes)),
         reduced_outer=FLOAT32 * sum(map(math.prod, outer_shapes)),

@@ -101,7 +101,7 @@ def _layer(model: ModelConfig) -> Parameters:
     return {
         "attention_norm": norm(hidden),
         "attention": {
-            "qkv": linear((hidden, 3, heads, size), qkv_axes, num_inputs=1, std=model.init_std),
+            "qkv": linear((hidden, 3, heads, size), qkv_axes, num_inputs=1, std=model.init_std, separate=1),
             "out": linear((heads, size, hidden), out_axes, num_inputs=2, std=std),
         },
         "mlp_norm": norm(hidden),

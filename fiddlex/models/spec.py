@@ -16,6 +16,22 @@ from fiddlex.parallel.axes import LogicalAxes
 
 
 @dataclasses.dataclass(frozen=True)
+class Matrix:
+    """Which dimensions of a kernel are the inputs of its matrix product, and which are the outputs.
+
+    A kernel with further dimensions stores several matrices, one for each index of these dimensions: the kernel of
+    queries, keys and values stores three.
+
+    Attributes:
+      inputs: indices of the dimensions that the product sums over.
+      outputs: indices of the dimensions of the product's result.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Parameter:
     """One weight; a weight of the layers is described for a single layer.
 
@@ -27,7 +43,8 @@ class Parameter:
       value: the initial value when `std` is 0.
       decays: whether weight decay applies to the weight; it does to matrices and tables, not to biases and the scales
         of norms.
-      product: whether the weight is the kernel of a matrix product; an embedding's table is not.
+      matrix: the inputs and outputs of the kernel of a matrix product; None for any other weight, also for the table of
+        an embedding.
     """
 
     shape: tuple[int, ...]
@@ -35,7 +52,7 @@ class Parameter:
     std: float = 0.0
     value: float = 0.0
     decays: bool = False
-    product: bool = False
+    matrix: Matrix | None = None
 
     @property
     def size(self) -> int:
@@ -60,17 +77,21 @@ def leaves(parameters: Parameters) -> Iterator[Parameter]:
             yield from leaves(each)
 
 
-def linear(shape: tuple[int, ...], axes: LogicalAxes, *, num_inputs: int, std: float, bias: bool = True) -> Parameters:
+def linear(
+    shape: tuple[int, ...], axes: LogicalAxes, *, num_inputs: int, std: float, bias: bool = True, separate: int = 0
+) -> Parameters:
     """A kernel and, if asked for, a bias of zeros.
 
     Args:
       shape: the kernel's sizes: its inputs, then its outputs.
       axes: the kernel's logical axes.
       num_inputs: how many of the kernel's dimensions are inputs; the bias has the other dimensions.
+      separate: how many dimensions after the inputs number separate matrices (`Matrix`).
       std: the standard deviation of the kernel's initial values.
       bias: whether there is a bias.
     """
-    parameters = {"kernel": Parameter(shape, axes, std, decays=True, product=True)}
+    matrix = Matrix(tuple(range(num_inputs)), tuple(range(num_inputs + separate, len(shape))))
+    parameters = {"kernel": Parameter(shape, axes, std, decays=True, matrix=matrix)}
     return parameters | ({"bias": Parameter(shape[num_inputs:], axes[num_inputs:])} if bias else {})
 
 

@@ -93,6 +93,7 @@ class Engine:
       batch: leaves are [example, …], with the examples of all batches in flight, one batch after another.
       scales: the factors that multiply the gradients of each batch, float32 [batch].
       step: the number of the step's own batch, which equals the number of updates done, int32 scalar.
+      head_versions: the versions of `outer` with which the head runs; None: those of `versions`.
       slots: the actual slot for each slot number in the table; None: the number itself.
       reduce: a function that sums complete gradients of layers, [row, …], over devices.
       fill: the output of idle slots, and the initial value of memory.
@@ -105,6 +106,7 @@ class Engine:
     batch: Tree
     scales: jax.Array
     step: Integer = 0
+    head_versions: Tree | None = None
     slots: Renames | None = None
     reduce: Callable[[Tree], Tree] = lambda grads: grads
     fill: float = 0.0
@@ -115,7 +117,7 @@ class Engine:
         # The lines below are traced only for types; nothing uses the values, so XLA removes the computation.
         outer = self._outer(0)
         x = self._varying(self.model.embed(outer, microbatch))
-        value = self.model.head(outer, lax.psum(x, "pipe"), microbatch)
+        value = self.model.head(self._outer(0, of_head=True), lax.psum(x, "pipe"), microbatch)
         kept: tuple[Arrays, Arrays] = ([], [])
         grads, finished = PipelineWeights((), ()), ()
         sizes, rows = self.spec.sizes, self.placement.rows_per_chunk
@@ -195,7 +197,7 @@ class Engine:
 
         def work(outer: Tree, values: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
             leaving, microbatch = lax.psum(jnp.where(own.is_last, y, 0), "pipe"), self._microbatch(shared.head)
-            weights, dy = self._outer(shared.head_version), y
+            weights, dy = self._outer(shared.head_version, of_head=True), y
             if self.spec.trains:
                 value, vjp = jax.vjp(lambda outer, x: self.model.head(outer, x, microbatch), weights, leaving)
                 douter, dy = vjp(jnp.ones_like(value) * self.scales[self._batch_of(shared.head)])
@@ -297,9 +299,12 @@ class Engine:
         size = self.spec.sizes.versions
         return (self.step - age) % size if size > 1 else 0
 
-    def _outer(self, age: Integer) -> Tree:
-        place = self._version(age)
-        return jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, place, keepdims=False), self.versions.outer)
+    def _outer(self, age: Integer, *, of_head: bool = False) -> Tree:
+        """Embedding and head, `age` updates old: with which the embedding runs, or the head."""
+        place, versions = self._version(age), self.versions.outer
+        if of_head and self.head_versions is not None:
+            versions = self.head_versions
+        return jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, place, keepdims=False), versions)
 
     def _chunk(self, number: Integer, age: Integer, microbatch: Integer) -> Chunk:
         """Chunk `number` of this device, with weights `age` updates old and the row of the microbatch's gradients."""

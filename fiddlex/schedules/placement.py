@@ -75,6 +75,12 @@ class LayerPlacement:
         return tuple(rows)
 
     @functools.cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The stage of each row; any stage for the rows of a chunk that its rank does not have."""
+        own = (stages + (0,) * (self.num_chunks - len(stages)) for stages in self.chunks)
+        return tuple(stage for stages in own for stage in stages for _ in range(self.rows_per_chunk))
+
+    @functools.cached_property
     def rows(self) -> tuple[int, ...]:
         """The row of each layer."""
         of_layer = {layer: row for row, layer in enumerate(self.layers) if layer != PADDING}

@@ -15,6 +15,7 @@ from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.pipeline_spec import PipelineSpec, make_spec
 from fiddlex.schedules.placement import LayerPlacement, place_layers
+from fiddlex.schedules.prediction import check_delays
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import Phase, Semantics, make_phases, make_semantics
 from fiddlex.schedules.windows import Windows, common_spec, unroll
@@ -58,7 +59,7 @@ def resolve(config: Config) -> Pipeline:
 
     Raises:
       ConfigError: when the schedule does not exist for these sizes, the layers cannot be cut into its stages, the
-        semantics do not exist, or the schedule cannot run with the semantics.
+        semantics do not exist, the schedule cannot run with the semantics, or weights are predicted without a delay.
     """
     pipeline = config.pipeline
     schedule = schedule_of(config, pipeline.num_microbatches)
@@ -66,6 +67,7 @@ def resolve(config: Config) -> Pipeline:
     phases = make_phases(pipeline.semantics, pipeline.semantics_schedule, config.train.num_steps)
     names = dict.fromkeys(phase.semantics for phase in phases)
     all_semantics = {name: semantics_of(config, name, num_stages=schedule.num_stages) for name in names}
+    check_delays(config, all_semantics)
     windows = {}
     if any(max(semantics.delays) for semantics in all_semantics.values()):
         longer = None if pipeline.schedule.startswith("file:") else functools.partial(schedule_of, config)

@@ -21,7 +21,7 @@ import numpy as np
 
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
-from fiddlex.config.overrides import replaced
+from fiddlex.config.overrides import FLUSHED, replaced
 from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.statistics import majority_share
@@ -369,8 +369,7 @@ def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda conf
         other shapes.
     """
     saved = read_config(workdir)
-    flushed = {"pipeline.semantics": "sync", "pipeline.semantics_schedule": ""}  # no weights are updated
-    config = replaced(change(saved), flushed)
+    config = replaced(change(saved), FLUSHED)
     check_same_shapes(saved, config, workdir)
     trainer = Trainer(config)
     if not trainer.load(workdir, saved):

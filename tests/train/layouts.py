@@ -5,6 +5,7 @@ proves it and says what a level is). `FURTHER`, for the full tier, has more comb
 """
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +36,7 @@ class Case:
       layers: of each stage in order, as in 1,2,1; "-" for four layers, spread as evenly as possible.
       sp, zero1, dropout: the column's name, or "-" for without.
       recompute, optimizer, semantics: as the config has them.
+      prediction: as the config has it, with its order and scale, as in extrapolate,2,0.7; "-" for none.
     """
 
     mesh: str
@@ -49,6 +51,7 @@ class Case:
     zero1: str
     dropout: str
     semantics: str
+    prediction: str = "-"
 
     def __str__(self) -> str:
         words = (self.mesh, self.model, self.schedule, f"v{self.v}", f"m{self.m}", *dataclasses.astuple(self)[5:])
@@ -79,6 +82,9 @@ class Case:
         pipeline.num_chunks, pipeline.num_microbatches = int(self.v), int(self.m)
         pipeline.layers_per_stage = self.layers.replace("-", "")
         pipeline.recompute, pipeline.semantics, config.train.num_steps = self.recompute, self.semantics, self.num_steps
+        if self.prediction != "-":
+            pipeline.prediction, order, scale = self.prediction.split(",")
+            pipeline.prediction_order, pipeline.prediction_scale = int(order), float(scale)
         optimizer.name, optimizer.zero1, optimizer.schedule = self.optimizer, self.zero1 != "-", "constant"
         optimizer.learning_rate = 0.1 if self.optimizer == "sgd" else 1e-3
         # optax.adafactor does not multiply its decay by the learning rate, and ours does (test_optimizer.py).
@@ -103,9 +109,41 @@ def case(row: str) -> Case:
 
 def _cases(table: str) -> list[Case]:
     header, *rows = table.strip().splitlines()
-    assert header.split() == [field.name for field in dataclasses.fields(Case)]
+    names = [field.name for field in dataclasses.fields(Case)]
+    assert header.split() in (names, names[:-1])
     return list(map(case, rows))
 
+
+# Every prediction of weights with every optimizer that is tested here, and every kind of delay; clipping and tied
+# embeddings throughout. `FURTHER_PREDICTED` has the other combinations.
+PREDICTED = _cases("""
+mesh   model         schedule         v  m  layers   sp recompute  optimizer  zero1  dropout  semantics prediction
+1x2x1  gpt           1f1b             1  2  -        -  none       sgd        zero1  -        2bw       extrapolate,1,1
+2x2x2  gpt           1f1b             1  4  3,1      sp  selective  muon       zero1  -        2bw       extrapolate,1,1.4
+2x1x2  gpt           1f1b             1  2  -        -  none       muon       zero1  dropout  delay:2   extrapolate,2,1
+1x3x1  gpt           1f1b             1  4  1,2,1    -  none       muon       -      -        stash     momentum,1,1
+2x2x1  gpt           interleaved_1f1b 2  4  -        -  full       adamw      zero1  -        stash     extrapolate,2,1
+1x2x2  gpt           zb_h1            1  4  -        sp  none       adamw      -      -        2bw       momentum,1,1
+2x1x1  mlm_nsp,post  1f1b             1  2  -        -  none       adamw      zero1  -        delay:2   extrapolate,1,1
+2x2x1  gpt           gpipe            1  4  -        -  none       lamb       zero1  -        delay:2   momentum,1,0.7
+1x4x1  gpt           1f1b             1  8  -        -  none       lamb       -      -        stash     extrapolate,1,1
+2x2x1  mlm,pre       1f1b             1  2  -        -  none       lamb       -      dropout  2bw       extrapolate,2,1
+2x3x1  gpt           odd              2  4  -        -  none       sgd        zero1  -        stash     momentum,1,1
+1x2x1  gpt           zb_v             2  4  -        -  none       sgd        -      -        delay:2   extrapolate,2,0.7
+""")
+
+_MESHES = ("2x2x1 gpt 1f1b 1 4 3,1 - none", "1x2x2 gpt interleaved_1f1b 2 4 - sp none", "2x1x2 gpt zb_h1 1 2 - - full")
+FURTHER_PREDICTED = [
+    case(f"{mesh} {optimizer} {zero1} - {semantics} {prediction}")
+    for number, (optimizer, semantics, prediction) in enumerate(
+        itertools.product(
+            ("sgd", "adamw", "lamb", "muon"),
+            ("2bw", "stash", "delay:2"),
+            ("extrapolate,1,1", "extrapolate,2,1", "momentum,1,1"),
+        )
+    )
+    for mesh, zero1 in [(_MESHES[number % 3], "zero1" if number % 2 else "-")]
+]
 
 # Of the tables, `odd` has stages on ranks 0, 2, 0 and 1, two of them with the backward pass split into I and W,
 # so that activations hop both ways and some ranks have one chunk only; `mixed` has whole and split backwards.
@@ -264,7 +302,7 @@ def check_layout(case: Case, config: Config) -> None:
 def _expected_training(case: Case, trainer: Trainer, initial: Any) -> dict[str, Any]:
     """The reference's run; layouts share it, since they must not differ but by the delay of their weights."""
     delays = _delays_of(case.semantics, trainer.layout.placement.layers_per_stage)
-    key = (case.model, case.num_layers, case.dropout, case.optimizer, case.num_steps, delays)
+    key = (case.model, case.num_layers, case.dropout, case.optimizer, case.num_steps, delays, case.prediction)
     if key not in _references:
         config = trainer.config
         loader = Loader(trainer.dataset.train, global_batch_size=config.data.global_batch_size, seed=0, vocab_size=257)
@@ -284,6 +322,7 @@ def _delays_of(semantics: str, layers_per_stage: Sequence[int]) -> reference.Del
         "2bw": [1] * n,
         "stash": [n - 1 - stage for stage in range(n)],
         "vertical_sync": [n - 1] * n,
+        "delay:2": [2] * n,
         "delay:3": [3] * n,
     }[semantics]
     layers = [delay for delay, count in zip(by_stage, layers_per_stage, strict=True) for _ in range(count)]

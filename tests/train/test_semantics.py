@@ -114,7 +114,7 @@ def test_2bw_keeps_one_more_set_of_weights_and_no_second_set_of_gradient_sums(da
     config.mesh.data = data
     program = Trainer(config)._program
     state, layers = program.abstract_state, program.abstract_state.weights["layers"]
-    versions = state.pipeline.versions["layers"]
+    versions = state.pipeline.versions.weights["layers"]
     assert sizes(versions) == 2 * sizes(layers)
     carry = state.pipeline.in_flight.carry
     assert sizes(carry.grads.layers) == data * sizes(layers)  # one on each replica
@@ -230,7 +230,7 @@ def test_each_older_version_of_the_weights_is_saved_and_resumed_in_its_place(
     with Checkpoints(tmp_path) as checkpoints:
         assert resumed.restore(checkpoints)
     program = resumed._program
-    older = program.source.older(resumed.state)
+    older = program.source.saved(resumed.state).older
     assert list(older) == [f"weights_{age}_updates_ago" for age in (1, 2, 3)]
     for age, found in enumerate(older.values(), 1):
         chex.assert_trees_all_equal(transfer.whole(found, program.model, resumed.layout), weights[-age])

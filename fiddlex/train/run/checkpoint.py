@@ -16,7 +16,7 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,7 @@ class Checkpoints:
                 "The files that data.source names (for stdlib: the Python version) have changed since. Put them back "
                 "to go on with this run, or choose a new --workdir."
             )
-        abstract = abstract._replace(older=_saved_older(abstract.older, meta))
+        abstract = _as_saved(abstract, meta)
         if different := sorted(set(_arrays(abstract)) ^ {name for name in expected if _is_wanted(name, abstract)}):
             raise CheckpointError(_other_arrays(self.path(step), different))
         items = _items(abstract)
@@ -243,6 +243,7 @@ class Checkpoints:
             weights=restored["weights"],
             optimizer=restored["optimizer"] if abstract.optimizer else (),
             older={name: restored[name] for name in abstract.older},
+            last_update=restored["last_update"] if abstract.last_update else {},
         )
         for name, value in jax.device_get(_checksums(_arrays(state))).items():
             if int(value) != expected[name]:
@@ -283,7 +284,12 @@ def _other_arrays(path: Path, different: list[str]) -> str:
 
 
 def _items(state: SavedState) -> dict[str, Any]:
-    return {"weights": state.weights, "optimizer": state.optimizer, **state.older}
+    return {
+        "weights": state.weights,
+        "optimizer": state.optimizer,
+        "last_update": state.last_update,
+        **state.older,
+    }
 
 
 def _scaling(parts: list[Any]) -> Scaling:
@@ -291,14 +297,15 @@ def _scaling(parts: list[Any]) -> Scaling:
     return Scaling(np.asarray(scales, np.float32), np.int32(good_steps))
 
 
-def _saved_older(older: Mapping[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
-    """The part of `older` that the checkpoint holds, in the checkpoint's dtype."""
+def _as_saved(abstract: SavedState, meta: dict[str, Any]) -> SavedState:
+    """`abstract` with the older weights and the last update that the checkpoint holds, in the checkpoint's dtype."""
     saved = {name.partition(".")[0] for name in meta["checksums"]}
-    return {
+    older = {
         name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, meta["older_dtype"], sharding=x.sharding), weights)
-        for name, weights in older.items()
+        for name, weights in abstract.older.items()
         if name in saved
     }
+    return abstract._replace(older=older, last_update=abstract.last_update if "last_update" in saved else {})
 
 
 def _is_wanted(name: str, abstract: SavedState) -> bool:

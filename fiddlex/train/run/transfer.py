@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fiddlex.config import Config
-from fiddlex.config.overrides import replaced
+from fiddlex.config.overrides import FLUSHED, replaced
 from fiddlex.errors import CheckpointError
 from fiddlex.models.model import Model
 from fiddlex.models.weights import Weights
@@ -84,8 +84,7 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], We
     workdir = Path(os.path.expanduser(workdir))  # Path.expanduser fails for an unknown user
     saved = read_config(workdir, named_by="train.init_from")
     _check_fits(saved, config, workdir)
-    flushed = {"pipeline.semantics": "sync", "pipeline.semantics_schedule": ""}  # no weights are updated
-    source = replaced(config, {"model": saved.model, "data.labels": saved.data.labels, **flushed})
+    source = replaced(config, {"model": saved.model, "data.labels": saved.data.labels, **FLUSHED})
     program = Program(source, mesh)
     state = restore_result(workdir, saved, program)
     if state is None:

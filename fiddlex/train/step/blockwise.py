@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from fiddlex.models.spec import Matrix
+
 # Adafactor's proposed hyperparameters (Shazeer & Stern 2018) and optax's bound below which factoring saves nothing.
 FACTORED_EPSILON = 1e-30  # the paper's ε₁, added to squared gradients
 FACTORED_DECAY_EXPONENT = 0.8  # second moments decay by 1 − t^−0.8
@@ -36,11 +38,13 @@ class Block:
       decay: whether weight decay applies to the weight.
       padding: ratio of the array's elements to its real elements, at least 1. The padding elements are zero rows at the
         end of the first axis; stacked weights have no padding.
+      matrix: for a kernel of the layers, its inputs and outputs in one layer; None for any other weight.
     """
 
     stacked: bool
     decay: bool
     padding: float
+    matrix: Matrix | None = None
 
 
 def scale_by_trust_ratio(blocks: Blocks) -> optax.GradientTransformation:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -37,7 +38,15 @@ from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 class Flushed:
     """Computes the gradients of one batch at a time, in a pipeline that starts and ends empty: a `GradientSource`."""
 
-    def __init__(self, model: Model, config: Config, mesh: Mesh, layout: WeightLayout):
+    def __init__(
+        self,
+        model: Model,
+        config: Config,
+        mesh: Mesh,
+        layout: WeightLayout,
+        optimizer: optax.GradientTransformation,
+    ):
+        del optimizer
         self.state_specs, self.max_batches = (), 1
         self.abstract_inputs = abstract_batch(config, mesh)
         self._gradients = make_gradients(model, config, mesh, layout)
@@ -65,14 +74,18 @@ class Flushed:
         del step
         return batches[0]
 
-    def older(self, state: TrainState) -> dict[str, Weights]:
+    def updated(self, state: TrainState, update: Weights, inputs: Any, *, kept: jax.Array) -> Any:
         """See `GradientSource`."""
-        del state
-        return {}
+        del state, update, inputs, kept
+        return ()
 
-    def abstract_older(self) -> dict[str, Weights]:
+    def saved(self, state: TrainState) -> SavedState:
         """See `GradientSource`."""
-        return {}
+        return SavedState(state.step, state.weights, state.optimizer, scaling=state.scaling)
+
+    def abstract_saved(self, state: TrainState) -> SavedState:
+        """See `GradientSource`."""
+        return SavedState(state.step, state.weights, state.optimizer)
 
     def resume(self, saved: SavedState) -> Any:
         """See `GradientSource`."""

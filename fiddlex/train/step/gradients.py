@@ -52,7 +52,7 @@ class GradientSource(Protocol):
 
         Returns:
           The mean loss of the step's batch; its float32 gradients, sharded like the master weights and multiplied by
-          the batch's loss scale if there is one; and the new `TrainState.pipeline`.
+          the batch's loss scale if there is one; and `TrainState.pipeline` before the update, for `updated`.
         """
 
     def num_batches(self, step: int) -> int:
@@ -61,11 +61,21 @@ class GradientSource(Protocol):
     def inputs(self, batches: Sequence[Batch], step: int) -> Any:
         """The inputs of step number `step`, made from its batches in order."""
 
-    def older(self, state: TrainState) -> dict[str, Weights]:
-        """The weights, older than the master weights, that later batches will use; by name, for a checkpoint."""
+    def updated(self, state: TrainState, update: Weights, inputs: Any, *, kept: jax.Array) -> Any:
+        """`TrainState.pipeline` after a step's update; for use under `jit`.
 
-    def abstract_older(self) -> dict[str, Weights]:
-        """Shapes, dtypes and shardings of the weights that `older` returns."""
+        Args:
+          state: the train state after the update, with the `pipeline` that `gradients` returned.
+          update: the update of the master weights.
+          inputs: the inputs of the step.
+          kept: bool scalar: whether the update was made, or skipped by loss scaling.
+        """
+
+    def saved(self, state: TrainState) -> SavedState:
+        """What a checkpoint holds of a train state."""
+
+    def abstract_saved(self, state: TrainState) -> SavedState:
+        """Shapes, dtypes and shardings of what `saved` returns, given those of the train state."""
 
     def resume(self, saved: SavedState) -> Any:
         """`TrainState.pipeline` of a run that resumes from a checkpoint, with no batch in flight.
@@ -75,10 +85,14 @@ class GradientSource(Protocol):
 
 
 def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: WeightLayout) -> Weights:
-    """Rounds master weights to the compute dtype, then gathers them over `data`; rounding first sends fewer bytes."""
+    """Rounds master weights, or parts of them, to the compute dtype, then gathers them over `data`.
+
+    Rounding first sends fewer bytes.
+    """
+    sharded, gathered = ({part: specs[part] for part in master} for specs in (layout.master, layout.compute))
     cast = jax.tree.map(lambda w: w.astype(dtype), master)
-    cast = lax.with_sharding_constraint(cast, named(mesh, layout.master))
-    return lax.with_sharding_constraint(cast, named(mesh, layout.compute))
+    cast = lax.with_sharding_constraint(cast, named(mesh, sharded))
+    return lax.with_sharding_constraint(cast, named(mesh, gathered))
 
 
 def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction) -> engine.PipelineModel:

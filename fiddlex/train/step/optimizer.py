@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fiddlex.config import OptimizerConfig
+from fiddlex.errors import ConfigError
 from fiddlex.train.step.blockwise import (
     Blocks,
     clip_by_block_rms,
@@ -21,16 +22,24 @@ from fiddlex.train.step.blockwise import (
     scale_by_param_block_rms,
     scale_by_trust_ratio,
 )
+from fiddlex.train.step.muon import Deal, nesterov_momentum, orthogonalize
 
 
-def make_optimizer(config: OptimizerConfig, *, num_steps: int, blocks: Blocks) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, *, num_steps: int, blocks: Blocks, deal: Deal = lambda rule, x: rule(x)
+) -> optax.GradientTransformation:
     """The update rule of a config, for use under `jit` on global arrays.
 
     With learning rate η_t, decay λ where a block says so, and m, v Adam's bias-corrected moments:
 
     ========= ========================================================================= ===============================
     adamw     w ← w − η_t (m / (√v + ε) + λ w)                                          Loshchilov & Hutter, ICLR 2019
+    nadamw    as adamw, with β1 m + (1 − β1) g for m, each corrected for its bias       Dozat, ICLR 2016 workshop
     adam      w ← w − η_t m / (√v + ε), moments of g + λ w                              Kingma & Ba, ICLR 2015
+    adan      w ← w − η_t ((m + (1 − β2) d) / (√n + ε) + λ w), d a mean of changes of g Xie et al., TPAMI 2024
+    lion      w ← w − η_t (sign(β1 m + (1 − β1) g) + λ w), m a mean with β2             Chen et al., NeurIPS 2023
+    muon      w ← w − η_t (0.2 √max(r, c) orthogonal(m) + λ w) for r × c matrices of    Jordan et al. 2024; Liu et al.
+              layers, m Nesterov's momentum; all other weights as under adamw           2025; `fiddlex.train.step.muon`
     sgd       w ← w − η_t b, b ← momentum · b + g + λ w                                 the convention of PyTorch
     lamb      w ← w − η_t (‖w‖ / ‖u‖) u, u = m / (√v + ε) + λ w                         You et al., ICLR 2020
     adafactor w ← w − η_t (max(10⁻³, RMS(w)) clip(g / √v) + λ w), v factored, no moment Shazeer & Stern, ICML 2018
@@ -44,22 +53,47 @@ def make_optimizer(config: OptimizerConfig, *, num_steps: int, blocks: Blocks) -
       config: a section that passed `validate`.
       num_steps: number of updates in the run, see `learning_rate_schedule`.
       blocks: a `Block` for every weight, in the structure of the weights.
+      deal: the function that applies Muon's iterations to the matrices of a weight (`fiddlex.train.step.muon`).
 
     Returns:
       A transform whose `update` needs the weights. It does not clip; see `clip_by_global_norm`.
+
+    Raises:
+      ConfigError: when the optimizer is muon and the layers have no matrix.
     """
     decay = optax.add_decayed_weights(config.weight_decay, mask=jax.tree.map(lambda block: block.decay, blocks))
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+    nadam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon, nesterov=True)
+    adan = optax.scale_by_adan(config.beta1, config.beta2, config.beta3, config.epsilon)
     momentum = optax.trace(config.momentum) if config.momentum else optax.identity()
     factored = (scale_by_factored_rms(blocks), clip_by_block_rms(blocks), scale_by_param_block_rms(blocks))
+    if config.name == "muon" and not any(block.matrix for block in jax.tree.leaves(blocks)):
+        raise ConfigError(
+            "optimizer.name=muon: the layers of this network have no matrix, and Muon is a rule for matrices. Use "
+            "optimizer.name=adamw, or give the kernels in the description of the family with "
+            "fiddlex.models.spec.linear."
+        )
     rules = {
         "adamw": (adam, decay),
+        "nadamw": (nadam, decay),
+        "adan": (adan, decay),
+        "lion": (optax.scale_by_lion(config.beta1, config.beta2), decay),
+        "muon": (_muon(config.momentum, adam, blocks, deal), decay),
         "adam": (decay, adam),
         "sgd": (decay, momentum),
         "lamb": (adam, decay, scale_by_trust_ratio(blocks)),
         "adafactor": (*factored, decay),
     }
     return optax.chain(*rules[config.name], optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps)))
+
+
+def _muon(
+    momentum: float, others: optax.GradientTransformation, blocks: Blocks, deal: Deal
+) -> optax.GradientTransformation:
+    """Muon's direction for matrices of layers; that of the rule `others` for all other weights."""
+    kinds = jax.tree.map(lambda block: "matrix" if block.matrix else "other", blocks)
+    matrices = optax.chain(nesterov_momentum(momentum), orthogonalize(blocks, deal))
+    return optax.partition({"matrix": matrices, "other": others}, kinds)
 
 
 def num_updates(state: optax.OptState) -> jax.Array:

@@ -13,6 +13,7 @@ from fiddlex.models.registry import make_model
 from fiddlex.parallel.sharding import named
 from fiddlex.train.step.flushed import Flushed
 from fiddlex.train.step.gradients import GradientSource, init_key
+from fiddlex.train.step.muon import deal_over
 from fiddlex.train.step.optimizer import learning_rate_schedule, make_optimizer
 from fiddlex.train.step.scaling import Scaling, fit, start_scaling
 from fiddlex.train.step.state import (
@@ -57,9 +58,10 @@ class Program:
         self.model = make_model(config)
         self.layout = make_layout(self.model, config)
         blocks = make_blocks(self.model, config)
-        self.optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks)
+        deal = deal_over(mesh, zero1=config.optimizer.zero1)
+        self.optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks, deal=deal)
         source = Unflushed if self.layout.pipeline.windows else Flushed
-        self.source: GradientSource = source(self.model, config, mesh, self.layout)
+        self.source: GradientSource = source(self.model, config, mesh, self.layout, self.optimizer)
         scales = config.model.dtype == "float16"
         self.specs = state_specs(
             self.optimizer, self.layout, pipeline=self.source.state_specs, scaling=Scaling(P(), P()) if scales else ()
@@ -114,12 +116,11 @@ class Program:
 
     def abstract_saved(self) -> SavedState:
         """Shapes, dtypes and shardings of the state that `resume` takes."""
-        state = self.abstract_state
-        return SavedState(state.step, state.weights, state.optimizer, self.source.abstract_older())
+        return self.source.abstract_saved(self.abstract_state)
 
     def saved(self, state: TrainState) -> SavedState:
         """The parts of a train state from which a run can resume."""
-        return SavedState(state.step, state.weights, state.optimizer, self.source.older(state), state.scaling)
+        return self.source.saved(state)
 
     @jax.enable_x64(False)
     def init_state(self) -> TrainState:

@@ -47,8 +47,9 @@ class SavedState(NamedTuple):
       step: `TrainState.step`.
       weights: `TrainState.weights`.
       optimizer: `TrainState.optimizer`; empty when only the weights are saved or read.
-      older: by name, the weights, older than the master weights, that later batches will use; all in one dtype
-        (`GradientSource.older`).
+      older: by name, the compute weights that later batches will use and that cannot be made from the master weights
+        (`fiddlex.train.step.versions.VersionStore.saved`); all in one dtype.
+      last_update: the last update of the weights, where prediction uses it.
       scaling: `TrainState.scaling`.
     """
 
@@ -56,6 +57,7 @@ class SavedState(NamedTuple):
     weights: Weights
     optimizer: Any = ()
     older: Mapping[str, Weights] = {}
+    last_update: Mapping[str, Any] = {}
     scaling: Any = ()
 
 
@@ -107,12 +109,13 @@ def _zero(part: str, mesh: MeshConfig, spec: P, x: jax.ShapeDtypeStruct) -> P:
 
 
 def make_blocks(model: Model, config: Config) -> Weights:
-    """A `Block` for each weight: whether it is decayed, whether it is stacked by layer, how much of it is padding."""
+    """A `Block` for each weight: whether it is stacked, decayed or a matrix, and how much of it is padding."""
     padding = config.padded_vocab_size / config.model.vocab_size
 
     def block(part: str, parameter: Parameter) -> Block:
         padded = padding if "vocab" in parameter.axes else 1.0
-        return Block(stacked=part == "layers", decay=parameter.decays, padding=padded)
+        stacked = part == "layers"
+        return Block(stacked, parameter.decays, padded, matrix=parameter.matrix if stacked else None)
 
     parts = model.network.parts
     return {part: jax.tree.map(functools.partial(block, part), parameters) for part, parameters in parts.items()}
@@ -123,6 +126,8 @@ def state_specs(
 ) -> TrainState:
     """PartitionSpecs of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
 
+    Where a rule leaves a weight to another rule (`optax.partition`), its state has a `MaskedNode`.
+
     Args:
       optimizer: the optimizer that makes the state.
       layout: the layout of the state's weights.
@@ -130,13 +135,20 @@ def state_specs(
       scaling: specs of `TrainState.scaling`.
     """
     optimizer_state = jax.eval_shape(optimizer.init, layout.shapes)
+
+    def spec_of(x: Any, spec: P, weight: jax.ShapeDtypeStruct) -> Any:
+        if isinstance(x, optax.MaskedNode):
+            return x
+        return spec if x.shape == weight.shape else P()
+
     specs = optax.tree.map_params(
         optimizer,
-        lambda x, spec, weight: spec if x.shape == weight.shape else P(),
+        spec_of,
         optimizer_state,
         layout.master,
         layout.shapes,
         transform_non_params=lambda x: P(),
+        is_leaf=lambda x: isinstance(x, optax.MaskedNode),
     )
     return TrainState(step=P(), weights=layout.master, optimizer=specs, pipeline=pipeline, scaling=scaling)
 

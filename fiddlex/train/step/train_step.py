@@ -59,6 +59,7 @@ def make_train_step(
             weights, optimizer_state = jax.tree.map(lambda a, b: jnp.where(finite, b, a), kept, made)
             scaling = next_scaling(state.scaling, finite, config.optimizer)
             new = new._replace(weights=weights, optimizer=optimizer_state, scaling=scaling)
+        new = new._replace(pipeline=source.updated(new, updates, inputs, kept=finite if scales else jnp.bool(True)))
         metrics = {
             "loss": loss,
             "grad_norm": norm,

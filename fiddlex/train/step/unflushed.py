@@ -8,12 +8,13 @@ the update between the windows, so that clipping, loss scaling and every optimiz
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
@@ -27,7 +28,6 @@ from fiddlex.pipeline.stage import Integer
 from fiddlex.train.step.feed import abstract_batch
 from fiddlex.train.step.gradients import (
     as_mean,
-    compute_weights,
     loss_scales,
     partial_axes,
     parts,
@@ -35,6 +35,7 @@ from fiddlex.train.step.gradients import (
     with_keys,
 )
 from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
+from fiddlex.train.step.versions import Factors, Versions, VersionStore
 from fiddlex.train.step.window_sequence import WindowSequence
 
 
@@ -44,22 +45,23 @@ class Inputs(NamedTuple):
     Attributes:
       batches: global batches, the step's own batch first.
       window: the window to run.
+      factors: the factors of prediction for the weights after the step's update; `()` without prediction.
     """
 
     batches: tuple[Batch, ...]
     window: DeviceWindow
+    factors: Factors | tuple[()]
 
 
 class PipelineState(NamedTuple):
     """The state of the batches in flight, a part of the train state.
 
     Attributes:
-      versions: compute weights, leaves [version, …]; W(k), the weights after k updates, has index k modulo the number
-        of versions.
+      versions: the weight versions that the batches run with.
       in_flight: what is in flight on each device; leaves have a first dimension over the devices on which they differ.
     """
 
-    versions: Weights
+    versions: Versions
     in_flight: InFlight
 
 
@@ -71,53 +73,55 @@ class Unflushed:
       config: a validated config.
       mesh: the mesh to run on.
       layout: a layout whose pipeline has windows.
+      optimizer: the update rule.
     """
 
-    def __init__(self, model: Model, config: Config, mesh: Mesh, layout: WeightLayout):
+    def __init__(
+        self,
+        model: Model,
+        config: Config,
+        mesh: Mesh,
+        layout: WeightLayout,
+        optimizer: optax.GradientTransformation,
+    ):
         self._config, self._mesh, self._layout = config, mesh, layout
         self._spec = layout.pipeline.spec
         self.max_batches = self._spec.sizes.batches
         self._sequence = WindowSequence(layout, mesh)
         self._model = pipeline_model(model, config, mesh, model.loss)
         self._partial_axes = partial_axes(config)
-        versions = jax.tree.map(lambda spec: P(None, *spec), layout.compute, is_leaf=lambda x: isinstance(x, P))
-        self._versions = versions
-        self.state_specs = PipelineState(versions, self._in_flight_specs())
+        self._store = VersionStore(config, mesh, layout, optimizer)
+        everywhere = NamedSharding(mesh, P())
+        self._factors = {name: jax.device_put(each, everywhere) for name, each in self._store.factors.items()}
+        self.state_specs = PipelineState(self._store.specs, self._in_flight_specs())
         batch = abstract_batch(config, mesh)
-        self.abstract_inputs = Inputs((batch,) * self.max_batches, self._sequence.abstract())
+        factors: Any = next(iter(self._store.factors.values()), ())
+        factors = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), factors)
+        self.abstract_inputs = Inputs((batch,) * self.max_batches, self._sequence.abstract(), factors)
 
     def start(self, weights: Weights) -> PipelineState:
         """The state with nothing in flight, in which all versions are the current weights; for use under `jit`."""
-        stack = functools.partial(_stacked, size=self._spec.sizes.versions)
-        compute = compute_weights(weights, self._dtype, self._mesh, self._layout)
-        versions = lax.with_sharding_constraint(jax.tree.map(stack, compute), named(self._mesh, self._versions))
-        mapped = jax.shard_map(
-            lambda versions, batches: empty_pipeline(self._engine(versions, batches)),
-            mesh=self._mesh,
-            in_specs=(self._versions, BATCH),
-            out_specs=self.state_specs.in_flight,
-        )
-        return PipelineState(versions, mapped(versions, (self._no_batch(),) * self.max_batches))
+        return self._with_nothing_in_flight(self._store.start(weights))
 
     def gradients(self, state: TrainState, inputs: Inputs) -> tuple[jax.Array, Weights, PipelineState]:
         """See `GradientSource`."""
-        newest = state.step % self._spec.sizes.versions
-        compute = compute_weights(state.weights, self._dtype, self._mesh, self._layout)
-        versions = jax.tree.map(
-            lambda stack, w: lax.dynamic_update_index_in_dim(stack, w, newest, 0), state.pipeline.versions, compute
-        )
-        versions = lax.with_sharding_constraint(versions, named(self._mesh, self._versions))
         mapped = jax.shard_map(
             self._window,
             mesh=self._mesh,
-            in_specs=(self._versions, self.state_specs.in_flight, BATCH, P(), P(), P()),
+            in_specs=(*self._weight_specs, self.state_specs.in_flight, BATCH, P(), P(), P()),
             out_specs=(P(), self._layout.master, self.state_specs.in_flight),
         )
+        versions, in_flight = state.pipeline
         scales = loss_scales(state, self.max_batches)
         loss, grads, in_flight = mapped(
-            versions, state.pipeline.in_flight, inputs.batches, inputs.window, state.step, scales
+            versions.weights, versions.head, in_flight, inputs.batches, inputs.window, state.step, scales
         )
         return loss, grads, PipelineState(versions, in_flight)
+
+    def updated(self, state: TrainState, update: Weights, inputs: Inputs, *, kept: jax.Array) -> PipelineState:
+        """See `GradientSource`."""
+        versions, in_flight = state.pipeline
+        return PipelineState(self._store.add(versions, state, update, inputs.factors, kept=kept), in_flight)
 
     def num_batches(self, step: int) -> int:
         """See `GradientSource`."""
@@ -126,68 +130,59 @@ class Unflushed:
     def inputs(self, batches: Sequence[Batch], step: int) -> Inputs:
         """See `GradientSource`."""
         number, used = self.max_batches, self.num_batches(step)
-        return Inputs((*batches[:used], *[batches[0]] * (number - used)), self._sequence.of(step))
+        factors = self._factors.get(self._sequence.semantics(step + 1), ())  # for the weights after this step's update
+        return Inputs((*batches[:used], *[batches[0]] * (number - used)), self._sequence.of(step), factors)
 
-    def older(self, state: TrainState) -> dict[str, Weights]:
+    def saved(self, state: TrainState) -> SavedState:
         """See `GradientSource`."""
-        return self._older(state.pipeline.versions, state.step)
+        versions = state.pipeline.versions
+        older = self._saved_versions(versions, state.step)
+        return SavedState(state.step, state.weights, state.optimizer, older, versions.last_update, state.scaling)
 
-    def abstract_older(self) -> dict[str, Weights]:
+    def abstract_saved(self, state: TrainState) -> SavedState:
         """See `GradientSource`."""
-        older = jax.eval_shape(self._older, self._abstract_versions(), jnp.int32(0))
-        shardings = named(self._mesh, self._layout.compute)
-        return {
-            name: jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights, shardings)
-            for name, weights in older.items()
-        }
+        last_update = state.pipeline.versions.last_update
+        return SavedState(state.step, state.weights, state.optimizer, self._store.abstract_saved(), last_update)
 
     def resume(self, saved: SavedState) -> PipelineState:
         """See `GradientSource`."""
         self._sequence.restart(int(saved.step))
-        given = [saved.older[name] for name in self._ages() if name in saved.older]
 
-        def state(weights: Weights, step: jax.Array, older: list[Weights]) -> PipelineState:
-            fresh = self.start(weights)
-            versions = fresh.versions
-            for age in range(1, self._spec.sizes.versions) if older else ():
-                place = (step - age) % self._spec.sizes.versions
-                versions = jax.tree.map(
-                    lambda stack, w, place=place: lax.dynamic_update_index_in_dim(
-                        stack, w.astype(stack.dtype), place, 0
-                    ),
-                    versions,
-                    older[min(age, len(older)) - 1],
-                )
-            return fresh._replace(versions=versions)
+        def state(saved: SavedState) -> PipelineState:
+            return self._with_nothing_in_flight(self._store.resume(saved))
 
         made = jax.jit(state, out_shardings=named(self._mesh, self.state_specs))
-        pipeline: PipelineState = made(saved.weights, saved.step, given)
+        pipeline: PipelineState = made(saved._replace(optimizer=(), scaling=()))
         return pipeline
 
-    def _ages(self) -> dict[str, int]:
-        """The age in updates of each older version of the weights, by name, the youngest first."""
-        return {f"weights_{age}_updates_ago": age for age in range(1, self._spec.sizes.versions)}
-
     @functools.partial(jax.jit, static_argnums=0)
-    def _older(self, versions: Weights, step: jax.Array) -> dict[str, Weights]:
-        size = self._spec.sizes.versions
-        return {
-            name: jax.tree.map(
-                lambda stack, age=age: lax.dynamic_index_in_dim(stack, (step - age) % size, keepdims=False), versions
-            )
-            for name, age in self._ages().items()
-        }
+    def _saved_versions(self, versions: Versions, step: jax.Array) -> dict[str, Weights]:
+        return self._store.saved(versions, step)
+
+    def _with_nothing_in_flight(self, versions: Versions) -> PipelineState:
+        mapped = jax.shard_map(
+            lambda weights, head, batches: empty_pipeline(self._engine(weights, head, batches)),
+            mesh=self._mesh,
+            in_specs=(*self._weight_specs, BATCH),
+            out_specs=self.state_specs.in_flight,
+        )
+        return PipelineState(versions, mapped(versions.weights, versions.head, (self._no_batch(),) * self.max_batches))
+
+    @property
+    def _weight_specs(self) -> tuple[Weights, Weights]:
+        return self._store.specs.weights, self._store.specs.head
 
     def _window(
         self,
-        versions: Weights,
+        weights: Weights,
+        head: Weights,
         in_flight: InFlight,
         batches: tuple[Batch, ...],
         window: DeviceWindow,
         step: jax.Array,
         scales: jax.Array,
     ) -> tuple[jax.Array, Weights, InFlight]:
-        engine = self._engine(versions, batches, step, scales)
+        engine = self._engine(weights, head, batches, step, scales)
         in_flight, losses, grads = run_window(engine, in_flight, window)
         outer = {name: part for name, part in self._layout.compute.items() if name != "layers"}
         master = {name: self._layout.master[name] for name in outer}
@@ -196,21 +191,27 @@ class Unflushed:
         return loss, {**reduced, "layers": grads.layers}, in_flight
 
     def _engine(
-        self, versions: Weights, batches: tuple[Batch, ...], step: Integer = 0, scales: jax.Array | float = 1.0
+        self,
+        weights: Weights,
+        head: Weights,
+        batches: tuple[Batch, ...],
+        step: Integer = 0,
+        scales: jax.Array | float = 1.0,
     ) -> Engine:
-        """The engine of a step, inside `shard_map`."""
+        """The engine of a step with the versions' weights, inside `shard_map`."""
         layout, axes = self._layout, self._partial_axes
-        versions = as_varying(versions, self._versions, axes)
+        weights, head = as_varying((weights, head), self._weight_specs, axes)
         batches, shares = zip(*map(as_mean, batches), strict=True)
         batches = tuple(with_keys(batch, self._config, step + i) for i, batch in enumerate(batches))
         return Engine(
             self._spec,
             layout.placement,
             self._model,
-            parts(versions),
+            parts(weights),
             jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches),
             scales=jnp.stack(shares) * scales,
             step=step,
+            head_versions=head or None,
             reduce=lambda grads: reduce_gradients(grads, layout.compute["layers"], layout.master["layers"], axes),
         )
 
@@ -222,27 +223,15 @@ class Unflushed:
             axes = tuple(axis for axis in self._mesh.axis_names if axis in jax.typeof(x).manual_axis_type.varying)
             return P(axes or None)
 
-        def probe(versions: Weights, batches: tuple[Batch, ...]) -> tuple[()]:
-            found.append(jax.tree.map(spec, empty_pipeline(self._engine(versions, batches))))
+        def probe(weights: Weights, head: Weights, batches: tuple[Batch, ...]) -> tuple[()]:
+            found.append(jax.tree.map(spec, empty_pipeline(self._engine(weights, head, batches))))
             return ()
 
-        mapped = jax.shard_map(probe, mesh=self._mesh, in_specs=(self._versions, BATCH), out_specs=())
-        batches = (jax.eval_shape(self._no_batch),) * self.max_batches
-        jax.eval_shape(mapped, self._abstract_versions(), batches)
+        mapped = jax.shard_map(probe, mesh=self._mesh, in_specs=(*self._weight_specs, BATCH), out_specs=())
+        versions, batches = self._store.abstract(), (jax.eval_shape(self._no_batch),) * self.max_batches
+        jax.eval_shape(mapped, versions.weights, versions.head, batches)
         return found[0]
-
-    def _abstract_versions(self) -> Weights:
-        size = self._spec.sizes.versions
-        return jax.tree.map(lambda w: jax.ShapeDtypeStruct((size, *w.shape), self._dtype), self._layout.shapes)
 
     def _no_batch(self) -> Batch:
         shapes = abstract_batch(self._config, self._mesh)
         return {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
-
-    @property
-    def _dtype(self) -> jnp.dtype:
-        return jnp.dtype(self._config.model.dtype)
-
-
-def _stacked(w: jax.Array, size: int) -> jax.Array:
-    return jnp.broadcast_to(w, (size, *w.shape))

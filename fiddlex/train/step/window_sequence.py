@@ -58,6 +58,10 @@ class WindowSequence:
             self._on_devices[key] = jax.device_put(self._device_window(windows[number], batches), self._sharding)
         return self._on_devices[key]
 
+    def semantics(self, step: int) -> str:
+        """The name of a step's semantics."""
+        return self._phase(step).semantics
+
     def _phase(self, step: int) -> Phase:
         return next((phase for phase in self._phases if step < phase.end), self._phases[-1])
 

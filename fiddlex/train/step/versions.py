@@ -1,0 +1,227 @@
+"""The weight versions that delayed batches run with: made when the weights change, stacked, saved and resumed.
+
+Version k belongs to W(k), the weights after k updates. It holds the compute weights made from W(k), or with prediction
+(`fiddlex.schedules.prediction`) from W(k) + D p(k), where D is the delay of each stage. This module is the only place
+that turns master weights into versions. Prediction acts on the ZeRO-1 shards of the master weights, before the cast to
+the compute dtype and before the gather over `data`; master weights stay as the optimizer made them.
+
+The embedding runs with the first stage's delay and the head with the last stage's. Where these differ, a version holds
+embedding and head twice.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.config import Config
+from fiddlex.models.weights import Weights
+from fiddlex.parallel.sharding import named
+from fiddlex.pipeline.stage import Integer
+from fiddlex.schedules.prediction import stage_factors
+from fiddlex.train.step.gradients import compute_weights
+from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
+
+
+class Versions(NamedTuple):
+    """The weight versions, a part of the train state.
+
+    Attributes:
+      weights: compute weights, leaves [version, …]; version k has index k modulo the number of versions.
+      head: embedding and head with which the head runs, in the same form; empty where they are those of `weights`.
+      last_update: the last update of the master weights, sharded like them; empty where prediction does not use it.
+    """
+
+    weights: Weights
+    head: Weights
+    last_update: Mapping[str, Any]
+
+
+class Factors(NamedTuple):
+    """What prediction multiplies the last updates with (`stage_factors`), newest first.
+
+    Attributes:
+      layers: float32 [update, row of the stacked layers].
+      embedding: float32 [update], for the embedding and head with which the embedding runs.
+      head: float32 [update], for the embedding and head with which the head runs.
+    """
+
+    layers: Any
+    embedding: Any
+    head: Any
+
+
+class VersionStore:
+    """Makes versions of a run's weights and keeps them in a stack.
+
+    Args:
+      config: a validated config.
+      mesh: the mesh of the run.
+      layout: a layout whose pipeline has windows.
+      optimizer: the update rule, which prediction by momentum asks for its next update.
+
+    Attributes:
+      specs: PartitionSpecs of `Versions`.
+      factors: for each semantics of the run, by name, the `Factors` of its batches on the host; empty without
+        prediction.
+    """
+
+    def __init__(self, config: Config, mesh: Mesh, layout: WeightLayout, optimizer: optax.GradientTransformation):
+        self._mesh, self._layout, self._optimizer = mesh, layout, optimizer
+        self._kind, self._dtype = config.pipeline.prediction, jnp.dtype(config.model.dtype)
+        self._number = layout.pipeline.spec.sizes.versions
+        self.factors = {} if self._kind == "none" else _factors(config, layout)
+        stacked = jax.tree.map(lambda spec: P(None, *spec), layout.compute, is_leaf=lambda x: isinstance(x, P))
+        self.specs = Versions(
+            stacked,
+            head=_outer(stacked) if any(np.any(f.embedding != f.head) for f in self.factors.values()) else {},
+            last_update=layout.master if config.pipeline.prediction_order > 1 else {},
+        )
+
+    def start(self, weights: Weights) -> Versions:
+        """All versions are the compute weights of these master weights; for use under `jit`."""
+
+        def stack(weights: Weights, specs: Weights) -> Weights:
+            stacked = jax.tree.map(lambda w: jnp.broadcast_to(w, (self._number, *w.shape)), self._compute(weights))
+            return lax.with_sharding_constraint(stacked, named(self._mesh, specs))
+
+        head = stack(_outer(weights), self.specs.head) if self.specs.head else {}
+        last_update = jax.tree.map(jnp.zeros_like, weights) if self.specs.last_update else {}
+        return Versions(stack(weights, self.specs.weights), head, last_update)
+
+    def abstract(self) -> Versions:
+        """Shapes and dtypes of the versions."""
+        return jax.eval_shape(self.start, self._layout.shapes)
+
+    def add(
+        self, versions: Versions, state: TrainState, update: Weights, factors: Factors | tuple[()], *, kept: jax.Array
+    ) -> Versions:
+        """Adds the version of a state's weights in place of the oldest version; for use under `jit`.
+
+        Args:
+          versions: the versions before the update.
+          state: the train state after the update.
+          update: the update of the master weights that led to `state`.
+          factors: the factors of the batches to come; `()` without prediction.
+          kept: whether the update was made. If loss scaling skipped it, the newest version is repeated.
+        """
+        updates, newest = self._updates(versions, state, update), (state.step - 1) % self._number
+
+        def put(stack: Weights, specs: Weights, ahead: Weights) -> Weights:
+            def one(stack: jax.Array, made: jax.Array) -> jax.Array:
+                made = jnp.where(kept, made, lax.dynamic_index_in_dim(stack, newest, keepdims=False))
+                return lax.dynamic_update_index_in_dim(stack, made, state.step % self._number, 0)
+
+            put = jax.tree.map(one, stack, self._compute(ahead))
+            return lax.with_sharding_constraint(put, named(self._mesh, specs))
+
+        embedding, head = state.weights, _outer(state.weights)
+        if factors:
+            embedding = _predicted(embedding, updates, factors.layers, factors.embedding)
+            head = _predicted(head, [_outer(each) for each in updates], factors.layers, factors.head)
+        last_update = {}
+        if self.specs.last_update:
+            last_update = jax.tree.map(lambda a, b: jnp.where(kept, a, b), update, versions.last_update)
+        return Versions(
+            put(versions.weights, self.specs.weights, embedding),
+            put(versions.head, self.specs.head, head) if self.specs.head else {},
+            last_update,
+        )
+
+    def saved(self, versions: Versions, step: Integer) -> dict[str, Weights]:
+        """The versions that a checkpoint holds, by name; without prediction the newest is made of the master weights.
+
+        The names are `weights_A_updates_ago` and `head_A_updates_ago`, where A is the age of a version in updates.
+        """
+        return {
+            name: jax.tree.map(
+                lambda stack, age=age: lax.dynamic_index_in_dim(stack, (step - age) % self._number, keepdims=False),
+                stack,
+            )
+            for what, stack in _stacks(versions).items()
+            for name, age in self._ages(what).items()
+        }
+
+    def abstract_saved(self) -> dict[str, Weights]:
+        """Shapes, dtypes and shardings of the versions that `saved` returns."""
+
+        def abstract(x: jax.ShapeDtypeStruct, spec: P) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self._mesh, spec))
+
+        specs = {"weights": self._layout.compute, "head": _outer(self._layout.compute)}
+        saved = jax.eval_shape(self.saved, self.abstract(), jnp.int32(0))
+        return {name: jax.tree.map(abstract, each, specs[name.partition("_")[0]]) for name, each in saved.items()}
+
+    def resume(self, saved: SavedState) -> Versions:
+        """The versions of a run that resumes from a checkpoint; for use under `jit`.
+
+        In place of a version that the checkpoint lacks, the store uses the oldest version saved that is younger, or
+        else the master weights.
+        """
+        versions = self.start(saved.weights)
+        filled = {}
+        for what, stack in _stacks(versions).items():
+            found: Weights | None = None
+            for name, age in self._ages(what).items():
+                found = saved.older.get(name, found)
+                if found is not None:
+                    place = (saved.step - age) % self._number
+                    stack = jax.tree.map(
+                        lambda x, w, place=place: lax.dynamic_update_index_in_dim(x, w.astype(x.dtype), place, 0),
+                        stack,
+                        found,
+                    )
+            filled[what] = stack
+        last_update = saved.last_update if self.specs.last_update and saved.last_update else versions.last_update
+        return Versions(filled["weights"], filled.get("head", {}), last_update)
+
+    def _ages(self, what: str) -> dict[str, int]:
+        """The age in updates of each version of `what` that a checkpoint holds, by name, the youngest first."""
+        return {f"{what}_{age}_updates_ago": age for age in range(0 if self.factors else 1, self._number)}
+
+    def _updates(self, versions: Versions, state: TrainState, update: Weights) -> list[Weights]:
+        """The updates from which prediction makes the next, newest first."""
+        if self._kind == "momentum":
+            nothing = jax.tree.map(jnp.zeros_like, state.weights)
+            return [self._optimizer.update(nothing, state.optimizer, state.weights)[0]]
+        return [update, dict(versions.last_update)] if self.specs.last_update else [update]
+
+    def _compute(self, master: Weights) -> Weights:
+        return compute_weights(master, self._dtype, self._mesh, self._layout)
+
+
+def _factors(config: Config, layout: WeightLayout) -> dict[str, Factors]:
+    stages = np.asarray(layout.placement.stages)
+    of_stages = {name: stage_factors(config, w.semantics) for name, w in layout.pipeline.windows.items()}
+    return {name: Factors(each[:, stages], each[:, 0], each[:, -1]) for name, each in of_stages.items()}
+
+
+def _predicted(weights: Weights, updates: Sequence[Weights], of_rows: jax.Array, of_outer: jax.Array) -> Weights:
+    """The weights plus the sum of updates times their factors."""
+
+    def predicted(part: str, w: jax.Array, *updates: jax.Array) -> jax.Array:
+        for number, update in enumerate(updates):
+            factor = of_rows[number].reshape(-1, *[1] * (w.ndim - 1)) if part == "layers" else of_outer[number]
+            w = w + factor * update
+        return w
+
+    return {
+        part: jax.tree.map(functools.partial(predicted, part), leaves, *(each[part] for each in updates))
+        for part, leaves in weights.items()
+    }
+
+
+def _outer(weights: Weights) -> Weights:
+    """The weights outside the layers: embedding and head."""
+    return {name: part for name, part in weights.items() if name != "layers"}
+
+
+def _stacks(versions: Versions) -> dict[str, Weights]:
+    return {"weights": versions.weights} | ({"head": versions.head} if versions.head else {})
