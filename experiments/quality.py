@@ -2,12 +2,15 @@
 
     python -m experiments.quality --results=docs/studies/quality.jsonl [--seeds=3 --steps=2000 --models=gpt_4x128 …]
     python -m experiments.quality --results=docs/studies/quality.jsonl --plot=docs/studies/quality.svg
+    python -m experiments.quality --results=docs/studies/prediction.jsonl --optimizer=muon --semantics=sync \
+        --semantics=2bw --prediction=none --prediction=extrapolate:1:1.4 --learning_rates=4e-3 --learning_rates=8e-3
 
 The models are byte-level and train on the source of Python's standard library (`stdlib`), with four stages and four
-microbatches in a batch. All semantics of a seed have equal data, steps and initial weights. A BERT is then fine-tuned,
+microbatches in a batch. All recipes of a seed have equal data, steps and initial weights. A BERT is then fine-tuned,
 synchronously, on the task of configs/bert_swaps.py. Each finished run adds a line to the results, so that a stopped
-study continues where it stopped. The table and the picture show the runs that the flags ask for; `--plot` draws those
-of them that are finished and trains nothing.
+study continues where it stopped. The tables and pictures show the runs that the flags ask for: each combination of
+their values, without a prediction where weights are not delayed. `--plot` and `--plot_rates` draw those of them that
+are finished and train nothing.
 """
 
 import collections
@@ -15,6 +18,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 import pathlib
 import statistics
 import tempfile
@@ -25,9 +29,15 @@ from absl import flags
 from experiments.results import append_result, read_results
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.command_line import load_config, run
+from fiddlex.config.sections import OPTIMIZERS
 from fiddlex.errors import ConfigError
 
-SIZES = {"gpt_4x64": (4, 64, 2), "gpt_4x128": (4, 128, 4), "bert_4x64": (4, 64, 4)}  # layers, hidden size, heads
+SIZES = {  # layers, hidden size, heads
+    "gpt_4x64": (4, 64, 2),
+    "gpt_4x128": (4, 128, 4),
+    "gpt_4x256": (4, 256, 8),
+    "bert_4x64": (4, 64, 4),
+}
 TUNING = pathlib.Path(__file__).parents[1] / "configs/bert_swaps.py"
 SEMANTICS = ("sync", "2bw", "stash")
 COLOURS = {"sync": "#000000", "2bw": "#0072B2", "stash": "#D55E00"}  # Okabe and Ito's
@@ -36,13 +46,19 @@ logger = logging.getLogger("fiddlex.quality")
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of finished runs, read and added to", required=True)
 _SEEDS = flags.DEFINE_integer("seeds", 3, "seeds for each model and semantics", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 2000, "steps of each run", lower_bound=10)
+_STEPS = flags.DEFINE_multi_integer("steps", [2000], "steps of a run", lower_bound=10)
 _MODELS = flags.DEFINE_multi_enum("models", list(SIZES), list(SIZES), "models to train")
 _SEMANTICS = flags.DEFINE_multi_string("semantics", list(SEMANTICS), "values of pipeline.semantics_schedule to compare")
 _LEARNING_RATES = flags.DEFINE_multi_float("learning_rates", [1e-4], "peaks of the learning rate")
 _WARMUPS = flags.DEFINE_multi_integer("warmup_steps", [50], "steps in which the learning rate rises", lower_bound=0)
-_BETAS = flags.DEFINE_multi_float("beta1", [0.9], "AdamW's momentum")
-_PLOT = flags.DEFINE_string("plot", None, "picture of the results to write; nothing is trained then")
+_BETAS = flags.DEFINE_multi_float("beta1", [0.9], "optimizer.beta1")
+_MOMENTA = flags.DEFINE_multi_float("momentum", [0.9], "optimizer.momentum")
+_OPTIMIZERS = flags.DEFINE_multi_enum("optimizer", ["adamw"], list(OPTIMIZERS), "optimizers to compare")
+_PREDICTIONS = flags.DEFINE_multi_string(
+    "prediction", ["none"], "predictions of delayed weights, as in extrapolate:2:0.7 (order 2, scale 0.7)"
+)
+_PLOT = flags.DEFINE_string("plot", None, "picture of losses over steps to write; nothing is trained then")
+_PLOT_RATES = flags.DEFINE_string("plot_rates", None, "picture of last losses over peak rates to write, likewise")
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -56,31 +72,56 @@ class QualityCase:
     learning_rate: float
     beta1: float
     warmup_steps: int = 50
+    optimizer: str = "adamw"
+    momentum: float = 0.9
+    prediction: str = "none"
+
+    @property
+    def recipe(self) -> str:
+        """Optimizer, semantics and prediction, in words."""
+        momentum = f" {self.momentum:g}" if self.optimizer in ("sgd", "muon") else f" {self.beta1:g}"
+        predicted = "" if self.prediction == "none" else f", {self.prediction}"
+        return f"{self.optimizer}{momentum}, {self.semantics}{predicted}"
 
 
 def main(argv: list[str]) -> None:
-    """Trains the missing runs and prints the table, or draws the results."""
+    """Trains the missing runs and prints the tables, or draws the results."""
     path = pathlib.Path(_RESULTS.value)
     path.parent.mkdir(parents=True, exist_ok=True)
     results, cases = read(path), asked()
-    if _PLOT.value:
-        draw({case: results[case] for case in cases if case in results}, pathlib.Path(_PLOT.value))
+    if _PLOT.value or _PLOT_RATES.value:
+        found = {case: results[case] for case in cases if case in results}
+        if not found:
+            raise ConfigError(f"--results={path} has none of the runs asked for: run without --plot first.")
+        if _PLOT.value:
+            draw(found, pathlib.Path(_PLOT.value))
+        if _PLOT_RATES.value:
+            draw_rates(found, pathlib.Path(_PLOT_RATES.value))
         return
     for case in cases:
         if case not in results:
             results[case] = train(case)
             logger.info("%s: held-out loss %.4f", case, last_loss(results[case]))
             append_result(path, dataclasses.asdict(case) | {"records": results[case]})
-    print(table({case: results[case] for case in cases}))
+    found = {case: results[case] for case in cases}
+    print(table(found))
+    print(f"\nThe best peak rate of each recipe:\n\n{best_table(found)}")
 
 
 def asked() -> list[QualityCase]:
-    """The runs that the flags ask for."""
-    lists = (_LEARNING_RATES.value, _BETAS.value, _WARMUPS.value, _MODELS.value, _SEMANTICS.value)
-    return [
-        QualityCase(model, semantics, seed, _STEPS.value, rate, beta1, warmup)
-        for seed, rate, beta1, warmup, model, semantics in itertools.product(range(_SEEDS.value), *lists)
-    ]
+    """The runs that the flags ask for, without those that predict weights which are not delayed."""
+    lists = (_STEPS.value, _LEARNING_RATES.value, _BETAS.value, _MOMENTA.value, _WARMUPS.value, _MODELS.value)
+    recipes = (_OPTIMIZERS.value, _SEMANTICS.value, _PREDICTIONS.value)
+    cases = []
+    for seed, steps, rate, beta1, momentum, warmup, model, optimizer, semantics, prediction in itertools.product(
+        range(_SEEDS.value), *lists, *recipes
+    ):
+        predicted = "none" if semantics == "sync" else prediction
+        case = QualityCase(
+            model, semantics, seed, steps, rate, beta1, warmup, optimizer, momentum=momentum, prediction=predicted
+        )
+        cases.append(case)
+    return list(dict.fromkeys(cases))
 
 
 def make_config(case: QualityCase) -> Config:
@@ -92,7 +133,10 @@ def make_config(case: QualityCase) -> Config:
     config.pipeline.schedule, config.pipeline.num_chunks, config.pipeline.num_microbatches = "interleaved_1f1b", 4, 4
     config.pipeline.semantics_schedule = case.semantics
     config.optimizer.learning_rate, config.optimizer.final_learning_rate = case.learning_rate, case.learning_rate / 10
-    config.optimizer.beta1 = case.beta1
+    kind, order, scale, *_ = (*case.prediction.split(":"), "1", "1")
+    config.pipeline.prediction, config.pipeline.prediction_order = kind, int(order)
+    config.pipeline.prediction_scale = float(scale)
+    config.optimizer.name, config.optimizer.beta1, config.optimizer.momentum = case.optimizer, case.beta1, case.momentum
     config.optimizer.warmup_steps, config.optimizer.weight_decay = case.warmup_steps, 0.1
     config.optimizer.clip_norm = 1.0
     config.data.source, config.data.global_batch_size, config.data.eval_batches = "stdlib", 16, 32
@@ -101,11 +145,12 @@ def make_config(case: QualityCase) -> Config:
         config.data.global_batch_size = 64
     config.train.num_steps, config.train.seed, config.data.seed = case.steps, case.seed, case.seed
     config.train.eval_every, config.train.checkpoint_every = max(case.steps // 10, 1), case.steps
+    config.train.log_every = max(case.steps // 20, 1)
     return config
 
 
 def train(case: QualityCase) -> list[dict[str, Any]]:
-    """The records of a run: every tenth training loss, ten held-out evaluations; for a BERT also its task accuracy."""
+    """The records of a run: twenty training losses, ten held-out evaluations; for a BERT also its task accuracy."""
     from fiddlex.train import loop
 
     with tempfile.TemporaryDirectory() as folder:
@@ -161,19 +206,15 @@ def last_loss(records: list[dict[str, Any]]) -> float:
 
 def table(results: dict[QualityCase, list[dict[str, Any]]]) -> str:
     """Mean and spread of the last held-out losses, and their difference from those of sync."""
-    last: dict[QualityCase, list[float]] = collections.defaultdict(list)
     tasks: dict[QualityCase, list[float]] = collections.defaultdict(list)
     for case, records in sorted(results.items()):
-        key = dataclasses.replace(case, seed=0)
-        last[key].append(last_loss(records))
-        tasks[key] += [record["task_accuracy"] for record in records if "task_accuracy" in record]
+        tasks[of_any_seed(case)] += [record["task_accuracy"] for record in records if "task_accuracy" in record]
     header = (
         "model",
         "steps",
         "peak rate",
-        "beta1",
         "warm-up",
-        "semantics",
+        "recipe",
         "runs",
         "held-out loss",
         "lowest",
@@ -182,18 +223,18 @@ def table(results: dict[QualityCase, list[dict[str, Any]]]) -> str:
         "task, lowest and highest",
     )
     rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    last = last_losses(results)
     for key, losses in last.items():
         on_task = tasks[key]
-        base = last.get(dataclasses.replace(key, semantics="sync"), [float("nan")])
+        base = last.get(dataclasses.replace(key, semantics="sync", prediction="none"), [math.nan])
         numbers = (statistics.fmean(losses), min(losses), max(losses))
         against = f"{statistics.fmean(losses) / statistics.fmean(base) - 1:+.2%}"
         cells = (
             key.model,
             key.steps,
             f"{key.learning_rate:g}",
-            f"{key.beta1:g}",
             key.warmup_steps,
-            key.semantics,
+            key.recipe,
             len(losses),
             *(f"{n:.4f}" for n in numbers),
             against,
@@ -203,31 +244,79 @@ def table(results: dict[QualityCase, list[dict[str, Any]]]) -> str:
     return "\n".join(rows)
 
 
+def best_table(results: dict[QualityCase, list[dict[str, Any]]]) -> str:
+    """For each recipe the peak rate with the lowest mean loss, against the best of the recipes that flush."""
+    means = {key: statistics.fmean(losses) for key, losses in last_losses(results).items()}
+    best: dict[tuple[str, int, str], QualityCase] = {}
+    for key in sorted(means, key=means.__getitem__):
+        best.setdefault((key.model, key.steps, key.recipe), key)
+    header = ("model", "steps", "recipe", "best peak rate", "held-out loss", "against the best sync")
+    rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    for (model, steps, recipe), key in sorted(best.items(), key=lambda item: (*item[0][:2], means[item[1]])):
+        flushed = [means[k] for k in best.values() if (k.model, k.steps, k.semantics) == (model, steps, "sync")]
+        against = f"{means[key] / min(flushed) - 1:+.2%}" if flushed else ""
+        rows.append(f"| {model} | {steps} | {recipe} | {key.learning_rate:g} | {means[key]:.4f} | {against} |")
+    return "\n".join(rows)
+
+
+def last_losses(results: dict[QualityCase, list[dict[str, Any]]]) -> dict[QualityCase, list[float]]:
+    """The last held-out losses of all seeds, by the case with seed 0."""
+    last: dict[QualityCase, list[float]] = collections.defaultdict(list)
+    for case, records in sorted(results.items()):
+        last[of_any_seed(case)].append(last_loss(records))
+    return last
+
+
+def of_any_seed(case: QualityCase) -> QualityCase:
+    """The case with seed 0, under which the runs of all seeds are collected."""
+    return dataclasses.replace(case, seed=0)
+
+
 def draw(results: dict[QualityCase, list[dict[str, Any]]], path: pathlib.Path) -> None:
     """Draws the curves of each model: mean held-out losses with their spread, and training losses more faintly."""
     from matplotlib.figure import Figure
 
-    if not results:
-        raise ConfigError(f"--results={_RESULTS.value} has none of the runs asked for: run without --plot first.")
     models = sorted({case.model for case in results})
     figure = Figure(figsize=(7.0, 3.2), layout="constrained")
     highest = 1.1 * max(next(r["eval_loss"] for r in records if "eval_loss" in r) for records in results.values())
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
-        for semantics in dict.fromkeys(case.semantics for case in results if case.model == model):
-            runs = [records for case, records in results.items() if (case.model, case.semantics) == (model, semantics)]
+        for recipe in dict.fromkeys(case.recipe for case in results if case.model == model):
+            runs = {case: records for case, records in results.items() if (case.model, case.recipe) == (model, recipe)}
             curves: dict[int, list[float]] = collections.defaultdict(list)
-            for record in (record for records in runs for record in records if "eval_loss" in record):
+            for record in (record for records in runs.values() for record in records if "eval_loss" in record):
                 curves[record["step"]].append(record["eval_loss"])
-            steps, colour = sorted(curves), COLOURS.get(semantics)
+            steps, (first, *_) = sorted(curves), runs
             means = [statistics.fmean(curves[step]) for step in steps]
-            (line,) = axes.plot(steps, means, color=colour, label=semantics, linewidth=1.2)
+            colour = COLOURS.get(recipe.partition(", ")[2])
+            (line,) = axes.plot(steps, means, color=colour, label=recipe, linewidth=1.2)
             low, high = ([pick(curves[step]) for step in steps] for pick in (min, max))
             axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-            training = [(record["step"], record["loss"]) for record in runs[0] if "loss" in record]
+            training = [(record["step"], record["loss"]) for record in runs[first] if "loss" in record]
             axes.plot(*zip(*training, strict=True), color=line.get_color(), alpha=0.25, linewidth=0.6)
         axes.set(title=model, xlabel="step", ylabel="loss, nats per byte")
         axes.set_ylim(top=highest)
         axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path)
+    print(f"wrote {path}")
+
+
+def draw_rates(results: dict[QualityCase, list[dict[str, Any]]], path: pathlib.Path) -> None:
+    """Draws, for each model, the last held-out loss of each recipe over the peak rate, with the spread over seeds."""
+    from matplotlib.figure import Figure
+
+    last, models = last_losses(results), sorted({case.model for case in results})
+    figure = Figure(figsize=(3.6 * len(models), 3.6), layout="constrained")
+    for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+        for recipe in dict.fromkeys(case.recipe for case in last if case.model == model):
+            of_recipe = {k.learning_rate: v for k, v in last.items() if (k.model, k.recipe) == (model, recipe)}
+            rates = sorted(of_recipe)
+            means = [statistics.fmean(of_recipe[rate]) for rate in rates]
+            style = "-" if ", sync" in recipe else "--"
+            (line,) = axes.plot(rates, means, style, label=recipe, marker=".", linewidth=1.2)
+            low, high = ([pick(of_recipe[rate]) for rate in rates] for pick in (min, max))
+            axes.fill_between(rates, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        axes.set(title=model, xlabel="peak learning rate", ylabel="held-out loss, nats per byte", xscale="log")
+        axes.legend(fontsize=7, frameon=False)
     figure.savefig(path)
     print(f"wrote {path}")
 
