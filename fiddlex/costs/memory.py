@@ -31,7 +31,8 @@ class Memory(NamedTuple):
       weights: float32 master weights, sharded over `data` with ZeRO-1.
       optimizer: optimizer state, sharded in the same way as the master weights.
       compute_weights: gathered weights in the compute dtype; 0: the step computes with the master weights.
-      versions: older versions of the compute weights, which the batches in flight use.
+      versions: older versions of the compute weights, which the batches in flight use; and what prediction adds, the
+        head's own versions and the last update.
       gradients: float32 gradient sums of all batches in flight.
       stash: activations that forward passes save for backward passes, in all slots.
       weight_stash: arrays that passes I save for W, in all slots.
@@ -97,7 +98,7 @@ def device_memory(
         weights=weights.master,
         optimizer=weights.optimizer,
         compute_weights=compute,
-        versions=(sizes.versions - 1) * compute,
+        versions=(sizes.versions - 1) * compute + _predicting(config, sizes, weights),
         gradients=sizes.sums * weights.layers + sizes.outer_sums * weights.outer + finished,
         stash=slots.stash * rows * layer.stash(),
         weight_stash=slots.weight_stash * rows * layer.weight_stash(),
@@ -106,6 +107,14 @@ def device_memory(
         update=update,
         inputs=sizes.batches * _batch(config),
     )
+
+
+def _predicting(config: Config, sizes: Sizes, weights: WeightBytes) -> int:
+    """Bytes that the prediction of weights adds to the train state."""
+    if config.pipeline.prediction == "none":
+        return 0
+    of_head = sizes.head_versions * weights.outer * ITEMSIZES[config.model.dtype] // FLOAT32
+    return of_head + (weights.master if config.pipeline.prediction_order > 1 else 0)
 
 
 def _compute_weights(config: Config, weights: WeightBytes, backend: Backend, *, continuous: bool) -> int:

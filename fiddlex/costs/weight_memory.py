@@ -44,14 +44,19 @@ def num_factors(parameter: Parameter, config: Config) -> int:
     return sum(math.prod(padded) // padded[dimension] for dimension in by_size[-2:])
 
 
-def num_moments(optimizer: str, momentum: float) -> int:
+def num_moments(optimizer: str, momentum: float, *, matrix: bool = True) -> int:
     """How many numbers an optimizer stores for each weight, without Adafactor's factors.
 
     Args:
       optimizer: name of the optimizer.
       momentum: momentum of sgd; without momentum, sgd stores nothing.
+      matrix: whether the weights are the matrices of layers, as most weights are.
     """
-    return {"adamw": 2, "adam": 2, "lamb": 2, "sgd": int(momentum > 0), "adafactor": 0}[optimizer]
+    if optimizer == "sgd":
+        return int(momentum > 0)
+    if optimizer == "muon":
+        return 1 if matrix else 2
+    return {"adafactor": 0, "lion": 1, "adan": 4}.get(optimizer, 2)
 
 
 def device_parameters(config: Config, rows: int) -> int:
@@ -91,7 +96,9 @@ def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
     layer, outer = list(leaves(network.layer)), network.outer
     layer_shapes, outer_shapes = ([master_shape(each, config) for each in part] for part in (layer, outer))
     tiled = [backend.tiled((rows, *shape)) for shape in layer_shapes] + list(map(backend.tiled, outer_shapes))
-    state = num_moments(optimizer.name, optimizer.momentum) * sum(tiled)
+    matrices = [each.matrix is not None for each in layer] + [False] * len(list(outer_shapes))
+    moments = (num_moments(optimizer.name, optimizer.momentum, matrix=matrix) for matrix in matrices)
+    state = sum(number * size for number, size in zip(moments, tiled, strict=True))
     if optimizer.name == "adafactor":
         # Every device holds the whole factors, including those of other pipe ranks' layers.
         factors = [num_factors(each, config) * rows * config.mesh.pipe for each in layer]

@@ -19,6 +19,8 @@ class Sizes(NamedTuple):
     Attributes:
       slots: number of slots of each memory.
       versions: number of weight versions.
+      head_versions: `versions` if the first stage and the last have different delays, else 0: if weights are predicted,
+        the head then has versions of its own.
       batches: number of batches in flight in a step: the step's own batch and later ones.
       sums: number of batches whose gradients one chunk accumulates at the same time.
       outer_sums: number of batches whose gradients embedding and head accumulate at the same time, until a step ends.
@@ -32,6 +34,7 @@ class Sizes(NamedTuple):
     sums: int = 1
     outer_sums: int = 1
     finished: int = 0
+    head_versions: int = 0
 
 
 def largest(sizes: Sequence[Sizes]) -> Sizes:

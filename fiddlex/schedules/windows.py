@@ -134,6 +134,7 @@ class Windows:
             sums=_open_at_once(self.lowered, size),
             outer_sums=1 + max(latest["head"], latest["embed_backward"]),
             finished=1 + max(int(_finishing(table).max(initial=0)) // size for table in tables),
+            head_versions=self.semantics.num_versions if self.semantics.delays[0] != self.semantics.delays[-1] else 0,
         )
 
 

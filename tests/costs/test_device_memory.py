@@ -33,6 +33,9 @@ STATES = {  # what is changed of a small GPT on 2 × 2 × 2 devices
     "lamb, a vocabulary that is padded": {"optimizer.name": "lamb", "model.vocab_size": 251},
     "sgd": {"optimizer.name": "sgd"},
     "sgd without momentum": {"optimizer.name": "sgd", "optimizer.momentum": 0.0},
+    "muon": {"optimizer.name": "muon"},
+    "lion": {"optimizer.name": "lion"},
+    "adan": {"optimizer.name": "adan"},
     "adafactor": {"optimizer.name": "adafactor", "model.hidden_size": 256, "model.num_heads": 2},
     "adafactor, a vocabulary that is padded": {"optimizer.name": "adafactor", "model.vocab_size": 253},
     "adafactor, a vocabulary that only padding makes large enough to be factored": {
@@ -43,6 +46,17 @@ STATES = {  # what is changed of a small GPT on 2 × 2 × 2 devices
     "sizes that replicas cannot cut": {"mesh.data": 4, "mesh.tensor": 1, "model.seq_len": 30, "model.vocab_size": 30},
     "2bw": {"pipeline.semantics": "2bw", "model.dtype": "bfloat16"},
     "2bw, float32": {"pipeline.semantics": "2bw"},
+    "2bw, predicted from one update": {"pipeline.semantics": "2bw", "pipeline.prediction": "extrapolate"},
+    "2bw, predicted from two updates": {
+        "pipeline.semantics": "2bw",
+        "pipeline.prediction": "extrapolate",
+        "pipeline.prediction_order": 2,
+    },
+    "stash, predicted": {
+        "pipeline.semantics": "stash",
+        "pipeline.prediction": "momentum",
+        "model.dtype": "bfloat16",
+    },
     "stash, recomputed": {"pipeline.semantics": "stash", "pipeline.recompute": "full", "model.dropout": 0.1},
     "delay, split backwards": {"pipeline.semantics": "delay:2", "pipeline.schedule": "zb_h1"},
     "mlm": {"model.family": "bert"},

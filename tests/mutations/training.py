@@ -17,6 +17,10 @@ STEP, GRADIENT, STATE = (
     "fiddlex/train/step/state.py",
 )
 OPTIMIZER, BLOCKWISE = "fiddlex/train/step/optimizer.py", "fiddlex/train/step/blockwise.py"
+VERSIONS, LAYOUTS = (
+    "fiddlex/train/step/versions.py",
+    "tests/train/test_layouts.py::test_layout_trains_as_the_reference_does",
+)
 CHECKPOINTS, SAMPLING = "fiddlex/train/run/checkpoint.py", "fiddlex/train/inference/sampling.py"
 
 MUTATIONS = (
@@ -187,10 +191,60 @@ MUTATIONS = (
     ),
     Mutation(
         "older-weights-all-the-youngest-on-resume",
-        "fiddlex/train/step/unflushed.py",
-        old="older[min(age, len(older)) - 1],",
-        new="older[0],",
+        VERSIONS,
+        old="found = saved.older.get(name, found)",
+        new="found = saved.older.get(name) if found is None else found",
         tests=(OLDER,),
+    ),
+    # Predicted weights.
+    Mutation(
+        "weights-predicted-for-one-update-whatever-the-delay",
+        "fiddlex/schedules/prediction.py",
+        old="np.outer(coefficients(config), semantics.delays)",
+        new="np.outer(coefficients(config), np.minimum(semantics.delays, 1))",
+        tests=(f"{LAYOUTS}[2x1x1-mlm_nsppost-1f1b-v1-m2-none-adamw-zero1-delay:2-extrapolate11]",),
+    ),
+    Mutation(
+        "second-order-without-the-momentum",
+        "fiddlex/schedules/prediction.py",
+        old="(1 + momentum, -momentum)",
+        new="(2.0, -1.0)",
+        tests=(f"{LAYOUTS}[1x2x1-gpt-zb_v-v2-m4-none-sgd-delay:2-extrapolate207]",),
+    ),
+    Mutation(
+        "last-update-forgotten",
+        VERSIONS,
+        old="[update, dict(versions.last_update)]",
+        new="[update, update]",
+        tests=(f"{LAYOUTS}[2x2x1-mlmpre-1f1b-v1-m2-none-lamb-dropout-2bw-extrapolate21]",),
+    ),
+    Mutation(
+        "head-predicted-as-far-as-the-embedding",
+        VERSIONS,
+        old="Factors(each[:, stages], each[:, 0], each[:, -1])",
+        new="Factors(each[:, stages], each[:, 0], each[:, 0])",
+        tests=(f"{LAYOUTS}[1x4x1-gpt-1f1b-v1-m8-none-lamb-stash-extrapolate11]",),
+    ),
+    Mutation(
+        "momentum-of-the-step-before",
+        VERSIONS,
+        old="self._optimizer.update(nothing, state.optimizer, state.weights)[0]",
+        new="update",
+        tests=(f"{LAYOUTS}[1x2x2-gpt-zb_h1-v1-m4-sp-none-adamw-2bw-momentum11]",),
+    ),
+    Mutation(
+        "queries-keys-and-values-one-matrix",
+        "fiddlex/models/spec.py",
+        old="tuple(range(num_inputs + separate, len(shape)))",
+        new="tuple(range(num_inputs, len(shape)))",
+        tests=(f"{LAYOUTS}[2x2x2-gpt-1f1b-v1-m4-31-sp-selective-muon-zero1-2bw-extrapolate114]",),
+    ),
+    Mutation(
+        "muon-for-the-embedding-too",
+        STATE,
+        old="matrix=parameter.matrix if stacked else None",
+        new="matrix=parameter.matrix",
+        tests=("tests/train/step/test_state.py",),
     ),
     Mutation(
         "checksums-not-compared",

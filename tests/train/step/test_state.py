@@ -25,5 +25,6 @@ def test_matrices_decay_and_norms_and_biases_do_not(task: str, tiny_config: Conf
         names = [key.key for key in path]
         assert block.decay == (names[-1] in MATRICES), names
         assert block.stacked == (names[0] == "layers"), names
+        assert (block.matrix is not None) == (names[0] == "layers" and names[-1] == "kernel"), names
         padded = names in (["embedding", "tokens"], ["head", "masked", "bias"])
         assert block.padding == (padding if padded else 1), names
