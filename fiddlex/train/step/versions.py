@@ -124,8 +124,8 @@ class VersionStore:
 
         embedding, head = state.weights, _outer(state.weights)
         if factors:
-            embedding = _predicted(embedding, updates, factors.layers, factors.embedding)
-            head = _predicted(head, [_outer(each) for each in updates], factors.layers, factors.head)
+            embedding = predicted(embedding, updates, factors.layers, factors.embedding)
+            head = predicted(head, [_outer(each) for each in updates], factors.layers, factors.head)
         last_update = {}
         if self.specs.last_update:
             last_update = jax.tree.map(lambda a, b: jnp.where(kept, a, b), update, versions.last_update)
@@ -203,17 +203,24 @@ def _factors(config: Config, layout: WeightLayout) -> dict[str, Factors]:
     return {name: Factors(each[:, stages], each[:, 0], each[:, -1]) for name, each in of_stages.items()}
 
 
-def _predicted(weights: Weights, updates: Sequence[Weights], of_rows: jax.Array, of_outer: jax.Array) -> Weights:
-    """The weights plus the sum of updates times their factors."""
+def predicted(weights: Weights, updates: Sequence[Weights], of_rows: jax.Array, of_outer: jax.Array) -> Weights:
+    """The weights plus the sum of updates times their factors.
 
-    def predicted(part: str, w: jax.Array, *updates: jax.Array) -> jax.Array:
+    Args:
+      weights: master weights.
+      updates: updates of them, newest first.
+      of_rows: the factors of the layers, float32 [update, row].
+      of_outer: the factors of embedding and head, float32 [update].
+    """
+
+    def ahead(part: str, w: jax.Array, *updates: jax.Array) -> jax.Array:
         for number, update in enumerate(updates):
             factor = of_rows[number].reshape(-1, *[1] * (w.ndim - 1)) if part == "layers" else of_outer[number]
             w = w + factor * update
         return w
 
     return {
-        part: jax.tree.map(functools.partial(predicted, part), leaves, *(each[part] for each in updates))
+        part: jax.tree.map(functools.partial(ahead, part), leaves, *(each[part] for each in updates))
         for part, leaves in weights.items()
     }
 
