@@ -209,7 +209,7 @@ MUTATIONS = (
         "fiddlex/schedules/prediction.py",
         old="(1 + momentum, -momentum)",
         new="(2.0, -1.0)",
-        tests=(f"{LAYOUTS}[1x2x1-gpt-zb_v-v2-m4-none-sgd-delay:2-extrapolate207]",),
+        tests=(f"{LAYOUTS}[1x2x1-gpt-zb_v-v2-m4-none-sgd-delay:2-extrapolate20.7]",),
     ),
     Mutation(
         "last-update-forgotten",
@@ -237,7 +237,7 @@ MUTATIONS = (
         "fiddlex/models/spec.py",
         old="tuple(range(num_inputs + separate, len(shape)))",
         new="tuple(range(num_inputs, len(shape)))",
-        tests=(f"{LAYOUTS}[2x2x2-gpt-1f1b-v1-m4-31-sp-selective-muon-zero1-2bw-extrapolate114]",),
+        tests=(f"{LAYOUTS}[2x2x2-gpt-1f1b-v1-m4-31-sp-selective-muon-zero1-2bw-extrapolate11.4]",),
     ),
     Mutation(
         "muon-for-the-embedding-too",
