@@ -133,7 +133,9 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as possible
     recompute: str = "none"  # none | selective (attention internals) | full (whole layers)
     semantics: str = "sync"  # delay of the weights, in updates: sync | 2bw | stash | vertical_sync | delay:K
-    semantics_schedule: str = ""  # replaces semantics=sync with phases and their lengths, as in sync:0.2,2bw
+    semantics_schedule: str = ""  # replaces semantics=sync: phases and their lengths, as in sync:0.2,2bw; or auto
+    switch_window: int = 25  # for auto: steps over whose mean loss it decides
+    switch_threshold: float = 0.01  # for auto: share of the loss; a window that falls by less ends sync
     prediction: str = "none"  # of delayed weights: none | extrapolate (past updates) | momentum (the optimizer's)
     prediction_order: int = 1  # past updates that extrapolate uses: 1 | 2
     prediction_scale: float = 1.0  # multiplies the predicted update
@@ -143,6 +145,8 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         rules.at_least("pipeline.num_microbatches", self.num_microbatches, 1)
         rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
         rules.choice("pipeline.recompute", self.recompute, RECOMPUTE_MODES)
+        rules.at_least("pipeline.switch_window", self.switch_window, 1)
+        rules.fraction("pipeline.switch_threshold", self.switch_threshold)
         rules.choice("pipeline.prediction", self.prediction, PREDICTIONS)
         rules.between("pipeline.prediction_order", self.prediction_order, 1, 2)
         rules.positive("pipeline.prediction_scale", self.prediction_scale, MOST_PREDICTION_SCALE)

@@ -17,7 +17,7 @@ from fiddlex.schedules.pipeline_spec import PipelineSpec, make_spec
 from fiddlex.schedules.placement import LayerPlacement, place_layers
 from fiddlex.schedules.prediction import check_delays
 from fiddlex.schedules.schedule import Schedule
-from fiddlex.schedules.semantics import Phase, Semantics, make_phases, make_semantics
+from fiddlex.schedules.semantics import AUTO, AUTO_SEMANTICS, Phase, Semantics, make_phases, make_semantics
 from fiddlex.schedules.windows import Windows, common_spec, unroll
 
 
@@ -28,7 +28,7 @@ class Pipeline:
     Attributes:
       lowered: the schedule of one batch on its ticks.
       placement: the layers of each stage.
-      phases: the phases of the run, each with its semantics.
+      phases: the phases of the run, each with its semantics; those of `auto` before the run has decided anything.
       windows: for each semantics of the run, by name, the windows of a schedule that continues from batch to batch;
         empty when the run flushes after every batch.
     """
@@ -65,7 +65,8 @@ def resolve(config: Config) -> Pipeline:
     schedule = schedule_of(config, pipeline.num_microbatches)
     placement = place_layers(schedule.placement, config.model.num_layers, pipeline.layers_per_stage)
     phases = make_phases(pipeline.semantics, pipeline.semantics_schedule, config.train.num_steps)
-    names = dict.fromkeys(phase.semantics for phase in phases)
+    may_follow = AUTO_SEMANTICS if pipeline.semantics_schedule == AUTO else ()
+    names = dict.fromkeys([*(phase.semantics for phase in phases), *may_follow])
     all_semantics = {name: semantics_of(config, name, num_stages=schedule.num_stages) for name in names}
     check_delays(config, all_semantics)
     windows = {}

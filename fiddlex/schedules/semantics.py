@@ -20,6 +20,8 @@ from fiddlex.errors import ConfigError
 from fiddlex.schedules.schedule import Action
 
 NAMES = ("sync", "2bw", "stash", "vertical_sync", "delay:K")
+AUTO = "auto"  # a schedule whose phases are decided during the run (`fiddlex.train.sync_switch`)
+AUTO_SEMANTICS = ("sync", "2bw")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,12 @@ def make_semantics(name: str, *, num_stages: int, batch_size: int, field: str = 
 
 
 def _check(name: str, field: str) -> None:
+    if name == AUTO:
+        inside = "write it alone: the run itself decides where its phases begin" if field.endswith("schedule") else ""
+        raise ConfigError(
+            f"{field}: auto is a schedule, not one kind of semantics; "
+            f"{inside or 'set pipeline.semantics_schedule=auto, and leave pipeline.semantics sync'}."
+        )
     if name in NAMES[:-1] or re.fullmatch(r"delay:\d{1,3}", name, re.ASCII):
         return
     if name.startswith("delay:"):
@@ -92,7 +100,8 @@ def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, .
     Args:
       semantics: name of the semantics of the whole run; must be `sync` when `schedule` is given.
       schedule: the phases, as in `sync:0.2,2bw`, which is sync for the first fifth of the steps and 2bw for the rest.
-        `sync:100,2bw:0.8,sync` gives the length of the first phase in steps. Empty: one phase with `semantics`.
+        `sync:100,2bw:0.8,sync` gives the length of the first phase in steps. Empty: one phase with `semantics`. `auto`:
+        one phase of sync, with which a run starts that decides about further ones.
       num_steps: number of steps of the run.
 
     Raises:
@@ -104,6 +113,8 @@ def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, .
             f"pipeline.semantics={semantics} and pipeline.semantics_schedule={schedule!r}: one run has either. Empty "
             "the schedule to have the former all along, or leave the former sync."
         )
+    if schedule == AUTO:
+        return (Phase(AUTO_SEMANTICS[0], 0, num_steps),)
     *parts, last = schedule.split(",") if schedule else [semantics]
     phases, start = [], 0
     for part in parts:

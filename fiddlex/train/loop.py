@@ -174,6 +174,9 @@ class _Run:
                 raise NonFiniteError(f"{error}\n{self._remedy_at_start()}") from error
             raise NonFiniteError(f"{error}\n{self._remedy(blamed if error.before_update else None)}") from error
         self._in_flight = None
+        if decision := self._trainer.decision:
+            self._writer.write(decision.to_record())
+            self._reporter.line(str(decision))
         self._times.append(record["step_time_s"])
         self._reporter.advance(record["step"])
         self.last_record = record

@@ -29,6 +29,7 @@ from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteErr
 from fiddlex.models.bert import BERT
 from fiddlex.models.decoder import Decoder
 from fiddlex.models.weights import Weights
+from fiddlex.schedules.semantics import AUTO
 from fiddlex.train.inference.evaluation import summarise
 from fiddlex.train.inference.forward import LogitsFunction, ScoreFunction, make_eval_step, make_logits
 from fiddlex.train.inference.predictions import Answerable, predicted_continuations, predicted_labels
@@ -43,6 +44,8 @@ from fiddlex.train.step.gradients import HeadFunction
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState, TrainState
 from fiddlex.train.step.train_step import Metrics
+from fiddlex.train.step.unflushed import Unflushed
+from fiddlex.train.sync_switch import Decision, SyncSwitch
 
 
 class Dispatched(NamedTuple):
@@ -72,6 +75,8 @@ class Trainer:
       dataset: the data.
       layout: the pipeline schedule, and how every weight is sharded.
       step: number of updates done; the next step trains on batch number `step`, counted from 0.
+      decision: the change of semantics that the last record led to; None without one. Only
+        `pipeline.semantics_schedule=auto` makes decisions.
 
     Raises:
       ConfigError, DataError, DeviceError: the constructor raises these before it computes anything.
@@ -84,6 +89,11 @@ class Trainer:
         self.dataset = dataset or load_dataset(config)
         self.step = 0
         self.layout = program.layout
+        self.decision: Decision | None = None
+        self._switch: SyncSwitch | None = None
+        if config.pipeline.semantics_schedule == AUTO:
+            phases, max_batches = self.layout.pipeline.phases, program.source.max_batches
+            self._switch = SyncSwitch(config, phases, max_batches=max_batches)
         self._score = self._compiled_head(program.model.scores)
         self._feed = Feed(self.dataset, config, self.mesh)
         self._compiled: jax.stages.Compiled | None = None
@@ -169,7 +179,16 @@ class Trainer:
             "step_time_s": step_time,
             "tokens_per_second": self.config.tokens_per_step / step_time,
         }
+        self._decide(dispatched.step, loss)
         return record | {"loss_scale": scale} if scale else record
+
+    def _decide(self, step: int, loss: float) -> None:
+        """Lets the run decide about its semantics after a step."""
+        if self._switch is None:
+            return
+        assert isinstance(self._program.source, Unflushed)
+        self.decision = self._switch.observe(step, loss)
+        self._program.source.sequence.phases = self._switch.phases
 
     def steps(self, num_steps: int) -> Iterator[Record]:
         """Takes `num_steps` steps while the caller iterates, and yields their records.
@@ -309,6 +328,8 @@ class Trainer:
         """
         layers = self.layout.placement.layers
         state = SavedState(self.state.step, self.state.weights) if weights_only else self._program.saved(self.state)
+        if self._switch is not None and not weights_only:
+            state = state._replace(switch=self._switch.saved())
         checkpoints.save(
             state,
             self.step,
@@ -333,6 +354,10 @@ class Trainer:
         )
         if saved is None:
             return False
+        if self._switch is not None and saved.switch:
+            assert isinstance(self._program.source, Unflushed)
+            self._switch.restore(saved.switch)
+            self._program.source.sequence.phases = self._switch.phases
         self._take(self._program.resume(saved))
         return True
 

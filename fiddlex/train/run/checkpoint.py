@@ -88,6 +88,8 @@ class Checkpoints:
         meta["padded_vocab"] = padded_vocab
         if state.scaling:
             meta["scaling"] = [np.asarray(part).tolist() for part in jax.device_get(state.scaling)]
+        if state.switch:
+            meta["switch"] = state.switch
         if state.older:
             meta["older_dtype"] = jax.tree.leaves(state.older)[0].dtype.name
         try:
@@ -250,7 +252,8 @@ class Checkpoints:
                 raise ValueError(f"{name} is not what was saved (checksum {int(value)}, saved {expected[name]})")
         if moves:
             state = move_rows(state, abstract, layers, meta["layers"])
-        return state._replace(scaling=_scaling(meta["scaling"]) if "scaling" in meta else ())
+        scaling = _scaling(meta["scaling"]) if "scaling" in meta else ()
+        return state._replace(scaling=scaling, switch=meta.get("switch", ()))
 
     def _check_shapes(self, step: int, items: dict[str, Any], meta: dict[str, Any], padded_vocab: int) -> None:
         """Raises CheckpointError when a saved shape differs by more than the padding of the vocabulary."""

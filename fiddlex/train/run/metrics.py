@@ -1,8 +1,9 @@
 """Where a run's numbers go: `metrics.jsonl`, TensorBoard, and the terminal.
 
-A record is a flat dictionary with `step`. Training records and evaluation records (those with `eval_loss`) are lines of
-the same file, in the order of their steps. On resume, the writer drops the lines of steps that will be trained again,
-so that an interrupted run ends with the same file as an uninterrupted one.
+A record is a flat dictionary with `step`. Training records, evaluation records (those with `eval_loss`) and decisions
+about semantics (those with `semantics`) are lines of the same file, in the order of their steps. On resume, the writer
+drops the lines of steps that will be trained again, so that an interrupted run ends with the same file as an
+uninterrupted one.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ class MetricsWriter:
             self._file.flush()
         if "eval_loss" in record:
             self.evaluations.append(record)
-        scalars = {name: value for name, value in record.items() if name != "step" and value is not None}
+        scalars = {name: x for name, x in record.items() if name != "step" and isinstance(x, int | float)}
         with writing(self._events_path):
             self._events.write(scalars, step=record["step"])
 

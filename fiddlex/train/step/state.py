@@ -51,6 +51,7 @@ class SavedState(NamedTuple):
         (`fiddlex.train.step.versions.VersionStore.saved`); all in one dtype.
       last_update: the last update of the weights, where prediction uses it.
       scaling: `TrainState.scaling`.
+      switch: what the run has decided about its semantics (`fiddlex.train.sync_switch.SyncSwitch.saved`); else empty.
     """
 
     step: Any
@@ -59,6 +60,7 @@ class SavedState(NamedTuple):
     older: Mapping[str, Weights] = {}
     last_update: Mapping[str, Any] = {}
     scaling: Any = ()
+    switch: Any = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,6 +74,9 @@ class Unflushed:
       mesh: the mesh to run on.
       layout: a layout whose pipeline has windows.
       optimizer: the update rule.
+
+    Attributes:
+      sequence: the windows of the run's steps.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class Unflushed:
         self._config, self._mesh, self._layout = config, mesh, layout
         self._spec = layout.pipeline.spec
         self.max_batches = self._spec.sizes.batches
-        self._sequence = WindowSequence(layout, mesh)
+        self.sequence = WindowSequence(layout, mesh)
         self._model = pipeline_model(model, config, mesh, model.loss)
         self._partial_axes = partial_axes(config)
         self._store = VersionStore(config, mesh, layout, optimizer)
@@ -97,7 +100,7 @@ class Unflushed:
         batch = abstract_batch(config, mesh)
         factors: Any = next(iter(self._store.factors.values()), ())
         factors = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), factors)
-        self.abstract_inputs = Inputs((batch,) * self.max_batches, self._sequence.abstract(), factors)
+        self.abstract_inputs = Inputs((batch,) * self.max_batches, self.sequence.abstract(), factors)
 
     def start(self, weights: Weights) -> PipelineState:
         """The state with nothing in flight, in which all versions are the current weights; for use under `jit`."""
@@ -125,13 +128,13 @@ class Unflushed:
 
     def num_batches(self, step: int) -> int:
         """See `GradientSource`."""
-        return self._sequence.num_batches(step)
+        return self.sequence.num_batches(step)
 
     def inputs(self, batches: Sequence[Batch], step: int) -> Inputs:
         """See `GradientSource`."""
         number, used = self.max_batches, self.num_batches(step)
-        factors = self._factors.get(self._sequence.semantics(step + 1), ())  # for the weights after this step's update
-        return Inputs((*batches[:used], *[batches[0]] * (number - used)), self._sequence.of(step), factors)
+        factors = self._factors.get(self.sequence.semantics(step + 1), ())  # for the weights after this step's update
+        return Inputs((*batches[:used], *[batches[0]] * (number - used)), self.sequence.of(step), factors)
 
     def saved(self, state: TrainState) -> SavedState:
         """See `GradientSource`."""
@@ -146,13 +149,13 @@ class Unflushed:
 
     def resume(self, saved: SavedState) -> PipelineState:
         """See `GradientSource`."""
-        self._sequence.restart(int(saved.step))
+        self.sequence.restart(int(saved.step))
 
         def state(saved: SavedState) -> PipelineState:
             return self._with_nothing_in_flight(self._store.resume(saved))
 
         made = jax.jit(state, out_shardings=named(self._mesh, self.state_specs))
-        pipeline: PipelineState = made(saved._replace(optimizer=(), scaling=()))
+        pipeline: PipelineState = made(saved._replace(optimizer=(), scaling=(), switch=()))
         return pipeline
 
     @functools.partial(jax.jit, static_argnums=0)

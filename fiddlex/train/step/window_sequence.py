@@ -24,10 +24,14 @@ class WindowSequence:
     Args:
       layout: a layout whose pipeline has windows.
       mesh: the mesh whose devices hold the windows.
+
+    Attributes:
+      phases: the phases of the run. A run that decides about them sets them anew; steps already begun, and batches that
+        have started in them, must keep their phase.
     """
 
     def __init__(self, layout: WeightLayout, mesh: Mesh):
-        self._phases, self._windows = layout.pipeline.phases, layout.pipeline.windows
+        self.phases, self._windows = layout.pipeline.phases, layout.pipeline.windows
         self._spec = layout.pipeline.spec
         self._longest = max(windows.longest for windows in self._windows.values())
         self._sharding = NamedSharding(mesh, P())
@@ -63,7 +67,7 @@ class WindowSequence:
         return self._phase(step).semantics
 
     def _phase(self, step: int) -> Phase:
-        return next((phase for phase in self._phases if step < phase.end), self._phases[-1])
+        return next((phase for phase in self.phases if step < phase.end), self.phases[-1])
 
     def _end(self, step: int) -> float:
         """The step at which the pipeline is empty again."""

@@ -1,0 +1,120 @@
+"""Decides during a run when to train synchronously and when under 2BW (`pipeline.semantics_schedule=auto`).
+
+A run starts synchronous, since delayed weights cost most while the loss falls fast, and switches to 2bw when the loss
+falls more slowly (Sync-Switch: Li et al., ICDCS 2021, which chooses the moment by search). The run's steps are cut into
+windows of `pipeline.switch_window` steps. At the end of a window, where L is its mean training loss:
+
+- Synchronous steps go over to 2bw if the warm-up of the learning rate is over and L is less than
+  `pipeline.switch_threshold` below the mean loss of the window before, as a share of that loss.
+- Steps under 2bw go back to synchronous ones if in two windows running L is more than that share above the lowest mean
+  loss of any window of the run.
+
+A decision takes effect once every batch that may have started by then has ended. Invariant: decisions follow from the
+losses alone, at fixed distances, so that the same run makes the same decisions however the host and the devices are
+timed, and also when it is stopped and resumed.
+"""
+
+import dataclasses
+from typing import Any
+
+from fiddlex.config import Config
+from fiddlex.schedules.semantics import Phase
+from fiddlex.train.record import Record
+
+SYNC, DELAYED = "sync", "2bw"
+BAD_WINDOWS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """A change of the semantics.
+
+    Attributes:
+      step: number of updates after which it was decided.
+      semantics: the semantics to come.
+      first_step: the first step under them, counted from 1.
+      loss: mean training loss of the window that decided.
+      change: that loss against the loss it was held against, as a share; negative where the loss fell.
+    """
+
+    step: int
+    semantics: str
+    first_step: int
+    loss: float
+    change: float
+
+    def to_record(self) -> Record:
+        """The line of metrics.jsonl."""
+        return {
+            "step": self.step,
+            "semantics": self.semantics,
+            "semantics_from_step": self.first_step,
+            "window_loss": self.loss,
+            "window_change": self.change,
+        }
+
+    def __str__(self) -> str:
+        if self.semantics == DELAYED:
+            why = f"the mean loss of the last window is {self.change:+.2%} from that of the window before"
+        else:
+            why = f"in {BAD_WINDOWS} windows running the mean loss was above the lowest, at last by {self.change:.2%}"
+        return f"step {self.step}: {why}; {self.semantics} from step {self.first_step}"
+
+
+class SyncSwitch:
+    """The decisions of one run.
+
+    Args:
+      config: a validated config.
+      phases: the phases that the run starts with.
+      max_batches: number of batches that may be in flight at once.
+
+    Attributes:
+      phases: the phases of the run, as far as they are decided.
+    """
+
+    def __init__(self, config: Config, phases: tuple[Phase, ...], *, max_batches: int):
+        self._window, self._threshold = config.pipeline.switch_window, config.pipeline.switch_threshold
+        self._warmup, self._num_steps = config.optimizer.warmup_steps, config.train.num_steps
+        self._max_batches = max_batches
+        self.phases = phases
+        self._losses: list[float] = []  # of the window that is not yet full
+        self._means: list[float] = []  # the lowest mean of a window, and the last one
+        self._bad = 0
+
+    def observe(self, step: int, loss: float) -> Decision | None:
+        """Takes the training loss of step number `step`, counted from 1; returns the decision made there, if any."""
+        self._losses.append(loss)
+        if step % self._window:
+            return None
+        mean, self._losses = sum(self._losses) / len(self._losses), []
+        if not self._means:
+            self._means = [mean, mean]
+            return None
+        (lowest, last), self._means = self._means, [min(mean, self._means[0]), mean]
+        running, first = self.phases[-1], step + self._max_batches
+        if first >= self._num_steps or step <= running.start:
+            return None  # the run is about to end, or the last decision has not yet taken effect
+        if running.semantics == SYNC:
+            change = mean / last - 1
+            switches = step >= self._warmup and -change < self._threshold
+        else:
+            change = mean / lowest - 1
+            self._bad = self._bad + 1 if change > self._threshold else 0
+            switches = self._bad == BAD_WINDOWS
+        if not switches:
+            return None
+        self._bad = 0
+        following = DELAYED if running.semantics == SYNC else SYNC
+        self.phases = (*self.phases[:-1], running._replace(end=first), Phase(following, first, self._num_steps))
+        return Decision(step, following, first + 1, mean, change)
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint holds, as JSON."""
+        return {"phases": list(map(list, self.phases)), "losses": self._losses, "means": self._means, "bad": self._bad}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Goes on from what `saved` returned, with the number of steps that the config now says."""
+        *before, running = (Phase(*phase) for phase in saved["phases"])
+        self.phases = (*before, running._replace(end=max(self._num_steps, running.start + 1)))
+        self._losses, self._means, self._bad = list(saved["losses"]), list(saved["means"]), saved["bad"]
