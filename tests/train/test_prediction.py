@@ -2,7 +2,6 @@
 
 import copy
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -12,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.stability import largest_stable, predictions
 from fiddlex.config import Config, OptimizerConfig
 from fiddlex.data import Loader
 from fiddlex.errors import ConfigError
@@ -178,18 +178,20 @@ def test_what_cannot_be_predicted_is_told(changes: dict[str, Any], message: str,
     assert message in str(raised.value)
 
 
-def largest_stable(simulate: Callable[[np.ndarray], np.ndarray], low: float, high: float) -> float:
-    """The smallest product of learning rate and curvature at which a run does not shrink."""
-    products = np.linspace(low, high, 500)
-    return float(products[np.argmin(simulate(products))])
-
-
 @pytest.mark.parametrize("momentum", [0.9, 0.95])
 @pytest.mark.parametrize(
-    ("prediction", "order", "scale"),
-    [("none", 1, 1.0), ("extrapolate", 1, 1.0), ("extrapolate", 1, 1.4), ("extrapolate", 2, 1.0), ("momentum", 1, 1.0)],
+    ("prediction", "order", "scale", "named"),
+    [
+        ("none", 1, 1.0, "W(t − 1): `none`"),
+        ("extrapolate", 1, 1.0, "`extrapolate`"),
+        ("extrapolate", 1, 1.4, "`extrapolate`, scale 1.4"),
+        ("extrapolate", 2, 1.0, "`extrapolate`, order 2"),
+        ("momentum", 1, 1.0, "`momentum`"),
+    ],
 )
-def test_the_code_is_stable_as_far_as_the_roots_say(prediction: str, order: int, scale: float, momentum: float) -> None:
+def test_the_code_is_stable_as_far_as_the_roots_say(
+    prediction: str, order: int, scale: float, named: str, momentum: float
+) -> None:
     """Gradient descent with momentum on quadratics, one for each weight, by the code and by characteristic roots.
 
     The mean of gradients has the weight 1 − momentum, as in Adam, so sgd's learning rate is that share of η.
@@ -199,7 +201,7 @@ def test_the_code_is_stable_as_far_as_the_roots_say(prediction: str, order: int,
     config.pipeline.semantics = "2bw"
     config.pipeline.prediction, config.pipeline.prediction_order = prediction, order
     config.pipeline.prediction_scale = scale
-    bound = bound_by_roots(prediction, order, scale, momentum)
+    bound = largest_stable(momentum, predictions(momentum)[named])
 
     def by_code(products: np.ndarray) -> np.ndarray:
         start = {"embedding": jnp.ones(len(products), jnp.float32)}
@@ -227,29 +229,8 @@ def test_the_code_is_stable_as_far_as_the_roots_say(prediction: str, order: int,
         run = jax.jit(lambda carry: jax.lax.scan(step, carry, length=3000))
         return np.asarray(run(carry)[1])[-300:].max(axis=0) < 1
 
-    assert largest_stable(by_code, 0.5 * bound, 1.5 * bound) == pytest.approx(bound, rel=0.01)
-
-
-def bound_by_roots(prediction: str, order: int, scale: float, momentum: float) -> float:
-    """The product ηλ at which a root of the characteristic polynomial leaves the unit circle."""
-    # The gradient of a step is taken at the sum of W(t − 1), W(t − 2), … with these weights.
-    points = np.zeros(4)
-    points[0] = 1
-    ahead = {1: [1.0], 2: [1 + momentum, -momentum]}[order]
-    if prediction == "momentum":
-        ahead = [momentum]
-    for age, factor in enumerate(ahead if prediction != "none" else []):
-        points[age] += scale * factor
-        points[age + 1] -= scale * factor
-
-    def is_stable(product: float) -> bool:
-        polynomial = np.zeros(6)
-        polynomial[:3] = 1, -(1 + momentum), momentum
-        polynomial[2:] += product * (1 - momentum) * points
-        return bool(np.abs(np.roots(polynomial)).max() <= 1 + 1e-9)
-
-    products = np.linspace(0.01, 12, 4000)
-    return float(products[np.argmin([is_stable(product) for product in products])])
+    products = np.linspace(0.5 * bound, 1.5 * bound, 500)
+    assert products[np.argmin(by_code(products))] == pytest.approx(bound, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lion", "muon"])
