@@ -24,7 +24,7 @@ from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config, run
 from fiddlex.errors import ConfigError, DeviceError
-from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Problem
+from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Layout, Problem
 from fiddlex.planner.no_plan import why_none
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, layout_text
 from fiddlex.planner.search import Found, Plan, search
@@ -79,7 +79,9 @@ def main(argv: list[str]) -> None:
         print(as_text(problem, found, _flushed(problem, found)), flush=True)
     verdicts = []
     for plan, name in zip(found.plans, names, strict=False):
-        verdicts.append(Verdict.of(plan, compile_plan(plan, name), problem.memory_bytes))
+        advised = plan.advised(problem.limit)
+        result = compile_plan(advised.config, name)
+        verdicts.append(Verdict.of(plan.layout, advised.peak_bytes, result, problem.memory_bytes))
         if _FORMAT.value == "table":
             print(verdicts[-1].text, flush=True)
     if _FORMAT.value == "json":
@@ -90,7 +92,7 @@ def main(argv: list[str]) -> None:
         raise DeviceError(why_none(problem, found.least))
     chosen = _chosen(found.plans, verdicts)
     if _WRITE.value is not None:
-        _write(pathlib.Path(_WRITE.value), problem, chosen.config.validate())
+        _write(pathlib.Path(_WRITE.value), problem, chosen.advised(problem.limit).config.validate())
     elif _FORMAT.value == "table":
         print("--write=FILE.py makes a config of the first, for compile.py and train.py.")
 
@@ -123,14 +125,14 @@ class Verdict(NamedTuple):
     result: dict[str, Any]
 
     @classmethod
-    def of(cls, plan: Plan, result: dict[str, Any], limit: int | None) -> "Verdict":
-        """Compares a plan's prediction with the compiler's result, and that result with the limit, if there is one."""
-        layout, predicted = layout_text(plan.layout), f"{plan.memory.peak / GIB:.2f} GiB predicted"
+    def of(cls, planned: Layout, peak: int, result: dict[str, Any], limit: int | None) -> "Verdict":
+        """Compares predicted bytes with the compiler's result, and that result with the limit, if there is one."""
+        layout, predicted = layout_text(planned), f"{peak / GIB:.2f} GiB predicted"
         if "error" in result:
             return cls(None, f"not compiled for {result['topology']}: {layout}: {result['error']}", result)
         needed, there = result["needed_bytes"], limit or result["memory_limit_bytes"]
         fits = result["fits"] and (limit is None or needed <= limit)
-        said = f"{needed / GIB:.2f} GiB by XLA ({plan.memory.peak / needed - 1:+.1%})" if needed else "by XLA more"
+        said = f"{needed / GIB:.2f} GiB by XLA ({peak / needed - 1:+.1%})" if needed else "by XLA more"
         verdict = {True: "", False: ": does not fit", None: ": whether it fits is not known"}[fits]
         room = f" the {there / GIB:.2f} there are" if fits is False and there else ""
         seconds = result["trace_s"] + result["compile_s"]
@@ -158,11 +160,11 @@ def _chosen(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> Plan:
     return fitting[0]
 
 
-def compile_plan(plan: Plan, name: str) -> dict[str, Any]:
+def compile_plan(config: Config, name: str) -> dict[str, Any]:
     """The report of experiments/compile.py on a plan, from its own process: the compiler can be started only once.
 
     Args:
-      plan: the plan to compile.
+      config: the plan's config.
       name: the topology to compile for.
 
     Returns:
@@ -170,7 +172,7 @@ def compile_plan(plan: Plan, name: str) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "planned.py"
-        path.write_text(as_python(plan.config, "A plan."), encoding="utf-8")
+        path.write_text(as_python(config, "A plan."), encoding="utf-8")
         compiler = pathlib.Path(__file__).with_name("compile.py")
         command = [sys.executable, str(compiler), f"--config={path}", f"--topology={name}", "--format=json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -15,9 +15,12 @@ from experiments import plan
 from experiments.published import SC21, TWO_BW, fit_efficiency, layout_of, sc21_row, sequences_per_second
 from fiddlex.cluster.topology import load_topology
 from fiddlex.config.command_line import load_config
+from fiddlex.costs.backend import backend_of
 from fiddlex.errors import DeviceError
 from fiddlex.planner.cost_model import EFFICIENCY
 from fiddlex.planner.layouts import SEMANTICS, Problem
+from fiddlex.planner.predict import needed_memory
+from fiddlex.planner.report import as_python
 from fiddlex.planner.search import evaluate, search
 from tests.programs import ROOT, Ended, started
 
@@ -71,6 +74,22 @@ def test_where_weights_lag_the_best_with_a_flush_is_told():
     done = call("--config=configs/gpt3.py:18.4b", "--topology=a100_80", "--num_devices=256", "--keep=1")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("Its weights lag by one update")]
     assert re.search(r"The best with a flush takes [\d.]+ s \(\+[\d.]+%\): data=.*, sync, recompute=", line)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("It learns best with predicted weights")]
+    assert "prediction_order=2, which take 0.27 GiB more on each device" in line  # 4 bytes for each of 18.4e9 / 256
+
+
+@pytest.mark.parametrize(("hbm_gib", "order"), [(71.0, 2), (None, 1)])
+def test_a_plan_whose_weights_lag_is_written_with_predicted_weights(hbm_gib, order, tmp_path, monkeypatch):
+    """With the whole second update where there is room for it."""
+    problem = Problem(get_config("18.4b"), load_topology("a100_80"), 256, semantics=("2bw",))
+    (best,) = search(problem, keep=1).plans
+    limit = best.memory.peak + best.memory.weights - 1 if hbm_gib is None else problem.limit
+    advised = best.advised(limit)
+    assert advised.config.pipeline.prediction_order == order
+    assert advised.peak_bytes == needed_memory(advised.config, backend_of(problem.topology.compiler)).peak
+    path = tmp_path / "planned.py"
+    path.write_text(as_python(advised.config, "Planned."))
+    assert load_config(str(path)).pipeline == advised.config.pipeline
 
 
 FITS = {"fits": True, "needed_bytes": 2**30, "memory_limit_bytes": 2**31}
@@ -86,9 +105,10 @@ NOT_COMPILED = {"error": "Couldn't find output tile sizes"}
 )
 def test_the_first_that_the_compiler_lets_fit_is_written(results, chosen, tmp_path, monkeypatch):
     written = tmp_path / "planned.py"
-    plans = search(Problem(get_config("1.7b"), load_topology("a100_80"), 32), keep=3).plans
+    problem = Problem(get_config("1.7b"), load_topology("a100_80"), 32)
+    plans = search(problem, keep=3).plans
     lines = planned(results, monkeypatch, write=str(written))
-    assert load_config(str(written)).pipeline == plans[chosen].config.pipeline
+    assert load_config(str(written)).pipeline == plans[chosen].advised(problem.limit).config.pipeline
     verdicts = [line for line in lines if "compiled for" in line]
     assert len(verdicts) == len(results)
     for line, result in zip(verdicts, results, strict=True):

@@ -40,6 +40,14 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
             f"Its weights lag by one update (docs/semantics.md). The best with a flush takes {flushed.step_time_s:.4g} "
             f"s ({slower:+.1%}){where}: {layout_text(flushed.layout)}."
         )
+    if best.layout.semantics != "sync":
+        advised = best.advised(problem.limit)
+        more, pipeline = advised.peak_bytes - best.memory.peak, advised.config.pipeline
+        lines.append(
+            f"It learns best with predicted weights: pipeline.prediction={pipeline.prediction} and prediction_order="
+            f"{pipeline.prediction_order}, which take {f'{gib(more)} GiB' if more else 'nothing'} more on each device; "
+            "--write sets them (docs/prediction.md)."
+        )
     lines.append(
         f"Large products are taken to reach {problem.efficiency:.1%} of the peak, which was fitted to A100s: on other "
         "chips compare plans, not seconds. Plans within some percent of each other are equally good (docs/planner.md)."

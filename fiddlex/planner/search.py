@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fiddlex.config import Config, MeshConfig
+from fiddlex.config.overrides import replaced
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.sizes import model_flops
@@ -55,6 +56,36 @@ class Plan:
     bubble: float
     exposed_s: dict[str, float]
     usd_per_step: float | None
+
+    def advised(self, limit: int) -> "Advised":
+        """What to train: the plan's config, where weights lag with the prediction that docs/prediction.md advises.
+
+        Prediction from two updates stores one more set of master weights (`Memory.weights`). Where it does not fit, or
+        the optimizer has no momentum, the config predicts from one update, which takes no memory.
+
+        Args:
+          limit: bytes that a step may take on a device.
+        """
+        peak = self.memory.peak
+        if self.layout.semantics == "sync":
+            return Advised(self.config, peak)
+        predicted = replaced(self.config, {"pipeline.prediction": "extrapolate"})
+        if self.config.optimizer.decay_of_momentum and peak + self.memory.weights <= limit:
+            predicted.pipeline.prediction_order = 2
+            peak += self.memory.weights
+        return Advised(predicted, peak)
+
+
+class Advised(NamedTuple):
+    """A plan's config with the prediction of weights that suits it.
+
+    Attributes:
+      config: the config.
+      peak_bytes: bytes that its step takes on a device.
+    """
+
+    config: Config
+    peak_bytes: int
 
 
 class Need(NamedTuple):
