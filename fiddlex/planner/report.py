@@ -135,8 +135,14 @@ def as_json(problem: Problem, found: Found) -> dict[str, Any]:
         "memory_limit_bytes": problem.limit,
         "layouts": found.space,
         "simulated": found.simulated,
-        "plans": [plan_facts(plan) for plan in found.plans],
+        "plans": [plan_facts(plan) | {"advised": _advised_facts(plan, problem.limit)} for plan in found.plans],
     }
+
+
+def _advised_facts(plan: Plan, limit: int) -> dict[str, Any]:
+    """What `--write` writes of a plan's pipeline, as a JSON object."""
+    advised = plan.advised(limit)
+    return {"pipeline": dataclasses.asdict(advised.config.pipeline), "peak_bytes": advised.peak_bytes}
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:

@@ -176,4 +176,6 @@ def test_text_and_json_have_the_plans_numbers():
     assert sum(first["memory_bytes"].values()) >= first["peak_bytes"] > 0
     text = as_text(problem, found).splitlines()
     assert text[0].startswith("3,") or "parameters in bfloat16" in text[0]
-    assert len(text) == 4 + len(found.plans) + 5
+    assert (first["pipeline"]["semantics"], first["advised"]["pipeline"]["prediction_order"]) == ("2bw", 2)
+    assert first["advised"]["peak_bytes"] == first["peak_bytes"] + first["memory_bytes"]["weights"]
+    assert len(text) == 4 + len(found.plans) + 6
