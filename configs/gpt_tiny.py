@@ -2,16 +2,23 @@
 
 The shape of nanoGPT's example for a CPU, whose README reports a validation loss of 1.88 per character of Shakespeare.
 Eight devices, two along each axis of the mesh, with two chunks of one layer on each rank of the pipe; on a CPU fiddlex
-makes them up.
+makes them up. `2bw` does not flush between batches, and predicts the delayed weights (docs/prediction.md).
 
     python experiments/train.py --config=configs/gpt_tiny.py --workdir=/tmp/gpt_tiny
+    python experiments/train.py --config=configs/gpt_tiny.py:2bw --workdir=/tmp/gpt_tiny_2bw
 """
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig
+from fiddlex.errors import ConfigError
 
 
-def get_config() -> Config:
-    return Config(
+def get_config(semantics: str = "sync") -> Config:
+    if semantics not in ("sync", "2bw"):
+        raise ConfigError(
+            f"configs/gpt_tiny.py has no variant {semantics!r}; use --config=configs/gpt_tiny.py or "
+            "--config=configs/gpt_tiny.py:2bw."
+        )
+    config = Config(
         model=ModelConfig(num_layers=4, hidden_size=128, num_heads=4, vocab_size=256, seq_len=128),
         mesh=MeshConfig(data=2, pipe=2, tensor=2),
         pipeline=PipelineConfig(schedule="interleaved_1f1b", num_chunks=2, num_microbatches=4),
@@ -27,3 +34,7 @@ def get_config() -> Config:
         data=DataConfig(source="stdlib", global_batch_size=16),
         train=TrainConfig(num_steps=600, log_every=20, eval_every=300, checkpoint_every=100, sample_tokens=400),
     )
+    if semantics == "2bw":
+        config.pipeline.semantics = "2bw"
+        config.pipeline.prediction, config.pipeline.prediction_order = "extrapolate", 2
+    return config

@@ -31,6 +31,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "une
 BERT_2BW = {"355m": (24, 1024, 16), "1.3b": (24, 2048, 16), "2.2b": (32, 2304, 32), "3.8b": (32, 3072, 32)}
 ARGUMENTS = {"gpt3.py": SC21, "schedules.py": SCHEDULES, "bert_2bw.py": BERT_2BW}
 SPECS = sorted(path.name for path in CONFIGS.glob("*.py") if path.name not in ARGUMENTS)
+SPECS += ["gpt_tiny.py:2bw"]
 SPECS += [f"{path}:{name}" for path, names in ARGUMENTS.items() for name in names]
 
 

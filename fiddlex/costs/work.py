@@ -9,6 +9,7 @@ products, they are `hardware_flops`.
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 from fiddlex.cluster.topology import Chip
@@ -92,6 +93,39 @@ class LayerWork:
     again: Work
     backward_input: Work
     backward_weight: Work
+
+
+NEWTON_SCHULZ_ITERATIONS = 5  # of Muon (`fiddlex.train.step.muon`)
+
+
+def update_work(config: Config) -> Work:
+    """The products of an optimizer's update on the device that has most of them; only Muon's has any.
+
+    Each iteration on an r × c matrix X, r ≤ c, computes A = X Xᵀ, A A and a product of an r × r matrix with X. A pipe
+    rank deals its matrices out to its devices; each has whole ones.
+
+    Args:
+      config: a valid config.
+    """
+    if config.optimizer.name != "muon":
+        return Work()
+    network, mesh = describe(config), config.mesh
+    layers, devices = -(-network.num_layers // mesh.pipe), mesh.tensor * (mesh.data if config.optimizer.zero1 else 1)
+    products: list[MatrixProduct] = []
+    for parameter in spec.leaves(network.layer):
+        if parameter.matrix is None:
+            continue
+        sizes = (
+            math.prod(parameter.shape[i] for i in axes) for axes in (parameter.matrix.inputs, parameter.matrix.outputs)
+        )
+        small, large = sorted(sizes)
+        number = NEWTON_SCHULZ_ITERATIONS * -(-layers * (parameter.size // (small * large)) // devices)
+        products += [
+            MatrixProduct(small, large, small, number),
+            MatrixProduct(small, small, small, number),
+            MatrixProduct(small, small, large, number),
+        ]
+    return Work(tuple(products))
 
 
 def layer_work(config: Config, *, flash: bool = False) -> LayerWork:

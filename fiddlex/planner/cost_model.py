@@ -21,7 +21,7 @@ from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES
 from fiddlex.costs.weight_memory import num_moments
-from fiddlex.costs.work import Work, edge_work, layer_work
+from fiddlex.costs.work import Work, edge_work, layer_work, update_work
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import Product
 from fiddlex.planner.communication import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
@@ -202,7 +202,7 @@ class CostModel:
         return StepTimes(
             reduce(num_parameters * self._system.gradient_bytes, rings),
             all_gather_s(num_parameters * self._itemsize, rings) if zero1 else 0.0,
-            self._update_bytes(num_parameters, mesh.data) / self._topology.chip.memory_bandwidth,
+            self._update_s(num_parameters, mesh),
         )
 
     def _seconds(self, *works: Work) -> float:
@@ -273,14 +273,17 @@ class CostModel:
         seconds = {link: send_s(part, link, senders=links.senders) + gathered for link in set(links.hops)}
         return tuple(seconds[link] for link in links.hops) or (0.0,)
 
-    def _update_bytes(self, num_parameters: float, data: int) -> float:
-        """Bytes that an update moves.
+    def _update_s(self, num_parameters: float, mesh: MeshConfig) -> float:
+        """Seconds of an update: of its memory traffic, and of its products, which are of float32.
 
         It reads gradient, weight and moments, writes weight and moments, and reads the gradient again for its norm.
         """
-        optimizer = self._config.optimizer
-        mine = num_parameters / (data if optimizer.zero1 else 1)
-        return mine * FLOAT32 * (4 + 2 * num_moments(optimizer.name, optimizer.momentum))
+        optimizer, chip = self._config.optimizer, self._topology.chip
+        mine = num_parameters / (mesh.data if optimizer.zero1 else 1)
+        moved = mine * FLOAT32 * (4 + 2 * num_moments(optimizer.name, optimizer.momentum))
+        dtype = "float32" if "float32" in chip.peak_flops else self._config.model.dtype
+        products = update_work(dataclasses.replace(self._config, mesh=mesh))
+        return moved / chip.memory_bandwidth + products.seconds(chip, dtype, self._efficiency)
 
 
 @dataclasses.dataclass(frozen=True)

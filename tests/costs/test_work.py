@@ -1,6 +1,7 @@
 """The work of a device, summed up, against the model's operations."""
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from fiddlex.cluster.topology import Chip
 from fiddlex.config import Config, MeshConfig, ModelConfig
 from fiddlex.costs.sizes import hardware_flops, model_flops
-from fiddlex.costs.work import MatrixProduct, Work, edge_work, layer_work
+from fiddlex.costs.work import MatrixProduct, Work, edge_work, layer_work, update_work
 
 CHIP = Chip("c", 1.0, 1e9, {"float32": 1e12, "bfloat16": 2e12}, "s")
 
@@ -81,3 +82,17 @@ def test_half_precision_halves_what_is_read_and_keeps_float32_sums():
     assert layer_work(half).forward.traffic < layer_work(single).forward.traffic
     weights = 12 * 64 * 64
     assert layer_work(half).backward_weight.traffic == weights * (8 + 2)
+
+
+@pytest.mark.parametrize(("data", "tensor", "zero1", "share"), [(1, 1, True, 1), (4, 3, True, 12), (4, 3, False, 3)])
+def test_muon_iterates_on_its_part_of_the_matrices_of_its_rank(data, tensor, zero1, share):
+    """Twelve layers on two ranks: each has six of each matrix, and eighteen of the three of queries, keys and values."""
+    config = Config()
+    config.model.num_layers, config.model.hidden_size, config.model.num_heads = 12, 48, 3
+    config.mesh.pipe, config.mesh.data, config.mesh.tensor = 2, data, tensor
+    config.optimizer.name, config.optimizer.zero1 = "muon", zero1
+    square, wide = 6 * 48**3, 18 * 48**3  # operations of an iteration: 2r²c + 2r³ + 2r²c, with c = r or 4r
+    expected = 5 * (square * sum(math.ceil(n / share) for n in (18, 6)) + 2 * wide * math.ceil(6 / share))
+    assert update_work(config).flops == expected
+    config.optimizer.name = "adamw"
+    assert update_work(config).flops == 0
