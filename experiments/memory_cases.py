@@ -53,6 +53,15 @@ CASES = {
         "tpu:v5e:2x4",
         f"{TWO_BY_FOUR} pipeline.schedule=interleaved_1f1b pipeline.num_chunks=3 pipeline.recompute=selective",
     ),
+    "medium, Muon, 2BW": MemoryCase(
+        GPT_MEDIUM, "tpu:v5e:2x4", f"{TWO_BY_FOUR} optimizer.name=muon pipeline.semantics=2bw pipeline.recompute=full"
+    ),
+    "medium, 2BW predicted from two updates": MemoryCase(
+        GPT_MEDIUM,
+        "tpu:v5e:2x4",
+        f"{TWO_BY_FOUR} pipeline.semantics=2bw pipeline.prediction=extrapolate pipeline.prediction_order=2 "
+        "pipeline.recompute=full",
+    ),
     "medium, ZB-H1, selective": MemoryCase(
         GPT_MEDIUM, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.schedule=zb_h1 pipeline.recompute=selective"
     ),

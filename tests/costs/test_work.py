@@ -86,7 +86,7 @@ def test_half_precision_halves_what_is_read_and_keeps_float32_sums():
 
 @pytest.mark.parametrize(("data", "tensor", "zero1", "share"), [(1, 1, True, 1), (4, 3, True, 12), (4, 3, False, 3)])
 def test_muon_iterates_on_its_part_of_the_matrices_of_its_rank(data, tensor, zero1, share):
-    """Twelve layers on two ranks: each has six of each matrix, and eighteen of the three of queries, keys and values."""
+    """Twelve layers on two ranks: each rank has six of each matrix, and eighteen of queries, keys and values."""
     config = Config()
     config.model.num_layers, config.model.hidden_size, config.model.num_heads = 12, 48, 3
     config.mesh.pipe, config.mesh.data, config.mesh.tensor = 2, data, tensor

@@ -94,11 +94,11 @@ class Unflushed:
         self._model = pipeline_model(model, config, mesh, model.loss)
         self._partial_axes = partial_axes(config)
         self._store = VersionStore(config, mesh, layout, optimizer)
-        everywhere = NamedSharding(mesh, P())
-        self._factors = {name: jax.device_put(each, everywhere) for name, each in self._store.factors.items()}
+        self._factors: dict[str, Factors] = {}
         self.state_specs = PipelineState(self._store.specs, self._in_flight_specs())
         batch = abstract_batch(config, mesh)
         factors: Any = next(iter(self._store.factors.values()), ())
+        everywhere = NamedSharding(mesh, P())
         factors = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), factors)
         self.abstract_inputs = Inputs((batch,) * self.max_batches, self.sequence.abstract(), factors)
 
@@ -133,8 +133,16 @@ class Unflushed:
     def inputs(self, batches: Sequence[Batch], step: int) -> Inputs:
         """See `GradientSource`."""
         number, used = self.max_batches, self.num_batches(step)
-        factors = self._factors.get(self.sequence.semantics(step + 1), ())  # for the weights after this step's update
+        factors = self._factors_of(self.sequence.semantics(step + 1))  # for the weights after this step's update
         return Inputs((*batches[:used], *[batches[0]] * (number - used)), self.sequence.of(step), factors)
+
+    def _factors_of(self, semantics: str) -> Factors | tuple[()]:
+        """The factors of prediction under these semantics, on the devices; put there once."""
+        if not self._store.factors:
+            return ()
+        if semantics not in self._factors:
+            self._factors[semantics] = jax.device_put(self._store.factors[semantics], NamedSharding(self._mesh, P()))
+        return self._factors[semantics]
 
     def saved(self, state: TrainState) -> SavedState:
         """See `GradientSource`."""
