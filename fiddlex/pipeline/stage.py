@@ -6,7 +6,9 @@ the accumulator, so that no pass copies a stage's weights, residuals or gradient
 touches n rows, however many the other stages have, so each stage costs what its own layers cost.
 """
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -151,6 +153,26 @@ def in_row_major(tree: Tree, tile: Tile) -> Tree:
         return x if padded else with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
     return jax.tree.map(ordered, tree)
+
+
+def in_least_padded_order(x: jax.Array, local: Sequence[int], tile: Tile) -> jax.Array:
+    """Constrains an array to an order in memory that needs the least padding; the rows of tiles stay in order.
+
+    Args:
+      x: the array.
+      local: the sizes of the part that a device has.
+      tile: multiples to which the device pads the last two dimensions in memory; None: the array may have any order.
+    """
+    if tile is None or x.ndim < 2:
+        return x
+
+    def elements(pair: tuple[int, int]) -> int:
+        rest = math.prod(local) // math.prod(local[axis] for axis in pair)
+        return rest * math.prod(-(-local[axis] // size) * size for axis, size in zip(pair, tile, strict=True))
+
+    pairs = itertools.permutations(range(x.ndim), 2)
+    best = min(pairs, key=lambda pair: (elements(pair), pair != (x.ndim - 2, x.ndim - 1)))
+    return with_layout_constraint(x, Layout((*(axis for axis in range(x.ndim) if axis not in best), *best)))
 
 
 def _row(weights: Tree, row: Any) -> Tree:

@@ -24,9 +24,9 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.config import Config
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
-from fiddlex.pipeline.stage import Integer
+from fiddlex.pipeline.stage import Integer, in_least_padded_order
 from fiddlex.schedules.prediction import stage_factors
-from fiddlex.train.step.gradients import compute_weights
+from fiddlex.train.step.gradients import TILES, compute_weights
 from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 
 
@@ -76,6 +76,7 @@ class VersionStore:
     def __init__(self, config: Config, mesh: Mesh, layout: WeightLayout, optimizer: optax.GradientTransformation):
         self._mesh, self._layout, self._optimizer = mesh, layout, optimizer
         self._kind, self._dtype = config.pipeline.prediction, jnp.dtype(config.model.dtype)
+        self._tile = TILES.get(mesh.devices.flat[0].platform)
         self._number = layout.pipeline.spec.sizes.versions
         self.factors = {} if self._kind == "none" else _factors(config, layout)
         stacked = jax.tree.map(lambda spec: P(None, *spec), layout.compute, is_leaf=lambda x: isinstance(x, P))
@@ -194,7 +195,17 @@ class VersionStore:
         return [update, dict(versions.last_update)] if self.specs.last_update else [update]
 
     def _compute(self, master: Weights) -> Weights:
-        return compute_weights(master, self._dtype, self._mesh, self._layout)
+        """The compute weights made from master weights or parts of them.
+
+        The order in memory of the shards is fixed. Otherwise XLA on TPUs takes over the order that suits the gather for
+        the whole update before it, with copies of all moments, whose padding may double them.
+        """
+
+        def ordered(x: jax.Array, spec: P) -> jax.Array:
+            return in_least_padded_order(x, NamedSharding(self._mesh, spec).shard_shape(x.shape), self._tile)
+
+        specs = {part: self._layout.master[part] for part in master}
+        return compute_weights(jax.tree.map(ordered, master, specs), self._dtype, self._mesh, self._layout)
 
 
 def _factors(config: Config, layout: WeightLayout) -> dict[str, Factors]:
