@@ -114,26 +114,28 @@ def _cases(table: str) -> list[Case]:
     return list(map(case, rows))
 
 
-# Every prediction of weights with every optimizer that is tested here, and every kind of delay; clipping and tied
-# embeddings throughout. `FURTHER_PREDICTED` has the other combinations.
+# Every prediction of weights, with each optimizer and each kind of delay in some row; clipping and tied embeddings
+# throughout. `FURTHER_PREDICTED` has all combinations, and rows with other schedules.
 PREDICTED = _cases("""
 mesh  model        schedule         v m layers sp recompute optimizer zero1 dropout semantics prediction
-1x2x1 gpt          1f1b             1 2 -      -  none      sgd       zero1 -       2bw       extrapolate,1,1
 2x2x2 gpt          1f1b             1 4 3,1    sp selective muon      zero1 -       2bw       extrapolate,1,1.4
 2x1x2 gpt          1f1b             1 2 -      -  none      muon      zero1 dropout delay:2   extrapolate,2,1
 1x3x1 gpt          1f1b             1 4 1,2,1  -  none      muon      -     -       stash     momentum,1,1
-2x2x1 gpt          interleaved_1f1b 2 4 -      -  full      adamw     zero1 -       stash     extrapolate,2,1
 1x2x2 gpt          zb_h1            1 4 -      sp none      adamw     -     -       2bw       momentum,1,1
 2x1x1 mlm_nsp,post 1f1b             1 2 -      -  none      adamw     zero1 -       delay:2   extrapolate,1,1
-2x2x1 gpt          gpipe            1 4 -      -  none      lamb      zero1 -       delay:2   momentum,1,0.7
 1x4x1 gpt          1f1b             1 8 -      -  none      lamb      -     -       stash     extrapolate,1,1
 2x2x1 mlm,pre      1f1b             1 2 -      -  none      lamb      -     dropout 2bw       extrapolate,2,1
-2x3x1 gpt          odd              2 4 -      -  none      sgd       zero1 -       stash     momentum,1,1
 1x2x1 gpt          zb_v             2 4 -      -  none      sgd       -     -       delay:2   extrapolate,2,0.7
 """)
 
 _MESHES = ("2x2x1 gpt 1f1b 1 4 3,1 - none", "1x2x2 gpt interleaved_1f1b 2 4 - sp none", "2x1x2 gpt zb_h1 1 2 - - full")
-FURTHER_PREDICTED = [
+FURTHER_PREDICTED = _cases("""
+mesh  model        schedule         v m layers sp recompute optimizer zero1 dropout semantics prediction
+1x2x1 gpt          1f1b             1 2 -      -  none      sgd       zero1 -       2bw       extrapolate,1,1
+2x2x1 gpt          interleaved_1f1b 2 4 -      -  full      adamw     zero1 -       stash     extrapolate,2,1
+2x2x1 gpt          gpipe            1 4 -      -  none      lamb      zero1 -       delay:2   momentum,1,0.7
+2x3x1 gpt          odd              2 4 -      -  none      sgd       zero1 -       stash     momentum,1,1
+""") + [
     case(f"{mesh} {optimizer} {zero1} - {semantics} {prediction}")
     for number, (optimizer, semantics, prediction) in enumerate(
         itertools.product(

@@ -44,7 +44,7 @@ def config(tiny_config: Config) -> Config:
     [
         ("2bw", "extrapolate", 2, "adamw", "float32"),
         ("stash", "momentum", 1, "muon", "float32"),
-        ("delay:2", "extrapolate", 1, "nadamw", "bfloat16"),
+        pytest.param("delay:2", "extrapolate", 1, "nadamw", "bfloat16", marks=pytest.mark.long),
     ],
 )
 def test_a_resumed_run_goes_on_bit_for_bit(
@@ -82,7 +82,7 @@ def test_phases_predict_as_far_as_their_own_delay(config: Config, monkeypatch: p
     np.testing.assert_allclose([r["grad_norm"] for r in records], expected["norms"], rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("data", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_first_order_keeps_nothing_more_between_steps_and_the_second_one_set(data: int, config: Config) -> None:
     config.mesh.data = data
 
