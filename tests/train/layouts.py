@@ -128,7 +128,7 @@ mesh  model        schedule         v m layers sp recompute optimizer zero1 drop
 1x2x1 gpt          zb_v             2 4 -      -  none      sgd       -     -       delay:2   extrapolate,2,0.7
 """)
 
-_MESHES = ("2x2x1 gpt 1f1b 1 4 3,1 - none", "1x2x2 gpt interleaved_1f1b 2 4 - sp none", "2x1x2 gpt zb_h1 1 2 - - full")
+_MESHES = ("2x2x1 gpt 1f1b 1 4 3,1 - none", "1x2x2 gpt interleaved_1f1b 2 4 - sp none", "2x2x2 gpt zb_h1 1 2 - - full")
 FURTHER_PREDICTED = _cases("""
 mesh  model        schedule         v m layers sp recompute optimizer zero1 dropout semantics prediction
 1x2x1 gpt          1f1b             1 2 -      -  none      sgd       zero1 -       2bw       extrapolate,1,1
@@ -144,7 +144,7 @@ mesh  model        schedule         v m layers sp recompute optimizer zero1 drop
             ("extrapolate,1,1", "extrapolate,2,1", "momentum,1,1"),
         )
     )
-    for mesh, zero1 in [(_MESHES[number % 3], "zero1" if number % 2 else "-")]
+    for mesh, zero1 in [(_MESHES[(number + number // 3) % 3], "zero1" if number % 2 else "-")]
 ]
 
 # Of the tables, `odd` has stages on ranks 0, 2, 0 and 1, two of them with the backward pass split into I and W,
