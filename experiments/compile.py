@@ -21,7 +21,7 @@ _TOPOLOGY = flags.DEFINE_string(
     "topology",
     "cpu",
     "what to compile for: cpu, TPUs as tpu:NAME:SHAPE (tpu:v5e:2x4; takes the extra aot), GPUs as "
-    "gpu:NAME:HOSTSxPER_HOST (gpu:h100:2x8; takes the extra aot_gpu), or as many devices as the mesh has of a topology "
+    "gpu:NAME:HOSTSxPER_HOST (gpu:h100:2x8; takes the extra aot-gpu), or as many devices as the mesh has of a topology "
     "as plan.py takes it (a100_80, or a .toml file)",
 )
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")

@@ -4,7 +4,7 @@
     python -m experiments.memory_model --platform=gpu --results=docs/studies/memory_gpu.jsonl
     python -m experiments.memory_model --results=docs/studies/memory.jsonl --plot=docs/studies/memory.svg
 
-No step is run, and no TPU or GPU is needed (extras aot and aot_gpu). experiments/memory_cases.py lists the cases. Each
+No step is run, and no TPU or GPU is needed (extras aot and aot-gpu). experiments/memory_cases.py lists the cases. Each
 is compiled in its own process until XLA has assigned buffers; generating code after that would take most of the time on
 TPUs and does not change the figure. Each case adds a line to the results, so that a stopped study continues where it
 stopped; the table at the end shows all results in the file. `--plot` draws them and compiles nothing.

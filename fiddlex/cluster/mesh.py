@@ -161,7 +161,7 @@ def _gpu_devices(name: str) -> Sequence[jax.Device]:
     if importlib.util.find_spec("jax_plugins") is None or not any(map(importlib.util.find_spec, plugins)):
         raise DeviceError(
             f"Compiling for gpu:{name} takes jax's CUDA plugin, which is not installed. It comes with the extra "
-            "aot_gpu, for Linux: pip install -e '.[aot_gpu]'; no GPU has to be there."
+            "aot-gpu, for Linux: pip install -e '.[aot-gpu]'; no GPU has to be there."
         )
     target = targets[chip].text_proto()
     return topologies.get_topology_desc(platform="cuda", topology=f"1x{shape}", target_config=target).devices

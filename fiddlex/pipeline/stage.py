@@ -8,7 +8,7 @@ touches n rows, however many the other stages have, so each stage costs what its
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -155,20 +155,19 @@ def in_row_major(tree: Tree, tile: Tile) -> Tree:
     return jax.tree.map(ordered, tree)
 
 
-def in_least_padded_order(x: jax.Array, local: Sequence[int], tile: Tile) -> jax.Array:
-    """Constrains an array to an order in memory that needs the least padding; the rows of tiles stay in order.
+def in_least_padded_order(x: jax.Array, tile: Tile) -> jax.Array:
+    """Constrains an array to an order in memory that needs the least padding; row-major if no order needs less.
 
     Args:
-      x: the array.
-      local: the sizes of the part that a device has.
+      x: the array, inside `shard_map`.
       tile: multiples to which the device pads the last two dimensions in memory; None: the array may have any order.
     """
     if tile is None or x.ndim < 2:
         return x
 
     def elements(pair: tuple[int, int]) -> int:
-        rest = math.prod(local) // math.prod(local[axis] for axis in pair)
-        return rest * math.prod(-(-local[axis] // size) * size for axis, size in zip(pair, tile, strict=True))
+        rest = x.size // math.prod(x.shape[axis] for axis in pair)
+        return rest * math.prod(-(-x.shape[axis] // size) * size for axis, size in zip(pair, tile, strict=True))
 
     pairs = itertools.permutations(range(x.ndim), 2)
     best = min(pairs, key=lambda pair: (elements(pair), pair != (x.ndim - 2, x.ndim - 1)))

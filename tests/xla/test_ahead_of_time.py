@@ -99,7 +99,7 @@ def test_without_libtpu_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_the_cuda_plugin_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DeviceError, match=r"gpu:h100:2x4 takes jax's CUDA plugin, which is not.*'\.\[aot_gpu\]'"):
+    with pytest.raises(DeviceError, match=r"gpu:h100:2x4 takes jax's CUDA plugin, which is not.*'\.\[aot-gpu\]'"):
         make_topology_mesh(MeshConfig(), "gpu:h100:2x4")
 
 

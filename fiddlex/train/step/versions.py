@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
 from fiddlex.models.weights import Weights
-from fiddlex.parallel.sharding import named
+from fiddlex.parallel.sharding import named, zero_dimension
 from fiddlex.pipeline.stage import Integer, in_least_padded_order
 from fiddlex.schedules.prediction import stage_factors
 from fiddlex.train.step.gradients import TILES, compute_weights
@@ -129,6 +129,8 @@ class VersionStore:
             head = predicted(head, [_outer(each) for each in updates], factors.layers, factors.head)
         last_update = {}
         if self.specs.last_update:
+            # Only now may XLA overwrite the update before; without this, XLA on GPUs copies it before the whole step.
+            embedding, update = lax.optimization_barrier((embedding, update))
             last_update = jax.tree.map(lambda a, b: jnp.where(kept, a, b), update, versions.last_update)
         return Versions(
             put(versions.weights, self.specs.weights, embedding),
@@ -197,15 +199,18 @@ class VersionStore:
     def _compute(self, master: Weights) -> Weights:
         """The compute weights made from master weights or parts of them.
 
-        The order in memory of the shards is fixed. Otherwise XLA on TPUs takes over the order that suits the gather for
-        the whole update before it, with copies of all moments, whose padding may double them.
+        The order in memory of shards to be gathered is fixed. Otherwise XLA on TPUs takes over the order that suits the
+        gather for the whole update before it, with copies of all moments, whose padding may double them.
         """
+        specs = {part: self._layout.master[part] for part in master}
 
         def ordered(x: jax.Array, spec: P) -> jax.Array:
-            return in_least_padded_order(x, NamedSharding(self._mesh, spec).shard_shape(x.shape), self._tile)
+            return x if zero_dimension(spec) is None else in_least_padded_order(x, self._tile)
 
-        specs = {part: self._layout.master[part] for part in master}
-        return compute_weights(jax.tree.map(ordered, master, specs), self._dtype, self._mesh, self._layout)
+        shards = jax.shard_map(
+            lambda shards: jax.tree.map(ordered, shards, specs), mesh=self._mesh, in_specs=(specs,), out_specs=specs
+        )
+        return compute_weights(shards(master), self._dtype, self._mesh, self._layout)
 
 
 def _factors(config: Config, layout: WeightLayout) -> dict[str, Factors]:
