@@ -18,10 +18,10 @@ import dataclasses
 from typing import Any
 
 from fiddlex.config import Config
-from fiddlex.schedules.semantics import Phase
+from fiddlex.schedules.semantics import AUTO_SEMANTICS, Phase
 from fiddlex.train.record import Record
 
-SYNC, DELAYED = "sync", "2bw"
+SYNC, DELAYED = AUTO_SEMANTICS
 BAD_WINDOWS = 2
 
 

@@ -186,9 +186,13 @@ class Trainer:
         """Lets the run decide about its semantics after a step."""
         if self._switch is None:
             return
-        assert isinstance(self._program.source, Unflushed)
         self.decision = self._switch.observe(step, loss)
-        self._program.source.sequence.phases = self._switch.phases
+        self._follow(self._switch)
+
+    def _follow(self, switch: SyncSwitch) -> None:
+        """Makes the coming steps follow the phases that the run has decided on."""
+        assert isinstance(self._program.source, Unflushed)
+        self._program.source.sequence.phases = switch.phases
 
     def steps(self, num_steps: int) -> Iterator[Record]:
         """Takes `num_steps` steps while the caller iterates, and yields their records.
@@ -355,9 +359,8 @@ class Trainer:
         if saved is None:
             return False
         if self._switch is not None and saved.switch:
-            assert isinstance(self._program.source, Unflushed)
             self._switch.restore(saved.switch)
-            self._program.source.sequence.phases = self._switch.phases
+            self._follow(self._switch)
         self._take(self._program.resume(saved))
         return True
 

@@ -114,10 +114,14 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
     )
 
 
+def outer(weights: Weights) -> Weights:
+    """The weights outside the layers, embedding and head; or their specs."""
+    return {name: part for name, part in weights.items() if name != "layers"}
+
+
 def parts(weights: Weights) -> engine.PipelineWeights:
     """The weights in the structure that the executor takes."""
-    outer = {name: part for name, part in weights.items() if name != "layers"}
-    return engine.PipelineWeights(outer, weights["layers"])
+    return engine.PipelineWeights(outer(weights), weights["layers"])
 
 
 def partial_axes(config: Config) -> frozenset[str]:

@@ -29,6 +29,7 @@ from fiddlex.train.step.feed import abstract_batch
 from fiddlex.train.step.gradients import (
     as_mean,
     loss_scales,
+    outer,
     partial_axes,
     parts,
     pipeline_model,
@@ -195,9 +196,8 @@ class Unflushed:
     ) -> tuple[jax.Array, Weights, InFlight]:
         engine = self._engine(weights, head, batches, step, scales)
         in_flight, losses, grads = run_window(engine, in_flight, window)
-        outer = {name: part for name, part in self._layout.compute.items() if name != "layers"}
-        master = {name: self._layout.master[name] for name in outer}
-        reduced = reduce_gradients(grads.outer, outer, master, self._partial_axes)
+        specs = outer(self._layout.compute), outer(self._layout.master)
+        reduced = reduce_gradients(grads.outer, *specs, self._partial_axes)
         loss = lax.psum(losses.sum() * as_mean(batches[0])[1], "data")
         return loss, {**reduced, "layers": grads.layers}, in_flight
 

@@ -26,7 +26,7 @@ from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named, zero_dimension
 from fiddlex.pipeline.stage import Integer, in_least_padded_order
 from fiddlex.schedules.prediction import stage_factors
-from fiddlex.train.step.gradients import TILES, compute_weights
+from fiddlex.train.step.gradients import TILES, compute_weights, outer
 from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 
 
@@ -82,7 +82,7 @@ class VersionStore:
         stacked = jax.tree.map(lambda spec: P(None, *spec), layout.compute, is_leaf=lambda x: isinstance(x, P))
         self.specs = Versions(
             stacked,
-            head=_outer(stacked) if any(np.any(f.embedding != f.head) for f in self.factors.values()) else {},
+            head=outer(stacked) if any(np.any(f.embedding != f.head) for f in self.factors.values()) else {},
             last_update=layout.master if config.pipeline.prediction_order > 1 else {},
         )
 
@@ -93,7 +93,7 @@ class VersionStore:
             stacked = jax.tree.map(lambda w: jnp.broadcast_to(w, (self._number, *w.shape)), self._compute(weights))
             return lax.with_sharding_constraint(stacked, named(self._mesh, specs))
 
-        head = stack(_outer(weights), self.specs.head) if self.specs.head else {}
+        head = stack(outer(weights), self.specs.head) if self.specs.head else {}
         last_update = jax.tree.map(jnp.zeros_like, weights) if self.specs.last_update else {}
         return Versions(stack(weights, self.specs.weights), head, last_update)
 
@@ -123,10 +123,10 @@ class VersionStore:
             put = jax.tree.map(one, stack, self._compute(ahead))
             return lax.with_sharding_constraint(put, named(self._mesh, specs))
 
-        embedding, head = state.weights, _outer(state.weights)
+        embedding, head = state.weights, outer(state.weights)
         if factors:
             embedding = predicted(embedding, updates, factors.layers, factors.embedding)
-            head = predicted(head, [_outer(each) for each in updates], factors.layers, factors.head)
+            head = predicted(head, [outer(each) for each in updates], factors.layers, factors.head)
         last_update = {}
         if self.specs.last_update:
             # Only now may XLA overwrite the update before; without this, XLA on GPUs copies it before the whole step.
@@ -158,7 +158,7 @@ class VersionStore:
         def abstract(x: jax.ShapeDtypeStruct, spec: P) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self._mesh, spec))
 
-        specs = {"weights": self._layout.compute, "head": _outer(self._layout.compute)}
+        specs = {"weights": self._layout.compute, "head": outer(self._layout.compute)}
         saved = jax.eval_shape(self.saved, self.abstract(), jnp.int32(0))
         return {name: jax.tree.map(abstract, each, specs[name.partition("_")[0]]) for name, each in saved.items()}
 
@@ -239,11 +239,6 @@ def predicted(weights: Weights, updates: Sequence[Weights], of_rows: jax.Array, 
         part: jax.tree.map(functools.partial(ahead, part), leaves, *(each[part] for each in updates))
         for part, leaves in weights.items()
     }
-
-
-def _outer(weights: Weights) -> Weights:
-    """The weights outside the layers: embedding and head."""
-    return {name: part for name, part in weights.items() if name != "layers"}
 
 
 def _stacks(versions: Versions) -> dict[str, Weights]:
