@@ -62,6 +62,12 @@ CASES = {
         f"{TWO_BY_FOUR} pipeline.semantics=2bw pipeline.prediction=extrapolate pipeline.prediction_order=2 "
         "pipeline.recompute=full",
     ),
+    "medium, 2BW predicted by momentum and gradient": MemoryCase(
+        GPT_MEDIUM,
+        "tpu:v5e:2x4",
+        f"{TWO_BY_FOUR} pipeline.semantics=2bw pipeline.prediction=momentum pipeline.prediction_order=2 "
+        "pipeline.recompute=full",
+    ),
     "medium, ZB-H1, selective": MemoryCase(
         GPT_MEDIUM, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.schedule=zb_h1 pipeline.recompute=selective"
     ),

@@ -22,6 +22,7 @@ import math
 import pathlib
 import statistics
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -53,6 +54,7 @@ _LEARNING_RATES = flags.DEFINE_multi_float("learning_rates", [1e-4], "peaks of t
 _WARMUPS = flags.DEFINE_multi_integer("warmup_steps", [50], "steps in which the learning rate rises", lower_bound=0)
 _BETAS = flags.DEFINE_multi_float("beta1", [0.9], "optimizer.beta1")
 _MOMENTA = flags.DEFINE_multi_float("momentum", [0.9], "optimizer.momentum")
+_ADAMW_SCALES = flags.DEFINE_multi_float("adamw_scale", [1.0], "optimizer.adamw_scale")
 _OPTIMIZERS = flags.DEFINE_multi_enum("optimizer", ["adamw"], list(OPTIMIZERS), "optimizers to compare")
 _PREDICTIONS = flags.DEFINE_multi_string(
     "prediction", ["none"], "predictions of delayed weights, as in extrapolate:2:0.7 (order 2, scale 0.7)"
@@ -75,11 +77,13 @@ class QualityCase:
     optimizer: str = "adamw"
     momentum: float = 0.9
     prediction: str = "none"
+    adamw_scale: float = 1.0
 
     @property
     def recipe(self) -> str:
         """Optimizer, semantics and prediction, in words."""
         momentum = f" {self.momentum:g}" if self.optimizer in ("sgd", "muon") else f" {self.beta1:g}"
+        momentum += f", AdamW's rate × {self.adamw_scale:g}" if self.adamw_scale != 1 else ""
         predicted = "" if self.prediction == "none" else f", {self.prediction}"
         return f"{self.optimizer}{momentum}, {self.semantics}{predicted}"
 
@@ -110,17 +114,23 @@ def main(argv: list[str]) -> None:
 
 def asked() -> list[QualityCase]:
     """The runs that the flags ask for, without those that predict weights which are not delayed."""
-    lists = (_STEPS.value, _LEARNING_RATES.value, _BETAS.value, _MOMENTA.value, _WARMUPS.value, _MODELS.value)
-    recipes = (_OPTIMIZERS.value, _SEMANTICS.value, _PREDICTIONS.value)
+    values: dict[str, Sequence[Any]] = {
+        "seed": range(_SEEDS.value),
+        "steps": _STEPS.value,
+        "learning_rate": _LEARNING_RATES.value,
+        "beta1": _BETAS.value,
+        "momentum": _MOMENTA.value,
+        "warmup_steps": _WARMUPS.value,
+        "model": _MODELS.value,
+        "adamw_scale": _ADAMW_SCALES.value,
+        "optimizer": _OPTIMIZERS.value,
+        "semantics": _SEMANTICS.value,
+        "prediction": _PREDICTIONS.value,
+    }
     cases = []
-    for seed, steps, rate, beta1, momentum, warmup, model, optimizer, semantics, prediction in itertools.product(
-        range(_SEEDS.value), *lists, *recipes
-    ):
-        predicted = "none" if semantics == "sync" else prediction
-        case = QualityCase(
-            model, semantics, seed, steps, rate, beta1, warmup, optimizer, momentum=momentum, prediction=predicted
-        )
-        cases.append(case)
+    for chosen in itertools.product(*values.values()):
+        case = QualityCase(**dict(zip(values, chosen, strict=True)))
+        cases.append(dataclasses.replace(case, prediction="none") if case.semantics == "sync" else case)
     return list(dict.fromkeys(cases))
 
 
@@ -137,6 +147,7 @@ def make_config(case: QualityCase) -> Config:
     config.pipeline.prediction, config.pipeline.prediction_order = kind, int(order)
     config.pipeline.prediction_scale = float(scale)
     config.optimizer.name, config.optimizer.beta1, config.optimizer.momentum = case.optimizer, case.beta1, case.momentum
+    config.optimizer.adamw_scale = case.adamw_scale
     config.optimizer.warmup_steps, config.optimizer.weight_decay = case.warmup_steps, 0.1
     config.optimizer.clip_norm = 1.0
     config.data.source, config.data.global_batch_size, config.data.eval_batches = "stdlib", 16, 32

@@ -86,8 +86,9 @@ def train(
         weights, state = (_in_parts(lambda pair, i=i: pair[i], updated) for i in (0, 1))
         history.append(weights)
         if config.pipeline.prediction == "momentum":
-            coasted = _in_parts(functools.partial(update, scale=jnp.float32(0)), weights, state, grads)
-            following = _in_parts(lambda pair: pair[0], coasted)
+            expected = scale if config.pipeline.prediction_order == 2 else jnp.float32(0)
+            updated = _in_parts(functools.partial(update, scale=expected), weights, state, grads)
+            following = _in_parts(lambda pair: pair[0], updated)
             scaled = jax.tree.map(lambda a, b: config.pipeline.prediction_scale * (a - b), following, weights)
             predicted.append(scaled)
         elif config.pipeline.prediction == "extrapolate":
@@ -143,7 +144,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
                     consistent_rms=0.2,
                     muon_weight_dimension_numbers=muon_matrices,
                 ),
-                "other": optax.adamw(rate, **adam, **decoupled),
+                "other": optax.adamw(section.adamw_scale * section.learning_rate, **adam, **decoupled),
             },
             muon_rules,
         ),

@@ -137,8 +137,13 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     switch_window: int = 25  # for auto: steps over whose mean loss it decides
     switch_threshold: float = 0.01  # for auto: share of the loss; a window that falls by less ends sync
     prediction: str = "none"  # of delayed weights: none | extrapolate (past updates) | momentum (the optimizer's)
-    prediction_order: int = 1  # past updates that extrapolate uses: 1 | 2
+    prediction_order: int = 1  # 2 also uses what the last gradient added to the momentum
     prediction_scale: float = 1.0  # multiplies the predicted update
+
+    @property
+    def stores_last_update(self) -> bool:
+        """Whether the prediction uses the update before the last, which is stored from step to step."""
+        return self.prediction == "extrapolate" and self.prediction_order == 2
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
@@ -155,12 +160,6 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
                 f"pipeline.prediction_order={self.prediction_order} and pipeline.prediction_scale="
                 f"{self.prediction_scale:g} with pipeline.prediction=none: they change nothing without prediction. "
                 "Leave both at 1, or use pipeline.prediction=extrapolate."
-            )
-        if self.prediction == "momentum" and self.prediction_order > 1:
-            raise ConfigError(
-                f"pipeline.prediction_order={self.prediction_order} with pipeline.prediction=momentum: the order "
-                "counts past updates, and the prediction by momentum uses none. Use pipeline.prediction_order=1, or "
-                "pipeline.prediction=extrapolate."
             )
 
 
@@ -181,6 +180,7 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
     epsilon: float = 1e-8
     beta3: float = 0.99  # used by adan alone
     momentum: float = 0.9  # used by sgd and, for matrices, by muon
+    adamw_scale: float = 1.0  # used by muon: multiplies the learning rate of the weights that AdamW trains
     zero1: bool = True  # shards master weights and optimizer state over `data`
     loss_scale: float = 65536.0  # initial loss scale of float16; halved when gradients overflow
     loss_scale_window: int = 1000  # steps without an overflow after which the loss scale doubles
@@ -207,6 +207,7 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
             rules.at_least(f"optimizer.{name}", getattr(self, name), 0)
         for name in ("beta1", "beta2", "beta3", "momentum"):
             rules.fraction(f"optimizer.{name}", getattr(self, name))
+        rules.positive("optimizer.adamw_scale", self.adamw_scale)
         rules.between("optimizer.epsilon", self.epsilon, LEAST_FLOAT32, MOST_FLOAT32)
         if self.decay_steps and self.decay_steps < self.warmup_steps:
             raise ConfigError(

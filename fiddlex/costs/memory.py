@@ -111,10 +111,11 @@ def device_memory(
 
 def _predicting(config: Config, sizes: Sizes, weights: WeightBytes) -> int:
     """Bytes that the prediction of weights adds to the train state."""
-    if config.pipeline.prediction == "none":
+    pipeline = config.pipeline
+    if pipeline.prediction == "none":
         return 0
     of_head = sizes.head_versions * weights.outer * ITEMSIZES[config.model.dtype] // FLOAT32
-    return of_head + (weights.master if config.pipeline.prediction_order > 1 else 0)
+    return of_head + (weights.master if pipeline.stores_last_update else 0)
 
 
 def _compute_weights(config: Config, weights: WeightBytes, backend: Backend, *, continuous: bool) -> int:

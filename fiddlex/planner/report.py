@@ -41,12 +41,10 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
             f"s ({slower:+.1%}){where}: {layout_text(flushed.layout)}."
         )
     if best.layout.semantics != "sync":
-        advised = best.advised(problem.limit)
-        more, pipeline = advised.peak_bytes - best.memory.peak, advised.config.pipeline
+        pipeline = best.advised.pipeline
         lines.append(
             f"It learns best with predicted weights: pipeline.prediction={pipeline.prediction} and prediction_order="
-            f"{pipeline.prediction_order}, which take {f'{gib(more)} GiB' if more else 'nothing'} more on each device; "
-            "--write sets them (docs/prediction.md)."
+            f"{pipeline.prediction_order}; --write sets them (docs/prediction.md)."
         )
     lines.append(
         f"Large products are taken to reach {problem.efficiency:.1%} of the peak, which was fitted to A100s: on other "
@@ -135,14 +133,11 @@ def as_json(problem: Problem, found: Found) -> dict[str, Any]:
         "memory_limit_bytes": problem.limit,
         "layouts": found.space,
         "simulated": found.simulated,
-        "plans": [plan_facts(plan) | {"advised": _advised_facts(plan, problem.limit)} for plan in found.plans],
+        "plans": [
+            plan_facts(plan) | {"advised": {"pipeline": dataclasses.asdict(plan.advised.pipeline)}}
+            for plan in found.plans
+        ],
     }
-
-
-def _advised_facts(plan: Plan, limit: int) -> dict[str, Any]:
-    """What `--write` writes of a plan's pipeline, as a JSON object."""
-    advised = plan.advised(limit)
-    return {"pipeline": dataclasses.asdict(advised.config.pipeline), "peak_bytes": advised.peak_bytes}
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:

@@ -57,35 +57,17 @@ class Plan:
     exposed_s: dict[str, float]
     usd_per_step: float | None
 
-    def advised(self, limit: int) -> "Advised":
+    @property
+    def advised(self) -> Config:
         """What to train: the plan's config, where weights lag with the prediction that docs/prediction.md advises.
 
-        Prediction from two updates stores one more set of master weights (`Memory.weights`). Where it does not fit, or
-        the optimizer has no momentum, the config predicts from one update, which takes no memory.
-
-        Args:
-          limit: bytes that a step may take on a device.
+        The prediction takes no memory between steps.
         """
-        peak = self.memory.peak
         if self.layout.semantics == "sync":
-            return Advised(self.config, peak)
-        predicted = replaced(self.config, {"pipeline.prediction": "extrapolate"})
-        if self.config.optimizer.decay_of_momentum and peak + self.memory.weights <= limit:
-            predicted.pipeline.prediction_order = 2
-            peak += self.memory.weights
-        return Advised(predicted, peak)
-
-
-class Advised(NamedTuple):
-    """A plan's config with the prediction of weights that suits it.
-
-    Attributes:
-      config: the config.
-      peak_bytes: bytes that its step takes on a device.
-    """
-
-    config: Config
-    peak_bytes: int
+            return self.config
+        if not self.config.optimizer.decay_of_momentum:
+            return replaced(self.config, {"pipeline.prediction": "extrapolate"})
+        return replaced(self.config, {"pipeline.prediction": "momentum", "pipeline.prediction_order": 2})
 
 
 class Need(NamedTuple):

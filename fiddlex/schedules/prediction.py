@@ -27,7 +27,7 @@ def coefficients(config: Config) -> tuple[float, ...]:
       config: a valid config with prediction.
     """
     pipeline, momentum = config.pipeline, config.optimizer.decay_of_momentum
-    factors = (1.0,) if pipeline.prediction_order == 1 else (1 + momentum, -momentum)
+    factors = (1 + momentum, -momentum) if pipeline.stores_last_update else (1.0,)
     return tuple(pipeline.prediction_scale * factor for factor in factors)
 
 

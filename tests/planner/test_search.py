@@ -177,5 +177,4 @@ def test_text_and_json_have_the_plans_numbers():
     text = as_text(problem, found).splitlines()
     assert text[0].startswith("3,") or "parameters in bfloat16" in text[0]
     assert (first["pipeline"]["semantics"], first["advised"]["pipeline"]["prediction_order"]) == ("2bw", 2)
-    assert first["advised"]["peak_bytes"] == first["peak_bytes"] + first["memory_bytes"]["weights"]
     assert len(text) == 4 + len(found.plans) + 6

@@ -89,6 +89,7 @@ class Case:
         optimizer.learning_rate = 0.1 if self.optimizer == "sgd" else 1e-3
         # optax.adafactor does not multiply its decay by the learning rate, and ours does (test_optimizer.py).
         optimizer.weight_decay = 0.0 if self.optimizer == "adafactor" else 0.1
+        optimizer.adamw_scale = 0.5 if self.optimizer == "muon" else 1.0
         optimizer.clip_norm = 0.5
         # Some gradients of biases are pure rounding noise: all those of the keys, since a bias of the keys has no
         # effect on attention. At Adam's usual 1e-8 that noise would be scaled up to whole steps, differently in any two
@@ -120,9 +121,9 @@ PREDICTED = _cases("""
 mesh  model        schedule         v m layers sp recompute optimizer zero1 dropout semantics prediction
 2x2x2 gpt          1f1b             1 4 3,1    sp selective muon      zero1 -       2bw       extrapolate,1,1.4
 2x1x2 gpt          1f1b             1 2 -      -  none      muon      zero1 dropout delay:2   extrapolate,2,1
-1x3x1 gpt          1f1b             1 4 1,2,1  -  none      muon      -     -       stash     momentum,1,1
+1x3x1 gpt          1f1b             1 4 1,2,1  -  none      muon      -     -       stash     momentum,2,1
 1x2x2 gpt          zb_h1            1 4 -      sp none      adamw     -     -       2bw       momentum,1,1
-2x1x1 mlm_nsp,post 1f1b             1 2 -      -  none      adamw     zero1 -       delay:2   extrapolate,1,1
+2x1x1 mlm_nsp,post 1f1b             1 2 -      -  none      adamw     zero1 -       delay:2   momentum,2,1
 1x4x1 gpt          1f1b             1 8 -      -  none      lamb      -     -       stash     extrapolate,1,1
 2x2x1 mlm,pre      1f1b             1 2 -      -  none      lamb      -     dropout 2bw       extrapolate,2,1
 1x2x1 gpt          zb_v             2 4 -      -  none      sgd       -     -       delay:2   extrapolate,2,0.7
@@ -141,10 +142,10 @@ mesh  model        schedule         v m layers sp recompute optimizer zero1 drop
         itertools.product(
             ("sgd", "adamw", "lamb", "muon"),
             ("2bw", "stash", "delay:2"),
-            ("extrapolate,1,1", "extrapolate,2,1", "momentum,1,1"),
+            ("extrapolate,1,1", "extrapolate,2,1", "momentum,1,1", "momentum,2,1"),
         )
     )
-    for mesh, zero1 in [(_MESHES[(number + number // 3) % 3], "zero1" if number % 2 else "-")]
+    for mesh, zero1 in [(_MESHES[(number + number // 4) % 3], "zero1" if (number + number // 4) % 2 else "-")]
 ]
 
 # Of the tables, `odd` has stages on ranks 0, 2, 0 and 1, two of them with the backward pass split into I and W,

@@ -24,6 +24,7 @@ from fiddlex.parallel.sharding import BATCH
 from fiddlex.pipeline.executor import execute
 from fiddlex.train.step.feed import abstract_batch
 from fiddlex.train.step.gradients import (
+    Update,
     as_mean,
     compute_weights,
     loss_scales,
@@ -74,9 +75,9 @@ class Flushed:
         del step
         return batches[0]
 
-    def updated(self, state: TrainState, update: Weights, inputs: Any, *, kept: jax.Array) -> Any:
+    def updated(self, state: TrainState, update: Update, inputs: Any) -> Any:
         """See `GradientSource`."""
-        del state, update, inputs, kept
+        del state, update, inputs
         return ()
 
     def saved(self, state: TrainState) -> SavedState:

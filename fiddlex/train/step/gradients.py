@@ -6,7 +6,7 @@ changes the result only by rounding, even if one microbatch or replica has more 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,20 @@ HeadFunction = Callable[[Weights, jax.Array, Batch, Context], jax.Array]  # a me
 # Tile sizes to which arrays are padded in memory (`in_row_major`). By default, XLA lays out the stash for one product
 # or collective, and copies the whole stash for the others in each tick.
 TILES = {"gpu": (1, 1), "tpu": (8, 128)}
+
+
+class Update(NamedTuple):
+    """A step's update of the master weights.
+
+    Attributes:
+      change: what the optimizer added to each weight.
+      grads: the gradients that it made this of, after clipping.
+      kept: bool scalar: whether the update was made, or skipped by loss scaling.
+    """
+
+    change: Weights
+    grads: Weights
+    kept: jax.Array
 
 
 class GradientSource(Protocol):
@@ -61,14 +75,13 @@ class GradientSource(Protocol):
     def inputs(self, batches: Sequence[Batch], step: int) -> Any:
         """The inputs of step number `step`, made from its batches in order."""
 
-    def updated(self, state: TrainState, update: Weights, inputs: Any, *, kept: jax.Array) -> Any:
+    def updated(self, state: TrainState, update: Update, inputs: Any) -> Any:
         """`TrainState.pipeline` after a step's update; for use under `jit`.
 
         Args:
           state: the train state after the update, with the `pipeline` that `gradients` returned.
-          update: the update of the master weights.
+          update: the update that led to `state`.
           inputs: the inputs of the step.
-          kept: bool scalar: whether the update was made, or skipped by loss scaling.
         """
 
     def saved(self, state: TrainState) -> SavedState:

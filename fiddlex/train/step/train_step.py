@@ -18,7 +18,7 @@ from fiddlex.config import Config
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
 from fiddlex.schedules.placement import LayerPlacement
-from fiddlex.train.step.gradients import GradientSource
+from fiddlex.train.step.gradients import GradientSource, Update
 from fiddlex.train.step.optimizer import clip_by_global_norm, num_updates
 from fiddlex.train.step.scaling import next_scaling
 from fiddlex.train.step.state import TrainState, WeightLayout
@@ -59,7 +59,8 @@ def make_train_step(
             weights, optimizer_state = jax.tree.map(lambda a, b: jnp.where(finite, b, a), kept, made)
             scaling = next_scaling(state.scaling, finite, config.optimizer)
             new = new._replace(weights=weights, optimizer=optimizer_state, scaling=scaling)
-        new = new._replace(pipeline=source.updated(new, updates, inputs, kept=finite if scales else jnp.bool(True)))
+        update = Update(updates, clipped, kept=finite if scales else jnp.bool(True))
+        new = new._replace(pipeline=source.updated(new, update, inputs))
         metrics = {
             "loss": loss,
             "grad_norm": norm,

@@ -27,6 +27,7 @@ from fiddlex.pipeline.engine import Engine
 from fiddlex.pipeline.stage import Integer
 from fiddlex.train.step.feed import abstract_batch
 from fiddlex.train.step.gradients import (
+    Update,
     as_mean,
     loss_scales,
     outer,
@@ -122,10 +123,10 @@ class Unflushed:
         )
         return loss, grads, PipelineState(versions, in_flight)
 
-    def updated(self, state: TrainState, update: Weights, inputs: Inputs, *, kept: jax.Array) -> PipelineState:
+    def updated(self, state: TrainState, update: Update, inputs: Inputs) -> PipelineState:
         """See `GradientSource`."""
         versions, in_flight = state.pipeline
-        return PipelineState(self._store.add(versions, state, update, inputs.factors, kept=kept), in_flight)
+        return PipelineState(self._store.add(versions, state, update, inputs.factors), in_flight)
 
     def num_batches(self, step: int) -> int:
         """See `GradientSource`."""

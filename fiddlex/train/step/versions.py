@@ -26,7 +26,7 @@ from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named, zero_dimension
 from fiddlex.pipeline.stage import Integer, in_least_padded_order
 from fiddlex.schedules.prediction import stage_factors
-from fiddlex.train.step.gradients import TILES, compute_weights, outer
+from fiddlex.train.step.gradients import TILES, Update, compute_weights, outer
 from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 
 
@@ -75,7 +75,8 @@ class VersionStore:
 
     def __init__(self, config: Config, mesh: Mesh, layout: WeightLayout, optimizer: optax.GradientTransformation):
         self._mesh, self._layout, self._optimizer = mesh, layout, optimizer
-        self._kind, self._dtype = config.pipeline.prediction, jnp.dtype(config.model.dtype)
+        self._kind, self._order = config.pipeline.prediction, config.pipeline.prediction_order
+        self._dtype = jnp.dtype(config.model.dtype)
         self._tile = TILES.get(mesh.devices.flat[0].platform)
         self._number = layout.pipeline.spec.sizes.versions
         self.factors = {} if self._kind == "none" else _factors(config, layout)
@@ -83,7 +84,7 @@ class VersionStore:
         self.specs = Versions(
             stacked,
             head=outer(stacked) if any(np.any(f.embedding != f.head) for f in self.factors.values()) else {},
-            last_update=layout.master if config.pipeline.prediction_order > 1 else {},
+            last_update=layout.master if config.pipeline.stores_last_update else {},
         )
 
     def start(self, weights: Weights) -> Versions:
@@ -101,23 +102,20 @@ class VersionStore:
         """Shapes and dtypes of the versions."""
         return jax.eval_shape(self.start, self._layout.shapes)
 
-    def add(
-        self, versions: Versions, state: TrainState, update: Weights, factors: Factors | tuple[()], *, kept: jax.Array
-    ) -> Versions:
+    def add(self, versions: Versions, state: TrainState, update: Update, factors: Factors | tuple[()]) -> Versions:
         """Adds the version of a state's weights in place of the oldest version; for use under `jit`.
 
         Args:
           versions: the versions before the update.
           state: the train state after the update.
-          update: the update of the master weights that led to `state`.
+          update: the update that led to `state`. If loss scaling skipped it, the newest version is repeated.
           factors: the factors of the batches to come; `()` without prediction.
-          kept: whether the update was made. If loss scaling skipped it, the newest version is repeated.
         """
         updates, newest = self._updates(versions, state, update), (state.step - 1) % self._number
 
         def put(stack: Weights, specs: Weights, ahead: Weights) -> Weights:
             def one(stack: jax.Array, made: jax.Array) -> jax.Array:
-                made = jnp.where(kept, made, lax.dynamic_index_in_dim(stack, newest, keepdims=False))
+                made = jnp.where(update.kept, made, lax.dynamic_index_in_dim(stack, newest, keepdims=False))
                 return lax.dynamic_update_index_in_dim(stack, made, state.step % self._number, 0)
 
             put = jax.tree.map(one, stack, self._compute(ahead))
@@ -130,8 +128,8 @@ class VersionStore:
         last_update = {}
         if self.specs.last_update:
             # Only now may XLA overwrite the update before; without this, XLA on GPUs copies it before the whole step.
-            embedding, update = lax.optimization_barrier((embedding, update))
-            last_update = jax.tree.map(lambda a, b: jnp.where(kept, a, b), update, versions.last_update)
+            embedding, change = lax.optimization_barrier((embedding, update.change))
+            last_update = jax.tree.map(lambda a, b: jnp.where(update.kept, a, b), change, versions.last_update)
         return Versions(
             put(versions.weights, self.specs.weights, embedding),
             put(versions.head, self.specs.head, head) if self.specs.head else {},
@@ -189,12 +187,12 @@ class VersionStore:
         """The age in updates of each version of `what` that a checkpoint holds, by name, the youngest first."""
         return {f"{what}_{age}_updates_ago": age for age in range(0 if self.factors else 1, self._number)}
 
-    def _updates(self, versions: Versions, state: TrainState, update: Weights) -> list[Weights]:
+    def _updates(self, versions: Versions, state: TrainState, update: Update) -> list[Weights]:
         """The updates from which prediction makes the next, newest first."""
         if self._kind == "momentum":
-            nothing = jax.tree.map(jnp.zeros_like, state.weights)
-            return [self._optimizer.update(nothing, state.optimizer, state.weights)[0]]
-        return [update, dict(versions.last_update)] if self.specs.last_update else [update]
+            expected = update.grads if self._order > 1 else jax.tree.map(jnp.zeros_like, update.grads)
+            return [self._optimizer.update(expected, state.optimizer, state.weights)[0]]
+        return [update.change, dict(versions.last_update)] if self.specs.last_update else [update.change]
 
     def _compute(self, master: Weights) -> Weights:
         """The compute weights made from master weights or parts of them.
