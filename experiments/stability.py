@@ -39,7 +39,7 @@ def predictions(momentum: float) -> dict[str, Sequence[float]]:
         "`momentum`": (momentum,),
         "`extrapolate`": (1.0,),
         "`extrapolate`, scale 1.4": (1.4,),
-        "`extrapolate`, order 2": (1 + momentum, -momentum),
+        "order 2 of either": (1 + momentum, -momentum),
         "order 2 by Newton's series: 2, −1": (2.0, -1.0),
     }
 

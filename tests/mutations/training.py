@@ -202,7 +202,7 @@ MUTATIONS = (
         "fiddlex/schedules/prediction.py",
         old="np.outer(coefficients(config), semantics.delays)",
         new="np.outer(coefficients(config), np.minimum(semantics.delays, 1))",
-        tests=(f"{LAYOUTS}[2x1x1-mlm_nsppost-1f1b-v1-m2-none-adamw-zero1-delay:2-extrapolate11]",),
+        tests=(f"{LAYOUTS}[2x1x1-mlm_nsppost-1f1b-v1-m2-none-adamw-zero1-delay:2-momentum21]",),
     ),
     Mutation(
         "second-order-without-the-momentum",
@@ -214,8 +214,8 @@ MUTATIONS = (
     Mutation(
         "last-update-forgotten",
         VERSIONS,
-        old="[update, dict(versions.last_update)]",
-        new="[update, update]",
+        old="[update.change, dict(versions.last_update)]",
+        new="[update.change, update.change]",
         tests=(f"{LAYOUTS}[2x2x1-mlmpre-1f1b-v1-m2-none-lamb-dropout-2bw-extrapolate21]",),
     ),
     Mutation(
@@ -228,9 +228,23 @@ MUTATIONS = (
     Mutation(
         "momentum-of-the-step-before",
         VERSIONS,
-        old="self._optimizer.update(nothing, state.optimizer, state.weights)[0]",
-        new="update",
+        old="self._optimizer.update(*lax.optimization_barrier((expected, state.optimizer, state.weights)))[0]",
+        new="update.change",
         tests=(f"{LAYOUTS}[1x2x2-gpt-zb_h1-v1-m4-sp-none-adamw-2bw-momentum11]",),
+    ),
+    Mutation(
+        "second-order-of-momentum-without-the-gradient",
+        VERSIONS,
+        old="expected = update.grads if self._order > 1 else",
+        new="expected = update.grads if self._order > 2 else",
+        tests=(f"{LAYOUTS}[2x1x1-mlm_nsppost-1f1b-v1-m2-none-adamw-zero1-delay:2-momentum21]",),
+    ),
+    Mutation(
+        "rate-of-adamw-under-muon-not-scaled",
+        OPTIMIZER,
+        old="optax.scale(config.adamw_scale)",
+        new="optax.identity()",
+        tests=("tests/train/step/test_optimizer.py",),
     ),
     Mutation(
         "queries-keys-and-values-one-matrix",

@@ -191,7 +191,8 @@ class VersionStore:
         """The updates from which prediction makes the next, newest first."""
         if self._kind == "momentum":
             expected = update.grads if self._order > 1 else jax.tree.map(jnp.zeros_like, update.grads)
-            return [self._optimizer.update(expected, state.optimizer, state.weights)[0]]
+            # Only after the update; without this, XLA on GPUs holds the state of the optimizer before it and after it.
+            return [self._optimizer.update(*lax.optimization_barrier((expected, state.optimizer, state.weights)))[0]]
         return [update.change, dict(versions.last_update)] if self.specs.last_update else [update.change]
 
     def _compute(self, master: Weights) -> Weights:
