@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
         print(as_text(problem, found, _flushed(problem, found)), flush=True)
     verdicts = []
     for plan, name in zip(found.plans, names, strict=False):
-        result = compile_plan(plan.advised, name)
+        result = compile_plan(plan.config, name)
         verdicts.append(Verdict.of(plan.layout, plan.memory.peak, result, problem.memory_bytes))
         if _FORMAT.value == "table":
             print(verdicts[-1].text, flush=True)
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
         raise DeviceError(why_none(problem, found.least))
     chosen = _chosen(found.plans, verdicts)
     if _WRITE.value is not None:
-        _write(pathlib.Path(_WRITE.value), problem, chosen.advised.validate())
+        _write(pathlib.Path(_WRITE.value), problem, chosen.config.validate())
     elif _FORMAT.value == "table":
         print("--write=FILE.py makes a config of the first, for compile.py and train.py.")
 

@@ -75,7 +75,7 @@ def test_where_weights_lag_the_best_with_a_flush_is_told():
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("Its weights lag by one update")]
     assert re.search(r"The best with a flush takes [\d.]+ s \(\+[\d.]+%\): data=.*, sync, recompute=", line)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("It learns best with predicted weights")]
-    assert "pipeline.prediction=momentum and prediction_order=2; --write sets them" in line
+    assert "pipeline.prediction=momentum and prediction_order=2, which --write sets" in line
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def test_a_plan_whose_weights_lag_is_written_with_predicted_weights(optimizer, p
     config.optimizer.name = optimizer
     problem = Problem(config, load_topology("a100_80"), 256, semantics=("2bw",))
     (best,) = search(problem, keep=1).plans
-    assert (best.advised.pipeline.prediction, best.advised.pipeline.prediction_order) == (prediction, order)
-    assert needed_memory(best.advised, backend_of(problem.topology.compiler)).peak == best.memory.peak
+    assert (best.config.pipeline.prediction, best.config.pipeline.prediction_order) == (prediction, order)
+    assert needed_memory(best.config, backend_of(problem.topology.compiler)).peak == best.memory.peak
     path = tmp_path / "planned.py"
-    path.write_text(as_python(best.advised, "Planned."))
-    assert load_config(str(path)).pipeline == best.advised.pipeline
+    path.write_text(as_python(best.config, "Planned."))
+    assert load_config(str(path)).pipeline == best.config.pipeline
 
 
 FITS = {"fits": True, "needed_bytes": 2**30, "memory_limit_bytes": 2**31}
@@ -109,7 +109,7 @@ def test_the_first_that_the_compiler_lets_fit_is_written(results, chosen, tmp_pa
     problem = Problem(get_config("1.7b"), load_topology("a100_80"), 32)
     plans = search(problem, keep=3).plans
     lines = planned(results, monkeypatch, write=str(written))
-    assert load_config(str(written)).pipeline == plans[chosen].advised.pipeline
+    assert load_config(str(written)).pipeline == plans[chosen].config.pipeline
     verdicts = [line for line in lines if "compiled for" in line]
     assert len(verdicts) == len(results)
     for line, result in zip(verdicts, results, strict=True):

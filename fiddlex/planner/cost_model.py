@@ -277,13 +277,16 @@ class CostModel:
         """Seconds of an update: of its memory traffic, and of its products, which are of float32.
 
         It reads gradient, weight and moments, writes weight and moments, and reads the gradient again for its norm.
+        Prediction by momentum reads gradient, weight and moments once more, and repeats the products.
         """
         optimizer, chip = self._config.optimizer, self._topology.chip
         mine = num_parameters / (mesh.data if optimizer.zero1 else 1)
-        moved = mine * FLOAT32 * (4 + 2 * num_moments(optimizer.name, optimizer.momentum))
+        moments = num_moments(optimizer.name, optimizer.momentum)
+        again = self._config.pipeline.prediction == "momentum"
+        moved = mine * FLOAT32 * (4 + 2 * moments + again * (2 + moments))
         dtype = "float32" if "float32" in chip.peak_flops else self._config.model.dtype
         products = update_work(dataclasses.replace(self._config, mesh=mesh))
-        return moved / chip.memory_bandwidth + products.seconds(chip, dtype, self._efficiency)
+        return moved / chip.memory_bandwidth + (1 + again) * products.seconds(chip, dtype, self._efficiency)
 
 
 @dataclasses.dataclass(frozen=True)

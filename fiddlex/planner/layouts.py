@@ -13,10 +13,10 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fiddlex.cluster.topology import Topology
-from fiddlex.config import Config, MeshConfig, PipelineConfig
+from fiddlex.config import Config, MeshConfig, OptimizerConfig, PipelineConfig
 from fiddlex.config.sections import RECOMPUTE_MODES
 from fiddlex.costs.backend import backend_of
 from fiddlex.planner.closed_forms import Shape
@@ -85,7 +85,7 @@ class Layout(NamedTuple):
         return Shape(self.schedule, self.pipe, self.chunks, self.num_microbatches, self.semantics)
 
     def applied(self, config: Config) -> Config:
-        """The config with this layout in place of its own mesh and pipeline."""
+        """The config with this layout, and `advised_prediction`, in place of its own mesh and pipeline."""
         mesh = MeshConfig(self.data, self.pipe, self.tensor, self.sequence_parallel)
         pipeline = PipelineConfig(
             schedule=self.schedule,
@@ -93,8 +93,18 @@ class Layout(NamedTuple):
             num_microbatches=self.num_microbatches,
             recompute=self.recompute,
             semantics=self.semantics,
+            **advised_prediction(config.optimizer, self.semantics),
         )
         return dataclasses.replace(config, mesh=mesh, pipeline=pipeline)
+
+
+def advised_prediction(optimizer: OptimizerConfig, semantics: str) -> dict[str, Any]:
+    """The fields of `PipelineConfig` with the prediction that docs/prediction.md advises under these semantics."""
+    if semantics == "sync":
+        return {}
+    if not optimizer.decay_of_momentum:
+        return {"prediction": "extrapolate"}
+    return {"prediction": "momentum", "prediction_order": 2}
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:

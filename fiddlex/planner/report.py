@@ -41,10 +41,10 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
             f"s ({slower:+.1%}){where}: {layout_text(flushed.layout)}."
         )
     if best.layout.semantics != "sync":
-        pipeline = best.advised.pipeline
+        pipeline = best.config.pipeline
         lines.append(
             f"It learns best with predicted weights: pipeline.prediction={pipeline.prediction} and prediction_order="
-            f"{pipeline.prediction_order}; --write sets them (docs/prediction.md)."
+            f"{pipeline.prediction_order}, which --write sets (docs/prediction.md)."
         )
     lines.append(
         f"Large products are taken to reach {problem.efficiency:.1%} of the peak, which was fitted to A100s: on other "
@@ -133,10 +133,7 @@ def as_json(problem: Problem, found: Found) -> dict[str, Any]:
         "memory_limit_bytes": problem.limit,
         "layouts": found.space,
         "simulated": found.simulated,
-        "plans": [
-            plan_facts(plan) | {"advised": {"pipeline": dataclasses.asdict(plan.advised.pipeline)}}
-            for plan in found.plans
-        ],
+        "plans": [plan_facts(plan) for plan in found.plans],
     }
 
 

@@ -13,8 +13,7 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fiddlex.config import Config, MeshConfig
-from fiddlex.config.overrides import replaced
+from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.sizes import model_flops
@@ -22,7 +21,7 @@ from fiddlex.costs.weight_memory import WeightBytes, device_parameters, weight_b
 from fiddlex.errors import ConfigError
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes, stage_ranks
 from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes
-from fiddlex.planner.layouts import Layout, Problem, layouts
+from fiddlex.planner.layouts import Layout, Problem, advised_prediction, layouts
 from fiddlex.planner.predict import Prediction
 from fiddlex.schedules.placement import LayerPlacement, place_layers
 
@@ -56,18 +55,6 @@ class Plan:
     bubble: float
     exposed_s: dict[str, float]
     usd_per_step: float | None
-
-    @property
-    def advised(self) -> Config:
-        """What to train: the plan's config, where weights lag with the prediction that docs/prediction.md advises.
-
-        The prediction takes no memory between steps.
-        """
-        if self.layout.semantics == "sync":
-            return self.config
-        if not self.config.optimizer.decay_of_momentum:
-            return replaced(self.config, {"pipeline.prediction": "extrapolate"})
-        return replaced(self.config, {"pipeline.prediction": "momentum", "pipeline.prediction_order": 2})
 
 
 class Need(NamedTuple):
@@ -159,7 +146,7 @@ class _Space:
 
     def __init__(self, problem: Problem):
         self.problem = problem
-        self._model = CostModel(problem.config, problem.topology, efficiency=problem.efficiency)
+        self._models = {semantics: self._cost_model(semantics) for semantics in problem.semantics}
         self._backend = backend_of(problem.topology.compiler)
         self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
         self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(_Cut.of)
@@ -179,7 +166,7 @@ class _Space:
     def times(self, layout: Layout) -> tuple[MicrobatchTimes, StepTimes]:
         """Seconds of a layout's microbatch, and of its step outside the pipeline."""
         return self._microbatch_once(*layout[:4], layout.num_microbatches, layout.recompute), self._step_once(
-            *layout[:3], self.cut(layout).rows
+            *layout[:3], self.cut(layout).rows, layout.semantics
         )
 
     def memory(self, layout: Layout) -> Memory:
@@ -221,20 +208,27 @@ class _Space:
             usd_per_step=price.usd_per_device_hour * layout.num_devices * step_s / 3600 if price else None,
         )
 
+    def _cost_model(self, semantics: str) -> CostModel:
+        config = self.problem.config
+        pipeline = PipelineConfig(semantics=semantics, **advised_prediction(config.optimizer, semantics))
+        config = dataclasses.replace(config, pipeline=pipeline)
+        return CostModel(config, self.problem.topology, efficiency=self.problem.efficiency)
+
     def _microbatch(
         self, data: int, pipe: int, tensor: int, sequence_parallel: bool, num_microbatches: int, recompute: str
     ) -> MicrobatchTimes:
         mesh = MeshConfig(data, pipe, tensor, sequence_parallel)
-        return self._model.microbatch(mesh, num_microbatches=num_microbatches, recompute=recompute)
+        model = self._models[self.problem.semantics[0]]  # microbatches take equal times under all semantics
+        return model.microbatch(mesh, num_microbatches=num_microbatches, recompute=recompute)
 
     def _weights(self, data: int, pipe: int, tensor: int, rows: int) -> WeightBytes:
         config = dataclasses.replace(self.problem.config, mesh=MeshConfig(data, pipe, tensor))
         return weight_bytes(config, rows, self._backend)
 
-    def _step(self, data: int, pipe: int, tensor: int, rows: int) -> StepTimes:
+    def _step(self, data: int, pipe: int, tensor: int, rows: int, semantics: str) -> StepTimes:
         mesh = MeshConfig(data, pipe, tensor)
         number = device_parameters(dataclasses.replace(self.problem.config, mesh=mesh), rows)
-        return self._model.step(mesh, num_parameters=number)
+        return self._models[semantics].step(mesh, num_parameters=number)
 
 
 class _Cut(NamedTuple):

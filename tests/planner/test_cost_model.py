@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fiddlex.cluster.topology import Chip, Link, Topology
-from fiddlex.config import Config, MeshConfig, ModelConfig
+from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.errors import ConfigError
 from fiddlex.planner.communication import all_reduce_s
 from fiddlex.planner.cost_model import CostModel, System
@@ -97,3 +97,16 @@ def test_a_chip_without_a_peak_for_the_dtype_and_links_that_do_not_reach_are_ref
     short = dataclasses.replace(TOPOLOGY, links=(FAST,))
     with pytest.raises(ConfigError, match="no link joins 8 devices"):
         CostModel(Config(), short).microbatch(MeshConfig(data=8), num_microbatches=1, recompute="none")
+
+
+def test_prediction_by_momentum_repeats_the_optimizers_reads():
+    """AdamW moves eight numbers for each weight: gradient (twice), weight and moments in, weight and moments out."""
+    chip = dataclasses.replace(TOPOLOGY.chip, memory_bandwidth=1e9)
+    topology = dataclasses.replace(TOPOLOGY, chip=chip)
+    none, momentum = (
+        model(topology=topology, pipeline=PipelineConfig(semantics="2bw", prediction=prediction))
+        .step(MeshConfig(data=2), num_parameters=1000)
+        .update
+        for prediction in ("none", "momentum")
+    )
+    assert (none, momentum) == pytest.approx((500 * 4 * 8 / 1e9, 500 * 4 * (8 + 4) / 1e9))
