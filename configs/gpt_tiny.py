@@ -37,7 +37,7 @@ def get_config(semantics: str = "sync") -> Config:
     )
     if semantics == "2bw":
         config.pipeline.semantics = "2bw"
-        config.pipeline.prediction, config.pipeline.prediction_order = "extrapolate", 2
+        config.pipeline.prediction, config.pipeline.prediction_order = "momentum", 2
         config.optimizer.name, config.optimizer.momentum = "muon", 0.95
         config.optimizer.learning_rate, config.optimizer.final_learning_rate = 8e-3, 8e-4
     return config
