@@ -144,7 +144,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
                     consistent_rms=0.2,
                     muon_weight_dimension_numbers=muon_matrices,
                 ),
-                "other": optax.adamw(section.adamw_scale * section.learning_rate, **adam, **decoupled),
+                "other": optax.adamw(rate, **adam, **decoupled),
             },
             muon_rules,
         ),

@@ -180,7 +180,6 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
     epsilon: float = 1e-8
     beta3: float = 0.99  # used by adan alone
     momentum: float = 0.9  # used by sgd and, for matrices, by muon
-    adamw_scale: float = 1.0  # used by muon: multiplies the learning rate of the weights that AdamW trains
     zero1: bool = True  # shards master weights and optimizer state over `data`
     loss_scale: float = 65536.0  # initial loss scale of float16; halved when gradients overflow
     loss_scale_window: int = 1000  # steps without an overflow after which the loss scale doubles
@@ -207,7 +206,6 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
             rules.at_least(f"optimizer.{name}", getattr(self, name), 0)
         for name in ("beta1", "beta2", "beta3", "momentum"):
             rules.fraction(f"optimizer.{name}", getattr(self, name))
-        rules.positive("optimizer.adamw_scale", self.adamw_scale)
         rules.between("optimizer.epsilon", self.epsilon, LEAST_FLOAT32, MOST_FLOAT32)
         if self.decay_steps and self.decay_steps < self.warmup_steps:
             raise ConfigError(

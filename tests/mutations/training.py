@@ -240,13 +240,6 @@ MUTATIONS = (
         tests=(f"{LAYOUTS}[2x1x1-mlm_nsppost-1f1b-v1-m2-none-adamw-zero1-delay:2-momentum21]",),
     ),
     Mutation(
-        "rate-of-adamw-under-muon-not-scaled",
-        OPTIMIZER,
-        old="optax.scale(config.adamw_scale)",
-        new="optax.identity()",
-        tests=("tests/train/step/test_optimizer.py",),
-    ),
-    Mutation(
         "queries-keys-and-values-one-matrix",
         "fiddlex/models/spec.py",
         old="tuple(range(num_inputs + separate, len(shape)))",

@@ -89,7 +89,6 @@ class Case:
         optimizer.learning_rate = 0.1 if self.optimizer == "sgd" else 1e-3
         # optax.adafactor does not multiply its decay by the learning rate, and ours does (test_optimizer.py).
         optimizer.weight_decay = 0.0 if self.optimizer == "adafactor" else 0.1
-        optimizer.adamw_scale = 0.5 if self.optimizer == "muon" else 1.0
         optimizer.clip_norm = 0.5
         # Some gradients of biases are pure rounding noise: all those of the keys, since a bias of the keys has no
         # effect on attention. At Adam's usual 1e-8 that noise would be scaled up to whole steps, differently in any two

@@ -39,8 +39,7 @@ def make_optimizer(
     adan      w ← w − η_t ((m + (1 − β2) d) / (√n + ε) + λ w), d a mean of changes of g Xie et al., TPAMI 2024
     lion      w ← w − η_t (sign(β1 m + (1 − β1) g) + λ w), m a mean with β2             Chen et al., NeurIPS 2023
     muon      w ← w − η_t (0.2 √max(r, c) orthogonal(m) + λ w) for r × c matrices of    Jordan et al. 2024; Liu et al.
-              layers, m Nesterov's momentum; all other weights as under adamw with      2025; `fiddlex.train.step.muon`
-              the learning rate `adamw_scale` · η_t
+              layers, m Nesterov's momentum; all other weights as under adamw           2025; `fiddlex.train.step.muon`
     sgd       w ← w − η_t b, b ← momentum · b + g + λ w                                 the convention of PyTorch
     lamb      w ← w − η_t (‖w‖ / ‖u‖) u, u = m / (√v + ε) + λ w                         You et al., ICLR 2020
     adafactor w ← w − η_t (max(10⁻³, RMS(w)) clip(g / √v) + λ w), v factored, no moment Shazeer & Stern, ICML 2018
@@ -79,7 +78,7 @@ def make_optimizer(
         "nadamw": (nadam, decay),
         "adan": (adan, decay),
         "lion": (optax.scale_by_lion(config.beta1, config.beta2), decay),
-        "muon": (_muon(config, adam, decay, blocks, deal),),
+        "muon": (_muon(config.momentum, adam, blocks, deal), decay),
         "adam": (decay, adam),
         "sgd": (decay, momentum),
         "lamb": (adam, decay, scale_by_trust_ratio(blocks)),
@@ -89,18 +88,12 @@ def make_optimizer(
 
 
 def _muon(
-    config: OptimizerConfig,
-    adam: optax.GradientTransformation,
-    decay: optax.GradientTransformation,
-    blocks: Blocks,
-    deal: Deal,
+    momentum: float, others: optax.GradientTransformation, blocks: Blocks, deal: Deal
 ) -> optax.GradientTransformation:
-    """Muon's direction for matrices of layers; AdamW's, times `adamw_scale`, for all other weights."""
-    others = jax.tree.map(lambda block: not block.matrix, blocks)
-    kinds = jax.tree.map(lambda other: "other" if other else "matrix", others)
-    matrices = optax.chain(nesterov_momentum(config.momentum), orthogonalize(blocks, deal))
-    directions = optax.partition({"matrix": matrices, "other": adam}, kinds)
-    return optax.chain(directions, decay, optax.masked(optax.scale(config.adamw_scale), others))
+    """Muon's direction for matrices of layers; that of the rule `others` for all other weights."""
+    kinds = jax.tree.map(lambda block: "matrix" if block.matrix else "other", blocks)
+    matrices = optax.chain(nesterov_momentum(momentum), orthogonalize(blocks, deal))
+    return optax.partition({"matrix": matrices, "other": others}, kinds)
 
 
 def num_updates(state: optax.OptState) -> jax.Array:

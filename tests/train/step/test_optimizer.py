@@ -113,9 +113,7 @@ def oracle(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientT
             muon_weight_dimension_numbers=muon_dimensions,
             consistent_rms=0.2,
         )
-        adamw = optax.adamw(
-            lambda count: config.adamw_scale * schedule(count), **moments, weight_decay=decay, mask=decays
-        )
+        adamw = optax.adamw(schedule, **moments, weight_decay=decay, mask=decays)
 
         def rules(tree: Tree) -> Tree:
             return jax.tree.map_with_path(lambda path, _: "muon" if path[-1].key in MATRICES else "adamw", tree)
@@ -165,7 +163,6 @@ def test_stacked_and_padded_equals_plain_optax(name: str, weight_decay: float) -
     config = OptimizerConfig(
         name, learning_rate=0.1, warmup_steps=2, final_learning_rate=0.01, weight_decay=weight_decay, epsilon=1e-6
     )
-    config.adamw_scale = 0.5 if name == "muon" else 1.0
     weights, grads = make_tree(0, zero_bias=True), [make_tree(1 + i) for i in range(NUM_STEPS)]
     actual, _ = run(make(config), weights, grads)
     schedule = learning_rate_schedule(config, NUM_STEPS)

@@ -1,0 +1,187 @@
+"""The runs of experiments.quality: what describes one, the file of finished ones, and tables of them."""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import pathlib
+import statistics
+from typing import Any
+
+from experiments.results import read_results
+from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
+from fiddlex.errors import ConfigError
+from fiddlex.schedules.resolve import resolve
+from fiddlex.simulate.clock import Costs
+from fiddlex.simulate.steady import mean_batch_time
+
+Records = list[dict[str, Any]]  # of one run: its training losses and its evaluations
+Results = dict["QualityCase", Records]
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class QualityCase:
+    """One run."""
+
+    model: str
+    semantics: str
+    seed: int
+    steps: int
+    learning_rate: float
+    beta1: float
+    warmup_steps: int = 50
+    optimizer: str = "adamw"
+    momentum: float = 0.9
+    prediction: str = "none"
+
+    @property
+    def recipe(self) -> str:
+        """Optimizer, semantics and prediction, in words."""
+        momentum = f" {self.momentum:g}" if self.optimizer in ("sgd", "muon") else f" {self.beta1:g}"
+        predicted = "" if self.prediction == "none" else f", {self.prediction}"
+        return f"{self.optimizer}{momentum}, {self.semantics}{predicted}"
+
+
+def read(path: pathlib.Path) -> Results:
+    """The finished runs in a file.
+
+    Raises:
+      ConfigError: when a line is not a finished run.
+    """
+    results: Results = {}
+    for number, entry in enumerate(read_results(path, ["records"]), start=1):
+        records = entry.pop("records")
+        try:
+            results[QualityCase(**entry)] = records
+        except TypeError as error:
+            raise ConfigError(
+                f"{path}, line {number}: not a run ({error}). Remove the line; its run is made again."
+            ) from error
+    return results
+
+
+def last_loss(records: Records) -> float:
+    """The held-out loss at the end of a run."""
+    return float([record["eval_loss"] for record in records if "eval_loss" in record][-1])
+
+
+def table(results: Results) -> str:
+    """Mean and spread of the last held-out losses, and their difference from those of sync."""
+    tasks: dict[QualityCase, list[float]] = collections.defaultdict(list)
+    for case, records in sorted(results.items()):
+        tasks[of_any_seed(case)] += [record["task_accuracy"] for record in records if "task_accuracy" in record]
+    header = (
+        "model",
+        "steps",
+        "peak rate",
+        "warm-up",
+        "recipe",
+        "runs",
+        "held-out loss",
+        "lowest",
+        "highest",
+        "against sync",
+        "task, lowest and highest",
+    )
+    rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    last = last_losses(results)
+    for key in sorted(last, key=lambda k: (k.model, k.steps, k.optimizer, k.learning_rate, k.semantics != "sync", k)):
+        losses = last[key]
+        on_task = tasks[key]
+        base = last.get(dataclasses.replace(key, semantics="sync", prediction="none"))
+        numbers = (statistics.fmean(losses), min(losses), max(losses))
+        against = f"{statistics.fmean(losses) / statistics.fmean(base) - 1:+.2%}" if base else ""
+        cells = (
+            key.model,
+            key.steps,
+            f"{key.learning_rate:g}",
+            key.warmup_steps,
+            key.recipe,
+            len(losses),
+            *(f"{n:.4f}" for n in numbers),
+            against,
+            f"{statistics.fmean(on_task):.1%}, {min(on_task):.1%} to {max(on_task):.1%}" if on_task else "",
+        )
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
+def best_table(results: Results) -> str:
+    """For each recipe the peak rate with the lowest mean loss, against the best of the recipes that flush."""
+    means = {key: statistics.fmean(losses) for key, losses in last_losses(results).items()}
+    best: dict[tuple[str, int, str], QualityCase] = {}
+    for key in sorted(means, key=means.__getitem__):
+        best.setdefault((key.model, key.steps, key.recipe), key)
+    header = ("model", "steps", "recipe", "best peak rate", "held-out loss", "against the best sync")
+    rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    for (model, steps, recipe), key in sorted(best.items(), key=lambda item: (*item[0][:2], means[item[1]])):
+        flushed = [means[k] for k in best.values() if (k.model, k.steps, k.semantics) == (model, steps, "sync")]
+        against = f"{means[key] / min(flushed) - 1:+.2%}" if flushed else ""
+        rows.append(f"| {model} | {steps} | {recipe} | {key.learning_rate:g} | {means[key]:.4f} | {against} |")
+    return "\n".join(rows)
+
+
+def last_losses(results: Results) -> dict[QualityCase, list[float]]:
+    """The last held-out losses of all seeds, by the case with seed 0."""
+    last: dict[QualityCase, list[float]] = collections.defaultdict(list)
+    for case, records in sorted(results.items()):
+        last[of_any_seed(case)].append(last_loss(records))
+    return last
+
+
+def of_any_seed(case: QualityCase) -> QualityCase:
+    """The case with seed 0, under which the runs of all seeds are collected."""
+    return dataclasses.replace(case, seed=0)
+
+
+def equal_time_table(results: Results) -> str:
+    """The best of the recipes that flush beside longer runs of the others that take as much time.
+
+    The time is that of the lockstep clock, in which F, I and W of a stage take one unit each. A row compares runs if
+    the longer has, to the nearest step, as many steps as fit into the time of the run that flushes.
+    """
+    means = {key: statistics.fmean(losses) for key, losses in last_losses(results).items()}
+    header = ("model", "pipe", "microbatches", "flush", "held-out loss", "recipe", "held-out loss", "against sync")
+    rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    groups: dict[tuple[Any, ...], list[QualityCase]] = collections.defaultdict(list)
+    for key in means:
+        groups[key.model, key.semantics == "sync", key.steps, key.recipe].append(key)
+    best = [min(keys, key=means.__getitem__) for keys in groups.values()]
+    flushed: dict[tuple[str, int], QualityCase] = {}
+    for key in sorted((key for key in best if key.semantics == "sync"), key=means.__getitem__):
+        flushed.setdefault((key.model, key.steps), key)
+    for (pipe, num_microbatches), base, key in itertools.product(((8, 16), (8, 8)), flushed.values(), best):
+        if key.model != base.model or key.semantics in ("sync", "auto"):
+            continue
+        speed = batch_time("sync", base.steps, pipe, num_microbatches) / batch_time(
+            key.semantics, key.steps, pipe, num_microbatches
+        )
+        if key.steps != round(base.steps * speed):
+            continue
+        cells = (
+            key.model,
+            pipe,
+            num_microbatches,
+            f"{base.recipe} at {base.learning_rate:g}, {base.steps} steps",
+            f"{means[base]:.4f}",
+            f"{key.recipe} at {key.learning_rate:g}, {key.steps} steps",
+            f"{means[key]:.4f}",
+            f"{means[key] / means[base] - 1:+.2%}",
+        )
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
+@functools.cache
+def batch_time(semantics: str, steps: int, pipe: int, num_microbatches: int) -> float:
+    """The mean time of a batch in the lockstep clock, under 1F1B with one layer on each of `pipe` ranks."""
+    values = {
+        "model.num_layers": pipe,
+        "mesh.pipe": pipe,
+        "pipeline.num_microbatches": num_microbatches,
+        "pipeline.semantics_schedule": semantics,
+        "data.global_batch_size": num_microbatches,
+        "train.num_steps": steps,
+    }
+    return mean_batch_time(resolve(replaced(Config(), values).validate()), Costs())
