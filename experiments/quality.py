@@ -136,14 +136,14 @@ def make_config(case: QualityCase) -> Config:
 
 
 def train(case: QualityCase) -> Records:
-    """The records of a run: twenty training losses, ten held-out evaluations; for a BERT also its task accuracy."""
+    """The records of a run: 20 training losses, 10 evaluations, decisions of `auto`; for a BERT also task accuracy."""
     from fiddlex.train import loop
 
     with tempfile.TemporaryDirectory() as folder:
         workdir = pathlib.Path(folder) / "run"
         loop.train(make_config(case), workdir)
         lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        names = ("step", "loss", "eval_loss", "eval_masked_accuracy")
+        names = ("step", "loss", "eval_loss", "eval_masked_accuracy", "semantics", "semantics_from_step")
         records = [{name: value for name, value in json.loads(line).items() if name in names} for line in lines]
         if case.model.startswith("bert"):
             records.append({"task_accuracy": fine_tuned(case, workdir)})
