@@ -24,7 +24,16 @@ from typing import Any
 
 from absl import flags
 
-from experiments.quality_results import QualityCase, Records, best_table, equal_time_table, last_loss, read, table
+from experiments.quality_results import (
+    QualityCase,
+    Records,
+    best_table,
+    equal_time_table,
+    gap_table,
+    last_loss,
+    read,
+    table,
+)
 from experiments.results import append_result
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.command_line import load_config, run
@@ -85,6 +94,7 @@ def main(argv: list[str]) -> None:
             quality_pictures.draw_rates(found, pathlib.Path(_PLOT_RATES.value))
         return
     print(table(found))
+    print(f"\nThe gaps:\n\n{gap_table(found)}")
     print(f"\nThe best peak rate of each recipe:\n\n{best_table(found)}")
     print(f"\nIn the time of the best sync, by the lockstep clock:\n\n{equal_time_table(found)}")
 

@@ -36,11 +36,19 @@ class QualityCase:
     prediction: str = "none"
 
     @property
+    def rule(self) -> str:
+        """The optimizer and the decay of its momentum."""
+        return f"{self.optimizer} {self.momentum if self.optimizer in ('sgd', 'muon') else self.beta1:g}"
+
+    @property
+    def versions(self) -> str:
+        """Semantics and prediction."""
+        return self.semantics + ("" if self.prediction == "none" else f", {self.prediction}")
+
+    @property
     def recipe(self) -> str:
-        """Optimizer, semantics and prediction, in words."""
-        momentum = f" {self.momentum:g}" if self.optimizer in ("sgd", "muon") else f" {self.beta1:g}"
-        predicted = "" if self.prediction == "none" else f", {self.prediction}"
-        return f"{self.optimizer}{momentum}, {self.semantics}{predicted}"
+        """Optimizer, semantics and prediction."""
+        return f"{self.rule}, {self.versions}"
 
 
 def read(path: pathlib.Path) -> Results:
@@ -105,6 +113,29 @@ def table(results: Results) -> str:
         )
         rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
+
+
+def gap_table(results: Results) -> str:
+    """Mean last held-out losses: a column for each semantics and prediction, with its gap to sync over common seeds."""
+    rows: dict[tuple[Any, ...], dict[str, dict[int, float]]] = collections.defaultdict(dict)
+    for case, records in results.items():
+        row = rows[case.model, case.steps, case.rule, case.learning_rate, case.warmup_steps]
+        row.setdefault(case.versions, {})[case.seed] = last_loss(records)
+    found = {versions for row in rows.values() for versions in row} - {"sync"}
+    columns = ["sync", *sorted(found, key=lambda versions: (not versions.startswith("2bw"), versions))]
+    header = ("model", "steps", "optimizer", "peak rate", "warm-up", *columns)
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    for facts, row in sorted(rows.items()):
+        sync = row.get("sync", {})
+        cells = [f"{fact:g}" if isinstance(fact, float) else str(fact) for fact in facts]
+        for versions in columns:
+            losses = row.get(versions, {})
+            common = losses.keys() & sync.keys() if versions != "sync" else set()
+            gap = sum(losses[seed] for seed in common) / sum(sync[seed] for seed in common) - 1 if common else 0.0
+            cell = f"{statistics.fmean(losses.values()):.4f}" if losses else ""
+            cells.append(cell + (f" ({gap:+.1%})" if common else ""))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def best_table(results: Results) -> str:

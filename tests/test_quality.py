@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from experiments.quality_results import QualityCase, Records, batch_time, best_table, equal_time_table, table
+from experiments.quality_results import QualityCase, Records, batch_time, best_table, equal_time_table, gap_table, table
 
 SYNC = QualityCase("gpt_4x64", "sync", 0, 500, 0.01, 0.9)
 LAGGING = dataclasses.replace(SYNC, semantics="2bw", prediction="momentum:2")
@@ -31,6 +31,15 @@ def test_losses_are_means_over_seeds_against_those_of_sync_at_the_same_rate() ->
     assert rows[0] == "| gpt_4x64 | 500 | 0.01 | 50 | adamw 0.9, sync | 2 | 2.1000 | 2.0000 | 2.2000 | +0.00% |  |"
     assert rows[1].endswith("| 0.01 | 50 | adamw 0.9, 2bw, momentum:2 | 1 | 2.3100 | 2.3100 | 2.3100 | +10.00% |  |")
     assert rows[2].endswith("| 2.2050 |  |  |")  # no run with a flush at this rate
+
+
+def test_gaps_are_those_of_the_seeds_that_both_have() -> None:
+    rows = gap_table({case: records for case, records in RESULTS.items() if case.steps == 500}).splitlines()
+    assert rows[0] == "| model | steps | optimizer | peak rate | warm-up | sync | 2bw, momentum:2 |"
+    assert rows[2:] == [
+        "| gpt_4x64 | 500 | adamw 0.9 | 0.01 | 50 | 2.1000 | 2.3100 (+15.5%) |",
+        "| gpt_4x64 | 500 | adamw 0.9 | 0.02 | 50 |  | 2.2050 |",
+    ]
 
 
 def test_each_recipe_is_shown_at_its_best_rate() -> None:
