@@ -31,6 +31,7 @@ from experiments.quality_results import (
     equal_time_table,
     gap_table,
     last_loss,
+    parse_prediction,
     read,
     table,
 )
@@ -100,7 +101,11 @@ def main(argv: list[str]) -> None:
 
 
 def asked() -> list[QualityCase]:
-    """The runs that the flags ask for, without those that predict weights which are not delayed."""
+    """The runs that the flags ask for, without those that predict weights which are not delayed.
+
+    Raises:
+      ConfigError: when the config of one of them is not valid.
+    """
     values: dict[str, Sequence[Any]] = {
         "seed": range(_SEEDS.value),
         "steps": _STEPS.value,
@@ -116,7 +121,10 @@ def asked() -> list[QualityCase]:
     cases = []
     for chosen in itertools.product(*values.values()):
         case = QualityCase(**dict(zip(values, chosen, strict=True)))
-        cases.append(dataclasses.replace(case, prediction="none") if case.semantics == "sync" else case)
+        kind = "none" if case.semantics == "sync" else ":".join(map(str, parse_prediction(case.prediction)))
+        case = dataclasses.replace(case, prediction=kind.removesuffix(":1").removesuffix(":1"))
+        make_config(case).validate()
+        cases.append(case)
     return list(dict.fromkeys(cases))
 
 
@@ -129,8 +137,7 @@ def make_config(case: QualityCase) -> Config:
     config.pipeline.schedule, config.pipeline.num_chunks, config.pipeline.num_microbatches = "interleaved_1f1b", 4, 4
     config.pipeline.semantics_schedule = case.semantics
     config.optimizer.learning_rate, config.optimizer.final_learning_rate = case.learning_rate, case.learning_rate / 10
-    kind, order, scale, *_ = (*case.prediction.split(":"), "1", "1")
-    config.pipeline.prediction, config.pipeline.prediction_order = kind, int(order)
+    config.pipeline.prediction, config.pipeline.prediction_order, scale = parse_prediction(case.prediction)
     config.pipeline.prediction_scale = float(scale)
     config.optimizer.name, config.optimizer.beta1, config.optimizer.momentum = case.optimizer, case.beta1, case.momentum
     config.optimizer.warmup_steps, config.optimizer.weight_decay = case.warmup_steps, 0.1

@@ -7,6 +7,7 @@ import statistics
 from matplotlib.figure import Figure
 
 from experiments.quality_results import Results, last_losses
+from fiddlex.errors import ConfigError
 
 COLOURS = {"sync": "#000000", "2bw": "#0072B2", "stash": "#D55E00"}  # Okabe and Ito's
 
@@ -33,8 +34,7 @@ def draw(results: Results, path: pathlib.Path) -> None:
         axes.set(title=model, xlabel="step", ylabel="loss, nats per byte")
         axes.set_ylim(top=highest)
         axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path)
-    print(f"wrote {path}")
+    _save(figure, path)
 
 
 def draw_rates(results: Results, path: pathlib.Path) -> None:
@@ -52,5 +52,15 @@ def draw_rates(results: Results, path: pathlib.Path) -> None:
             axes.fill_between(rates, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         axes.set(title=model, xlabel="peak learning rate", ylabel="held-out loss, nats per byte", xscale="log")
         axes.legend(fontsize=7, frameon=False)
-    figure.savefig(path)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: pathlib.Path) -> None:
+    formats = figure.canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in formats:
+        raise ConfigError(f"{path}: the ending of a picture's name is its format, one of {', '.join(formats)}.")
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error}). Name a file in a folder that exists.") from error
     print(f"wrote {path}")

@@ -51,6 +51,24 @@ class QualityCase:
         return f"{self.rule}, {self.versions}"
 
 
+def parse_prediction(text: str) -> tuple[str, int, int | float]:
+    """The kind, order and scale of a prediction, as in `momentum:2` or `extrapolate:2:0.7`.
+
+    Raises:
+      ConfigError: when the text is not of this form.
+    """
+    kind, *others = text.split(":")
+    try:
+        order, scale = (*map(float, others), *[1.0] * (2 - len(others)))
+        if not order.is_integer():
+            raise ValueError
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"--prediction={text} is not of the form KIND, KIND:ORDER or KIND:ORDER:SCALE, as in extrapolate:2:0.7."
+        ) from error
+    return kind, int(order), int(scale) if scale.is_integer() else scale
+
+
 def read(path: pathlib.Path) -> Results:
     """The finished runs in a file.
 
@@ -59,14 +77,23 @@ def read(path: pathlib.Path) -> Results:
     """
     results: Results = {}
     for number, entry in enumerate(read_results(path, ["records"]), start=1):
-        records = entry.pop("records")
         try:
-            results[QualityCase(**entry)] = records
-        except TypeError as error:
+            records = entry.pop("records")
+            case = QualityCase(**entry)
+            wrong = [f.name for f in dataclasses.fields(case) if not _is_of(getattr(case, f.name), f.type)]
+            if wrong:
+                raise TypeError(f"{wrong[0]}={getattr(case, wrong[0])!r}")
+            last_loss(records)
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
             raise ConfigError(
                 f"{path}, line {number}: not a run ({error}). Remove the line; its run is made again."
             ) from error
+        results[case] = records
     return results
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    return type(value) is kind or (kind is float and type(value) is int)
 
 
 def last_loss(records: Records) -> float:

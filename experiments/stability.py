@@ -8,12 +8,14 @@ W(t − i). It shrinks any start if all roots of z^(n + 1) − (1 + β) zⁿ + �
 the unit circle. The table has the largest ηλ up to which they do. docs/prediction.md discusses it.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from absl import flags
 
 from fiddlex.config.command_line import run
+from fiddlex.errors import ConfigError
 
 LARGEST = 1000.0  # no larger product of learning rate and curvature is tried
 _MOMENTA = flags.DEFINE_multi_float("momentum", [0.0, 0.5, 0.8, 0.9, 0.95, 0.98], "decays of the momentum", 0, 0.999)
@@ -22,6 +24,8 @@ _MOMENTA = flags.DEFINE_multi_float("momentum", [0.0, 0.5, 0.8, 0.9, 0.95, 0.98]
 def main(argv: list[str]) -> None:
     """Prints the table."""
     momenta = _MOMENTA.value
+    if any(math.isnan(momentum) for momentum in momenta):
+        raise ConfigError("--momentum=nan is not a number from 0 to 0.999.")
     print(f"| gradient taken at | {' | '.join(f'β = {momentum:g}' for momentum in momenta)} |")
     print(f"|---|{'---:|' * len(momenta)}")
     print(f"| W(t) | {' | '.join(f'{2 * (1 + momentum) / (1 - momentum):.2f}' for momentum in momenta)} |")

@@ -74,16 +74,20 @@ def test_where_weights_lag_the_best_with_a_flush_is_told():
     done = call("--config=configs/gpt3.py:18.4b", "--topology=a100_80", "--num_devices=256", "--keep=1")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("Its weights lag by one update")]
     assert re.search(r"The best with a flush takes [\d.]+ s \(\+[\d.]+%\): data=.*, sync, recompute=", line)
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("It learns best with predicted weights")]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("Its batches run with predicted weights")]
     assert "pipeline.prediction=momentum and prediction_order=2, which --write sets" in line
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "prediction", "order"), [("adam", "momentum", 2), ("adafactor", "extrapolate", 1)]
+    ("optimizer", "own", "prediction", "order"),
+    [("adam", "none", "momentum", 2), ("adafactor", "none", "none", 1), ("adam", "extrapolate", "extrapolate", 2)],
 )
-def test_a_plan_whose_weights_lag_is_written_with_predicted_weights(optimizer, prediction, order, tmp_path):
+def test_a_plan_whose_weights_lag_is_written_with_predicted_weights(optimizer, own, prediction, order, tmp_path):
+    """With those of the config, or else with the recommended ones where the optimizer has momentum."""
     config = get_config("18.4b")
     config.optimizer.name = optimizer
+    if own != "none":
+        config.pipeline.prediction, config.pipeline.prediction_order = own, order
     problem = Problem(config, load_topology("a100_80"), 256, semantics=("2bw",))
     (best,) = search(problem, keep=1).plans
     assert (best.config.pipeline.prediction, best.config.pipeline.prediction_order) == (prediction, order)

@@ -1,10 +1,25 @@
 """The tables of experiments.quality."""
 
 import dataclasses
+import json
+import pathlib
+from typing import Any
 
 import pytest
 
-from experiments.quality_results import QualityCase, Records, batch_time, best_table, equal_time_table, gap_table, table
+from experiments.quality_pictures import draw, draw_rates
+from experiments.quality_results import (
+    QualityCase,
+    Records,
+    batch_time,
+    best_table,
+    equal_time_table,
+    gap_table,
+    parse_prediction,
+    read,
+    table,
+)
+from fiddlex.errors import ConfigError
 
 SYNC = QualityCase("gpt_4x64", "sync", 0, 500, 0.01, 0.9)
 LAGGING = dataclasses.replace(SYNC, semantics="2bw", prediction="momentum:2")
@@ -24,6 +39,47 @@ RESULTS = {
     dataclasses.replace(TWICE, steps=682): of_loss(2.037),  # 500 · 15 / 11
     dataclasses.replace(TWICE, steps=681): of_loss(1.0),
 }
+
+
+@pytest.mark.parametrize("text", ["extrapolate:x", "extrapolate:", "extrapolate:1.5", "extrapolate:2:1:junk", "a:inf"])
+def test_a_prediction_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not of the form KIND, KIND:ORDER or KIND:ORDER:SCALE"):
+        parse_prediction(text)
+
+
+def test_predictions_are_parsed() -> None:
+    assert parse_prediction("momentum") == ("momentum", 1, 1)
+    assert parse_prediction("extrapolate:2:0.7") == ("extrapolate", 2, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"records": 5}, "not a run"),
+        ({"records": []}, "not a run"),
+        ({"seed": "0"}, "not a run (seed='0')"),
+        ({"learning_rate": None}, "not a run (learning_rate=None)"),
+        ({"colour": "red"}, "unexpected keyword argument 'colour'"),
+    ],
+)
+def test_damaged_runs_are_told(change: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "results.jsonl"
+    run = dataclasses.asdict(SYNC) | {"records": of_loss(2.0)}
+    path.write_text(json.dumps(run) + "\n" + json.dumps(run | change) + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        read(path)
+    assert message in str(raised.value)
+    assert "line 2" in str(raised.value)
+
+
+def test_pictures_are_drawn_in_the_formats_that_there_are(tmp_path: pathlib.Path) -> None:
+    draw(RESULTS, tmp_path / "losses.svg")
+    draw_rates(RESULTS, tmp_path / "rates.svg")
+    assert (tmp_path / "rates.svg").stat().st_size > 1000
+    with pytest.raises(ConfigError, match="the ending of a picture's name is its format"):
+        draw(RESULTS, tmp_path / "losses.foo")
+    with pytest.raises(ConfigError, match="Name a file in a folder that exists"):
+        draw(RESULTS, tmp_path / "no/losses.svg")
 
 
 def test_losses_are_means_over_seeds_against_those_of_sync_at_the_same_rate() -> None:

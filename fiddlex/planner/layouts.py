@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fiddlex.cluster.topology import Topology
-from fiddlex.config import Config, MeshConfig, OptimizerConfig, PipelineConfig
+from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.sections import RECOMPUTE_MODES
 from fiddlex.costs.backend import backend_of
 from fiddlex.planner.closed_forms import Shape
@@ -35,7 +35,8 @@ class Problem:
     """The problem that the planner solves.
 
     Attributes:
-      config: the config of the run; the planner replaces its mesh and pipeline, and keeps its batch and optimizer.
+      config: the config of the run; the planner replaces its mesh and pipeline, and keeps its batch, optimizer
+        and prediction of weights.
       topology: the cluster.
       num_devices: how many of the cluster's devices to use.
       memory_bytes: bytes of each device that a layout may take; None: the chip's memory except for `HEADROOM`.
@@ -85,7 +86,7 @@ class Layout(NamedTuple):
         return Shape(self.schedule, self.pipe, self.chunks, self.num_microbatches, self.semantics)
 
     def applied(self, config: Config) -> Config:
-        """The config with this layout, and `advised_prediction`, in place of its own mesh and pipeline."""
+        """The config with this layout, and `planned_prediction`, in place of its own mesh and pipeline."""
         mesh = MeshConfig(self.data, self.pipe, self.tensor, self.sequence_parallel)
         pipeline = PipelineConfig(
             schedule=self.schedule,
@@ -93,18 +94,23 @@ class Layout(NamedTuple):
             num_microbatches=self.num_microbatches,
             recompute=self.recompute,
             semantics=self.semantics,
-            **advised_prediction(config.optimizer, self.semantics),
+            **planned_prediction(config, self.semantics),
         )
         return dataclasses.replace(config, mesh=mesh, pipeline=pipeline)
 
 
-def advised_prediction(optimizer: OptimizerConfig, semantics: str) -> dict[str, Any]:
-    """The fields of `PipelineConfig` with the prediction that docs/prediction.md advises under these semantics."""
+def planned_prediction(config: Config, semantics: str) -> dict[str, Any]:
+    """The fields of `PipelineConfig` with the prediction under these semantics, where they have a delay.
+
+    It is the prediction of `config` if that has one, or else the one that docs/prediction.md recommends for optimizers
+    with momentum; without momentum, prediction makes training less stable.
+    """
+    own = config.pipeline
     if semantics == "sync":
         return {}
-    if not optimizer.decay_of_momentum:
-        return {"prediction": "extrapolate"}
-    return {"prediction": "momentum", "prediction_order": 2}
+    if own.prediction != "none":
+        return {name: getattr(own, name) for name in ("prediction", "prediction_order", "prediction_scale")}
+    return {"prediction": "momentum", "prediction_order": 2} if config.optimizer.decay_of_momentum else {}
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:

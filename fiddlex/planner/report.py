@@ -40,10 +40,10 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
             f"Its weights lag by one update (docs/semantics.md). The best with a flush takes {flushed.step_time_s:.4g} "
             f"s ({slower:+.1%}){where}: {layout_text(flushed.layout)}."
         )
-    if best.layout.semantics != "sync":
-        pipeline = best.config.pipeline
+    pipeline = best.config.pipeline
+    if pipeline.prediction != "none":
         lines.append(
-            f"It learns best with predicted weights: pipeline.prediction={pipeline.prediction} and prediction_order="
+            f"Its batches run with predicted weights: pipeline.prediction={pipeline.prediction} and prediction_order="
             f"{pipeline.prediction_order}, which --write sets (docs/prediction.md)."
         )
     lines.append(

@@ -21,7 +21,7 @@ from fiddlex.costs.weight_memory import WeightBytes, device_parameters, weight_b
 from fiddlex.errors import ConfigError
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes, stage_ranks
 from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes
-from fiddlex.planner.layouts import Layout, Problem, advised_prediction, layouts
+from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction
 from fiddlex.planner.predict import Prediction
 from fiddlex.schedules.placement import LayerPlacement, place_layers
 
@@ -210,7 +210,7 @@ class _Space:
 
     def _cost_model(self, semantics: str) -> CostModel:
         config = self.problem.config
-        pipeline = PipelineConfig(semantics=semantics, **advised_prediction(config.optimizer, semantics))
+        pipeline = PipelineConfig(semantics=semantics, **planned_prediction(config, semantics))
         config = dataclasses.replace(config, pipeline=pipeline)
         return CostModel(config, self.problem.topology, efficiency=self.problem.efficiency)
 

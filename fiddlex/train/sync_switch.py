@@ -110,8 +110,9 @@ class SyncSwitch:
         return Decision(step, following, first + 1, mean, change)
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint holds, as JSON."""
-        return {"phases": list(map(list, self.phases)), "losses": self._losses, "means": self._means, "bad": self._bad}
+        """What a checkpoint holds, as JSON: copies, since a checkpoint is written while later steps run."""
+        phases = list(map(list, self.phases))
+        return {"phases": phases, "losses": list(self._losses), "means": list(self._means), "bad": self._bad}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Goes on from what `saved` returned, with the number of steps that the config now says."""

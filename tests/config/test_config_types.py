@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fiddlex.config import Config, MeshConfig, ModelConfig, TrainConfig
+from fiddlex.config import Config, MeshConfig, ModelConfig, OptimizerConfig, TrainConfig
 from fiddlex.errors import ConfigError
 
 
@@ -118,3 +118,10 @@ def test_arrays_on_which_xla_would_abort_are_refused(sizes: dict[str, int]) -> N
     with pytest.raises(ConfigError, match=r"one array would hold \d\.\de\+\d\d weights; it can hold 2\.9e\+17\."):
         ModelConfig(**sizes).validate()
     ModelConfig(num_layers=1024, hidden_size=2**20).validate()
+
+
+@pytest.mark.parametrize("value", [1.0, 0.9999999999, -0.1, float("nan")])
+def test_decays_that_float32_rounds_to_1_are_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match="must be at least 0 and below 1"):
+        OptimizerConfig(beta1=value).validate()
+    OptimizerConfig(beta1=0.9999999).validate()

@@ -254,6 +254,13 @@ MUTATIONS = (
         tests=("tests/train/step/test_state.py",),
     ),
     Mutation(
+        "decisions-saved-without-a-copy",
+        "fiddlex/train/sync_switch.py",
+        old='"losses": list(self._losses)',
+        new='"losses": self._losses',
+        tests=("tests/train/test_sync_switch.py",),
+    ),
+    Mutation(
         "checksums-not-compared",
         CHECKPOINTS,
         old="if int(value) != expected[name]:",

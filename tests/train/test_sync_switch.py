@@ -60,6 +60,18 @@ def test_decisions_follow_from_the_means_of_windows(
     assert found == expected
 
 
+def test_what_is_saved_stays_as_it_was() -> None:
+    """Orbax writes it while later steps are observed."""
+    switch = SyncSwitch(Config(), make_phases("sync", "auto", 100), max_batches=2)
+    for step in range(1, 52):
+        switch.observe(step, 1.0)
+    saved = switch.saved()
+    text = json.dumps(saved)
+    for step in range(52, 90):
+        switch.observe(step, 2.0)
+    assert json.dumps(saved) == text
+
+
 def phases_of(path: pathlib.Path) -> list[dict[str, Any]]:
     records = map(json.loads, (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return [record for record in records if "semantics" in record]
