@@ -75,12 +75,17 @@ def test_where_weights_lag_the_best_with_a_flush_is_told():
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("Its weights lag by one update")]
     assert re.search(r"The best with a flush takes [\d.]+ s \(\+[\d.]+%\): data=.*, sync, recompute=", line)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("Its batches run with predicted weights")]
-    assert "pipeline.prediction=momentum and prediction_order=2, which --write sets" in line
+    assert "pipeline.prediction=extrapolate and prediction_order=2, which --write sets" in line
 
 
 @pytest.mark.parametrize(
     ("optimizer", "own", "prediction", "order"),
-    [("adam", "none", "momentum", 2), ("adafactor", "none", "none", 1), ("adam", "extrapolate", "extrapolate", 2)],
+    [
+        ("adam", "none", "extrapolate", 2),
+        ("muon", "none", "momentum", 2),
+        ("adafactor", "none", "none", 1),
+        ("adam", "momentum", "momentum", 2),
+    ],
 )
 def test_a_plan_whose_weights_lag_is_written_with_predicted_weights(optimizer, own, prediction, order, tmp_path):
     """With those of the config, or else with the recommended ones where the optimizer has momentum."""

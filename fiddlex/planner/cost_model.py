@@ -277,13 +277,14 @@ class CostModel:
         """Seconds of an update: of its memory traffic, and of its products, which are of float32.
 
         It reads gradient, weight and moments, writes weight and moments, and reads the gradient again for its norm.
-        Prediction by momentum reads gradient, weight and moments once more, and repeats the products.
+        Prediction by momentum reads gradient, weight and moments once more, and repeats the products. Where prediction
+        stores the last update, it reads and writes it.
         """
         optimizer, chip = self._config.optimizer, self._topology.chip
         mine = num_parameters / (mesh.data if optimizer.zero1 else 1)
         moments = num_moments(optimizer.name, optimizer.momentum)
-        again = self._config.pipeline.prediction == "momentum"
-        moved = mine * FLOAT32 * (4 + 2 * moments + again * (2 + moments))
+        again, stored = self._config.pipeline.prediction == "momentum", self._config.pipeline.stores_last_update
+        moved = mine * FLOAT32 * (4 + 2 * moments + again * (2 + moments) + 2 * stored)
         dtype = "float32" if "float32" in chip.peak_flops else self._config.model.dtype
         products = update_work(dataclasses.replace(self._config, mesh=mesh))
         return moved / chip.memory_bandwidth + (1 + again) * products.seconds(chip, dtype, self._efficiency)

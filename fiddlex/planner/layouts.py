@@ -102,15 +102,17 @@ class Layout(NamedTuple):
 def planned_prediction(config: Config, semantics: str) -> dict[str, Any]:
     """The fields of `PipelineConfig` with the prediction under these semantics, where they have a delay.
 
-    It is the prediction of `config` if that has one, or else the one that docs/prediction.md recommends for optimizers
-    with momentum; without momentum, prediction makes training less stable.
+    It is the prediction of `config` if that has one, or else the one that docs/prediction.md recommends for the
+    optimizer; without momentum, prediction makes training less stable.
     """
-    own = config.pipeline
+    own, optimizer = config.pipeline, config.optimizer
     if semantics == "sync":
         return {}
     if own.prediction != "none":
         return {name: getattr(own, name) for name in ("prediction", "prediction_order", "prediction_scale")}
-    return {"prediction": "momentum", "prediction_order": 2} if config.optimizer.decay_of_momentum else {}
+    if not optimizer.decay_of_momentum:
+        return {}
+    return {"prediction": "momentum" if optimizer.name == "muon" else "extrapolate", "prediction_order": 2}
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:

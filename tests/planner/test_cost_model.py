@@ -103,10 +103,12 @@ def test_prediction_by_momentum_repeats_the_optimizers_reads():
     """AdamW moves eight numbers for each weight: gradient (twice), weight and moments in, weight and moments out."""
     chip = dataclasses.replace(TOPOLOGY.chip, memory_bandwidth=1e9)
     topology = dataclasses.replace(TOPOLOGY, chip=chip)
-    none, momentum = (
-        model(topology=topology, pipeline=PipelineConfig(semantics="2bw", prediction=prediction))
+    none, momentum, extrapolate = (
+        model(topology=topology, pipeline=PipelineConfig(semantics="2bw", prediction=kind, prediction_order=order))
         .step(MeshConfig(data=2), num_parameters=1000)
         .update
-        for prediction in ("none", "momentum")
+        for kind, order in (("none", 1), ("momentum", 2), ("extrapolate", 2))
     )
-    assert (none, momentum) == pytest.approx((500 * 4 * 8 / 1e9, 500 * 4 * (8 + 4) / 1e9))
+    assert none == pytest.approx(500 * 4 * 8 / 1e9)
+    assert momentum == pytest.approx(500 * 4 * (8 + 4) / 1e9)
+    assert extrapolate == pytest.approx(500 * 4 * (8 + 2) / 1e9)  # reads and writes the last update
