@@ -2,8 +2,8 @@
 
 The shape of nanoGPT's example for a CPU, whose README reports a validation loss of 1.88 per character of Shakespeare.
 Eight devices, two along each axis of the mesh, with two chunks of one layer on each rank of the pipe; on a CPU fiddlex
-makes them up. `2bw` does not flush between batches; it predicts the delayed weights and has the optimizer that learns
-best with them (docs/prediction.md).
+makes them up. `2bw` does not flush between batches; it predicts the delayed weights and trains with Muon
+(docs/prediction.md).
 
     python experiments/train.py --config=configs/gpt_tiny.py --workdir=/tmp/gpt_tiny
     python experiments/train.py --config=configs/gpt_tiny.py:2bw --workdir=/tmp/gpt_tiny_2bw
@@ -37,7 +37,7 @@ def get_config(semantics: str = "sync") -> Config:
     )
     if semantics == "2bw":
         config.pipeline.semantics = "2bw"
-        config.pipeline.prediction, config.pipeline.prediction_order = "momentum", 2
+        config.pipeline.prediction, config.pipeline.prediction_order = "extrapolate", 2
         config.optimizer.name, config.optimizer.momentum = "muon", 0.95
         config.optimizer.learning_rate, config.optimizer.final_learning_rate = 8e-3, 8e-4
     return config

@@ -15,10 +15,8 @@ are finished and train nothing.
 
 import dataclasses
 import itertools
-import json
 import logging
 import pathlib
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +24,6 @@ from absl import flags
 
 from experiments.quality_results import (
     QualityCase,
-    Records,
     best_table,
     equal_time_table,
     gap_table,
@@ -35,19 +32,12 @@ from experiments.quality_results import (
     read,
     table,
 )
+from experiments.quality_runs import SIZES, make_config, train
 from experiments.results import append_result
-from fiddlex.config import Config, MeshConfig, PipelineConfig
-from fiddlex.config.command_line import load_config, run
+from fiddlex.config.command_line import run
 from fiddlex.config.sections import OPTIMIZERS
 from fiddlex.errors import ConfigError
 
-SIZES = {  # layers, hidden size, heads
-    "gpt_4x64": (4, 64, 2),
-    "gpt_4x128": (4, 128, 4),
-    "gpt_4x256": (4, 256, 8),
-    "bert_4x64": (4, 64, 4),
-}
-TUNING = pathlib.Path(__file__).parents[1] / "configs/bert_swaps.py"
 SEMANTICS = ("sync", "2bw", "stash")
 
 logger = logging.getLogger("fiddlex.quality")
@@ -126,62 +116,6 @@ def asked() -> list[QualityCase]:
         make_config(case).validate()
         cases.append(case)
     return list(dict.fromkeys(cases))
-
-
-def make_config(case: QualityCase) -> Config:
-    """The config of a run."""
-    config = Config()
-    config.model.num_layers, config.model.hidden_size, config.model.num_heads = SIZES[case.model]
-    config.model.seq_len, config.model.vocab_size = 128, 256
-    # Four stages on one device give the same numbers as on four devices, and are faster than four fake devices.
-    config.pipeline.schedule, config.pipeline.num_chunks, config.pipeline.num_microbatches = "interleaved_1f1b", 4, 4
-    config.pipeline.semantics_schedule = case.semantics
-    config.optimizer.learning_rate, config.optimizer.final_learning_rate = case.learning_rate, case.learning_rate / 10
-    config.pipeline.prediction, config.pipeline.prediction_order, scale = parse_prediction(case.prediction)
-    config.pipeline.prediction_scale = float(scale)
-    config.optimizer.name, config.optimizer.beta1, config.optimizer.momentum = case.optimizer, case.beta1, case.momentum
-    config.optimizer.warmup_steps, config.optimizer.weight_decay = case.warmup_steps, 0.1
-    config.optimizer.clip_norm = 1.0
-    config.data.source, config.data.global_batch_size, config.data.eval_batches = "stdlib", 16, 32
-    if case.model.startswith("bert"):
-        config.model.family, config.model.init_std, config.model.seq_len = "bert", 0.15, 32
-        config.data.global_batch_size = 64
-    config.train.num_steps, config.train.seed, config.data.seed = case.steps, case.seed, case.seed
-    config.train.eval_every, config.train.checkpoint_every = max(case.steps // 10, 1), case.steps
-    config.train.log_every = max(case.steps // 20, 1)
-    return config
-
-
-def train(case: QualityCase) -> Records:
-    """The records of a run: 20 training losses, 10 evaluations, decisions of `auto`; for a BERT also task accuracy."""
-    from fiddlex.train import loop
-
-    with tempfile.TemporaryDirectory() as folder:
-        workdir = pathlib.Path(folder) / "run"
-        loop.train(make_config(case), workdir)
-        lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        names = ("step", "loss", "eval_loss", "eval_masked_accuracy", "semantics", "semantics_from_step")
-        records = [{name: value for name, value in json.loads(line).items() if name in names} for line in lines]
-        if case.model.startswith("bert"):
-            records.append({"task_accuracy": fine_tuned(case, workdir)})
-    return records
-
-
-def fine_tuned(case: QualityCase, workdir: pathlib.Path) -> float:
-    """The accuracy of a pretrained model on held-out lines of the task, after fine-tuning."""
-    from fiddlex.data.documents import read_stdlib
-    from fiddlex.data.swapped_words import write_task
-    from fiddlex.train import loop
-
-    config, folder = load_config(str(TUNING)), workdir.with_name("swaps")
-    write_task(folder, read_stdlib(), fraction=0.05, longest=30, seed=0)
-    config.model.hidden_size, config.mesh, config.pipeline = SIZES[case.model][1], MeshConfig(), PipelineConfig()
-    config.data.source, config.data.eval_source = (f"jsonl:{folder}/{name}.jsonl" for name in ("train", "eval"))
-    config.train.seed = config.data.seed = case.seed
-    config.train.patience, config.train.init_from = 0, str(workdir)
-    evaluation = loop.train(config, workdir.with_name("tuned")).evaluation
-    assert evaluation is not None
-    return float(evaluation["eval_accuracy"])
 
 
 if __name__ == "__main__":

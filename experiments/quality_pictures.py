@@ -43,7 +43,9 @@ def draw_rates(results: Results, path: pathlib.Path) -> None:
     figure = Figure(figsize=(3.6 * len(models), 3.6), layout="constrained")
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
         for recipe in dict.fromkeys(case.recipe for case in last if case.model == model):
-            of_recipe = {k.learning_rate: v for k, v in last.items() if (k.model, k.recipe) == (model, recipe)}
+            of_recipe = {
+                k.learning_rate: list(v.values()) for k, v in last.items() if (k.model, k.recipe) == (model, recipe)
+            }
             rates = sorted(of_recipe)
             means = [statistics.fmean(of_recipe[rate]) for rate in rates]
             style = "-" if ", sync" in recipe else "--"

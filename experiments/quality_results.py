@@ -6,6 +6,7 @@ import functools
 import itertools
 import pathlib
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.results import read_results
@@ -83,7 +84,9 @@ def read(path: pathlib.Path) -> Results:
             wrong = [f.name for f in dataclasses.fields(case) if not _is_of(getattr(case, f.name), f.type)]
             if wrong:
                 raise TypeError(f"{wrong[0]}={getattr(case, wrong[0])!r}")
-            last_loss(records)
+            step = max(record["step"] for record in records if "eval_loss" in record)
+            if step < case.steps:
+                raise ValueError(f"it ended at step {step} of {case.steps}")
         except (TypeError, ValueError, AttributeError, LookupError) as error:
             raise ConfigError(
                 f"{path}, line {number}: not a run ({error}). Remove the line; its run is made again."
@@ -122,11 +125,11 @@ def table(results: Results) -> str:
     rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     last = last_losses(results)
     for key in sorted(last, key=lambda k: (k.model, k.steps, k.optimizer, k.learning_rate, k.semantics != "sync", k)):
-        losses = last[key]
+        losses = list(last[key].values())
         on_task = tasks[key]
-        base = last.get(dataclasses.replace(key, semantics="sync", prediction="none"))
+        base = last.get(dataclasses.replace(key, semantics="sync", prediction="none"), {})
         numbers = (statistics.fmean(losses), min(losses), max(losses))
-        against = f"{statistics.fmean(losses) / statistics.fmean(base) - 1:+.2%}" if base else ""
+        against = gap(last[key], base)
         cells = (
             key.model,
             key.steps,
@@ -157,35 +160,54 @@ def gap_table(results: Results) -> str:
         cells = [f"{fact:g}" if isinstance(fact, float) else str(fact) for fact in facts]
         for versions in columns:
             losses = row.get(versions, {})
-            common = losses.keys() & sync.keys() if versions != "sync" else set()
-            gap = sum(losses[seed] for seed in common) / sum(sync[seed] for seed in common) - 1 if common else 0.0
-            cell = f"{statistics.fmean(losses.values()):.4f}" if losses else ""
-            cells.append(cell + (f" ({gap:+.1%})" if common else ""))
+            cell = f"{mean(losses):.4f}" if losses else ""
+            against = gap(losses, sync, 1) if versions != "sync" else ""
+            cells.append(cell + (f" ({against})" if against else ""))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def best_table(results: Results) -> str:
     """For each recipe the peak rate with the lowest mean loss, against the best of the recipes that flush."""
-    means = {key: statistics.fmean(losses) for key, losses in last_losses(results).items()}
-    best: dict[tuple[str, int, str], QualityCase] = {}
-    for key in sorted(means, key=means.__getitem__):
-        best.setdefault((key.model, key.steps, key.recipe), key)
-    header = ("model", "steps", "recipe", "best peak rate", "held-out loss", "against the best sync")
+    last, best = last_losses(results), best_rates(results)
+    header = ("model", "steps", "recipe", "best peak rate", "runs", "held-out loss", "against the best sync")
     rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for (model, steps, recipe), key in sorted(best.items(), key=lambda item: (*item[0][:2], means[item[1]])):
-        flushed = [means[k] for k in best.values() if (k.model, k.steps, k.semantics) == (model, steps, "sync")]
-        against = f"{means[key] / min(flushed) - 1:+.2%}" if flushed else ""
-        rows.append(f"| {model} | {steps} | {recipe} | {key.learning_rate:g} | {means[key]:.4f} | {against} |")
+    for key in best:
+        flushed = next((k for k in best if (k.model, k.steps, k.semantics) == (key.model, key.steps, "sync")), key)
+        against = gap(last[key], last[flushed]) if flushed.semantics == "sync" else ""
+        facts = (key.model, key.steps, key.recipe, f"{key.learning_rate:g}", len(last[key]), f"{mean(last[key]):.4f}")
+        rows.append(f"| {' | '.join(map(str, facts))} | {against} |")
     return "\n".join(rows)
 
 
-def last_losses(results: Results) -> dict[QualityCase, list[float]]:
-    """The last held-out losses of all seeds, by the case with seed 0."""
-    last: dict[QualityCase, list[float]] = collections.defaultdict(list)
+def best_rates(results: Results) -> list[QualityCase]:
+    """Each recipe at the peak rate with its lowest mean loss, by model and steps, the lowest loss first."""
+    last = last_losses(results)
+    best: dict[tuple[str, int, str], QualityCase] = {}
+    for key in sorted(last, key=lambda key: mean(last[key])):
+        best.setdefault((key.model, key.steps, key.recipe), key)
+    return sorted(best.values(), key=lambda key: (key.model, key.steps, mean(last[key])))
+
+
+def last_losses(results: Results) -> dict[QualityCase, dict[int, float]]:
+    """The last held-out losses by seed, by the case with seed 0."""
+    last: dict[QualityCase, dict[int, float]] = collections.defaultdict(dict)
     for case, records in sorted(results.items()):
-        last[of_any_seed(case)].append(last_loss(records))
+        last[of_any_seed(case)][case.seed] = last_loss(records)
     return last
+
+
+def mean(losses: Mapping[int, float]) -> float:
+    """The mean over seeds."""
+    return statistics.fmean(losses.values())
+
+
+def gap(losses: Mapping[int, float], base: Mapping[int, float], digits: int = 2) -> str:
+    """The mean of losses against the mean of others, over the seeds that both have; empty if there are none."""
+    common = losses.keys() & base.keys()
+    if not common:
+        return ""
+    return f"{sum(losses[seed] for seed in common) / sum(base[seed] for seed in common) - 1:+.{digits}%}"
 
 
 def of_any_seed(case: QualityCase) -> QualityCase:
@@ -196,19 +218,16 @@ def of_any_seed(case: QualityCase) -> QualityCase:
 def equal_time_table(results: Results) -> str:
     """The best of the recipes that flush beside longer runs of the others that take as much time.
 
-    The time is that of the lockstep clock, in which F, I and W of a stage take one unit each. A row compares runs if
-    the longer has, to the nearest step, as many steps as fit into the time of the run that flushes.
+    The time is that of 1F1B in the lockstep clock, in which F, I and W of a stage take one unit each. A row compares
+    runs if the longer has, to the nearest step, as many steps as fit into the time of the run that flushes.
     """
-    means = {key: statistics.fmean(losses) for key, losses in last_losses(results).items()}
+    last, best = last_losses(results), best_rates(results)
     header = ("model", "pipe", "microbatches", "flush", "held-out loss", "recipe", "held-out loss", "against sync")
     rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    groups: dict[tuple[Any, ...], list[QualityCase]] = collections.defaultdict(list)
-    for key in means:
-        groups[key.model, key.semantics == "sync", key.steps, key.recipe].append(key)
-    best = [min(keys, key=means.__getitem__) for keys in groups.values()]
     flushed: dict[tuple[str, int], QualityCase] = {}
-    for key in sorted((key for key in best if key.semantics == "sync"), key=means.__getitem__):
-        flushed.setdefault((key.model, key.steps), key)
+    for key in best:
+        if key.semantics == "sync":
+            flushed.setdefault((key.model, key.steps), key)
     for (pipe, num_microbatches), base, key in itertools.product(((8, 16), (8, 8)), flushed.values(), best):
         if key.model != base.model or key.semantics in ("sync", "auto"):
             continue
@@ -222,10 +241,10 @@ def equal_time_table(results: Results) -> str:
             pipe,
             num_microbatches,
             f"{base.recipe} at {base.learning_rate:g}, {base.steps} steps",
-            f"{means[base]:.4f}",
+            f"{mean(last[base]):.4f}",
             f"{key.recipe} at {key.learning_rate:g}, {key.steps} steps",
-            f"{means[key]:.4f}",
-            f"{means[key] / means[base] - 1:+.2%}",
+            f"{mean(last[key]):.4f}",
+            gap(last[key], last[base]),
         )
         rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)

@@ -82,7 +82,7 @@ def test_where_weights_lag_the_best_with_a_flush_is_told():
     ("optimizer", "own", "prediction", "order"),
     [
         ("adam", "none", "extrapolate", 2),
-        ("muon", "none", "momentum", 2),
+        ("muon", "none", "extrapolate", 2),
         ("adafactor", "none", "none", 1),
         ("adam", "momentum", "momentum", 2),
     ],

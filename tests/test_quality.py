@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import signal
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from experiments.quality_results import (
     read,
     table,
 )
+from experiments.quality_runs import train
 from fiddlex.errors import ConfigError
 
+STUDIES = pathlib.Path(__file__).parents[1] / "docs/studies"
 SYNC = QualityCase("gpt_4x64", "sync", 0, 500, 0.01, 0.9)
 LAGGING = dataclasses.replace(SYNC, semantics="2bw", prediction="momentum:2")
 TWICE = dataclasses.replace(LAGGING, learning_rate=0.02)
@@ -57,6 +60,7 @@ def test_predictions_are_parsed() -> None:
     [
         ({"records": 5}, "not a run"),
         ({"records": []}, "not a run"),
+        ({"steps": 501}, "not a run (it ended at step 500 of 501)"),
         ({"seed": "0"}, "not a run (seed='0')"),
         ({"learning_rate": None}, "not a run (learning_rate=None)"),
         ({"colour": "red"}, "unexpected keyword argument 'colour'"),
@@ -82,10 +86,10 @@ def test_pictures_are_drawn_in_the_formats_that_there_are(tmp_path: pathlib.Path
         draw(RESULTS, tmp_path / "no/losses.svg")
 
 
-def test_losses_are_means_over_seeds_against_those_of_sync_at_the_same_rate() -> None:
+def test_losses_are_means_held_against_those_of_sync_at_the_same_rate_and_seeds() -> None:
     rows = table(RESULTS).splitlines()[2:]
     assert rows[0] == "| gpt_4x64 | 500 | 0.01 | 50 | adamw 0.9, sync | 2 | 2.1000 | 2.0000 | 2.2000 | +0.00% |  |"
-    assert rows[1].endswith("| 0.01 | 50 | adamw 0.9, 2bw, momentum:2 | 1 | 2.3100 | 2.3100 | 2.3100 | +10.00% |  |")
+    assert rows[1].endswith("| 0.01 | 50 | adamw 0.9, 2bw, momentum:2 | 1 | 2.3100 | 2.3100 | 2.3100 | +15.50% |  |")
     assert rows[2].endswith("| 2.2050 |  |  |")  # no run with a flush at this rate
 
 
@@ -101,8 +105,8 @@ def test_gaps_are_those_of_the_seeds_that_both_have() -> None:
 def test_each_recipe_is_shown_at_its_best_rate() -> None:
     rows = best_table({case: records for case, records in RESULTS.items() if case.steps == 500}).splitlines()[2:]
     assert rows == [
-        "| gpt_4x64 | 500 | adamw 0.9, sync | 0.01 | 2.1000 | +0.00% |",
-        "| gpt_4x64 | 500 | adamw 0.9, 2bw, momentum:2 | 0.02 | 2.2050 | +5.00% |",
+        "| gpt_4x64 | 500 | adamw 0.9, sync | 0.01 | 2 | 2.1000 | +0.00% |",
+        "| gpt_4x64 | 500 | adamw 0.9, 2bw, momentum:2 | 0.02 | 1 | 2.2050 | +10.25% |",
     ]
 
 
@@ -111,6 +115,22 @@ def test_equal_times_are_those_of_the_lockstep_clock() -> None:
     assert batch_time("sync:0.5,2bw", 500, 8, 8) == pytest.approx((15 + 11) / 2 * 3)  # F, I and W
     rows = equal_time_table(RESULTS).splitlines()[2:]
     assert [row.split(" | ")[1:3] + row.split(" | ")[5:] for row in rows] == [
-        ["8", "16", "adamw 0.9, 2bw, momentum:2 at 0.02, 719 steps", "1.9950", "-5.00% |"],
-        ["8", "8", "adamw 0.9, 2bw, momentum:2 at 0.02, 682 steps", "2.0370", "-3.00% |"],
+        ["8", "16", "adamw 0.9, 2bw, momentum:2 at 0.02, 719 steps", "1.9950", "-0.25% |"],
+        ["8", "8", "adamw 0.9, 2bw, momentum:2 at 0.02, 682 steps", "2.0370", "+1.85% |"],
     ]
+
+
+def test_a_run_that_a_signal_stops_is_not_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fiddlex.train import loop
+
+    stopped = loop.Outcome(3, signal.SIGTERM, None, None, "")
+    monkeypatch.setattr(loop, "train", lambda config, workdir: stopped)
+    with pytest.raises(SystemExit) as raised:
+        train(SYNC)
+    assert raised.value.code == 128 + signal.SIGTERM
+
+
+def test_the_tables_of_the_docs_are_of_the_results() -> None:
+    results = read(STUDIES / "prediction.jsonl")
+    text = (STUDIES / "prediction.md").read_text(encoding="utf-8")
+    assert all(made(results) in text for made in (table, gap_table, best_table, equal_time_table))

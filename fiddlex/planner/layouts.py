@@ -102,17 +102,15 @@ class Layout(NamedTuple):
 def planned_prediction(config: Config, semantics: str) -> dict[str, Any]:
     """The fields of `PipelineConfig` with the prediction under these semantics, where they have a delay.
 
-    It is the prediction of `config` if that has one, or else the one that docs/prediction.md recommends for the
-    optimizer; without momentum, prediction makes training less stable.
+    It is the prediction of `config` if that has one, or else the one that docs/prediction.md recommends for optimizers
+    with momentum; without momentum, extrapolation makes training less stable.
     """
-    own, optimizer = config.pipeline, config.optimizer
+    own = config.pipeline
     if semantics == "sync":
         return {}
     if own.prediction != "none":
         return {name: getattr(own, name) for name in ("prediction", "prediction_order", "prediction_scale")}
-    if not optimizer.decay_of_momentum:
-        return {}
-    return {"prediction": "momentum" if optimizer.name == "muon" else "extrapolate", "prediction_order": 2}
+    return {"prediction": "extrapolate", "prediction_order": 2} if config.optimizer.decay_of_momentum else {}
 
 
 def layouts(problem: Problem) -> Iterator[Layout]:
