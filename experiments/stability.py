@@ -44,7 +44,7 @@ def predictions(momentum: float) -> dict[str, Sequence[float]]:
         "`extrapolate`": (1.0,),
         "`extrapolate`, scale 1.4": (1.4,),
         "order 2 of either": (1 + momentum, -momentum),
-        "order 2 by Newton's series: 2, −1": (2.0, -1.0),
+        "a₁ = 2, a₂ = −1, Newton's series": (2.0, -1.0),
     }
 
 

@@ -159,7 +159,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
             raise ConfigError(
                 f"pipeline.prediction_order={self.prediction_order} and pipeline.prediction_scale="
                 f"{self.prediction_scale:g} with pipeline.prediction=none: they change nothing without prediction. "
-                "Leave both at 1, or use pipeline.prediction=extrapolate."
+                "Set both to 1, or use pipeline.prediction=extrapolate or momentum."
             )
 
 

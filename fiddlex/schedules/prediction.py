@@ -5,10 +5,10 @@ prediction, the version made from W(k) is W(k) + D p(k), where p(k) estimates on
 
 - `extrapolate`: p(k) = a₁ Δ(k) + a₂ Δ(k − 1), where Δ(k) = W(k) − W(k − 1) is the last update. Order 1 repeats the last
   update: a₁ = 1 and a₂ = 0. Order 2 has a₁ = 1 + β and a₂ = −β, where β is the decay of the optimizer's momentum. Order
-  2 is exact if the same direction enters the momentum twice in a row. Among all predictions with a₁ + a₂ = 1, none is
+  2 is exact if two batches in a row add the same to the momentum. Among all predictions with a₁ + a₂ = 1, none is
   stable at learning rates more than 2% higher (docs/prediction.md).
-- `momentum`: p(k) is the update that the optimizer would make for a gradient of zero, as in SpecTrain (Chen et al.,
-  arXiv:1809.02839) and XPipe (Guan et al., arXiv:1911.04610).
+- `momentum`: p(k) is the optimizer's next update, of order 1 for a gradient of zero, as in SpecTrain (Chen et al.,
+  arXiv:1809.02839) and XPipe (Guan et al., arXiv:1911.04610), of order 2 for the last gradient once more.
 
 `pipeline.prediction_scale` multiplies p. Before the first update, p is 0.
 """
@@ -21,7 +21,7 @@ from fiddlex.schedules.semantics import Semantics
 
 
 def coefficients(config: Config) -> tuple[float, ...]:
-    """The factors of the last updates, newest first, that add up to the estimate p; for `momentum`, the factor of p.
+    """The factors of the last updates, newest first, that add up to p; for `momentum`, that of the next update.
 
     Args:
       config: a valid config with prediction.
@@ -32,7 +32,7 @@ def coefficients(config: Config) -> tuple[float, ...]:
 
 
 def stage_factors(config: Config, semantics: Semantics) -> np.ndarray:
-    """What each stage multiplies the last updates with, float32 [update, stage]: its delay times `coefficients`.
+    """What each stage multiplies its updates with, float32 [update, stage]: its delay times `coefficients`.
 
     Args:
       config: a valid config with prediction.

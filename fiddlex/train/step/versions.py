@@ -1,7 +1,7 @@
 """The weight versions that delayed batches run with: made when the weights change, stacked, saved and resumed.
 
 Version k belongs to W(k), the weights after k updates. It holds the compute weights made from W(k), or with prediction
-(`fiddlex.schedules.prediction`) from W(k) + D p(k), where D is the delay of each stage. This module is the only place
+(`fiddlex.schedules.prediction`) from W(k) + D p(k), where D is the delay of the stage. This module is the only place
 that turns master weights into versions. Prediction acts on the ZeRO-1 shards of the master weights, before the cast to
 the compute dtype and before the gather over `data`; master weights stay as the optimizer made them.
 
@@ -36,7 +36,8 @@ class Versions(NamedTuple):
     Attributes:
       weights: compute weights, leaves [version, …]; version k has index k modulo the number of versions.
       head: embedding and head with which the head runs, in the same form; empty where they are those of `weights`.
-      last_update: the last update of the master weights, sharded like them; empty where prediction does not use it.
+      last_update: the last update of the master weights, sharded like them; empty unless `extrapolate` of order 2 needs
+        it in the next step.
     """
 
     weights: Weights
@@ -103,7 +104,7 @@ class VersionStore:
         return jax.eval_shape(self.start, self._layout.shapes)
 
     def add(self, versions: Versions, state: TrainState, update: Update, factors: Factors | tuple[()]) -> Versions:
-        """Adds the version of a state's weights in place of the oldest version; for use under `jit`.
+        """Replaces the oldest version by that of a state's weights; for use under `jit`.
 
         Args:
           versions: the versions before the update.
@@ -188,7 +189,7 @@ class VersionStore:
         return {f"{what}_{age}_updates_ago": age for age in range(0 if self.factors else 1, self._number)}
 
     def _updates(self, versions: Versions, state: TrainState, update: Update) -> list[Weights]:
-        """The updates from which prediction makes the next, newest first."""
+        """The updates from which prediction estimates the next, newest first; for `momentum`, its estimate alone."""
         if self._kind == "momentum":
             expected = update.grads if self._order > 1 else jax.tree.map(jnp.zeros_like, update.grads)
             # Only after the update; without this, XLA on GPUs holds the state of the optimizer before it and after it.
