@@ -110,8 +110,9 @@ def make_phases(semantics: str, schedule: str, num_steps: int) -> tuple[Phase, .
     """
     if schedule and semantics != "sync":
         raise ConfigError(
-            f"pipeline.semantics={semantics} and pipeline.semantics_schedule={schedule!r}: one run has either. Empty "
-            "the schedule to have the former all along, or leave the former sync."
+            f"pipeline.semantics={semantics} and pipeline.semantics_schedule={schedule!r}: one run has either. Set "
+            f"pipeline.semantics_schedule= (empty) for {semantics} all along, or pipeline.semantics=sync for the "
+            "schedule."
         )
     if schedule == AUTO:
         return (Phase(AUTO_SEMANTICS[0], 0, num_steps),)

@@ -119,8 +119,6 @@ def _cases(table: str) -> list[Case]:
 PREDICTED = _cases("""
 mesh  model        schedule         v m layers sp recompute optimizer zero1 dropout semantics prediction
 2x2x2 gpt          1f1b             1 4 3,1    sp selective muon      zero1 -       2bw       extrapolate,1,1.4
-2x1x2 gpt          1f1b             1 2 -      -  none      muon      zero1 dropout delay:2   extrapolate,2,1
-1x3x1 gpt          1f1b             1 4 1,2,1  -  none      muon      -     -       stash     momentum,2,1
 1x2x2 gpt          zb_h1            1 4 -      sp none      adamw     -     -       2bw       momentum,1,1
 2x1x1 mlm_nsp,post 1f1b             1 2 -      -  none      adamw     zero1 -       delay:2   momentum,2,1
 1x4x1 gpt          1f1b             1 8 -      -  none      lamb      -     -       stash     extrapolate,1,1
@@ -135,6 +133,8 @@ mesh  model        schedule         v m layers sp recompute optimizer zero1 drop
 2x2x1 gpt          interleaved_1f1b 2 4 -      -  full      adamw     zero1 -       stash     extrapolate,2,1
 2x2x1 gpt          gpipe            1 4 -      -  none      lamb      zero1 -       delay:2   momentum,1,0.7
 2x3x1 gpt          odd              2 4 -      -  none      sgd       zero1 -       stash     momentum,1,1
+2x1x2 gpt          1f1b             1 2 -      -  none      muon      zero1 dropout delay:2   extrapolate,2,1
+1x3x1 gpt          1f1b             1 4 1,2,1  -  none      muon      -     -       stash     momentum,2,1
 """) + [
     case(f"{mesh} {optimizer} {zero1} - {semantics} {prediction}")
     for number, (optimizer, semantics, prediction) in enumerate(
