@@ -137,7 +137,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     switch_window: int = 25  # for auto: steps over whose mean loss it decides
     switch_threshold: float = 0.01  # for auto: share of the loss; a window that falls by less ends sync
     prediction: str = "none"  # of delayed weights: none | extrapolate (past updates) | momentum (the optimizer's)
-    prediction_order: int = 1  # 2 also uses what the last gradient added to the momentum
+    prediction_order: int = 1  # 1 | 2; 2 also uses what the last gradient added to the momentum
     prediction_scale: float = 1.0  # multiplies the predicted update
 
     @property
