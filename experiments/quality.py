@@ -10,7 +10,7 @@ microbatches in a batch. All recipes of a seed have equal data, steps and initia
 synchronously, on the task of configs/bert_swaps.py. Each finished run adds a line to the results, so that a stopped
 study continues where it stopped. The tables and pictures show the runs that the flags ask for: each combination of
 their values, without a prediction where weights are not delayed. `--plot` and `--plot_rates` draw those of them that
-are finished and train nothing.
+are finished and train nothing; `--finished` takes all finished runs in their place.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
     if _PLOT.value or _PLOT_RATES.value or _FINISHED.value:
         cases = [case for case in cases if case in results]
         if not cases:
-            raise ConfigError(f"--results={path} has none of the runs asked for: run without --plot first.")
+            raise ConfigError(f"--results={path} has none of the runs asked for: train them first, without --plot.")
     for case in cases:
         if case not in results:
             results[case] = train(case)

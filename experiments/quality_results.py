@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.results import read_results
-from fiddlex.config import Config
+from fiddlex.config import Config, OptimizerConfig
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError
 from fiddlex.schedules.resolve import resolve
@@ -39,7 +39,8 @@ class QualityCase:
     @property
     def rule(self) -> str:
         """The optimizer and the decay of its momentum."""
-        return f"{self.optimizer} {self.momentum if self.optimizer in ('sgd', 'muon') else self.beta1:g}"
+        optimizer = OptimizerConfig(self.optimizer, beta1=self.beta1, momentum=self.momentum)
+        return f"{self.optimizer} {optimizer.decay_of_momentum:g}"
 
     @property
     def versions(self) -> str:
@@ -125,11 +126,9 @@ def table(results: Results) -> str:
     rows = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     last = last_losses(results)
     for key in sorted(last, key=lambda k: (k.model, k.steps, k.optimizer, k.learning_rate, k.semantics != "sync", k)):
-        losses = list(last[key].values())
-        on_task = tasks[key]
+        losses, on_task = last[key], tasks[key]
         base = last.get(dataclasses.replace(key, semantics="sync", prediction="none"), {})
-        numbers = (statistics.fmean(losses), min(losses), max(losses))
-        against = gap(last[key], base)
+        numbers = (mean(losses), min(losses.values()), max(losses.values()))
         cells = (
             key.model,
             key.steps,
@@ -138,7 +137,7 @@ def table(results: Results) -> str:
             key.recipe,
             len(losses),
             *(f"{n:.4f}" for n in numbers),
-            against,
+            gap(losses, base),
             f"{statistics.fmean(on_task):.1%}, {min(on_task):.1%} to {max(on_task):.1%}" if on_task else "",
         )
         rows.append(f"| {' | '.join(map(str, cells))} |")
@@ -148,9 +147,9 @@ def table(results: Results) -> str:
 def gap_table(results: Results) -> str:
     """Mean last held-out losses: a column for each semantics and prediction, with its gap to sync over common seeds."""
     rows: dict[tuple[Any, ...], dict[str, dict[int, float]]] = collections.defaultdict(dict)
-    for case, records in results.items():
-        row = rows[case.model, case.steps, case.rule, case.learning_rate, case.warmup_steps]
-        row.setdefault(case.versions, {})[case.seed] = last_loss(records)
+    for key, of_seeds in last_losses(results).items():
+        row = rows[key.model, key.steps, key.rule, key.learning_rate, key.warmup_steps]
+        row.setdefault(key.versions, {}).update(of_seeds)
     found = {versions for row in rows.values() for versions in row} - {"sync"}
     columns = ["sync", *sorted(found, key=lambda versions: (not versions.startswith("2bw"), versions))]
     header = ("model", "steps", "optimizer", "peak rate", "warm-up", *columns)

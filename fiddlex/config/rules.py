@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fiddlex.errors import ConfigError
 
 INTEGER_LIMIT = 2**31  # steps, examples and sizes are 32-bit integers on the devices
-BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
+ROUNDS_TO_ONE = 1 - 2**-25  # float32 rounds this number, and those between it and 1, to 1
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -45,9 +45,9 @@ def positive(name: str, value: float, most: float | None = None) -> None:
 
 def fraction(name: str, value: float) -> None:
     """Checks that `value` is at least 0 and below 1, also when it is rounded to float32."""
-    if not 0 <= value <= BELOW_ONE:
-        below = f"; float32 rounds it to 1. The largest such number is {BELOW_ONE}" if BELOW_ONE < value < 1 else ""
-        raise ConfigError(f"{name}={value} must be at least 0 and below 1{below}.")
+    if not 0 <= value < ROUNDS_TO_ONE:
+        rounded = ", also when rounded to float32" if ROUNDS_TO_ONE <= value < 1 else ""
+        raise ConfigError(f"{name}={value} must be at least 0 and below 1{rounded}.")
 
 
 def divides(name: str, value: int, by_name: str, by: int, why: str) -> None:

@@ -125,3 +125,4 @@ def test_decays_that_float32_rounds_to_1_are_refused(value: float) -> None:
     with pytest.raises(ConfigError, match="must be at least 0 and below 1"):
         OptimizerConfig(beta1=value).validate()
     OptimizerConfig(beta1=0.9999999).validate()
+    OptimizerConfig(beta1=0.99999995).validate()  # the largest float32 below 1
