@@ -32,6 +32,22 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
         f"Memory of a device, GiB, not all of it at once: {parts_text(best.memory)}.",
         f"Communication that nothing hides, of a step: {exposed}; its bubble is {best.bubble:.1%}.",
     ]
+    lines += _semantics_text(problem, best, flushed)
+    lines.append(
+        f"Large products are taken to reach {problem.efficiency:.1%} of the peak, which was fitted to A100s: on other "
+        "chips compare plans, not seconds. Plans within some percent of each other are equally good (docs/planner.md)."
+    )
+    return "\n".join(lines)
+
+
+def _semantics_text(problem: Problem, best: Plan, flushed: Plan | None) -> list[str]:
+    """How the best plan's semantics differ from a flush, or from the semantics that the config has."""
+    pipeline, own = best.config.pipeline, problem.config.pipeline.semantics
+    if pipeline.semantics == "sync":
+        if own == "sync" or "2bw" not in problem.semantics:
+            return []
+        return [f"It has a flush, in place of the config's pipeline.semantics={own}: no plan without a flush is better."]
+    lines = []
     if flushed is not None:
         slower = flushed.step_time_s / best.step_time_s - 1
         others = flushed.layout.num_devices != best.layout.num_devices
@@ -40,17 +56,17 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
             f"Its weights lag by one update (docs/semantics.md). The best with a flush takes {flushed.step_time_s:.4g} "
             f"s ({slower:+.1%}){where}: {layout_text(flushed.layout)}."
         )
-    pipeline = best.config.pipeline
     if pipeline.prediction != "none":
         lines.append(
             f"Its batches run with predicted weights: pipeline.prediction={pipeline.prediction} and prediction_order="
             f"{pipeline.prediction_order}, which --write sets (docs/prediction.md)."
         )
-    lines.append(
-        f"Large products are taken to reach {problem.efficiency:.1%} of the peak, which was fitted to A100s: on other "
-        "chips compare plans, not seconds. Plans within some percent of each other are equally good (docs/planner.md)."
-    )
-    return "\n".join(lines)
+    else:
+        lines.append(
+            f"Its batches run with weights that are not predicted, since optimizer.name={best.config.optimizer.name} has "
+            "no momentum to predict from (docs/prediction.md)."
+        )
+    return lines
 
 
 def _columns(problem: Problem, best: Plan) -> dict[str, Callable[[Plan], str]]:

@@ -178,3 +178,24 @@ def test_text_and_json_have_the_plans_numbers():
     assert text[0].startswith("3,") or "parameters in bfloat16" in text[0]
     assert (first["pipeline"]["semantics"], first["pipeline"]["prediction_order"]) == ("2bw", 2)
     assert len(text) == 4 + len(found.plans) + 6
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "own", "allowed", "told"),
+    [
+        ("adamw", "sync", ("2bw",), "predicted weights: pipeline.prediction=extrapolate and prediction_order=2"),
+        ("adafactor", "sync", ("2bw",), "not predicted, since optimizer.name=adafactor has no momentum"),
+        ("adamw", "2bw", ("sync", "2bw"), "a flush, in place of the config's pipeline.semantics=2bw"),
+        ("adamw", "2bw", ("sync",), None),
+        ("adamw", "sync", ("sync", "2bw"), None),
+    ],
+)
+def test_text_tells_what_the_semantics_mean_for_training(optimizer, own, allowed, told):
+    problem = a_problem(num_devices=2, batch=2, layers=2, semantics=allowed)  # too few microbatches to lag is best
+    problem.config.optimizer.name = optimizer
+    problem.config.pipeline.semantics = own
+    found = search(problem)
+    text = as_text(problem, found)
+    for words in ("predicted weights:", "not predicted, since", "in place of the config's"):
+        assert (words in text) == (told is not None and words in told)
+    assert told is None or told in text
