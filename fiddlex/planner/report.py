@@ -46,7 +46,9 @@ def _semantics_text(problem: Problem, best: Plan, flushed: Plan | None) -> list[
     if pipeline.semantics == "sync":
         if own == "sync" or "2bw" not in problem.semantics:
             return []
-        return [f"It has a flush, in place of the config's pipeline.semantics={own}: no plan without a flush is better."]
+        return [
+            f"It has a flush, in place of the config's pipeline.semantics={own}: no plan without a flush is better."
+        ]
     lines = []
     if flushed is not None:
         slower = flushed.step_time_s / best.step_time_s - 1
