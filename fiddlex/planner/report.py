@@ -65,8 +65,8 @@ def _semantics_text(problem: Problem, best: Plan, flushed: Plan | None) -> list[
         )
     else:
         lines.append(
-            f"Its batches run with weights that are not predicted, since optimizer.name={best.config.optimizer.name} has "
-            "no momentum to predict from (docs/prediction.md)."
+            f"Its batches run with weights that are not predicted, since optimizer.name={best.config.optimizer.name} "
+            "has no momentum to predict from (docs/prediction.md)."
         )
     return lines
 
