@@ -21,6 +21,7 @@ GPT_SMALL = "configs/gpt2_small.py"
 GPT_MEDIUM = "configs/gpt2_medium.py"
 GPT_LARGE = "configs/gpt2_large.py"
 GPT_XL = "configs/gpt2_xl.py"
+LLAMA_1B = "configs/llama.py:1b"
 GPT_175B = (
     "model.num_layers=96 model.hidden_size=12288 model.num_heads=96 mesh.data=2 mesh.pipe=8 mesh.tensor=8 "
     "pipeline.num_microbatches=16 data.global_batch_size=32"
@@ -310,6 +311,60 @@ CASES = {
         "tpu:v5e:2x4",
         "mesh.data=2 mesh.pipe=4 pipeline.schedule=interleaved_1f1b pipeline.num_chunks=6 "
         "pipeline.num_microbatches=8 data.global_batch_size=16 pipeline.recompute=selective",
+    ),
+    # Llama and Qwen3
+    "Llama 1b, sequences of 8,192, full": MemoryCase(
+        LLAMA_1B, "tpu:v5p:2x2x2", "mesh.data=2 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=16"
+    ),
+    "Llama 1b, LAMB, full": MemoryCase(
+        LLAMA_1B,
+        "tpu:v5e:2x4",
+        "mesh.data=2 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=32 model.seq_len=1024 "
+        "optimizer.name=lamb",
+    ),
+    "Llama 1b, tensor parallel, selective": MemoryCase(
+        LLAMA_1B,
+        "tpu:v5e:2x4",
+        "mesh.data=2 mesh.tensor=4 pipeline.num_microbatches=4 data.global_batch_size=8 model.seq_len=4096 "
+        "pipeline.recompute=selective",
+    ),
+    "Llama 1b, 16 tensor ranks share 8 heads of keys": MemoryCase(
+        LLAMA_1B,
+        "tpu:v5e:4x4",
+        "mesh.data=1 mesh.tensor=16 mesh.sequence_parallel=True pipeline.num_microbatches=4 data.global_batch_size=8 "
+        "model.seq_len=4096 pipeline.recompute=selective",
+    ),
+    "Llama 1b, 2BW, selective": MemoryCase(
+        LLAMA_1B,
+        "tpu:v5p:2x2x1",
+        "mesh.data=1 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=8 model.seq_len=2048 "
+        "pipeline.semantics=2bw pipeline.recompute=selective",
+    ),
+    "Llama 8b, sequence parallel, full": MemoryCase(
+        "configs/llama.py:8b",
+        "tpu:v5p:2x2x2",
+        "mesh.data=1 mesh.pipe=2 mesh.tensor=4 pipeline.num_microbatches=4 data.global_batch_size=4",
+    ),
+    "Llama 8b, ZB-H1": MemoryCase(
+        "configs/llama.py:8b",
+        "tpu:v5p:2x2x4",
+        "mesh.data=1 mesh.pipe=8 mesh.tensor=2 pipeline.schedule=zb_h1 pipeline.num_microbatches=16 "
+        "data.global_batch_size=16 model.seq_len=2048 pipeline.recompute=none",
+    ),
+    "Llama 70b, interleaved, full": MemoryCase(
+        "configs/llama.py:70b", "tpu:v5p:4x4x8", "mesh.data=2 pipeline.num_microbatches=16 data.global_batch_size=32"
+    ),
+    "Qwen3 0.6b, 1F1B": MemoryCase(
+        "configs/qwen3.py:0.6b",
+        "tpu:v5p:2x2x2",
+        "mesh.data=2 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=32 model.seq_len=2048 "
+        "pipeline.recompute=none",
+    ),
+    "Qwen3 4b, Muon, full": MemoryCase(
+        "configs/qwen3.py:4b",
+        "tpu:v5p:2x2x2",
+        "mesh.data=2 mesh.pipe=2 mesh.tensor=2 pipeline.num_microbatches=4 data.global_batch_size=16 "
+        "optimizer.name=muon",
     ),
 }
 

@@ -122,7 +122,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     section = config.optimizer
     rate = optax.constant_schedule(section.learning_rate)
     # Names of the matrices; norms and biases are left alone.
-    decayed = {"kernel", "tokens", "positions", "token_types", "score"}
+    decayed = {"kernel", "tokens", "positions", "token_types", "score", "output"}
 
     def decay(weights: Tree) -> Tree:
         return jax.tree_util.tree_map_with_path(lambda path, w: path[-1].key in decayed, weights)
@@ -153,11 +153,16 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     return optimizers[section.name]()
 
 
+MATRICES = ("qkv", "q", "k", "v", "out", "gate", "up", "down")
+
+
 def muon_matrices(weights: Tree) -> Tree:
     """Inputs and outputs of the kernels of a layer; None for all other weights."""
     numbers = {
         "qkv": optax.contrib.MuonDimensionNumbers(0, (2, 3)),
+        **dict.fromkeys(("q", "k", "v"), optax.contrib.MuonDimensionNumbers(0, (1, 2))),
         "out": optax.contrib.MuonDimensionNumbers((0, 1), 2),
+        "gate": optax.contrib.MuonDimensionNumbers(0, 1),
         "up": optax.contrib.MuonDimensionNumbers(0, 1),
         "down": optax.contrib.MuonDimensionNumbers(0, 1),
     }
@@ -172,9 +177,7 @@ def muon_rules(weights: Tree) -> Tree:
     """Which rule of muon changes each weight."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: (
-            "matrix"
-            if len(path) > 1 and path[-2].key in ("qkv", "out", "up", "down") and path[-1].key == "kernel"
-            else "other"
+            "matrix" if len(path) > 1 and path[-2].key in MATRICES and path[-1].key == "kernel" else "other"
         ),
         weights,
     )

@@ -29,7 +29,23 @@ GPT2_MILLIONS = {"small": 124, "medium": 355, "large": 774, "xl": 1558}
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "uneven", "recompute", "2bw")
 # Narayanan et al. 2021 (2BW), section 5: layers, hidden size, heads.
 BERT_2BW = {"355m": (24, 1024, 16), "1.3b": (24, 2048, 16), "2.2b": (32, 2304, 32), "3.8b": (32, 3072, 32)}
-ARGUMENTS = {"gpt3.py": SC21, "schedules.py": SCHEDULES, "bert_2bw.py": BERT_2BW}
+# As the published weights have them, exactly.
+LLAMA = {"1b": 1_235_814_400, "8b": 8_030_261_248, "70b": 70_553_706_496}
+QWEN3 = {
+    "0.6b": 596_049_920,
+    "1.7b": 1_720_574_976,
+    "4b": 4_022_468_096,
+    "8b": 8_190_735_360,
+    "14b": 14_768_307_200,
+    "32b": 32_762_123_264,
+}
+ARGUMENTS = {
+    "gpt3.py": SC21,
+    "schedules.py": SCHEDULES,
+    "bert_2bw.py": BERT_2BW,
+    "llama.py": LLAMA,
+    "qwen3.py": QWEN3,
+}
 SPECS = sorted(path.name for path in CONFIGS.glob("*.py") if path.name not in ARGUMENTS)
 SPECS += ["gpt_tiny.py:2bw"]
 SPECS += [f"{path}:{name}" for path, names in ARGUMENTS.items() for name in names]
@@ -66,6 +82,14 @@ def test_gpt2_has_the_known_number_of_parameters(name, millions):
 @pytest.mark.parametrize(("name", "millions"), [("base", 110), ("large", 336)])
 def test_bert_has_the_known_number_of_parameters(name, millions):
     assert round(num_parameters(load(f"bert_{name}.py")) / 1e6) == millions
+
+
+@pytest.mark.parametrize(
+    ("spec", "parameters"),
+    [(f"{path}:{name}", number) for path in ("llama.py", "qwen3.py") for name, number in ARGUMENTS[path].items()],
+)
+def test_a_decoder_has_the_published_number_of_parameters(spec, parameters):
+    assert num_parameters(load(spec)) == parameters
 
 
 @pytest.mark.parametrize("name", BERT_2BW)

@@ -87,6 +87,12 @@ class Config(Checked, prefix="config."):
             mesh.tensor,
             "attention heads are spread evenly over the tensor axis",
         )
+        if model.kv_heads % mesh.tensor and mesh.tensor % model.kv_heads:
+            raise ConfigError(
+                f"model.num_kv_heads={model.kv_heads} with mesh.tensor={mesh.tensor}: tensor ranks either hold equally "
+                "many heads of keys and values, or share them equally. Use a mesh.tensor that divides num_kv_heads, or "
+                "a multiple of it."
+            )
         rules.divides(
             "model.ffn_size" if model.ffn_size else "model.ffn_size (4·hidden_size)",
             model.mlp_size,

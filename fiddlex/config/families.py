@@ -11,6 +11,16 @@ from typing import Any
 from fiddlex.config import rules
 from fiddlex.errors import ConfigError
 
+# Fields of `config.model` that only some families read; the others refuse values other than the default.
+ROTARY_FIELDS = (
+    "rope_base",
+    "rope_scaling",
+    "rope_factor",
+    "rope_low_frequency",
+    "rope_high_frequency",
+    "rope_original_len",
+)
+FAMILY_FIELDS = ("post_norm", "num_kv_heads", "head_dim", "qk_norm", "tied_embeddings", *ROTARY_FIELDS)
 OBJECTIVES = ("lm", "mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")
 
 
@@ -25,13 +35,13 @@ class Family:
         of such a function, as in `fiddlex.models.descriptions:gpt`.
       model: a function from a config to the model that computes the network (`fiddlex.models.model.Model`), or the name
         of such a function.
-      post_norm: whether the family allows norms after the residual sums (`model.post_norm`).
+      fields: the fields of `config.model` that the family reads, of those in `FAMILY_FIELDS`.
     """
 
     objectives: tuple[str, ...]
     network: Callable[[Any], Any] | str
     model: Callable[[Any], Any] | str
-    post_norm: bool = False
+    fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ConfigError when `objectives` is empty or not a tuple of names in `OBJECTIVES`."""
@@ -49,7 +59,13 @@ FAMILIES: dict[str, Family] = {
         ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice"),
         "fiddlex.models.descriptions:bert",
         "fiddlex.models.bert:BERT",
-        post_norm=True,
+        fields=("post_norm",),
+    ),
+    "llama": Family(
+        ("lm",),
+        "fiddlex.models.descriptions:llama",
+        "fiddlex.models.llama:Llama",
+        fields=("num_kv_heads", "head_dim", "qk_norm", "tied_embeddings", *ROTARY_FIELDS),
     ),
 }
 

@@ -7,12 +7,14 @@ gives the values, the rule and the remedy.
 import dataclasses
 
 from fiddlex.config import rules
-from fiddlex.config.families import family
+from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
 from fiddlex.config.records import Checked
 from fiddlex.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 RECOMPUTE_MODES = ("none", "selective", "full")
+ROPE_SCALINGS = ("none", "linear", "llama3")
+MOST_ROPE = 1e12  # of the base and the factor; far above any in use
 PREDICTIONS = ("none", "extrapolate", "momentum")
 MOST_PREDICTION_SCALE = 10.0  # far above what is stable
 OPTIMIZERS = ("adamw", "nadamw", "adam", "adan", "lion", "muon", "lamb", "adafactor", "sgd")
@@ -27,8 +29,8 @@ LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 class ModelConfig(Checked, prefix="config.model."):
     """Shape of the network, in the field's standard terms."""
 
-    family: str = "gpt"  # gpt | bert, or another of fiddlex.models.registry.FAMILIES
-    objective: str = ""  # gpt: lm; bert: mlm | mlm_nsp | mlm_sop | classification | multiple_choice; empty: lm or mlm
+    family: str = "gpt"  # gpt | llama | bert, or another of fiddlex.config.families.FAMILIES
+    objective: str = ""  # lm; bert: mlm | mlm_nsp | mlm_sop | classification | multiple_choice; empty: lm or mlm
     num_layers: int = 4
     hidden_size: int = 128
     num_heads: int = 4
@@ -38,9 +40,19 @@ class ModelConfig(Checked, prefix="config.model."):
     dropout: float = 0.0  # rate for embeddings, attention probabilities and both residual branches
     dtype: str = "float32"  # type of activations and matrix products; master weights are always float32
     post_norm: bool = False  # LayerNorm after each residual sum (published BERT) instead of before each branch (GPT-2)
-    layer_norm_epsilon: float = 1e-5
+    layer_norm_epsilon: float = 1e-5  # of LayerNorm and RMSNorm
     init_std: float = 0.02
     vocab_multiple: int = 1  # each shard of the vocabulary is padded to a multiple of this (128 suits matrix units)
+    num_kv_heads: int = 0  # heads of keys and values, each for num_heads / num_kv_heads queries; 0: num_heads
+    head_dim: int = 0  # width of a head; 0: hidden_size / num_heads
+    qk_norm: bool = False  # RMSNorm of each head's queries and keys
+    tied_embeddings: bool = True  # the table of the embedding also scores the vocabulary
+    rope_base: float = 10000.0  # of rotary positions
+    rope_scaling: str = "none"  # none | linear | llama3: how rope_factor lengthens the wavelengths
+    rope_factor: float = 1.0
+    rope_low_frequency: float = 1.0  # llama3: wavelengths above rope_original_len / this are lengthened
+    rope_high_frequency: float = 4.0  # llama3: wavelengths below rope_original_len / this stay
+    rope_original_len: int = 8192  # llama3: length of the sequences before the lengthening
 
     @property
     def task(self) -> str:
@@ -55,7 +67,12 @@ class ModelConfig(Checked, prefix="config.model."):
     @property
     def head_size(self) -> int:
         """Width of one attention head."""
-        return self.hidden_size // self.num_heads
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+        return self.num_kv_heads or self.num_heads
 
     @property
     def suits_flash(self) -> bool:
@@ -71,10 +88,7 @@ class ModelConfig(Checked, prefix="config.model."):
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range or two fields contradict each other."""
         rules.choice(f"model.family={self.family}: model.objective", self.task, family(self.family).objectives)
-        if self.post_norm and not family(self.family).post_norm:
-            raise ConfigError(
-                f"model.post_norm=True with model.family={self.family}: it has its norms before each branch. Use False."
-            )
+        self._validate_family()
         rules.choice("model.dtype", self.dtype, COMPUTE_DTYPES)
         for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "vocab_multiple"):
             rules.at_least(f"model.{name}", getattr(self, name), 1)
@@ -82,19 +96,62 @@ class ModelConfig(Checked, prefix="config.model."):
         rules.fraction("model.dropout", self.dropout)
         rules.between("model.layer_norm_epsilon", self.layer_norm_epsilon, LEAST_FLOAT32, MOST_FLOAT32)
         rules.positive("model.init_std", self.init_std, MOST_INIT_STD)
+        if not self.head_dim:
+            rules.divides(
+                "model.hidden_size",
+                self.hidden_size,
+                "model.num_heads",
+                self.num_heads,
+                "each attention head gets an equal part of the hidden size",
+            )
         rules.divides(
-            "model.hidden_size",
-            self.hidden_size,
             "model.num_heads",
             self.num_heads,
-            "each attention head gets an equal part of the hidden size",
+            "model.num_kv_heads",
+            self.kv_heads,
+            "each head of keys and values serves equally many heads of queries",
         )
-        of_layers = self.num_layers * max(self.mlp_size, 3 * self.hidden_size)
+        of_layers = self.num_layers * max(2 * self.mlp_size, 3 * self.hidden_size, self.num_heads * self.head_size)
         if (most := self.hidden_size * max(of_layers, self.vocab_size, self.seq_len)) > MOST_WEIGHTS:
             raise ConfigError(
                 f"model.num_layers={self.num_layers}, hidden_size={self.hidden_size}, ffn_size={self.ffn_size}, "
                 f"vocab_size={self.vocab_size}, seq_len={self.seq_len}: one array would hold {most:.1e} weights; it "
                 f"can hold {MOST_WEIGHTS:.1e}. Take smaller sizes."
+            )
+
+    def _validate_family(self) -> None:
+        """Checks the fields that only some families read."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in FAMILY_FIELDS:
+            value = getattr(self, name)
+            if name not in family(self.family).fields and value != defaults[name]:
+                having = ", ".join(each for each, entry in FAMILIES.items() if name in entry.fields)
+                raise ConfigError(
+                    f"model.{name}={value!r} with model.family={self.family}: this family does not have it. Use "
+                    f"{defaults[name]!r}, or a family that has it ({having})."
+                )
+        for name in ("num_kv_heads", "head_dim"):
+            rules.at_least(f"model.{name}", getattr(self, name), 0)
+        rules.choice("model.rope_scaling", self.rope_scaling, ROPE_SCALINGS)
+        rules.between("model.rope_base", self.rope_base, 1, MOST_ROPE)
+        rules.between("model.rope_factor", self.rope_factor, 1, MOST_ROPE)
+        rules.positive("model.rope_low_frequency", self.rope_low_frequency, MOST_ROPE)
+        rules.positive("model.rope_high_frequency", self.rope_high_frequency, MOST_ROPE)
+        rules.at_least("model.rope_original_len", self.rope_original_len, 1)
+        if self.rope_low_frequency >= self.rope_high_frequency:
+            raise ConfigError(
+                f"model.rope_low_frequency={self.rope_low_frequency:g} must be below model.rope_high_frequency="
+                f"{self.rope_high_frequency:g}: between them the lengthening falls off. Llama 3 has 1 and 4."
+            )
+        if self.rope_scaling == "none" and self.rope_factor != 1:
+            raise ConfigError(
+                f"model.rope_factor={self.rope_factor:g} with model.rope_scaling=none: it changes nothing. Set it to "
+                "1, or use model.rope_scaling=linear or llama3."
+            )
+        if "rope_base" in family(self.family).fields and self.head_size % 2:
+            raise ConfigError(
+                f"model.head_dim={self.head_size} with model.family={self.family}: rotary positions turn pairs of a "
+                "head's elements. Use an even width."
             )
 
 

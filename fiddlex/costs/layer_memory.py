@@ -105,11 +105,11 @@ class LayerMemory:
         """Bytes that an operation saves for its backward pass; for attention, without the arrays inside it."""
         match operation:
             case Norm():
-                return self.residual * self.itemsize
+                return (self._local(operation.width) or self.residual) * self.itemsize
             case Product():
-                return self._inputs(operation) * self.operand
+                return 0 if operation.shares_input else self._inputs(operation) * self.operand
             case Attention():
-                return 3 * self._local(operation.width) * self.operand
+                return self._local(operation.width + 2 * operation.kv_width) * self.operand
             case Activation():
                 return operation.num_inputs * self._local(operation.units) * self.itemsize
             case Residual():
@@ -135,11 +135,12 @@ class LayerMemory:
 
     def _outputs(self, product: Product) -> int:
         """Elements of a product's output."""
-        return self._local(product.outputs) if product.split == "outputs" else self.tokens * product.outputs
+        width = product.outputs * product.replicas
+        return self._local(width) if product.split == "outputs" else self.tokens * width
 
     def _kernel(self, product: Product) -> int:
         """Elements of a product's kernel."""
-        return product.inputs * product.outputs // (self.tensor if product.split else 1)
+        return product.inputs * product.outputs * product.replicas // (self.tensor if product.split else 1)
 
     @property
     def _products(self) -> list[Product]:
@@ -148,7 +149,7 @@ class LayerMemory:
     def weight_stash(self) -> int:
         """Bytes that I saves for W: gradients of the products' outputs, and with `full` recomputation their inputs."""
         gradients = sum(map(self._outputs, self._products))
-        inputs = sum(map(self._inputs, self._products))
+        inputs = sum(self._inputs(each) for each in self._products if not each.shares_input)
         return (gradients + inputs * (self.recompute == "full")) * self.operand
 
     def working(self) -> int:

@@ -237,7 +237,7 @@ class _Sizes:
         """The products with weights, split over tensor ranks as each `Product.split` says."""
 
         def local(width: int, product: spec.Product, side: str) -> int:
-            return width // self.tensor if product.split == side else width
+            return width * product.replicas // self.tensor if product.split == side else width
 
         products = (each for each in self.network.operations if isinstance(each, spec.Product))
         return tuple(
@@ -259,7 +259,7 @@ class _Sizes:
         return scores * (FLOAT32 + self.itemsize + 2 * self.itemsize * self.dropout)
 
     def streams(self) -> float:
-        """Bytes that norms, residual sums, activations, and biases of queries, keys and values read and write once."""
+        """Bytes that norms, sums, activations, and biases or rotations of queries and keys read and write once."""
         return sum(map(self._stream, self.network.operations)) * self.itemsize
 
     def _stream(self, operation: spec.Operation) -> float:
@@ -267,13 +267,13 @@ class _Sizes:
         residual = self.tokens * self.network.hidden / self.split
         match operation:
             case spec.Norm():
-                return 2 * residual
+                return 2 * (self.tokens * (operation.width // self.tensor) or residual)
             case spec.Residual():
                 return 3 * residual
             case spec.Activation():
                 return (operation.num_inputs + 1) * self.tokens * (operation.units // self.tensor)
             case spec.Attention():
-                return 2 * self.tokens * 3 * (operation.width // self.tensor)
+                return 2 * self.tokens * ((operation.width + 2 * operation.kv_width) // self.tensor)
         return 0.0
 
     def accumulated(self) -> float:

@@ -1,5 +1,8 @@
 """Scaled dot-product attention over the heads that a tensor rank holds.
 
+A head of keys and values may serve several heads of queries: the queries of these heads then count as further queries
+of that head (Ainslie et al., EMNLP 2023).
+
 Where the devices support it, attention runs in cuDNN's flash kernel, through `jax.nn.dot_product_attention`. That
 kernel has no dropout, so training with dropout computes the probabilities explicitly, and so does every device without
 the kernel.
@@ -15,16 +18,16 @@ from fiddlex.models.context import Context
 from fiddlex.models.operators import attention_probabilities
 
 
-def attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Context) -> jax.Array:
+def attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Context) -> jax.Array:
     """Attention of each position to its own segment and, if causal, not to later positions (`Context`).
 
     With `recompute="selective"` the backward pass recomputes scores and probabilities instead of saving them
     (Korthikanti et al., MLSys 2023, section 5); the flash kernel always recomputes them.
 
     Args:
-      q_BSND: queries.
-      k_BSND: keys.
-      v_BSND: values.
+      q_BSND: queries; N is a multiple of K.
+      k_BSKD: keys.
+      v_BSKD: values.
       context: the settings of the microbatch.
 
     Returns:
@@ -33,22 +36,34 @@ def attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Con
     if context.flash:
         mask_B1SS = _same_segment(context)
         return jax.nn.dot_product_attention(
-            q_BSND, k_BSND, v_BSND, mask=mask_B1SS, is_causal=context.causal, implementation="cudnn"
+            q_BSND, k_BSKD, v_BSKD, mask=mask_B1SS, is_causal=context.causal, implementation="cudnn"
         )
     attention: Callable[..., jax.Array] = functools.partial(_attend, context=context)
     if context.recompute == "selective":
         attention = jax.checkpoint(attention, prevent_cse=False)  # inside the loop over layers CSE has nothing to merge
-    return attention(q_BSND, k_BSND, v_BSND)
+    return attention(q_BSND, k_BSKD, v_BSKD)
 
 
-def _attend(q_BSND: jax.Array, k_BSND: jax.Array, v_BSND: jax.Array, context: Context) -> jax.Array:
-    length = q_BSND.shape[1]
+def _attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Context) -> jax.Array:
+    batch, length, heads, size = q_BSND.shape
+    kv_heads = k_BSKD.shape[2]
+    group = heads // kv_heads
     visible = jnp.tril(jnp.ones((length, length), bool)) if context.causal else jnp.ones((), bool)
     mask_B1SS = _same_segment(context)
-    probabilities_BNQK = attention_probabilities(q_BSND, k_BSND, visible if mask_B1SS is None else visible & mask_B1SS)
+    mask = visible if mask_B1SS is None else visible & mask_B1SS
+    if group > 1:  # [B, group · S, K, D]: all queries that share a key
+        q_BSND = q_BSND.reshape(batch, length, kv_heads, group, size).transpose(0, 3, 1, 2, 4)
+        q_BSND = q_BSND.reshape(batch, group * length, kv_heads, size)
+        mask = jnp.concatenate([jnp.broadcast_to(mask, (*mask.shape[:-2], length, length))] * group, axis=-2)
+    probabilities_BNQK = attention_probabilities(q_BSND, k_BSKD, mask)
     if context.dropout is not None:
-        probabilities_BNQK = context.dropout.attention(probabilities_BNQK)
-    return jnp.einsum("bnqk,bknd->bqnd", probabilities_BNQK, v_BSND)
+        by_head = probabilities_BNQK.reshape(batch, heads, length, length)
+        probabilities_BNQK = context.dropout.attention(by_head).reshape(probabilities_BNQK.shape)
+    y_BSND = jnp.einsum("bnqk,bknd->bqnd", probabilities_BNQK, v_BSKD)
+    if group > 1:
+        y_BSND = y_BSND.reshape(batch, group, length, kv_heads, size).transpose(0, 2, 3, 1, 4)
+        y_BSND = y_BSND.reshape(batch, length, heads, size)
+    return y_BSND
 
 
 def _same_segment(context: Context) -> jax.Array | None:

@@ -1,5 +1,7 @@
-"""The descriptions of GPT and BERT; `gpt.py` and `bert.py` compute them."""
+"""The descriptions of the families; `gpt.py`, `llama.py` and `bert.py` compute them."""
 
+import dataclasses
+import functools
 import math
 
 from fiddlex.config import Config, ModelConfig
@@ -34,6 +36,58 @@ def gpt(config: Config) -> Network:
         hidden=model.hidden_size,
         branches=_branches(model, causal=True),
         scoring=(Product(model.hidden_size, model.vocab_size, "vocab", "scored"),),
+    )
+
+
+def llama(config: Config) -> Network:
+    """A decoder as in Llama (Touvron et al. 2023, arXiv:2302.13971, section 2.2), with options of its descendants.
+
+    RMSNorm before each branch (Zhang & Sennrich, NeurIPS 2019), rotary positions (Su et al. 2021, arXiv:2104.09864), a
+    gated MLP with SiLU (Shazeer 2020, arXiv:2002.05202) and no biases; heads of keys and values that several heads of
+    queries share (Ainslie et al., EMNLP 2023), and RMSNorm of queries and keys (Qwen3).
+
+    Where there are more tensor ranks than heads of keys and values, each rank has the whole kernels of keys and values
+    and computes the one head that its queries share with those of other ranks.
+    """
+    model, hidden, units, size = config.model, config.model.hidden_size, config.model.mlp_size, config.model.head_size
+    heads, kv_heads, replicas = model.num_heads, model.kv_heads, max(config.mesh.tensor // model.kv_heads, 1)
+    matrix = functools.partial(linear, num_inputs=1, std=model.init_std, bias=False)
+    out = functools.partial(linear, std=residual_std(model), bias=False)
+    kv = matrix((hidden, kv_heads, size), ("hidden", "heads" if replicas == 1 else None, None))
+    kv["kernel"] = dataclasses.replace(kv["kernel"], partial=replicas > 1)
+    head_scale = {"scale": Parameter((size,), (None,), value=1.0, partial=True)}
+    up = matrix((hidden, units), ("hidden", "mlp"))
+    layer = {
+        "attention_norm": norm(hidden, bias=False),
+        "attention": {
+            "q": matrix((hidden, heads, size), ("hidden", "heads", None)),
+            "k": kv,
+            "v": kv,
+            "out": out((heads, size, hidden), ("heads", None, "hidden"), num_inputs=2),
+            **({"q_norm": head_scale, "k_norm": head_scale} if model.qk_norm else {}),
+        },
+        "mlp_norm": norm(hidden, bias=False),
+        "mlp": {"gate": up, "up": up, "down": out((units, hidden), ("mlp", "hidden"), num_inputs=1)},
+    }
+    attention = Attention(heads, size, causal=True, kv_heads=kv_heads, kv_replicas=replicas)
+    kv_product = Product(hidden, kv_heads * size, "outputs", shares_input=True, replicas=replicas)
+    norms = (Norm(heads, size), Norm(kv_heads, size, replicas)) if model.qk_norm else ()
+    into = (Product(hidden, attention.width, "outputs"), kv_product, kv_product, *norms)
+    up_product = Product(hidden, units, "outputs")
+    into_mlp = (up_product, dataclasses.replace(up_product, shares_input=True), Activation(units, num_inputs=2))
+    tokens = table(model.vocab_size, hidden, "vocab", std=model.init_std)
+    return Network(
+        task=task_of(config),
+        embedding={"tokens": tokens},
+        layer=layer,
+        head={"norm": norm(hidden, bias=False), **({} if model.tied_embeddings else {"output": tokens})},
+        num_layers=model.num_layers,
+        hidden=hidden,
+        branches=(
+            (Norm(), *into, attention, Product(attention.width, hidden, "inputs"), Residual()),
+            (Norm(), *into_mlp, Product(units, hidden, "inputs"), Residual()),
+        ),
+        scoring=(Product(hidden, model.vocab_size, "vocab", "scored"),),
     )
 
 

@@ -1,4 +1,4 @@
-"""The embedding before the layers: tokens, positions and, in BERT, token types."""
+"""The embedding before the layers: tokens, learned positions unless they are rotary, and in BERT token types."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def embed(
     """Sums the learned vectors of tokens, positions and token types, then applies the norm, if any, and dropout.
 
     Args:
-      weights: the tables `tokens` and `positions`, and where the model has them, `token_types` and `norm`.
+      weights: the table `tokens`, and where the model has them, `positions`, `token_types` and `norm`.
       tokens_BS: int32 ids.
       token_types_BS: int32 token types; None where the batch has none.
       context: the settings of the microbatch; positions count from 0 in each segment.
@@ -35,7 +35,9 @@ def embed(
         return weights[name].astype(jnp.float32)[lax.dynamic_slice_in_dim(ids_BS, first, length, axis=1)]
 
     total_BTH = x_BTH.astype(jnp.float32)
-    if context.segments_BS is None:
+    if "positions" not in weights:
+        pass
+    elif context.segments_BS is None:
         total_BTH += lax.dynamic_slice_in_dim(weights["positions"], first, length).astype(jnp.float32)
     else:
         total_BTH += looked_up("positions", positions_in_segments(context.segments_BS))

@@ -134,6 +134,58 @@ def _normalise(x: jax.Array, epsilon: float) -> Pair:
 layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """Divides the last dimension by its root mean square in float32 (Zhang & Sennrich, NeurIPS 2019), then scales.
+
+    Returns:
+      The shape and dtype of `x`.
+    """
+    return (x.astype(jnp.float32) * _inverse_rms(x, epsilon) * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def _rms_norm_forward(x: jax.Array, scale: jax.Array, epsilon: float) -> tuple[jax.Array, Pair]:
+    return rms_norm(x, scale, epsilon), (x, scale)
+
+
+def _rms_norm_backward(epsilon: float, saved: Pair, g: jax.Array) -> Pair:
+    x, scale = saved
+    inverse = _inverse_rms(x, epsilon)
+    normal, g = x.astype(jnp.float32) * inverse, g.astype(jnp.float32)
+    scaled = g * scale.astype(jnp.float32)
+    centred = scaled - normal * (scaled * normal).mean(axis=-1, keepdims=True)
+    return (inverse * centred).astype(x.dtype), (g * normal).sum(axis=tuple(range(g.ndim - 1))).astype(scale.dtype)
+
+
+def _inverse_rms(x: jax.Array, epsilon: float) -> jax.Array:
+    return lax.rsqrt(jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True) + epsilon)
+
+
+rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+@jax.custom_vjp
+def gated_silu(gate: jax.Array, x: jax.Array) -> jax.Array:
+    """`silu(gate) * x` (SwiGLU, Shazeer 2020, arXiv:2002.05202)."""
+    return jax.nn.silu(gate) * x
+
+
+def _gated_silu_forward(gate: jax.Array, x: jax.Array) -> tuple[jax.Array, Pair]:
+    return gated_silu(gate, x), (gate, x)
+
+
+def _gated_silu_backward(saved: Pair, g: jax.Array) -> Pair:
+    gate, x = saved
+    sigmoid = jax.nn.sigmoid(gate)
+    slope = sigmoid * (1 + gate * (1 - sigmoid))
+    # The barrier keeps XLA's CPU backend from recomputing these gradients in both products that use them.
+    first, second = lax.optimization_barrier((g * x * slope, g * gate * sigmoid))
+    return first, second
+
+
+gated_silu.defvjp(_gated_silu_forward, _gated_silu_backward)
+
+
 @jax.custom_vjp
 def attention_probabilities(q_BSND: jax.Array, k_BSND: jax.Array, mask: jax.Array) -> jax.Array:
     """The softmax of scaled products of queries and keys, [B, N, S, S] in the dtype of the inputs.

@@ -45,6 +45,7 @@ class Parameter:
         of norms.
       matrix: the inputs and outputs of the kernel of a matrix product; None for any other weight, also for the table of
         an embedding.
+      partial: whether each tensor rank computes only a part of the weight's gradient, although it has the whole weight.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +54,7 @@ class Parameter:
     value: float = 0.0
     decays: bool = False
     matrix: Matrix | None = None
+    partial: bool = False
 
     @property
     def size(self) -> int:
@@ -108,7 +110,23 @@ def norm(hidden: int, *, bias: bool = True) -> Parameters:
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """A norm over the hidden dimension; it saves its input, in the compute dtype, for the backward pass."""
+    """A norm; it saves its input, in the compute dtype, for the backward pass.
+
+    Attributes:
+      heads: 0: the norm of the residual stream; else it normalises each of so many heads, which tensor parallelism
+        splits.
+      head_size: the width of a head.
+      replicas: the number of tensor ranks that compute the same head.
+    """
+
+    heads: int = 0
+    head_size: int = 0
+    replicas: int = 1
+
+    @property
+    def width(self) -> int:
+        """The width of all heads together, each as often as tensor ranks compute it; 0 for the residual stream."""
+        return self.heads * self.head_size * self.replicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,12 +140,16 @@ class Product:
         outputs sharded over `pipe` × `tensor`. "": every device computes the whole product.
       positions: in a head, the positions that the product takes: "scored" (`Task.num_scored`) or "first", the first
         position of each sequence; "", in a layer: every position.
+      shares_input: whether the product takes the same input as the product before it, which has saved it.
+      replicas: with the split "outputs", the number of tensor ranks that compute the same outputs.
     """
 
     inputs: int
     outputs: int
     split: str = ""
     positions: str = ""
+    shares_input: bool = False
+    replicas: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,16 +164,25 @@ class Attention:
       heads: the number of query heads.
       head_size: the width of a head.
       causal: whether a position attends only to itself and to earlier positions.
+      kv_heads: the number of heads of keys and of values, each for equally many query heads; 0: as many as `heads`.
+      kv_replicas: the number of tensor ranks that hold the same keys and values.
     """
 
     heads: int
     head_size: int
     causal: bool
+    kv_heads: int = 0
+    kv_replicas: int = 1
 
     @property
     def width(self) -> int:
-        """The width of all heads together."""
+        """The width of all query heads together."""
         return self.heads * self.head_size
+
+    @property
+    def kv_width(self) -> int:
+        """The width of the heads of keys together, each as often as tensor ranks hold it."""
+        return (self.kv_heads or self.heads) * self.head_size * self.kv_replicas
 
 
 @dataclasses.dataclass(frozen=True)

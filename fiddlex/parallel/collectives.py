@@ -54,27 +54,29 @@ def take_positions(x_BTH: jax.Array, positions_BP: jax.Array, *, sequence_parall
     return lax.pcast(lax.psum(jnp.where(mine_BP1, rows_BPH, 0), "tensor"), "tensor", to="varying")
 
 
-def as_varying(tree: Any, specs: Any, axes: frozenset[str]) -> Any:
-    """Marks weights as varying over those of `axes` on which they are replicated.
+def as_varying(tree: Any, specs: Any, axes: Any) -> Any:
+    """Marks each weight as varying over those of its `axes`, a tree of frozensets, on which it is replicated.
 
     Without the mark, autodiff would sum a replicated weight's gradient over the axis at every use, in every microbatch.
     With the mark, the gradient stays a per-device partial sum and `reduce_gradients` sums it once per batch.
     """
 
-    def cast(x: jax.Array, spec: P) -> jax.Array:
+    def cast(x: jax.Array, spec: P, axes: frozenset[str]) -> jax.Array:
         replicated = tuple(sorted(axes - mesh_axes_of(spec)))
         return lax.pcast(x, replicated, to="varying") if replicated else x
 
-    return jax.tree.map(cast, tree, specs)
+    return jax.tree.map(cast, tree, specs, axes)
 
 
-def reduce_gradients(grads: Any, specs: Any, zero_specs: Any, axes: frozenset[str]) -> Any:
-    """Sums partial gradients over those of `axes` on which their weight is replicated, once per batch.
+def reduce_gradients(grads: Any, specs: Any, zero_specs: Any, axes: Any) -> Any:
+    """Sums each partial gradient over those of its `axes`, a tree of frozensets, on which the weight is replicated.
+
+    The caller does so once per batch.
 
     Over `data` the sum is a reduce-scatter onto the shard whose master weights this rank holds (`zero_spec`).
     """
 
-    def reduce(g: jax.Array, spec: P, zero: P) -> jax.Array:
+    def reduce(g: jax.Array, spec: P, zero: P, axes: frozenset[str]) -> jax.Array:
         replicated = axes - mesh_axes_of(spec)
         dimension = zero_dimension(zero)
         if "data" in replicated and dimension is not None:
@@ -82,4 +84,4 @@ def reduce_gradients(grads: Any, specs: Any, zero_specs: Any, axes: frozenset[st
             replicated -= {"data"}
         return lax.psum(g, tuple(sorted(replicated))) if replicated else g
 
-    return jax.tree.map(reduce, grads, specs, zero_specs)
+    return jax.tree.map(reduce, grads, specs, zero_specs, axes)

@@ -124,6 +124,8 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                 data = devices // tensor // pipe
                 if pipe > model.num_layers or batch % data:
                     continue
+                if model.kv_heads % tensor and tensor % model.kv_heads:
+                    continue
                 parallel = (False, True) if tensor > 1 and model.seq_len % tensor == 0 else (False,)
                 for number, sequence in itertools.product(_divisors(batch // data), parallel):
                     for schedule, chunks, semantics in _pipelines(problem, pipe, number):

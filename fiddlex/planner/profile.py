@@ -286,6 +286,7 @@ def nearest_entry(entries: Sequence[Entry], config: Config) -> Entry:
             (old.seq_len, new.seq_len),
             (old.mlp_size, new.mlp_size),
             (old.num_heads, new.num_heads),
+            (old.kv_heads, new.kv_heads),
             (old.vocab_size, new.vocab_size),
             (entry.microbatch_size, config.data.global_batch_size),
             (entry.tensor, mesh.tensor),

@@ -132,7 +132,11 @@ def product_flops(jaxpr):
     return total
 
 
-@pytest.mark.parametrize("config", [*(bert(task, **rest) for task, rest in BERT_TASKS.items()), Config(model=ODD)])
+LLAMA = dataclasses.replace(ODD, family="llama", num_kv_heads=2, head_dim=10, qk_norm=True, tied_embeddings=False)
+RUNS = [*(bert(task, **rest) for task, rest in BERT_TASKS.items()), Config(model=ODD), Config(model=LLAMA)]
+
+
+@pytest.mark.parametrize("config", RUNS)
 def test_flops_are_those_of_the_traced_model(config):
     whole, layers = traced_flops(config)
     assert model_flops(config) == 3 * whole

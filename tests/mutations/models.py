@@ -8,6 +8,11 @@ MASKS = "tests/models/test_dropout.py::test_every_coordinate_draws_its_own_mask"
 VOCABULARY = "tests/models/test_sharded_vocabulary.py::test_loss_and_gradients_equal_plain_ones"
 PACKED = "tests/train/test_bert.py::test_pieces_in_one_example_see_nothing_of_each_other_nor_padding"
 HELDOUT = "tests/train/test_trainer.py::test_evaluation_scores_every_heldout_token_once[1f1b]"
+LAYOUT = "tests/train/test_layouts.py::test_layout_trains_as_the_reference_does"
+LLAMA = f"{LAYOUT}[2x2x2-llama-interleaved_1f1b-v2-m4-none-adamw-zero1-sync]"
+LLAMA_TIED = f"{LAYOUT}[1x2x2-llamatied-zb_h1-v1-m4-31-selective-muon-zero1-dropout-2bw]"
+LLAMA_SHARED = f"{LAYOUT}[2x1x4-llama-1f1b-v1-m2-sp-none-lamb-zero1-sync]"
+LLAMA_OPERATORS = "tests/models/test_llama.py::test_operators_have_the_gradients_of_their_formulas"
 DROPOUT = "fiddlex/models/dropout.py"
 SHARDED, COLLECTIVES = "fiddlex/models/sharded_vocabulary.py", "fiddlex/parallel/collectives.py"
 
@@ -85,9 +90,58 @@ MUTATIONS = (
     Mutation(
         "layer-norm-gradient-without-the-variance",
         "fiddlex/models/operators.py",
-        old=" - normal * (scaled * normal).mean(axis=-1, keepdims=True)",
-        new="",
+        old="scaled.mean(axis=-1, keepdims=True) - normal * (scaled * normal).mean(axis=-1, keepdims=True)",
+        new="scaled.mean(axis=-1, keepdims=True)",
         tests=(BERT,),
+    ),
+    Mutation(
+        "rms-norm-gradient-without-the-variance",
+        "fiddlex/models/operators.py",
+        old="    centred = scaled - normal * (scaled * normal).mean(axis=-1, keepdims=True)\n",
+        new="    centred = scaled\n",
+        tests=(LLAMA_OPERATORS,),
+    ),
+    Mutation(
+        "gate-without-its-own-gradient",
+        "fiddlex/models/operators.py",
+        old="slope = sigmoid * (1 + gate * (1 - sigmoid))",
+        new="slope = sigmoid",
+        tests=(LLAMA_OPERATORS,),
+    ),
+    Mutation(
+        "gradient-of-rotated-keys-turned-the-wrong-way",
+        "fiddlex/models/rotary.py",
+        old="return _turned(g_BSND, positions_BS, frequencies, -1.0), None",
+        new="return _turned(g_BSND, positions_BS, frequencies, 1.0), None",
+        tests=(LLAMA_OPERATORS,),
+    ),
+    Mutation(
+        "scaled-rotary-positions-without-the-factor",
+        "fiddlex/models/rotary.py",
+        old="(unscaled + (1 - unscaled) / model.rope_factor)",
+        new="1",
+        tests=(LLAMA,),
+    ),
+    Mutation(
+        "queries-that-share-keys-in-another-order",
+        "fiddlex/models/attention.py",
+        old="q_BSND.reshape(batch, length, kv_heads, group, size).transpose(0, 3, 1, 2, 4)",
+        new="q_BSND.reshape(batch, length, group, kv_heads, size).transpose(0, 2, 1, 3, 4)",
+        tests=(LLAMA,),
+    ),
+    Mutation(
+        "ranks-that-share-keys-take-the-first-head",
+        "fiddlex/models/llama.py",
+        old='lax.axis_index("tensor") // self._replicas',
+        new='lax.axis_index("tensor") * 0',
+        tests=(LLAMA_SHARED,),
+    ),
+    Mutation(
+        "gradient-of-shared-keys-not-summed",
+        "fiddlex/train/step/state.py",
+        old="split = config.mesh.sequence_parallel or parameter.partial",
+        new="split = config.mesh.sequence_parallel",
+        tests=(LLAMA_TIED,),
     ),
     Mutation(
         "weights-ignored-in-the-loss",

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fiddlex.config import Config
+from fiddlex.config import Config, ModelConfig
 from fiddlex.data import Loader
 from fiddlex.train.trainer import Trainer
-from tests import reference, reference_bert
+from tests import reference, reference_bert, reference_llama
 from tests.train.bert import random_dataset
 
 TOLERANCE = 1e-5  # relative, float32, five or ten steps
@@ -29,7 +29,8 @@ class Case:
 
     Attributes:
       mesh: devices along data, pipe and tensor, as in 2x1x4.
-      model: gpt, or an objective of BERT with where its norms stand, as in mlm,pre.
+      model: gpt; an objective of BERT with where its norms stand, as in mlm,pre; llama, in which two heads of queries
+        share one of keys, or llama,tied with one head of keys for all and tied embeddings.
       schedule: a name, or that of a CSV file in tests/pipeline.
       v: stages on each rank.
       m: microbatches.
@@ -68,7 +69,9 @@ class Case:
     def apply(self, config: Config) -> Config:
         """Changes `config` into that of the case, and returns it."""
         objective, _, norms = self.model.partition(",")
-        if objective != "gpt":
+        if objective == "llama":
+            self._apply_llama(config.model, tied=norms == "tied")
+        elif objective != "gpt":
             config.model.family, config.model.objective, config.model.post_norm = "bert", objective, norms == "post"
             config.data.labels, config.data.num_choices = "a,b,c", 3
         if objective in ("classification", "multiple_choice"):
@@ -96,10 +99,17 @@ class Case:
         optimizer.epsilon = 1e-5
         return config
 
+    @staticmethod
+    def _apply_llama(model: ModelConfig, *, tied: bool) -> None:
+        model.family, model.ffn_size, model.tied_embeddings = "llama", 48, tied
+        model.num_kv_heads, model.head_dim, model.qk_norm = (1, 0, False) if tied else (2, 10, True)
+        model.rope_base, model.rope_scaling, model.rope_factor = 100.0, "linear" if tied else "llama3", 2.0
+        model.rope_original_len = 16
+
     def trainer(self, config: Config) -> Trainer:
         """Its trainer, on the text of `config` or on examples made up for BERT."""
         self.apply(config)
-        return Trainer(config, None if self.model == "gpt" else random_dataset(config))
+        return Trainer(config, None if config.model.task == "lm" else random_dataset(config))
 
 
 def case(row: str) -> Case:
@@ -116,6 +126,34 @@ def _cases(table: str) -> list[Case]:
 
 # Of the default tier, beside `COVERING`, which predicts the weights of other optimizers.
 MUON = case("2x2x2 gpt 1f1b 1 4 3,1 sp selective muon zero1 - 2bw extrapolate,1,1.4")
+
+# Llama in the default tier: heads of keys split and shared over tensor ranks, by the step with a flush and without one.
+LLAMA = _cases("""
+mesh  model      schedule         v m layers  sp recompute optimizer zero1 dropout semantics
+2x2x2 llama      interleaved_1f1b 2 4 -       -  none      adamw     zero1 -       sync
+1x2x2 llama,tied zb_h1            1 4 3,1     -  selective muon      zero1 dropout 2bw
+2x1x4 llama      1f1b             1 2 -       sp none      lamb      zero1 -       sync
+""")
+
+FURTHER_LLAMA = _cases("""
+mesh  model      schedule         v m layers  sp recompute optimizer zero1 dropout semantics
+1x1x1 llama      1f1b             1 1 -       -  none      adamw     -     dropout sync
+1x1x1 llama,tied 1f1b             1 4 -       -  full      sgd       -     -       sync
+1x1x4 llama      1f1b             1 1 -       -  none      adamw     -     dropout sync
+1x1x4 llama,tied 1f1b             1 2 -       sp selective sgd       -     dropout sync
+2x1x4 llama,tied 1f1b             1 1 -       -  full      muon      zero1 -       sync
+4x1x2 llama      1f1b             1 2 -       sp none      adafactor zero1 -       sync
+1x2x4 llama      zb_h1            1 4 -       -  none      adamw     -     -       sync
+1x2x4 llama,tied zb_h2            1 4 -       sp full      sgd       -     dropout sync
+2x2x2 llama,tied zb_v             2 2 -       -  none      lamb      zero1 -       sync
+1x4x2 llama      gpipe            1 4 1,2,1,1 -  none      adam      -     dropout sync
+2x4x1 llama      1f1b             1 8 -       -  selective adamw     zero1 -       2bw
+1x2x4 llama      interleaved_1f1b 2 4 -       sp none      adamw     -     -       2bw
+2x2x2 llama,tied 1f1b             1 4 3,1     sp full      muon      zero1 dropout stash
+1x2x4 llama,tied zb_h1            1 4 -       -  none      sgd       zero1 -       vertical_sync
+2x2x1 llama      zb_v             2 4 -       -  none      lamb      zero1 -       delay:2
+2x3x1 llama      odd              2 4 -       -  none      adamw     zero1 -       stash
+""")
 
 # Predictions with each optimizer and each kind of delay, and rows with other schedules.
 _MESHES = ("2x2x1 gpt 1f1b 1 4 3,1 - none", "1x2x2 gpt interleaved_1f1b 2 4 - sp none", "2x2x2 gpt zb_h1 1 2 - - full")
@@ -303,7 +341,8 @@ def _expected_training(case: Case, trainer: Trainer, initial: Any) -> dict[str, 
         batches = [loader.batch(step) for step in range(case.num_steps)]
         if case.model.startswith("mlm"):
             assert len({batch["weights"].sum() for batch in batches}) != 1  # unequal counts of masked tokens
-        loss_fn = reference.gpt_loss_fn if case.model == "gpt" else reference_bert.loss_fn
+        family = {"gpt": reference.gpt_loss_fn, "llama": reference_llama.loss_fn, "bert": reference_bert.loss_fn}
+        loss_fn = family[config.model.family]
         _references[key] = reference.train(config, initial, batches, lambda step: delays, loss_fn)
     return _references[key]
 

@@ -13,7 +13,17 @@ from fiddlex.models import dropout
 from fiddlex.train.step import gradients
 from tests.programs import call
 from tests.train import one_layout
-from tests.train.layouts import COVERING, FURTHER, FURTHER_PREDICTED, MUON, Case, case, check_layout
+from tests.train.layouts import (
+    COVERING,
+    FURTHER,
+    FURTHER_LLAMA,
+    FURTHER_PREDICTED,
+    LLAMA,
+    MUON,
+    Case,
+    case,
+    check_layout,
+)
 
 # Pairs of levels that no case has. Two stages on each of three ranks take six layers, and the cases have four or five;
 # `odd` is a table for three ranks, two chunks and four microbatches, whose four stages have a layer each. Without
@@ -70,7 +80,7 @@ def grouped(layouts: Sequence[Case]) -> list[Any]:
     return [pytest.param(layout, marks=pytest.mark.xdist_group(layout.model), id=str(layout)) for layout in layouts]
 
 
-@pytest.mark.parametrize("layout", grouped([*COVERING, MUON]))
+@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA]))
 def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
     if layout.schedule == "odd" and not layout.mesh.endswith("x1"):
         # XLA has a thread for each device, and each hop of the table and sum over tensor may wait on one.
@@ -81,7 +91,7 @@ def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", grouped([*FURTHER, *FURTHER_PREDICTED]))
+@pytest.mark.parametrize("layout", grouped([*FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA]))
 def test_further_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
     check_layout(layout, tiny_config)
 

@@ -36,6 +36,10 @@ SHAPE_FIELDS = (
     "model.num_layers",
     "model.hidden_size",
     "model.num_heads",
+    "model.kv_heads",
+    "model.head_size",
+    "model.qk_norm",
+    "model.tied_embeddings",
     "model.mlp_size",
     "model.vocab_size",
     "model.seq_len",
@@ -43,7 +47,13 @@ SHAPE_FIELDS = (
 )
 
 # Compared values that are not config fields themselves, and the field that each is derived from.
-_FIELDS = {"model.task": "model.objective", "model.mlp_size": "model.ffn_size", "data.classes": "data.labels"}
+_FIELDS = {
+    "model.task": "model.objective",
+    "model.mlp_size": "model.ffn_size",
+    "model.kv_heads": "model.num_kv_heads",
+    "model.head_size": "model.head_dim",
+    "data.classes": "data.labels",
+}
 
 # Changing one of these fields would train another model, or use another order of data; others may change on resume.
 FIXED_FIELDS = (

@@ -28,7 +28,6 @@ from fiddlex.train.step.gradients import (
     as_mean,
     compute_weights,
     loss_scales,
-    partial_axes,
     parts,
     pipeline_model,
     with_keys,
@@ -98,7 +97,7 @@ def make_gradients(
     model: Model, config: Config, mesh: Mesh, layout: WeightLayout
 ) -> Callable[[Weights, Batch, jax.Array, jax.Array], tuple[jax.Array, Weights]]:
     """Makes `(compute weights, batch, step, loss scale) -> (mean loss, scaled gradients)`; see `GradientSource`."""
-    axes, lowered = partial_axes(config), layout.pipeline.lowered
+    axes, lowered = layout.partial, layout.pipeline.lowered
     piped = pipeline_model(model, config, mesh, model.loss)
 
     def local_gradients(weights: Weights, batch: Batch, step: jax.Array, scale: jax.Array) -> tuple[jax.Array, Weights]:

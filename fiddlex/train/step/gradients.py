@@ -137,11 +137,6 @@ def parts(weights: Weights) -> engine.PipelineWeights:
     return engine.PipelineWeights(outer(weights), weights["layers"])
 
 
-def partial_axes(config: Config) -> frozenset[str]:
-    """The mesh axes over which each device has only a partial sum of a replicated weight's gradient."""
-    return frozenset({"data", "tensor"} if config.mesh.sequence_parallel else {"data"})
-
-
 def as_mean(batch: Batch) -> tuple[Batch, jax.Array]:
     """A replica's batch, and the factor that turns the sum of its losses into a mean; for use inside `shard_map`.
 

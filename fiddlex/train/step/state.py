@@ -71,12 +71,15 @@ class WeightLayout:
       pipeline: the schedule, the semantics, and the layers of each stage.
       compute: PartitionSpecs of the weights that forward and backward use, in the structure of the weights.
       master: PartitionSpecs of master weights and optimizer state (with ZeRO-1, sharded over `data` too).
+      partial: for every weight the mesh axes over which devices that have the whole weight each compute only a part of
+        its gradient; a tree of frozensets.
       shapes: ShapeDtypeStructs of the master weights, global shapes.
     """
 
     pipeline: Pipeline
     compute: Weights
     master: Weights
+    partial: Weights
     shapes: Weights
 
     @property
@@ -100,7 +103,17 @@ def make_layout(model: Model, config: Config) -> WeightLayout:
             part: jax.tree.map(functools.partial(_zero, part, config.mesh), compute[part], shapes[part])
             for part in compute
         }
-    return WeightLayout(pipeline, compute=compute, master=master, shapes=shapes)
+    return WeightLayout(pipeline, compute=compute, master=master, partial=_partial(model, config), shapes=shapes)
+
+
+def _partial(model: Model, config: Config) -> Weights:
+    """`WeightLayout.partial`: the axes over which activations are sharded where the weight is used."""
+
+    def axes(parameter: Parameter) -> frozenset[str]:
+        split = config.mesh.sequence_parallel or parameter.partial
+        return frozenset({"data", "tensor"} if split else {"data"})
+
+    return jax.tree.map(axes, model.network.parts)
 
 
 def _zero(part: str, mesh: MeshConfig, spec: P, x: jax.ShapeDtypeStruct) -> P:

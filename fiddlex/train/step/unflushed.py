@@ -31,7 +31,6 @@ from fiddlex.train.step.gradients import (
     as_mean,
     loss_scales,
     outer,
-    partial_axes,
     parts,
     pipeline_model,
     with_keys,
@@ -94,7 +93,6 @@ class Unflushed:
         self.max_batches = self._spec.sizes.batches
         self.sequence = WindowSequence(layout, mesh)
         self._model = pipeline_model(model, config, mesh, model.loss)
-        self._partial_axes = partial_axes(config)
         self._store = VersionStore(config, mesh, layout, optimizer)
         self._factors: dict[str, Factors] = {}
         self.state_specs = PipelineState(self._store.specs, self._in_flight_specs())
@@ -197,8 +195,8 @@ class Unflushed:
     ) -> tuple[jax.Array, Weights, InFlight]:
         engine = self._engine(weights, head, batches, step, scales)
         in_flight, losses, grads = run_window(engine, in_flight, window)
-        specs = outer(self._layout.compute), outer(self._layout.master)
-        reduced = reduce_gradients(grads.outer, *specs, self._partial_axes)
+        layout = self._layout
+        reduced = reduce_gradients(grads.outer, *map(outer, (layout.compute, layout.master, layout.partial)))
         loss = lax.psum(losses.sum() * as_mean(batches[0])[1], "data")
         return loss, {**reduced, "layers": grads.layers}, in_flight
 
@@ -211,7 +209,8 @@ class Unflushed:
         scales: jax.Array | float = 1.0,
     ) -> Engine:
         """The engine of a step with the versions' weights, inside `shard_map`."""
-        layout, axes = self._layout, self._partial_axes
+        layout, partial = self._layout, self._layout.partial
+        axes = partial, {part: partial[part] for part in head}
         weights, head = as_varying((weights, head), self._weight_specs, axes)
         batches, shares = zip(*map(as_mean, batches), strict=True)
         batches = tuple(with_keys(batch, self._config, step + i) for i, batch in enumerate(batches))
@@ -224,7 +223,9 @@ class Unflushed:
             scales=jnp.stack(shares) * scales,
             step=step,
             head_versions=head or None,
-            reduce=lambda grads: reduce_gradients(grads, layout.compute["layers"], layout.master["layers"], axes),
+            reduce=lambda grads: reduce_gradients(
+                grads, layout.compute["layers"], layout.master["layers"], partial["layers"]
+            ),
         )
 
     def _in_flight_specs(self) -> InFlight:

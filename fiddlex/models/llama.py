@@ -1,0 +1,70 @@
+"""Llama and its descendants (`fiddlex.models.descriptions.llama`): RMSNorm, rotary positions, gated MLP, shared keys.
+
+Shape suffixes as in `fiddlex.models.layers`, and K this rank's heads of keys and values.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fiddlex.config import Config
+from fiddlex.models.attention import attend
+from fiddlex.models.context import Context
+from fiddlex.models.decoder import Decoder
+from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE
+from fiddlex.models.layers import dropped, linear, row_parallel
+from fiddlex.models.operators import gated_silu, product, rms_norm
+from fiddlex.models.rotary import angular_frequencies, rotate
+from fiddlex.models.weights import Weights
+from fiddlex.parallel.collectives import enter_tensor_parallel
+
+
+class Llama(Decoder):
+    """A `Decoder` whose layers are those of Llama; it scores with the embedding's table or with one of its own."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self._frequencies = tuple(angular_frequencies(config.model).tolist())
+        self._replicas = self.network.attention.kv_replicas
+
+    def layer(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
+        """See `Model`."""
+        y_BTH = self._attention(weights["attention"], self._norm(weights["attention_norm"], x_BTH), context)
+        x_BTH += dropped(y_BTH, ATTENTION_OUTPUT_SITE, context)
+        y_BTH = self._mlp(weights["mlp"], self._norm(weights["mlp_norm"], x_BTH), context)
+        return x_BTH + dropped(y_BTH, MLP_OUTPUT_SITE, context)
+
+    def last_norm(self, weights: Weights, x_BTH: jax.Array) -> jax.Array:
+        """See `Decoder`."""
+        return self._norm(weights["head"]["norm"], x_BTH)
+
+    def table(self, weights: Weights) -> jax.Array:
+        """The table of the head, or where the embeddings are tied that of the embedding."""
+        table: jax.Array = weights["embedding"]["tokens"] if self.config.tied_embeddings else weights["head"]["output"]
+        return table
+
+    def _norm(self, weights: Weights, x: jax.Array) -> jax.Array:
+        return rms_norm(x, weights["scale"], self.config.layer_norm_epsilon)
+
+    def _attention(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
+        """Self-attention with query heads sharded over `tensor`; returns the branch's output, [B, T, H]."""
+        x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
+        q_BSND = linear(weights["q"], x_BSH)
+        k_BSKD, v_BSKD = (product(x_BSH, self._own_head(weights[name]["kernel"])) for name in ("k", "v"))
+        if self.config.qk_norm:
+            q_BSND, k_BSKD = self._norm(weights["q_norm"], q_BSND), self._norm(weights["k_norm"], k_BSKD)
+        positions_1S = jnp.arange(x_BSH.shape[1], dtype=jnp.int32)[None]
+        q_BSND, k_BSKD = (rotate(x, positions_1S, self._frequencies) for x in (q_BSND, k_BSKD))
+        return row_parallel(weights["out"], attend(q_BSND, k_BSKD, v_BSKD, context), context)
+
+    def _own_head(self, kernel_HKD: jax.Array) -> jax.Array:
+        """The kernel of this rank's keys or values: all that it has, or of the one head that its queries use."""
+        if self._replicas == 1:
+            return kernel_HKD
+        return lax.dynamic_slice_in_dim(kernel_HKD, lax.axis_index("tensor") // self._replicas, 1, axis=1)
+
+    def _mlp(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
+        """The gated MLP, hidden units sharded over `tensor`; returns the branch's output, [B, T, H]."""
+        x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
+        y_BSF = gated_silu(linear(weights["gate"], x_BSH), linear(weights["up"], x_BSH))
+        return row_parallel(weights["down"], y_BSF, context)
