@@ -43,7 +43,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 LIMIT_S = 480.0  # time limit of one case
 PACKAGES = {"tpu": ("jax", "libtpu"), "gpu": ("jax", "jax-cuda12-plugin")}
 AFTER_THE_REPORT = "*after_optimizations_after_buffer_assignment.txt", "*.thunk_sequence.txt"  # on TPUs, on GPUs
-COLOURS = {"gpt": "#0072B2", "bert": "#D55E00"}  # Okabe and Ito's
+COLOURS = {"gpt": "#0072B2", "bert": "#D55E00", "llama": "#009E73"}  # Okabe and Ito's
+NAMES = {"gpt": "GPT", "bert": "BERT", "llama": "Llama, Qwen3"}
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of compiled cases, read and added to", required=True)
 _PLATFORM = flags.DEFINE_enum("platform", "tpu", list(CASES_ON), "gpu: the same cases on H100s")
@@ -194,7 +195,7 @@ def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
     axes.fill_between(ends, [0.9 * x for x in ends], [1.1 * x for x in ends], color="0.9", label="within 10%")
     axes.plot(ends, ends, color="0.5", linewidth=0.8)
     for family, pairs in points.items():
-        axes.plot(*zip(*pairs, strict=True), "o", color=COLOURS[family], markersize=4, label=family.upper())
+        axes.plot(*zip(*pairs, strict=True), "o", color=COLOURS[family], markersize=4, label=NAMES[family])
     ticks = [size for size in (1, 2, 5, 10, 20, 50, 100) if ends[0] < size < ends[1]]
     for axis in "x", "y":
         axes.set(**{f"{axis}scale": "log", f"{axis}lim": ends})

@@ -14,7 +14,11 @@ from tests.compiling import needs_cuda_plugin
 TOLERANCE = 0.1
 STUDIES = pathlib.Path(__file__).parents[2] / "docs/studies"
 STUDY = {"tpu": STUDIES / "memory.jsonl", "gpu": STUDIES / "memory_gpu.jsonl"}
-MISSES = {("tpu", "BERT base, MNLI"), ("tpu", "small, sequences of 8,192, full")}  # docs/memory.md tells why
+MISSES = {  # docs/memory.md tells why
+    ("tpu", "BERT base, MNLI"),
+    ("tpu", "small, sequences of 8,192, full"),
+    ("tpu", "Llama 1b, sequences of 8,192, full"),
+}
 
 ON_TPUS = {  # what is changed of `wide`
     "1f1b": {},
