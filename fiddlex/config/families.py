@@ -20,7 +20,7 @@ ROTARY_FIELDS = (
     "rope_high_frequency",
     "rope_original_len",
 )
-FAMILY_FIELDS = ("post_norm", "num_kv_heads", "head_dim", "qk_norm", "tied_embeddings", *ROTARY_FIELDS)
+FAMILY_FIELDS = ("post_norm", "gelu", "num_kv_heads", "head_dim", "qk_norm", "tied_embeddings", *ROTARY_FIELDS)
 OBJECTIVES = ("lm", "mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")
 
 
@@ -54,12 +54,12 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "gpt": Family(("lm",), "fiddlex.models.descriptions:gpt", "fiddlex.models.gpt:GPT"),
+    "gpt": Family(("lm",), "fiddlex.models.descriptions:gpt", "fiddlex.models.gpt:GPT", ("gelu",)),
     "bert": Family(
         ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice"),
         "fiddlex.models.descriptions:bert",
         "fiddlex.models.bert:BERT",
-        fields=("post_norm",),
+        fields=("post_norm", "gelu"),
     ),
     "llama": Family(
         ("lm",),

@@ -13,6 +13,7 @@ from fiddlex.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 RECOMPUTE_MODES = ("none", "selective", "full")
+GELUS = ("tanh", "erf")
 ROPE_SCALINGS = ("none", "linear", "llama3")
 MOST_ROPE = 1e12  # of the base and the factor; far above any in use
 PREDICTIONS = ("none", "extrapolate", "momentum")
@@ -41,6 +42,7 @@ class ModelConfig(Checked, prefix="config.model."):
     dtype: str = "float32"  # type of activations and matrix products; master weights are always float32
     post_norm: bool = False  # LayerNorm after each residual sum (published BERT) instead of before each branch (GPT-2)
     layer_norm_epsilon: float = 1e-5  # of LayerNorm and RMSNorm
+    gelu: str = "tanh"  # tanh (GPT-2) | erf (published BERT)
     init_std: float = 0.02
     vocab_multiple: int = 1  # each shard of the vocabulary is padded to a multiple of this (128 suits matrix units)
     num_kv_heads: int = 0  # heads of keys and values, each for num_heads / num_kv_heads queries; 0: num_heads
@@ -130,6 +132,7 @@ class ModelConfig(Checked, prefix="config.model."):
                     f"model.{name}={value!r} with model.family={self.family}: this family does not have it. Use "
                     f"{defaults[name]!r}, or a family that has it ({having})."
                 )
+        rules.choice("model.gelu", self.gelu, GELUS)
         for name in ("num_kv_heads", "head_dim"):
             rules.at_least(f"model.{name}", getattr(self, name), 0)
         rules.choice("model.rope_scaling", self.rope_scaling, ROPE_SCALINGS)

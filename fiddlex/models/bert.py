@@ -13,7 +13,7 @@ from jax import lax
 from fiddlex.models.context import Context
 from fiddlex.models.layers import linear, norm
 from fiddlex.models.model import Batch, Model, sums
-from fiddlex.models.operators import gelu
+from fiddlex.models.operators import GELUS
 from fiddlex.models.sharded_vocabulary import cross_entropy, likeliest, local_logits
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import take_positions
@@ -63,7 +63,8 @@ class BERT(Model):
         """This rank's slice of the logits at the masked positions, float32 [B, P, V / vocabulary shards]."""
         x_BPH = self._taken(weights, x_BTH, batch["masked_positions"], context)
         head = weights["head"]["masked"]
-        x_BPH = norm(head["norm"], gelu(linear(head["transform"], x_BPH)), self.config.layer_norm_epsilon)
+        x_BPH = GELUS[self.config.gelu](linear(head["transform"], x_BPH))
+        x_BPH = norm(head["norm"], x_BPH, self.config.layer_norm_epsilon)
         if not context.sequence_parallel:
             x_BPH = lax.pcast(x_BPH, "tensor", to="varying")
         table_VH, vocab_size = weights["embedding"]["tokens"], self.config.vocab_size

@@ -7,13 +7,15 @@ products with one reduction each per direction (Megatron-LM, Shoeybi et al. 2019
 reduction is added once, after the reduction.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from fiddlex.models.attention import attend
 from fiddlex.models.context import Context
 from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE
-from fiddlex.models.operators import add_bias, gelu, layer_norm, product
+from fiddlex.models.operators import GELUS, add_bias, layer_norm, product
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import enter_tensor_parallel, leave_tensor_parallel
 
@@ -43,14 +45,14 @@ def attention(weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array
     return row_parallel(weights["out"], attend(q_BSND, k_BSND, v_BSND, context), context)
 
 
-def mlp(weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
-    """Two products with a tanh-approximated GELU between them, hidden units sharded over `tensor`; [B, T, H]."""
+def mlp(weights: Weights, x_BTH: jax.Array, context: Context, *, gelu: str) -> jax.Array:
+    """Two products with a GELU of `GELUS` between them, hidden units sharded over `tensor`; [B, T, H]."""
     x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
-    return row_parallel(weights["down"], gelu(linear(weights["up"], x_BSH)), context)
+    return row_parallel(weights["down"], GELUS[gelu](linear(weights["up"], x_BSH)), context)
 
 
 def transformer_layer(
-    weights: Weights, x_BTH: jax.Array, context: Context, *, post_norm: bool, epsilon: float
+    weights: Weights, x_BTH: jax.Array, context: Context, *, post_norm: bool, epsilon: float, gelu: str
 ) -> jax.Array:
     """Maps the residual stream through one layer.
 
@@ -61,11 +63,15 @@ def transformer_layer(
       post_norm: whether LayerNorm comes after each residual sum (BERT, Devlin et al. 2019) instead of before each
         branch (GPT-2, Radford et al. 2019, section 2.3).
       epsilon: the epsilon of the norms.
+      gelu: the MLP's GELU, of `GELUS`.
 
     Returns:
       The residual stream after the layer, with the shape and dtype of `x_BTH`.
     """
-    branches = (("attention", attention, ATTENTION_OUTPUT_SITE), ("mlp", mlp, MLP_OUTPUT_SITE))
+    branches = (
+        ("attention", attention, ATTENTION_OUTPUT_SITE),
+        ("mlp", functools.partial(mlp, gelu=gelu), MLP_OUTPUT_SITE),
+    )
     for name, branch, site in branches:
         norm_weights = weights[f"{name}_norm"]
         if post_norm:

@@ -100,8 +100,15 @@ class Model(abc.ABC):
 
     def layer(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
         """Maps the residual stream through a layer; `context` has the dropout of that layer."""
-        epsilon, post_norm = self.config.layer_norm_epsilon, self.config.post_norm
-        return transformer_layer(weights, x_BTH, context, post_norm=post_norm, epsilon=epsilon)
+        config = self.config
+        return transformer_layer(
+            weights,
+            x_BTH,
+            context,
+            post_norm=config.post_norm,
+            epsilon=config.layer_norm_epsilon,
+            gelu=config.gelu,
+        )
 
     @abc.abstractmethod
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:

@@ -101,6 +101,27 @@ def _gelu_backward(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
 gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
+@jax.custom_vjp
+def exact_gelu(x: jax.Array) -> jax.Array:
+    """GELU with the error function (Hendrycks & Gimpel 2016), as in BERT's published weights."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _exact_gelu_forward(x: jax.Array) -> Pair:
+    return exact_gelu(x), x
+
+
+def _exact_gelu_backward(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+    distribution = 0.5 * (1 + lax.erf(x / math.sqrt(2)))
+    density = jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return (lax.optimization_barrier(g * (distribution + x * density)),)  # as in `gelu`
+
+
+exact_gelu.defvjp(_exact_gelu_forward, _exact_gelu_backward)
+
+GELUS = {"tanh": gelu, "erf": exact_gelu}
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: jax.Array, scale_H: jax.Array, bias_H: jax.Array, epsilon: float) -> jax.Array:
     """Normalises the last dimension in float32 (Ba et al. 2016), then scales and shifts; returns the dtype of `x`."""

@@ -45,6 +45,7 @@ SAME_FIELDS = (
     "model.vocab_size",
     "model.post_norm",
     "model.layer_norm_epsilon",
+    "model.gelu",
 )
 
 
