@@ -1,0 +1,276 @@
+"""Weights from and to a folder of Hugging Face's transformers, one tensor at a time, in any layout.
+
+Reading fills each device's shard from the mapped files; writing takes each tensor from the devices when its turn comes.
+So the host never holds the whole model beside the arrays of the mesh.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fiddlex.config import Config, ModelConfig
+from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.interop.architectures import Architecture, Json, Part, architecture_of, config_json, model_of
+from fiddlex.interop.safetensors_files import DTYPES, Tensor, TensorFolder, write_folder
+from fiddlex.models.model import Model
+from fiddlex.models.spec import Parameter
+from fiddlex.models.weights import Weights
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "generation_config.json",
+)
+MOST_NAMED = 8  # tensors that an error names
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """A tensor of a folder as a model wants it.
+
+    Attributes:
+      part: the part of a weight that it is.
+      layer: the number of its layer; None outside the layers.
+      parameter: the weight's description.
+    """
+
+    part: Part
+    layer: int | None
+    parameter: Parameter
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return self.part.name if self.layer is None else self.part.name.format(self.layer)
+
+    @property
+    def index(self) -> tuple[int | slice, ...]:
+        """The place of the part in its weight."""
+        if self.part.index is None:
+            return ()
+        return (slice(None), self.part.index) if self.parameter.matrix else (self.part.index,)
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The shape of the part of the weight."""
+        dropped = len(self.index) - 1 if self.index else None
+        return tuple(size for i, size in enumerate(self.parameter.shape) if i != dropped)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor: a matrix for the kernel of a product, a vector for a bias."""
+        parameter, shape = self.parameter, self.own_shape
+        if parameter.matrix is None:
+            return shape if len(shape) == 2 and parameter.decays else (math.prod(shape),)
+        inputs = math.prod(shape[: len(parameter.matrix.inputs)])
+        matrix = (inputs, math.prod(shape) // inputs)
+        return matrix[::-1] if self.part.transposed else matrix
+
+    def to_own(self, tensor: np.ndarray) -> np.ndarray:
+        """The part of the weight from the tensor, as a view where numpy has one."""
+        return (tensor.T if self.part.transposed else tensor).reshape(self.own_shape)
+
+    def to_tensor(self, own: np.ndarray) -> np.ndarray:
+        """The tensor from the part of the weight."""
+        shape = self.shape[::-1] if self.part.transposed else self.shape
+        return own.reshape(shape).T if self.part.transposed else own.reshape(shape)
+
+
+def read_json(folder: Path) -> Json:
+    """The `config.json` of a folder.
+
+    Raises:
+      CheckpointError: when there is none, or it is no JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("it is not a JSON object")
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path} does not exist: hf:{folder} is not a folder that transformers' save_pretrained wrote."
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. Copy it again.") from error
+    return value
+
+
+def read_model(folder: Path) -> ModelConfig:
+    """The model section of a config that computes the model of a folder.
+
+    Raises:
+      CheckpointError: when `config.json` cannot be read, or fiddlex does not compute what it describes.
+    """
+    try:
+        return model_of(read_json(folder))
+    except ConfigError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+
+
+def wanted_tensors(architecture: Architecture, model: Model) -> list[Wanted]:
+    """The tensors that make up the weights of a model, in the order in which transformers' classes have them."""
+    found: list[Wanted] = []
+    for part in architecture.parts(model.config):
+        parameter: Any = model.network.parts
+        for key in part.path:
+            parameter = parameter[key]
+        layers = range(model.config.num_layers) if part.path[0] == "layers" else (None,)
+        found += [Wanted(part, layer, parameter) for layer in layers]
+    return found
+
+
+def read_weights(folder: Path, model: Model, shapes: Weights, shardings: Weights, layers: tuple[int, ...]) -> Weights:
+    """The master weights of a model from a folder, float32, sharded and padded as asked for.
+
+    Args:
+      folder: the folder.
+      model: the model.
+      shapes: ShapeDtypeStructs of the weights (`WeightLayout.shapes`).
+      shardings: their shardings.
+      layers: the layer of each row of the stacked weights (`LayerPlacement.layers`).
+
+    Raises:
+      CheckpointError: when tensors are missing, left over or of another shape; the message names them.
+    """
+    architecture = architecture_of(read_json(folder))
+    tensors, wanted = TensorFolder(folder), wanted_tensors(architecture, model)
+    names = _names_there(tensors, architecture, wanted)
+    _check(folder, tensors, architecture, wanted, names)
+    by_path: dict[tuple[str, ...], list[Wanted]] = {}
+    for each in wanted:
+        by_path.setdefault(each.part.path, []).append(each)
+
+    def read(path: Any, shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.Array:
+        keys = tuple(entry.key for entry in path)
+        parts: dict[int | None, list[tuple[Wanted, np.ndarray]]] = {}
+        for each in by_path[keys]:
+            parts.setdefault(each.layer, []).append((each, each.to_own(tensors[names[each.name]])))
+
+        def shard(place: tuple[slice, ...] | None) -> np.ndarray:
+            assert place is not None
+            starts, stops = zip(*(s.indices(n)[:2] for s, n in zip(place, shape.shape, strict=True)), strict=True)
+            result = np.zeros([b - a for a, b in zip(starts, stops, strict=True)], np.float32)
+            if keys[0] != "layers":
+                _fill(result, starts, parts[None])
+                return result
+            for row in range(starts[0], stops[0]):
+                if layers[row] >= 0:
+                    _fill(result[row - starts[0]], starts[1:], parts[layers[row]])
+            return result
+
+        return jax.make_array_from_callback(shape.shape, sharding, shard)
+
+    weights: Weights = jax.tree_util.tree_map_with_path(read, shapes, shardings)
+    return weights
+
+
+def _fill(result: np.ndarray, starts: tuple[int, ...], parts: list[tuple[Wanted, np.ndarray]]) -> None:
+    """Copies into `result`, a shard that begins at `starts`, what the parts of its weight have of it."""
+    for wanted, part in parts:
+        target, offsets = result, list(starts)
+        if wanted.index:
+            axis = len(wanted.index) - 1
+            number = wanted.part.index
+            assert number is not None
+            if not 0 <= number - starts[axis] < result.shape[axis]:
+                continue
+            target = result[(slice(None),) * axis + (number - starts[axis],)]
+            del offsets[axis]
+        there = tuple(slice(a, a + n) for a, n in zip(offsets, target.shape, strict=True))
+        piece = part[there]  # smaller than the target where rows pad the vocabulary
+        target[tuple(slice(n) for n in piece.shape)] = piece
+
+
+def _names_there(tensors: TensorFolder, architecture: Architecture, wanted: list[Wanted]) -> dict[str, str]:
+    """The name of each wanted tensor in the folder, where the class's prefix may be left out."""
+    prefix = architecture.prefix
+    bare = bool(prefix) and not any(name.startswith(prefix) for name in tensors.places)
+    return {each.name: each.name.removeprefix(prefix) if bare else each.name for each in wanted}
+
+
+def _check(
+    folder: Path, tensors: TensorFolder, architecture: Architecture, wanted: list[Wanted], names: dict[str, str]
+) -> None:
+    """Raises CheckpointError, naming the tensors, when the folder's tensors are not those that the model wants."""
+    places = tensors.places
+    missing = [names[each.name] for each in wanted if names[each.name] not in places]
+    shapes = {names[each.name]: each.shape for each in wanted}
+    other = [
+        f"{name} is {places[name].shape}, must be {shape}"
+        for name, shape in shapes.items()
+        if name in places and places[name].shape != shape
+    ]
+    extra = [name for name in places if name not in shapes and not name.endswith(architecture.ignored or "\0")]
+    if tied := [name for name in extra if name == "lm_head.weight"]:  # older versions wrote the tied table twice
+        table = names[next(each.name for each in wanted if each.part.path == ("embedding", "tokens"))]
+        if table in places and np.array_equal(tensors[tied[0]], tensors[table]):
+            extra.remove(tied[0])
+    problems = [f"missing: {_some(missing)}"] * bool(missing)
+    problems += [f"not of this model: {_some(extra)}"] * bool(extra)
+    problems += [f"of another shape: {_some(other)}"] * bool(other)
+    if problems:
+        raise CheckpointError(
+            f"The tensors of {folder} are not those of a {architecture.name} as its config.json describes it:\n  "
+            + "\n  ".join(problems)
+        )
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def write_weights(
+    folder: Path, config: Config, model: Model, weights: Weights, rows: tuple[int, ...], dtype: str
+) -> None:
+    """Writes a folder that transformers loads: `config.json` and the tensors.
+
+    Args:
+      folder: the folder, which may have a `config.json` to keep fields of.
+      config: the config of the run.
+      model: its model.
+      weights: the master weights on the mesh.
+      rows: the row of each layer in the stacked weights (`LayerPlacement.rows`).
+      dtype: dtype of the tensors, of `DTYPES`.
+    """
+    base = read_json(folder) if (folder / "config.json").exists() else None
+    described = config_json(config, base)
+    architecture = architecture_of(described)
+    described["dtype"] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}[dtype]
+
+    def make(wanted: Wanted) -> np.ndarray:
+        array: Any = weights
+        for key in wanted.part.path:
+            array = array[key]
+        if wanted.layer is not None:
+            array = array[rows[wanted.layer]]
+        host = np.asarray(jax.device_get(array[wanted.index]))
+        host = host[tuple(slice(size) for size in wanted.own_shape)]  # without rows that pad the vocabulary
+        return wanted.to_tensor(host).astype(DTYPES[dtype])
+
+    tensors = [
+        Tensor(each.name, each.shape, DTYPES[dtype], functools.partial(make, each))
+        for each in wanted_tensors(architecture, model)
+    ]
+    write_folder(folder, tensors)
+    (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def copy_tokenizer(source: Path, target: Path) -> Iterator[Path]:
+    """Copies the tokenizer's files from folder to folder; yields the path of each copy."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            yield Path(shutil.copyfile(source / name, target / name))

@@ -1,0 +1,203 @@
+"""Reads and writes folders of `.safetensors` files, one tensor at a time.
+
+A file is the length of its header (8 bytes, little-endian), the header (JSON: for each tensor its dtype, shape and the
+place of its bytes), and the bytes. A folder has one file, `model.safetensors`, or several with an index
+(`model.safetensors.index.json`) that names the file of each tensor. Tensors are read in place, as views of a file that
+is mapped into memory, and written as they are made: no folder is ever in memory as a whole.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from fiddlex.errors import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MOST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Place(NamedTuple):
+    """Where a tensor is: its file, dtype, shape, and the offset of its first byte in the file."""
+
+    file: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+
+
+class TensorFolder:
+    """The tensors of a folder, read in place.
+
+    Args:
+      folder: a folder with `model.safetensors`, or with `model.safetensors.index.json` and the files that it names.
+
+    Attributes:
+      places: the place of each tensor by name.
+
+    Raises:
+      CheckpointError: when there is no such file, or a file is damaged; the message names the file and what is wrong.
+    """
+
+    def __init__(self, folder: Path):
+        index = folder / INDEX
+        if index.exists():
+            self.places = _indexed(folder, index)
+        elif (folder / SINGLE).exists():
+            self.places = read_header(folder / SINGLE)
+        else:
+            raise CheckpointError(
+                f"{folder} has neither {SINGLE} nor {INDEX}. Name a folder that transformers' save_pretrained wrote; "
+                "to convert a pytorch_model.bin, load it with transformers and save it again."
+            )
+        self._mapped: dict[Path, np.memmap[Any, Any]] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The tensor, as a view of the mapped file."""
+        place = self.places[name]
+        if place.file not in self._mapped:
+            self._mapped[place.file] = np.memmap(place.file, np.uint8, mode="r")
+        size = math.prod(place.shape) * place.dtype.itemsize
+        view: np.ndarray = self._mapped[place.file][place.offset : place.offset + size]
+        return view.view(place.dtype).reshape(place.shape)
+
+
+def read_header(file: Path) -> dict[str, Place]:
+    """The places of a file's tensors; reads the header alone.
+
+    Raises:
+      CheckpointError: when the file is truncated, longer than its header says, or its header is not one.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > min(size - 8, MOST_HEADER):
+                raise ValueError(f"it has {size} bytes, and its header would have {length}")
+            header = json.loads(stream.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("its header is not a JSON object")
+        header.pop("__metadata__", None)
+        return _checked(file, header, first=8 + length, size=size)
+    except (OSError, ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
+        raise CheckpointError(f"{file} is not a safetensors file, or is damaged: {error}. Copy it again.") from error
+
+
+def _checked(file: Path, header: dict[str, Any], *, first: int, size: int) -> dict[str, Place]:
+    places, end = {}, first
+    for name, entry in sorted(header.items(), key=_begin):
+        begin, stop = (first + offset for offset in entry["data_offsets"])
+        shape = entry["shape"]
+        if entry["dtype"] not in DTYPES:
+            raise ValueError(f"{name} has dtype {entry['dtype']!r}, which is none of {', '.join(DTYPES)}")
+        if not isinstance(shape, list) or not all(type(each) is int and each >= 0 for each in shape):
+            raise ValueError(f"{name} has shape {shape!r}")
+        dtype = DTYPES[entry["dtype"]]
+        if begin != end or stop - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} of shape {shape} would be at bytes {begin} to {stop}, after byte {end}")
+        places[name], end = Place(file, dtype, tuple(shape), begin), stop
+    if end != size:
+        raise ValueError(f"it has {size} bytes, and its header tells of {end}")
+    return places
+
+
+def _begin(item: tuple[str, Any]) -> tuple[int, int]:
+    name, entry = item
+    match entry:
+        case {"dtype": str(), "shape": _, "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
+            return begin, end
+    raise ValueError(f"its header has {entry!r} for {name!r}")
+
+
+def _indexed(folder: Path, index: Path) -> dict[str, Place]:
+    """The places of all tensors that an index names."""
+    try:
+        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        outside = [name for name in files.values() if Path(name).name != name]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{index} is not an index of safetensors files: {error!r}. Copy it again.") from error
+    if outside:
+        raise CheckpointError(f"{index} names {outside[0]!r}, which is not a file of its folder. Copy it again.")
+    headers = {name: read_header(folder / name) for name in sorted(set(files.values()))}
+    lost = [name for name, file in files.items() if name not in headers[file]]
+    if lost:
+        raise CheckpointError(f"{index} says that {lost[0]} is in {files[lost[0]]}, where it is not. Copy both again.")
+    return {name: headers[file][name] for name, file in files.items()}
+
+
+class Tensor(NamedTuple):
+    """A tensor to write: its name, shape and dtype, and the function that makes it when its turn comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    make: Callable[[], np.ndarray]
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_folder(folder: Path, tensors: Sequence[Tensor], *, most_bytes: int = 5 * 10**9) -> None:
+    """Writes tensors into files of at most `most_bytes` each, if no tensor has more, with an index if it takes several.
+
+    Each file appears under its name once it is complete.
+
+    Raises:
+      OSError: when the folder cannot be written.
+    """
+    shards: list[list[Tensor]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(each.size for each in shards[-1]) + tensor.size > most_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    if len(shards) == 1:
+        names = [SINGLE]
+    for name, shard in zip(names, shards, strict=True):
+        _write_file(folder / name, shard)
+    if len(shards) > 1:
+        files = {each.name: name for name, shard in zip(names, shards, strict=True) for each in shard}
+        index = {"metadata": {"total_size": sum(each.size for each in tensors)}, "weight_map": files}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_file(file: Path, tensors: Iterable[Tensor]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for this
+    offset, tensors = 0, list(tensors)
+    for each in tensors:
+        header[each.name] = {
+            "dtype": NAMES[each.dtype],
+            "shape": list(each.shape),
+            "data_offsets": [offset, offset + each.size],
+        }
+        offset += each.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that every tensor begins at a multiple of its element's size
+    temporary = file.with_name(f"{file.name}.tmp")
+    with temporary.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for each in tensors:
+            array = np.ascontiguousarray(each.make(), each.dtype)
+            assert array.shape == each.shape, (each.name, array.shape, each.shape)
+            stream.write(array.reshape(-1).view(np.uint8).data)
+    os.replace(temporary, file)
