@@ -328,7 +328,7 @@ class TrainConfig(Checked, prefix="config.train."):
     eval_every: int = 0  # the run also ends with an evaluation, unless this is 0
     checkpoint_every: int = 0  # the run also ends with a checkpoint, unless this is 0
     keep_checkpoints: int = 1  # number to keep in addition to the newest
-    init_from: str = ""  # workdir whose weights this run starts from; a head of another kind is initialised
+    init_from: str = ""  # workdir, or hf:DIR, whose weights this run starts from; a head of another kind is initialised
     patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
     sample_tokens: int = 0  # length of the text sampled at the end of the run
 

@@ -107,22 +107,22 @@ def _gpt2_parts(model: ModelConfig) -> list[Part]:
 
 
 def _llama_model(json: Json) -> ModelConfig:
-    heads = json["num_attention_heads"]
-    rope = _rope(json)
+    heads, hidden, width = json["num_attention_heads"], json["hidden_size"], json.get("head_dim")
+    own_width = 0 if width is None or width * heads == hidden else width  # 0: that which follows from both
     return ModelConfig(
         family="llama",
         num_layers=json["num_hidden_layers"],
-        hidden_size=json["hidden_size"],
+        hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=json.get("num_key_value_heads") or heads,
-        head_dim=json.get("head_dim") or 0,
+        head_dim=own_width,
         ffn_size=json["intermediate_size"],
         vocab_size=json["vocab_size"],
         seq_len=json["max_position_embeddings"],
         layer_norm_epsilon=json["rms_norm_eps"],
         init_std=json.get("initializer_range", 0.02),
         tied_embeddings=json.get("tie_word_embeddings", False),
-        **rope,
+        **_rope(json),
     )
 
 
@@ -222,6 +222,7 @@ def _gelu(name: str) -> str:
     return known[name]
 
 
+OLDER_FIELDS = ("rope_theta", "rope_scaling", "torch_dtype")  # which transformers writes elsewhere from version 5 on
 _LLAMA_FIXED = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)}
 ARCHITECTURES = {
     each.name: each
@@ -302,7 +303,8 @@ def config_json(config: Config, base: Json | None = None) -> Json:
     model = config.model
     if base is not None:
         architecture = architecture_of(base)
-        return base | architecture.json_of(model)
+        kept = {name: value for name, value in base.items() if name not in OLDER_FIELDS}
+        return kept | architecture.json_of(model)
     names = {("gpt", "lm"): "GPT2LMHeadModel", ("llama", "lm"): "LlamaForCausalLM"}
     name = names.get((model.family, model.task))
     if name is None:

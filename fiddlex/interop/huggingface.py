@@ -8,31 +8,21 @@ import dataclasses
 import functools
 import json
 import math
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from fiddlex.config import Config, ModelConfig
-from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.architectures import Architecture, Json, Part, architecture_of, config_json, model_of
+from fiddlex.config import Config
+from fiddlex.errors import CheckpointError
+from fiddlex.interop.architectures import Architecture, Part, architecture_of, config_json
+from fiddlex.interop.folder import read_json
 from fiddlex.interop.safetensors_files import DTYPES, Tensor, TensorFolder, write_folder
 from fiddlex.models.model import Model
 from fiddlex.models.spec import Parameter
 from fiddlex.models.weights import Weights
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "generation_config.json",
-)
 MOST_NAMED = 8  # tensors that an error names
 
 
@@ -78,46 +68,22 @@ class Wanted:
         matrix = (inputs, math.prod(shape) // inputs)
         return matrix[::-1] if self.part.transposed else matrix
 
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape is the part; of learned positions, a model may use the first ones."""
+        if self.part.path[-1] == "positions":
+            return shape[1:] == self.shape[1:] and shape[0] >= self.shape[0]
+        return shape == self.shape
+
     def to_own(self, tensor: np.ndarray) -> np.ndarray:
         """The part of the weight from the tensor, as a view where numpy has one."""
+        if self.part.path[-1] == "positions":
+            return tensor[: self.shape[0]]
         return (tensor.T if self.part.transposed else tensor).reshape(self.own_shape)
 
     def to_tensor(self, own: np.ndarray) -> np.ndarray:
         """The tensor from the part of the weight."""
         shape = self.shape[::-1] if self.part.transposed else self.shape
         return own.reshape(shape).T if self.part.transposed else own.reshape(shape)
-
-
-def read_json(folder: Path) -> Json:
-    """The `config.json` of a folder.
-
-    Raises:
-      CheckpointError: when there is none, or it is no JSON object.
-    """
-    path = folder / "config.json"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            raise ValueError("it is not a JSON object")
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path} does not exist: hf:{folder} is not a folder that transformers' save_pretrained wrote."
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. Copy it again.") from error
-    return value
-
-
-def read_model(folder: Path) -> ModelConfig:
-    """The model section of a config that computes the model of a folder.
-
-    Raises:
-      CheckpointError: when `config.json` cannot be read, or fiddlex does not compute what it describes.
-    """
-    try:
-        return model_of(read_json(folder))
-    except ConfigError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
 
 
 def wanted_tensors(architecture: Architecture, model: Model) -> list[Wanted]:
@@ -207,13 +173,14 @@ def _check(
     """Raises CheckpointError, naming the tensors, when the folder's tensors are not those that the model wants."""
     places = tensors.places
     missing = [names[each.name] for each in wanted if names[each.name] not in places]
-    shapes = {names[each.name]: each.shape for each in wanted}
     other = [
-        f"{name} is {places[name].shape}, must be {shape}"
-        for name, shape in shapes.items()
-        if name in places and places[name].shape != shape
+        f"{names[each.name]} is {places[names[each.name]].shape}, must be {each.shape}"
+        for each in wanted
+        if names[each.name] in places and not each.takes(places[names[each.name]].shape)
     ]
-    extra = [name for name in places if name not in shapes and not name.endswith(architecture.ignored or "\0")]
+    extra = [
+        name for name in places if name not in set(names.values()) and not name.endswith(architecture.ignored or "\0")
+    ]
     if tied := [name for name in extra if name == "lm_head.weight"]:  # older versions wrote the tied table twice
         table = names[next(each.name for each in wanted if each.part.path == ("embedding", "tokens"))]
         if table in places and np.array_equal(tensors[tied[0]], tensors[table]):
@@ -267,10 +234,3 @@ def write_weights(
     ]
     write_folder(folder, tensors)
     (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-
-
-def copy_tokenizer(source: Path, target: Path) -> Iterator[Path]:
-    """Copies the tokenizer's files from folder to folder; yields the path of each copy."""
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            yield Path(shutil.copyfile(source / name, target / name))

@@ -197,7 +197,7 @@ def _write_file(file: Path, tensors: Iterable[Tensor]) -> None:
     with temporary.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for each in tensors:
-            array = np.ascontiguousarray(each.make(), each.dtype)
+            array = np.asarray(each.make(), each.dtype, order="C")
             assert array.shape == each.shape, (each.name, array.shape, each.shape)
             stream.write(array.reshape(-1).view(np.uint8).data)
     os.replace(temporary, file)

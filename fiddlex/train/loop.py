@@ -87,7 +87,7 @@ def train(config: Config, workdir: Path) -> Outcome:
         if trainer.restore(checkpoints):
             logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))
         elif config.train.init_from:
-            trainer.start_from(Path(config.train.init_from))
+            trainer.start_from(config.train.init_from)
         workdirs.write_config(workdir)
         first, last = trainer.step, config.train.num_steps
         if first >= last:

@@ -26,6 +26,7 @@ from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.statistics import majority_share
 from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from fiddlex.interop.folder import folder_of
 from fiddlex.models.bert import BERT
 from fiddlex.models.decoder import Decoder
 from fiddlex.models.weights import Weights
@@ -37,7 +38,7 @@ from fiddlex.train.inference.sampling import SamplingConfig, generate_text
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.transfer import placed, pretrained, whole
+from fiddlex.train.run.transfer import imported, placed, pretrained, whole
 from fiddlex.train.run.workdir import check_same_shapes, read_config
 from fiddlex.train.step.feed import DeviceBatch, Feed
 from fiddlex.train.step.gradients import HeadFunction
@@ -314,14 +315,17 @@ class Trainer:
         """A copy of the master weights on the host: float32, unsharded, without padding, layers in model order."""
         return whole(self.state.weights, self._program.model, self.layout)
 
-    def start_from(self, workdir: Path) -> None:
-        """Replaces the initial weights by those of the run in `workdir`; see `fiddlex.train.run.transfer`.
+    def start_from(self, source: str) -> None:
+        """Replaces the initial weights by those of a run's workdir or of `hf:DIR`; see `fiddlex.train.run.transfer`.
 
         Raises:
-          CheckpointError: when that run has no readable weights, or they do not fit the model.
+          CheckpointError: when there are no readable weights, or they do not fit the model.
         """
-        weights = pretrained(workdir, self.config, self.mesh, self.weights)
-        weights = placed(weights, self._program.model, self.layout, self.mesh)
+        if folder := folder_of(source):
+            weights = imported(folder, self._program)
+        else:
+            weights = pretrained(Path(source), self.config, self.mesh, self.weights)
+            weights = placed(weights, self._program.model, self.layout, self.mesh)
         self._state = self._program.resume(SavedState(self.state.step, weights, self.state.optimizer))
 
     def save(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> None:
@@ -361,6 +365,8 @@ class Trainer:
         if self._switch is not None and saved.switch:
             self._switch.restore(saved.switch)
             self._follow(self._switch)
+        if not saved.optimizer:  # weights alone, as from another program
+            saved = saved._replace(optimizer=self.state.optimizer)
         self._take(self._program.resume(saved))
         return True
 

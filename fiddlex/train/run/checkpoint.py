@@ -121,7 +121,8 @@ class Checkpoints:
         """The newest undamaged checkpoint, with the shapes and shardings of `abstract`; None without checkpoints.
 
         Args:
-          abstract: ShapeDtypeStructs with shardings. The padded vocabulary may differ from the saved one. With an empty
+          abstract: ShapeDtypeStructs with shardings. Of a checkpoint with weights alone, the result has an empty
+            `optimizer`. The padded vocabulary may differ from the saved one. With an empty
             `optimizer` (`()`), only the weights are read. Older weights are read only if the checkpoint has them, in
             the dtype in which they were saved.
           layers: the layer of each row of `abstract`; if the checkpoint has another order, its rows are moved.
@@ -219,13 +220,15 @@ class Checkpoints:
         if meta["step"] != step:
             raise ValueError(f"it is the checkpoint of step {meta['step']} under another name")
         expected = meta["checksums"]
-        if fingerprint and meta["fingerprint"] != fingerprint:
+        if fingerprint and meta["fingerprint"] and meta["fingerprint"] != fingerprint:
             raise CheckpointError(
                 f"{self.path(step)} was trained on other data: fingerprint {meta['fingerprint']}, now {fingerprint}. "
                 "The files that data.source names (for stdlib: the Python version) have changed since. Put them back "
                 "to go on with this run, or choose a new --workdir."
             )
         abstract = _as_saved(abstract, meta)
+        if not any(name.startswith("optimizer.") for name in expected):
+            abstract = abstract._replace(optimizer=())  # weights alone, as from another program
         if different := sorted(set(_arrays(abstract)) ^ {name for name in expected if _is_wanted(name, abstract)}):
             raise CheckpointError(_other_arrays(self.path(step), different))
         items = _items(abstract)

@@ -15,8 +15,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fiddlex.config import Config
+from fiddlex.config.families import family
 from fiddlex.config.overrides import FLUSHED, replaced
 from fiddlex.errors import CheckpointError
+from fiddlex.interop.folder import read_model
+from fiddlex.interop.huggingface import read_weights
 from fiddlex.models.model import Model
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
@@ -107,11 +110,26 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], We
     return taken
 
 
+def imported(folder: Path, program: Program) -> Weights:
+    """The initial weights of a run that starts from a folder of transformers, in the layout of the program.
+
+    Raises:
+      CheckpointError: when the folder cannot be read, or its weights do not fit the model.
+    """
+    saved = replaced(program.config, {"model": read_model(folder)})
+    _check_fits(saved, program.config, folder)
+    layout = program.layout
+    shardings = named(program.mesh, layout.master)
+    weights = read_weights(folder, program.model, layout.shapes, shardings, layout.placement.layers)
+    logger.info("The run starts from the weights of %s.", folder)
+    return weights
+
+
 def _check_fits(saved: Config, config: Config, workdir: Path) -> None:
     different = described_differences(SAME_FIELDS, saved, config)
     if not _same_tokenizer(saved.data.tokenizer, config.data.tokenizer):
         different.append(f"data.tokenizer is {config.data.tokenizer!r}, was {saved.data.tokenizer!r}")
-    if config.model.seq_len > saved.model.seq_len:
+    if config.model.seq_len > saved.model.seq_len and "rope_base" not in family(saved.model.family).fields:
         different.append(
             f"model.seq_len is {config.model.seq_len}, above the {saved.model.seq_len} positions that were learnt"
         )

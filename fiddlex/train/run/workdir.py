@@ -146,7 +146,11 @@ def _check_checkpoints(workdir: Path, config: Config) -> None:
             f"--workdir={workdir} has checkpoints and no config.json that tells of what. Put config.json back, or "
             "choose a new --workdir to start another run."
         )
-    check_same_run(read_config(workdir), config, workdir)
+    saved = read_config(workdir)
+    if [path.name for path in checkpoints.iterdir()] == ["0"]:  # weights that no step has changed
+        check_same_shapes(saved, config, workdir)
+    else:
+        check_same_run(saved, config, workdir)
 
 
 def write_config(workdir: Path) -> None:

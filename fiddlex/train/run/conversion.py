@@ -1,0 +1,118 @@
+"""Workdirs from folders of Hugging Face's transformers, and back.
+
+A workdir made from a folder has the weights as a checkpoint of step 0, and in `huggingface/` the folder's `config.json`
+and tokenizer, which a conversion back starts from.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.cluster.mesh import make_mesh
+from fiddlex.config import Config
+from fiddlex.config.overrides import FLUSHED, replaced
+from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.interop.folder import copy_tokenizer, read_json, read_model
+from fiddlex.interop.huggingface import write_weights
+from fiddlex.train.run.best import restore_result
+from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.transfer import imported
+from fiddlex.train.run.workdir import check_same_shapes, read_config, writing
+from fiddlex.train.step.program import Program
+from fiddlex.train.step.state import SavedState
+
+ORIGINAL = "huggingface"  # subdirectory of a workdir
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config] = lambda config: config) -> Config:
+    """Makes a workdir whose checkpoint of step 0 has the weights of a folder; returns its config.
+
+    Args:
+      folder: the folder.
+      workdir: the directory to make.
+      change: maps the config of the folder's model, which has one device, to the config to use.
+
+    Raises:
+      CheckpointError: when the folder cannot be read, or the workdir is there already.
+    """
+    config = replaced(Config(), {"model": read_model(folder)})
+    _require_absent(workdir)
+    temporary = workdir.with_name(f"{workdir.name}.tmp")
+    with writing(temporary):
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / ORIGINAL).mkdir(parents=True)
+        shutil.copyfile(folder / "config.json", temporary / ORIGINAL / "config.json")
+        if tokenizer := copy_tokenizer(folder, temporary / ORIGINAL):
+            config.data.tokenizer = os.path.abspath(workdir / ORIGINAL / tokenizer.name)
+    config = change(config).validate()
+    program = Program(config, make_mesh(config.mesh))
+    step = jax.device_put(jnp.int32(0), NamedSharding(program.mesh, P()))
+    with Checkpoints(temporary) as checkpoints:
+        checkpoints.save(
+            SavedState(step, imported(folder, program)),
+            0,
+            layers=program.layout.placement.layers,
+            fingerprint="",
+            padded_vocab=config.padded_vocab_size,
+        )
+    with writing(workdir):
+        (temporary / "config.json").write_text(config.to_json(), encoding="utf-8")
+        os.replace(temporary, workdir)
+    return config
+
+
+def export_workdir(
+    workdir: Path, folder: Path, dtype: str, change: Callable[[Config], Config] = lambda config: config
+) -> int:
+    """Writes a folder that transformers loads from the best or newest weights of a run; returns their step.
+
+    Args:
+      workdir: the run's directory.
+      folder: the folder to make.
+      dtype: dtype of the tensors, of `DTYPES`; empty: that of the folder the run's weights came from, else float32.
+      change: maps the run's config to the config to use.
+
+    Raises:
+      CheckpointError: when the run has no readable weights, transformers has no such model, or the folder is there.
+    """
+    saved = read_config(workdir)
+    config = replaced(change(saved), FLUSHED)
+    check_same_shapes(saved, config, workdir)
+    _require_absent(folder)
+    original = workdir / ORIGINAL
+    if not dtype:
+        described = read_json(original) if original.exists() else {}
+        named = described.get("dtype", described.get("torch_dtype"))
+        dtype = named if named in DTYPES else "float32"
+    program = Program(config, make_mesh(config.mesh))
+    state = restore_result(workdir, saved, program)
+    if state is None:
+        raise CheckpointError(f"--source={workdir} has no checkpoint. Train it with one first.")
+    temporary = folder.with_name(f"{folder.name}.tmp")
+    with writing(temporary):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        if original.exists():
+            shutil.copyfile(original / "config.json", temporary / "config.json")
+            copy_tokenizer(original, temporary)
+        elif config.data.tokenizer != "bytes":
+            shutil.copyfile(os.path.expanduser(config.data.tokenizer), temporary / "tokenizer.json")
+        rows = program.layout.placement.rows
+        try:
+            write_weights(temporary, config, program.model, state.weights, rows, DTYPES[dtype])
+        except ConfigError as error:
+            raise CheckpointError(f"--source={workdir}: {error}") from error
+        os.replace(temporary, folder)
+    return int(state.step)
+
+
+def _require_absent(path: Path) -> None:
+    if path.exists():
+        raise CheckpointError(f"--target={path} is there already. Name another directory, or move it away.")
