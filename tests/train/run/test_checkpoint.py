@@ -112,9 +112,23 @@ def test_a_network_with_other_parameters_is_told_from_another_optimizer(workdir:
     sharding = NamedSharding(make_mesh(MeshConfig()), P())
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), a_state())
     table = abstract.weights["head"]["table"]
+    with Checkpoints(workdir) as checkpoints:
+        state = a_state()._replace(optimizer={"nu": jnp.arange(4.0)})
+        checkpoints.save(state, 6, layers=LAYERS, fingerprint="data")
     for change, message in (
         ({"weights": abstract.weights | {"head": {"table": table, "bias": table}}}, "another network, whose"),
-        ({"optimizer": {"mu": table}}, "another kind of optimizer state: optimizer.mu is on one side only"),
+        ({"optimizer": {"mu": table}}, "another kind of optimizer state: optimizer.mu, optimizer.nu are on one side"),
     ):
         with Checkpoints(workdir) as checkpoints, pytest.raises(CheckpointError, match=message):
             checkpoints.restore_newest(abstract._replace(**change), layers=LAYERS)
+
+
+def test_weights_alone_are_read_where_an_optimizer_is_wanted(workdir: pathlib.Path) -> None:
+    sharding = NamedSharding(make_mesh(MeshConfig()), P())
+    wanted = a_state()._replace(optimizer={"mu": jnp.arange(4.0)})
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), wanted)
+    with Checkpoints(workdir) as checkpoints:
+        state = checkpoints.restore_newest(abstract, layers=LAYERS, fingerprint="data")
+    assert state is not None
+    assert state.optimizer == ()
+    jax.tree.map(np.testing.assert_array_equal, state.weights, a_state().weights)
