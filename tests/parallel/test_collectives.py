@@ -22,7 +22,8 @@ def test_a_layer_has_two_reductions_each_way(sequence_parallel: bool) -> None:
     model = make_model(config)
     layout = make_layout(model, config)
     context = Context(sequence_parallel=sequence_parallel)
-    varying = frozenset({"data", "pipe", "tensor"} if sequence_parallel else {"data", "pipe"})
+    axes = frozenset({"data", "pipe", "tensor"} if sequence_parallel else {"data", "pipe"})
+    varying = jax.tree.map(lambda _: axes, layout.shapes["layers"])
 
     def layer_and_gradients(weights: dict, x: jax.Array) -> tuple:
         weights = jax.tree.map(lambda w: w[0], as_varying(weights, layout.compute["layers"], varying))

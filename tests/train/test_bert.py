@@ -128,7 +128,7 @@ def test_another_run_gives_what_both_models_have(config: Config, tmp_path: pathl
     task.mesh.sequence_parallel, task.pipeline.num_chunks, task.model.seq_len = False, 1, 12
     trainer = Trainer(task, random_dataset(task))
     fresh = trainer.weights()
-    trainer.start_from(tmp_path / "pretrained")
+    trainer.start_from(str(tmp_path / "pretrained"))
     weights, given = trainer.weights(), trained.weights()
     chex.assert_trees_all_equal(weights["layers"], given["layers"])
     chex.assert_trees_all_equal(weights["head"]["label"]["pooler"], given["head"]["label"]["pooler"])
@@ -139,12 +139,12 @@ def test_another_run_gives_what_both_models_have(config: Config, tmp_path: pathl
     assert all(math.isfinite(record["loss"]) for record in trainer.steps(2))
     task.model.hidden_size, task.model.seq_len = 64, 32
     with pytest.raises(CheckpointError, match=r"(?s)hidden_size is 64, was 32\n.*seq_len is 32, above the 16") as told:
-        Trainer(task, random_dataset(task)).start_from(tmp_path / "pretrained")
+        Trainer(task, random_dataset(task)).start_from(str(tmp_path / "pretrained"))
     assert "mlp_size" not in str(told.value)
     assert "ffn_size" not in str(told.value)  # it follows from hidden_size, and nobody set it
     task.model.hidden_size, task.model.ffn_size = 32, 64
     with pytest.raises(CheckpointError, match=r"model\.ffn_size is 64, was 128"):
-        Trainer(task, random_dataset(task)).start_from(tmp_path / "pretrained")
+        Trainer(task, random_dataset(task)).start_from(str(tmp_path / "pretrained"))
     with pytest.raises(CheckpointError) as told:
         load_trainer(tmp_path / "pretrained", lambda config: of_task(copy.deepcopy(config), "classification"))
     assert str(told.value) == (
