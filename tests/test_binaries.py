@@ -220,6 +220,7 @@ def test_mistakes(binary: str, arguments: list[str], status: int, message: str, 
     assert not workdir.exists()
 
 
+@pytest.mark.long
 def test_the_readmes_bert_commands(tmp_path: pathlib.Path) -> None:
     """As they stand, but in a folder of the test's own, with small models and few steps."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

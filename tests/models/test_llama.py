@@ -84,6 +84,7 @@ def test_products_of_rotated_queries_and_keys_depend_on_the_distance_alone() -> 
     assert score(7, 4) != pytest.approx(score(7, 5), rel=1e-2)
 
 
+@pytest.mark.long
 def test_a_trained_model_is_evaluated_sampled_and_restored_where_ranks_share_keys(
     config: Config, tmp_path: pathlib.Path
 ) -> None:
@@ -115,7 +116,7 @@ def test_a_trained_model_is_evaluated_sampled_and_restored_where_ranks_share_key
     assert drawn == bytes(text[len(prompt) :]).decode(errors="replace")
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [pytest.param(True, marks=pytest.mark.long), False])
 def test_memory_is_predicted(tied: bool, config: Config) -> None:
     config.model.hidden_size, config.model.seq_len, config.model.vocab_size = 128, 256, 512
     config.model.ffn_size, config.model.head_dim, config.model.tied_embeddings = 384, 0, tied

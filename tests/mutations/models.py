@@ -12,6 +12,7 @@ LAYOUT = "tests/train/test_layouts.py::test_layout_trains_as_the_reference_does"
 LLAMA = f"{LAYOUT}[2x2x2-llama-interleaved_1f1b-v2-m4-none-adamw-zero1-sync]"
 LLAMA_TIED = f"{LAYOUT}[1x2x2-llamatied-zb_h1-v1-m4-31-selective-muon-zero1-dropout-2bw]"
 LLAMA_SHARED = f"{LAYOUT}[2x1x4-llama-1f1b-v1-m2-sp-none-lamb-zero1-sync]"
+PLACES = "tests/interop/test_conversion.py::test_every_element_goes_to_its_place"
 LLAMA_OPERATORS = "tests/models/test_llama.py::test_operators_have_the_gradients_of_their_formulas"
 DROPOUT = "fiddlex/models/dropout.py"
 SHARDED, COLLECTIVES = "fiddlex/models/sharded_vocabulary.py", "fiddlex/parallel/collectives.py"
@@ -93,6 +94,20 @@ MUTATIONS = (
         old="scaled.mean(axis=-1, keepdims=True) - normal * (scaled * normal).mean(axis=-1, keepdims=True)",
         new="scaled.mean(axis=-1, keepdims=True)",
         tests=(BERT,),
+    ),
+    Mutation(
+        "tensor-of-a-folder-not-transposed",
+        "fiddlex/interop/huggingface.py",
+        old="return (tensor.T if self.part.transposed else tensor).reshape(self.own_shape)",
+        new="return tensor.reshape(self.own_shape)",
+        tests=(PLACES,),
+    ),
+    Mutation(
+        "part-of-a-weight-in-the-place-of-another",
+        "fiddlex/interop/huggingface.py",
+        old="target = result[(slice(None),) * axis + (number - starts[axis],)]",
+        new="target = result[(slice(None),) * axis + (result.shape[axis] - 1 - number,)]",
+        tests=(PLACES,),
     ),
     Mutation(
         "rms-norm-gradient-without-the-variance",

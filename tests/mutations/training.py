@@ -21,6 +21,8 @@ VERSIONS, LAYOUTS = (
     "fiddlex/train/step/versions.py",
     "tests/train/test_layouts.py::test_layout_trains_as_the_reference_does",
 )
+MOMENTUM = f"{LAYOUTS}[2x3x1-mlmpre-zb_h2-v1-m2-121-none-adamw-zero1-dropout-delay:3-momentum21]"
+ADAM = f"{LAYOUTS}[1x2x2-mlmpre-interleaved_1f1b-v2-m4-1211-selective-adam-zero1-dropout-2bw-extrapolate21]"
 CHECKPOINTS, SAMPLING = "fiddlex/train/run/checkpoint.py", "fiddlex/train/inference/sampling.py"
 
 MUTATIONS = (
@@ -202,42 +204,42 @@ MUTATIONS = (
         "fiddlex/schedules/prediction.py",
         old="np.outer(coefficients(config), semantics.delays)",
         new="np.outer(coefficients(config), np.minimum(semantics.delays, 1))",
-        tests=(f"{LAYOUTS}[2x1x1-mlm_nsppost-1f1b-v1-m2-none-adamw-zero1-delay:2-momentum21]",),
+        tests=(MOMENTUM,),
     ),
     Mutation(
         "second-order-without-the-momentum",
         "fiddlex/schedules/prediction.py",
         old="(1 + momentum, -momentum)",
         new="(2.0, -1.0)",
-        tests=(f"{LAYOUTS}[1x2x1-gpt-zb_v-v2-m4-none-sgd-delay:2-extrapolate20.7]",),
+        tests=(f"{LAYOUTS}[1x2x1-gpt-gpipe-v1-m2-full-sgd-zero1-2bw-extrapolate20.7]",),
     ),
     Mutation(
         "last-update-forgotten",
         VERSIONS,
         old="[update.change, dict(versions.last_update)]",
         new="[update.change, update.change]",
-        tests=(f"{LAYOUTS}[2x2x1-mlmpre-1f1b-v1-m2-none-lamb-dropout-2bw-extrapolate21]",),
+        tests=(ADAM,),
     ),
     Mutation(
         "head-predicted-as-far-as-the-embedding",
         VERSIONS,
         old="Factors(each[:, stages], each[:, 0], each[:, -1])",
         new="Factors(each[:, stages], each[:, 0], each[:, 0])",
-        tests=(f"{LAYOUTS}[1x4x1-gpt-1f1b-v1-m8-none-lamb-stash-extrapolate11]",),
+        tests=(f"{LAYOUTS}[2x2x1-gpt-interleaved_1f1b-v2-m4-none-lamb-zero1-dropout-stash-extrapolate11]",),
     ),
     Mutation(
         "momentum-of-the-step-before",
         VERSIONS,
         old="self._optimizer.update(*lax.optimization_barrier((expected, state.optimizer, state.weights)))[0]",
         new="update.change",
-        tests=(f"{LAYOUTS}[1x2x2-gpt-zb_h1-v1-m4-sp-none-adamw-2bw-momentum11]",),
+        tests=(f"{LAYOUTS}[2x2x2-gpt-interleaved_1f1b-v2-m4-sp-none-adamw-zero1-vertical_sync-momentum11]",),
     ),
     Mutation(
         "second-order-of-momentum-without-the-gradient",
         VERSIONS,
         old="expected = update.grads if self._order > 1 else",
         new="expected = update.grads if self._order > 2 else",
-        tests=(f"{LAYOUTS}[2x1x1-mlm_nsppost-1f1b-v1-m2-none-adamw-zero1-delay:2-momentum21]",),
+        tests=(MOMENTUM,),
     ),
     Mutation(
         "queries-keys-and-values-one-matrix",

@@ -118,11 +118,12 @@ CROSSINGS = {
     "pipe": [((1, 2, 2), "1f1b", 1, 4, "")],
     "there-and-back": [((1, 2, 2), "interleaved_1f1b", 2, 2, ""), ((2, 1, 2), "1f1b", 1, 2, "")],
     "uneven": [((1, 3, 2), "1f1b", 1, 4, "1,2,1"), ((2, 2, 1), "zb_v", 2, 2, ""), ((1, 2, 1), "1f1b", 1, 2, "3,1")],
+    "one-uneven": [((1, 3, 2), "1f1b", 1, 4, "1,2,1")],
 }
 
 
-# Of the default tier: the padding of the vocabulary, the schedule, chunks and uneven stages change in one or the other.
-QUICK = {("sequence-parallel", "adafactor", "sync"), ("uneven", "adamw", "2bw")}
+# Of the default tier: the padding of the vocabulary, or the stages and the schedule change.
+QUICK = {("sequence-parallel", "adafactor", "sync"), ("one-uneven", "adamw", "2bw")}
 
 
 TRAINED_BY = (("adamw", "sync"), ("adafactor", "sync"), ("adamw", "2bw"))  # optimizer and semantics
