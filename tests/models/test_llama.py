@@ -19,6 +19,8 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.models.attention import attend
+from fiddlex.models.context import Context
 from fiddlex.models.operators import exact_gelu, gated_silu, rms_norm
 from fiddlex.models.rotary import rotate
 from fiddlex.planner.layouts import Problem, layouts
@@ -70,6 +72,14 @@ def test_operators_have_the_gradients_of_their_formulas() -> None:
     agree(gated_silu, lambda gate, x: gate / (1 + jnp.exp(-gate)) * x, x_BSNH, normal(2, 3, 2, 6) + 1)
     agree(exact_gelu, lambda x: x * (1 + jax.lax.erf(x / 2**0.5)) / 2, x_BSNH)
     agree(lambda x: rotate(x, positions_BS, angles), turned, x_BSNH)
+
+
+def test_queries_share_keys_as_if_each_had_a_copy() -> None:
+    q_BSND, k_BSKD, v_BSKD = normal(2, 5, 6, 4), normal(2, 5, 3, 4), normal(2, 5, 3, 4) + 1
+    context = Context(sequence_parallel=False)
+    copies = (jnp.repeat(x, 2, axis=2) for x in (k_BSKD, v_BSKD))  # heads 0 and 1 of the queries share head 0
+    expected = attend(q_BSND, *copies, context)
+    np.testing.assert_allclose(attend(q_BSND, k_BSKD, v_BSKD, context), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_products_of_rotated_queries_and_keys_depend_on_the_distance_alone() -> None:

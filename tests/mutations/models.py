@@ -10,7 +10,7 @@ PACKED = "tests/train/test_bert.py::test_pieces_in_one_example_see_nothing_of_ea
 HELDOUT = "tests/train/test_trainer.py::test_evaluation_scores_every_heldout_token_once[1f1b]"
 LAYOUT = "tests/train/test_layouts.py::test_layout_trains_as_the_reference_does"
 LLAMA = f"{LAYOUT}[2x2x2-llama-interleaved_1f1b-v2-m4-none-adamw-zero1-sync]"
-LLAMA_TIED = f"{LAYOUT}[1x2x2-llamatied-zb_h1-v1-m4-31-selective-muon-zero1-dropout-2bw]"
+SHARED_KEYS = "tests/models/test_llama.py::test_queries_share_keys_as_if_each_had_a_copy"
 LLAMA_SHARED = f"{LAYOUT}[2x1x4-llama-1f1b-v1-m2-sp-none-lamb-zero1-sync]"
 PLACES = "tests/interop/test_conversion.py::test_every_element_goes_to_its_place"
 LLAMA_OPERATORS = "tests/models/test_llama.py::test_operators_have_the_gradients_of_their_formulas"
@@ -103,13 +103,6 @@ MUTATIONS = (
         tests=(PLACES,),
     ),
     Mutation(
-        "part-of-a-weight-in-the-place-of-another",
-        "fiddlex/interop/huggingface.py",
-        old="target = result[(slice(None),) * axis + (number - starts[axis],)]",
-        new="target = result[(slice(None),) * axis + (result.shape[axis] - 1 - number,)]",
-        tests=(PLACES,),
-    ),
-    Mutation(
         "rms-norm-gradient-without-the-variance",
         "fiddlex/models/operators.py",
         old="    centred = scaled - normal * (scaled * normal).mean(axis=-1, keepdims=True)\n",
@@ -142,7 +135,7 @@ MUTATIONS = (
         "fiddlex/models/attention.py",
         old="q_BSND.reshape(batch, length, kv_heads, group, size).transpose(0, 3, 1, 2, 4)",
         new="q_BSND.reshape(batch, length, group, kv_heads, size).transpose(0, 2, 1, 3, 4)",
-        tests=(LLAMA,),
+        tests=(SHARED_KEYS,),
     ),
     Mutation(
         "ranks-that-share-keys-take-the-first-head",
@@ -150,13 +143,6 @@ MUTATIONS = (
         old='lax.axis_index("tensor") // self._replicas',
         new='lax.axis_index("tensor") * 0',
         tests=(LLAMA_SHARED,),
-    ),
-    Mutation(
-        "gradient-of-shared-keys-not-summed",
-        "fiddlex/train/step/state.py",
-        old="split = config.mesh.sequence_parallel or parameter.partial",
-        new="split = config.mesh.sequence_parallel",
-        tests=(LLAMA_TIED,),
     ),
     Mutation(
         "weights-ignored-in-the-loss",
