@@ -1,7 +1,7 @@
 """The architectures of Hugging Face's transformers that fiddlex computes: their `config.json` and the names of tensors.
 
-`model_of` turns a `config.json` into the model section of a config, `config_json` makes one, and `tensors_of` tells for
-each tensor of a folder which part of which weight it is. An option that fiddlex does not compute is an error that names
+`model_of` turns a `config.json` into the model section of a config, `config_json` makes one, and `Architecture.parts`
+tells for each tensor of a folder which weight it is. An option that fiddlex does not compute is an error that names
 the option and its value.
 """
 
@@ -17,19 +17,16 @@ Json = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One tensor of a folder, and the part of a weight that it is.
+    """One tensor of a folder, and the weight, or the layer of a weight, that it is.
 
     Attributes:
       name: the tensor's name; in a layer, `{}` stands for the layer's number.
       path: the weight's keys.
-      index: the part's index along the second dimension of a kernel, or the first of a bias, that several tensors are
-        parts of; None where the tensor is the whole weight.
       transposed: whether the tensor is stored as [outputs, inputs], as PyTorch's linear layers are.
     """
 
     name: str
     path: tuple[str, ...]
-    index: int | None = None
     transposed: bool = False
 
 
@@ -210,9 +207,9 @@ def _norm(name: str, path: tuple[str, ...]) -> tuple[Part, Part]:
     return Part(f"{name}.weight", (*path, "scale")), Part(f"{name}.bias", (*path, "bias"))
 
 
-def _linear(name: str, path: tuple[str, ...], *, transposed: bool, index: int | None = None) -> tuple[Part, Part]:
-    kernel = Part(f"{name}.weight", (*path, "kernel"), index, transposed)
-    return kernel, Part(f"{name}.bias", (*path, "bias"), index)
+def _linear(name: str, path: tuple[str, ...], *, transposed: bool) -> tuple[Part, Part]:
+    kernel = Part(f"{name}.weight", (*path, "kernel"), transposed)
+    return kernel, Part(f"{name}.bias", (*path, "bias"))
 
 
 def _gelu(name: str) -> str:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError
 from fiddlex.interop.architectures import Architecture, Part, architecture_of, config_json
 from fiddlex.interop.folder import read_json
-from fiddlex.interop.safetensors_files import DTYPES, Tensor, TensorFolder, write_folder
+from fiddlex.interop.safetensors_files import Tensor, TensorFolder, write_folder
 from fiddlex.models.model import Model
 from fiddlex.models.spec import Parameter
 from fiddlex.models.weights import Weights
@@ -46,22 +47,9 @@ class Wanted:
         return self.part.name if self.layer is None else self.part.name.format(self.layer)
 
     @property
-    def index(self) -> tuple[int | slice, ...]:
-        """The place of the part in its weight."""
-        if self.part.index is None:
-            return ()
-        return (slice(None), self.part.index) if self.parameter.matrix else (self.part.index,)
-
-    @property
-    def own_shape(self) -> tuple[int, ...]:
-        """The shape of the part of the weight."""
-        dropped = len(self.index) - 1 if self.index else None
-        return tuple(size for i, size in enumerate(self.parameter.shape) if i != dropped)
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the tensor: a matrix for the kernel of a product, a vector for a bias."""
-        parameter, shape = self.parameter, self.own_shape
+        parameter, shape = self.parameter, self.parameter.shape
         if parameter.matrix is None:
             return shape if len(shape) == 2 and parameter.decays else (math.prod(shape),)
         inputs = math.prod(shape[: len(parameter.matrix.inputs)])
@@ -78,7 +66,7 @@ class Wanted:
         """The part of the weight from the tensor, as a view where numpy has one."""
         if self.part.path[-1] == "positions":
             return tensor[: self.shape[0]]
-        return (tensor.T if self.part.transposed else tensor).reshape(self.own_shape)
+        return (tensor.T if self.part.transposed else tensor).reshape(self.parameter.shape)
 
     def to_tensor(self, own: np.ndarray) -> np.ndarray:
         """The tensor from the part of the weight."""
@@ -115,26 +103,25 @@ def read_weights(folder: Path, model: Model, shapes: Weights, shardings: Weights
     tensors, wanted = TensorFolder(folder), wanted_tensors(architecture, model)
     names = _names_there(tensors, architecture, wanted)
     _check(folder, tensors, architecture, wanted, names)
-    by_path: dict[tuple[str, ...], list[Wanted]] = {}
-    for each in wanted:
-        by_path.setdefault(each.part.path, []).append(each)
+    by_place = {(each.part.path, each.layer): each for each in wanted}
 
     def read(path: Any, shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.Array:
         keys = tuple(entry.key for entry in path)
-        parts: dict[int | None, list[tuple[Wanted, np.ndarray]]] = {}
-        for each in by_path[keys]:
-            parts.setdefault(each.layer, []).append((each, each.to_own(tensors[names[each.name]])))
+
+        def tensor(layer: int | None) -> np.ndarray:
+            each = by_place[keys, layer]
+            return each.to_own(tensors[names[each.name]])
 
         def shard(place: tuple[slice, ...] | None) -> np.ndarray:
             assert place is not None
             starts, stops = zip(*(s.indices(n)[:2] for s, n in zip(place, shape.shape, strict=True)), strict=True)
             result = np.zeros([b - a for a, b in zip(starts, stops, strict=True)], np.float32)
             if keys[0] != "layers":
-                _fill(result, starts, parts[None])
+                _fill(result, starts, tensor(None))
                 return result
             for row in range(starts[0], stops[0]):
                 if layers[row] >= 0:
-                    _fill(result[row - starts[0]], starts[1:], parts[layers[row]])
+                    _fill(result[row - starts[0]], starts[1:], tensor(layers[row]))
             return result
 
         return jax.make_array_from_callback(shape.shape, sharding, shard)
@@ -143,21 +130,10 @@ def read_weights(folder: Path, model: Model, shapes: Weights, shardings: Weights
     return weights
 
 
-def _fill(result: np.ndarray, starts: tuple[int, ...], parts: list[tuple[Wanted, np.ndarray]]) -> None:
-    """Copies into `result`, a shard that begins at `starts`, what the parts of its weight have of it."""
-    for wanted, part in parts:
-        target, offsets = result, list(starts)
-        if wanted.index:
-            axis = len(wanted.index) - 1
-            number = wanted.part.index
-            assert number is not None
-            if not 0 <= number - starts[axis] < result.shape[axis]:
-                continue
-            target = result[(slice(None),) * axis + (number - starts[axis],)]
-            del offsets[axis]
-        there = tuple(slice(a, a + n) for a, n in zip(offsets, target.shape, strict=True))
-        piece = part[there]  # smaller than the target where rows pad the vocabulary
-        target[tuple(slice(n) for n in piece.shape)] = piece
+def _fill(result: np.ndarray, starts: tuple[int, ...], weight: np.ndarray) -> None:
+    """Copies into `result`, a shard that begins at `starts`, what the weight has of it."""
+    piece = weight[tuple(slice(a, a + n) for a, n in zip(starts, result.shape, strict=True))]
+    result[tuple(slice(n) for n in piece.shape)] = piece  # smaller than the shard where rows pad the vocabulary
 
 
 def _names_there(tensors: TensorFolder, architecture: Architecture, wanted: list[Wanted]) -> dict[str, str]:
@@ -211,12 +187,12 @@ def write_weights(
       model: its model.
       weights: the master weights on the mesh.
       rows: the row of each layer in the stacked weights (`LayerPlacement.rows`).
-      dtype: dtype of the tensors, of `DTYPES`.
+      dtype: dtype of the tensors, as in `bfloat16`.
     """
     base = read_json(folder) if (folder / "config.json").exists() else None
     described = config_json(config, base)
     architecture = architecture_of(described)
-    described["dtype"] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}[dtype]
+    described["dtype"] = dtype
 
     def make(wanted: Wanted) -> np.ndarray:
         array: Any = weights
@@ -224,12 +200,12 @@ def write_weights(
             array = array[key]
         if wanted.layer is not None:
             array = array[rows[wanted.layer]]
-        host = np.asarray(jax.device_get(array[wanted.index]))
-        host = host[tuple(slice(size) for size in wanted.own_shape)]  # without rows that pad the vocabulary
-        return wanted.to_tensor(host).astype(DTYPES[dtype])
+        host = np.asarray(jax.device_get(array))
+        host = host[tuple(slice(size) for size in wanted.parameter.shape)]  # without rows that pad the vocabulary
+        return wanted.to_tensor(host).astype(jnp.dtype(dtype))
 
     tensors = [
-        Tensor(each.name, each.shape, DTYPES[dtype], functools.partial(make, each))
+        Tensor(each.name, each.shape, jnp.dtype(dtype), functools.partial(make, each))
         for each in wanted_tensors(architecture, model)
     ]
     write_folder(folder, tensors)

@@ -98,8 +98,8 @@ MUTATIONS = (
     Mutation(
         "tensor-of-a-folder-not-transposed",
         "fiddlex/interop/huggingface.py",
-        old="return (tensor.T if self.part.transposed else tensor).reshape(self.own_shape)",
-        new="return tensor.reshape(self.own_shape)",
+        old="return (tensor.T if self.part.transposed else tensor).reshape(self.parameter.shape)",
+        new="return tensor.reshape(self.parameter.shape)",
         tests=(PLACES,),
     ),
     Mutation(

@@ -99,7 +99,7 @@ def compare(model: transformers.PreTrainedModel, changes: dict[str, object]) -> 
 
         back.mkdir()
         (back / "config.json").write_bytes((folder / "config.json").read_bytes())
-        write_weights(back, config, program.model, weights, layout.placement.rows, "F32")
+        write_weights(back, config, program.model, weights, layout.placement.rows, "float32")
         before, after = (safetensors.numpy.load_file(each / "model.safetensors") for each in (folder, back))
         assert {name: x.tobytes() for name, x in before.items()} == {name: x.tobytes() for name, x in after.items()}
         loaded = transformers.AutoModelForCausalLM.from_pretrained(back)

@@ -28,7 +28,7 @@ from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState
 
 ORIGINAL = "huggingface"  # subdirectory of a workdir
-DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+DTYPES = ("float32", "bfloat16", "float16")  # that a folder may have
 
 
 def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config] = lambda config: config) -> Config:
@@ -106,7 +106,7 @@ def export_workdir(
             shutil.copyfile(os.path.expanduser(config.data.tokenizer), temporary / "tokenizer.json")
         rows = program.layout.placement.rows
         try:
-            write_weights(temporary, config, program.model, state.weights, rows, DTYPES[dtype])
+            write_weights(temporary, config, program.model, state.weights, rows, dtype)
         except ConfigError as error:
             raise CheckpointError(f"--source={workdir}: {error}") from error
         os.replace(temporary, folder)
