@@ -23,8 +23,8 @@ from fiddlex.data.token_kinds import SpecialTokens, Vocabulary
 from fiddlex.data.tokenizers import (
     ByteTokenizer,
     JsonTokenizer,
+    PieceDecoder,
     Tokenizer,
-    decode_pieces,
     make_tokenizer,
     require_special,
 )
@@ -47,6 +47,7 @@ __all__ = [
     "MaskedExamples",
     "MultipleChoiceExamples",
     "NextTokenExamples",
+    "PieceDecoder",
     "SentencePairExamples",
     "SpecialTokens",
     "Table",
@@ -55,7 +56,6 @@ __all__ = [
     "Tokenizer",
     "Vocabulary",
     "class_shares",
-    "decode_pieces",
     "eval_batches",
     "example_fields",
     "load_corpus",

@@ -9,7 +9,6 @@ The binaries add little to it: `fiddlex.train.loop` adds the workdir, checkpoint
 
 import contextlib
 import copy
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -28,13 +27,14 @@ from fiddlex.data.statistics import majority_share
 from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fiddlex.interop.folder import folder_of
 from fiddlex.models.bert import BERT
-from fiddlex.models.decoder import Decoder
 from fiddlex.models.weights import Weights
 from fiddlex.schedules.semantics import AUTO
 from fiddlex.train.inference.evaluation import summarise
-from fiddlex.train.inference.forward import LogitsFunction, ScoreFunction, make_eval_step, make_logits
+from fiddlex.train.inference.decoding import Decoding, make_decoding
+from fiddlex.train.inference.forward import ScoreFunction, make_eval_step
+from fiddlex.train.inference.generation import TextGenerator
 from fiddlex.train.inference.predictions import Answerable, predicted_continuations, predicted_labels
-from fiddlex.train.inference.sampling import SamplingConfig, generate_text
+from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.checkpoint import Checkpoints
@@ -97,6 +97,7 @@ class Trainer:
             self._switch = SyncSwitch(config, phases, max_batches=max_batches)
         self._score = self._compiled_head(program.model.scores)
         self._feed = Feed(self.dataset, config, self.mesh)
+        self._decoding: Decoding | None = None
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
         self._batches: Iterator[DeviceBatch] | None = None
@@ -279,37 +280,20 @@ class Trainer:
         """Yields pieces of text that continue `prompt`, up to `num_tokens` tokens or the end of the document.
 
         Raises:
-          ConfigError: when the model does not predict the next token, when the data has no tokenizer, or when a
-            sampling value is out of range.
+          ConfigError: when the model does not predict the next token, when the data has no tokenizer, when the prompt
+            is longer than the model's window, or when a sampling value is out of range.
         """
-        tokenizer = self.dataset.tokenizer
-        if self._next_logits is None:
-            raise ConfigError(
-                f"model.objective={self.config.model.task} cannot go on with a text: it predicts no next token. "
-                "Sample from a model with model.objective=lm."
-            )
-        if tokenizer is None:
-            raise ConfigError(
-                f"{self.dataset.source} has no tokenizer to turn text into tokens: set data.tokenizer to the JSON file "
-                "its tokens were made with."
-            )
-        weights, logits = self.state.weights, self._next_logits
-        return generate_text(
-            lambda tokens, positions: logits(weights, tokens, positions),
-            tokenizer,
-            prompt,
-            num_tokens,
-            seq_len=self.config.model.seq_len,
-            config=sampling or SamplingConfig(),
-        )
+        return (piece.text for (piece,) in self.generator().stream([prompt], num_tokens, sampling))
 
-    @functools.cached_property
-    def _next_logits(self) -> LogitsFunction | None:
-        """The compiled `make_logits` of the model; None for a model that does not predict the next token."""
-        model = self._program.model
-        if not isinstance(model, Decoder):
-            return None
-        return make_logits(model, self.config, mesh=self.mesh, layout=self.layout)
+    def generator(self) -> TextGenerator:
+        """Continues texts with the current weights.
+
+        Raises:
+          ConfigError: when the model does not predict the next token, or the data has no tokenizer.
+        """
+        if self._decoding is None:
+            self._decoding = make_decoding(self._program)
+        return TextGenerator(self._decoding, self.state.weights, self.dataset.tokenizer)
 
     def weights(self) -> Weights:
         """A copy of the master weights on the host: float32, unsharded, without padding, layers in model order."""

@@ -16,14 +16,14 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
-from fiddlex.config.overrides import FLUSHED, replaced
+from fiddlex.config.overrides import replaced
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.folder import copy_tokenizer, read_json, read_model
 from fiddlex.interop.huggingface import write_weights
-from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.transfer import imported
-from fiddlex.train.run.workdir import check_same_shapes, read_config, writing
+from fiddlex.train.run.result import load_result
+from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState
 
@@ -82,19 +82,14 @@ def export_workdir(
     Raises:
       CheckpointError: when the run has no readable weights, transformers has no such model, or the folder is there.
     """
-    saved = read_config(workdir)
-    config = replaced(change(saved), FLUSHED)
-    check_same_shapes(saved, config, workdir)
     _require_absent(folder)
+    program, state = load_result(workdir, change, named_by="--source")
+    config = program.config
     original = workdir / ORIGINAL
     if not dtype:
         described = read_json(original) if original.exists() else {}
         named = described.get("dtype", described.get("torch_dtype"))
         dtype = named if named in DTYPES else "float32"
-    program = Program(config, make_mesh(config.mesh))
-    state = restore_result(workdir, saved, program)
-    if state is None:
-        raise CheckpointError(f"--source={workdir} has no checkpoint. Train it with one first.")
     temporary = folder.with_name(f"{folder.name}.tmp")
     with writing(temporary):
         shutil.rmtree(temporary, ignore_errors=True)
