@@ -1,4 +1,4 @@
-"""The command line of the binaries in `experiments/`: `--config=file.py` and `--config.section.field=value`.
+"""The command line of `fiddlex train` and its like: `--config=file.py` and `--config.section.field=value`.
 
 `ml_collections.config_flags` parses it, so all of that library's syntax is valid: `--config=file.py:argument`,
 `--config.mesh.pipe 4`, `--noconfig.mesh.sequence_parallel`. Overrides may also precede `--config`. Invariant: a mistake
@@ -100,7 +100,8 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     all flags after the first of them.
 
     Args:
-      main: takes a list that holds the program's name, as with absl.
+      main: takes a list that holds the program's name, as with absl. `--help` shows the docstring and the flags of the
+        module that defines it.
     """
 
     def call(argv: list[str]) -> None:
@@ -136,7 +137,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
                 _leave_output()
 
     signal.signal(signal.SIGINT, _interrupt)
-    app.run(guarded, flags_parser=_parse_flags)
+    app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -290,20 +291,21 @@ def _leave_output() -> None:
 class _HelpFlag(flags.BooleanFlag):
     """`--help` and `-h` in place of absl's, which does not show configs and exits with status 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         super().__init__("help", False, "show this help", short_name="h", allow_override=True)
+        self._module = module
 
     def parse(self, arg: str | bool) -> None:
         if self._parse(arg):
             try:
-                print(help_text(), flush=True)
+                print(help_text(self._module), flush=True)
             except BrokenPipeError:
                 _leave_output()
             sys.exit()
 
 
-def _parse_flags(argv: list[str]) -> list[str]:
-    flags.DEFINE_flag(_HelpFlag())
+def _parse_flags(argv: list[str], module: str) -> list[str]:
+    flags.DEFINE_flag(_HelpFlag(module))
     try:
         remaining = flags.FLAGS(_file_first(argv))
     except (flags.Error, ValueError) as error:  # absl raises a bare ValueError for --noflag=value

@@ -22,7 +22,7 @@ from absl import flags
 
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
-from fiddlex.config.command_line import define_config, run
+from fiddlex.config.command_line import define_config
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Layout, Problem
 from fiddlex.planner.no_plan import why_none
@@ -172,8 +172,8 @@ def compile_plan(config: Config, name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "planned.py"
         path.write_text(as_python(config, "A plan."), encoding="utf-8")
-        compiler = pathlib.Path(__file__).with_name("compile.py")
-        command = [sys.executable, str(compiler), f"--config={path}", f"--topology={name}", "--format=json"]
+        command = [sys.executable, "-m", "fiddlex", "compile"]
+        command += [f"--config={path}", f"--topology={name}", "--format=json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"topology": name, "error": (done.stderr.strip().splitlines() or ["it said nothing"])[-1]}
@@ -188,7 +188,3 @@ def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_python(config, title), encoding="utf-8")
     logger.info("wrote %s", path)
-
-
-if __name__ == "__main__":
-    run(main)

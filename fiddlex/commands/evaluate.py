@@ -15,7 +15,7 @@ import pathlib
 
 from absl import flags
 
-from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir, run
+from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
 
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
@@ -47,7 +47,3 @@ def main(argv: list[str]) -> None:
         over = " and ".join(f"{number:,} {one if number == 1 else many}" for number, many, one in found)
         print(f"step {record['step']}: {describe(record)}, over {over}")
     print(json.dumps(record))
-
-
-if __name__ == "__main__":
-    run(main)

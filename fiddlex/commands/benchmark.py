@@ -19,7 +19,7 @@ from typing import Any
 from absl import flags
 
 from fiddlex.config import Config, rules
-from fiddlex.config.command_line import define_config, run
+from fiddlex.config.command_line import define_config
 from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration
@@ -126,7 +126,3 @@ def describe(profile: Profile) -> str:
 
 def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.3g}" for value in values)
-
-
-if __name__ == "__main__":
-    run(main)

@@ -13,7 +13,7 @@ import pathlib
 
 from absl import flags
 
-from fiddlex.config.command_line import apply_overrides, define_overrides, run
+from fiddlex.config.command_line import apply_overrides, define_overrides
 from fiddlex.errors import ConfigError
 from fiddlex.interop.folder import PREFIX, folder_of
 
@@ -46,7 +46,3 @@ def main(argv: list[str]) -> None:
     elif target is not None:
         step = export_workdir(pathlib.Path(_SOURCE.value), target, _DTYPE.value or "", apply_overrides)
         logger.info("%s has the weights of step %d of %s.", target, step, _SOURCE.value)
-
-
-if __name__ == "__main__":
-    run(main)

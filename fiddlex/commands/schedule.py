@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 from absl import flags
 
-from fiddlex.config.command_line import run
 from fiddlex.errors import ConfigError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
@@ -185,7 +184,3 @@ def _page(lowered: Lowered, timelines: dict[str, Timeline], costs: Costs) -> str
 
 def _row(numbers: tuple[float, ...]) -> str:
     return " ".join(f"{number:g}" for number in numbers)
-
-
-if __name__ == "__main__":
-    run(main)

@@ -10,7 +10,7 @@ import pathlib
 
 from absl import flags
 
-from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir, run
+from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
 from fiddlex.errors import ConfigError
 
 define_overrides()
@@ -42,7 +42,3 @@ def main(argv: list[str]) -> None:
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
-
-
-if __name__ == "__main__":
-    run(main)

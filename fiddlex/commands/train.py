@@ -13,7 +13,7 @@ import sys
 
 from absl import flags
 
-from fiddlex.config.command_line import define_config, define_workdir, run
+from fiddlex.config.command_line import define_config, define_workdir
 
 _CONFIG = define_config()
 _WORKDIR = define_workdir("directory of the run")
@@ -36,7 +36,3 @@ def main(argv: list[str]) -> None:
     finally:
         if outcome.stopped_by:  # the status reports it even when standard output closed with the terminal
             sys.exit(128 + outcome.stopped_by)
-
-
-if __name__ == "__main__":
-    run(main)

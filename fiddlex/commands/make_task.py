@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
-from fiddlex.config.command_line import run
 from fiddlex.data.documents import read_stdlib
 from fiddlex.data.statistics import wilson_interval
 from fiddlex.data.swapped_words import LABELS, Line, write_task
@@ -48,7 +47,3 @@ def naive_bayes(train: Sequence[Line], heldout: Sequence[Line]) -> Iterator[str]
             LABELS,
             key=lambda label: sum(math.log((counts[label][word] + 1) / totals[label]) for word in text.split()),
         )
-
-
-if __name__ == "__main__":
-    run(main)

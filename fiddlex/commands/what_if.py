@@ -14,7 +14,7 @@ from typing import Any
 from absl import flags
 
 from fiddlex.cluster.topology import load_topology
-from fiddlex.config.command_line import define_config, run
+from fiddlex.config.command_line import define_config
 from fiddlex.errors import ConfigError
 from fiddlex.planner.profile import load_profile
 from fiddlex.planner.report import gib, table
@@ -56,7 +56,3 @@ def row(name: str, outcome: Estimate, ratio: str = "") -> list[str]:
     memory = "" if outcome.peak_bytes is None else gib(outcome.peak_bytes)
     fits = {None: "", True: "yes", False: "no"}[outcome.fits]
     return [name, f"{outcome.seconds:.4g}", ratio, f"{outcome.num_devices}", memory, fits]
-
-
-if __name__ == "__main__":
-    run(main)

@@ -13,7 +13,7 @@ from absl import flags
 
 from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config
-from fiddlex.config.command_line import define_config, run
+from fiddlex.config.command_line import define_config
 from fiddlex.config.memory_advice import memory_remedies
 
 _CONFIG = define_config()
@@ -111,7 +111,3 @@ def collectives_table(collectives: list[dict[str, Any]]) -> str:
         many, much = f"{at_least}{times:,g}", f"{at_least}{size / 1e6:,.1f}"
         lines.append(f"  {kind:<20} {axis:<8} {many:>9} {much:>12}  {'yes' if overlapped else 'no'}")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    run(main)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 
 from absl import flags
 
-from fiddlex.config.command_line import run
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.schedule import Schedule
@@ -86,7 +85,3 @@ def _print_semantics(name: str) -> None:
 
 def _make(name: str, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
     return make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
-
-
-if __name__ == "__main__":
-    run(main)
