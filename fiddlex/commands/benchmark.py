@@ -1,10 +1,10 @@
-"""Measures the train step of a config on this machine, or a profile of the machine for what_if.py.
+"""Measures the train step of a config on this machine, or a profile of the machine for predictions.
 
-    python experiments/benchmark.py --config=configs/gpt_tiny.py [--config.mesh.pipe=4 --seconds=30 --format=json …]
-    python experiments/benchmark.py --profile=here.json --config=configs/gpt_tiny.py --config.mesh.data=1 …
+    fiddlex benchmark --config=gpt_tiny [--config.mesh.pipe=4 --seconds=30 --format=json …]
+    fiddlex benchmark --profile=here.json --config=gpt_tiny --config.mesh.data=1 …
 
 A profile holds the times of one layer of the config's model for a microbatch of its size, and everything else that
-`experiments/predicted_steps.py` and `experiments/what_if.py` need to predict the step of any layout. It is fitted to
+`fiddlex what_if` and `experiments/predicted_steps.py` need to predict the step of any layout. It is fitted to
 steps with one replica and no pipeline, so that only the tensor parallelism of the config's mesh matters. If the file
 exists, the config's shape is added to it as an entry, which replaces an entry of the same shape.
 """

@@ -1,7 +1,7 @@
 """Prints the bubbles of the named schedules as a markdown table: the papers' formulas beside both clocks.
 
-    python experiments/bubbles.py [--pipe=4 --pipe=8 --chunks=2 --microbatches=32]
-    python experiments/bubbles.py --semantics=2bw [--pipe=64]
+    fiddlex bubbles [--pipe=4 --pipe=8 --chunks=2 --microbatches=32]
+    fiddlex bubbles --semantics=2bw [--pipe=64]
 
 F, I and W of a stage take one unit each, and hops take none. A bubble is given as a share of the work, and memory as
 the most activations that a rank holds, in microbatches of the whole rank. Sizes at which a schedule does not exist, or

@@ -1,9 +1,9 @@
 """Compiles the train step of a config ahead of time and reports its costs; trains nothing and reads no data.
 
-    python experiments/compile.py --config=configs/gpt_tiny.py [--topology=tpu:v5e:2x2 --format=json …]
+    fiddlex compile --config=gpt_tiny [--topology=tpu:v5e:2x2 --format=json …]
 
-The machine need not have the devices. Any field of the config can be overridden, as for train.py. A step that does not
-fit its devices' memory is a result like any other. docs/ahead_of_time.md explains the figures.
+The machine need not have the devices. Any field of the config can be overridden, as for `fiddlex train`. A step that
+does not fit its devices' memory is a result like any other. docs/ahead_of_time.md explains the figures.
 """
 
 import json
@@ -22,7 +22,7 @@ _TOPOLOGY = flags.DEFINE_string(
     "cpu",
     "what to compile for: cpu, TPUs as tpu:NAME:SHAPE (tpu:v5e:2x4; takes the extra aot), GPUs as "
     "gpu:NAME:HOSTSxPER_HOST (gpu:h100:2x8; takes the extra aot-gpu), or as many devices as the mesh has of a topology "
-    "as plan.py takes it (a100_80, or a .toml file)",
+    "as `fiddlex plan` takes it (a100_80, or a .toml file)",
 )
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 

@@ -1,9 +1,9 @@
 """Scores the held-out data with the best or newest good checkpoint of a workdir; prints one JSON object last.
 
-    python experiments/evaluate.py --workdir=/tmp/gpt_tiny [--config.mesh.data=1 --config.data.eval_batches=0 …]
-    python experiments/evaluate.py --workdir=/tmp/gpt_tiny --config.data.eval_stride=32
-    python experiments/evaluate.py --workdir=/tmp/gpt_tiny --config.data.eval_source=jsonl:/tmp/lines.jsonl
-    python experiments/evaluate.py --workdir=/tmp/bert_swaps --output=/tmp/guesses.jsonl
+    fiddlex evaluate --workdir=/tmp/gpt_tiny [--config.mesh.data=1 --config.data.eval_batches=0 …]
+    fiddlex evaluate --workdir=/tmp/gpt_tiny --config.data.eval_stride=32
+    fiddlex evaluate --workdir=/tmp/gpt_tiny --config.data.eval_source=jsonl:/tmp/lines.jsonl
+    fiddlex evaluate --workdir=/tmp/bert_swaps --output=/tmp/guesses.jsonl
 
 Overrides are applied to the workdir's own config, so they can change the data, the batch or the mesh.
 docs/evaluation.md says what the numbers mean, which files can be evaluated on and what --output writes.

@@ -1,6 +1,6 @@
 """Samples text from the best or newest good checkpoint of a workdir.
 
-    python experiments/generate.py --workdir=/tmp/gpt_tiny --prompt='def ' [--temperature=0.8 --top_k=40 --top_p=0.95]
+    fiddlex generate --workdir=/tmp/gpt_tiny --prompt='def ' [--temperature=0.8 --top_k=40 --top_p=0.95]
 
 Overrides such as --config.mesh.data=1 are applied to the workdir's own config.
 """

@@ -1,6 +1,6 @@
 """Makes a small labelled task from the source of Python's standard library, for fine-tuning a model.
 
-    python experiments/make_task.py --output=/tmp/swaps
+    fiddlex make_task --output=/tmp/swaps
 
 A line of code is either as it was written (`intact`), or two neighbouring words of it are swapped (`swapped`); the
 model must say which. The lines of `train.jsonl` and `eval.jsonl` come from different files. The program prints the

@@ -1,10 +1,10 @@
 """Chooses a layout for a model on a cluster: mesh, schedule, microbatches, semantics and recomputation. Trains nothing.
 
-    python experiments/plan.py --config=configs/gpt3.py:18.4b --topology=a100_80 --num_devices=256
-    python experiments/plan.py --config=… --topology=tpu_v5p --num_devices=128 --objective=cost --write=/tmp/planned.py
+    fiddlex plan --config=gpt3:18.4b --topology=a100_80 --num_devices=256
+    fiddlex plan --config=… --topology=tpu_v5p --num_devices=128 --objective=cost --write=/tmp/planned.py
 
 The planner chooses the config's mesh and pipeline and leaves the rest unchanged. `--write` writes the first plan as a
-config file, for train.py and compile.py.
+config file, for `fiddlex train` and `fiddlex compile`.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
     if _WRITE.value is not None:
         _write(pathlib.Path(_WRITE.value), problem, chosen.config.validate())
     elif _FORMAT.value == "table":
-        print("--write=FILE.py makes a config of the first, for compile.py and train.py.")
+        print("--write=FILE.py makes a config of the first, for fiddlex compile and fiddlex train.")
 
 
 def _bytes(hbm_gib: float, topology: Topology) -> int:
@@ -116,7 +116,7 @@ class Verdict(NamedTuple):
     Attributes:
       fits: whether the plan fits by the compiler's figures and within --hbm_gib; None when that is not known.
       text: a line for people.
-      result: the report of experiments/compile.py, or why the plan did not compile.
+      result: the report of `fiddlex compile`, or why the plan did not compile.
     """
 
     fits: bool | None
@@ -160,14 +160,14 @@ def _chosen(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> Plan:
 
 
 def compile_plan(config: Config, name: str) -> dict[str, Any]:
-    """The report of experiments/compile.py on a plan, from its own process: the compiler can be started only once.
+    """The report of `fiddlex compile` on a plan, from its own process: the compiler can be started only once.
 
     Args:
       config: the plan's config.
       name: the topology to compile for.
 
     Returns:
-      The JSON object that compile.py prints; an object with `topology` and `error` when the plan did not compile.
+      The JSON object that it prints; an object with `topology` and `error` when the plan did not compile.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "planned.py"
@@ -182,9 +182,7 @@ def compile_plan(config: Config, name: str) -> dict[str, Any]:
 
 
 def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:
-    title = (
-        f"{describe(problem)}: planned for {problem.topology.name} on {datetime.date.today()} by experiments/plan.py."
-    )
+    title = f"{describe(problem)}: planned for {problem.topology.name} on {datetime.date.today()} by fiddlex plan."
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_python(config, title), encoding="utf-8")
     logger.info("wrote %s", path)

@@ -1,9 +1,9 @@
 """Prints, checks, draws or exports a pipeline schedule, and reports its cost.
 
-    python experiments/schedule.py --name=1f1b --pipe=4 --microbatches=8
-    python experiments/schedule.py --name=interleaved_1f1b --pipe=4 --chunks=2 --microbatches=8 --format=json
-    python experiments/schedule.py --name=1f1b --pipe=4 --microbatches=8 --semantics=2bw
-    python experiments/schedule.py --name=file:/tmp/mine.csv --costs=hop=0.1 --format=svg --output=/tmp/a.svg
+    fiddlex schedule --name=1f1b --pipe=4 --microbatches=8
+    fiddlex schedule --name=interleaved_1f1b --pipe=4 --chunks=2 --microbatches=8 --format=json
+    fiddlex schedule --name=1f1b --pipe=4 --microbatches=8 --semantics=2bw
+    fiddlex schedule --name=file:/tmp/mine.csv --costs=hop=0.1 --format=svg --output=/tmp/a.svg
 
 Two clocks give the cost. In the free-running clock, which papers use, each rank starts an action as soon as it can. In
 the lockstep clock, which is the executor's, all ranks step through one table together. With `--semantics` the program

@@ -1,6 +1,6 @@
 """Trains the model of a config; resumes automatically from the newest good checkpoint in the workdir.
 
-    python experiments/train.py --config=configs/gpt_tiny.py --workdir=/tmp/gpt_tiny [--config.mesh.data=4 …]
+    fiddlex train --config=gpt_tiny --workdir=/tmp/gpt_tiny [--config.mesh.data=4 …]
 
 Any field of the config can be overridden. Ctrl-C, SIGTERM and SIGHUP (a closed terminal) save a checkpoint and exit
 with status 130, 143 or 129, as shells report signals, so that a script or scheduler does not take the run for finished;

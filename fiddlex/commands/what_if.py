@@ -1,7 +1,7 @@
 """Predicts the time of a step if something were different, without trying it. Trains nothing.
 
-    python experiments/what_if.py --config=configs/gpt3.py:18.4b --topology=a100_80 --change=bandwidth*2
-    python experiments/what_if.py --config=… --profile=here.json --change=num_microbatches=8 --change=recompute=full
+    fiddlex what_if --config=gpt3:18.4b --topology=a100_80 --change=bandwidth*2
+    fiddlex what_if --config=… --profile=here.json --change=num_microbatches=8 --change=recompute=full
 
 Each change is predicted by itself, then all changes together. A change sets a field of the config, by its full name
 (`mesh.pipe=4`) or a short name, or changes the hardware or the optimizer: `bandwidth*2`, `latency*2`, `chip=h200`,
@@ -22,7 +22,7 @@ from fiddlex.planner.what_if import Estimate, Scenario, what_if
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string("topology", None, "name of the catalogue or a .toml file; this or --profile")
-_PROFILE = flags.DEFINE_string("profile", None, "what experiments/benchmark.py --profile wrote; this or --topology")
+_PROFILE = flags.DEFINE_string("profile", None, "what `fiddlex benchmark --profile` wrote; this or --topology")
 _CHANGES = flags.DEFINE_multi_string("change", [], "what is different; may be given several times")
 _FORMAT = flags.DEFINE_enum("format", "table", ["table", "json"], "json: one JSON object last on standard output")
 
