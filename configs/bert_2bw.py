@@ -12,7 +12,6 @@ docs/bert.md makes of them, here data/tokenizer.json (--config.data.tokenizer).
 """
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig
-from fiddlex.errors import ConfigError
 
 # Layers, hidden size, heads, mesh (data, pipe).
 MODELS = {
@@ -23,11 +22,10 @@ MODELS = {
 }
 
 
-def get_config(name: str = "") -> Config:
-    if name not in MODELS:
-        raise ConfigError(
-            f"configs/bert_2bw.py has no model {name!r}; use --config=configs/bert_2bw.py:{'|'.join(MODELS)}."
-        )
+ARGUMENTS = tuple(MODELS)
+
+
+def get_config(name: str) -> Config:
     num_layers, hidden_size, num_heads, (data, pipe) = MODELS[name]
     return Config(
         model=ModelConfig(

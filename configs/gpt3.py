@@ -16,7 +16,6 @@ by as much, which trains the same: on eight, --config.mesh.data=8 --config.pipel
 import dataclasses
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig
-from fiddlex.errors import ConfigError
 
 SEQ_LEN = 2048
 TRAIN_TOKENS, WARMUP_TOKENS = 300e9, 375e6  # Brown et al.
@@ -51,9 +50,10 @@ ROWS = {
 }
 
 
-def get_config(name: str = "") -> Config:
-    if name not in ROWS:
-        raise ConfigError(f"configs/gpt3.py has no model {name!r}; use --config=configs/gpt3.py:{'|'.join(ROWS)}.")
+ARGUMENTS = tuple(ROWS)
+
+
+def get_config(name: str) -> Config:
     row = ROWS[name]
     data = row.gpus // (row.tensor * row.pipe)
     step_tokens = row.batch_size * SEQ_LEN

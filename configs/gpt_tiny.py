@@ -10,15 +10,11 @@ makes them up. `2bw` does not flush between batches; it predicts the delayed wei
 """
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig
-from fiddlex.errors import ConfigError
+
+ARGUMENTS = ("", "2bw")
 
 
-def get_config(semantics: str = "sync") -> Config:
-    if semantics not in ("sync", "2bw"):
-        raise ConfigError(
-            f"configs/gpt_tiny.py has no variant {semantics!r}; use --config=configs/gpt_tiny.py or "
-            "--config=configs/gpt_tiny.py:2bw."
-        )
+def get_config(semantics: str = "") -> Config:
     config = Config(
         model=ModelConfig(num_layers=4, hidden_size=128, num_heads=4, vocab_size=256, seq_len=128),
         mesh=MeshConfig(data=2, pipe=2, tensor=2),

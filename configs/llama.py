@@ -16,7 +16,6 @@ Data: a folder with train.bin and val.bin in Llama 3's tokens, as uint32.
 import dataclasses
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig
-from fiddlex.errors import ConfigError
 
 SEQ_LEN = 8192
 BATCH_SIZE = 256  # sequences; two million tokens
@@ -43,9 +42,10 @@ SHAPES = {
 }
 
 
-def get_config(name: str = "") -> Config:
-    if name not in SHAPES:
-        raise ConfigError(f"configs/llama.py has no model {name!r}; use --config=configs/llama.py:{'|'.join(SHAPES)}.")
+ARGUMENTS = tuple(SHAPES)
+
+
+def get_config(name: str) -> Config:
     shape = SHAPES[name]
     return Config(
         model=ModelConfig(

@@ -14,7 +14,6 @@ Data: a folder with train.bin and val.bin in Qwen's tokens, as uint32.
 import dataclasses
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig
-from fiddlex.errors import ConfigError
 
 SEQ_LEN = 4096
 BATCH_SIZE = 512  # sequences; two million tokens
@@ -42,9 +41,10 @@ SHAPES = {
 }
 
 
-def get_config(name: str = "") -> Config:
-    if name not in SHAPES:
-        raise ConfigError(f"configs/qwen3.py has no model {name!r}; use --config=configs/qwen3.py:{'|'.join(SHAPES)}.")
+ARGUMENTS = tuple(SHAPES)
+
+
+def get_config(name: str) -> Config:
     shape = SHAPES[name]
     return Config(
         model=ModelConfig(

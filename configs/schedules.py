@@ -8,7 +8,6 @@ table of your own add --config.pipeline.schedule=file:PATH.csv.
 """
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig
-from fiddlex.errors import ConfigError
 
 # Mesh (data, pipe), pipeline, layers of the model.
 LAYOUTS = {
@@ -24,10 +23,10 @@ LAYOUTS = {
 }
 
 
-def get_config(name: str = "") -> Config:
-    if name not in LAYOUTS:
-        names = "|".join(LAYOUTS)
-        raise ConfigError(f"configs/schedules.py has no layout {name!r}; use --config=configs/schedules.py:{names}.")
+ARGUMENTS = tuple(LAYOUTS)
+
+
+def get_config(name: str) -> Config:
     (data, pipe), pipeline, num_layers = LAYOUTS[name]
     return Config(
         model=ModelConfig(num_layers=num_layers, hidden_size=128, num_heads=4, vocab_size=256, seq_len=128),

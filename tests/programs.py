@@ -80,13 +80,14 @@ def started(
     """Starts a program; leaving the context kills it if it still runs.
 
     Args:
-      program: its name in `experiments/`, the path of any Python file, or a module as in `experiments.published`.
+      program: its name in `experiments/`, the path of any Python file, a module as in `experiments.published`, or
+        `fiddlex`, the command.
       *arguments: of its command line.
       cwd: its working directory.
       environment: variables to set besides this process's own; those that jax reads when it is imported have no effect.
       strict: whether warnings are errors.
     """
-    if isinstance(program, str) and "." not in program:
+    if isinstance(program, str) and "." not in program and program != "fiddlex":
         program = EXPERIMENTS / f"{program}.py"
     with tempfile.TemporaryDirectory() as folder:
         call = (program, list(map(str, arguments)), str(cwd), dict(environment or {}), folder, strict)

@@ -11,9 +11,9 @@ import types
 import pytest
 
 from configs.gpt3 import ROWS, get_config
-from experiments import plan
 from experiments.published import SC21, TWO_BW, fit_efficiency, layout_of, sc21_row, sequences_per_second
 from fiddlex.cluster.topology import load_topology
+from fiddlex.commands import plan
 from fiddlex.config.command_line import load_config
 from fiddlex.costs.backend import backend_of
 from fiddlex.errors import DeviceError

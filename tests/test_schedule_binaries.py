@@ -211,7 +211,7 @@ def test_pictures_without_matplotlib_name_the_extra(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert "pictures need matplotlib" in done.stderr
-    assert "pip install -e '.[plot]'" in done.stderr
+    assert "pip install 'fiddlex[plot]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -138,7 +138,7 @@ def _tpu_devices(name: str) -> Sequence[jax.Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise DeviceError(
             f"Compiling for tpu:{name} takes libtpu, which is not installed. It comes with the extra aot, for Linux on "
-            "x86-64: pip install -e '.[aot]'."
+            "x86-64: pip install 'fiddlex[aot]'."
         )
     if re.search(r"(?<!\d)0", name.partition(":")[2]):  # libtpu divides by the edges
         raise ConfigError(f"topology 'tpu:{name}' has an edge of no chips. {_TOPOLOGIES}.")
@@ -161,7 +161,7 @@ def _gpu_devices(name: str) -> Sequence[jax.Device]:
     if importlib.util.find_spec("jax_plugins") is None or not any(map(importlib.util.find_spec, plugins)):
         raise DeviceError(
             f"Compiling for gpu:{name} takes jax's CUDA plugin, which is not installed. It comes with the extra "
-            "aot-gpu, for Linux: pip install -e '.[aot-gpu]'; no GPU has to be there."
+            "aot-gpu, for Linux: pip install 'fiddlex[aot-gpu]'; no GPU has to be there."
         )
     target = targets[chip].text_proto()
     return topologies.get_topology_desc(platform="cuda", topology=f"1x{shape}", target_config=target).devices

@@ -28,7 +28,7 @@ its name. Your own file has the same form; refer to it by its path, which ends i
     date = 2026-11-22                # day on which we read the price
     source = "where we found the price"
 
-    [compiler]                       # optional; the chips' name in experiments/compile.py --topology
+    [compiler]                       # optional; the chips' name in fiddlex compile --topology
     platform = "gpu"                 # "gpu" (a host is a group of the first link) or "tpu"
     name = "a100"                    # the ahead-of-time compiler's name for the kind of chip
     torus = 0                        # number of dimensions of a TPU's torus: 2 or 3; optional for GPUs

@@ -1,4 +1,4 @@
-"""The command line of the binaries in `experiments/`: `--config=file.py` and `--config.section.field=value`.
+"""The command line of the programs that take a config: `--config=NAME` and `--config.section.field=value`.
 
 `ml_collections.config_flags` parses it, so all of that library's syntax is valid: `--config=file.py:argument`,
 `--config.mesh.pipe 4`, `--noconfig.mesh.sequence_parallel`. Overrides may also precede `--config`. Invariant: a mistake
@@ -7,19 +7,15 @@ no traceback; a traceback is a bug of fiddlex.
 """
 
 import dataclasses
-import difflib
 import functools
 import gc
 import itertools
 import operator
 import os
 import re
-import reprlib
-import runpy
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
@@ -29,11 +25,11 @@ from ml_collections import config_flags
 
 from fiddlex.config import Config
 from fiddlex.config.config import check_field
+from fiddlex.config.files import load_config
 from fiddlex.config.help import help_text
 from fiddlex.config.log import show_log
 from fiddlex.config.memory_advice import memory_remedies
 from fiddlex.config.overrides import is_field, override, replaced
-from fiddlex.config.records import from_mapping
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
 
 USAGE_STATUS = 2  # the command line or the config is wrong
@@ -48,12 +44,13 @@ flags.disclaim_key_flags()  # --help lists --config under the binary that define
 
 
 def define_config() -> flags.FlagHolder[Config]:
-    """Defines the required `--config=file.py`, with overrides; for programs that start from a config file.
+    """Defines the required `--config`, with overrides; for programs that start from a config (`load_config`).
 
     Returns:
-      The flag. Its value is the file's config with the command line's overrides applied, not yet validated.
+      The flag. Its value is that config with the command line's overrides applied, not yet validated.
     """
-    holder = _define("config file, file.py or file.py:argument; --config.section.field=value overrides it", load_config)
+    text = "name that `fiddlex configs` lists, or file.py, with :argument; --config.section.field=value overrides it"
+    holder = _define(text, load_config)
     flags.mark_flag_as_required(holder)
     return holder
 
@@ -100,7 +97,8 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     all flags after the first of them.
 
     Args:
-      main: takes a list that holds the program's name, as with absl.
+      main: takes a list that holds the program's name, as with absl. `--help` shows the docstring and the flags of the
+        module that defines it.
     """
 
     def call(argv: list[str]) -> None:
@@ -136,7 +134,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
                 _leave_output()
 
     signal.signal(signal.SIGINT, _interrupt)
-    app.run(guarded, flags_parser=_parse_flags)
+    app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -151,56 +149,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             return
         frame = frame.f_back
     raise KeyboardInterrupt
-
-
-def load_config(spec: str) -> Config:
-    """Runs the config file of `--config`.
-
-    Args:
-      spec: `file.py`, or `file.py:argument` where the file's `get_config` takes an argument (a string).
-
-    Returns:
-      A copy of what `get_config` returned.
-
-    Raises:
-      ConfigError: when the file is missing, fails or ends the program (the message names the line), or does not return
-        a `Config`. A FiddlexError that the file itself raises is passed on unchanged.
-    """
-    path, colon, argument = spec.partition(":")
-    if not os.path.isfile(path):
-        raise ConfigError(f"there is no config file {os.path.abspath(path)}.{_similar_file(path)}")
-    try:
-        get_config = runpy.run_path(path).get("get_config")
-        if not callable(get_config):
-            raise ConfigError(f"{path} has no function get_config(); --config needs one that returns a Config.")
-        config = get_config(argument) if colon else get_config()
-        if type(config) is Config:  # validates the types again, whatever the file did to the sections
-            return from_mapping(Config, dataclasses.asdict(config), "config.")
-    except FiddlexError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        if not isinstance(error, ConfigError) or frames[-1].filename in (path, __file__):
-            raise
-        raise ConfigError(f"{_place(path, error)}: {error}") from error  # raised where the file sets a field
-    except SyntaxError as error:
-        place = f"{error.filename}, line {error.lineno}" if error.filename else _place(path, error)
-        raise ConfigError(f"{place}: {error.msg}.") from error
-    except SystemExit as error:
-        raise ConfigError(
-            f"{_place(path, error)}: SystemExit({error.code!r}) would end the program. A config file must not exit: "
-            "return a Config, or raise fiddlex.errors.ConfigError with what is wrong."
-        ) from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ConfigError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
-    only = " itself, not of a subclass" if isinstance(config, Config) else ""
-    raise ConfigError(f"get_config() of {path} returned {reprlib.repr(config)}; it must return a Config{only}.")
-
-
-def _place(path: str, error: BaseException) -> str:
-    """The config file, with its last line that was running when `error` was raised."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f"{path}, line {lines[-1]}" if lines else path
 
 
 def _memory_advice(config: Config | None, platform: str) -> str:
@@ -290,20 +238,21 @@ def _leave_output() -> None:
 class _HelpFlag(flags.BooleanFlag):
     """`--help` and `-h` in place of absl's, which does not show configs and exits with status 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         super().__init__("help", False, "show this help", short_name="h", allow_override=True)
+        self._module = module
 
     def parse(self, arg: str | bool) -> None:
         if self._parse(arg):
             try:
-                print(help_text(), flush=True)
+                print(help_text(self._module), flush=True)
             except BrokenPipeError:
                 _leave_output()
             sys.exit()
 
 
-def _parse_flags(argv: list[str]) -> list[str]:
-    flags.DEFINE_flag(_HelpFlag())
+def _parse_flags(argv: list[str], module: str) -> list[str]:
+    flags.DEFINE_flag(_HelpFlag(module))
     try:
         remaining = flags.FLAGS(_file_first(argv))
     except (flags.Error, ValueError) as error:  # absl raises a bare ValueError for --noflag=value
@@ -355,13 +304,6 @@ def _missing_flag() -> str | None:
                 if flag.value is None:
                     return f"--{name} is required: {flag.help}."
     return None
-
-
-def _similar_file(path: str) -> str:
-    folder, name = os.path.split(path)
-    entries = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    close = difflib.get_close_matches(name, [entry for entry in entries if entry.endswith(".py")], n=1)
-    return f" Did you mean {os.path.join(folder, close[0])}?" if close else ""
 
 
 def _exit(message: str, status: int) -> NoReturn:

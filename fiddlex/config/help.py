@@ -11,17 +11,22 @@ from fiddlex.config import Config
 _WIDTH = 120
 
 
-def help_text() -> str:
-    """The help of the running program, whose flags must already be defined."""
-    own_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+def help_text(module: str) -> str:
+    """The help of a program, whose flags must already be defined.
+
+    Args:
+      module: the name of the imported module that holds the program's docstring and flags.
+    """
+    # absl names the flags of a program that was started by its path after the path.
+    own_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0] if module == "__main__" else module)
     lines = [
-        (sys.modules["__main__"].__doc__ or "").strip(),
+        (sys.modules[module].__doc__ or "").strip(),
         "\nFlags:",
         *(_line(f"--{flag.name}", _describe(flag)) for flag in own_flags),
     ]
     if "config" in flags.FLAGS:
         title = "Fields of the config with their defaults; --config.section.field=value sets one"
-        lines.append(f"\n{title} (see fiddlex/config.py):")
+        lines.append(f"\n{title} (see fiddlex/config/sections.py):")
         for name, fields in dataclasses.asdict(flags.FLAGS["config"].default or Config()).items():
             lines.append(_line(name, ", ".join(f"{field}={value!r}" for field, value in fields.items())))
     return "\n".join(lines)

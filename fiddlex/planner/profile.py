@@ -1,6 +1,6 @@
 """Predicts steps from times measured on the user's machine, in place of those that follow from a topology.
 
-A profile holds what `experiments/benchmark.py --profile` measured: for each shape that it ran, the seconds of a layer
+A profile holds what `fiddlex benchmark --profile` measured: for each shape that it ran, the seconds of a layer
 and of embedding and head; the seconds of the rest of a step; and how much devices that share a processor's cores slow
 each other down, as the fake devices of a CPU do. The cost model returns measured times unchanged. For other shapes it
 scales the times of the nearest entry by the ratio of the work (`fiddlex.costs.work`). Invariant: on the number of
@@ -169,7 +169,7 @@ def load_profile(path: str | Path) -> Profile:
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no profile {path}. Make one: experiments/benchmark.py --profile={path}.") from None
+        raise ConfigError(f"there is no profile {path}. Make one: fiddlex benchmark --profile={path}.") from None
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a number of 5000 digits
         raise ConfigError(f"{path} is not JSON: {error}") from error
     profile = from_mapping(Profile, values, f"{path}: profile.")
@@ -202,7 +202,7 @@ class ProfiledCostModel:
             known = ", ".join(sorted({entry.model.dtype for entry in profile.entries}))
             raise ConfigError(
                 f"model.dtype={config.model.dtype}: the profile of {profile.machine} has entries of {known} alone. "
-                "Measure one of this dtype too (experiments/benchmark.py --profile)."
+                "Measure one of this dtype too (fiddlex benchmark --profile)."
             )
 
     def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:

@@ -109,7 +109,7 @@ def semantics_of(config: Config, name: str, *, num_stages: int) -> Semantics:
         raise ConfigError(
             f"2bw with pipeline.num_microbatches={m} and mesh.pipe={pipe}: it needs at least as many microbatches as "
             f"ranks. Use pipeline.num_microbatches={pipe} or more, or sync; delay:1 has the same weights and runs with "
-            "so few, mostly waiting. How many run without waiting depends on the schedule: experiments/schedule.py "
+            "so few, mostly waiting. How many run without waiting depends on the schedule: fiddlex schedule "
             "--semantics=2bw tells."
         )
     return make_semantics(name, num_stages=num_stages, batch_size=m)

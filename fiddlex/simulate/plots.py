@@ -23,7 +23,7 @@ try:
     from matplotlib.patches import Patch
 except ModuleNotFoundError as error:
     raise FiddlexError(
-        f"pictures need matplotlib, and there is no module {error.name!r}: pip install -e '.[plot]' in the checkout."
+        f"pictures need matplotlib, and there is no module {error.name!r}: pip install 'fiddlex[plot]'."
     ) from error
 
 _COLOURS = {Kind.F: "#0072B2", Kind.B: "#D55E00", Kind.I: "#E69F00", Kind.W: "#009E73"}

@@ -185,7 +185,7 @@ def test_mistake_in_the_command_line(folder, arguments, message):
 
 @pytest.mark.parametrize("arguments", [[], ["--config.mesh.data=2"]])
 def test_config_is_required(folder, arguments):
-    assert_message(run(folder, "train.py", *arguments), "--config is required: config file, ", program="train.py")
+    assert_message(run(folder, "train.py", *arguments), "--config is required: name that ", program="train.py")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_help(folder, flag):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "Prints the config that it would run; --error raises what training might."
-    assert "  --config       required: config file, file.py or file.py:argument; " in done.stdout
+    assert "  --config       required: name that `fiddlex configs` lists, or file.py, " in done.stdout
     assert "  --workdir      required: folder of the run" in lines
     assert "  mesh           data=1, pipe=1, tensor=1, sequence_parallel=False" in lines
     sections = dataclasses.asdict(Config())

@@ -93,7 +93,7 @@ def test_a_file_that_is_no_profile_is_refused_by_name_and_field(change, message,
 
 
 def test_a_file_that_is_missing_or_no_json_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"there is no profile .*benchmark.py --profile"):
+    with pytest.raises(ConfigError, match=r"there is no profile .*fiddlex benchmark --profile"):
         load_profile(tmp_path / "none.json")
     for text in ("{", "9" * 5000):
         (tmp_path / "text").write_text(text)

@@ -177,7 +177,7 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path} does not exist: {named_by}={workdir} is not the directory of a training run. "
-            "Train one with experiments/train.py --config=… --workdir=…"
+            "Train one with fiddlex train --config=… --workdir=…"
         ) from error
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise CheckpointError(
@@ -219,7 +219,7 @@ def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
         remedy = "Leave these fields as they are there."
         if (saved.model.task, saved.data.classes) != (config.model.task, config.data.classes):
             remedy += (
-                " To do something else with what it has learnt, fine-tune it first: experiments/train.py with "
+                " To do something else with what it has learnt, fine-tune it first: fiddlex train with "
                 f"--config.model.objective={config.model.task}, --config.train.init_from={workdir} and a --workdir of "
                 "its own."
             )

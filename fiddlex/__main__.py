@@ -1,0 +1,72 @@
+"""The command `fiddlex`, also as `python -m fiddlex`: runs the sub-command that its first argument names.
+
+Invariant: what needs no sub-command (the list, the version, a mistake in the name) imports neither jax nor absl.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+
+import fiddlex
+from fiddlex.commands import summaries
+
+_USAGE_STATUS = 2
+
+
+def main() -> None:
+    """Runs the sub-command with the arguments after its name; without arguments lists the sub-commands."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("--help", "-h", "help"):
+        _print(_listing())
+        return
+    if name == "--version":
+        _print(f"fiddlex {fiddlex.__version__}")
+        return
+    known = [command for command, _ in summaries()]
+    if name not in known:
+        sys.stderr.write(f"fiddlex: {_unknown(name, known)}\n")
+        sys.exit(_USAGE_STATUS)
+    sys.argv = [f"fiddlex {name}", *arguments]  # messages begin with the program's name
+    module = importlib.import_module(f"fiddlex.commands.{name}")
+
+    from fiddlex.config.command_line import run
+
+    run(module.main)
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has exited
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _listing() -> str:
+    rows = [*summaries()]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(
+        [
+            "fiddlex trains GPT, Llama-type and BERT models with tensor, pipeline and data parallelism.",
+            "",
+            "usage: fiddlex COMMAND [--flag=value …]",
+            "",
+            *(f"  {name:<{width}}  {line}" for name, line in rows),
+            "",
+            "fiddlex COMMAND --help shows the flags of a command, fiddlex --version the version.",
+        ]
+    )
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    if name.startswith("-"):
+        return (
+            f"{name} must follow the command that it is a flag of: fiddlex COMMAND {name}. fiddlex lists the commands."
+        )
+    close = difflib.get_close_matches(name.replace("-", "_"), known, n=3)
+    near = f" Did you mean {' or '.join(close)}?" if close else ""
+    return f"there is no command {name!r}.{near} Known: {', '.join(known)}."
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Measures the train step of a config on this machine, or a profile of the machine for predictions.
+
+    fiddlex benchmark --config=gpt_tiny [--config.mesh.pipe=4 --seconds=30 --format=json …]
+    fiddlex benchmark --profile=here.json --config=gpt_tiny --config.mesh.data=1 …
+
+A profile holds the times of one layer of the config's model for a microbatch of its size, and everything else that
+`fiddlex what_if` and `experiments/predicted_steps.py` need to predict the step of any layout. It is fitted to
+steps with one replica and no pipeline, so that only the tensor parallelism of the config's mesh matters. If the file
+exists, the config's shape is added to it as an entry, which replaces an entry of the same shape.
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from fiddlex.config import Config, rules
+from fiddlex.config.command_line import define_config
+from fiddlex.costs.sizes import model_flops
+from fiddlex.errors import ConfigError
+from fiddlex.planner.fit import Calibration
+from fiddlex.planner.profile import Profile, load_profile, save_profile
+
+_CONFIG = define_config()
+_PROFILE = flags.DEFINE_string("profile", None, "JSON file to write a profile of this machine to, or to add to")
+_DEVICES = flags.DEFINE_multi_integer(
+    "devices", [2, 4, 8], "numbers of devices whose sharing is measured", lower_bound=2
+)
+_SECONDS = flags.DEFINE_float("seconds", 60.0, "of all turns together, compilation aside", lower_bound=0)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of each step, however long they take", lower_bound=1)
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
+
+
+def main(argv: list[str]) -> None:
+    """Measures and prints the step or the profile."""
+    config = _CONFIG.value.validate()
+    rules.at_least("--seconds", _SECONDS.value, 0)
+    if _PROFILE.value:
+        profile = measure_profile(config, pathlib.Path(_PROFILE.value))
+        save_profile(profile, _PROFILE.value)
+        print(json.dumps(dataclasses.asdict(profile)) if _FORMAT.value == "json" else describe(profile))
+        return
+    facts = measure_step(config)
+    if _FORMAT.value == "json":
+        print(json.dumps(facts))
+        return
+    print(
+        f"{facts['machine']}, {config.mesh.num_devices} devices, jax {facts['jax_version']}\n"
+        f"step    {facts['step_time_s']:.4g} s, the median of {facts['num_steps']}; the fastest "
+        f"{facts['fastest_step_s']:.4g} s, half of them between {facts['quartiles_s'][0]:.4g} and "
+        f"{facts['quartiles_s'][1]:.4g} s\n"
+        f"tokens  {facts['tokens_per_second']:,.0f} a second\n"
+        f"model   {facts['model_tflops_per_device']:.4g} TFLOP/s on each device"
+    )
+
+
+def measure_step(config: Config) -> dict[str, Any]:
+    """Measures the step of the config itself."""
+    from fiddlex.train.timing import TimedCase, about, time_steps
+
+    (seconds,) = time_steps([TimedCase(config)], limit_s=_SECONDS.value, min_rounds=max(_ROUNDS.value, 2))
+    first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
+    flops = model_flops(config) / median / config.mesh.num_devices
+    return about() | {
+        "step_time_s": median,
+        "fastest_step_s": min(seconds),
+        "quartiles_s": [first, third],
+        "num_steps": len(seconds),
+        "tokens_per_second": config.tokens_per_step / median,
+        "model_tflops_per_device": flops / 1e12,
+    }
+
+
+def measure_profile(config: Config, path: pathlib.Path) -> Profile:
+    """A new profile of this machine, or the profile in the file with one more entry.
+
+    Raises:
+      ConfigError: when the file is not a profile, is of another machine, or is missing and the config is tensor
+        parallel.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)  # fails before the measurement, which takes minutes
+    known = load_profile(path) if path.exists() else None
+    if known is None and config.mesh.tensor > 1:
+        raise ConfigError(
+            f"mesh.tensor={config.mesh.tensor}: a new profile begins with mesh.tensor=1, for what devices lose that "
+            f"share cores. Measure that first, then add this shape to {path}."
+        )
+    calibration = Calibration.of(config, () if known else sorted(set(_DEVICES.value)))
+
+    from fiddlex.cluster.mesh import request_devices
+    from fiddlex.train.timing import TimedCase, about, time_steps
+
+    cases = [*map(TimedCase, calibration.configs), TimedCase(calibration.forward, forward_only=True)]
+    request_devices(max(case.config.mesh.num_devices for case in cases))
+    machine = about()
+    if known and known.machine != machine["machine"]:
+        raise ConfigError(f"{path} is a profile of {known.machine}; this is {machine['machine']}. Name another file.")
+    times = time_steps(cases, limit_s=_SECONDS.value, min_rounds=_ROUNDS.value)
+    *seconds, forward_s = map(min, times)
+    profile = calibration.fit(seconds, forward_s, machine)
+    return known.with_entry(profile.entries[0]) if known else profile
+
+
+def describe(profile: Profile) -> str:
+    """A profile as text for people."""
+    rows = [
+        f"{profile.machine}, jax {profile.jax_version}, {profile.date}",
+        f"update  {1e9 * profile.update_s:.3g} ns for each weight ({profile.optimizer}), and {profile.fixed_s:.3g} s",
+        f"devices {_listed(profile.devices)} at work: {_listed(profile.sharing)} times as slow, ticks of "
+        f"{_listed([1e3 * tick for tick in profile.tick_s])} ms",
+    ]
+    for entry in profile.entries:
+        model = entry.model
+        rows.append(
+            f"{model.family}, hidden {model.hidden_size}, sequence {model.seq_len}, {model.dtype}, microbatch "
+            f"{entry.microbatch_size}, tensor {entry.tensor}{'+sp' * entry.sequence_parallel}, recompute "
+            f"{entry.recompute}: layer {1e3 * entry.forward_s:.3g} ms forward and {1e3 * entry.backward_s:.3g} "
+            f"backward, outside {1e3 * entry.edges_s:.3g}"
+        )
+    return "\n".join(rows)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in values)

@@ -1,0 +1,113 @@
+"""Compiles the train step of a config ahead of time and reports its costs; trains nothing and reads no data.
+
+    fiddlex compile --config=gpt_tiny [--topology=tpu:v5e:2x2 --format=json …]
+
+The machine need not have the devices. Any field of the config can be overridden, as for `fiddlex train`. A step that
+does not fit its devices' memory is a result like any other. docs/ahead_of_time.md explains the figures.
+"""
+
+import json
+from typing import Any
+
+from absl import flags
+
+from fiddlex.cluster.topology import catalogue, load_topology
+from fiddlex.config import Config
+from fiddlex.config.command_line import define_config
+from fiddlex.config.memory_advice import memory_remedies
+
+_CONFIG = define_config()
+_TOPOLOGY = flags.DEFINE_string(
+    "topology",
+    "cpu",
+    "what to compile for: cpu, TPUs as tpu:NAME:SHAPE (tpu:v5e:2x4; takes the extra aot), GPUs as "
+    "gpu:NAME:HOSTSxPER_HOST (gpu:h100:2x8; takes the extra aot-gpu), or as many devices as the mesh has of a topology "
+    "as `fiddlex plan` takes it (a100_80, or a .toml file)",
+)
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
+
+MEMORY = {
+    "argument": "train state (unless flushed, also versions of the weights, stash and sums) and batch",
+    "output": "train state and metrics",
+    "alias": "of the output, in the place of arguments",
+    "temp": "all else: compute weights, gradients, stash, workspace",
+    "peak": "all together",
+}
+
+
+def main(argv: list[str]) -> None:
+    """Prints the report."""
+    config = _CONFIG.value.validate()
+
+    from fiddlex.cluster.mesh import (  # jax is imported only after the command line has been checked
+        describe,
+        make_topology_mesh,
+    )
+    from fiddlex.xla.ahead_of_time import compile_ahead, report
+
+    topology = _TOPOLOGY.value
+    if topology in catalogue() or topology.endswith(".toml"):
+        topology = load_topology(topology).compile_name(config.mesh.num_devices)
+    mesh = make_topology_mesh(config.mesh, topology)
+    facts = {"topology": topology, **report(config, compile_ahead(config, mesh))}
+    if _FORMAT.value == "json":
+        print(json.dumps(facts))
+        return
+    semantics = facts["semantics"].items()
+    going_on = "".join(f"{name}: {ticks:g} ticks a batch\n" for name, ticks in semantics if name != "sync")
+    print(
+        f"{facts['num_parameters']:,} parameters, {describe(mesh)}\n"
+        f"schedule {facts['schedule']}: {facts['num_stages']} stages, {facts['num_microbatches']} microbatches of "
+        f"{facts['microbatch_size']}, {facts['num_ticks']} ticks, a stash for {facts['stash_slots']} "
+        "forward passes of a stage\n"
+        f"{going_on}"
+        f"a step needs {facts['model_flops']:.3e} floating-point operations, nothing recomputed\n"
+        f"traced in {facts['trace_s']:.1f} s, compiled in {facts['compile_s']:.1f} s by jax {facts['jax_version']}\n"
+        f"{verdict(facts, config)}"
+    )
+    if facts["collectives"] is not None:
+        print(memory_table(facts) + "\n" + collectives_table(facts["collectives"]))
+
+
+def verdict(facts: dict[str, Any], config: Config) -> str:
+    """Whether the step fits a device, and if not, what to do."""
+    needed, limit = (
+        f"{size / 2**30:.2f} GiB" if size else "" for size in (facts["needed_bytes"], facts["memory_limit_bytes"])
+    )
+    if facts["fits"]:
+        return f"fits: {needed} of the {limit} of a {facts['device_kind']}"
+    if facts["fits"] is None:
+        return f"whether it fits is not known: how much memory a {facts['device_kind']} has is not told"
+    sizes = f"{needed} needed, {limit} there on a {facts['device_kind']}" if needed else facts["reason"]
+    remedies = ", or ".join(memory_remedies(config, fake=False))
+    return f"does not fit: {sizes}. What may help: {remedies}."
+
+
+def memory_table(facts: dict[str, Any]) -> str:
+    """The lines of the table of a device's memory."""
+    lines = ["memory of each device:"]
+    for name, meaning in MEMORY.items():
+        size = facts[f"{name}_bytes"]
+        lines.append(f"  {name:<9} {'not told' if size is None else f'{size / 1e6:,.1f} MB':>14}  {meaning}")
+    return "\n".join(lines)
+
+
+def collectives_table(collectives: list[dict[str, Any]]) -> str:
+    """The lines of the table of collectives, which adds up collectives of one kind along one axis."""
+    if not collectives:
+        return "no collectives"
+    groups: dict[tuple[str, str, bool], list[tuple[int, float | None]]] = {}
+    for each in collectives:
+        key = each["kind"], each["axis"] or "?", each["overlapped"]
+        groups.setdefault(key, []).append((each["bytes"], each["count"]))
+    lines = [
+        "collectives of each device in a step:",
+        f"  {'kind':<20} {'axis':<8} {'times':>9} {'MB in all':>12}  work beside it",
+    ]
+    for (kind, axis, overlapped), sizes in sorted(groups.items()):
+        times = sum(count or 0 for _, count in sizes)
+        size = sum(one * (count or 0) for one, count in sizes)
+        at_least = "" if all(count is not None for _, count in sizes) else ">="
+        many, much = f"{at_least}{times:,g}", f"{at_least}{size / 1e6:,.1f}"
+        lines.append(f"  {kind:<20} {axis:<8} {many:>9} {much:>12}  {'yes' if overlapped else 'no'}")
+    return "\n".join(lines)

@@ -1,0 +1,24 @@
+"""Lists the configs that fiddlex comes with, which --config takes by name, with the arguments that they take.
+
+    fiddlex configs
+
+A config whose arguments stand in brackets can be named without one. A config of your own is a Python file, named by its
+path: `--config=my/config.py`, or `--config=my/config.py:ARGUMENT`.
+"""
+
+from fiddlex.config.files import NamedConfig, named_configs
+
+
+def main(argv: list[str]) -> None:
+    """Prints a line for each config, and below it the arguments."""
+    configs = list(named_configs())
+    width = max(len(config.name) for config in configs)
+    for config in configs:
+        print(f"{config.name:<{width}}  {config.summary}")
+        if config.arguments:
+            print(f"{'':<{width}}  {_arguments(config)}")
+
+
+def _arguments(config: NamedConfig) -> str:
+    text = f":{'|'.join(filter(None, config.arguments))}"
+    return f"{config.name}[{text}]" if "" in config.arguments else f"{config.name}{text}"

@@ -1,0 +1,49 @@
+"""Scores the held-out data with the best or newest good checkpoint of a workdir; prints one JSON object last.
+
+    fiddlex evaluate --workdir=/tmp/gpt_tiny [--config.mesh.data=1 --config.data.eval_batches=0 …]
+    fiddlex evaluate --workdir=/tmp/gpt_tiny --config.data.eval_stride=32
+    fiddlex evaluate --workdir=/tmp/gpt_tiny --config.data.eval_source=jsonl:/tmp/lines.jsonl
+    fiddlex evaluate --workdir=/tmp/bert_swaps --output=/tmp/guesses.jsonl
+
+Overrides are applied to the workdir's own config, so they can change the data, the batch or the mesh.
+docs/evaluation.md says what the numbers mean, which files can be evaluated on and what --output writes.
+"""
+
+import json
+import logging
+import pathlib
+
+from absl import flags
+
+from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
+
+define_overrides()
+_WORKDIR = define_workdir("directory of a training run")
+_OUTPUT = flags.DEFINE_string("output", "", "file for a JSON line about each held-out line of a task or continuation")
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "text: a line for people before the JSON object")
+
+logger = logging.getLogger("fiddlex.evaluate")
+
+
+def main(argv: list[str]) -> None:
+    """Prints `step`, `eval_loss` and the other metrics (`fiddlex.train.inference.evaluation.summarise`)."""
+    from fiddlex.train.run.metrics import describe
+    from fiddlex.train.trainer import load_trainer
+
+    trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides)
+    for line in trainer.dataset.description.splitlines():
+        logger.info("%s", line)
+    if _OUTPUT.value:
+        predictions = trainer.predictions()
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in predictions)
+        pathlib.Path(_OUTPUT.value).write_text(text, encoding="utf-8")
+        logger.info("%s: what the model says of %s lines", _OUTPUT.value, f"{len(predictions):,}")
+    record = trainer.evaluate()
+    if "eval_masked_accuracy" in record:
+        record["eval_masked_majority"] = trainer.majority()
+    if _FORMAT.value == "text":
+        counts = (("tokens", "token"), ("examples", "example"), ("lines", "line"))
+        found = [(record[f"eval_{many}"], many, one) for many, one in counts if f"eval_{many}" in record]
+        over = " and ".join(f"{number:,} {one if number == 1 else many}" for number, many, one in found)
+        print(f"step {record['step']}: {describe(record)}, over {over}")
+    print(json.dumps(record))

@@ -1,0 +1,188 @@
+"""Chooses a layout for a model on a cluster: mesh, schedule, microbatches, semantics and recomputation. Trains nothing.
+
+    fiddlex plan --config=gpt3:18.4b --topology=a100_80 --num_devices=256
+    fiddlex plan --config=… --topology=tpu_v5p --num_devices=128 --objective=cost --write=/tmp/planned.py
+
+The planner chooses the config's mesh and pipeline and leaves the rest unchanged. `--write` writes the first plan as a
+config file, for `fiddlex train` and `fiddlex compile`.
+"""
+
+import dataclasses
+import datetime
+import json
+import logging
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from fiddlex.cluster.topology import Topology, load_topology
+from fiddlex.config import Config, rules
+from fiddlex.config.command_line import define_config
+from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Layout, Problem
+from fiddlex.planner.no_plan import why_none
+from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, layout_text
+from fiddlex.planner.search import Found, Plan, search
+
+logger = logging.getLogger("fiddlex.plan")
+
+_CONFIG = define_config()
+_TOPOLOGY = flags.DEFINE_string(
+    "topology",
+    None,
+    "name of the catalogue (python -m fiddlex.cluster.topology lists it) or a .toml file",
+    required=True,
+)
+_NUM_DEVICES = flags.DEFINE_integer("num_devices", None, "devices to use", lower_bound=1, required=True)
+_HBM_GIB = flags.DEFINE_float("hbm_gib", None, "memory of a device that a step may take; by default 90% of the chip's")
+_BATCH = flags.DEFINE_integer("global_batch_size", None, "in place of data.global_batch_size", lower_bound=1)
+_OBJECTIVE = flags.DEFINE_enum(
+    "objective", "time", OBJECTIVES, "what of a step is to be least; for cost it may take fewer devices, by halves"
+)
+_SEMANTICS = flags.DEFINE_multi_enum("semantics", SEMANTICS, SEMANTICS, "weight-update semantics that are allowed")
+_KEEP = flags.DEFINE_integer("keep", 5, "plans to print", lower_bound=1)
+_VERIFY = flags.DEFINE_integer(
+    "verify", 0, "compile so many of the plans for that cluster, the best first", lower_bound=0
+)
+_WRITE = flags.DEFINE_string(
+    "write", None, "config file to write the first plan to; of those that --verify found to fit"
+)
+_FORMAT = flags.DEFINE_enum("format", "table", ["table", "json"], "json: one JSON object last on standard output")
+
+
+def main(argv: list[str]) -> None:
+    """Prints the plans."""
+    config = _CONFIG.value
+    if _BATCH.value:
+        config.data.global_batch_size = _BATCH.value
+    for section in (config.model, config.optimizer, config.data, config.train):
+        section.validate()
+    topology = load_topology(_TOPOLOGY.value)
+    problem = Problem(
+        config,
+        topology,
+        _NUM_DEVICES.value,
+        memory_bytes=None if _HBM_GIB.value is None else _bytes(_HBM_GIB.value, topology),
+        objective=_OBJECTIVE.value,
+        semantics=tuple(_SEMANTICS.value),
+    )
+    if _WRITE.value is not None and pathlib.Path(_WRITE.value).exists():
+        raise ConfigError(f"--write={_WRITE.value} is there already. Name another file, or remove it.")
+    found = search(problem, keep=_KEEP.value)
+    names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
+    if found.plans and _FORMAT.value == "table":
+        print(as_text(problem, found, _flushed(problem, found)), flush=True)
+    verdicts = []
+    for plan, name in zip(found.plans, names, strict=False):
+        result = compile_plan(plan.config, name)
+        verdicts.append(Verdict.of(plan.layout, plan.memory.peak, result, problem.memory_bytes))
+        if _FORMAT.value == "table":
+            print(verdicts[-1].text, flush=True)
+    if _FORMAT.value == "json":
+        compiled = {"compiled": [verdict.result for verdict in verdicts]} if verdicts else {}
+        print(json.dumps(as_json(problem, found) | compiled))
+    if not found.plans:
+        assert found.least is not None  # search raises where there is no layout at all
+        raise DeviceError(why_none(problem, found.least))
+    chosen = _chosen(found.plans, verdicts)
+    if _WRITE.value is not None:
+        _write(pathlib.Path(_WRITE.value), problem, chosen.config.validate())
+    elif _FORMAT.value == "table":
+        print("--write=FILE.py makes a config of the first, for fiddlex compile and fiddlex train.")
+
+
+def _bytes(hbm_gib: float, topology: Topology) -> int:
+    rules.positive("--hbm_gib", hbm_gib, topology.chip.memory_gib)
+    return int(hbm_gib * GIB)
+
+
+def _flushed(problem: Problem, found: Found) -> Plan | None:
+    """The best plan without delayed weights, where the best plan of all has delayed weights."""
+    if found.plans[0].layout.semantics == "sync" or "sync" not in problem.semantics:
+        return None
+    among = [plan for plan in found.plans if plan.layout.semantics == "sync"]
+    among = among or search(dataclasses.replace(problem, semantics=("sync",)), keep=1).plans
+    return among[0] if among else None
+
+
+class Verdict(NamedTuple):
+    """What the compiler reports for a plan.
+
+    Attributes:
+      fits: whether the plan fits by the compiler's figures and within --hbm_gib; None when that is not known.
+      text: a line for people.
+      result: the report of `fiddlex compile`, or why the plan did not compile.
+    """
+
+    fits: bool | None
+    text: str
+    result: dict[str, Any]
+
+    @classmethod
+    def of(cls, planned: Layout, peak: int, result: dict[str, Any], limit: int | None) -> "Verdict":
+        """Compares predicted bytes with the compiler's result, and that result with the limit, if there is one."""
+        layout, predicted = layout_text(planned), f"{peak / GIB:.2f} GiB predicted"
+        if "error" in result:
+            return cls(None, f"not compiled for {result['topology']}: {layout}: {result['error']}", result)
+        needed, there = result["needed_bytes"], limit or result["memory_limit_bytes"]
+        fits = result["fits"] and (limit is None or needed <= limit)
+        said = f"{needed / GIB:.2f} GiB by XLA ({peak / needed - 1:+.1%})" if needed else "by XLA more"
+        verdict = {True: "", False: ": does not fit", None: ": whether it fits is not known"}[fits]
+        room = f" the {there / GIB:.2f} there are" if fits is False and there else ""
+        seconds = result["trace_s"] + result["compile_s"]
+        return cls(
+            fits,
+            f"compiled for {result['topology']} in {seconds:.0f} s: {layout}: {predicted}, {said}{verdict}{room}",
+            result,
+        )
+
+
+def _chosen(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> Plan:
+    """The first plan that fits according to the compiler; the first plan when none was compiled.
+
+    Raises:
+      DeviceError: when no compiled plan fits.
+    """
+    if not verdicts:
+        return plans[0]
+    fitting = [plan for plan, verdict in zip(plans, verdicts, strict=False) if verdict.fits]
+    if not fitting:
+        raise DeviceError(
+            f"--verify={len(verdicts)}: by the compiler none of them fits. Verify more (--verify, --keep), or allow "
+            "less memory (--hbm_gib)."
+        )
+    return fitting[0]
+
+
+def compile_plan(config: Config, name: str) -> dict[str, Any]:
+    """The report of `fiddlex compile` on a plan, from its own process: the compiler can be started only once.
+
+    Args:
+      config: the plan's config.
+      name: the topology to compile for.
+
+    Returns:
+      The JSON object that it prints; an object with `topology` and `error` when the plan did not compile.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "planned.py"
+        path.write_text(as_python(config, "A plan."), encoding="utf-8")
+        command = [sys.executable, "-m", "fiddlex", "compile"]
+        command += [f"--config={path}", f"--topology={name}", "--format=json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"topology": name, "error": (done.stderr.strip().splitlines() or ["it said nothing"])[-1]}
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:
+    title = f"{describe(problem)}: planned for {problem.topology.name} on {datetime.date.today()} by fiddlex plan."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(as_python(config, title), encoding="utf-8")
+    logger.info("wrote %s", path)

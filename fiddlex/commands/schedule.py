@@ -1,0 +1,186 @@
+"""Prints, checks, draws or exports a pipeline schedule, and reports its cost.
+
+    fiddlex schedule --name=1f1b --pipe=4 --microbatches=8
+    fiddlex schedule --name=interleaved_1f1b --pipe=4 --chunks=2 --microbatches=8 --format=json
+    fiddlex schedule --name=1f1b --pipe=4 --microbatches=8 --semantics=2bw
+    fiddlex schedule --name=file:/tmp/mine.csv --costs=hop=0.1 --format=svg --output=/tmp/a.svg
+
+Two clocks give the cost. In the free-running clock, which papers use, each rank starts an action as soon as it can. In
+the lockstep clock, which is the executor's, all ranks step through one table together. With `--semantics` the program
+also reports, in lockstep, the cost of a pipeline with delayed weights that is not flushed, beside that of a flushed
+one.
+"""
+
+import functools
+import json
+import pathlib
+from collections.abc import Callable
+
+from absl import flags
+
+from fiddlex.errors import ConfigError
+from fiddlex.schedules.generators import GENERATORS, make_schedule
+from fiddlex.schedules.lowering import Lowered, lower
+from fiddlex.schedules.schedule import Schedule
+from fiddlex.schedules.semantics import NAMES, make_semantics
+from fiddlex.schedules.text import to_csv, to_text
+from fiddlex.schedules.windows import Windows, unroll
+from fiddlex.simulate.clock import Costs, free_running
+from fiddlex.simulate.lockstep import lockstep
+from fiddlex.simulate.steady import first_steps, steady
+from fiddlex.simulate.timeline import Timeline
+
+_NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)} or file:PATH.csv", required=True)
+_PIPE = flags.DEFINE_integer("pipe", None, "ranks; a file has its own")
+_CHUNKS = flags.DEFINE_integer("chunks", None, "stages on a rank; by default as many as the schedule takes, or one")
+_MICROBATCHES = flags.DEFINE_integer("microbatches", None, "microbatches in a batch; a file has its own")
+_COSTS = flags.DEFINE_string(
+    "costs",
+    None,
+    "times in any unit, as in forward=1,backward_input=1,backward_weight=1,hop=0.1; forward=1:1:2:1 has one for each "
+    "stage; what is left out is 1, a hop 0",
+)
+_SEMANTICS = flags.DEFINE_string(
+    "semantics", None, f"{', '.join(NAMES)}: run on from batch to batch with weights so many updates old"
+)
+_CLOCK = flags.DEFINE_enum(
+    "clock", "both", ["both", "free_running", "lockstep"], "what text and pictures of one batch show"
+)
+_FORMAT = flags.DEFINE_enum(
+    "format",
+    "text",
+    ["text", "csv", "json", "svg", "png"],
+    "text: grids and costs; csv: the table, which file: reads; json: the costs as one object; svg, png: a picture",
+)
+_OUTPUT = flags.DEFINE_string("output", None, "file to write; by default standard output, except for pictures")
+
+_UNIT = "in microbatches of the whole rank"  # one of a rank's v stages counts 1/v
+
+
+def main(argv: list[str]) -> None:
+    """Prints or writes the schedule in the format asked for."""
+    picture = _FORMAT.value in ("svg", "png")
+    output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
+    if picture and not output:
+        raise ConfigError(f"--format={_FORMAT.value} needs --output, the file to write the picture to.")
+    costs = Costs.parse(_COSTS.value or "")
+    make = functools.partial(
+        make_schedule,
+        _NAME.value,
+        pipe=_PIPE.value,
+        chunks=_CHUNKS.value,
+        words=("--pipe", "--chunks", "--microbatches"),
+    )
+    schedule = make(num_microbatches=_MICROBATCHES.value)
+    lowered, windows = lower(schedule), _windows(schedule, make)
+    timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs)}
+    shown = {clock: run for clock, run in timelines.items() if _CLOCK.value in ("both", clock)}
+    if picture and output:
+        steps = max((len(each.first) + len(each.cycle) + 1 for each in windows.values()), default=0)
+        _draw(shown, _windows(schedule, make, steps), steps, costs, output)
+        return
+    if _FORMAT.value == "csv" and windows:
+        raise ConfigError(
+            "--format=csv writes the schedule of one batch, which --semantics does not change: leave it out."
+        )
+    if _FORMAT.value == "csv":
+        text = to_csv(schedule)
+    elif _FORMAT.value == "json":
+        facts = _facts(lowered) | {clock: _costs(run) for clock, run in timelines.items()}
+        if windows:
+            facts["semantics"] = {name: steady(each, costs)._asdict() for name, each in windows.items()}
+        text = json.dumps(facts) + "\n"
+    else:
+        text = _page(lowered, shown, costs) + "".join(_not_flushed(*item, costs) for item in windows.items())
+    if output:
+        output.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
+
+
+def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int = 0) -> dict[str, Windows]:
+    """The windows of sync and the semantics asked for, over at least `num_steps` steps; none without --semantics."""
+    names = dict.fromkeys(["sync", _SEMANTICS.value]) if _SEMANTICS.value else {}
+    size = schedule.num_microbatches
+    longer = None if _NAME.value.startswith("file:") else lambda number: make(num_microbatches=number)
+    return {
+        name: unroll(
+            schedule,
+            make_semantics(name, num_stages=schedule.num_stages, batch_size=size, field="--semantics"),
+            longer,
+            num_steps=num_steps,
+        )
+        for name in names
+    }
+
+
+def _draw(
+    shown: dict[str, Timeline], windows: dict[str, Windows], steps: int, costs: Costs, output: pathlib.Path
+) -> None:
+    """Draws the clocks one below the other or, with --semantics, the lockstep clock over several batches."""
+    from fiddlex.simulate.plots import draw, save  # matplotlib is an extra, and slow to import
+
+    named = {clock.replace("_", "-"): run for clock, run in shown.items()}
+    if windows:
+        bubbles = {
+            name: f"bubble {steady(each, costs).bubble_fraction:.1%} of the work" for name, each in windows.items()
+        }
+        named = {
+            f"{_how(each, name)}, {bubbles[name]}; {steps} steps": first_steps(each, steps, costs)
+            for name, each in windows.items()
+        }
+    semantics = {name: each.semantics for name, each in zip(named, windows.values(), strict=False)}
+    save(draw(named, semantics), output, format=_FORMAT.value)
+
+
+def _not_flushed(name: str, windows: Windows, costs: Costs) -> str:
+    """The grid of a pipeline that is not flushed, and its cost."""
+    facts, steps = steady(windows, costs), len(windows.first) + len(windows.cycle)
+    lowered = windows.over(steps)
+    return (
+        f"\n{_how(windows, name)}, lockstep, the ticks of the first {steps} step{'s' * (steps > 1)}:\n"
+        f"{to_text(lowered.schedule, lowered.ticks)}"
+        f"  the first step takes {facts.fill_ticks} ticks, {facts.fill:g} long; then a batch takes "
+        f"{facts.period_ticks:g} ticks, {facts.period:g} long, bubble {facts.bubble_fraction:.4g} of the work\n"
+        f"  versions of the weights: {windows.sizes.versions}; forward passes of a stage stashed at most: "
+        f"{windows.sizes.slots.stash}\n"
+    )
+
+
+def _how(windows: Windows, name: str) -> str:
+    return f"{name}, {'from batch to batch' if max(windows.semantics.delays) else 'flushed'}"
+
+
+def _facts(lowered: Lowered) -> dict[str, object]:
+    schedule = lowered.schedule
+    sizes = {"pipe": schedule.num_ranks, "chunks": schedule.num_chunks, "microbatches": schedule.num_microbatches}
+    return {"name": schedule.name, **sizes, "num_ticks": lowered.num_ticks}
+
+
+def _costs(timeline: Timeline) -> dict[str, object]:
+    fields = ("makespan", "bubble_fraction", "peak_inflight", "peak_weight_stash")
+    return {field: getattr(timeline, field) for field in fields}
+
+
+def _page(lowered: Lowered, timelines: dict[str, Timeline], costs: Costs) -> str:
+    """The grids and a summary, for people."""
+    schedule, facts = lowered.schedule, _facts(lowered)
+    parts = ["{name}: pipe={pipe}, chunks={chunks}, microbatches={microbatches}\n".format(**facts)]
+    if "free_running" in timelines:
+        parts.append(f"\nfree-running, each action in one slot:\n{to_text(schedule)}")
+    if "lockstep" in timelines:
+        parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}")
+    parts.append(f"\ncosts, in any unit: {costs}\n")
+    for clock, timeline in timelines.items():
+        name, makespan, bubble = clock.replace("_", "-"), timeline.makespan, timeline.bubble_fraction
+        parts.append(
+            f"\n{name}: makespan {makespan:g}, bubble {bubble:.4g} of the work\n"
+            f"  most activations held by each rank, {_UNIT}: {_row(timeline.peak_inflight)}\n"
+        )
+        if schedule.split_backward:
+            parts.append(f"  most left for W by each rank, {_UNIT}: {_row(timeline.peak_weight_stash)}\n")
+    return "".join(parts)
+
+
+def _row(numbers: tuple[float, ...]) -> str:
+    return " ".join(f"{number:g}" for number in numbers)

@@ -1,0 +1,38 @@
+"""Trains the model of a config; resumes automatically from the newest good checkpoint in the workdir.
+
+    fiddlex train --config=gpt_tiny --workdir=/tmp/gpt_tiny [--config.mesh.data=4 …]
+
+Any field of the config can be overridden. Ctrl-C, SIGTERM and SIGHUP (a closed terminal) save a checkpoint and exit
+with status 130, 143 or 129, as shells report signals, so that a script or scheduler does not take the run for finished;
+the same command resumes the run. A run continues without its log when standard error can no longer be written.
+"""
+
+import json
+import pathlib
+import sys
+
+from absl import flags
+
+from fiddlex.config.command_line import define_config, define_workdir
+
+_CONFIG = define_config()
+_WORKDIR = define_workdir("directory of the run")
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
+
+
+def main(argv: list[str]) -> None:
+    """Trains; prints the sample, or the outcome as JSON."""
+    config = _CONFIG.value.validate()
+
+    from fiddlex.train.loop import SAMPLING, train  # jax is imported only after the command line has been checked
+
+    outcome = train(config, pathlib.Path(_WORKDIR.value))
+    try:
+        if outcome.sample:
+            print(f"Sample after {outcome.step} steps (temperature {SAMPLING.temperature}):", file=sys.stderr)
+            print(outcome.sample)
+        if _FORMAT.value == "json":
+            print(json.dumps(outcome.to_dict()))
+    finally:
+        if outcome.stopped_by:  # the status reports it even when standard output closed with the terminal
+            sys.exit(128 + outcome.stopped_by)

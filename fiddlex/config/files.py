@@ -1,0 +1,154 @@
+"""Config files: those that fiddlex comes with, by name, and files of your own, by path.
+
+A config file has a function `get_config` that returns a `Config`. If it takes an argument, which is a string, the file
+may list the valid ones in `ARGUMENTS`, with `""` where the argument may be left out.
+
+The folder `configs` of the repository is the folder `fiddlex/configs` of an installed package.
+"""
+
+import ast
+import dataclasses
+import difflib
+import os
+import pathlib
+import reprlib
+import runpy
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import fiddlex
+from fiddlex.config import Config
+from fiddlex.config.records import from_mapping
+from fiddlex.errors import ConfigError, FiddlexError
+
+_ARGUMENTS = "ARGUMENTS"
+
+
+class NamedConfig(NamedTuple):
+    """A config that fiddlex comes with.
+
+    Attributes:
+      name: what `--config` takes.
+      arguments: the arguments that it takes; `""` where it may be left out; empty if it takes none.
+      summary: the first line of the file's docstring.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    summary: str
+
+
+def named_configs() -> Iterator[NamedConfig]:
+    """Yields the configs that fiddlex comes with, in alphabetical order."""
+    for name in config_names():
+        path = _folder() / f"{name}.py"
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        yield NamedConfig(name, arguments_of(name), docstring.partition("\n")[0])
+
+
+def config_names() -> list[str]:
+    """The names of the configs that fiddlex comes with, in alphabetical order."""
+    return sorted(path.stem for path in _folder().glob("*.py"))
+
+
+def arguments_of(named: str) -> tuple[str, ...]:
+    """The arguments that the config with a name or path says that it takes; see `load_config` for errors."""
+    return tuple(runpy.run_path(_find(named)).get(_ARGUMENTS, ()))
+
+
+def load_config(spec: str) -> Config:
+    """Runs the config file of `--config`.
+
+    Args:
+      spec: `file.py`, or the name of a config that fiddlex comes with; `file.py:argument` or `name:argument` where the
+        file's `get_config` takes an argument (a string). A file that exists goes before a name.
+
+    Returns:
+      A copy of what `get_config` returned.
+
+    Raises:
+      ConfigError: when the file is missing, fails or ends the program (the message names the line), does not take the
+        argument, or does not return a `Config`. A FiddlexError that the file itself raises is passed on unchanged.
+    """
+    named, colon, argument = spec.partition(":")
+    path = _find(named)
+    try:
+        contents = runpy.run_path(path)
+        get_config = contents.get("get_config")
+        if not callable(get_config):
+            raise ConfigError(f"{path} has no function get_config(); --config needs one that returns a Config.")
+        if argument not in contents.get(_ARGUMENTS, (argument,)):
+            raise ConfigError(_wrong_argument(named, argument, contents[_ARGUMENTS]))
+        config = get_config(argument) if colon else get_config()
+        if type(config) is Config:  # validates the types again, whatever the file did to the sections
+            return from_mapping(Config, dataclasses.asdict(config), "config.")
+    except FiddlexError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if not isinstance(error, ConfigError) or frames[-1].filename in (path, __file__):
+            raise
+        raise ConfigError(f"{_place(path, error)}: {error}") from error  # raised where the file sets a field
+    except SyntaxError as error:
+        place = f"{error.filename}, line {error.lineno}" if error.filename else _place(path, error)
+        raise ConfigError(f"{place}: {error.msg}.") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{_place(path, error)}: SystemExit({error.code!r}) would end the program. A config file must not exit: "
+            "return a Config, or raise fiddlex.errors.ConfigError with what is wrong."
+        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ConfigError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
+    only = " itself, not of a subclass" if isinstance(config, Config) else ""
+    raise ConfigError(f"get_config() of {path} returned {reprlib.repr(config)}; it must return a Config{only}.")
+
+
+def _folder() -> pathlib.Path:
+    package = pathlib.Path(fiddlex.__file__).parent
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"  # of a checkout
+
+
+def _find(named: str) -> str:
+    """The path of a config file that is named by its path or its name.
+
+    Raises:
+      ConfigError: when there is none.
+    """
+    if os.path.isfile(named):
+        return named
+    known = config_names()
+    if named in known:
+        return str(_folder() / f"{named}.py")
+    stem = os.path.basename(named).removesuffix(".py")
+    if named != stem:
+        comes = f" fiddlex comes with a config of that name: --config={stem}." if stem in known else ""
+        raise ConfigError(f"there is no config file {os.path.abspath(named)}.{_similar_file(named)}{comes}")
+    close = difflib.get_close_matches(named, known, n=3)
+    near = f" Did you mean {' or '.join(close)}?" if close else ""
+    raise ConfigError(
+        f"there is no config {named!r}.{near} `fiddlex configs` lists those that fiddlex comes with. Name a file of "
+        "your own by its path, as in --config=my/config.py."
+    )
+
+
+def _wrong_argument(named: str, argument: str, arguments: Sequence[str]) -> str:
+    choices = f"--config={named}:{'|'.join(filter(None, arguments))}"
+    if "" in arguments:
+        choices = f"--config={named} or {choices}"
+    problem = f"takes no argument {argument!r}" if argument else "needs an argument"
+    return f"the config {named} {problem}; use {choices}."
+
+
+def _similar_file(path: str) -> str:
+    folder, name = os.path.split(path)
+    entries = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    close = difflib.get_close_matches(name, [entry for entry in entries if entry.endswith(".py")], n=1)
+    return f" Did you mean {os.path.join(folder, close[0])}?" if close else ""
+
+
+def _place(path: str, error: BaseException) -> str:
+    """The config file, with its last line that was running when `error` was raised."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"{path}, line {lines[-1]}" if lines else path
