@@ -22,8 +22,8 @@ class LayerCache:
     Attributes:
       slots_BT: int32, the slot of each new token.
       starts_B: int32, the first slot of each row; what lies before it is padding.
-      earlier: keys and values of the slots before the new tokens, [B, S, K, D] each, with arbitrary finite values in all
-        other slots; empty where there are no earlier tokens.
+      earlier: keys and values of the slots before the new tokens, [B, S, K, D] each; all other slots hold arbitrary
+        finite values. Empty where there are no earlier tokens.
       new: keys and values of the new tokens, [B, T, K, D] each, once `attend` was called.
     """
 
@@ -33,7 +33,7 @@ class LayerCache:
     new: tuple[jax.Array, ...] = ()
 
     @property
-    def positions_BT(self) -> jax.Array:
+    def positions(self) -> jax.Array:
         """The position of each new token in its text, int32; 0 in the padding."""
         return jnp.maximum(self.slots_BT - self.starts_B[:, None], 0)
 

@@ -35,10 +35,10 @@ class Context:
     cache: LayerCache | None = None
 
     @property
-    def positions_BS(self) -> jax.Array | None:
-        """The position of each token in its segment or text, int32 [rows, whole sequence]; None: 0, 1, … in each row."""
+    def positions(self) -> jax.Array | None:
+        """Where each token is in its segment or text, int32 [rows, whole sequence]; None: 0, 1, … in each row."""
         if self.cache is not None:
-            return self.cache.positions_BT
+            return self.cache.positions
         return None if self.segments_BS is None else positions_in_segments(self.segments_BS)
 
 

@@ -36,10 +36,10 @@ def embed(
 
     total_BTH = x_BTH.astype(jnp.float32)
     if "positions" in weights:
-        if context.positions_BS is None:
+        if context.positions is None:
             total_BTH += lax.dynamic_slice_in_dim(weights["positions"], first, length).astype(jnp.float32)
         else:
-            total_BTH += looked_up("positions", context.positions_BS)
+            total_BTH += looked_up("positions", context.positions)
     if token_types_BS is not None and "token_types" in weights:
         total_BTH += looked_up("token_types", token_types_BS)
     x_BTH = total_BTH.astype(x_BTH.dtype)

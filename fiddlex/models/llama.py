@@ -53,7 +53,7 @@ class Llama(Decoder):
         k_BSKD, v_BSKD = (product(x_BSH, self._own_head(weights[name]["kernel"])) for name in ("k", "v"))
         if self.config.qk_norm:
             q_BSND, k_BSKD = self._norm(weights["q_norm"], q_BSND), self._norm(weights["k_norm"], k_BSKD)
-        positions_BS = context.positions_BS
+        positions_BS = context.positions
         if positions_BS is None:
             positions_BS = jnp.arange(x_BSH.shape[1], dtype=jnp.int32)[None]
         q_BSND, k_BSKD = (rotate(x, positions_BS, self._frequencies) for x in (q_BSND, k_BSKD))

@@ -43,7 +43,7 @@ class PipelineModel:
       layer: `(layer, x, (number, microbatch)) -> x`; the output has the type of the input.
       head: `(outer, x, microbatch) -> value`; if it is differentiated, the value is a scalar that is the same on all
         ranks of `pipe`.
-      cached_layer: in incremental decoding in place of `layer`, `(layer, x, (number, microbatch), earlier) -> (x, new)`:
+      cached_layer: in decoding, in place of `layer`: `(layer, x, (number, microbatch), earlier) -> (x, new)`.
         `earlier` are arrays [example, slot, …] of what the layer keeps of earlier tokens, none in a first pass; `new`
         are arrays [example, new slot, …] of what it adds.
       recompute: whether to save only the inputs of layers, and to rerun the layers in the backward pass.

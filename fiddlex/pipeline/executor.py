@@ -1,7 +1,8 @@
 """Runs a lowered schedule: one scan over the ticks of its table, inside `shard_map` over all mesh axes.
 
-`engine` defines what a device does in a tick. Here one batch passes through an empty pipeline and leaves it empty, to be
-trained on (`execute`) or to be continued (`decode`); `continuous` keeps the pipeline running from batch to batch.
+`engine` defines what a device does in a tick. Here one batch passes through an empty pipeline and leaves it
+empty: examples (`execute`), or texts that later batches go on with (`decode`). `continuous` keeps the pipeline running
+from batch to batch.
 """
 
 from typing import Any

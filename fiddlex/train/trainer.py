@@ -29,8 +29,8 @@ from fiddlex.interop.folder import folder_of
 from fiddlex.models.bert import BERT
 from fiddlex.models.weights import Weights
 from fiddlex.schedules.semantics import AUTO
-from fiddlex.train.inference.evaluation import summarise
 from fiddlex.train.inference.decoding import Decoding, make_decoding
+from fiddlex.train.inference.evaluation import summarise
 from fiddlex.train.inference.forward import ScoreFunction, make_eval_step
 from fiddlex.train.inference.generation import TextGenerator
 from fiddlex.train.inference.predictions import Answerable, predicted_continuations, predicted_labels

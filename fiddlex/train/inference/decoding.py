@@ -11,7 +11,7 @@ Texts lie right-aligned in the slots of the cache; what precedes a shorter text 
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +100,7 @@ class Decoding:
         return -(-num_texts // self._config.mesh.data) * self._config.mesh.data
 
     def length(self, longest: int) -> int:
-        """The padded length, in tokens, of texts of which the longest has `longest`: at least that, at most `seq_len`."""
+        """The padded length of texts, in tokens; `longest` is the length of the longest of them."""
         return min(max(SMALLEST_LENGTH, 2 ** (longest - 1).bit_length()), max(self.seq_len, longest))
 
     @jax.enable_x64(False)

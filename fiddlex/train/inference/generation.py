@@ -5,6 +5,7 @@ The tokens come from `Decoding`, which keeps keys and values of earlier tokens. 
 since it saw tokens that have left the window: from then on every token takes a pass over the whole window.
 """
 
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -58,6 +59,7 @@ def generate(
     *,
     vocab_size: int,
     config: SamplingConfig,
+    first_row: int = 0,
     cached: bool = True,
 ) -> Iterator[np.ndarray]:
     """Draws tokens one after another for several texts.
@@ -69,18 +71,15 @@ def generate(
       num_tokens: how many to draw for each text.
       vocab_size: number of tokens that the tokenizer knows; only these may be drawn.
       config: how to draw each token.
+      first_row: the number of the first text, for `sample`; texts that are drawn in several batches count on, so that
+        no two of them share draws.
       cached: whether to keep keys and values; without them every token takes a pass over its whole text, as a
         comparison.
 
     Yields:
       The next token of each text, int32 [texts].
-
-    Raises:
-      ConfigError: when a sampling value is out of range, or a prompt is empty or longer than the window.
     """
-    config.validate()
-    for number, prompt in enumerate(prompts):
-        _check_length(len(prompt), number, decoding.seq_len)
+    draw = functools.partial(sample, config=config, vocab_size=vocab_size, first_row=first_row)
     texts = [list(prompt) for prompt in prompts]
     texts += [texts[0][:1]] * (decoding.num_rows(len(texts)) - len(texts))  # rows that no one reads
     weights, longest, drawn, state = decoding.weights(master), max(map(len, prompts)), None, None
@@ -95,7 +94,7 @@ def generate(
         if cached and state is not None and longest + number <= decoding.seq_len:
             assert drawn is not None
             state, logits_BV = decoding.step(weights, state, drawn)
-            following = sample(logits_BV, number, config, vocab_size=vocab_size)
+            following = draw(logits_BV, number)
             yield read(drawn)  # while the devices compute the next token
         else:
             if drawn is not None:
@@ -103,21 +102,10 @@ def generate(
             windows = [text[-decoding.seq_len :] for text in texts]
             num_new = min(num_tokens - 1, decoding.seq_len - longest) if cached and drawn is None else 0
             state, logits_BV = decoding.prefill(weights, windows, num_new)
-            following = sample(logits_BV, number, config, vocab_size=vocab_size)
+            following = draw(logits_BV, number)
         drawn = following
     if drawn is not None:
         yield read(drawn)
-
-
-def _check_length(length: int, number: int, seq_len: int) -> None:
-    if not length:
-        raise ConfigError(f"Prompt {number + 1} is empty: give at least one token to start from.")
-    if length > seq_len:
-        raise ConfigError(
-            f"Prompt {number + 1} has {length:,} tokens, and the model sees at most model.seq_len={seq_len:,}: the "
-            f"first {length - seq_len:,} would have no effect. Shorten the prompt; a model with rotary positions may "
-            "take a larger model.seq_len."
-        )
 
 
 class TextGenerator:
@@ -147,37 +135,36 @@ class TextGenerator:
         sampling: SamplingConfig | None = None,
         *,
         stop: Sequence[str] = (),
+        first_row: int = 0,
         cached: bool = True,
     ) -> Iterator[list[Piece]]:
         """Yields, token by token, what is added to each text; ends when all texts have ended.
 
         Args:
-          prompts: the texts to continue; an empty one starts a document.
+          prompts: the texts to continue, at least one; an empty one starts a document.
           num_tokens: how many tokens to draw for each text at most.
           sampling: how to draw; None: the defaults of `SamplingConfig`.
           stop: strings at which a text ends. They are not a part of it.
+          first_row: see `generate`.
           cached: see `generate`.
 
         Raises:
-          ConfigError: when a value is out of range, a prompt is longer than the window, or the tokenizer cannot make a
-            stop string.
+          ConfigError: at once, when a value is out of range, a prompt is longer than the window, or the tokenizer
+            cannot make a stop string.
         """
-        _check_stops(stop, self._tokenizer)
-        if num_tokens < 1:
-            raise ConfigError(f"num_tokens={num_tokens} must be at least 1.")
-        starts = [self._tokenizer.encode(prompt).tolist() for prompt in prompts]
-        first = self._tokenizer.separator or 0
+        sampling = sampling or SamplingConfig()
+        starts = self.check(prompts, num_tokens, sampling, stop)
         drawn = generate(
             self._decoding,
             self._weights,
-            [start or [first] for start in starts],
+            [start or [self._tokenizer.separator or 0] for start in starts],
             num_tokens,
             vocab_size=self._tokenizer.vocab_size,
-            config=sampling or SamplingConfig(),
+            config=sampling,
+            first_row=first_row,
             cached=cached,
         )
-        texts = [_Text(self._tokenizer, start, stop) for start in starts]
-        return _pieces(texts, drawn, num_tokens)
+        return _pieces([_Text(self._tokenizer, start, stop) for start in starts], drawn, num_tokens)
 
     def complete(
         self,
@@ -188,8 +175,27 @@ class TextGenerator:
         stop: Sequence[str] = (),
         cached: bool = True,
     ) -> list[Completion]:
-        """Returns the whole continuation of each prompt; the arguments are those of `stream`."""
+        """Returns the whole continuation of each prompt; the arguments and errors are those of `stream`."""
         return collect(prompts, self.stream(prompts, num_tokens, sampling, stop=stop, cached=cached))
+
+    def check(
+        self, prompts: Sequence[str], num_tokens: int, sampling: SamplingConfig, stop: Sequence[str]
+    ) -> list[list[int]]:
+        """Raises ConfigError where `stream` would; returns the tokens of the prompts."""
+        sampling.validate()
+        if num_tokens < 1 or not prompts:
+            raise ConfigError(f"num_tokens={num_tokens} and {len(prompts)} prompts: each must be at least 1.")
+        _check_stops(stop, self._tokenizer)
+        tokens = [self._tokenizer.encode(prompt).tolist() for prompt in prompts]
+        seq_len = self._decoding.seq_len
+        for number, prompt in enumerate(tokens, start=1):
+            if len(prompt) > seq_len:
+                raise ConfigError(
+                    f"Prompt {number} has {len(prompt):,} tokens, and the model sees at most "
+                    f"model.seq_len={seq_len:,}: the first {len(prompt) - seq_len:,} would have no effect. Shorten the "
+                    "prompt; a model with rotary positions may take a larger model.seq_len."
+                )
+        return tokens
 
 
 def collect(prompts: Sequence[str], stream: Iterator[list[Piece]]) -> list[Completion]:

@@ -40,16 +40,19 @@ class SamplingConfig:
 
 
 @jax.enable_x64(False)
-def sample(logits_BV: jax.Array, number: int, config: SamplingConfig, *, vocab_size: int) -> jax.Array:
+def sample(
+    logits_BV: jax.Array, number: int, config: SamplingConfig, *, vocab_size: int, first_row: int = 0
+) -> jax.Array:
     """Draws one token for each row; applies temperature, then top-k, then top-p (see `SamplingConfig`).
 
-    A row's draw depends on its logits, its index, `number` and the seed, not on the other rows.
+    A row's draw depends on its logits, its number, `number` and the seed, not on the other rows.
 
     Args:
       logits_BV: float32, the logits of each row.
       number: which draw of the text this is, counted from 0.
       config: how to draw.
       vocab_size: only tokens below it may be drawn.
+      first_row: the number of the first row; the others count on from there.
 
     Returns:
       int32 [B].
@@ -58,7 +61,7 @@ def sample(logits_BV: jax.Array, number: int, config: SamplingConfig, *, vocab_s
         return _likeliest(logits_BV, vocab_size=vocab_size)
     scale = min(1 / config.temperature, float(jnp.finfo(jnp.float32).max))
     cuts = config.top_k > 0 or config.top_p < 1
-    numbers = (config.seed, number, scale, config.top_k, config.top_p)
+    numbers = (config.seed, number, first_row, scale, config.top_k, config.top_p)
     return _draw(logits_BV, *numbers, vocab_size=vocab_size, cuts=cuts)
 
 
@@ -72,6 +75,7 @@ def _draw(
     logits_BV: jax.Array,
     seed: int,
     number: int,
+    first_row: int,
     scale: float,
     top_k: int,
     top_p: float,
@@ -92,7 +96,7 @@ def _draw(
         before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
         scaled_BV = jnp.where(before_BV < top_p, scaled_BV, -jnp.inf)
     key = jax.random.fold_in(jax.random.key(seed), number)
-    keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(logits_BV)))
+    keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(first_row + jnp.arange(len(logits_BV)))
     chosen_B = jax.vmap(jax.random.categorical)(keys_B, scaled_BV)
     if order_BV is not None:
         chosen_B = jnp.take_along_axis(order_BV, chosen_B[:, None], axis=-1)[:, 0]

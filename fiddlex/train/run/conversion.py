@@ -21,8 +21,8 @@ from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.folder import copy_tokenizer, read_json, read_model
 from fiddlex.interop.huggingface import write_weights
 from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.transfer import imported
 from fiddlex.train.run.result import load_result
+from fiddlex.train.run.transfer import imported
 from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState

@@ -117,7 +117,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
     """
     capability, recompute = compute_capability(mesh), config.pipeline.recompute
 
-    def context(microbatch: Batch, earlier: Arrays = ()) -> Context:
+    def context(microbatch: Batch, earlier: Sequence[jax.Array] = ()) -> Context:
         dropout = Dropout(config.model.dropout, microbatch["keys"].reshape(-1)) if "keys" in microbatch else None
         flash = runs_flash(capability, config.model, dropout=dropout is not None)
         segments_BS = as_rows(microbatch["segments"]) if "segments" in microbatch else None
