@@ -15,7 +15,14 @@ _USAGE_STATUS = 2
 
 
 def main() -> None:
-    """Runs the sub-command with the arguments after its name; without arguments lists the sub-commands."""
+    """Runs the sub-command with the arguments after its name; without arguments lists the sub-commands.
+
+    A shell that completes a line, of which it tells in these variables, gets the candidates instead.
+    """
+    if "_ARGCOMPLETE" in os.environ and "COMP_LINE" in os.environ:
+        from fiddlex.completion import complete
+
+        complete(os.environ["COMP_LINE"])
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("--help", "-h", "help"):
         _print(_listing())
@@ -32,7 +39,7 @@ def main() -> None:
 
     from fiddlex.config.command_line import run
 
-    run(module.main)
+    run(module.main, argument=getattr(module, "ARGUMENT", ""))
 
 
 def _print(text: str) -> None:

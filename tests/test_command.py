@@ -11,7 +11,7 @@ from fiddlex.commands import summaries
 from tests.programs import EXPERIMENTS, ROOT
 
 COMMANDS = sorted(path.stem for path in (ROOT / "fiddlex" / "commands").glob("[!_]*.py"))
-WITHOUT_SCRIPT = {"configs"}  # of use where fiddlex is installed
+WITHOUT_SCRIPT = {"completion", "configs"}  # of use only where fiddlex is installed
 
 
 def call(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -53,12 +53,17 @@ def test_what_runs_nothing_imports_no_jax(arguments):
         (["zzz"], "there is no command 'zzz'. Known: "),
         (["--workdir=/tmp"], "--workdir=/tmp must follow the command that it is a flag of: fiddlex COMMAND --workdir="),
         (["__init__"], "there is no command '__init__'."),
+        (["completion"], "an argument is missing, the shell: bash, zsh, fish."),
+        (["completion", "csh"], "there is no completion for 'csh'; use bash, zsh, fish."),
+        (["completion", "bash", "zsh"], "'zsh' is not a flag."),
+        (["configs", "llama"], "'llama' is not a flag."),
     ],
 )
 def test_mistakes(arguments, message):
     done = call(*arguments, status=2)
     assert done.stdout == ""
-    assert done.stderr.startswith(f"fiddlex: {message}")
+    program = f"fiddlex {arguments[0]}" if arguments[0] in COMMANDS else "fiddlex"
+    assert done.stderr.startswith(f"{program}: {message}")
     assert len(done.stderr.splitlines()) == 1
 
 

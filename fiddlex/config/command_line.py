@@ -88,17 +88,18 @@ def apply_overrides(config: Config) -> Config:
     return replaced(config, config_flags.get_override_values(flags.FLAGS["config"]))
 
 
-def run(main: Callable[[list[str]], None]) -> NoReturn:
+def run(main: Callable[[list[str]], None], *, argument: str = "") -> NoReturn:
     """Parses the flags, calls `main` and exits like `absl.app.run`, but prints messages instead of tracebacks.
 
     The exit status is `USAGE_STATUS` for flags that cannot be parsed and for every ConfigError or ScheduleError. It is
     `FAILURE_STATUS` for any other FiddlexError that `main` raises, and when standard output cannot be written. A
-    standard error that cannot be written changes nothing. Positional arguments are an error: absl would silently ignore
-    all flags after the first of them.
+    standard error that cannot be written changes nothing. Further positional arguments are an error: absl would
+    silently ignore all flags after the first of them.
 
     Args:
-      main: takes a list that holds the program's name, as with absl. `--help` shows the docstring and the flags of the
-        module that defines it.
+      main: takes a list that holds the program's name, and the positional argument if there is one. `--help` shows the
+        docstring and the flags of the module that defines it.
+      argument: what the one positional argument is, which must then be given; empty for none.
     """
 
     def call(argv: list[str]) -> None:
@@ -134,7 +135,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
                 _leave_output()
 
     signal.signal(signal.SIGINT, _interrupt)
-    app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__))
+    app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__, argument=argument))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -251,7 +252,7 @@ class _HelpFlag(flags.BooleanFlag):
             sys.exit()
 
 
-def _parse_flags(argv: list[str], module: str) -> list[str]:
+def _parse_flags(argv: list[str], *, module: str, argument: str) -> list[str]:
     flags.DEFINE_flag(_HelpFlag(module))
     try:
         remaining = flags.FLAGS(_file_first(argv))
@@ -259,8 +260,10 @@ def _parse_flags(argv: list[str], module: str) -> list[str]:
         _exit(_explain(error), USAGE_STATUS)
     except KeyboardInterrupt:  # while a config file runs
         _exit("interrupted.", INTERRUPTED_STATUS)
-    if remaining[1:]:
-        _exit(f"{remaining[1]!r} is not a flag. Write --name=value, and --name or --noname for a bool.", USAGE_STATUS)
+    if argument and not remaining[1:]:
+        _exit(f"an argument is missing, {argument}.", USAGE_STATUS)
+    if remaining[1 + bool(argument) :]:
+        _exit(f"{remaining[-1]!r} is not a flag. Write --name=value, and --name or --noname for a bool.", USAGE_STATUS)
     return remaining
 
 

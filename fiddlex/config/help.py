@@ -19,11 +19,9 @@ def help_text(module: str) -> str:
     """
     # absl names the flags of a program that was started by its path after the path.
     own_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0] if module == "__main__" else module)
-    lines = [
-        (sys.modules[module].__doc__ or "").strip(),
-        "\nFlags:",
-        *(_line(f"--{flag.name}", _describe(flag)) for flag in own_flags),
-    ]
+    lines = [(sys.modules[module].__doc__ or "").strip()]
+    if own_flags:
+        lines += ["\nFlags:", *(_line(f"--{flag.name}", _describe(flag)) for flag in own_flags)]
     if "config" in flags.FLAGS:
         title = "Fields of the config with their defaults; --config.section.field=value sets one"
         lines.append(f"\n{title} (see fiddlex/config/sections.py):")
@@ -32,9 +30,14 @@ def help_text(module: str) -> str:
     return "\n".join(lines)
 
 
+def is_required(flag: flags.Flag) -> bool:
+    """Whether the program refuses to start without the flag."""
+    return any("other than None" in validator.message for validator in flag.validators)  # mark_flag_as_required's
+
+
 def _describe(flag: flags.Flag) -> str:
     text = " ".join(flag.help.split())  # absl inserts line breaks into some texts
-    if any("other than None" in validator.message for validator in flag.validators):  # mark_flag_as_required's
+    if is_required(flag):
         return f"required: {text}"
     if flag.name == "config" or flag.default in (None, []):
         return text

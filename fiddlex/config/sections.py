@@ -331,6 +331,7 @@ class TrainConfig(Checked, prefix="config.train."):
     init_from: str = ""  # workdir, or hf:DIR, whose weights this run starts from; a head of another kind is initialised
     patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
     sample_tokens: int = 0  # length of the text sampled at the end of the run
+    wandb_project: str = ""  # project at Weights & Biases to log to as well; takes the extra wandb
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""

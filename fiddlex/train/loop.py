@@ -28,6 +28,7 @@ from fiddlex.train.run.best import DIRECTORY, Best
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.metrics import MetricsWriter, Reporter, readable_time
 from fiddlex.train.run.metrics import describe as describe_evaluation
+from fiddlex.train.run.wandb_run import WandbRun
 from fiddlex.train.trainer import Dispatched, Trainer
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,8 @@ def train(config: Config, workdir: Path) -> Outcome:
             logger.info("Nothing to train: the checkpoint is of step %d, train.num_steps is %d.", first, last)
 
         # Train.
-        writer = stack.enter_context(MetricsWriter(workdir, resumed_step=first))
+        wandb_run = WandbRun(workdir, config, resumed_step=first) if config.train.wandb_project else None
+        writer = stack.enter_context(MetricsWriter(workdir, resumed_step=first, wandb_run=wandb_run))
         with Reporter(first, last, eval_every=config.train.eval_every) as reporter:
             best = stack.enter_context(Best(workdir, config, resumed_step=first))
             run = _Run(trainer, checkpoints, best, writer, reporter)

@@ -1,9 +1,9 @@
-"""Where a run's numbers go: `metrics.jsonl`, TensorBoard, and the terminal.
+"""Where a run's numbers go: `metrics.jsonl`, TensorBoard, Weights & Biases if asked for, and the terminal.
 
 A record is a flat dictionary with `step`. Training records, evaluation records (those with `eval_loss`) and decisions
 about semantics (those with `semantics`) are lines of the same file, in the order of their steps. On resume, the writer
 drops the lines of steps that will be trained again, so that an interrupted run ends with the same file as an
-uninterrupted one.
+uninterrupted one. At Weights & Biases nothing can be dropped, so those steps are not written a second time.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from fiddlex.errors import CheckpointError
 from fiddlex.train.record import Record
 from fiddlex.train.run.tensorboard import EventFile
+from fiddlex.train.run.wandb_run import WandbRun
 from fiddlex.train.run.workdir import writing
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class MetricsWriter:
       workdir: an existing directory.
       resumed_step: the step that training continues from; the writer drops records of later steps. When a run starts
         afresh (0) in a directory with records of another run, the writer moves that file aside.
+      wandb_run: the run at Weights & Biases to write to as well, which the writer closes.
 
     Attributes:
       path: the path of `metrics.jsonl`.
@@ -42,9 +44,11 @@ class MetricsWriter:
       CheckpointError: from the constructor and every method, when the files cannot be written.
     """
 
-    def __init__(self, workdir: Path, *, resumed_step: int):
+    def __init__(self, workdir: Path, *, resumed_step: int, wandb_run: WandbRun | None = None):
         self.path = workdir / "metrics.jsonl"
         self.evaluations: list[Record] = []
+        self._wandb_run = wandb_run
+        self._dropped: set[tuple[int, frozenset[str]]] = set()  # steps and names of the records
         self._events_path = workdir / "tensorboard"
         with writing(self.path):
             if self.path.exists():
@@ -63,6 +67,8 @@ class MetricsWriter:
         scalars = {name: x for name, x in record.items() if name != "step" and isinstance(x, int | float)}
         with writing(self._events_path):
             self._events.write(scalars, step=record["step"])
+        if self._wandb_run and not (self._wandb_run.continues and _key(record) in self._dropped):
+            self._wandb_run.write(scalars, step=record["step"])
 
     @property
     def evaluated_step(self) -> int:
@@ -82,6 +88,8 @@ class MetricsWriter:
                 kept.append(line + "\n")
                 if "eval_loss" in record:
                     self.evaluations.append(record)
+            else:
+                self._dropped.add(_key(record))
         if unreadable:
             what = "line that is no record" if unreadable == 1 else "lines that are no records"
             logger.warning("%s: left out %d %s.", self.path, unreadable, what)
@@ -102,8 +110,14 @@ class MetricsWriter:
         # When the run has already failed, an error from closing (mostly the same full disk) would hide the reason.
         ignored = contextlib.suppress(CheckpointError) if value else contextlib.nullcontext()
         with ignored, writing(self.path.parent), contextlib.ExitStack() as stack:
+            if self._wandb_run:
+                stack.callback(self._wandb_run.close, failed=value is not None)
             stack.callback(self._events.close)
             stack.callback(self._file.close)
+
+
+def _key(record: Record) -> tuple[int, frozenset[str]]:
+    return record["step"], frozenset(record)
 
 
 class Reporter:

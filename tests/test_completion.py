@@ -1,0 +1,156 @@
+"""What shells offer after `fiddlex …`: the candidates, and the script in real shells, as far as they are installed."""
+
+import contextlib
+import json
+import os
+import pathlib
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fiddlex.commands import summaries
+from fiddlex.config import Config
+from fiddlex.config.files import config_names
+from tests.programs import ROOT
+
+COMMANDS = {name for name, _ in summaries()}
+WORD_BREAKS = " \t\n\"'><=;|&(:"  # bash's own
+
+
+def candidates(line: str, folder: pathlib.Path) -> set[str]:
+    """What fiddlex offers for the line, as bash's script asks for it; bash replaces the word after its last break."""
+    output = folder.parent / "candidates"
+    environment = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n"}
+    environment |= {"_ARGCOMPLETE_SHELL": "bash", "_ARGCOMPLETE_COMP_WORDBREAKS": WORD_BREAKS}
+    environment |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(output), "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
+    code = "import sys; from fiddlex.__main__ import main; sys.modules['jax'] = None; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment | {"PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(output.read_text().splitlines())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "mine.py").write_text("ARGUMENTS = ('deep',)\n")
+    (here / "text.txt").write_text("")
+    (here / "runs").mkdir()
+    return here
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("", {*COMMANDS, "--help", "--version"}),
+        ("tra", {"train"}),
+        ("train --", {"--help", "--config=", "--workdir=", "--format="}),
+        ("train --f", {"--format="}),
+        ("train --config=gpt2", {"gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"}),
+        ("train --config=", {*config_names(), "mine.py", "runs/"}),
+        ("train --config ll", {"llama"}),
+        ("train --config=llama:", {"1b", "8b", "70b"}),
+        ("train --config=gpt_tiny:", {"2bw"}),
+        ("train --config=mine.py:", {"deep"}),
+        ("train --config=nothing:", set()),
+        ("train --config.mesh.p", {"--config.mesh.pipe="}),
+        ("train --config=gpt_tiny --config.mesh.s", {"--config.mesh.sequence_parallel"}),
+        ("train --noconfig.mesh.s", {"--noconfig.mesh.sequence_parallel"}),
+        ("train --config.optimizer.name=ad", {"adamw", "adam", "adan", "adafactor"}),
+        ("train --config.model.num_layers=", set()),
+        ("train --config.data.source=t", {"text:", "tokens:", "tsv:"}),
+        ("train --config.data.source=text:te", {"text.txt"}),
+        ("train --config.train.init_from=r", {"runs/"}),
+        ("train --workdir=", {"mine.py", "text.txt", "runs/"}),
+        ("train --format=", {"text", "json"}),
+        ("evaluate --config.train.see", {"--config.train.seed="}),
+        ("generate --num_tokens=", set()),
+        ("schedule --name=zb", {"zb_h1", "zb_h2", "zb_v"}),
+        ("schedule --name=file:t", {"text.txt"}),
+        ("schedule --semantics=d", {"delay:"}),
+        ("plan --topology=a100", {"a100_40", "a100_80"}),
+        ("completion ", {"bash", "zsh", "fish", "--help"}),
+    ],
+)
+def test_candidates(line, offered, folder):
+    assert candidates(f"fiddlex {line}", folder) == offered
+
+
+def test_every_field_of_a_config_is_offered(folder):
+    fields = {f"{section}.{field}" for section, values in json.loads(Config().to_json()).items() for field in values}
+    offered = candidates("fiddlex train --config.", folder)
+    assert {option.removeprefix("--config.").removesuffix("=") for option in offered} == fields
+
+
+SHELLS = {
+    "bash": (["bash", "--norc", "--noprofile", "-i"], "source <(fiddlex completion bash)"),
+    "zsh": (["zsh", "-f", "-i"], "autoload -U compinit; compinit -u; source <(fiddlex completion zsh)"),
+    "fish": (["fish", "--no-config", "-i"], "fiddlex completion fish | source"),
+}
+
+
+@contextlib.contextmanager
+def terminal(shell: str, folder: pathlib.Path) -> Iterator[int]:
+    """Yields a pseudo-terminal with a shell that has loaded its script and finds `fiddlex`."""
+    program = folder.parent / "bin" / "fiddlex"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nfrom fiddlex.__main__ import main\n\nmain()\n")
+    program.chmod(0o755)
+    command, script = SHELLS[shell]
+    path = f"{program.parent}:{os.environ['PATH']}"
+    process, end = pty.fork()
+    if process == 0:
+        os.chdir(folder)
+        changes = {"PATH": path, "HOME": str(folder), "TERM": "dumb", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+        os.execvpe(command[0], command, os.environ | changes)
+    try:
+        os.write(end, f"{script}; echo rea'dy'\n".encode())  # the shell echoes the line with the quotes
+        read_until(r"ready", end)
+        yield end
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(end)
+
+
+def read_until(pattern: str, end: int, limit_s: float = 30) -> re.Match[str]:
+    """Reads what the terminal shows until it holds the pattern."""
+    shown, deadline = "", time.monotonic() + limit_s
+    while not (match := re.search(pattern, shown)):
+        ready, _, _ = select.select([end], [], [], max(deadline - time.monotonic(), 0))
+        assert ready, shown
+        shown += os.read(end, 4096).decode(errors="replace")
+    return match
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_completes(shell, folder):
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+    lines = {
+        "fiddlex tra": "fiddlex train",
+        "fiddlex train --workd": "fiddlex train --workdir=",
+        "fiddlex train --config=gpt_ti": "fiddlex train --config=gpt_tiny",
+        "fiddlex train --config=llama:7": "fiddlex train --config=llama:70b",
+        "fiddlex plan --config.pipeline.num_m": "fiddlex plan --config.pipeline.num_microbatches=",
+        "fiddlex train --config=min": "fiddlex train --config=mine.py",
+        "fiddlex schedule --name=inter": "fiddlex schedule --name=interleaved_1f1b",
+    }
+    with terminal(shell, folder) as end:
+        for line, completed in lines.items():
+            os.write(end, f"{line}\t\x01echo got: \x05,end\n".encode())  # to the start of the line, and to its end
+            assert read_until(r"\ngot: (.*),end", end)[1] in (completed, f"{completed} "), line
