@@ -12,7 +12,7 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ import numpy as np
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
 from fiddlex.config.overrides import FLUSHED, replaced
+from fiddlex.data import ExampleSource
 from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.statistics import majority_share
@@ -34,7 +35,7 @@ from fiddlex.schedules.semantics import AUTO
 from fiddlex.train.inference.evaluation import summarise
 from fiddlex.train.inference.forward import LogitsFunction, ScoreFunction, make_eval_step, make_logits
 from fiddlex.train.inference.predictions import Answerable, predicted_continuations, predicted_labels
-from fiddlex.train.inference.sampling import SamplingConfig, generate_text
+from fiddlex.train.inference.sampling import SamplingConfig, generate, generate_text
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.checkpoint import Checkpoints
@@ -254,6 +255,20 @@ class Trainer:
             "data.eval_source=jsonl:PATH), not of running text."
         )
 
+    def scores(self, examples: ExampleSource) -> np.ndarray:
+        """The sums that `Model.scores` returns for each of `examples`, with the current weights.
+
+        Args:
+          examples: at least one example of the run's objective.
+
+        Returns:
+          float64 [example, part, 3].
+
+        Raises:
+          DataError: when an example has a token outside the vocabulary.
+        """
+        return self._values(self._score, self._feed.examples(examples))
+
     def majority(self) -> float:
         """The accuracy of always guessing the most common token, on the held-out tokens that `evaluate` scores."""
         return majority_share(self._feed.host_heldout(), self.config.model.vocab_size)
@@ -263,7 +278,10 @@ class Trainer:
 
     def _of_heldout(self, step: ScoreFunction) -> np.ndarray:
         """The values that `step` (from `make_eval_step`) returns for the held-out examples, float64 [example, …]."""
-        batches = self._feed.heldout()
+        return self._values(step, self._feed.heldout())
+
+    def _values(self, step: ScoreFunction, batches: Iterator[tuple[DeviceBatch, int]]) -> np.ndarray:
+        """The values that `step` returns for the examples of `batches`, float64 [example, …]."""
         batch: tuple[DeviceBatch, int] | None = next(batches)
         values: list[np.ndarray] = []
         while batch is not None:
@@ -301,6 +319,24 @@ class Trainer:
             num_tokens,
             seq_len=self.config.model.seq_len,
             config=sampling or SamplingConfig(),
+        )
+
+    def draw(self, prompt: Sequence[int], num_tokens: int, sampling: SamplingConfig) -> Iterator[int]:
+        """Yields `num_tokens` tokens that continue `prompt`, which has at least one; see `sampling.generate`.
+
+        Raises:
+          ConfigError: when a sampling value is out of range, or the prompt is empty.
+        """
+        assert self._next_logits is not None
+        assert self.dataset.tokenizer is not None
+        weights, logits = self.state.weights, self._next_logits
+        return generate(
+            lambda tokens, positions: logits(weights, tokens, positions),
+            prompt,
+            num_tokens,
+            seq_len=self.config.model.seq_len,
+            vocab_size=self.dataset.tokenizer.vocab_size,
+            config=sampling,
         )
 
     @functools.cached_property
@@ -391,12 +427,15 @@ class Trainer:
         self._batches, self._ready = None, []
 
 
-def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda config: config) -> Trainer:
+def load_trainer(
+    workdir: Path, change: Callable[[Config], Config] = lambda config: config, dataset: Dataset | None = None
+) -> Trainer:
     """A trainer with the weights of a run's best or newest good checkpoint, for evaluation or sampling.
 
     Args:
       workdir: the run's directory, which this function does not modify.
       change: maps the run's config to the config to use.
+      dataset: the data; by default what the changed config names.
 
     Raises:
       CheckpointError: when the workdir has no run or no readable checkpoint, or when the changed config has weights of
@@ -405,7 +444,7 @@ def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda conf
     saved = read_config(workdir)
     config = replaced(change(saved), FLUSHED)
     check_same_shapes(saved, config, workdir)
-    trainer = Trainer(config)
+    trainer = Trainer(config, dataset)
     if not trainer.load(workdir, saved):
         raise CheckpointError(
             f"--workdir={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for the "
