@@ -182,7 +182,9 @@ target_delimiter: ""
 """
         label = "label" if name == "choice" else "target"
         if name != "rolling":
-            common += f'doc_to_text: "{{{{context}}}}"\ndoc_to_target: "{{{{{label}}}}}"\n'
+            # `hf` generates after nothing but padding where the context is empty, which no other model does.
+            context = "context or '# '" if name == "generate" else "context"
+            common += f'doc_to_text: "{{{{{context}}}}}"\ndoc_to_target: "{{{{{label}}}}}"\n'
         (folder / f"{name}.yaml").write_text(common + described)
 
 
