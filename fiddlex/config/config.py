@@ -135,7 +135,7 @@ class Config(Checked, prefix="config."):
         """Checks the rules between the model's objective and its data."""
         task, data = self.model.task, self.data
         labelled = task in LABELLED
-        kinds = ("tsv", "jsonl") if labelled else ("stdlib", "text", "tokens")
+        kinds = ("tsv", "jsonl") if labelled else ("stdlib", "text", "hf", "array_record", "tokens")
         for name, allowed in (("source", kinds), ("eval_source", (*kinds, "jsonl") if task == "lm" else kinds)):
             source = getattr(data, name)
             if source and source.partition(":")[0] not in allowed:

@@ -278,9 +278,12 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
 class DataConfig(Checked, prefix="config.data."):
     """Where examples come from and how many make a batch."""
 
-    source: str = "stdlib"  # stdlib | text:PATH | tokens:PATH; for labelled texts tsv:PATH | jsonl:PATH
+    source: str = (
+        "stdlib"  # stdlib | text:PATH | hf:PATH | array_record:PATH | tokens:PATH; for labelled texts tsv: | jsonl:
+    )
     eval_source: str = ""  # like source; empty: a held-out share of source; for lm also jsonl:PATH of continuations
     eval_fraction: float = 0.05  # the held-out share of source; unused with eval_source
+    text_column: str = "text"  # column of hf:PATH that holds the text; of array_record:PATH the key in JSON records
     tokenizer: str = "bytes"  # bytes | path of a JSON file of the `tokenizers` library
     token_dtype: str = "uint16"  # type in files of tokens:PATH; uint16 | uint32
     global_batch_size: int = 32  # examples per step, over all replicas and microbatches
@@ -344,9 +347,11 @@ class TrainConfig(Checked, prefix="config.train."):
 
 def _source(name: str, value: str, *, optional: bool) -> None:
     kind, _, path = value.partition(":")
-    known = (kind == "stdlib" and not path) or (kind in ("text", "tokens", "tsv", "jsonl") and path)
+    known = (kind == "stdlib" and not path) or (
+        kind in ("text", "hf", "array_record", "tokens", "tsv", "jsonl") and path
+    )
     if not known and not (optional and not value):
         raise ConfigError(
-            f"{name}={value!r} is not a data source: use stdlib, text:PATH or tokens:PATH; for labelled texts tsv:PATH "
-            "or jsonl:PATH."
+            f"{name}={value!r} is not a data source: use stdlib, text:PATH, hf:PATH, array_record:PATH or "
+            "tokens:PATH; for labelled texts tsv:PATH or jsonl:PATH."
         )

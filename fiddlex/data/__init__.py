@@ -5,7 +5,13 @@ labelled texts, and `split_table` splits them. `read_continuations` reads the te
 `ExampleSource` makes examples of any of these, and `Loader` and `eval_batches` make batches.
 """
 
-from fiddlex.data.continuations import Continuation, ContinuationExamples, ContinuationRows, read_continuations
+from fiddlex.data.continuations import (
+    Continuation,
+    ContinuationExamples,
+    ContinuationRows,
+    ScoredEnds,
+    read_continuations,
+)
 from fiddlex.data.corpus import Corpus, TokenStream, load_corpus
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.documents import Document, read_stdlib, read_text
@@ -48,6 +54,7 @@ __all__ = [
     "MultipleChoiceExamples",
     "NextTokenExamples",
     "PieceDecoder",
+    "ScoredEnds",
     "SentencePairExamples",
     "SpecialTokens",
     "Table",

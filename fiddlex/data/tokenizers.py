@@ -20,6 +20,7 @@ from fiddlex.errors import ConfigError, DataError
 logger = logging.getLogger(__name__)
 
 MOST_UNKNOWN = 0.05  # share of unknown tokens above which a tokenizer probably does not suit a text
+_COUNTED_AT_ONCE = 2**22  # tokens, so that a memory map is never wholly in memory
 _UNKNOWN_NAMES = ("[UNK]", "<unk>")
 
 # Names of the end of text in the vocabularies of GPT, Llama 3, RoBERTa/T5 and BERT, in the order of the search.
@@ -193,7 +194,8 @@ def warn_of_unknown(ids: np.ndarray, tokenizer: Tokenizer, source: str) -> None:
     """Logs a warning when more than `MOST_UNKNOWN` of the tokens of `source`, integers [tokens], are unknown."""
     if tokenizer.unknown is None or not len(ids):
         return
-    share = float(np.mean(ids == tokenizer.unknown))
+    starts = range(0, len(ids), _COUNTED_AT_ONCE)
+    share = sum(np.count_nonzero(ids[i : i + _COUNTED_AT_ONCE] == tokenizer.unknown) for i in starts) / len(ids)
     if share > MOST_UNKNOWN:
         logger.warning(
             "%s: of %s tokens %.1f%% are the unknown token of data.tokenizer=%s, which was made for other text. Train "

@@ -9,9 +9,10 @@ The binaries add little to it: `fiddlex.train.loop` adds the workdir, checkpoint
 
 import contextlib
 import copy
+import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ import numpy as np
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
 from fiddlex.config.overrides import FLUSHED, replaced
+from fiddlex.data import ExampleSource
 from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.statistics import majority_share
@@ -32,7 +34,7 @@ from fiddlex.schedules.semantics import AUTO
 from fiddlex.train.inference.decoding import Decoding, make_decoding
 from fiddlex.train.inference.evaluation import summarise
 from fiddlex.train.inference.forward import ScoreFunction, make_eval_step
-from fiddlex.train.inference.generation import TextGenerator
+from fiddlex.train.inference.generation import TextGenerator, generate
 from fiddlex.train.inference.predictions import Answerable, predicted_continuations, predicted_labels
 from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.record import Record
@@ -97,7 +99,6 @@ class Trainer:
             self._switch = SyncSwitch(config, phases, max_batches=max_batches)
         self._score = self._compiled_head(program.model.scores)
         self._feed = Feed(self.dataset, config, self.mesh)
-        self._decoding: Decoding | None = None
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
         self._batches: Iterator[DeviceBatch] | None = None
@@ -255,6 +256,20 @@ class Trainer:
             "data.eval_source=jsonl:PATH), not of running text."
         )
 
+    def scores(self, examples: ExampleSource) -> np.ndarray:
+        """The sums that `Model.scores` returns for each of `examples`, with the current weights.
+
+        Args:
+          examples: at least one example of the run's objective.
+
+        Returns:
+          float64 [example, part, 3].
+
+        Raises:
+          DataError: when an example has a token outside the vocabulary.
+        """
+        return self._values(self._score, self._feed.examples(examples))
+
     def majority(self) -> float:
         """The accuracy of always guessing the most common token, on the held-out tokens that `evaluate` scores."""
         return majority_share(self._feed.host_heldout(), self.config.model.vocab_size)
@@ -264,7 +279,10 @@ class Trainer:
 
     def _of_heldout(self, step: ScoreFunction) -> np.ndarray:
         """The values that `step` (from `make_eval_step`) returns for the held-out examples, float64 [example, …]."""
-        batches = self._feed.heldout()
+        return self._values(step, self._feed.heldout())
+
+    def _values(self, step: ScoreFunction, batches: Iterator[tuple[DeviceBatch, int]]) -> np.ndarray:
+        """The values that `step` returns for the examples of `batches`, float64 [example, …]."""
         batch: tuple[DeviceBatch, int] | None = next(batches)
         values: list[np.ndarray] = []
         while batch is not None:
@@ -291,9 +309,31 @@ class Trainer:
         Raises:
           ConfigError: when the model does not predict the next token, or the data has no tokenizer.
         """
-        if self._decoding is None:
-            self._decoding = make_decoding(self._program)
         return TextGenerator(self._decoding, self.state.weights, self.dataset.tokenizer)
+
+    def draw(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, sampling: SamplingConfig, *, first_row: int = 0
+    ) -> Iterator[np.ndarray]:
+        """Yields the next tokens of several texts, int32 [texts]; see `fiddlex.train.inference.generation.generate`.
+
+        Raises:
+          ConfigError: when the model does not predict the next token.
+        """
+        tokenizer = self.dataset.tokenizer
+        vocab_size = tokenizer.vocab_size if tokenizer else self.config.model.vocab_size
+        return generate(
+            self._decoding,
+            self.state.weights,
+            prompts,
+            num_tokens,
+            vocab_size=vocab_size,
+            config=sampling,
+            first_row=first_row,
+        )
+
+    @functools.cached_property
+    def _decoding(self) -> Decoding:
+        return make_decoding(self._program)
 
     def weights(self) -> Weights:
         """A copy of the master weights on the host: float32, unsharded, without padding, layers in model order."""
@@ -375,12 +415,15 @@ class Trainer:
         self._batches, self._ready = None, []
 
 
-def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda config: config) -> Trainer:
+def load_trainer(
+    workdir: Path, change: Callable[[Config], Config] = lambda config: config, dataset: Dataset | None = None
+) -> Trainer:
     """A trainer with the weights of a run's best or newest good checkpoint, for evaluation or sampling.
 
     Args:
       workdir: the run's directory, which this function does not modify.
       change: maps the run's config to the config to use.
+      dataset: the data; by default what the changed config names.
 
     Raises:
       CheckpointError: when the workdir has no run or no readable checkpoint, or when the changed config has weights of
@@ -389,7 +432,7 @@ def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda conf
     saved = read_config(workdir)
     config = replaced(change(saved), FLUSHED)
     check_same_shapes(saved, config, workdir)
-    trainer = Trainer(config)
+    trainer = Trainer(config, dataset)
     if not trainer.load(workdir, saved):
         raise CheckpointError(
             f"--workdir={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for the "

@@ -60,6 +60,7 @@ FIXED_FIELDS = (
     *SHAPE_FIELDS,
     "optimizer.name",
     "data.source",
+    "data.text_column",
     "data.tokenizer",
     "data.token_dtype",
     "data.eval_source",
