@@ -21,6 +21,8 @@ from fiddlex.train.step.program import Program
 
 logger = logging.getLogger(__name__)
 
+Keys = tuple[str, ...]  # that lead to a weight
+
 
 def imported(folder: Path, program: Program, fresh: Weights) -> Weights:
     """The initial weights of a run that starts from a folder of transformers, in the layout of the program.
@@ -50,7 +52,7 @@ def imported(folder: Path, program: Program, fresh: Weights) -> Weights:
     kept = there & _leaves(fresh)
     for keys in kept:
         _at(fresh, keys).delete()
-    shapes, shardings = (_only(tree, kept) for tree in (layout.shapes, named(program.mesh, layout.master)))
+    shapes, shardings = (_only(tree, kept, there) for tree in (layout.shapes, named(program.mesh, layout.master)))
     weights, new = taken(stored.read(shapes, shardings, layout.placement.layers), fresh)
     logger.info("The run starts from the weights of %s; new: %s.", folder, ", ".join(new) or "nothing")
     initial: Weights = weights
@@ -81,27 +83,31 @@ def converted(folder: Path, program: Program) -> Weights:
     return FolderWeights(folder, program.model).read(layout.shapes, shardings, layout.placement.layers)
 
 
-def _leaves(tree: Weights, path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+def _leaves(tree: Weights, path: Keys = ()) -> set[Keys]:
     """The keys of every leaf of a nested dictionary."""
     if not isinstance(tree, dict):
         return {path}
     return set().union(*(_leaves(part, (*path, key)) for key, part in tree.items()))
 
 
-def _at(tree: Weights, path: tuple[str, ...]) -> Any:
+def _at(tree: Weights, path: Keys) -> Any:
     found: Any = tree
     for key in path:
         found = found[key]
     return found
 
 
-def _only(tree: Weights, paths: set[tuple[str, ...]], path: tuple[str, ...] = ()) -> Any:
-    """A nested dictionary without the leaves that are not at one of `paths`."""
+def _only(tree: Weights, kept: set[Keys], there: set[Keys], path: Keys = ()) -> Any:
+    """A nested dictionary with the leaves at `kept`, and with the dictionaries that lead to any of `there`."""
     if not isinstance(tree, dict):
         return tree
-    parts = {key: _only(part, paths, (*path, key)) for key, part in tree.items()}
-    starts = {each[: len(path) + 1] for each in paths}
-    return {key: part for key, part in parts.items() if (*path, key) in starts}
+    starts = {each[: len(path) + 1] for each in there}
+    below = {key: (*path, key) for key in tree if (*path, key) in starts}
+    return {
+        key: _only(tree[key], kept, there, own)
+        for key, own in below.items()
+        if isinstance(tree[key], dict) or own in kept
+    }
 
 
 def _check_tokenizer(folder: Path, config: Config) -> None:
