@@ -40,7 +40,8 @@ from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.transfer import imported, placed, pretrained, whole
+from fiddlex.train.run.importing import imported
+from fiddlex.train.run.transfer import placed, pretrained, whole
 from fiddlex.train.run.workdir import check_same_shapes, read_config
 from fiddlex.train.step.feed import DeviceBatch, Feed
 from fiddlex.train.step.gradients import HeadFunction
@@ -344,9 +345,10 @@ class Trainer:
 
         Raises:
           CheckpointError: when there are no readable weights, or they do not fit the model.
+          DataError: when `data.tokenizer` cannot be read.
         """
         if folder := folder_of(source):
-            weights = imported(folder, self._program)
+            weights = imported(folder, self._program, self.state.weights)
         else:
             weights = pretrained(Path(source), self.config, self.mesh, self.weights)
             weights = placed(weights, self._program.model, self.layout, self.mesh)

@@ -22,16 +22,16 @@ from absl import app, flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from fiddlex.cluster.mesh import make_mesh  # noqa: E402
-from fiddlex.config import Config  # noqa: E402
-from fiddlex.config.overrides import replaced  # noqa: E402
-from fiddlex.interop.folder import read_model  # noqa: E402
-from fiddlex.interop.huggingface import read_weights  # noqa: E402
-from fiddlex.parallel.sharding import named  # noqa: E402
-from fiddlex.train.inference.decoding import make_decoding  # noqa: E402
-from fiddlex.train.inference.generation import generate  # noqa: E402
-from fiddlex.train.inference.sampling import SamplingConfig  # noqa: E402
-from fiddlex.train.step.program import Program  # noqa: E402
+from fiddlex.cluster.mesh import make_mesh
+from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
+from fiddlex.interop.folder import read_model
+from fiddlex.interop.huggingface import read_weights
+from fiddlex.parallel.sharding import named
+from fiddlex.train.inference.decoding import make_decoding
+from fiddlex.train.inference.generation import generate
+from fiddlex.train.inference.sampling import SamplingConfig
+from fiddlex.train.step.program import Program
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of each way", lower_bound=1)
 _NUM_TOKENS = flags.DEFINE_integer("num_tokens", 64, "tokens to draw for each prompt", lower_bound=1)

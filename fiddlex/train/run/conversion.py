@@ -4,6 +4,7 @@ A workdir made from a folder has the weights as a checkpoint of step 0, and in `
 and tokenizer, which a conversion back starts from.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -16,18 +17,21 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
+from fiddlex.config.config import LABELLED
 from fiddlex.config.overrides import replaced
+from fiddlex.data.tokenizers import make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.folder import copy_tokenizer, read_json, read_model
+from fiddlex.interop.folder import copy_tokenizer, described, read_json, read_settings
 from fiddlex.interop.huggingface import write_weights
 from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.importing import converted
 from fiddlex.train.run.result import load_result
-from fiddlex.train.run.transfer import imported
 from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState
 
 ORIGINAL = "huggingface"  # subdirectory of a workdir
+UNNAMED_TEXTS = "tsv:texts.tsv"  # the data of a converted classifier until data.source names some
 DTYPES = ("float32", "bfloat16", "float16")  # that a folder may have
 
 
@@ -42,21 +46,28 @@ def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config
     Raises:
       CheckpointError: when the folder cannot be read, or the workdir is there already.
     """
-    config = replaced(Config(), {"model": read_model(folder)})
+    config = replaced(Config(), read_settings(folder))
+    if config.model.task in LABELLED:
+        config.data.source = UNNAMED_TEXTS
     _require_absent(workdir)
     temporary = workdir.with_name(f"{workdir.name}.tmp")
     with writing(temporary):
         shutil.rmtree(temporary, ignore_errors=True)
         (temporary / ORIGINAL).mkdir(parents=True)
-        shutil.copyfile(folder / "config.json", temporary / ORIGINAL / "config.json")
-        if tokenizer := copy_tokenizer(folder, temporary / ORIGINAL):
+        text = json.dumps(described(folder), indent=2) + "\n"
+        (temporary / ORIGINAL / "config.json").write_text(text, encoding="utf-8")
+        tokenizer = copy_tokenizer(folder, temporary / ORIGINAL)
+        if tokenizer:
             config.data.tokenizer = os.path.abspath(workdir / ORIGINAL / tokenizer.name)
+    own_tokenizer = config.data.tokenizer
     config = change(config).validate()
+    if tokenizer and config.data.tokenizer == own_tokenizer:
+        _check_vocabulary(folder, make_tokenizer(str(tokenizer)).vocab_size, config.model.vocab_size)
     program = Program(config, make_mesh(config.mesh))
     step = jax.device_put(jnp.int32(0), NamedSharding(program.mesh, P()))
     with Checkpoints(temporary) as checkpoints:
         checkpoints.save(
-            SavedState(step, imported(folder, program)),
+            SavedState(step, converted(folder, program)),
             0,
             layers=program.layout.placement.layers,
             fingerprint="",
@@ -87,8 +98,8 @@ def export_workdir(
     config = program.config
     original = workdir / ORIGINAL
     if not dtype:
-        described = read_json(original) if original.exists() else {}
-        named = described.get("dtype", described.get("torch_dtype"))
+        fields = read_json(original) if original.exists() else {}
+        named = fields.get("dtype", fields.get("torch_dtype"))
         dtype = named if named in DTYPES else "float32"
     temporary = folder.with_name(f"{folder.name}.tmp")
     with writing(temporary):
@@ -111,3 +122,12 @@ def export_workdir(
 def _require_absent(path: Path) -> None:
     if path.exists():
         raise CheckpointError(f"--target={path} is there already. Name another directory, or move it away.")
+
+
+def _check_vocabulary(folder: Path, num_tokens: int, vocab_size: int) -> None:
+    if num_tokens > vocab_size:
+        raise CheckpointError(
+            f"The tokenizer of {folder} has {num_tokens} tokens, and its model has vocab_size={vocab_size}: the rest "
+            "has no embedding. Remove the added tokens from tokenizer.json, add embeddings with transformers' "
+            "resize_token_embeddings, or leave the tokenizer out with --config.data.tokenizer=bytes."
+        )
