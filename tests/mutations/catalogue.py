@@ -1,6 +1,6 @@
 """All mutations, by the part of fiddlex that they break."""
 
-from tests.mutations import data, models, pipeline, planning, training
+from tests.mutations import commands, data, models, pipeline, planning, training
 
 MUTATIONS = (
     *pipeline.MUTATIONS,
@@ -8,4 +8,5 @@ MUTATIONS = (
     *training.MUTATIONS,
     *data.MUTATIONS,
     *planning.MUTATIONS,
+    *commands.MUTATIONS,
 )
