@@ -64,9 +64,9 @@ class IndexedBuilder:
         if len(ids) > LONGEST or not np.array_equal(written, ids):
             limits = np.iinfo(self._dtype)
             raise DataError(
-                f"document {self.num_documents} has {len(ids):,} ids from {np.min(ids)} to {np.max(ids)}: a document of "
-                f"{self._dtype.name} has up to {LONGEST:,} ids from {limits.min} to {limits.max}. Use a wider dtype, or "
-                "shorter documents."
+                f"document {self.num_documents} has {len(ids):,} ids from {np.min(ids)} to {np.max(ids)}: a document "
+                f"of {self._dtype.name} has up to {LONGEST:,} ids from {limits.min} to {limits.max}. Use a wider "
+                "dtype, or shorter documents."
             )
         self._data.write(written.tobytes())
         self._lengths.append(len(ids))

@@ -12,7 +12,7 @@ All numbers are little-endian. PREFIX.idx is, without gaps:
     int64[d]               first sequence of each document, and n at the end
 
 This is what `IndexedDatasetBuilder` of megatron.core.datasets.indexed_dataset writes (version 0.16). It puts the
-sequences side by side in PREFIX.bin, so the second array follows from the first. In multimodal datasets int8[n] follows.
+sequences side by side in PREFIX.bin, so the second array follows from the first. Multimodal datasets have int8[n] more.
 
 Invariant: an `IndexedTokens` has been checked: its numbers agree with each other and with the sizes of both files. Both
 files are memory-mapped; nothing is allocated that a number in a file decides before the number has been checked against
@@ -142,8 +142,8 @@ def _header(file: Path) -> tuple[np.dtype[Any], int, int]:
     magic, version, code, num_sequences, num_edges = HEADER.unpack(header)
     if magic != MAGIC:
         raise DataError(
-            f"{file} does not begin with {MAGIC!r}: it is no index of Megatron's, or is damaged. Copy it again, or make "
-            "it with experiments/prepare_data.py."
+            f"{file} does not begin with {MAGIC!r}: it is no index of Megatron's, or is damaged. Copy it again, or "
+            "make it with experiments/prepare_data.py."
         )
     if version != VERSION:
         raise DataError(f"{file} has version {version}, and fiddlex reads version {VERSION}. Copy or make it again.")

@@ -1,5 +1,6 @@
 """Megatron's files by struct alone, and its packing by concatenation: slow, and written without fiddlex."""
 
+import itertools
 import struct
 
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
@@ -38,7 +39,7 @@ def read(prefix):
         list(struct.unpack_from(f"<{length}{letter}", data, pointer))
         for length, pointer in zip(lengths, pointers, strict=True)
     ]
-    return [sequences[first:last] for first, last in zip(edges[:-1], edges[1:], strict=True)]
+    return [sequences[first:last] for first, last in itertools.pairwise(edges)]
 
 
 def samples(sequences, order, seq_len):
