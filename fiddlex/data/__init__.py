@@ -12,7 +12,7 @@ from fiddlex.data.continuations import (
     ScoredEnds,
     read_continuations,
 )
-from fiddlex.data.corpus import Corpus, TokenStream, load_corpus
+from fiddlex.data.corpus import Corpus, load_corpus
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
@@ -26,6 +26,7 @@ from fiddlex.data.tables import Table
 from fiddlex.data.task_examples import ClassificationExamples, MultipleChoiceExamples
 from fiddlex.data.token_files import open_token_file
 from fiddlex.data.token_kinds import SpecialTokens, Vocabulary
+from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import (
     ByteTokenizer,
     JsonTokenizer,

@@ -8,7 +8,6 @@ held out instead.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import os
@@ -20,62 +19,17 @@ import numpy as np
 from fiddlex.config import DataConfig
 from fiddlex.data.array_records import read_array_records
 from fiddlex.data.arrow_datasets import read_dataset
-from fiddlex.data.boundaries import find_documents
 from fiddlex.data.documents import Document, read_stdlib, read_text
+from fiddlex.data.megatron.source import whole_stream
 from fiddlex.data.text_rows import TextRows, evaluation_split, read_documents, training_split
 from fiddlex.data.token_buffer import TokenBuffer
 from fiddlex.data.token_files import open_token_file
+from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer, warn_of_unknown
 from fiddlex.errors import DataError
 
 _ENCODED_AT_ONCE = 256  # documents; limits the memory of waiting texts and of ids not yet in the smallest dtype
 _ROW_READERS = {"hf": read_dataset, "array_record": read_array_records}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TokenStream:
-    """Tokens of concatenated documents.
-
-    Attributes:
-      tokens: unsigned integers, [tokens]; a memory map for token files and for text of many tokens.
-      num_bytes: UTF-8 bytes of the text; None for token files, whose text is unknown.
-      num_documents: number of whole documents in the stream; None when the stream is a token file or a part of a file.
-      separator: the token between documents; None when the vocabulary has none or is unknown.
-      unit: what a whole document is called: file or row.
-    """
-
-    tokens: np.ndarray
-    num_bytes: int | None = None
-    num_documents: int | None = None
-    separator: int | None = None
-    unit: str = "file"
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def bytes_per_token(self) -> float | None:
-        """The loss per token divided by this is the loss per byte; None for token files and empty streams."""
-        return self.num_bytes / len(self.tokens) if self.num_bytes and len(self.tokens) else None
-
-    @functools.cached_property
-    def bounds(self) -> np.ndarray:
-        """The documents, int64[documents, 2]: the first token of each and the one after its last.
-
-        A document is a run of tokens between separators, which belong to no document. It is a file, or a part of a file
-        that contains separators (stories in one file, a token file). Without separators the stream is one document. The
-        first access finds the documents by reading all tokens once.
-        """
-        return find_documents(self.tokens, self.separator)
-
-    def describe(self) -> str:
-        """The stream's size: '14 files, 0.4 MB, 412,345 tokens'."""
-        parts = []
-        if self.num_documents is not None:
-            parts.append(f"{self.num_documents:,} {self.unit}{'s' * (self.num_documents != 1)}")
-        if self.num_bytes is not None:
-            parts.append(_readable_size(self.num_bytes))
-        return ", ".join([*parts, f"{len(self):,} tokens"])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,12 +49,8 @@ class Corpus:
     tokenizer: Tokenizer | None
 
     def fingerprint(self) -> str:
-        """Identifies the training stream by its length and a hash of up to 64 evenly spaced pieces of 64 Ki tokens."""
-        tokens, piece, count = self.train.tokens, 2**16, 64
-        digest = hashlib.sha256(str(len(tokens)).encode())
-        for start in range(0, len(tokens), max(piece, -(-len(tokens) // count))):
-            digest.update(tokens[start : start + piece].astype("<u4").tobytes())
-        return f"{len(tokens)}-{digest.hexdigest()[:16]}"
+        """Identifies the training stream by its length and a hash of evenly spaced pieces."""
+        return self.train.fingerprint()
 
     def describe(self) -> str:
         """A line for the log: 'stdlib: 231 files, 7.1 MB, … for training; 14 files, 0.4 MB, … held out'."""
@@ -122,13 +72,12 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
       DataError: when data is missing, unreadable, empty, too short, or outside the vocabulary.
     """
     config.validate()
-    tokenizer = tokenizer_of(config, vocab_size)
+    tokenizer = corpus_tokenizer(config, vocab_size)
     fraction = 0.0 if config.eval_source else config.eval_fraction
     with reading("data.source", config.source):
         train, heldout = _load(config.source, config, fraction=fraction, tokenizer=tokenizer, vocab_size=vocab_size)
     if config.eval_source:
-        with reading("data.eval_source", config.eval_source):
-            heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size)
+        heldout = load_heldout(config, tokenizer, vocab_size=vocab_size)
     if tokenizer is not None:
         for source, stream in ((config.source, train), (config.eval_source or config.source, heldout)):
             if stream.num_bytes is not None:  # a token file was made earlier, and may be too long to read
@@ -139,13 +88,17 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
             f"{f'model.seq_len+1={seq_len + 1}' if seq_len > 1 else 'at least 2'}. Use more data, a smaller "
             f"data.eval_fraction (now {config.eval_fraction}) or a smaller model.seq_len."
         )
+    _check_heldout(config, heldout)
+    return Corpus(source=config.source, train=train, heldout=heldout, tokenizer=tokenizer)
+
+
+def _check_heldout(config: DataConfig, heldout: TokenStream) -> None:
     if len(heldout) < 2 and (config.eval_source or config.eval_fraction):
         raise DataError(
             f"{config.eval_source or config.source!r} has {len(heldout)} held-out tokens, and an evaluation takes at "
             f"least 2. Use more data, set data.eval_source, a larger data.eval_fraction (now {config.eval_fraction}), "
             "or data.eval_fraction=0 to hold nothing out."
         )
-    return Corpus(source=config.source, train=train, heldout=heldout, tokenizer=tokenizer)
 
 
 def split_documents(documents: Sequence[Document], *, fraction: float) -> tuple[list[Document], list[Document]]:
@@ -208,13 +161,17 @@ def reading(field: str, source: str) -> Iterator[None]:
         ) from error
 
 
-def tokenizer_of(config: DataConfig, vocab_size: int) -> Tokenizer | None:
-    """The tokenizer of a run on running text, or None when the tokens come from files and their tokenizer is unknown.
+def corpus_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
+    """The tokenizer of the run, or None when the tokens come from files and their tokenizer is unknown.
 
     Raises:
-      DataError: when `text_tokenizer` would raise it.
+      DataError: as `text_tokenizer`.
     """
-    if config.source.startswith("tokens:") and config.tokenizer == "bytes" and vocab_size != ByteTokenizer.vocab_size:
+    if (
+        config.source.startswith(("tokens:", "megatron:"))
+        and config.tokenizer == "bytes"
+        and vocab_size != ByteTokenizer.vocab_size
+    ):
         return None  # 'bytes' is the default of the config, and these tokens are not bytes
     return text_tokenizer(config, vocab_size)
 
@@ -233,6 +190,18 @@ def text_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer:
             f"Set model.vocab_size={tokenizer.vocab_size}."
         )
     return tokenizer
+
+
+def load_heldout(config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int) -> TokenStream:
+    """All of `data.eval_source`; for a token folder, its val.bin.
+
+    Raises:
+      DataError: when data is missing, unreadable, empty or outside the vocabulary.
+    """
+    with reading("data.eval_source", config.eval_source):
+        heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size)
+    _check_heldout(config, heldout)
+    return heldout
 
 
 def _load_eval_source(config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int) -> TokenStream:
@@ -255,6 +224,9 @@ def _load(
 ) -> tuple[TokenStream, TokenStream]:
     """The training and held-out streams of one source."""
     kind, _, path = source.partition(":")
+    if kind == "megatron":  # of data.eval_source, of which nothing is held out
+        stream = whole_stream(source, vocab_size=vocab_size)
+        return stream, dataclasses.replace(stream, tokens=stream.tokens[:0], documents=None)
     if kind == "tokens":
         train, heldout = _load_tokens(_absolute(path), config.token_dtype, fraction=fraction, vocab_size=vocab_size)
         separator = tokenizer.separator if tokenizer else None
@@ -322,7 +294,3 @@ def _absolute(path: str) -> Path:
 
 def _hash01(name: str) -> float:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6]) / 2**48
-
-
-def _readable_size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 50_000 else f"{num_bytes:,} bytes"

@@ -6,7 +6,7 @@ from pathlib import Path
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
 from fiddlex.config.overrides import FLUSHED, replaced
-from fiddlex.data.corpus import tokenizer_of
+from fiddlex.data.corpus import corpus_tokenizer
 from fiddlex.errors import CheckpointError
 from fiddlex.train.inference.decoding import make_decoding
 from fiddlex.train.inference.generation import TextGenerator
@@ -56,5 +56,5 @@ def load_generator(
     """
     program, state = load_result(workdir, change)
     config = program.config
-    decoding, tokenizer = make_decoding(program), tokenizer_of(config.data, config.model.vocab_size)
+    decoding, tokenizer = make_decoding(program), corpus_tokenizer(config.data, config.model.vocab_size)
     return TextGenerator(decoding, state.weights, tokenizer), int(state.step)

@@ -65,6 +65,7 @@ FIXED_FIELDS = (
     "data.token_dtype",
     "data.eval_source",
     "data.eval_fraction",
+    "data.split",
     "data.mask_fraction",
     "data.whole_words",
     "data.pack",
