@@ -1,7 +1,7 @@
-r"""Continues texts with the best or newest good checkpoint of a workdir.
+"""Continues texts with the best or newest good checkpoint of a workdir.
 
     fiddlex generate --workdir=/tmp/gpt_tiny --prompt='def ' [--temperature=0.8 --top_k=40 --top_p=0.95]
-    fiddlex generate --workdir=/tmp/gpt_tiny --prompt='def ' --prompt='class ' --num_samples=4 --stop='\n\n'
+    fiddlex generate --workdir=/tmp/gpt_tiny --prompt='def ' --prompt='class ' --num_samples=4 --stop='def '
     fiddlex generate --workdir=/tmp/gpt_tiny --prompt_file=/tmp/prompts.jsonl --format=json
 
 A single text is printed as it is drawn, several when they are complete. Overrides such as --config.mesh.data=1 are

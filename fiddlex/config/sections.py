@@ -279,7 +279,7 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
 class DataConfig(Checked, prefix="config.data."):
     """Where examples come from and how many make a batch."""
 
-    source: str = "stdlib"  # stdlib, or text:, hf:, array_record:, tokens: or megatron: and a path; labelled tsv: | jsonl:
+    source: str = "stdlib"  # stdlib, or text:, hf:, array_record:, tokens:, megatron: and a path; labels: tsv:, jsonl:
     eval_source: str = ""  # like source; empty: a held-out share of source; for lm also jsonl:PATH of continuations
     eval_fraction: float = 0.05  # the held-out share of source; unused with eval_source and megatron:PREFIX
     split: str = "969,30,1"  # of megatron:PREFIX: shares to train on, to hold out and to leave out; as eval_fraction
