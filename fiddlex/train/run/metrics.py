@@ -67,7 +67,7 @@ class MetricsWriter:
         scalars = {name: x for name, x in record.items() if name != "step" and isinstance(x, int | float)}
         with writing(self._events_path):
             self._events.write(scalars, step=record["step"])
-        if self._wandb_run and not (self._wandb_run.continues and _key(record) in self._dropped):
+        if self._wandb_run and not (record["step"] <= self._wandb_run.written_step and _key(record) in self._dropped):
             self._wandb_run.write(scalars, step=record["step"])
 
     @property

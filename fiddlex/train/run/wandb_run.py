@@ -2,13 +2,17 @@
 
 The package wandb comes with the extra `wandb`; its own environment variables choose the account and the mode
 (`WANDB_API_KEY`, `WANDB_ENTITY`, `WANDB_MODE=offline`). The file `wandb.json` of the workdir holds the id of the run
-there, so that a resumed run continues the same one. Invariant: no failure of wandb, its service or the network ends or
-delays training, apart from the time limits below at the start and the end of a run.
+there, so that a resumed run continues the same one. Invariants: no record is written twice; no failure of wandb, its
+service or the network ends or delays training, apart from the time limits below at the start and the end of a run.
+
+A killed process loses what wandb's service had not yet written, of the last 15 seconds by default. Online the resumed
+run fills that gap as far as it trains those steps again; offline it cannot know of it. `metrics.jsonl` has all records.
 """
 
 import importlib
 import json
 import logging
+import math
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -37,7 +41,7 @@ class WandbRun:
       resumed_step: the step that training continues from; 0 starts another run at Weights & Biases.
 
     Attributes:
-      continues: whether an earlier process has written to the same run.
+      written_step: the last step whose records may already be there; -1 for none.
 
     Raises:
       ConfigError: when the package wandb is not installed.
@@ -55,8 +59,9 @@ class WandbRun:
         self._workdir, self._config = workdir, config
         path = workdir / "wandb.json"
         known = _read(path) if resumed_step else {}
-        self.continues = known.get("project") == config.train.wandb_project and isinstance(known.get("id"), str)
-        self._id = known["id"] if self.continues else secrets.token_hex(4)
+        continues = known.get("project") == config.train.wandb_project and isinstance(known.get("id"), str)
+        self._id = known["id"] if continues else secrets.token_hex(4)
+        self.written_step = math.inf if continues else -1
         with writing(path):
             temporary = path.with_suffix(".tmp")
             temporary.write_text(json.dumps({"project": config.train.wandb_project, "id": self._id}), encoding="utf-8")
@@ -107,6 +112,8 @@ class WandbRun:
             ),
         )
         run.define_metric("*", step_metric="step")
+        if not run.offline:  # the summary of a resumed run is what was received
+            self.written_step = min(self.written_step, run.summary.get("step", -1))
         return run
 
     def _try(self, what: str, action: Callable[[Any], object]) -> None:

@@ -30,6 +30,8 @@ class Service:
       rows: what each run was given, in order.
       ended: the exit codes.
       failing: the names of the functions that fail.
+      summary: the last value of each number that was received.
+      received: whether what is written is received.
     """
 
     Settings = types.SimpleNamespace
@@ -39,6 +41,8 @@ class Service:
         self.rows: list[dict] = []
         self.ended: list[int] = []
         self.failing: set[str] = set()
+        self.summary: dict = {}
+        self.received = True
 
     def init(self, **arguments):
         self.started.append(arguments)
@@ -53,6 +57,8 @@ class Service:
     def log(self, row):
         self._fail("log")
         self.rows.append(row)
+        if self.received:
+            self.summary.update(row)
 
     def finish(self, *, exit_code):
         self._fail("finish")
@@ -100,6 +106,23 @@ def test_a_resumed_run_goes_on_without_writing_a_step_twice(tmp_path, service):
     write(tmp_path, [*losses(3), evaluation, *losses(4, 5)], resumed_step=2)
     assert [started["id"] for started in service.started] == [service.started[0]["id"]] * 2
     assert service.rows == [*losses(1, 2, 3, 4), evaluation, *losses(5)]
+
+
+def test_a_resumed_run_writes_what_was_not_received_before_it_was_killed(tmp_path, service):
+    write(tmp_path, losses(1, 2, 3))
+    service.received = False
+    write(tmp_path, losses(4, 5), resumed_step=3)
+    service.rows.clear()
+    write(tmp_path, losses(3, 4, 5, 6), resumed_step=2)
+    assert service.rows == losses(4, 5, 6)
+
+
+def test_offline_nothing_that_was_written_is_written_again(tmp_path, service):
+    service.offline = True
+    service.received = False
+    write(tmp_path, losses(1, 2, 3))
+    write(tmp_path, losses(2, 3, 4), resumed_step=1)
+    assert service.rows == losses(1, 2, 3, 4)
 
 
 def test_a_run_from_the_start_or_in_another_project_is_a_run_of_its_own(tmp_path, service):
