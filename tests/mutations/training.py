@@ -266,7 +266,7 @@ MUTATIONS = (
     Mutation(
         "checksums-not-compared",
         CHECKPOINTS,
-        old="if int(value) != expected[name]:",
+        old="if value != expected[name]:",
         new="if False:",
         tests=(CHECKPOINT,),
     ),

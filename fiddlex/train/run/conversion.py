@@ -17,12 +17,12 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
-from fiddlex.config.config import LABELLED
 from fiddlex.config.overrides import replaced
 from fiddlex.data.tokenizers import make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.folder import copy_tokenizer, described, read_json, read_settings
+from fiddlex.interop.folder import copy_tokenizer, described, read_json
 from fiddlex.interop.huggingface import write_weights
+from fiddlex.interop.starting import folder_config
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.importing import converted
 from fiddlex.train.run.result import load_result
@@ -31,7 +31,6 @@ from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState
 
 ORIGINAL = "huggingface"  # subdirectory of a workdir
-UNNAMED_TEXTS = "tsv:texts.tsv"  # the data of a converted classifier until data.source names some
 DTYPES = ("float32", "bfloat16", "float16")  # that a folder may have
 
 
@@ -46,9 +45,7 @@ def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config
     Raises:
       CheckpointError: when the folder cannot be read, or the workdir is there already.
     """
-    config = replaced(Config(), read_settings(folder))
-    if config.model.task in LABELLED:
-        config.data.source = UNNAMED_TEXTS
+    config = folder_config(folder)
     _require_absent(workdir)
     temporary = workdir.with_name(f"{workdir.name}.tmp")
     with writing(temporary):
