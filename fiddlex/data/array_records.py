@@ -73,7 +73,7 @@ class _Records:
             pass
         try:
             self._source = grain.sources.ArrayRecordDataSource(str(path))
-        except ImportError as error:
+        except (ImportError, AttributeError) as error:
             raise DataError(f"{path}: grain cannot read ArrayRecord files on this system ({error}).") from error
         except Exception as error:
             raise self._damaged(error) from error

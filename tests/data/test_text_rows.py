@@ -18,7 +18,7 @@ from fiddlex.data.corpus import encode_documents
 from fiddlex.data.text_rows import files_by_split
 from fiddlex.errors import ConfigError, DataError
 
-array_records = pytest.importorskip("array_record.python.array_record_module")  # grain brings it on Linux and macOS
+array_records = pytest.importorskip("array_record.python.array_record_module")  # grain brings it, but not on Windows
 
 TEXTS = [f"text {i} – é. " * (1 + i % 5) for i in range(60)]
 
