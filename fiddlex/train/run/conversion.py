@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
-from fiddlex.config.overrides import replaced
 from fiddlex.data.tokenizers import make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.folder import copy_tokenizer, described, read_json
