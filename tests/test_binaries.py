@@ -34,6 +34,7 @@ FILES = [
     "compile",
     "evaluate",
     "generate",
+    "harness",
     "make_task",
     "plan",
     "schedule",

@@ -1,44 +1,136 @@
-"""Samples text from the best or newest good checkpoint of a workdir.
+"""Continues texts with the best or newest good checkpoint of a workdir.
 
     fiddlex generate --workdir=/tmp/gpt_tiny --prompt='def ' [--temperature=0.8 --top_k=40 --top_p=0.95]
+    fiddlex generate --workdir=/tmp/gpt_tiny --prompt='def ' --prompt='class ' --num_samples=4 --stop='def '
+    fiddlex generate --workdir=/tmp/gpt_tiny --prompt_file=/tmp/prompts.jsonl --format=json
 
-Overrides such as --config.mesh.data=1 are applied to the workdir's own config.
+A single text is printed as it is drawn, several when they are complete. Overrides such as --config.mesh.data=1 are
+applied to the workdir's own config.
 """
 
 import json
+import logging
 import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
 from fiddlex.errors import ConfigError
 
+if TYPE_CHECKING:
+    from fiddlex.train.inference.generation import Completion, Speed, TextGenerator
+    from fiddlex.train.inference.sampling import SamplingConfig
+
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
-_PROMPT = flags.DEFINE_string("prompt", "", "text to continue; empty: the start of a document")
-_NUM_TOKENS = flags.DEFINE_integer("num_tokens", 200, "tokens to draw", lower_bound=1)
+_PROMPT = flags.DEFINE_multi_string(
+    "prompt", [], "text to continue; may be given several times; empty or left out: the start of a document"
+)
+_PROMPT_FILE = flags.DEFINE_string("prompt_file", "", "JSON Lines: each line a string, or an object with `prompt`")
+_NUM_SAMPLES = flags.DEFINE_integer("num_samples", 1, "texts to draw for each prompt", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "texts that are drawn together", lower_bound=1)
+_NUM_TOKENS = flags.DEFINE_integer("num_tokens", 200, "tokens to draw for each text at most", lower_bound=1)
+_STOP = flags.DEFINE_multi_string("stop", [], "string that ends a text; may be given several times; \\n: a new line")
 _TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "divides the logits; 0: always the likeliest token")
 _TOP_K = flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens; 0: from all")
 _TOP_P = flags.DEFINE_float("top_p", 1.0, "draw from the likeliest tokens that have this probability together")
 _SEED = flags.DEFINE_integer("seed", 0, "seed of the draws")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 
+logger = logging.getLogger("fiddlex.generate")
+
 
 def main(argv: list[str]) -> None:
-    """Prints the prompt and its continuation, piece by piece as it is drawn."""
+    """Prints each prompt and its continuation."""
     from fiddlex.train.inference.sampling import SamplingConfig
-    from fiddlex.train.trainer import load_trainer
+    from fiddlex.train.run.result import load_generator
 
     sampling = SamplingConfig(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _SEED.value)
     sampling.validate()
-    if any("\ud800" <= character <= "\udfff" for character in _PROMPT.value):
-        raise ConfigError("--prompt is not valid UTF-8.")
-    trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides)
-    pieces = trainer.generate(_PROMPT.value, _NUM_TOKENS.value, sampling)
+    prompts = [prompt for prompt in _prompts() for _ in range(_NUM_SAMPLES.value)]
+    stop = [each.replace("\\n", "\n") for each in _STOP.value]
+    generator, step = load_generator(pathlib.Path(_WORKDIR.value), apply_overrides)
+    generator.check(prompts, _NUM_TOKENS.value, sampling, stop)
+    done: list[Completion] = []
+    for batch, speed in _batches(generator, prompts, sampling, stop):
+        done += _drawn(batch, speed, single=len(prompts) == 1)
+        rate = f", then {speed.tokens_per_second:,.0f} tokens/s" if speed.tokens_per_second else ""
+        logger.info("%d of %d texts: first token after %.1f s%s.", len(done), len(prompts), speed.first_s, rate)
     if _FORMAT.value == "json":
-        print(json.dumps({"step": trainer.step, "prompt": _PROMPT.value, "text": "".join(pieces)}))
-        return
-    print(_PROMPT.value, end="", flush=True)
-    for piece in pieces:
-        print(piece, end="", flush=True)
-    print()
+        samples = [completion._asdict() for completion in done]
+        record = {"step": step, "samples": samples, "first_token_s": speed.first_s}
+        record["tokens_per_second"] = speed.tokens_per_second
+        if len(samples) == 1:
+            record |= {name: samples[0][name] for name in ("prompt", "text")}
+        print(json.dumps(record))
+
+
+def _batches(
+    generator: "TextGenerator", prompts: list[str], sampling: "SamplingConfig", stop: list[str]
+) -> Iterator[tuple[list[str], "Speed"]]:
+    """Batches of prompts, with the pieces that continue them."""
+    from fiddlex.train.inference.generation import Speed
+
+    for start in range(0, len(prompts), _BATCH_SIZE.value):
+        batch = prompts[start : start + _BATCH_SIZE.value]
+        yield batch, Speed(generator.stream(batch, _NUM_TOKENS.value, sampling, stop=stop, first_row=start))
+
+
+def _drawn(prompts: list[str], speed: "Speed", *, single: bool) -> list["Completion"]:
+    """Draws the texts of a batch, and prints them unless the output is JSON."""
+    from fiddlex.train.inference.generation import collect
+
+    shows = _FORMAT.value == "text"
+    if not (shows and single):
+        done = collect(prompts, iter(speed))
+        for completion in done if shows else ():
+            print(f"--- {completion.num_tokens} tokens, end: {completion.end}\n{completion.prompt}{completion.text}")
+        return done
+
+    def shown() -> Iterator[list]:
+        print(prompts[0], end="", flush=True)
+        for pieces in speed:
+            print(pieces[0].text, end="", flush=True)
+            yield pieces
+        print()
+
+    return collect(prompts, shown())
+
+
+def _prompts() -> list[str]:
+    """The prompts of both flags.
+
+    Raises:
+      ConfigError: when the file cannot be read, a line has no prompt, or a prompt is no text.
+    """
+    prompts = list(_PROMPT.value)
+    if _PROMPT_FILE.value:
+        prompts += _of_file(pathlib.Path(_PROMPT_FILE.value))
+    for prompt in prompts:
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise ConfigError("--prompt is not valid UTF-8.")
+    return prompts or [""]
+
+
+def _of_file(path: pathlib.Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompt_file={path} cannot be read: {error}.") from error
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"--prompt_file={path}, line {number} is not JSON: {error}.") from error
+        prompt = value.get("prompt") if isinstance(value, dict) else value
+        if not isinstance(prompt, str):
+            raise ConfigError(f'--prompt_file={path}, line {number}: give a string, or an object with "prompt".')
+        prompts.append(prompt)
+    if not prompts:
+        raise ConfigError(f"--prompt_file={path} has no prompts: give one on each line.")
+    return prompts

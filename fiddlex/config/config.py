@@ -23,6 +23,7 @@ from fiddlex.config.sections import (
 from fiddlex.errors import ConfigError
 
 LABELLED = ("classification", "multiple_choice")  # objectives whose data are texts with labels
+PLACES = {"stdlib": "", "megatron": "PREFIX"}  # what follows the kind of a data source, where that is not PATH
 _LABELLED_HINT = (
     " Labelled texts are for a run with model.objective=classification or multiple_choice, which may start from this "
     "one (train.init_from)."
@@ -135,11 +136,11 @@ class Config(Checked, prefix="config."):
         """Checks the rules between the model's objective and its data."""
         task, data = self.model.task, self.data
         labelled = task in LABELLED
-        kinds = ("tsv", "jsonl") if labelled else ("stdlib", "text", "tokens")
+        kinds = ("tsv", "jsonl") if labelled else ("stdlib", "text", "hf", "array_record", "tokens", "megatron")
         for name, allowed in (("source", kinds), ("eval_source", (*kinds, "jsonl") if task == "lm" else kinds)):
             source = getattr(data, name)
             if source and source.partition(":")[0] not in allowed:
-                forms = ", ".join(kind if kind == "stdlib" else f"{kind}:PATH" for kind in allowed)
+                forms = ", ".join(f"{kind}:{PLACES.get(kind, 'PATH')}".rstrip(":") for kind in allowed)
                 hint = "" if labelled or task == "lm" else _LABELLED_HINT
                 raise ConfigError(
                     f"data.{name}={source!r} with model.objective={task}: its data is one of {forms}.{hint}"

@@ -8,6 +8,7 @@ import dataclasses
 
 from fiddlex.config import rules
 from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
+from fiddlex.config.megatron_source import parse_source, parse_split
 from fiddlex.config.records import Checked
 from fiddlex.errors import ConfigError
 
@@ -278,9 +279,11 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
 class DataConfig(Checked, prefix="config.data."):
     """Where examples come from and how many make a batch."""
 
-    source: str = "stdlib"  # stdlib | text:PATH | tokens:PATH; for labelled texts tsv:PATH | jsonl:PATH
+    source: str = "stdlib"  # stdlib, or text:, hf:, array_record:, tokens:, megatron: and a path; labels: tsv:, jsonl:
     eval_source: str = ""  # like source; empty: a held-out share of source; for lm also jsonl:PATH of continuations
-    eval_fraction: float = 0.05  # the held-out share of source; unused with eval_source
+    eval_fraction: float = 0.05  # the held-out share of source; unused with eval_source and megatron:PREFIX
+    split: str = "969,30,1"  # of megatron:PREFIX: shares to train on, to hold out and to leave out; as eval_fraction
+    text_column: str = "text"  # column of hf:PATH that holds the text; of array_record:PATH the key in JSON records
     tokenizer: str = "bytes"  # bytes | path of a JSON file of the `tokenizers` library
     token_dtype: str = "uint16"  # type in files of tokens:PATH; uint16 | uint32
     global_batch_size: int = 32  # examples per step, over all replicas and microbatches
@@ -316,6 +319,7 @@ class DataConfig(Checked, prefix="config.data."):
         rules.at_least("data.eval_batches", self.eval_batches, 0)
         rules.at_least("data.seed", self.seed, 0)
         rules.fraction("data.eval_fraction", self.eval_fraction)
+        parse_split("data.split", self.split)
 
 
 @dataclasses.dataclass
@@ -344,9 +348,12 @@ class TrainConfig(Checked, prefix="config.train."):
 
 def _source(name: str, value: str, *, optional: bool) -> None:
     kind, _, path = value.partition(":")
-    known = (kind == "stdlib" and not path) or (kind in ("text", "tokens", "tsv", "jsonl") and path)
+    kinds = ("text", "hf", "array_record", "tokens", "megatron", "tsv", "jsonl")
+    known = (kind == "stdlib" and not path) or (kind in kinds and path)
     if not known and not (optional and not value):
         raise ConfigError(
-            f"{name}={value!r} is not a data source: use stdlib, text:PATH or tokens:PATH; for labelled texts tsv:PATH "
-            "or jsonl:PATH."
+            f"{name}={value!r} is not a data source: use stdlib, text:PATH, hf:PATH, array_record:PATH, tokens:PATH or "
+            "megatron:PREFIX; for labelled texts tsv:PATH or jsonl:PATH."
         )
+    if kind == "megatron" and len(parse_source(name, value)) > 1 and optional:
+        raise ConfigError(f"{name}={value!r} is a blend: evaluate on one dataset at a time, megatron:PREFIX.")

@@ -5,8 +5,14 @@ labelled texts, and `split_table` splits them. `read_continuations` reads the te
 `ExampleSource` makes examples of any of these, and `Loader` and `eval_batches` make batches.
 """
 
-from fiddlex.data.continuations import Continuation, ContinuationExamples, ContinuationRows, read_continuations
-from fiddlex.data.corpus import Corpus, TokenStream, load_corpus
+from fiddlex.data.continuations import (
+    Continuation,
+    ContinuationExamples,
+    ContinuationRows,
+    ScoredEnds,
+    read_continuations,
+)
+from fiddlex.data.corpus import Corpus, load_corpus
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.documents import Document, read_stdlib, read_text
 from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
@@ -20,11 +26,12 @@ from fiddlex.data.tables import Table
 from fiddlex.data.task_examples import ClassificationExamples, MultipleChoiceExamples
 from fiddlex.data.token_files import open_token_file
 from fiddlex.data.token_kinds import SpecialTokens, Vocabulary
+from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import (
     ByteTokenizer,
     JsonTokenizer,
+    PieceDecoder,
     Tokenizer,
-    decode_pieces,
     make_tokenizer,
     require_special,
 )
@@ -47,6 +54,8 @@ __all__ = [
     "MaskedExamples",
     "MultipleChoiceExamples",
     "NextTokenExamples",
+    "PieceDecoder",
+    "ScoredEnds",
     "SentencePairExamples",
     "SpecialTokens",
     "Table",
@@ -55,7 +64,6 @@ __all__ = [
     "Tokenizer",
     "Vocabulary",
     "class_shares",
-    "decode_pieces",
     "eval_batches",
     "example_fields",
     "load_corpus",

@@ -15,7 +15,7 @@ cannot be scored.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,47 @@ def read_continuations(source: str, *, skip_bad_lines: bool) -> Table[Continuati
     return table.convert(check)
 
 
+class ScoredEnds:
+    """One example for each sequence of tokens, of which the last ones are scored, each given all before it.
+
+    A sequence that is too long loses its start.
+
+    Args:
+      sequences: for each example its tokens, integers [tokens] of one dtype, and how many of the last ones are scored:
+        fewer than all, and at most `seq_len`.
+      seq_len: `model.seq_len`.
+    """
+
+    def __init__(self, sequences: Sequence[tuple[np.ndarray, int]], *, seq_len: int):
+        self._seq_len = seq_len
+        self._tokens = Ragged([ids[-seq_len - 1 :] for ids, _ in sequences])
+        self._num_scored = [num_scored for _, num_scored in sequences]
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All sequences concatenated, [tokens]."""
+        return self._tokens.tokens
+
+    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+        """Example `index`, the same in every epoch.
+
+        Returns:
+          `tokens` int32[seq_len] and `targets` int32[seq_len], which is `tokens` shifted by one, both padded with token
+          0; `weights` float32[seq_len], 1 where the target is scored, else 0.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        ids = self._tokens[index]
+        filled = np.zeros(self._seq_len + 1, np.int32)
+        filled[: len(ids)] = ids
+        weights = np.zeros(self._seq_len, np.float32)
+        weights[len(ids) - 1 - self._num_scored[index] : len(ids) - 1] = 1
+        return {"tokens": filled[:-1], "targets": filled[1:], "weights": weights}
+
+
 class ContinuationExamples:
     """One example for each choice of each line: its context and continuation, scored on the continuation alone.
 
@@ -111,7 +152,6 @@ class ContinuationExamples:
     """
 
     def __init__(self, table: Table[Continuation], *, tokenizer: Tokenizer, seq_len: int):
-        self._seq_len = seq_len
         encoded = encode_rows(map(_context_and_wholes, table.rows), tokenizer)
 
         def fit(row: Continuation) -> tuple[Continuation, list[tuple[np.ndarray, int]]]:
@@ -121,8 +161,8 @@ class ContinuationExamples:
         fitted = table.convert(fit)
         self.lines = fitted.lines
         examples = [example for _, of_line in fitted.rows for example in of_line]
-        self._tokens = Ragged([ids[-seq_len - 1 :] for ids, _ in examples])
-        warn_of_unknown(self._tokens.tokens, tokenizer, table.source)
+        self._examples = ScoredEnds(examples, seq_len=seq_len)
+        warn_of_unknown(self._examples.tokens, tokenizer, table.source)
         self.rows = _rows([row for row, _ in fitted.rows], np.array([scored for _, scored in examples], np.int64))
         self.num_cut = sum(len(ids) > seq_len + 1 for ids, _ in examples)
         self._description = (
@@ -131,23 +171,11 @@ class ContinuationExamples:
         )
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._examples)
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
-        """Example `index`, the same in every epoch.
-
-        Returns:
-          `tokens` int32[seq_len] and `targets` int32[seq_len], which is `tokens` shifted by one, both padded with token
-          0; `weights` float32[seq_len], 1 where the target belongs to the continuation, else 0.
-        """
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
-        ids = self._tokens[index]
-        filled = np.zeros(self._seq_len + 1, np.int32)
-        filled[: len(ids)] = ids
-        weights = np.zeros(self._seq_len, np.float32)
-        weights[len(ids) - 1 - self.rows.num_tokens[index] : len(ids) - 1] = 1
-        return {"tokens": filled[:-1], "targets": filled[1:], "weights": weights}
+        """Example `index`, the same in every epoch, as `ScoredEnds` makes it: the continuation is scored."""
+        return self._examples.example(index, epoch=epoch)
 
     def describe(self) -> str:
         """A line for the log: the file, lines used and skipped, continuations, contexts cut."""

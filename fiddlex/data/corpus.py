@@ -8,66 +8,28 @@ held out instead.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fiddlex.config import DataConfig
-from fiddlex.data.boundaries import find_documents
+from fiddlex.data.array_records import read_array_records
+from fiddlex.data.arrow_datasets import read_dataset
 from fiddlex.data.documents import Document, read_stdlib, read_text
+from fiddlex.data.megatron.source import whole_stream
+from fiddlex.data.text_rows import TextRows, evaluation_split, read_documents, training_split
+from fiddlex.data.token_buffer import TokenBuffer
 from fiddlex.data.token_files import open_token_file
+from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer, warn_of_unknown
 from fiddlex.errors import DataError
 
-_ENCODED_AT_ONCE = 256  # documents; limits the memory of ids that are not yet in the smallest dtype
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TokenStream:
-    """Tokens of concatenated documents.
-
-    Attributes:
-      tokens: unsigned integers, [tokens]; a memory map for token files.
-      num_bytes: UTF-8 bytes of the text; None for token files, whose text is unknown.
-      num_documents: number of whole files in the stream; None when the stream is a token file or a part of a file.
-      separator: the token between documents; None when the vocabulary has none or is unknown.
-    """
-
-    tokens: np.ndarray
-    num_bytes: int | None = None
-    num_documents: int | None = None
-    separator: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def bytes_per_token(self) -> float | None:
-        """The loss per token divided by this is the loss per byte; None for token files and empty streams."""
-        return self.num_bytes / len(self.tokens) if self.num_bytes and len(self.tokens) else None
-
-    @functools.cached_property
-    def bounds(self) -> np.ndarray:
-        """The documents, int64[documents, 2]: the first token of each and the one after its last.
-
-        A document is a run of tokens between separators, which belong to no document. It is a file, or a part of a file
-        that contains separators (stories in one file, a token file). Without separators the stream is one document. The
-        first access finds the documents by reading all tokens once.
-        """
-        return find_documents(self.tokens, self.separator)
-
-    def describe(self) -> str:
-        """The stream's size: '14 files, 0.4 MB, 412,345 tokens'."""
-        parts = []
-        if self.num_documents is not None:
-            parts.append(f"{self.num_documents:,} file{'s' * (self.num_documents != 1)}")
-        if self.num_bytes is not None:
-            parts.append(_readable_size(self.num_bytes))
-        return ", ".join([*parts, f"{len(self):,} tokens"])
+_ENCODED_AT_ONCE = 256  # documents; limits the memory of waiting texts and of ids not yet in the smallest dtype
+_ROW_READERS = {"hf": read_dataset, "array_record": read_array_records}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,12 +49,8 @@ class Corpus:
     tokenizer: Tokenizer | None
 
     def fingerprint(self) -> str:
-        """Identifies the training stream by its length and a hash of up to 64 evenly spaced pieces of 64 Ki tokens."""
-        tokens, piece, count = self.train.tokens, 2**16, 64
-        digest = hashlib.sha256(str(len(tokens)).encode())
-        for start in range(0, len(tokens), max(piece, -(-len(tokens) // count))):
-            digest.update(tokens[start : start + piece].astype("<u4").tobytes())
-        return f"{len(tokens)}-{digest.hexdigest()[:16]}"
+        """Identifies the training stream by its length and a hash of evenly spaced pieces."""
+        return self.train.fingerprint()
 
     def describe(self) -> str:
         """A line for the log: 'stdlib: 231 files, 7.1 MB, … for training; 14 files, 0.4 MB, … held out'."""
@@ -104,7 +62,8 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
     """Reads the sources that `config` names.
 
     Args:
-      config: the data section; `source`, `eval_source`, `eval_fraction`, `tokenizer` and `token_dtype` are used.
+      config: the data section; `source`, `eval_source`, `eval_fraction`, `text_column`, `tokenizer` and `token_dtype`
+        are used.
       vocab_size: `model.vocab_size`; every token must be below it.
       seq_len: `model.seq_len`; the data must have at least one training example of this length.
 
@@ -113,13 +72,12 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
       DataError: when data is missing, unreadable, empty, too short, or outside the vocabulary.
     """
     config.validate()
-    tokenizer = _make_tokenizer(config, vocab_size)
+    tokenizer = corpus_tokenizer(config, vocab_size)
     fraction = 0.0 if config.eval_source else config.eval_fraction
     with reading("data.source", config.source):
         train, heldout = _load(config.source, config, fraction=fraction, tokenizer=tokenizer, vocab_size=vocab_size)
     if config.eval_source:
-        with reading("data.eval_source", config.eval_source):
-            heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size)
+        heldout = load_heldout(config, tokenizer, vocab_size=vocab_size)
     if tokenizer is not None:
         for source, stream in ((config.source, train), (config.eval_source or config.source, heldout)):
             if stream.num_bytes is not None:  # a token file was made earlier, and may be too long to read
@@ -130,13 +88,17 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
             f"{f'model.seq_len+1={seq_len + 1}' if seq_len > 1 else 'at least 2'}. Use more data, a smaller "
             f"data.eval_fraction (now {config.eval_fraction}) or a smaller model.seq_len."
         )
+    _check_heldout(config, heldout)
+    return Corpus(source=config.source, train=train, heldout=heldout, tokenizer=tokenizer)
+
+
+def _check_heldout(config: DataConfig, heldout: TokenStream) -> None:
     if len(heldout) < 2 and (config.eval_source or config.eval_fraction):
         raise DataError(
             f"{config.eval_source or config.source!r} has {len(heldout)} held-out tokens, and an evaluation takes at "
             f"least 2. Use more data, set data.eval_source, a larger data.eval_fraction (now {config.eval_fraction}), "
             "or data.eval_fraction=0 to hold nothing out."
         )
-    return Corpus(source=config.source, train=train, heldout=heldout, tokenizer=tokenizer)
 
 
 def split_documents(documents: Sequence[Document], *, fraction: float) -> tuple[list[Document], list[Document]]:
@@ -151,33 +113,38 @@ def split_documents(documents: Sequence[Document], *, fraction: float) -> tuple[
     Returns:
       The documents to train on and those held out.
     """
-    if not fraction:
-        return list(documents), []
-    heldout = {document.name for document in documents if _hash01(document.name) < fraction}
-    by_hash = sorted((document.name for document in documents), key=_hash01)
-    if len(documents) > 1:  # adds the lowest hash, which changes nothing unless none is held out
-        heldout = heldout | {by_hash[0]} if len(heldout) < len(documents) else heldout - {by_hash[-1]}
-    return (
-        [document for document in documents if document.name not in heldout],
-        [document for document in documents if document.name in heldout],
-    )
+    heldout = held_out((document.name for document in documents), fraction=fraction)
+    sides = list[Document](), list[Document]()
+    for document, side in zip(documents, heldout.tolist(), strict=True):
+        sides[side].append(document)
+    return sides
 
 
-def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> TokenStream:
-    """Concatenates the tokens of `documents`, with the tokenizer's separator between them, in the smallest dtype."""
-    dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-    separator = [] if tokenizer.separator is None else [np.array([tokenizer.separator], dtype)]
-    pieces: list[np.ndarray] = []
-    for start in range(0, len(documents), _ENCODED_AT_ONCE):
-        texts = [document.text for document in documents[start : start + _ENCODED_AT_ONCE]]
-        for ids in tokenizer.encode_batch(texts):
-            pieces += [*separator, ids.astype(dtype)] if pieces else [ids.astype(dtype)]
-    return TokenStream(
-        tokens=np.concatenate(pieces) if pieces else np.zeros(0, dtype),
-        num_bytes=sum(len(document.text.encode("utf-8")) for document in documents),
-        num_documents=len(documents),
-        separator=tokenizer.separator,
-    )
+def held_out(names: Iterable[str], *, fraction: float) -> np.ndarray:
+    """Which documents `split_documents` holds out, by their distinct names: bool[documents]."""
+    hashes = np.fromiter(map(_hash01, names), np.float64)
+    chosen = hashes < fraction
+    if len(chosen) > 1 and fraction:  # choosing the lowest hash changes nothing unless none is held out
+        chosen[np.argmax(hashes) if chosen.all() else np.argmin(hashes)] = not chosen.all()
+    return chosen
+
+
+def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenStream:
+    """Concatenates the tokens of `documents`, with the tokenizer's separator between them, in the smallest dtype.
+
+    Some documents at a time are in memory, and tokens beyond those that `TokenBuffer` holds are in a temporary file.
+    """
+    tokens, separator = TokenBuffer(np.min_scalar_type(tokenizer.vocab_size - 1)), tokenizer.separator
+    num_bytes = num_documents = 0
+    waiting = iter(documents)
+    while some := list(itertools.islice(waiting, _ENCODED_AT_ONCE)):
+        for document, ids in zip(some, tokenizer.encode_batch([each.text for each in some]), strict=True):
+            if num_documents and separator is not None:
+                tokens.append(np.array([separator]))
+            tokens.append(ids)
+            num_documents += 1
+            num_bytes += len(document.text.encode("utf-8"))
+    return TokenStream(tokens.joined(), num_bytes=num_bytes, num_documents=num_documents, separator=separator)
 
 
 @contextlib.contextmanager
@@ -194,9 +161,17 @@ def reading(field: str, source: str) -> Iterator[None]:
         ) from error
 
 
-def _make_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
-    """The tokenizer of the run, or None when the tokens come from files and their tokenizer is unknown."""
-    if config.source.startswith("tokens:") and config.tokenizer == "bytes" and vocab_size != ByteTokenizer.vocab_size:
+def corpus_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
+    """The tokenizer of the run, or None when the tokens come from files and their tokenizer is unknown.
+
+    Raises:
+      DataError: as `text_tokenizer`.
+    """
+    if (
+        config.source.startswith(("tokens:", "megatron:"))
+        and config.tokenizer == "bytes"
+        and vocab_size != ByteTokenizer.vocab_size
+    ):
         return None  # 'bytes' is the default of the config, and these tokens are not bytes
     return text_tokenizer(config, vocab_size)
 
@@ -217,13 +192,30 @@ def text_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def load_heldout(config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int) -> TokenStream:
+    """All of `data.eval_source`; for a token folder, its val.bin.
+
+    Raises:
+      DataError: when data is missing, unreadable, empty or outside the vocabulary.
+    """
+    with reading("data.eval_source", config.eval_source):
+        heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size)
+    _check_heldout(config, heldout)
+    return heldout
+
+
 def _load_eval_source(config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int) -> TokenStream:
-    """All of `data.eval_source`; for a token folder, its val.bin."""
+    """All of `data.eval_source`; for a token folder, its val.bin; of several splits, the one to evaluate on."""
     kind, _, path = config.eval_source.partition(":")
     folder = _absolute(path)
     if kind == "tokens" and folder.is_dir():
         val = open_token_file(folder / "val.bin", dtype=config.token_dtype, vocab_size=vocab_size)
         return TokenStream(val, separator=tokenizer.separator if tokenizer else None)
+    if kind in _ROW_READERS:
+        splits = _ROW_READERS[kind](folder, config.text_column)
+        return _encode_rows(
+            evaluation_split(splits, config.eval_source), _known(tokenizer, config.eval_source, config, vocab_size)
+        )
     return _load(config.eval_source, config, fraction=0.0, tokenizer=tokenizer, vocab_size=vocab_size)[0]
 
 
@@ -232,16 +224,16 @@ def _load(
 ) -> tuple[TokenStream, TokenStream]:
     """The training and held-out streams of one source."""
     kind, _, path = source.partition(":")
+    if kind == "megatron":  # of data.eval_source, of which nothing is held out
+        stream = whole_stream(source, vocab_size=vocab_size)
+        return stream, dataclasses.replace(stream, tokens=stream.tokens[:0], documents=None)
     if kind == "tokens":
         train, heldout = _load_tokens(_absolute(path), config.token_dtype, fraction=fraction, vocab_size=vocab_size)
         separator = tokenizer.separator if tokenizer else None
         return TokenStream(train, separator=separator), TokenStream(heldout, separator=separator)
-    if tokenizer is None:
-        raise DataError(
-            f"{source!r} is text, and the tokenizer of data.source={config.source!r} is not known "
-            f"(model.vocab_size={vocab_size}, not the 256 of bytes). Set data.tokenizer to the JSON file of the "
-            "tokenizer that made those tokens, or give tokens:PATH for evaluation too."
-        )
+    tokenizer = _known(tokenizer, source, config, vocab_size)
+    if kind in _ROW_READERS:
+        return _load_rows(kind, _absolute(path), config, fraction=fraction, tokenizer=tokenizer)
     documents = read_stdlib() if kind == "stdlib" else read_text(_absolute(path))
     if len(documents) == 1 and fraction:
         text, num_heldout = documents[0].text, round(len(documents[0].text) * fraction)
@@ -251,6 +243,37 @@ def _load(
         return first, last
     train_documents, heldout_documents = split_documents(documents, fraction=fraction)
     return encode_documents(train_documents, tokenizer), encode_documents(heldout_documents, tokenizer)
+
+
+def _load_rows(
+    kind: str, path: Path, config: DataConfig, *, fraction: float, tokenizer: Tokenizer
+) -> tuple[TokenStream, TokenStream]:
+    """The split to train on and `validation`; without the latter, the former by document."""
+    splits = _ROW_READERS[kind](path, config.text_column)
+    parts = training_split(splits, f"{kind}:{path}")
+    if fraction and len(splits) > 1 and "validation" in splits:
+        return _encode_rows(parts, tokenizer), _encode_rows(splits["validation"], tokenizer)
+    heldout = held_out((name for part in parts for name in part.names()), fraction=fraction)
+    streams = [_encode_rows(parts, tokenizer, keep) for keep in (~heldout, heldout)]
+    return streams[0], streams[1]
+
+
+def _encode_rows(parts: Sequence[TextRows], tokenizer: Tokenizer, keep: np.ndarray | None = None) -> TokenStream:
+    """The tokens of the rows for which `keep`, bool[rows of all parts], is True; of all rows without it."""
+    if keep is None:
+        keep = np.ones(sum(part.num_rows for part in parts), bool)
+    return dataclasses.replace(encode_documents(read_documents(parts, keep), tokenizer), unit="row")
+
+
+def _known(tokenizer: Tokenizer | None, source: str, config: DataConfig, vocab_size: int) -> Tokenizer:
+    """The tokenizer; raises DataError when it is unknown, as that of `data.source` may be."""
+    if tokenizer is None:
+        raise DataError(
+            f"{source!r} is text, and the tokenizer of data.source={config.source!r} is not known "
+            f"(model.vocab_size={vocab_size}, not the 256 of bytes). Set data.tokenizer to the JSON file of the "
+            "tokenizer that made those tokens, or give tokens:PATH for evaluation too."
+        )
+    return tokenizer
 
 
 def _load_tokens(path: Path, dtype: str, *, fraction: float, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -271,7 +294,3 @@ def _absolute(path: str) -> Path:
 
 def _hash01(name: str) -> float:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6]) / 2**48
-
-
-def _readable_size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 50_000 else f"{num_bytes:,} bytes"

@@ -4,12 +4,14 @@ import dataclasses
 
 from fiddlex.config import Config, DataConfig
 from fiddlex.config.config import LABELLED
-from fiddlex.data.continuations import ContinuationExamples, read_continuations
-from fiddlex.data.corpus import TokenStream, load_corpus, reading, text_tokenizer
-from fiddlex.data.examples import ExampleSource, HeldoutExamples, NextTokenExamples
+from fiddlex.data.blended_examples import BlendedExamples, InterleavedExamples
+from fiddlex.data.corpus import corpus_tokenizer, load_corpus, load_heldout, reading, text_tokenizer
+from fiddlex.data.examples import ExampleSource, NextTokenExamples
 from fiddlex.data.labelled_texts import TaskRow, read_classification, read_multiple_choice, split_table
-from fiddlex.data.masked_examples import MaskedExamples
-from fiddlex.data.sentence_pairs import SentencePairExamples
+from fiddlex.data.megatron.order import document_order
+from fiddlex.data.megatron.packing import PackedDocuments
+from fiddlex.data.megatron.source import load_megatron
+from fiddlex.data.objectives import continuation_examples, heldout_examples, masked_examples
 from fiddlex.data.tables import Table, UnfitFileError
 from fiddlex.data.task_examples import ClassificationExamples, MultipleChoiceExamples
 from fiddlex.data.tokenizers import Tokenizer, require_special
@@ -24,7 +26,7 @@ class Dataset:
       source: `data.source`.
       description: lines for the log.
       fingerprint: a text that identifies the training data.
-      train: training examples.
+      train: training examples; several sources with their weights for a blend.
       heldout: held-out examples, as they are in epoch 0; None when nothing is held out.
       tokenizer: the tokenizer that made the tokens; None for token files whose tokenizer the config does not name.
       bytes_per_token: bytes per token of the held-out text; the loss per token divided by this is the loss per byte.
@@ -34,7 +36,7 @@ class Dataset:
     source: str
     description: str
     fingerprint: str
-    train: ExampleSource
+    train: ExampleSource | BlendedExamples
     heldout: ExampleSource | None
     tokenizer: Tokenizer | None
     bytes_per_token: float | None = None
@@ -46,86 +48,85 @@ def load_dataset(config: Config) -> Dataset:
     Raises:
       ConfigError, DataError: when data is missing, wrong, too short or outside the vocabulary.
     """
-    return _labelled(config) if config.model.task in LABELLED else _text(config)
+    if config.model.task in LABELLED:
+        return _labelled(config)
+    return _megatron(config) if config.data.source.startswith("megatron:") else _text(config)
 
 
 def _text(config: Config) -> Dataset:
     """Examples of running text."""
-    task, data, length = config.model.task, config.data, config.model.seq_len
-    continues = data.eval_source.startswith("jsonl:")
-    of_text = dataclasses.replace(data, eval_source="", eval_fraction=0.0) if continues else data
+    data, length = config.data, config.model.seq_len
+    is_lm = config.model.task == "lm"
     # For masked objectives every document makes an example, however short.
-    corpus = load_corpus(of_text, vocab_size=config.model.vocab_size, seq_len=length if task == "lm" else 1)
+    of_text = _without_continuations(data)
+    corpus = load_corpus(of_text, vocab_size=config.model.vocab_size, seq_len=length if is_lm else 1)
+    train = NextTokenExamples(corpus.train.tokens, length) if is_lm else None
     description, heldout = corpus.describe(), corpus.heldout
-    train = (
-        NextTokenExamples(corpus.train.tokens, length)
-        if task == "lm"
-        else _masked(config, corpus.train, corpus.tokenizer)
-    )
-    examples: ExampleSource | None = None
-    if continues:
-        examples = _continuations(config, corpus.tokenizer)
+    examples: ExampleSource | None
+    if _continues(data):
+        examples = continuation_examples(config, corpus.tokenizer)
         description = f"{corpus.source}: {corpus.train.describe()} for training\n{examples.describe()}"
-    elif len(heldout) > 1 and task == "lm":
-        examples = HeldoutExamples(heldout.tokens, length, stride=data.eval_stride)
-    elif len(heldout) > 1:
-        examples = _masked_heldout(config, heldout, corpus.tokenizer)
+    else:
+        examples = heldout_examples(config, heldout, corpus.tokenizer)
     return Dataset(
         corpus.source,
         description,
         corpus.fingerprint(),
-        train,
+        train or masked_examples(config, corpus.train, corpus.tokenizer),
         examples,
         corpus.tokenizer,
-        bytes_per_token=heldout.bytes_per_token if task == "lm" else None,
+        bytes_per_token=heldout.bytes_per_token if is_lm else None,
     )
 
 
-def _masked(config: Config, stream: TokenStream, tokenizer: Tokenizer | None) -> ExampleSource:
-    task, data, length = config.model.task, config.data, config.model.seq_len
-    if task == "mlm":
-        return MaskedExamples(
-            stream,
-            tokenizer,
-            seq_len=length,
-            mask_fraction=data.mask_fraction,
-            whole_words=data.whole_words,
-            pack=data.pack,
-            seed=data.seed,
+def _megatron(config: Config) -> Dataset:
+    """Examples of Megatron's datasets."""
+    data, length, vocab_size = config.data, config.model.seq_len, config.model.vocab_size
+    is_lm = config.model.task == "lm"
+    tokenizer = corpus_tokenizer(data, vocab_size)
+    with reading("data.source", data.source):
+        corpus = load_megatron(
+            _without_continuations(data), vocab_size=vocab_size, seq_len=length if is_lm else 1, by_sequence=is_lm
         )
-    return SentencePairExamples(
-        stream,
+    trains: list[ExampleSource] = [
+        PackedDocuments(part.data, document_order(part.data, 0, part.edges[1], seed=data.seed), length)
+        if is_lm
+        else masked_examples(config, part.train, tokenizer)
+        for part in corpus.parts
+    ]
+    description, bytes_per_token = corpus.describe(), None
+    heldout: ExampleSource | None
+    if _continues(data):
+        heldout = continuation_examples(config, tokenizer)
+        description += f"\n{heldout.describe()}"
+    elif data.eval_source:
+        stream = load_heldout(data, tokenizer, vocab_size=vocab_size)
+        heldout, bytes_per_token = heldout_examples(config, stream, tokenizer), stream.bytes_per_token
+        description += f"\n{data.eval_source}: {stream.describe()} held out"
+    else:
+        found = [heldout_examples(config, part.heldout, tokenizer) for part in corpus.parts]
+        sources = [examples for examples in found if examples is not None]
+        heldout = InterleavedExamples(sources) if len(sources) > 1 else next(iter(sources), None)
+    return Dataset(
+        corpus.source,
+        description,
+        corpus.fingerprint(),
+        trains[0] if len(trains) == 1 else BlendedExamples(trains, corpus.weights),
+        heldout,
         tokenizer,
-        objective=task,
-        seq_len=length,
-        mask_fraction=data.mask_fraction,
-        whole_words=data.whole_words,
-        seed=data.seed,
+        bytes_per_token=bytes_per_token if is_lm else None,
     )
 
 
-def _masked_heldout(config: Config, stream: TokenStream, tokenizer: Tokenizer | None) -> ExampleSource:
-    data = config.data
-    try:
-        return _masked(config, stream, tokenizer)
-    except DataError as error:
-        where = f"data.eval_source={data.eval_source!r}"
-        if not data.eval_source:
-            where = f"what data.eval_fraction={data.eval_fraction} holds out of data.source={data.source!r}"
-        raise DataError(f"{where}: {error} Hold out more, or name another data.eval_source.") from error
+def _continues(data: DataConfig) -> bool:
+    """Whether the held-out data are texts with continuations, which are read apart from the corpus."""
+    return data.eval_source.startswith("jsonl:")
 
 
-def _continuations(config: Config, tokenizer: Tokenizer | None) -> ContinuationExamples:
-    data = config.data
-    with reading("data.eval_source", data.eval_source):
-        if tokenizer is None:
-            raise DataError(
-                f"{data.eval_source!r} is text, and the tokenizer of data.source={data.source!r} is not known "
-                f"(model.vocab_size={config.model.vocab_size}, not the 256 of bytes). Set data.tokenizer to the JSON "
-                "file of the tokenizer that made those tokens."
-            )
-        table = read_continuations(data.eval_source, skip_bad_lines=data.skip_bad_lines)
-        return ContinuationExamples(table, tokenizer=tokenizer, seq_len=config.model.seq_len)
+def _without_continuations(data: DataConfig) -> DataConfig:
+    if not _continues(data):
+        return data
+    return dataclasses.replace(data, eval_source="", eval_fraction=0.0, split="1,0,0")
 
 
 def _labelled(config: Config) -> Dataset:

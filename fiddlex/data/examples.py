@@ -40,7 +40,7 @@ class NextTokenExamples:
     """
 
     def __init__(self, tokens: np.ndarray, seq_len: int):
-        _check_seq_len(seq_len)
+        check_seq_len(seq_len)
         self._tokens = tokens
         self._seq_len = seq_len
 
@@ -49,7 +49,7 @@ class NextTokenExamples:
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Window `index`, the same in every epoch; all weights are 1."""
-        return _window(self._tokens, _checked(index, len(self)) * self._seq_len, seq_len=self._seq_len)
+        return _window(self._tokens, checked(index, len(self)) * self._seq_len, seq_len=self._seq_len)
 
 
 class HeldoutExamples:
@@ -67,7 +67,7 @@ class HeldoutExamples:
     """
 
     def __init__(self, tokens: np.ndarray, seq_len: int, *, stride: int = 0):
-        _check_seq_len(seq_len)
+        check_seq_len(seq_len)
         if not 0 <= stride <= seq_len:
             raise DataError(
                 f"stride={stride} must be at least 0 and at most seq_len={seq_len}, or tokens between two windows "
@@ -83,28 +83,37 @@ class HeldoutExamples:
 
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Window `index`, the same in every epoch; weights are 1 on targets that no previous window has."""
-        start = _checked(index, len(self)) * self._stride
+        start = checked(index, len(self)) * self._stride
         example = _window(self._tokens, start, seq_len=self._seq_len)
         if index:
             example["weights"][: self._seq_len - self._stride] = 0
         return example
 
 
+def as_int32(ids: np.ndarray) -> np.ndarray:
+    """`ids` as int32; what int32 cannot hold becomes −1, which the loader finds to be outside of every vocabulary."""
+    if ids.dtype.itemsize > 4:
+        return np.where(ids == ids.astype(np.int32), ids, -1).astype(np.int32)
+    return ids.astype(np.int32)
+
+
 def _window(tokens: np.ndarray, start: int, *, seq_len: int) -> dict[str, np.ndarray]:
     """seq_len + 1 tokens from `start` on as one example, padded where the stream ends."""
     window = tokens[start : start + seq_len + 1]
     filled = np.zeros(seq_len + 1, np.int32)
-    filled[: len(window)] = window
+    filled[: len(window)] = as_int32(window)
     weights = (np.arange(1, seq_len + 1) < len(window)).astype(np.float32)
     return {"tokens": filled[:-1], "targets": filled[1:], "weights": weights}
 
 
-def _checked(index: int, length: int) -> int:
+def checked(index: int, length: int) -> int:
+    """`index`; raises IndexError unless it is the number of one of `length` examples."""
     if not 0 <= index < length:
         raise IndexError(f"example {index} of {length}")
     return index
 
 
-def _check_seq_len(seq_len: int) -> None:
+def check_seq_len(seq_len: int) -> None:
+    """Raises DataError when `seq_len` is below 1."""
     if seq_len < 1:
         raise DataError(f"seq_len={seq_len} must be at least 1; set model.seq_len.")

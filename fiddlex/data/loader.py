@@ -3,14 +3,17 @@
 Invariant: a training batch is a function of the seed and the step. Example k of a run, k = step·global_batch_size +
 row, is example k mod n of epoch k div n; each epoch is a permutation of all n examples, which `grain` computes index by
 index. So the step alone suffices to resume a run, each example occurs once per epoch, and a batch can span two epochs.
+In a blend, k alone decides which source gives example k; each source has its own epochs, and its own k in these rules.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import grain
 import numpy as np
 
+from fiddlex.data.blended_examples import BlendedExamples
 from fiddlex.data.examples import ExampleSource
 from fiddlex.errors import DataError
 
@@ -26,7 +29,7 @@ class Loader:
     """Training batches in an order fixed by `seed`.
 
     Args:
-      source: the examples.
+      source: the examples, or several sources with their weights.
       global_batch_size: examples per step; may exceed the number of examples.
       seed: seed of the order, at least 0.
       vocab_size: every token and target must be below it.
@@ -35,18 +38,21 @@ class Loader:
       DataError: when there are no examples or the seed is negative.
     """
 
-    def __init__(self, source: ExampleSource, *, global_batch_size: int, seed: int, vocab_size: int):
-        if not len(source):
+    def __init__(self, source: ExampleSource | BlendedExamples, *, global_batch_size: int, seed: int, vocab_size: int):
+        blended = source if isinstance(source, BlendedExamples) else BlendedExamples([source], [Fraction(1)])
+        if not all(map(len, blended.sources)):
             raise DataError("There are no examples to load. Use more data or a smaller model.seq_len.")
         if seed < 0:
             raise DataError(f"data.seed={seed} must be at least 0.")
-        self._source = source
+        self._sources, self._blend = blended.sources, blended.blend
         self._global_batch_size = global_batch_size
         self._vocab_size = vocab_size
         # `repeat` gives each epoch a new seed, and no array of the data's size is stored. Computing an index takes
         # microseconds, but milliseconds when there are only a few examples.
-        self._order = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat()
-        _ = self._order[0]  # grain sets up its statistics at the first access, which two threads must not share
+        self._orders = [grain.MapDataset.range(len(each)).seed(seed).shuffle().repeat() for each in self._sources]
+        _ = [
+            order[0] for order in self._orders
+        ]  # grain sets up its statistics at the first access, which two threads must not share
 
     def batch(self, step: int) -> Batch:
         """The batch of `step`, counted from 0.
@@ -83,7 +89,9 @@ class Loader:
             iterator.close()
 
     def _example(self, k: int) -> Batch:
-        return self._source.example(int(self._order[k]), epoch=k // len(self._source))
+        number, nth = self._blend.place(k)
+        source = self._sources[number]
+        return source.example(int(self._orders[number][nth]), epoch=nth // len(source))
 
 
 def eval_batches(source: ExampleSource, *, batch_size: int, vocab_size: int, limit: int = 0) -> Sequence[Batch]:

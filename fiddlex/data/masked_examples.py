@@ -6,9 +6,9 @@ tokens and only draw new masks. Memory holds a few numbers for each document and
 
 import numpy as np
 
-from fiddlex.data.corpus import TokenStream
 from fiddlex.data.masking import Masker, example_rng
 from fiddlex.data.token_kinds import SpecialTokens
+from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import Tokenizer
 from fiddlex.errors import DataError
 

@@ -99,9 +99,9 @@ def read_table(
     if not path.is_file():
         raise UnfitFileError(f"{source}: there is no such file{' but a folder' * path.is_dir()}. Check the path.")
     with path.open("rb") as file:
-        lines = _lines(file, blank=b" \r\n" if kind == "tsv" else b" \t\r\n")
-        read = _tsv_reader(source, lines, fields) if kind == "tsv" else _json_object
-        return _collect(source, lines, lambda line: parse(read(_decode(line))), skip_bad_lines=skip_bad_lines)
+        lines = numbered_lines(file, blank=b" \r\n" if kind == "tsv" else b" \t\r\n")
+        read = _tsv_reader(source, lines, fields) if kind == "tsv" else json_object
+        return _collect(source, lines, lambda line: parse(read(decode_line(line))), skip_bad_lines=skip_bad_lines)
 
 
 def _collect(
@@ -137,7 +137,7 @@ def _collect(
     return Table(source=source, lines=lines, rows=rows, skip_bad_lines=skip_bad_lines, skipped=counts)
 
 
-def _lines(file: BinaryIO, *, blank: bytes) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(file: BinaryIO, *, blank: bytes) -> Iterator[tuple[int, bytes]]:
     """Lines with their numbers, without line ends; lines of nothing but `blank` characters are left out."""
     for number, line in enumerate(file, 1):
         if number == 1:
@@ -146,7 +146,8 @@ def _lines(file: BinaryIO, *, blank: bytes) -> Iterator[tuple[int, bytes]]:
             yield number, line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _decode(line: bytes) -> str:
+def decode_line(line: bytes) -> str:
+    """The text of a line; raises BadLineError when it is not UTF-8."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -157,7 +158,8 @@ def _decode(line: bytes) -> str:
         ) from error
 
 
-def _json_object(line: str) -> Mapping[str, Any]:
+def json_object(line: str) -> dict[str, Any]:
+    """The JSON object in a line; raises BadLineError when it is none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:  # json raises a plain ValueError for numbers of thousands of digits
@@ -176,7 +178,7 @@ def _tsv_reader(
     if not number:
         raise UnfitFileError(f"{source} is empty. Its first line must name the columns: {', '.join(fields)}.")
     try:
-        header = _decode(line).split("\t")
+        header = decode_line(line).split("\t")
     except BadLineError as bad:
         raise UnfitFileError(f"{source}, line {number}: {bad}") from bad
     for name, named_by in fields.items():

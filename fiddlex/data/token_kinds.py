@@ -82,10 +82,11 @@ class Vocabulary:
 
     def checked(self, ids: np.ndarray) -> np.ndarray:
         """`ids` as int32[tokens]; raises DataError when one is outside the vocabulary."""
-        if ids.max(initial=0) >= len(self.ends):
+        wrong = (ids >= len(self.ends)) | (ids < 0)
+        if wrong.any():
             raise DataError(
-                f"the data has token {ids.max()}, and data.tokenizer={self.name!r} has {len(self.ends)} tokens: the "
-                "tokens were made by another. Set data.tokenizer to the one that made them."
+                f"the data has token {ids[wrong][0]}, and data.tokenizer={self.name!r} has {len(self.ends)} tokens: "
+                "the tokens were made by another. Set data.tokenizer to the one that made them."
             )
         return np.asarray(ids, np.int32)
 

@@ -7,7 +7,7 @@ tokens, no padding, no truncation. `corpus` joins documents and puts `separator`
 import functools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,10 +20,11 @@ from fiddlex.errors import ConfigError, DataError
 logger = logging.getLogger(__name__)
 
 MOST_UNKNOWN = 0.05  # share of unknown tokens above which a tokenizer probably does not suit a text
+_COUNTED_AT_ONCE = 2**22  # tokens, so that a memory map is never wholly in memory
 _UNKNOWN_NAMES = ("[UNK]", "<unk>")
 
-# Names of the end of text in GPT, RoBERTa/T5 and BERT vocabularies, in the order of the search.
-_SEPARATORS = ("<|endoftext|>", "</s>", "[SEP]")
+# Names of the end of text in the vocabularies of GPT, Llama 3, RoBERTa/T5 and BERT, in the order of the search.
+_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
 
 
 class Tokenizer(Protocol):
@@ -193,7 +194,8 @@ def warn_of_unknown(ids: np.ndarray, tokenizer: Tokenizer, source: str) -> None:
     """Logs a warning when more than `MOST_UNKNOWN` of the tokens of `source`, integers [tokens], are unknown."""
     if tokenizer.unknown is None or not len(ids):
         return
-    share = float(np.mean(ids == tokenizer.unknown))
+    starts = range(0, len(ids), _COUNTED_AT_ONCE)
+    share = sum(np.count_nonzero(ids[i : i + _COUNTED_AT_ONCE] == tokenizer.unknown) for i in starts) / len(ids)
     if share > MOST_UNKNOWN:
         logger.warning(
             "%s: of %s tokens %.1f%% are the unknown token of data.tokenizer=%s, which was made for other text. Train "
@@ -202,25 +204,29 @@ def warn_of_unknown(ids: np.ndarray, tokenizer: Tokenizer, source: str) -> None:
         )
 
 
-def decode_pieces(tokenizer: Tokenizer, tokens: Iterable[int], *, after: Sequence[int] = ()) -> Iterator[str]:
-    """Decodes tokens as they arrive, each token a few times at most.
+class PieceDecoder:
+    """Decodes tokens as they arrive, each a few times at most, to pieces of whole characters.
 
     Args:
       tokenizer: the tokenizer that made the tokens.
-      tokens: the tokens to decode.
       after: the tokens before them, which are whole characters; a tokenizer may treat the first token of a text
         differently.
-
-    Yields:
-      Pieces of whole characters that together are the text of `tokens`. A piece that ends in U+FFFD, which may be an
-      incomplete character, waits for more tokens.
     """
-    shown, waiting, text = list(after), list[int](), ""
-    for token in tokens:
-        waiting.append(token)
-        text = tokenizer.decode(shown + waiting)[len(tokenizer.decode(shown)) :]
-        if text and not text.endswith("\ufffd"):
-            yield text
-            shown, waiting, text = waiting, [], ""
-    if text:
-        yield text
+
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()):
+        self._tokenizer = tokenizer
+        self._shown, self._waiting, self._text = list(after), list[int](), ""
+
+    def push(self, token: int) -> str:
+        """The text that one more token adds; empty if that may be a part of a character, which then waits for more."""
+        self._waiting.append(token)
+        decode = self._tokenizer.decode
+        self._text = decode(self._shown + self._waiting)[len(decode(self._shown)) :]
+        return "" if self._text.endswith("\ufffd") else self.flush()
+
+    def flush(self) -> str:
+        """The text of the tokens that wait; U+FFFD stands for a character that is incomplete."""
+        piece = self._text
+        if piece:
+            self._shown, self._waiting, self._text = self._waiting, [], ""
+        return piece

@@ -4,12 +4,14 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
-from fiddlex.config import ModelConfig
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.architectures import Json, model_of
+from fiddlex.interop.architecture import Json
+from fiddlex.interop.architectures import ARCHITECTURES, settings_of
+from fiddlex.interop.safetensors_files import TensorFolder
 
 PREFIX = "hf:"  # of a folder's name where a workdir could stand too
 TOKENIZER_FILES = (
@@ -48,43 +50,103 @@ def read_json(folder: Path) -> Json:
     return value
 
 
-def read_model(folder: Path) -> ModelConfig:
-    """The model section of a config that computes the model of a folder.
+def described(folder: Path) -> Json:
+    """The `config.json` of a folder, naming the class that its tensors are of.
+
+    The published BERTs are described as BertForMaskedLM and have the head for pairs of sentences too.
+
+    Raises:
+      CheckpointError: when `config.json` or the headers of the files of tensors cannot be read.
+    """
+    value = read_json(folder)
+    named = value.get("architectures")
+    found = ARCHITECTURES.get(named[0]) if isinstance(named, list) and named and isinstance(named[0], str) else None
+    if found is not None and found.wider is not None and found.wider[0] in TensorFolder(folder).places:
+        return value | {"architectures": [found.wider[1]]}
+    return value
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The fields of a config that the model of a folder determines (`settings_of`).
 
     Raises:
       CheckpointError: when `config.json` cannot be read, or fiddlex does not compute what it describes.
     """
     try:
-        return model_of(read_json(folder))
+        return settings_of(described(folder))
     except ConfigError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+
+
+def read_tokenizer(folder: Path) -> tokenizers.Tokenizer | None:
+    """The tokenizer of a folder: its `tokenizer.json`, or one made from GPT-2's or BERT's older files.
+
+    GPT-2's are `vocab.json` and `merges.txt`. BERT's is `vocab.txt`; `tokenizer_config.json` tells whether text is put
+    into lower case (`do_lower_case`, true if it is missing).
+
+    Returns:
+      The tokenizer; None where the folder has none of these files.
+
+    Raises:
+      CheckpointError: when the files are not those of a tokenizer.
+    """
+    path, vocab, merges, words = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt"))
+    try:
+        if path.is_file():
+            return tokenizers.Tokenizer.from_file(str(path))
+        if vocab.is_file() and merges.is_file():
+            return _byte_pairs(vocab, merges)
+        return _word_pieces(words, folder / "tokenizer_config.json") if words.is_file() else None
+    except Exception as error:  # the library raises plain Exception
+        names = "vocab.txt is no WordPiece vocabulary"
+        if path.is_file():
+            names = "tokenizer.json is no tokenizer"
+        elif merges.is_file():
+            names = "vocab.json and merges.txt are no byte-pair encoding"
+        raise CheckpointError(f"{folder}: {names} ({error}). Copy the files again.") from error
+
+
+def _byte_pairs(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    if "<|endoftext|>" in tokenizer.get_vocab():
+        tokenizer.add_special_tokens(["<|endoftext|>"])
+    return tokenizer
+
+
+def _word_pieces(words: Path, options: Path) -> tokenizers.Tokenizer:
+    said = json.loads(options.read_text(encoding="utf-8")) if options.is_file() else {}
+    vocabulary = tokenizers.models.WordPiece.read_file(str(words))
+    lacking = [name for name in ("[UNK]", "[SEP]", "[CLS]") if name not in vocabulary]
+    if lacking:
+        raise ValueError(f"it has no line {' and no line '.join(lacking)}")
+    made = tokenizers.BertWordPieceTokenizer(
+        vocabulary,
+        lowercase=said.get("do_lower_case", True),
+        strip_accents=said.get("strip_accents"),
+        handle_chinese_chars=said.get("tokenize_chinese_chars", True),
+    )
+    return tokenizers.Tokenizer.from_str(made.to_str())
 
 
 def copy_tokenizer(source: Path, target: Path) -> Path | None:
     """Copies the files of a folder's tokenizer to another folder.
 
     Returns:
-      The path of the copied `tokenizer.json`; where the folder has only GPT-2's `vocab.json` and `merges.txt`, of one
-      made from these. None where the folder has no tokenizer.
+      The path of the copied `tokenizer.json`, or where the folder has none, of the one that `read_tokenizer` makes.
+      None where the folder has no tokenizer.
 
     Raises:
-      CheckpointError: when `vocab.json` and `merges.txt` are not those of a tokenizer.
+      CheckpointError: when the files are not those of a tokenizer.
     """
+    tokenizer = read_tokenizer(source)
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
-    path, vocab, merges = (target / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
-    if path.exists():
-        return path
-    if not (vocab.exists() and merges.exists()):
+    if tokenizer is None:
         return None
-    try:
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocab), str(merges)))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{source}: vocab.json and merges.txt are no byte-pair encoding ({error}).") from error
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    if "<|endoftext|>" in tokenizer.get_vocab():
-        tokenizer.add_special_tokens(["<|endoftext|>"])
-    tokenizer.save(str(path))
+    path = target / "tokenizer.json"
+    if not path.exists():
+        tokenizer.save(str(path))
     return path

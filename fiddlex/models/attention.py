@@ -21,6 +21,8 @@ from fiddlex.models.operators import attention_probabilities
 def attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Context) -> jax.Array:
     """Attention of each position to its own segment and, if causal, not to later positions (`Context`).
 
+    With a key-value cache, `LayerCache.attend`: the positions also attend to earlier ones.
+
     With `recompute="selective"` the backward pass recomputes scores and probabilities instead of saving them
     (Korthikanti et al., MLSys 2023, section 5); the flash kernel always recomputes them.
 
@@ -33,6 +35,8 @@ def attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Con
     Returns:
       [B, S, N, D] in the dtype of the inputs.
     """
+    if context.cache is not None:
+        return context.cache.attend(q_BSND, k_BSKD, v_BSKD)
     if context.flash:
         mask_B1SS = _same_segment(context)
         return jax.nn.dot_product_attention(

@@ -3,8 +3,11 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh
 
+from fiddlex.models.cache import LayerCache
 from fiddlex.models.dropout import Dropout
 
 
@@ -20,6 +23,7 @@ class Context:
       causal: whether a position attends only to itself and to earlier positions.
       segments_BS: int32 [rows, whole sequence]; a position attends only to its own segment. None: each row is one
         segment.
+      cache: in incremental decoding, the key-value cache of the layer; None otherwise.
     """
 
     sequence_parallel: bool
@@ -28,6 +32,22 @@ class Context:
     dropout: Dropout | None = None
     causal: bool = True
     segments_BS: jax.Array | None = None
+    cache: LayerCache | None = None
+
+    @property
+    def positions(self) -> jax.Array | None:
+        """Where each token is in its segment or text, int32 [rows, whole sequence]; None: 0, 1, … in each row."""
+        if self.cache is not None:
+            return self.cache.positions
+        return None if self.segments_BS is None else positions_in_segments(self.segments_BS)
+
+
+def positions_in_segments(segments_BS: jax.Array) -> jax.Array:
+    """Each position's distance from the start of its segment, int32 [B, S]; a segment's positions are contiguous."""
+    indices_S = jnp.arange(segments_BS.shape[1], dtype=jnp.int32)
+    before_BS = jnp.pad(segments_BS[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    starts_BS = jnp.where(segments_BS != before_BS, indices_S, 0)
+    return indices_S - lax.cummax(starts_BS, axis=1)
 
 
 def compute_capability(mesh: Mesh) -> int:

@@ -34,15 +34,13 @@ class Decoder(Model):
         losses_BS, targets_BS = cross_entropy(logits_BSV, batch["targets"]), batch["targets"]
         return sums(losses_BS, batch["weights"], likeliest(logits_BSV) == targets_BS)[:, None]
 
-    def next_logits(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
-        """This rank's slice of the logits at `batch["positions"]`, int32 [B].
+    def next_logits(self, weights: Weights, x_BSH: jax.Array, batch: Batch, context: Context) -> jax.Array:
+        """This rank's slice of the logits at the last position, without sequence parallelism.
 
         Returns:
           float32 [B, V / vocabulary shards].
         """
-        x_BSH = self._gathered(weights, x_BTH, context)
-        x_B1H = jnp.take_along_axis(x_BSH, batch["positions"][:, None, None], axis=1)
-        return self._logits(weights, x_B1H)[:, 0]
+        return self._logits(weights, self._gathered(weights, x_BSH[:, -1:], context))[:, 0]
 
     def _gathered(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
         """The normalised residual stream of whole sequences, on every tensor rank."""

@@ -20,7 +20,7 @@ def embed(
       weights: the table `tokens`, and where the model has them, `positions`, `token_types` and `norm`.
       tokens_BS: int32 ids.
       token_types_BS: int32 token types; None where the batch has none.
-      context: the settings of the microbatch; positions count from 0 in each segment.
+      context: the settings of the microbatch.
       epsilon: the epsilon of the norm.
 
     Returns:
@@ -35,23 +35,14 @@ def embed(
         return weights[name].astype(jnp.float32)[lax.dynamic_slice_in_dim(ids_BS, first, length, axis=1)]
 
     total_BTH = x_BTH.astype(jnp.float32)
-    if "positions" not in weights:
-        pass
-    elif context.segments_BS is None:
-        total_BTH += lax.dynamic_slice_in_dim(weights["positions"], first, length).astype(jnp.float32)
-    else:
-        total_BTH += looked_up("positions", positions_in_segments(context.segments_BS))
+    if "positions" in weights:
+        if context.positions is None:
+            total_BTH += lax.dynamic_slice_in_dim(weights["positions"], first, length).astype(jnp.float32)
+        else:
+            total_BTH += looked_up("positions", context.positions)
     if token_types_BS is not None and "token_types" in weights:
         total_BTH += looked_up("token_types", token_types_BS)
     x_BTH = total_BTH.astype(x_BTH.dtype)
     if "norm" in weights:
         x_BTH = norm(weights["norm"], x_BTH, epsilon)
     return dropped(x_BTH, EMBEDDING_SITE, context)
-
-
-def positions_in_segments(segments_BS: jax.Array) -> jax.Array:
-    """Each position's distance from the start of its segment, int32 [B, S]; a segment's positions are contiguous."""
-    indices_S = jnp.arange(segments_BS.shape[1], dtype=jnp.int32)
-    before_BS = jnp.pad(segments_BS[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
-    starts_BS = jnp.where(segments_BS != before_BS, indices_S, 0)
-    return indices_S - lax.cummax(starts_BS, axis=1)

@@ -53,8 +53,10 @@ class Llama(Decoder):
         k_BSKD, v_BSKD = (product(x_BSH, self._own_head(weights[name]["kernel"])) for name in ("k", "v"))
         if self.config.qk_norm:
             q_BSND, k_BSKD = self._norm(weights["q_norm"], q_BSND), self._norm(weights["k_norm"], k_BSKD)
-        positions_1S = jnp.arange(x_BSH.shape[1], dtype=jnp.int32)[None]
-        q_BSND, k_BSKD = (rotate(x, positions_1S, self._frequencies) for x in (q_BSND, k_BSKD))
+        positions_BS = context.positions
+        if positions_BS is None:
+            positions_BS = jnp.arange(x_BSH.shape[1], dtype=jnp.int32)[None]
+        q_BSND, k_BSKD = (rotate(x, positions_BS, self._frequencies) for x in (q_BSND, k_BSKD))
         return row_parallel(weights["out"], attend(q_BSND, k_BSKD, v_BSKD, context), context)
 
     def _own_head(self, kernel_HKD: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ from jax import lax
 
 from fiddlex.pipeline import stacks
 from fiddlex.pipeline.residuals import Arrays
-from fiddlex.pipeline.stage import Chunk, Integer, Slot, Stage, Tile, in_row_major
+from fiddlex.pipeline.stage import Cache, CachedLayer, Chunk, Integer, Slot, Stage, Tile, in_row_major
 from fiddlex.schedules.pipeline_spec import PipelineSpec
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.table import BACKWARD_HOPS, FORWARD_HOPS, NONE, Tick, accesses
@@ -43,6 +43,9 @@ class PipelineModel:
       layer: `(layer, x, (number, microbatch)) -> x`; the output has the type of the input.
       head: `(outer, x, microbatch) -> value`; if it is differentiated, the value is a scalar that is the same on all
         ranks of `pipe`.
+      cached_layer: in decoding, in place of `layer`: `(layer, x, (number, microbatch), earlier) -> (x, new)`.
+        `earlier` are arrays [example, slot, …] of what the layer keeps of earlier tokens, none in a first pass; `new`
+        are arrays [example, new slot, …] of what it adds.
       recompute: whether to save only the inputs of layers, and to rerun the layers in the backward pass.
       tile: the tile of device memory; `in_row_major` uses it for the stash, and for complete gradients before and after
         they are reduced.
@@ -51,13 +54,14 @@ class PipelineModel:
     embed: Callable[[Tree, Tree], jax.Array]
     layer: Callable[[Tree, jax.Array, Any], jax.Array]
     head: Callable[[Tree, jax.Array, Tree], jax.Array]
+    cached_layer: CachedLayer | None = None
     recompute: bool = False
     tile: Tile = None
 
     @functools.cached_property
     def stage(self) -> Stage:
         """The passes through the model's layers; all engines of the model share them, so each pass is traced once."""
-        return Stage(self.layer, recompute=self.recompute, tile=self.tile)
+        return Stage(self.layer, self.cached_layer, recompute=self.recompute, tile=self.tile)
 
 
 class PipelineWeights(NamedTuple):
@@ -78,6 +82,7 @@ class Carry(NamedTuple):
     grads: PipelineWeights  # sums, leaves [batch, …]
     finished: Tree  # complete and reduced gradients of layers, leaves [batch, row, …]
     values: jax.Array  # values of the head, [microbatch, …]
+    cache: Arrays  # `Cache.leaves`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +100,7 @@ class Engine:
       step: the number of the step's own batch, which equals the number of updates done, int32 scalar.
       head_versions: the versions of `outer` with which the head runs; None: those of `versions`.
       slots: the actual slot for each slot number in the table; None: the number itself.
+      cache: what layers keep of earlier tokens, in incremental decoding.
       reduce: a function that sums complete gradients of layers, [row, …], over devices.
       fill: the output of idle slots, and the initial value of memory.
     """
@@ -108,6 +114,7 @@ class Engine:
     step: Integer = 0
     head_versions: Tree | None = None
     slots: Renames | None = None
+    cache: Cache | None = None
     reduce: Callable[[Tree], Tree] = lambda grads: grads
     fill: float = 0.0
 
@@ -143,6 +150,7 @@ class Engine:
             grads=grads,
             finished=finished,
             values=stacks.zeros(value, sizes.batches * self.spec.batch_size),
+            cache=self.cache.leaves if self.cache else [],
         )
 
     def tick(self, carry: Carry, shared_row: jax.Array, own_row: jax.Array) -> Carry:
@@ -178,18 +186,21 @@ class Engine:
 
     @jax.named_scope("forward")
     def _forward(self, carry: Carry, own: Tick, embedded: jax.Array) -> tuple[Carry, jax.Array]:
-        def work(stash: Arrays) -> tuple[jax.Array, Arrays]:
+        def work(kept: Arrays) -> tuple[jax.Array, Arrays]:
             arrived = lax.dynamic_index_in_dim(carry.forward_inbox, own.forward_inbox, keepdims=False)
             x = jnp.where(own.forward_inbox == NONE, embedded, arrived)
             chunk = self._chunk(own.forward_chunk, own.forward_version, own.forward_microbatch)
             microbatch = self._microbatch(own.forward_microbatch)
-            slot = Slot(stash, own.forward_stash) if self.spec.trains else None
+            if self.cache is not None:
+                cache = self.cache._replace(leaves=kept)
+                return self.model.stage.forward_cached(chunk, x, microbatch, cache)
+            slot = Slot(kept, own.forward_stash) if self.spec.trains else None
             return self.model.stage.forward(chunk, x, microbatch, slot)
 
-        y, stash = lax.cond(
-            own.forward_chunk != NONE, work, lambda stash: (self._filled(carry.outgoing), stash), carry.stash
-        )
-        return carry._replace(stash=stash), y
+        memory = "stash" if self.cache is None else "cache"
+        idle = lambda kept: (self._filled(carry.outgoing), kept)  # noqa: E731
+        y, kept = lax.cond(own.forward_chunk != NONE, work, idle, getattr(carry, memory))
+        return carry._replace(**{memory: kept}), y
 
     @jax.named_scope("head")
     def _head(self, carry: Carry, shared: Tick, own: Tick, y: jax.Array) -> Carry:

@@ -1,7 +1,8 @@
 """Runs a lowered schedule: one scan over the ticks of its table, inside `shard_map` over all mesh axes.
 
-`engine` defines what a device does in a tick. Here one batch passes through an empty pipeline and leaves it empty;
-`continuous` keeps the pipeline running from batch to batch.
+`engine` defines what a device does in a tick. Here one batch passes through an empty pipeline and leaves it
+empty: examples (`execute`), or texts that later batches go on with (`decode`). `continuous` keeps the pipeline running
+from batch to batch.
 """
 
 from typing import Any
@@ -10,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fiddlex.pipeline.engine import Engine, PipelineModel, PipelineWeights
+from fiddlex.pipeline.engine import Carry, Engine, PipelineModel, PipelineWeights
+from fiddlex.pipeline.residuals import Arrays
+from fiddlex.pipeline.stage import Cache
 from fiddlex.schedules.lowering import Lowered
 from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.placement import LayerPlacement
@@ -47,16 +50,50 @@ def execute(
       The values of the head, [microbatch, …], and the float32 gradients of `scale` times the sum of these values, not
       yet reduced over devices.
     """
-    engine = Engine(
-        make_spec(lowered, lowered.schedule.num_microbatches),
-        placement,
-        model,
-        jax.tree.map(lambda w: w[None], weights),
-        batch,
-        scales=jnp.asarray(scale)[None],
-        fill=fill,
-    )
+    carry = _run(lowered, placement, model, weights, batch, scales=jnp.asarray(scale)[None], fill=fill)
+    return carry.values, jax.tree.map(lambda g: g[0], carry.grads)
+
+
+def decode(
+    lowered: Lowered,
+    placement: LayerPlacement,
+    model: PipelineModel,
+    weights: PipelineWeights,
+    batch: Tree,
+    cache: Cache,
+    *,
+    fill: float = 0.0,
+) -> tuple[jax.Array, Arrays]:
+    """Passes new tokens through a model that keeps what its layers need of earlier tokens; see `execute`.
+
+    Args:
+      lowered: a schedule of the forwards of one microbatch.
+      placement: the placement of the layers.
+      model: the model, with a `cached_layer`.
+      weights: compute weights.
+      batch: the new tokens, leaves [example, …].
+      cache: what the layers keep of earlier tokens.
+      fill: the value that idle slots compute.
+
+    Returns:
+      The values of the head, [1, …], and the leaves of the cache with what the new tokens add.
+    """
+    carry = _run(lowered, placement, model, weights, batch, scales=jnp.ones(1), cache=cache, fill=fill)
+    return carry.values, carry.cache
+
+
+def _run(
+    lowered: Lowered,
+    placement: LayerPlacement,
+    model: PipelineModel,
+    weights: PipelineWeights,
+    batch: Tree,
+    **settings: Any,
+) -> Carry:
+    """The state of this device after the last tick."""
+    spec, versions = make_spec(lowered, lowered.schedule.num_microbatches), jax.tree.map(lambda w: w[None], weights)
+    engine = Engine(spec, placement, model, versions, batch, **settings)
     table = jnp.asarray(lowered.table)
     own = lax.dynamic_index_in_dim(table, lax.axis_index("pipe"), axis=1, keepdims=False)
     carry, _ = lax.scan(lambda carry, rows: (engine.tick(carry, *rows), None), engine.start(), (table[:, 0], own))
-    return carry.values, jax.tree.map(lambda g: g[0], carry.grads)
+    return carry

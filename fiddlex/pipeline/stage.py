@@ -21,6 +21,7 @@ from fiddlex.pipeline.residuals import Arrays, SplitVjp
 Tree = Any
 Integer = jax.Array | int  # an int32 scalar
 Tile = tuple[int, int] | None
+CachedLayer = Callable[[Tree, jax.Array, Any, Arrays], tuple[jax.Array, Arrays]]
 
 
 class Chunk(NamedTuple):
@@ -50,8 +51,33 @@ class Slot(NamedTuple):
     def read(self, index: Integer) -> Arrays:
         """The arrays at row `index`."""
         return [
-            lax.dynamic_slice(leaf, _start(leaf, self.number, index), (1, 1, *leaf.shape[2:]))[0, 0]
+            lax.dynamic_slice(leaf, _indices(leaf, self.number, index), (1, 1, *leaf.shape[2:]))[0, 0]
             for leaf in self.leaves
+        ]
+
+
+class Cache(NamedTuple):
+    """What layers keep of earlier tokens in incremental decoding, and where a pass writes what it adds.
+
+    Attributes:
+      leaves: [row, example, slot, …], with the rows of the stacked weights.
+      first: the first slot that the pass writes, int32 scalar.
+      reads: whether the layers read the slots before it.
+    """
+
+    leaves: Arrays
+    first: Integer
+    reads: bool
+
+    def read(self, row: Integer) -> Arrays:
+        """The arrays of one layer, [example, slot, …]; none where the pass reads nothing."""
+        return _row(self.leaves, row) if self.reads else []
+
+    def written(self, row: Integer, new: Arrays) -> Arrays:
+        """`leaves` with what one layer adds, [example, new slot, …]."""
+        return [
+            lax.dynamic_update_slice(leaf, value[None], _indices(leaf, row, 0, self.first))
+            for leaf, value in zip(self.leaves, new, strict=True)
         ]
 
 
@@ -60,12 +86,20 @@ class Stage:
 
     Args:
       layer: `(weights of a layer, x, (number of the layer, microbatch)) -> y`, where `y` has the type of `x`.
+      cached_layer: `PipelineModel.cached_layer`.
       recompute: whether to stash only the input of each layer, and to rerun the layer in the backward pass.
       tile: the tile of the devices' memory, by which stashed arrays are kept `in_row_major`.
     """
 
-    def __init__(self, layer: Callable[[Tree, jax.Array, Any], jax.Array], *, recompute: bool, tile: Tile = None):
-        self._layer = layer
+    def __init__(
+        self,
+        layer: Callable[[Tree, jax.Array, Any], jax.Array],
+        cached_layer: CachedLayer | None = None,
+        *,
+        recompute: bool,
+        tile: Tile = None,
+    ):
+        self._layer, self._cached_layer = layer, cached_layer
         self._vjp = SplitVjp(layer, recompute=recompute)
         self._tile = tile
 
@@ -88,6 +122,20 @@ class Stage:
             return x, _write(leaves, stash.number, index, self._in_order(residuals))
 
         return lax.fori_loop(0, chunk.num_layers, body, (x, stash.leaves if stash else []))
+
+    @jax.named_scope("layers")
+    def forward_cached(self, chunk: Chunk, x: jax.Array, tokens: Tree, cache: Cache) -> tuple[jax.Array, Arrays]:
+        """The stage's output for new tokens, and the leaves of `cache` with what they add."""
+        layer = self._cached_layer
+        assert layer is not None
+
+        def body(index: jax.Array, carry: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
+            x, leaves = carry
+            row, held = chunk.row + index, cache._replace(leaves=leaves)
+            x, new = layer(_row(chunk.weights, row), x, (chunk.layer + index, tokens), held.read(row))
+            return x, held.written(row, new)
+
+        return lax.fori_loop(0, chunk.num_layers, body, (x, cache.leaves))
 
     @jax.named_scope("layers")
     def backward(
@@ -184,14 +232,14 @@ def _from_last(chunk: Chunk, step: Integer, microbatch: Tree) -> tuple[Integer, 
     return index, _row(chunk.weights, chunk.row + index), (chunk.layer + index, microbatch)
 
 
-def _start(leaf: jax.Array, slot: Integer, index: Integer) -> list[jax.Array]:
-    """The indices of the first element of a row in a slot, all int32 even where jax enables 64 bits."""
-    return [jnp.int32(number) for number in (slot, index, *[0] * (leaf.ndim - 2))]
+def _indices(leaf: jax.Array, *first: Integer) -> list[jax.Array]:
+    """An index for each dimension, 0 where `first` has none, all int32 even where jax enables 64 bits."""
+    return [jnp.int32(number) for number in (*first, *[0] * (leaf.ndim - len(first)))]
 
 
 def _write(leaves: Arrays, slot: Integer, index: Integer, values: Arrays) -> Arrays:
     return [
-        lax.dynamic_update_slice(leaf, value[None, None], _start(leaf, slot, index))
+        lax.dynamic_update_slice(leaf, value[None, None], _indices(leaf, slot, index))
         for leaf, value in zip(leaves, values, strict=True)
     ]
 

@@ -12,7 +12,7 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,23 +22,26 @@ import numpy as np
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
 from fiddlex.config.overrides import FLUSHED, replaced
+from fiddlex.data import ExampleSource
 from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.statistics import majority_share
 from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fiddlex.interop.folder import folder_of
 from fiddlex.models.bert import BERT
-from fiddlex.models.decoder import Decoder
 from fiddlex.models.weights import Weights
 from fiddlex.schedules.semantics import AUTO
+from fiddlex.train.inference.decoding import Decoding, make_decoding
 from fiddlex.train.inference.evaluation import summarise
-from fiddlex.train.inference.forward import LogitsFunction, ScoreFunction, make_eval_step, make_logits
+from fiddlex.train.inference.forward import ScoreFunction, make_eval_step
+from fiddlex.train.inference.generation import TextGenerator, generate
 from fiddlex.train.inference.predictions import Answerable, predicted_continuations, predicted_labels
-from fiddlex.train.inference.sampling import SamplingConfig, generate_text
+from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.transfer import imported, placed, pretrained, whole
+from fiddlex.train.run.importing import imported
+from fiddlex.train.run.transfer import placed, pretrained, whole
 from fiddlex.train.run.workdir import check_same_shapes, read_config
 from fiddlex.train.step.feed import DeviceBatch, Feed
 from fiddlex.train.step.gradients import HeadFunction
@@ -254,6 +257,20 @@ class Trainer:
             "data.eval_source=jsonl:PATH), not of running text."
         )
 
+    def scores(self, examples: ExampleSource) -> np.ndarray:
+        """The sums that `Model.scores` returns for each of `examples`, with the current weights.
+
+        Args:
+          examples: at least one example of the run's objective.
+
+        Returns:
+          float64 [example, part, 3].
+
+        Raises:
+          DataError: when an example has a token outside the vocabulary.
+        """
+        return self._values(self._score, self._feed.examples(examples))
+
     def majority(self) -> float:
         """The accuracy of always guessing the most common token, on the held-out tokens that `evaluate` scores."""
         return majority_share(self._feed.host_heldout(), self.config.model.vocab_size)
@@ -263,7 +280,10 @@ class Trainer:
 
     def _of_heldout(self, step: ScoreFunction) -> np.ndarray:
         """The values that `step` (from `make_eval_step`) returns for the held-out examples, float64 [example, …]."""
-        batches = self._feed.heldout()
+        return self._values(step, self._feed.heldout())
+
+    def _values(self, step: ScoreFunction, batches: Iterator[tuple[DeviceBatch, int]]) -> np.ndarray:
+        """The values that `step` returns for the examples of `batches`, float64 [example, …]."""
         batch: tuple[DeviceBatch, int] | None = next(batches)
         values: list[np.ndarray] = []
         while batch is not None:
@@ -279,37 +299,42 @@ class Trainer:
         """Yields pieces of text that continue `prompt`, up to `num_tokens` tokens or the end of the document.
 
         Raises:
-          ConfigError: when the model does not predict the next token, when the data has no tokenizer, or when a
-            sampling value is out of range.
+          ConfigError: when the model does not predict the next token, when the data has no tokenizer, when the prompt
+            is longer than the model's window, or when a sampling value is out of range.
+        """
+        return (piece.text for (piece,) in self.generator().stream([prompt], num_tokens, sampling))
+
+    def generator(self) -> TextGenerator:
+        """Continues texts with the current weights.
+
+        Raises:
+          ConfigError: when the model does not predict the next token, or the data has no tokenizer.
+        """
+        return TextGenerator(self._decoding, self.state.weights, self.dataset.tokenizer)
+
+    def draw(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, sampling: SamplingConfig, *, first_row: int = 0
+    ) -> Iterator[np.ndarray]:
+        """Yields the next tokens of several texts, int32 [texts]; see `fiddlex.train.inference.generation.generate`.
+
+        Raises:
+          ConfigError: when the model does not predict the next token.
         """
         tokenizer = self.dataset.tokenizer
-        if self._next_logits is None:
-            raise ConfigError(
-                f"model.objective={self.config.model.task} cannot go on with a text: it predicts no next token. "
-                "Sample from a model with model.objective=lm."
-            )
-        if tokenizer is None:
-            raise ConfigError(
-                f"{self.dataset.source} has no tokenizer to turn text into tokens: set data.tokenizer to the JSON file "
-                "its tokens were made with."
-            )
-        weights, logits = self.state.weights, self._next_logits
-        return generate_text(
-            lambda tokens, positions: logits(weights, tokens, positions),
-            tokenizer,
-            prompt,
+        vocab_size = tokenizer.vocab_size if tokenizer else self.config.model.vocab_size
+        return generate(
+            self._decoding,
+            self.state.weights,
+            prompts,
             num_tokens,
-            seq_len=self.config.model.seq_len,
-            config=sampling or SamplingConfig(),
+            vocab_size=vocab_size,
+            config=sampling,
+            first_row=first_row,
         )
 
     @functools.cached_property
-    def _next_logits(self) -> LogitsFunction | None:
-        """The compiled `make_logits` of the model; None for a model that does not predict the next token."""
-        model = self._program.model
-        if not isinstance(model, Decoder):
-            return None
-        return make_logits(model, self.config, mesh=self.mesh, layout=self.layout)
+    def _decoding(self) -> Decoding:
+        return make_decoding(self._program)
 
     def weights(self) -> Weights:
         """A copy of the master weights on the host: float32, unsharded, without padding, layers in model order."""
@@ -320,9 +345,10 @@ class Trainer:
 
         Raises:
           CheckpointError: when there are no readable weights, or they do not fit the model.
+          DataError: when `data.tokenizer` cannot be read.
         """
         if folder := folder_of(source):
-            weights = imported(folder, self._program)
+            weights = imported(folder, self._program, self.state.weights)
         else:
             weights = pretrained(Path(source), self.config, self.mesh, self.weights)
             weights = placed(weights, self._program.model, self.layout, self.mesh)
@@ -391,12 +417,15 @@ class Trainer:
         self._batches, self._ready = None, []
 
 
-def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda config: config) -> Trainer:
+def load_trainer(
+    workdir: Path, change: Callable[[Config], Config] = lambda config: config, dataset: Dataset | None = None
+) -> Trainer:
     """A trainer with the weights of a run's best or newest good checkpoint, for evaluation or sampling.
 
     Args:
       workdir: the run's directory, which this function does not modify.
       change: maps the run's config to the config to use.
+      dataset: the data; by default what the changed config names.
 
     Raises:
       CheckpointError: when the workdir has no run or no readable checkpoint, or when the changed config has weights of
@@ -405,7 +434,7 @@ def load_trainer(workdir: Path, change: Callable[[Config], Config] = lambda conf
     saved = read_config(workdir)
     config = replaced(change(saved), FLUSHED)
     check_same_shapes(saved, config, workdir)
-    trainer = Trainer(config)
+    trainer = Trainer(config, dataset)
     if not trainer.load(workdir, saved):
         raise CheckpointError(
             f"--workdir={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for the "

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from fiddlex.data import ByteTokenizer, Continuation, ContinuationExamples, JsonTokenizer, Table, read_continuations
+from fiddlex.data import (
+    ByteTokenizer,
+    Continuation,
+    ContinuationExamples,
+    JsonTokenizer,
+    ScoredEnds,
+    Table,
+    read_continuations,
+)
 from fiddlex.errors import DataError
 
 WORDS = st.text("abcé", min_size=1, max_size=8)
@@ -233,3 +241,19 @@ def test_bounds():
     for index in (-1, 1):
         with pytest.raises(IndexError, match=f"example {index} of 1"):
             source.example(index, epoch=0)
+
+
+@given(data=st.data(), seq_len=st.integers(1, 6))
+def test_the_ends_of_sequences_are_scored(data, seq_len):
+    sequences = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        ids = np.arange(1, 1 + data.draw(st.integers(1, 10)), dtype=np.int32)
+        sequences.append((ids, data.draw(st.integers(0, min(seq_len, len(ids) - 1)))))
+    source = ScoredEnds(sequences, seq_len=seq_len)
+    assert len(source) == len(sequences)
+    for i, (ids, number) in enumerate(sequences):
+        example, kept = source.example(i, epoch=0), ids[-seq_len - 1 :].tolist()
+        assert scored(example) == ids[len(ids) - number :].tolist()
+        assert example["tokens"][: len(kept) - 1].tolist() == kept[:-1]
+        assert example["targets"][: len(kept) - 1].tolist() == kept[1:]
+        assert not example["tokens"][len(kept) :].any()

@@ -8,7 +8,6 @@ import pathlib
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -16,83 +15,13 @@ import safetensors.numpy
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.architectures import ARCHITECTURES, config_json, model_of
+from fiddlex.interop.architectures import config_json, model_of, settings_of
 from fiddlex.interop.folder import copy_tokenizer
 from fiddlex.train import loop
 from fiddlex.train.run.conversion import export_workdir, import_folder
 from fiddlex.train.run.workdir import read_config
 from fiddlex.train.trainer import Trainer, load_trainer
-
-LLAMA = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 257,
-    "max_position_embeddings": 32,
-    "rms_norm_eps": 1e-6,
-}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "GPT2LMHeadModel": {
-        "n_embd": 32,
-        "n_layer": 4,
-        "n_head": 4,
-        "vocab_size": 257,
-        "n_positions": 32,
-        "dtype": "float32",
-    },
-    "LlamaForCausalLM": LLAMA
-    | {
-        "rope_theta": 500.0,
-        "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 16},
-        "torch_dtype": "bfloat16",
-    },
-    "MistralForCausalLM": LLAMA | {"sliding_window": 4096, "eos_token_id": 2},
-    "Qwen3ForCausalLM": LLAMA | {"head_dim": 10, "tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}},
-}
-
-
-def shapes(json: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors of a folder, from transformers' classes."""
-    if "n_embd" in json:
-        h, f = json["n_embd"], 4 * json["n_embd"]
-        layer = {"ln_1": (h,), "attn.c_attn": (h, 3 * h), "attn.c_proj": (h, h), "ln_2": (h,)}
-        layer |= {"mlp.c_fc": (h, f), "mlp.c_proj": (f, h)}
-        found = {"transformer.wte.weight": (json["vocab_size"], h), "transformer.wpe.weight": (json["n_positions"], h)}
-        for name, shape in [(f"h.{i}.{name}", s) for i in range(4) for name, s in layer.items()] + [("ln_f", (h,))]:
-            found |= {f"transformer.{name}.weight": shape, f"transformer.{name}.bias": shape[-1:]}
-        return found
-    h, f = json["hidden_size"], json["intermediate_size"]
-    size = json.get("head_dim", h // 4)
-    layer = {"input_layernorm": (h,), "post_attention_layernorm": (h,), "self_attn.o_proj": (h, 4 * size)}
-    layer |= {"self_attn.q_proj": (4 * size, h), "self_attn.k_proj": (2 * size, h), "self_attn.v_proj": (2 * size, h)}
-    layer |= {"mlp.gate_proj": (f, h), "mlp.up_proj": (f, h), "mlp.down_proj": (h, f)}
-    if "head_dim" in json:
-        layer |= {"self_attn.q_norm": (size,), "self_attn.k_norm": (size,)}
-    found = {f"model.layers.{i}.{name}.weight": shape for i in range(4) for name, shape in layer.items()}
-    found |= {"model.embed_tokens.weight": (257, h), "model.norm.weight": (h,)}
-    return found if json.get("tie_word_embeddings") else found | {"lm_head.weight": (257, h)}
-
-
-def make_folder(folder: pathlib.Path, name: str, **fields: Any) -> dict[str, np.ndarray]:
-    """Writes a folder with random tensors; returns the tensors."""
-    folder.mkdir(parents=True)
-    described = {"architectures": [name], "model_type": ARCHITECTURES[name].model_type, **CONFIGS[name], **fields}
-    (folder / "config.json").write_text(json.dumps(described))
-    rng = np.random.default_rng(0)
-    dtype = ml_dtypes.bfloat16 if described.get("torch_dtype") == "bfloat16" else np.float32
-    tensors = {key: rng.normal(0, 0.1, shape).astype(dtype) for key, shape in shapes(described).items()}
-    safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return tensors
-
-
-def on_eight(config: Config) -> Config:
-    """On data=2 × pipe=2 × tensor=2 with two chunks."""
-    mesh = {"mesh.data": 2, "mesh.pipe": 2, "mesh.tensor": 2}
-    pipeline = {"pipeline.schedule": "interleaved_1f1b", "pipeline.num_chunks": 2, "pipeline.num_microbatches": 2}
-    return replaced(config, mesh | pipeline)
+from tests.interop.folders import CONFIGS, LLAMA, make_folder, on_eight
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -106,7 +35,7 @@ def test_a_folder_comes_back_byte_for_byte(name: str, tmp_path: pathlib.Path) ->
         assert found[key].dtype == tensor.dtype
         assert found[key].tobytes() == tensor.tobytes(), key
     before, after = (json.loads((tmp_path / each / "config.json").read_text()) for each in ("hf", "back"))
-    assert model_of(after) == model_of(before)
+    assert settings_of(after) == settings_of(before)
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -172,12 +101,26 @@ def imported(parent: pathlib.Path, folder: pathlib.Path) -> Any:
         ("LlamaForCausalLM", {"architectures": ["FalconForCausalLM"]}, "architectures=['FalconForCausalLM']: fiddlex"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type='yarn'"),
         ("Qwen3ForCausalLM", {"use_sliding_window": True}, "use_sliding_window=True"),
-        ("GPT2LMHeadModel", {"activation_function": "relu"}, "its activation is 'relu'"),
+        ("GPT2LMHeadModel", {"activation_function": "relu"}, "activation_function='relu'"),
         ("GPT2LMHeadModel", {"n_head": 5}, "model.hidden_size=32 is not a multiple of model.num_heads=5"),
         ("GPT2LMHeadModel", {"n_layer": 3}, "not of this model: transformer.h.3.attn.c_attn.bias"),
         ("GPT2LMHeadModel", {"n_layer": 5}, "missing: transformer.h.4.ln_1.weight"),
         ("GPT2LMHeadModel", {"vocab_size": 256}, "transformer.wte.weight is (257, 32), must be (256, 32)"),
         ("GPT2LMHeadModel", {"n_embd": "32"}, "must be of type int"),
+        ("GPT2LMHeadModel", {"attn_pdrop": 0.2}, "resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.2: fiddlex has one"),
+        ("BertForPreTraining", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+        ("BertForPreTraining", {"type_vocab_size": 16}, "type_vocab_size=16"),
+        ("BertForMaskedLM", {"hidden_act": "relu"}, "hidden_act='relu'"),
+        ("BertForMaskedLM", {"is_decoder": True}, "is_decoder=True"),
+        ("BertForMaskedLM", {"hidden_dropout_prob": 0.1}, "attention_probs_dropout_prob=0: fiddlex has one rate"),
+        ("BertForSequenceClassification", {"classifier_dropout": 0.3}, "classifier_dropout=0.3: fiddlex has one rate"),
+        ("BertForSequenceClassification", {"problem_type": "regression"}, "problem_type='regression'"),
+        ("BertForSequenceClassification", {"id2label": {"0": "one"}}, "two or more classes, numbered from 0"),
+        ("BertForSequenceClassification", {"id2label": {"0": "a", "1": "b, c"}}, "have no comma"),
+        ("BertForSequenceClassification", {"id2label": {"1": "a", "2": "b"}}, "numbered from 0"),
+        ("BertForSequenceClassification", {"id2label": {"0": "a", "1": "b"}}, "classifier.bias is (3,), must be (2,)"),
+        ("BertForMaskedLM", {"num_hidden_layers": 3}, "not of this model: bert.encoder.layer.3.attention.output.Layer"),
+        ("BertForMaskedLM", {"num_hidden_layers": 5}, "missing: bert.encoder.layer.4.attention.self.query.weight"),
     ],
 )
 def test_what_cannot_be_converted_is_told(
@@ -212,9 +155,12 @@ def test_a_run_without_a_folder_gets_a_config_of_its_own() -> None:
     described = config_json(config)
     assert described["architectures"] == ["Qwen3ForCausalLM"]
     assert model_of(described).qk_norm
-    config.model = replaced(Config(), {"model.family": "bert"}).model
+    config = replaced(Config(), {"model.family": "bert", "model.post_norm": True, "model.objective": "mlm_sop"})
+    assert config_json(config)["architectures"] == ["BertForPreTraining"]
+    with pytest.raises(ConfigError, match=r"model\.post_norm=False: the classes of BERT"):
+        config_json(replaced(config, {"model.post_norm": False}))
     with pytest.raises(ConfigError, match="no architecture of transformers is known"):
-        config_json(config)
+        config_json(replaced(config, {"model.objective": "multiple_choice"}))
 
 
 def test_gpt2s_vocabulary_becomes_a_tokenizer(tmp_path: pathlib.Path) -> None:

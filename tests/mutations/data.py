@@ -4,6 +4,7 @@ from tests.mutations.mutation import Mutation
 
 LOADER, EXAMPLES = "fiddlex/data/loader.py", "fiddlex/data/examples.py"
 EPOCHS = "tests/data/test_loader.py::test_epochs_and_seeds_differ"
+ROWS = "tests/data/test_text_rows.py"
 ONCE = "tests/data/test_loader.py::test_evaluation_scores_every_token_once"
 
 MUTATIONS = (
@@ -101,16 +102,65 @@ MUTATIONS = (
     Mutation(
         "documents-joined-without-a-separator",
         "fiddlex/data/corpus.py",
-        old="[*separator, ids.astype(dtype)] if pieces else [ids.astype(dtype)]",
-        new="[ids.astype(dtype)]",
+        old="if num_documents and separator is not None:",
+        new="if False:",
         tests=("tests/data/test_corpus.py::test_documents_are_joined_by_the_separator",),
     ),
     Mutation(
         "files-change-sides-when-one-is-added",
         "fiddlex/data/corpus.py",
-        old="if _hash01(document.name) < fraction}",
-        new="if document.name in sorted(each.name for each in documents)[-round(len(documents) * fraction) :]}",
+        old="chosen = hashes < fraction",
+        new="chosen = hashes <= np.quantile(hashes, fraction)",
         tests=("tests/data/test_corpus.py::test_folder_loads_the_same_twice_and_keeps_files_on_their_side",),
+    ),
+    Mutation(
+        "rows-of-all-files-named-alike",
+        "fiddlex/data/text_rows.py",
+        old='return (f"{self.name}:{row}" for row',
+        new='return (f"{row}" for row',
+        tests=(f"{ROWS}::test_records_are_documents_on_the_side_that_their_name_decides",),
+    ),
+    Mutation(
+        "validation-trained-on",
+        "fiddlex/data/text_rows.py",
+        old='_SPLITS[found[1]] if found else "train"',
+        new='"train"',
+        tests=(f"{ROWS}::test_a_folder_of_records_has_splits",),
+    ),
+    Mutation(
+        "first-tokens-of-a-temporary-file-lost",
+        "fiddlex/data/token_buffer.py",
+        old="        for piece in self._pieces:",
+        new="        for piece in self._pieces[1:]:",
+        tests=(f"{ROWS}::test_tokens_in_a_temporary_file_are_those_in_memory",),
+    ),
+    Mutation(
+        "one-token-of-the-context-scored",
+        "fiddlex/data/continuations.py",
+        old="weights[len(ids) - 1 - self._num_scored[index] :",
+        new="weights[len(ids) - 2 - self._num_scored[index] :",
+        tests=("tests/data/test_continuations.py::test_the_ends_of_sequences_are_scored",),
+    ),
+    Mutation(
+        "long-contexts-lose-their-end",
+        "fiddlex/data/continuations.py",
+        old="Ragged([ids[-seq_len - 1 :] for ids",
+        new="Ragged([ids[: seq_len + 1] for ids",
+        tests=("tests/data/test_continuations.py::test_the_ends_of_sequences_are_scored",),
+    ),
+    Mutation(
+        "beginning-of-text-doubled",
+        "fiddlex/data/harness_tokens.py",
+        old="self._add_bos_token is not False and not begun",
+        new="self._add_bos_token is not False",
+        tests=("tests/data/test_harness_tokens.py::test_a_beginning_is_added_once",),
+    ),
+    Mutation(
+        "samples-where-do-sample-is-false",
+        "fiddlex/train/inference/generation_options.py",
+        old='greedy = given.get("do_sample") is False',
+        new="greedy = False",
+        tests=("tests/train/inference/test_generation_options.py",),
     ),
     Mutation(
         "end-of-text-not-the-separator-where-there-is-sep",

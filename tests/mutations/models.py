@@ -13,6 +13,7 @@ LLAMA = f"{LAYOUT}[2x2x2-llama-interleaved_1f1b-v2-m4-none-adamw-zero1-sync]"
 SHARED_KEYS = "tests/models/test_llama.py::test_queries_share_keys_as_if_each_had_a_copy"
 LLAMA_SHARED = f"{LAYOUT}[2x1x4-llama-1f1b-v1-m2-sp-none-lamb-zero1-sync]"
 PLACES = "tests/interop/test_conversion.py::test_every_element_goes_to_its_place"
+FOLDERS = "tests/interop/test_bert_folders.py"
 LLAMA_OPERATORS = "tests/models/test_llama.py::test_operators_have_the_gradients_of_their_formulas"
 DROPOUT = "fiddlex/models/dropout.py"
 SHARDED, COLLECTIVES = "fiddlex/models/sharded_vocabulary.py", "fiddlex/parallel/collectives.py"
@@ -98,9 +99,44 @@ MUTATIONS = (
     Mutation(
         "tensor-of-a-folder-not-transposed",
         "fiddlex/interop/huggingface.py",
-        old="return (tensor.T if self.part.transposed else tensor).reshape(self.parameter.shape)",
-        new="return tensor.reshape(self.parameter.shape)",
+        old="own = (tensor.T if self.part.transposed else tensor).reshape(self.own_shape)",
+        new="own = tensor.reshape(self.own_shape)",
         tests=(PLACES,),
+    ),
+    Mutation(
+        "queries-of-a-folder-taken-for-keys",
+        "fiddlex/interop/bert.py",
+        old='enumerate(("query", "key", "value"))',
+        new='enumerate(("key", "query", "value"))',
+        tests=(f"{FOLDERS}::test_a_bert_computes_what_its_tensors_say[BertForMaskedLM]",),
+    ),
+    Mutation(
+        "classes-of-pairs-in-the-order-of-transformers",
+        "fiddlex/interop/bert.py",
+        old="True, classes_reversed=True),",
+        new="True),",
+        tests=(f"{FOLDERS}::test_a_bert_computes_what_its_tensors_say[BertForPreTraining]",),
+    ),
+    Mutation(
+        "copies-of-tensors-not-compared",
+        "fiddlex/interop/matching.py",
+        old="if not np.array_equal(tensors[copy], tensors[of])",
+        new="if False",
+        tests=(f"{FOLDERS}::test_older_forms_of_a_folder_are_read",),
+    ),
+    Mutation(
+        "classifier-of-a-folder-taken-for-another-task",
+        "fiddlex/train/run/importing.py",
+        old="    if not same_task(saved, config):\n        there",
+        new="    if False:\n        there",
+        tests=(f"{FOLDERS}::test_a_task_starts_from_a_folder_as_from_a_workdir[BertForPreTraining]",),
+    ),
+    Mutation(
+        "tokens-of-a-folder-numbered-otherwise",
+        "fiddlex/train/run/importing.py",
+        old="if ids.get(name) != ours.get(name)",
+        new="if (name in ids) != (name in ours)",
+        tests=(f"{FOLDERS}::test_a_tokenizer_that_does_not_fit_is_told",),
     ),
     Mutation(
         "rms-norm-gradient-without-the-variance",

@@ -24,6 +24,7 @@ VERSIONS, LAYOUTS = (
 MOMENTUM = f"{LAYOUTS}[2x3x1-mlmpre-zb_h2-v1-m2-121-none-adamw-zero1-dropout-delay:3-momentum21]"
 ADAM = f"{LAYOUTS}[1x2x2-mlmpre-interleaved_1f1b-v2-m4-1211-selective-adam-zero1-dropout-2bw-extrapolate21]"
 CHECKPOINTS, SAMPLING = "fiddlex/train/run/checkpoint.py", "fiddlex/train/inference/sampling.py"
+GENERATION, CACHE = "fiddlex/train/inference/generation.py", "fiddlex/models/cache.py"
 
 MUTATIONS = (
     # A batch's gradient.
@@ -265,7 +266,7 @@ MUTATIONS = (
     Mutation(
         "checksums-not-compared",
         CHECKPOINTS,
-        old="if int(value) != expected[name]:",
+        old="if value != expected[name]:",
         new="if False:",
         tests=(CHECKPOINT,),
     ),
@@ -314,11 +315,53 @@ MUTATIONS = (
     ),
     Mutation(
         "text-goes-on-after-the-end-of-the-document",
-        SAMPLING,
-        old="itertools.takewhile(lambda token: token != tokenizer.separator, drawn)",
-        new="drawn",
+        GENERATION,
+        old="if token == self._separator:",
+        new="if False:",
         tests=(
-            "tests/train/inference/test_sampling.py::test_text_comes_in_whole_characters_and_ends_with_the_document",
+            "tests/train/inference/test_generation.py::test_text_comes_in_whole_characters_and_ends_with_the_document",
         ),
+    ),
+    Mutation(
+        "a-stop-string-in-two-pieces-is-shown",
+        GENERATION,
+        old="held = 0 if self._end else max(",
+        new="held = 0 if True else max(",
+        tests=("tests/train/inference/test_generation.py::test_a_text_ends_before_the_first_stop_string",),
+    ),
+    Mutation(
+        "the-cache-outlives-the-window",
+        GENERATION,
+        old="longest + number <= decoding.seq_len:",
+        new="longest + number <= decoding.seq_len + 1:",
+        tests=("tests/train/inference/test_generation.py::test_the_window_slides",),
+    ),
+    Mutation(
+        "rows-draw-alike",
+        SAMPLING,
+        old="jax.random.fold_in(key, row)",
+        new="key",
+        tests=("tests/train/inference/test_sampling.py::test_a_row_draws_the_same_in_any_batch",),
+    ),
+    Mutation(
+        "a-text-sees-the-padding-before-it",
+        CACHE,
+        old=" & (slots_B1S >= self.starts_B[:, None, None])",
+        new="",
+        tests=("tests/train/inference/test_decoding.py::test_logits_are_those_of_whole_texts",),
+    ),
+    Mutation(
+        "a-position-counts-the-padding",
+        CACHE,
+        old="self.slots_BT - self.starts_B[:, None]",
+        new="self.slots_BT",
+        tests=("tests/train/inference/test_decoding.py::test_logits_are_those_of_whole_texts",),
+    ),
+    Mutation(
+        "keys-are-written-one-slot-too-late",
+        "fiddlex/pipeline/stage.py",
+        old="_indices(leaf, row, 0, self.first)",
+        new="_indices(leaf, row, 0, self.first + 1)",
+        tests=("tests/train/inference/test_decoding.py::test_logits_are_those_of_whole_texts",),
     ),
 )

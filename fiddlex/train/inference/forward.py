@@ -1,18 +1,16 @@
-"""The compiled forward passes: one returns a head's values for examples, the other next-token logits."""
+"""The compiled forward pass that returns the values of a head for examples."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
-from fiddlex.models.decoder import Decoder
 from fiddlex.models.model import Batch, Model
 from fiddlex.models.weights import Weights
-from fiddlex.parallel.sharding import BATCH, MESH_AXES, named
+from fiddlex.parallel.sharding import BATCH, named
 from fiddlex.pipeline.executor import execute
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.ticks import forward_schedule
@@ -20,7 +18,6 @@ from fiddlex.train.step.gradients import HeadFunction, compute_weights, parts, p
 from fiddlex.train.step.state import WeightLayout
 
 ScoreFunction = Callable[[Weights, Batch], jax.Array]
-LogitsFunction = Callable[[Weights, np.ndarray, np.ndarray], jax.Array]
 
 
 def make_eval_step(
@@ -44,30 +41,5 @@ def make_eval_step(
         lambda weights, batch: mapped(compute_weights(weights, dtype, mesh, layout), batch),
         in_shardings=(named(mesh, layout.master), named(mesh, BATCH)),
         out_shardings=named(mesh, P()),
-    )
-    return jax.enable_x64(False)(compiled)
-
-
-def make_logits(model: Decoder, config: Config, *, mesh: Mesh, layout: WeightLayout) -> LogitsFunction:
-    """Compiles `(master weights, tokens, positions) -> logits` at one position of each row.
-
-    Tokens are int32 [rows, sequence], replicated on all devices. Logits are float32 [rows, padded vocabulary], sharded
-    over the vocabulary; the padding holds the lowest float.
-    """
-    lowered = lower(forward_schedule(layout.placement.stage_ranks, num_microbatches=1))
-    piped = pipeline_model(model, config, mesh, model.next_logits)
-    dtype = jnp.dtype(config.model.dtype)
-
-    def next_logits(weights: Weights, tokens_BS: jax.Array, positions_B: jax.Array) -> jax.Array:
-        batch = {"tokens": tokens_BS, "positions": positions_B}
-        logits_1BV, _ = execute(lowered, layout.placement, piped, parts(weights), batch)
-        return logits_1BV[0]
-
-    mapped = jax.shard_map(
-        next_logits, mesh=mesh, in_specs=(layout.compute, P(), P()), out_specs=P(None, MESH_AXES["vocab"])
-    )
-    compiled = jax.jit(
-        lambda weights, tokens, positions: mapped(compute_weights(weights, dtype, mesh, layout), tokens, positions),
-        in_shardings=(named(mesh, layout.master), named(mesh, P()), named(mesh, P())),
     )
     return jax.enable_x64(False)(compiled)

@@ -1,20 +1,13 @@
-"""Sampling text: temperature, top-k and top-p (nucleus, Holtzman et al., ICLR 2020) over next-token logits."""
+"""Draws tokens from logits: temperature, top-k and top-p (nucleus, Holtzman et al., ICLR 2020)."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fiddlex.config.rules import INTEGER_LIMIT
-from fiddlex.data import Tokenizer, decode_pieces
 from fiddlex.errors import ConfigError
-
-NextLogits = Callable[
-    [np.ndarray, np.ndarray], jax.Array
-]  # tokens int32[rows, seq_len], positions int32[rows] → logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,86 +40,64 @@ class SamplingConfig:
 
 
 @jax.enable_x64(False)
-@jax.jit
-def sample(key: jax.Array, logits_BV: jax.Array, temperature: float, top_k: int, top_p: float) -> jax.Array:
-    """Draws one token for each row, int32 [B]; applies temperature, then top-k, then top-p (see `SamplingConfig`)."""
-    order_BV = jnp.argsort(logits_BV, axis=-1, descending=True)
-    # At temperature 0 the first token leads all others by an infinite margin.
-    scaled_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1)
-    scaled_BV = (scaled_BV - scaled_BV[:, :1]) / jnp.maximum(temperature, jnp.finfo(jnp.float32).tiny)
-    ranks_V = jnp.arange(logits_BV.shape[-1])
-    scaled_BV = jnp.where((top_k == 0) | (ranks_V < top_k), scaled_BV, -jnp.inf)
-    probabilities_BV = jax.nn.softmax(scaled_BV, axis=-1)
-    before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
-    chosen_B = jax.random.categorical(key, jnp.where(before_BV < top_p, scaled_BV, -jnp.inf), axis=-1)
-    return jnp.take_along_axis(order_BV, chosen_B[:, None], axis=-1)[:, 0]
+def sample(
+    logits_BV: jax.Array, number: int, config: SamplingConfig, *, vocab_size: int, first_row: int = 0
+) -> jax.Array:
+    """Draws one token for each row; applies temperature, then top-k, then top-p (see `SamplingConfig`).
 
-
-def generate(
-    next_logits: NextLogits,
-    prompt: Sequence[int],
-    num_tokens: int,
-    *,
-    seq_len: int,
-    vocab_size: int,
-    config: SamplingConfig,
-) -> Iterator[int]:
-    """Draws tokens one after another, each given the last `seq_len` tokens before it.
+    A row's draw depends on its logits, its number, `number` and the seed, not on the other rows.
 
     Args:
-      next_logits: the model's function from tokens and positions to next-token logits.
-      prompt: the tokens to continue, at least one.
-      num_tokens: how many to draw.
-      seq_len: the model's context.
-      vocab_size: number of tokens that the tokenizer knows; only these may be drawn.
-      config: how to draw each token.
+      logits_BV: float32, the logits of each row.
+      number: which draw of the text this is, counted from 0.
+      config: how to draw.
+      vocab_size: only tokens below it may be drawn.
+      first_row: the number of the first row; the others count on from there.
 
-    Yields:
-      The drawn tokens, without the prompt.
-
-    Raises:
-      ConfigError: when a sampling value is out of range, or the prompt is empty.
+    Returns:
+      int32 [B].
     """
-    config.validate()
-    if not len(prompt):
-        raise ConfigError("The prompt is empty: give at least one token to start from.")
-    key = jax.random.key(config.seed)
-    tokens = list(prompt)
-    for number in range(num_tokens):
-        window = tokens[-seq_len:]
-        padded = np.zeros((1, seq_len), np.int32)
-        padded[0, : len(window)] = window
-        logits_BV = next_logits(padded, np.asarray([len(window) - 1], np.int32))
-        step_key = jax.random.fold_in(key, number)
-        token = sample(step_key, logits_BV[:, :vocab_size], config.temperature, config.top_k, config.top_p)
-        tokens.append(int(token[0]))
-        yield tokens[-1]
+    if config.temperature == 0 or config.top_k == 1:
+        return _likeliest(logits_BV, vocab_size=vocab_size)
+    scale = min(1 / config.temperature, float(jnp.finfo(jnp.float32).max))
+    cuts = config.top_k > 0 or config.top_p < 1
+    numbers = (config.seed, number, first_row, scale, config.top_k, config.top_p)
+    return _draw(logits_BV, *numbers, vocab_size=vocab_size, cuts=cuts)
 
 
-def generate_text(
-    next_logits: NextLogits,
-    tokenizer: Tokenizer,
-    prompt: str,
-    num_tokens: int,
+@functools.partial(jax.jit, static_argnames="vocab_size")
+def _likeliest(logits_BV: jax.Array, *, vocab_size: int) -> jax.Array:
+    return jnp.argmax(logits_BV[:, :vocab_size], axis=-1).astype(jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnames=("vocab_size", "cuts"))
+def _draw(
+    logits_BV: jax.Array,
+    seed: int,
+    number: int,
+    first_row: int,
+    scale: float,
+    top_k: int,
+    top_p: float,
     *,
-    seq_len: int,
-    config: SamplingConfig,
-) -> Iterator[str]:
-    """`generate` for text: continues `prompt` and yields pieces of whole characters until the end of the document.
-
-    With an empty prompt, the text is the start of a document.
-
-    Raises:
-      ConfigError: when a sampling value is out of range.
-    """
-    start = tokenizer.encode(prompt).tolist()
-    drawn = generate(
-        next_logits,
-        start or [tokenizer.separator or 0],
-        num_tokens,
-        seq_len=seq_len,
-        vocab_size=tokenizer.vocab_size,
-        config=config,
-    )
-    document = itertools.takewhile(lambda token: token != tokenizer.separator, drawn)
-    return decode_pieces(tokenizer, document, after=start)
+    vocab_size: int,
+    cuts: bool,
+) -> jax.Array:
+    logits_BV = logits_BV[:, :vocab_size]
+    # The lowest float in place of -inf, which a very low temperature would make.
+    scaled_BV = jnp.maximum((logits_BV - logits_BV.max(axis=-1, keepdims=True)) * scale, jnp.finfo(jnp.float32).min)
+    order_BV = None
+    if cuts:
+        order_BV = jnp.argsort(scaled_BV, axis=-1, descending=True)
+        scaled_BV = jnp.take_along_axis(scaled_BV, order_BV, axis=-1)
+        ranks_V = jnp.arange(logits_BV.shape[-1])
+        scaled_BV = jnp.where((top_k == 0) | (ranks_V < top_k), scaled_BV, -jnp.inf)
+        probabilities_BV = jax.nn.softmax(scaled_BV, axis=-1)
+        before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
+        scaled_BV = jnp.where(before_BV < top_p, scaled_BV, -jnp.inf)
+    key = jax.random.fold_in(jax.random.key(seed), number)
+    keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(first_row + jnp.arange(len(logits_BV)))
+    chosen_B = jax.vmap(jax.random.categorical)(keys_B, scaled_BV)
+    if order_BV is not None:
+        chosen_B = jnp.take_along_axis(order_BV, chosen_B[:, None], axis=-1)[:, 0]
+    return chosen_B.astype(jnp.int32)

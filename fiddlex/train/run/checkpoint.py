@@ -82,7 +82,7 @@ class Checkpoints:
         Raises:
           CheckpointError: when the directory cannot be written, or the previous background write failed.
         """
-        sums = {name: int(value) for name, value in jax.device_get(_checksums(_arrays(state))).items()}
+        sums = _checksums(_arrays(state))
         meta = {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": sums}
         meta["shapes"] = {name: list(x.shape) for name, x in _arrays(state).items()}
         meta["padded_vocab"] = padded_vocab
@@ -250,9 +250,9 @@ class Checkpoints:
             older={name: restored[name] for name in abstract.older},
             last_update=restored["last_update"] if abstract.last_update else {},
         )
-        for name, value in jax.device_get(_checksums(_arrays(state))).items():
-            if int(value) != expected[name]:
-                raise ValueError(f"{name} is not what was saved (checksum {int(value)}, saved {expected[name]})")
+        for name, value in _checksums(_arrays(state)).items():
+            if value != expected[name]:
+                raise ValueError(f"{name} is not what was saved (checksum {value}, saved {expected[name]})")
         if moves:
             state = move_rows(state, abstract, layers, meta["layers"])
         scaling = _scaling(meta["scaling"]) if "scaling" in meta else ()
@@ -327,19 +327,22 @@ def _named(items: dict[str, Any]) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
+def _checksums(arrays: dict[str, jax.Array]) -> dict[str, int]:
+    """For each array, the sum of its 32-bit words times a hash of their places, modulo 2³²; zeros add nothing.
+
+    One array after another, since XLA's CPU backend holds the terms of the sum, which are as large as the array.
+    """
+    return {name: int(jax.device_get(_checksum(x))) for name, x in arrays.items()}
+
+
 @jax.jit
-def _checksums(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """For each array, the sum of its 32-bit words times a hash of their places, modulo 2³²; zeros add nothing."""
-
-    def checksum(x: jax.Array) -> jax.Array:
-        x = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-        words = jnp.where(x == 0, jnp.uint32(0), lax.bitcast_convert_type(x, jnp.uint32))
-        place = jnp.zeros(x.shape, jnp.uint32)
-        for axis in range(x.ndim):
-            place = (place + lax.broadcasted_iota(jnp.uint32, x.shape, axis)) * jnp.uint32(0x9E3779B1)
-        return jnp.sum(words * (place | 1), dtype=jnp.uint32)  # odd, so that no bit of a word is lost
-
-    return jax.tree.map(checksum, arrays)
+def _checksum(x: jax.Array) -> jax.Array:
+    x = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    words = jnp.where(x == 0, jnp.uint32(0), lax.bitcast_convert_type(x, jnp.uint32))
+    place = jnp.zeros(x.shape, jnp.uint32)
+    for axis in range(x.ndim):
+        place = (place + lax.broadcasted_iota(jnp.uint32, x.shape, axis)) * jnp.uint32(0x9E3779B1)
+    return jnp.sum(words * (place | 1), dtype=jnp.uint32)  # odd, so that no bit of a word is lost
 
 
 def _text_checksum(meta: dict[str, Any]) -> int:

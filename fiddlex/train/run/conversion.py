@@ -4,6 +4,7 @@ A workdir made from a folder has the weights as a checkpoint of step 0, and in `
 and tokenizer, which a conversion back starts from.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -16,14 +17,15 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
-from fiddlex.config.overrides import FLUSHED, replaced
+from fiddlex.data.tokenizers import make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.folder import copy_tokenizer, read_json, read_model
+from fiddlex.interop.folder import copy_tokenizer, described, read_json
 from fiddlex.interop.huggingface import write_weights
-from fiddlex.train.run.best import restore_result
+from fiddlex.interop.starting import folder_config
 from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.transfer import imported
-from fiddlex.train.run.workdir import check_same_shapes, read_config, writing
+from fiddlex.train.run.importing import converted
+from fiddlex.train.run.result import load_result
+from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState
 
@@ -42,21 +44,26 @@ def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config
     Raises:
       CheckpointError: when the folder cannot be read, or the workdir is there already.
     """
-    config = replaced(Config(), {"model": read_model(folder)})
+    config = folder_config(folder)
     _require_absent(workdir)
     temporary = workdir.with_name(f"{workdir.name}.tmp")
     with writing(temporary):
         shutil.rmtree(temporary, ignore_errors=True)
         (temporary / ORIGINAL).mkdir(parents=True)
-        shutil.copyfile(folder / "config.json", temporary / ORIGINAL / "config.json")
-        if tokenizer := copy_tokenizer(folder, temporary / ORIGINAL):
+        text = json.dumps(described(folder), indent=2) + "\n"
+        (temporary / ORIGINAL / "config.json").write_text(text, encoding="utf-8")
+        tokenizer = copy_tokenizer(folder, temporary / ORIGINAL)
+        if tokenizer:
             config.data.tokenizer = os.path.abspath(workdir / ORIGINAL / tokenizer.name)
+    own_tokenizer = config.data.tokenizer
     config = change(config).validate()
+    if tokenizer and config.data.tokenizer == own_tokenizer:
+        _check_vocabulary(folder, make_tokenizer(str(tokenizer)).vocab_size, config.model.vocab_size)
     program = Program(config, make_mesh(config.mesh))
     step = jax.device_put(jnp.int32(0), NamedSharding(program.mesh, P()))
     with Checkpoints(temporary) as checkpoints:
         checkpoints.save(
-            SavedState(step, imported(folder, program)),
+            SavedState(step, converted(folder, program)),
             0,
             layers=program.layout.placement.layers,
             fingerprint="",
@@ -82,19 +89,14 @@ def export_workdir(
     Raises:
       CheckpointError: when the run has no readable weights, transformers has no such model, or the folder is there.
     """
-    saved = read_config(workdir)
-    config = replaced(change(saved), FLUSHED)
-    check_same_shapes(saved, config, workdir)
     _require_absent(folder)
+    program, state = load_result(workdir, change, named_by="--source")
+    config = program.config
     original = workdir / ORIGINAL
     if not dtype:
-        described = read_json(original) if original.exists() else {}
-        named = described.get("dtype", described.get("torch_dtype"))
+        fields = read_json(original) if original.exists() else {}
+        named = fields.get("dtype", fields.get("torch_dtype"))
         dtype = named if named in DTYPES else "float32"
-    program = Program(config, make_mesh(config.mesh))
-    state = restore_result(workdir, saved, program)
-    if state is None:
-        raise CheckpointError(f"--source={workdir} has no checkpoint. Train it with one first.")
     temporary = folder.with_name(f"{folder.name}.tmp")
     with writing(temporary):
         shutil.rmtree(temporary, ignore_errors=True)
@@ -116,3 +118,12 @@ def export_workdir(
 def _require_absent(path: Path) -> None:
     if path.exists():
         raise CheckpointError(f"--target={path} is there already. Name another directory, or move it away.")
+
+
+def _check_vocabulary(folder: Path, num_tokens: int, vocab_size: int) -> None:
+    if num_tokens > vocab_size:
+        raise CheckpointError(
+            f"The tokenizer of {folder} has {num_tokens} tokens, and its model has vocab_size={vocab_size}: the rest "
+            "has no embedding. Remove the added tokens from tokenizer.json, add embeddings with transformers' "
+            "resize_token_embeddings, or leave the tokenizer out with --config.data.tokenizer=bytes."
+        )

@@ -18,8 +18,6 @@ from fiddlex.config import Config
 from fiddlex.config.families import family
 from fiddlex.config.overrides import FLUSHED, replaced
 from fiddlex.errors import CheckpointError
-from fiddlex.interop.folder import read_model
-from fiddlex.interop.huggingface import read_weights
 from fiddlex.models.model import Model
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
@@ -53,6 +51,9 @@ SAME_FIELDS = (
     "model.layer_norm_epsilon",
     "model.gelu",
 )
+
+
+CLASSIFIERS = ("classifier", "score")  # of the label's head, which only a run of the same task takes over
 
 
 def whole(weights: Weights, model: Model, layout: WeightLayout) -> Weights:
@@ -97,38 +98,23 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], We
     """
     workdir = Path(os.path.expanduser(workdir))  # Path.expanduser fails for an unknown user
     saved = read_config(workdir, named_by="train.init_from")
-    _check_fits(saved, config, workdir)
+    check_fits(saved, config, workdir)
     source = replaced(config, {"model": saved.model, "data.labels": saved.data.labels, **FLUSHED})
     program = Program(source, mesh)
     state = restore_result(workdir, saved, program)
     if state is None:
         raise CheckpointError(f"train.init_from={workdir} has no checkpoint. Train that run with one, or name another.")
     given = whole(state.weights, program.model, program.layout)
-    same_task = (saved.model.task, saved.data.classes) == (config.model.task, config.data.classes)
-    if not same_task:
-        for name in ("classifier", "score"):
+    if not same_task(saved, config):
+        for name in CLASSIFIERS:
             given["head"].get("label", {}).pop(name, None)
-    taken, new = _taken(given, fresh())
+    initial, new = taken(given, fresh())
     logger.info("The run starts from these weights; new: %s.", ", ".join(new) or "nothing")
-    return taken
+    return initial
 
 
-def imported(folder: Path, program: Program) -> Weights:
-    """The initial weights of a run that starts from a folder of transformers, in the layout of the program.
-
-    Raises:
-      CheckpointError: when the folder cannot be read, or its weights do not fit the model.
-    """
-    saved = replaced(program.config, {"model": read_model(folder)})
-    _check_fits(saved, program.config, folder)
-    layout = program.layout
-    shardings = named(program.mesh, layout.master)
-    weights = read_weights(folder, program.model, layout.shapes, shardings, layout.placement.layers)
-    logger.info("The run starts from the weights of %s.", folder)
-    return weights
-
-
-def _check_fits(saved: Config, config: Config, workdir: Path) -> None:
+def check_fits(saved: Config, config: Config, workdir: Path) -> None:
+    """Raises CheckpointError, listing every difference, when weights of `saved` do not fit the model of `config`."""
     different = described_differences(SAME_FIELDS, saved, config)
     if not _same_tokenizer(saved.data.tokenizer, config.data.tokenizer):
         different.append(f"data.tokenizer is {config.data.tokenizer!r}, was {saved.data.tokenizer!r}")
@@ -144,22 +130,28 @@ def _check_fits(saved: Config, config: Config, workdir: Path) -> None:
         )
 
 
+def same_task(saved: Config, config: Config) -> bool:
+    """Whether two configs have the same objective and the same classes, so that a classifier means the same in both."""
+    return (saved.model.task, saved.data.classes) == (config.model.task, config.data.classes)
+
+
 def _same_tokenizer(left: str, right: str) -> bool:
     """Whether two values of `data.tokenizer` are equal, or name two files with the same content."""
     paths = [Path(os.path.expanduser(name)) for name in (left, right)]
     return left == right or (all(map(Path.is_file, paths)) and paths[0].read_bytes() == paths[1].read_bytes())
 
 
-def _taken(given: Weights, fresh: Weights, path: str = "") -> tuple[Any, list[str]]:
+def taken(given: Weights, fresh: Weights, path: str = "") -> tuple[Any, list[str]]:
     """`fresh` with leaves replaced by those of `given`, and the names of the parts that `given` lacks."""
     if not isinstance(fresh, dict):
-        return given[: fresh.shape[0]], []  # keeps the first positions of a longer sequence
-    taken, new = {}, list[str]()
+        # Of a longer sequence's positions the first are kept.
+        return given if given.shape == fresh.shape else given[: fresh.shape[0]], []
+    result, new = {}, list[str]()
     for name, part in fresh.items():
         if name in given:
-            taken[name], missing = _taken(given[name], part, f"{path}{name}.")
+            result[name], missing = taken(given[name], part, f"{path}{name}.")
             new += missing
         else:
-            taken[name] = part
+            result[name] = part
             new.append(f"{path}{name}")
-    return taken, new
+    return result, new

@@ -64,7 +64,20 @@ class Feed:
         Raises:
           DataError: when no data is held out, or when a batch has a token outside the vocabulary.
         """
-        batches, size, number = self.host_heldout(), self._config.data.global_batch_size, len(self.require_heldout())
+        return self._on_devices(self.host_heldout(), len(self.require_heldout()))
+
+    def examples(self, source: ExampleSource) -> Iterator[tuple[DeviceBatch, int]]:
+        """All examples of `source` in order, in batches like those of `heldout`.
+
+        Raises:
+          DataError: when a batch has a token outside the vocabulary.
+        """
+        data, vocab_size = self._config.data, self._config.model.vocab_size
+        batches = eval_batches(source, batch_size=data.global_batch_size, vocab_size=vocab_size)
+        return self._on_devices(batches, len(source))
+
+    def _on_devices(self, batches: Sequence[Batch], number: int) -> Iterator[tuple[DeviceBatch, int]]:
+        size = self._config.data.global_batch_size
         for i in range(len(batches)):
             yield jax.device_put(batches[i], self._sharding), min(size, number - i * size)
 

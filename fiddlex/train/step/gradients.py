@@ -15,12 +15,14 @@ from jax.sharding import Mesh
 
 from fiddlex.cluster.gpu_targets import runs_flash
 from fiddlex.config import Config
+from fiddlex.models.cache import LayerCache
 from fiddlex.models.context import Context, compute_capability
 from fiddlex.models.dropout import Dropout, example_keys
 from fiddlex.models.model import Batch, Model, as_rows
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
 from fiddlex.pipeline import engine
+from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Integer
 from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
 
@@ -109,19 +111,32 @@ def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: Weigh
 
 
 def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction) -> engine.PipelineModel:
-    """Wraps the model for the executor; a microbatch with `keys` runs with dropout."""
+    """Wraps the model for the executor.
+
+    A microbatch with `keys` runs with dropout. One with `slots` and `starts` is new tokens of texts, see `LayerCache`.
+    """
     capability, recompute = compute_capability(mesh), config.pipeline.recompute
 
-    def context(microbatch: Batch) -> Context:
+    def context(microbatch: Batch, earlier: Sequence[jax.Array] = ()) -> Context:
         dropout = Dropout(config.model.dropout, microbatch["keys"].reshape(-1)) if "keys" in microbatch else None
         flash = runs_flash(capability, config.model, dropout=dropout is not None)
         segments_BS = as_rows(microbatch["segments"]) if "segments" in microbatch else None
-        return Context(config.mesh.sequence_parallel, flash, recompute, dropout, model.causal, segments_BS)
+        new = "slots" in microbatch
+        cache = LayerCache(microbatch["slots"], microbatch["starts"], tuple(earlier)) if new else None
+        return Context(config.mesh.sequence_parallel, flash, recompute, dropout, model.causal, segments_BS, cache)
+
+    def cached_layer(layer: Weights, x: jax.Array, again: Any, earlier: Arrays) -> tuple[jax.Array, Arrays]:
+        number, microbatch = again
+        settings = context(microbatch, earlier)
+        y = model.apply_layer(layer, x, number, settings)
+        assert settings.cache is not None
+        return y, list(settings.cache.new)
 
     return engine.PipelineModel(
         embed=lambda outer, microbatch: model.embed(outer, microbatch, context(microbatch)),
         layer=lambda layer, x, again: model.apply_layer(layer, x, again[0], context(again[1])),
         head=lambda outer, x, microbatch: head(outer, x, microbatch, context(microbatch)),
+        cached_layer=cached_layer,
         recompute=recompute == "full",
         tile=TILES.get(mesh.devices.flat[0].platform),
     )

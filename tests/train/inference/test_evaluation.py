@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
-from fiddlex.data import load_corpus, wilson_interval
+from fiddlex.data import ScoredEnds, load_corpus, wilson_interval
 from fiddlex.errors import DataError
 from fiddlex.train.trainer import Trainer
 from tests import reference
@@ -101,6 +101,13 @@ def test_continuations_are_scored_as_the_plain_model_does(config: Config, tmp_pa
     assert [line["right"] for line in found] == right
     for line, sums in zip(found, totals, strict=True):
         assert line["log_likelihoods"] == pytest.approx(sums, rel=1e-5)
+
+    # The same as tokens, more often than a batch holds: `Trainer.scores` takes any examples.
+    texts = [((line["context"] or "\0") + choice, len(choice)) for line in lines for choice in line["choices"]]
+    sequences = [(np.frombuffer(text.encode(), np.uint8), length) for text, length in texts] * 4
+    scores_E3 = trainer.scores(ScoredEnds(sequences, seq_len=16))[:, 0]
+    assert -scores_E3[:, 0] == pytest.approx([each for sums in totals for each in sums] * 4, rel=1e-5)
+    assert scores_E3[:, 1].tolist() == [length for _, length in texts] * 4
 
 
 def test_predictions_of_last_words(config: Config, tmp_path: pathlib.Path) -> None:

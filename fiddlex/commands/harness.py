@@ -1,0 +1,58 @@
+"""Runs tasks of EleutherAI's lm-evaluation-harness on the best or newest good checkpoint of a workdir.
+
+    pip install 'fiddlex[lm-eval]'
+    fiddlex harness --workdir=/tmp/gpt2 --tasks=hellaswag,arc_easy [--limit=100 --num_fewshot=5]
+    fiddlex harness --workdir=/tmp/gpt2 --tasks=my_task --include_path=/data/tasks
+
+It prints the harness' table, and last one JSON object with `step` and the metrics of each task. --include_path names a
+folder of task files (YAML) of your own. The harness downloads the data of published tasks; HF_HUB_OFFLINE=1 forbids it
+to. Overrides such as --config.mesh.data=2 are applied to the workdir's own config.
+"""
+
+import json
+import os
+import pathlib
+
+from absl import flags
+
+from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
+from fiddlex.errors import ConfigError
+
+define_overrides()
+_WORKDIR = define_workdir("directory of a training run, or made by convert.py")
+_TASKS = flags.DEFINE_list("tasks", None, "names of tasks, separated by commas", required=True)
+_INCLUDE_PATH = flags.DEFINE_string("include_path", None, "folder of task files in addition to the harness' own")
+_LIMIT = flags.DEFINE_integer("limit", None, "examples of each task; by default all", lower_bound=1)
+_NUM_FEWSHOT = flags.DEFINE_integer("num_fewshot", None, "examples in a context; by default as the task says")
+_OUTPUT = flags.DEFINE_string("output", "", "JSON file for the harness' results, with each sample")
+
+
+def main(argv: list[str]) -> None:
+    """Prints the metrics of the tasks."""
+    from fiddlex.train.harness import FiddlexLM, task_manager
+
+    if _INCLUDE_PATH.value and not os.path.isdir(_INCLUDE_PATH.value):
+        raise ConfigError(f"--include_path={_INCLUDE_PATH.value} is not a folder. Name one with task files (YAML).")
+    manager = task_manager(_TASKS.value, _INCLUDE_PATH.value)
+
+    import lm_eval
+    import lm_eval.utils
+
+    model = FiddlexLM(_WORKDIR.value, change=apply_overrides)
+    results = lm_eval.simple_evaluate(
+        model=model,
+        tasks=_TASKS.value,
+        num_fewshot=_NUM_FEWSHOT.value,
+        limit=_LIMIT.value,
+        task_manager=manager,
+        log_samples=bool(_OUTPUT.value),
+    )
+    if _OUTPUT.value:
+        path = pathlib.Path(_OUTPUT.value)
+        temporary = path.with_name(f"{path.name}.tmp")
+        text = json.dumps({"step": model.step, **results}, default=str, ensure_ascii=False, indent=1)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    print(lm_eval.utils.make_table(results))
+    print(json.dumps({"step": model.step, "results": results["results"]}, default=str))
+

@@ -1,0 +1,89 @@
+"""Texts to tokens and back as transformers' tokenizers do it, with the special tokens at the beginning of a text.
+
+Training adds no special tokens to a text (`fiddlex.data.tokenizers`). Models of transformers may have been trained with
+a token at the beginning of each text, as Llama was; the post-processor in `tokenizer.json` adds it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer
+from fiddlex.errors import ConfigError
+
+
+class HarnessTokenizer:
+    """A tokenizer as evaluations of lm-evaluation-harness use it.
+
+    Args:
+      tokenizer: the tokenizer of the run.
+      spec: `data.tokenizer`, which made `tokenizer`. Where it is the path of a `tokenizer.json`, the file
+        `tokenizer_config.json` in the same folder, if there is one, names the tokens that begin and end a text.
+      add_bos_token: whether a text gets the special tokens of the file's post-processor; None: as in transformers, it
+        gets them unless it begins with the text of the first token.
+      prefix_token_id: the token that stands before a text of which all tokens are scored; None: the token that begins
+        a text, else the one that ends it.
+
+    Raises:
+      ConfigError: when the vocabulary has no such token, or `prefix_token_id` is not in it.
+
+    Attributes:
+      prefix: the token before a text of which all tokens are scored.
+      end: the token that ends a text; None if the vocabulary has none.
+      end_text: the text of `end`; empty without it.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, spec: str, *, add_bos_token: bool | None = None, prefix_token_id: int | None = None
+    ):
+        self._tokenizer, self._add_bos_token = tokenizer, add_bos_token
+        self._raw: tokenizers.Tokenizer | None = None
+        names: dict[str, str] = {}
+        if not isinstance(tokenizer, ByteTokenizer):
+            path = Path(spec).expanduser()
+            self._raw = tokenizers.Tokenizer.from_file(str(path))
+            self._raw.no_truncation()
+            self._raw.no_padding()
+            names = _special_names(path.with_name("tokenizer_config.json"))
+        begin, end = self._id(names.get("bos_token")), self._id(names.get("eos_token"))
+        self.end = tokenizer.separator if end is None else end
+        self.end_text = "" if self.end is None else tokenizer.decode([self.end])
+        prefix = next((each for each in (prefix_token_id, begin, self.end) if each is not None), None)
+        if prefix is None or not 0 <= prefix < tokenizer.vocab_size:
+            raise ConfigError(
+                f"prefix_token_id={prefix_token_id}: data.tokenizer={spec} has {tokenizer.vocab_size} tokens and "
+                f"{'no' if prefix is None else 'a'} token that begins or ends a text. Name the id of the token to put "
+                "before a text of which all tokens are scored."
+            )
+        self.prefix = prefix
+        self._prefix_text = tokenizer.decode([prefix])
+
+    def encode(self, text: str, *, add_special_tokens: bool | None = None) -> list[int]:
+        """The ids of `text`; `add_special_tokens` overrules the constructor's `add_bos_token`."""
+        if self._raw is None:
+            return self._tokenizer.encode(text).tolist()
+        add = add_special_tokens
+        if add is None:
+            begun = bool(self._prefix_text) and text.startswith(self._prefix_text)
+            add = self._add_bos_token is not False and not begun
+        return list(self._raw.encode(text, add_special_tokens=add).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` without special tokens."""
+        return self._tokenizer.decode(ids) if self._raw is None else self._raw.decode(list(ids))
+
+    def _id(self, name: str | None) -> int | None:
+        return None if name is None or self._raw is None else self._raw.token_to_id(name)
+
+
+def _special_names(path: Path) -> dict[str, str]:
+    """The special tokens that a `tokenizer_config.json` names; none if there is no such file, or it is damaged."""
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        named = {name: described.get(name) for name in ("bos_token", "eos_token")}
+    except (OSError, ValueError, AttributeError):
+        return {}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -1,0 +1,113 @@
+"""Writes Megatron-LM's indexed datasets, which Megatron reads too; `index_file` has the format.
+
+Invariant: PREFIX.bin and PREFIX.idx appear under their names only when both are complete. Until then the bytes are in
+files with other names, beside them.
+"""
+
+import array
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from fiddlex.data.megatron.index_file import DTYPES, HEADER, MAGIC, VERSION, open_indexed
+from fiddlex.errors import DataError
+
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+LONGEST = 2**31 - 1  # tokens of a sequence, whose length is an int32
+
+
+def smallest_dtype(vocab_size: int) -> np.dtype:
+    """The smallest of the format's dtypes that holds the ids below `vocab_size`: uint8, uint16 or int32."""
+    return np.dtype("u1") if vocab_size <= 2**8 else np.dtype("<u2") if vocab_size <= 2**16 else np.dtype("<i4")
+
+
+class IndexedBuilder:
+    """Writes documents to PREFIX.bin and PREFIX.idx. A context manager; leaving it without an error makes the files.
+
+    Args:
+      prefix: the path of both files without .bin and .idx; files of these names are replaced.
+      dtype: integer dtype of the ids, one of `DTYPES`.
+
+    Raises:
+      DataError: when the format has no such dtype.
+      OSError: when the files cannot be written.
+    """
+
+    def __init__(self, prefix: Path, *, dtype: np.dtype):
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        if self._dtype.kind == "f" or self._dtype not in _CODES:
+            names = ", ".join(each.name for each in _CODES if each.kind != "f")
+            raise DataError(f"{np.dtype(dtype).name} is no dtype of token ids in Megatron's files: use one of {names}.")
+        self._files = [prefix.with_name(prefix.name + end) for end in (".bin", ".idx")]
+        self._partial = [file.with_name(f"{file.name}.{os.getpid()}.tmp") for file in self._files]
+        self._lengths, self._documents = array.array("i"), array.array("q", [0])
+        self._data = self._partial[0].open("wb")
+
+    @property
+    def num_documents(self) -> int:
+        """Documents written so far."""
+        return len(self._documents) - 1
+
+    def add(self, ids: np.ndarray) -> None:
+        """Writes a document of one sequence.
+
+        Args:
+          ids: integers, [tokens].
+
+        Raises:
+          DataError: when the dtype cannot hold an id, or the document is too long.
+        """
+        written = np.asarray(ids, self._dtype)
+        if len(ids) > LONGEST or not np.array_equal(written, ids):
+            limits = np.iinfo(self._dtype)
+            raise DataError(
+                f"document {self.num_documents} has {len(ids):,} ids from {np.min(ids)} to {np.max(ids)}: a document "
+                f"of {self._dtype.name} has up to {LONGEST:,} ids from {limits.min} to {limits.max}. Use a wider "
+                "dtype, or shorter documents."
+            )
+        self._data.write(written.tobytes())
+        self._lengths.append(len(ids))
+        self._documents.append(len(self._lengths))
+
+    def add_dataset(self, prefix: Path) -> None:
+        """Writes all sequences and documents of another dataset of the same dtype.
+
+        Raises:
+          DataError: when the dataset is damaged or of another dtype.
+        """
+        other = open_indexed(prefix)
+        if other.tokens.dtype != self._dtype:
+            raise DataError(f"megatron:{prefix} has ids of {other.tokens.dtype.name}, not {self._dtype.name}.")
+        self._documents.frombytes((other.documents[1:] + len(self._lengths)).astype(np.int64).tobytes())
+        self._lengths.frombytes(other.lengths.astype(np.int32).tobytes())
+        with prefix.with_name(prefix.name + ".bin").open("rb") as data:
+            shutil.copyfileobj(data, self._data, 2**22)
+
+    def __enter__(self) -> "IndexedBuilder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._data.close()
+        try:
+            if value is None:
+                self._write_index()
+                for partial, file in zip(self._partial, self._files, strict=True):
+                    os.replace(partial, file)
+        finally:
+            for partial in self._partial:
+                partial.unlink(missing_ok=True)
+
+    def _write_index(self) -> None:
+        lengths = np.frombuffer(self._lengths, np.int32)
+        stops = np.cumsum(lengths, dtype=np.int64) * self._dtype.itemsize
+        header = HEADER.pack(MAGIC, VERSION, _CODES[self._dtype], len(lengths), len(self._documents))
+        with self._partial[1].open("wb") as index:
+            index.write(header)
+            index.write(lengths.astype("<i4").tobytes())
+            index.write((stops - lengths.astype(np.int64) * self._dtype.itemsize).astype("<i8").tobytes())
+            index.write(np.frombuffer(self._documents, np.int64).astype("<i8").tobytes())

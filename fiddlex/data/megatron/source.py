@@ -1,0 +1,163 @@
+"""From `data.source=megatron:…` to what is trained on and what is held out.
+
+Invariant: what `data.split` holds out or leaves out of a dataset is in no training example. For lm the split is by
+sequence, as that of Megatron's GPTDataset, and for BERT's objectives by document, as that of its BERTDataset; files
+that preprocess_data.py writes without --split-sentences have one sequence for each document.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from fiddlex.config import DataConfig
+from fiddlex.config.megatron_source import parse_source, parse_split
+from fiddlex.data.megatron.index_file import IndexedTokens, open_indexed
+from fiddlex.data.megatron.splits import split_edges
+from fiddlex.data.token_stream import TokenStream
+from fiddlex.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MegatronPart:
+    """A dataset of a blend, and its split.
+
+    Attributes:
+      weight: weight of the dataset in the blend.
+      data: the dataset.
+      edges: where the documents to train on, those to hold out and those to leave out begin; the last entry is the
+        number of documents.
+      by_sequence: whether the edges count sequences of the index in place of its documents.
+    """
+
+    weight: Fraction
+    data: IndexedTokens
+    edges: tuple[int, ...]
+    by_sequence: bool
+
+    @functools.cached_property
+    def train(self) -> TokenStream:
+        """What is trained on, in the order of the file."""
+        return self._stream(*self.edges[:2])
+
+    @functools.cached_property
+    def heldout(self) -> TokenStream:
+        """What is held out, in the order of the file."""
+        return self._stream(*self.edges[1:3])
+
+    def describe(self) -> str:
+        """'/data/a: 969 documents, 12,345 tokens for training; 30 documents, 345 tokens held out'."""
+        unit, train, heldout = "sequences" if self.by_sequence else "documents", self.train, self.heldout
+        first, last, left = self.edges[1:]
+        text = f"{self.data.prefix}: {first:,} {unit}, {len(train):,} tokens for training; "
+        text += f"{last - first:,} {unit}, {len(heldout):,} tokens held out" if len(heldout) else "nothing held out"
+        return text + (f"; {left - last:,} {unit} left out" if left > last else "")
+
+    def _stream(self, first: int, last: int) -> TokenStream:
+        data = self.data
+        sequences = (first, last) if self.by_sequence else data.documents[[first, last]].tolist()
+        start, stop = (data.first_token(sequence) for sequence in sequences)
+        bounds = None if self.by_sequence else data.bounds(first, last) - start
+        return TokenStream(data.tokens[start:stop], documents=bounds)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MegatronCorpus:
+    """The datasets that a run trains on and is evaluated on.
+
+    Attributes:
+      source: `data.source`.
+      parts: the datasets; several in a blend.
+    """
+
+    source: str
+    parts: tuple[MegatronPart, ...]
+
+    @functools.cached_property
+    def weights(self) -> list[Fraction]:
+        """The weight of each dataset as a share of all."""
+        total = sum(part.weight for part in self.parts)
+        return [part.weight / total for part in self.parts]
+
+    def fingerprint(self) -> str:
+        """Identifies the tokens to train on, by samples of them, all boundaries of documents, and the weights."""
+        facts = [
+            f"{weight} {part.train.fingerprint()} {part.data.digest} {part.edges} {part.by_sequence}"
+            for weight, part in zip(self.weights, self.parts, strict=True)
+        ]
+        tokens = sum(len(part.train) for part in self.parts)
+        return f"{tokens}-{hashlib.sha256(chr(10).join(facts).encode()).hexdigest()[:16]}"
+
+    def describe(self) -> str:
+        """A line for each dataset, with its share in a blend."""
+        if len(self.parts) == 1:
+            return f"megatron:{self.parts[0].describe()}"
+        lines = [f"  {float(w):.4g} of {part.describe()}" for w, part in zip(self.weights, self.parts, strict=True)]
+        return "\n".join(["megatron, a blend:", *lines])
+
+
+def load_megatron(config: DataConfig, *, vocab_size: int, seq_len: int, by_sequence: bool) -> MegatronCorpus:
+    """Opens and splits the datasets that `data.source` names.
+
+    With `data.eval_source` all documents are trained on, as with other sources.
+
+    Args:
+      config: the data section; `source`, `eval_source` and `split` are used.
+      vocab_size: `model.vocab_size`; tokens must be below it. Here samples are checked, and later each batch.
+      seq_len: `model.seq_len`; each dataset must have at least one training example of this length.
+      by_sequence: whether to split by sequence in place of document.
+
+    Raises:
+      ConfigError: when a field of `config` is wrong.
+      DataError: when files are missing or damaged, too short to train on or to hold anything out, or have tokens
+        outside the vocabulary.
+    """
+    shares = (1.0, 0.0, 0.0) if config.eval_source else parse_split("data.split", config.split)
+    parts = []
+    for weight, prefix in parse_source("data.source", config.source):
+        data = open_megatron(prefix, vocab_size=vocab_size)
+        edges = split_edges(shares, len(data.lengths) if by_sequence else len(data.documents) - 1)
+        part = MegatronPart(weight, data, tuple(edges), by_sequence)
+        if len(part.train) < seq_len + 1:
+            raise DataError(
+                f"megatron:{prefix} has {len(part.train):,} tokens for training in {edges[1]:,} documents, and one "
+                f"example takes {f'model.seq_len+1={seq_len + 1}' if seq_len > 1 else 'at least 2'}. Use more data, "
+                f"another data.split (now {config.split}) or a smaller model.seq_len."
+            )
+        parts.append(part)
+    if shares[1] and not any(len(part.heldout) > 1 for part in parts):
+        raise DataError(
+            f"data.split={config.split} of {config.source} holds out "
+            f"{sum(part.edges[2] - part.edges[1] for part in parts)} of "
+            f"{sum(part.edges[-1] for part in parts):,} documents, and an evaluation takes at least 2 tokens. Use a "
+            "larger second share, set data.eval_source, or hold nothing out with data.split=1,0,0."
+        )
+    return MegatronCorpus(config.source, tuple(parts))
+
+
+def open_megatron(prefix: str, *, vocab_size: int) -> IndexedTokens:
+    """Opens the dataset `prefix` and checks samples of its tokens.
+
+    Raises:
+      DataError: when it is missing or damaged, or a token is outside the vocabulary.
+    """
+    data = open_indexed(Path(os.path.abspath(os.path.expanduser(prefix))))
+    for start, piece in TokenStream(data.tokens).pieces():
+        wrong = (piece >= vocab_size) | (piece < 0)
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            raise DataError(
+                f"megatron:{prefix}: token {start + place} is {piece[place]}, outside the vocabulary of "
+                f"model.vocab_size={vocab_size}. Set model.vocab_size to that of the tokenizer which made the file."
+            )
+    return data
+
+
+def whole_stream(source: str, *, vocab_size: int) -> TokenStream:
+    """All of the dataset `megatron:PREFIX`, in the order of the file."""
+    data = open_megatron(source.partition(":")[2], vocab_size=vocab_size)
+    return TokenStream(data.tokens, documents=data.bounds(0, len(data.documents) - 1))

@@ -1,0 +1,80 @@
+"""The tokens of concatenated documents, and where the documents begin and end.
+
+Invariant: the tokens may be memory-mapped; only `bounds` of a stream with separators reads all of them.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from fiddlex.data.boundaries import find_documents
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenStream:
+    """Tokens of concatenated documents.
+
+    Attributes:
+      tokens: unsigned integers, [tokens]; a memory map for token files and for text of many tokens.
+      num_bytes: UTF-8 bytes of the text; None for token files, whose text is unknown.
+      num_documents: number of whole documents in the stream; None when the stream is a token file or a part of a file.
+      separator: the token between documents; None when the vocabulary has none or is unknown.
+      unit: what a whole document is called: file or row.
+      documents: the documents as `bounds` has them, where a file tells them; None: the separators do.
+    """
+
+    tokens: np.ndarray
+    num_bytes: int | None = None
+    num_documents: int | None = None
+    separator: int | None = None
+    unit: str = "file"
+    documents: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """The loss per token divided by this is the loss per byte; None for token files and empty streams."""
+        return self.num_bytes / len(self.tokens) if self.num_bytes and len(self.tokens) else None
+
+    @functools.cached_property
+    def bounds(self) -> np.ndarray:
+        """The documents, int64[documents, 2]: the first token of each and the one after its last.
+
+        A document is a run of tokens between separators, which belong to no document. It is a file, or a part of a file
+        that contains separators (stories in one file, a token file). Without separators the stream is one document. The
+        first access finds the documents by reading all tokens once, unless `documents` has them.
+        """
+        if self.documents is not None:
+            return self.documents
+        return find_documents(self.tokens, self.separator)
+
+    def pieces(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Up to 64 evenly spaced pieces of 64 Ki tokens, each with the position of its first token."""
+        piece, count = 2**16, 64
+        for start in range(0, len(self), max(piece, -(-len(self) // count))):
+            yield start, self.tokens[start : start + piece]
+
+    def fingerprint(self) -> str:
+        """Identifies the stream by its length and a hash of `pieces`."""
+        digest = hashlib.sha256(str(len(self)).encode())
+        for _, piece in self.pieces():
+            digest.update(piece.astype("<u4").tobytes())
+        return f"{len(self)}-{digest.hexdigest()[:16]}"
+
+    def describe(self) -> str:
+        """The stream's size: '14 files, 0.4 MB, 412,345 tokens'."""
+        parts = []
+        if self.num_documents is not None:
+            parts.append(f"{self.num_documents:,} {self.unit}{'s' * (self.num_documents != 1)}")
+        if self.num_bytes is not None:
+            parts.append(_readable_size(self.num_bytes))
+        return ", ".join([*parts, f"{len(self):,} tokens"])
+
+
+def _readable_size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 50_000 else f"{num_bytes:,} bytes"

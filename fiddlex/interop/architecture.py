@@ -1,0 +1,117 @@
+"""What fiddlex knows of one class of models of Hugging Face's transformers, and the parts that classes share."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fiddlex.config import Config, ModelConfig
+from fiddlex.errors import ConfigError
+
+Json = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One tensor of a folder, and the weight, or the part of a weight, that it is.
+
+    Attributes:
+      name: the tensor's name; in a layer, `{}` stands for the layer's number.
+      path: the weight's keys.
+      transposed: whether the tensor is stored as [outputs, inputs], as PyTorch's linear layers are.
+      slice: a dimension of the weight of one layer, and the index in it that the tensor is; None: the whole weight.
+      classes_reversed: whether the class numbers its outputs in the opposite order.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    transposed: bool = False
+    slice: tuple[int, int] | None = None
+    classes_reversed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """What fiddlex knows of one class of models.
+
+    Attributes:
+      name: the name in `config.json`'s `architectures`.
+      model_type: the name in its `model_type`.
+      model_of: from a `config.json` to the model section of a config.
+      json_of: from a config to the fields of a `config.json` that depend on it.
+      parts: the tensors of a model.
+      fixed: options with the values that fiddlex computes; a missing option has the first of them.
+      prefix: what the names of tensors begin with in this class and not in the class of the bare network.
+      copies: tensors that repeat another one, with the name of that one; some versions of transformers write them too,
+        or write them in place of it.
+      older_names: ends of names that older versions wrote, with the end that is written now.
+      ignored: ends of names of tensors that older versions of transformers wrote and that hold no weights.
+      unused: beginnings of names of tensors that folders may have and that this class does not use.
+      wider: a tensor that this class does not have, and the class that has it in addition to all tensors of this one.
+      classes_of: from a `config.json` to the names of the classes, for a class of models that classifies.
+    """
+
+    name: str
+    model_type: str
+    model_of: Callable[[Json], ModelConfig]
+    json_of: Callable[[Config], Json]
+    parts: Callable[[ModelConfig], list[Part]]
+    fixed: Mapping[str, tuple[Any, ...]]
+    prefix: str = ""
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    older_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    wider: tuple[str, str] | None = None
+    classes_of: Callable[[Json], tuple[str, ...]] | None = None
+
+
+def in_layers(name: str, parts: Iterable[Part]) -> list[Part]:
+    """The parts of a layer with names that begin with that of the layer."""
+    return [dataclasses.replace(part, name=f"{name}.{{}}.{part.name}") for part in parts]
+
+
+def norm(name: str, path: tuple[str, ...]) -> tuple[Part, Part]:
+    """The scale and the bias of a LayerNorm."""
+    return Part(f"{name}.weight", (*path, "scale")), Part(f"{name}.bias", (*path, "bias"))
+
+
+def linear(name: str, path: tuple[str, ...], *, transposed: bool) -> tuple[Part, Part]:
+    """The kernel and the bias of a matrix product."""
+    kernel = Part(f"{name}.weight", (*path, "kernel"), transposed)
+    return kernel, Part(f"{name}.bias", (*path, "bias"))
+
+
+GELUS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf"}
+
+
+def gelu(option: str, name: str) -> str:
+    """The value of `model.gelu` for the value of an option.
+
+    Raises:
+      ConfigError: when fiddlex does not compute it.
+    """
+    if name not in GELUS:
+        raise ConfigError(f"{option}={name!r}: fiddlex computes {', '.join(GELUS)} here.")
+    return GELUS[name]
+
+
+def gelu_name(model: ModelConfig) -> str:
+    """The name that transformers has for a model's GELU."""
+    return "gelu_new" if model.gelu == "tanh" else "gelu"
+
+
+def dropout(json: Json, *options: str) -> float:
+    """The rate of dropout, which fiddlex has once for all places; 0.1 where an option is missing, as in transformers.
+
+    Raises:
+      ConfigError: when the options have different values.
+    """
+    rates = {option: json.get(option, 0.1) for option in options}
+    if len(set(rates.values())) > 1:
+        listed = ", ".join(f"{option}={rate!r}" for option, rate in rates.items())
+        raise ConfigError(
+            f"{listed}: fiddlex has one rate of dropout for all of these. Write the same rate into each; no weight "
+            "depends on it."
+        )
+    rate = rates[options[0]]
+    return float(rate) if isinstance(rate, int) else rate

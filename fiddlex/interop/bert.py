@@ -1,0 +1,180 @@
+"""The classes of BERT in transformers that fiddlex computes: pretraining, masked language model, classification.
+
+`seq_relationship` scores a pair's classes in the opposite order: there class 0 means that the second text follows the
+first (`mlm_nsp`) or that both are in order (`mlm_sop`), and here class 1 does.
+"""
+
+from typing import Any
+
+from fiddlex.config import Config, ModelConfig
+from fiddlex.errors import ConfigError
+from fiddlex.interop.architecture import Architecture, Json, Part, dropout, gelu, gelu_name, in_layers, linear, norm
+
+OBJECTIVES = {
+    "BertForPreTraining": "mlm_nsp",
+    "BertForMaskedLM": "mlm",
+    "BertForSequenceClassification": "classification",
+}
+_RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+
+def bert_model(json: Json) -> ModelConfig:
+    """The model section of a config for the `config.json` of a BERT."""
+    own_rate = json.get("classifier_dropout") is not None  # else it is that of the hidden layers
+    return ModelConfig(
+        family="bert",
+        objective=OBJECTIVES[json["architectures"][0]],
+        num_layers=json["num_hidden_layers"],
+        hidden_size=json["hidden_size"],
+        num_heads=json["num_attention_heads"],
+        ffn_size=json["intermediate_size"],
+        vocab_size=json["vocab_size"],
+        seq_len=json["max_position_embeddings"],
+        dropout=dropout(json, *_RATES, *(["classifier_dropout"] if own_rate else [])),
+        post_norm=True,
+        layer_norm_epsilon=json.get("layer_norm_eps", 1e-12),
+        gelu=gelu("hidden_act", json.get("hidden_act", "gelu")),
+        init_std=json.get("initializer_range", 0.02),
+    )
+
+
+def bert_json(config: Config) -> Json:
+    """The fields of a `config.json` that depend on a config.
+
+    Raises:
+      ConfigError: when the model has its norms before each branch, as no BERT of transformers does.
+    """
+    model = config.model
+    if not model.post_norm:
+        raise ConfigError("model.post_norm=False: the classes of BERT in transformers have LayerNorm after each sum.")
+    fields: Json = {
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_heads,
+        "intermediate_size": model.mlp_size,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.seq_len,
+        "type_vocab_size": 2,
+        "layer_norm_eps": model.layer_norm_epsilon,
+        "hidden_act": gelu_name(model),
+        "initializer_range": model.init_std,
+        "tie_word_embeddings": True,
+        "classifier_dropout": None,
+        **dict.fromkeys(_RATES, model.dropout),
+    }
+    if classes := config.data.classes:
+        fields["id2label"] = {str(i): name for i, name in enumerate(classes)}
+        fields["label2id"] = {name: i for i, name in enumerate(classes)}
+    return fields
+
+
+def bert_parts(model: ModelConfig) -> list[Part]:
+    """The tensors of a BERT; queries, keys and values are three tensors there and one kernel here."""
+    heads = [
+        Part(f"attention.self.{name}.{kind}", ("layers", "attention", "qkv", ours), kind == "weight", slice=(dim, i))
+        for i, name in enumerate(("query", "key", "value"))
+        for kind, ours, dim in (("weight", "kernel", 1), ("bias", "bias", 0))
+    ]
+    layer = (
+        *heads,
+        *linear("attention.output.dense", ("layers", "attention", "out"), transposed=True),
+        *norm("attention.output.LayerNorm", ("layers", "attention_norm")),
+        *linear("intermediate.dense", ("layers", "mlp", "up"), transposed=True),
+        *linear("output.dense", ("layers", "mlp", "down"), transposed=True),
+        *norm("output.LayerNorm", ("layers", "mlp_norm")),
+    )
+    return [
+        Part("bert.embeddings.word_embeddings.weight", ("embedding", "tokens")),
+        Part("bert.embeddings.position_embeddings.weight", ("embedding", "positions")),
+        Part("bert.embeddings.token_type_embeddings.weight", ("embedding", "token_types")),
+        *norm("bert.embeddings.LayerNorm", ("embedding", "norm")),
+        *in_layers("bert.encoder.layer", layer),
+        *_head(model.task),
+    ]
+
+
+def _head(task: str) -> list[Part]:
+    """The tensors of the heads that an objective has."""
+    masked, label = ("head", "masked"), ("head", "label")
+    found: list[Part] = []
+    if task != "mlm":
+        found += linear("bert.pooler.dense", (*label, "pooler"), transposed=True)
+    if task == "classification":
+        return [*found, *linear("classifier", (*label, "classifier"), transposed=True)]
+    found += [
+        Part("cls.predictions.bias", (*masked, "bias")),
+        *linear("cls.predictions.transform.dense", (*masked, "transform"), transposed=True),
+        *norm("cls.predictions.transform.LayerNorm", (*masked, "norm")),
+    ]
+    if task != "mlm":
+        found += [
+            Part("cls.seq_relationship.weight", (*label, "classifier", "kernel"), True, classes_reversed=True),
+            Part("cls.seq_relationship.bias", (*label, "classifier", "bias"), classes_reversed=True),
+        ]
+    return found
+
+
+def bert_classes(json: Json) -> tuple[str, ...]:
+    """The names of the classes, which become `data.labels`.
+
+    Raises:
+      ConfigError: when the model does not have two or more classes, or a name cannot stand in `data.labels`.
+    """
+    number = json.get("num_labels", 2)
+    named = json.get("id2label") or {str(i): f"LABEL_{i}" for i in range(number if isinstance(number, int) else 0)}
+    try:
+        names = tuple(named[str(i)] for i in range(len(named)))
+        fit = len(names) > 1 and len(set(names)) == len(names)
+        fit = fit and all(name and name == name.strip() and "," not in name for name in names)
+    except (KeyError, TypeError, AttributeError):
+        fit = False
+    if not fit:
+        raise ConfigError(
+            f"id2label={json.get('id2label')!r}, num_labels={json.get('num_labels')!r}: fiddlex computes a "
+            "classification with two or more classes, numbered from 0, whose names differ and have no comma and no "
+            "space at either end, since data.labels lists them. Rename them in id2label."
+        )
+    return names
+
+
+def _bert(name: str, **fields: Any) -> Architecture:
+    fixed = {
+        "position_embedding_type": ("absolute",),
+        "type_vocab_size": (2,),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+        **fields.pop("fixed", {}),
+    }
+    return Architecture(
+        name,
+        "bert",
+        bert_model,
+        bert_json,
+        bert_parts,
+        fixed,
+        prefix="bert.",
+        older_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+        ignored=("embeddings.position_ids",),
+        **fields,
+    )
+
+
+_COPIES = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+BERTS = (
+    _bert("BertForPreTraining", copies=_COPIES),
+    _bert(
+        "BertForMaskedLM",
+        copies=_COPIES,
+        unused=("bert.pooler.",),
+        wider=("cls.seq_relationship.weight", "BertForPreTraining"),
+    ),
+    _bert(
+        "BertForSequenceClassification",
+        fixed={"problem_type": (None, "single_label_classification")},
+        classes_of=bert_classes,
+    ),
+)

@@ -1,0 +1,179 @@
+"""Incremental decoding: the compiled passes in which a model reads prompts, and then one new token of each text.
+
+Every pass returns the logits of the next token. The devices keep the keys and values of all earlier tokens
+(`fiddlex.models.cache`), sharded as the activations are: over `data` by text, over `pipe` by layer and over `tensor` by
+head. So a new token costs the work of one position, however long its text is, plus attention. All texts pass through
+the pipeline as one microbatch, since a pass over few tokens takes the time of reading the weights, which more
+microbatches would read again.
+
+Texts lie right-aligned in the slots of the cache; what precedes a shorter text is padding, which no token sees.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
+from fiddlex.errors import ConfigError
+from fiddlex.models.decoder import Decoder
+from fiddlex.models.weights import Weights
+from fiddlex.parallel.axes import MESH_AXES
+from fiddlex.parallel.sharding import BATCH, named
+from fiddlex.pipeline.executor import decode
+from fiddlex.pipeline.stage import Cache
+from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.ticks import forward_schedule
+from fiddlex.train.step.gradients import compute_weights, parts, pipeline_model
+from fiddlex.train.step.program import Program
+from fiddlex.train.step.state import WeightLayout
+
+CACHE = P("pipe", "data", None, "tensor", None)  # [row, text, slot, head, head size]
+LOGITS = P("data", MESH_AXES["vocab"])
+SMALLEST_LENGTH = 16  # of a prompt with its padding, in tokens
+SLOTS_AT_ONCE = 64  # slots are allotted in multiples, so that few programs serve all lengths
+
+
+def make_decoding(program: Program) -> "Decoding":
+    """The passes of a program's model.
+
+    Raises:
+      ConfigError: when the model does not predict the next token.
+    """
+    if not isinstance(program.model, Decoder):
+        raise ConfigError(
+            f"model.objective={program.config.model.task} cannot go on with a text: it predicts no next token. Sample "
+            "from a model with model.objective=lm."
+        )
+    return Decoding(program.model, program.config, mesh=program.mesh, layout=program.layout)
+
+
+class DecodingState(NamedTuple):
+    """What a pass over new tokens needs of the tokens before.
+
+    Attributes:
+      cache: keys and values in the compute dtype, [row, text, slot, head, head size] each, sharded as `CACHE`.
+      starts_B: int32 [text], the slot of each text's first token.
+      slot: int32 scalar, the slot of the next token of all texts.
+    """
+
+    cache: list[jax.Array]
+    starts_B: jax.Array
+    slot: jax.Array
+
+
+class Decoding:
+    """The passes of a model on a mesh; jax compiles one for each number of texts, padded length and number of slots.
+
+    Args:
+      model: the model.
+      config: the run's config.
+      mesh: the mesh.
+      layout: the sharding of the weights, and the stage of each layer.
+
+    Attributes:
+      seq_len: the largest number of tokens that the model sees of a text, `model.seq_len`.
+    """
+
+    def __init__(self, model: Decoder, config: Config, *, mesh: Mesh, layout: WeightLayout):
+        self.seq_len = config.model.seq_len
+        self._config, self._mesh, self._layout = config, mesh, layout
+        self._dtype = jnp.dtype(config.model.dtype)
+        attention = model.network.attention
+        self._heads, self._head_size = attention.kv_width // attention.head_size, attention.head_size
+        # One new token cannot be divided along the sequence.
+        piped = pipeline_model(model, replaced(config, {"mesh.sequence_parallel": False}), mesh, model.next_logits)
+        self._piped, self._lowered = piped, lower(forward_schedule(layout.placement.stage_ranks, num_microbatches=1))
+        cast = functools.partial(compute_weights, dtype=self._dtype, mesh=mesh, layout=layout)
+        self._cast = jax.jit(cast, in_shardings=(named(mesh, layout.master),))
+        self._prefill = jax.jit(self._first_pass, static_argnames="num_slots")
+        self._step = jax.jit(self._next_pass, donate_argnames="state")
+
+    def num_rows(self, num_texts: int) -> int:
+        """The number of texts that a pass takes for `num_texts`: a multiple of mesh.data."""
+        return -(-num_texts // self._config.mesh.data) * self._config.mesh.data
+
+    def length(self, longest: int) -> int:
+        """The padded length of texts, in tokens; `longest` is the length of the longest of them."""
+        return min(max(SMALLEST_LENGTH, 2 ** (longest - 1).bit_length()), max(self.seq_len, longest))
+
+    @jax.enable_x64(False)
+    def weights(self, master: Weights) -> Weights:
+        """The weights that the passes take: a copy of master weights in the compute dtype, whole on every replica."""
+        weights: Weights = self._cast(master)
+        return weights
+
+    @jax.enable_x64(False)
+    def prefill(
+        self, weights: Weights, texts: Sequence[Sequence[int]], num_new: int = 0
+    ) -> tuple[DecodingState, jax.Array]:
+        """Reads texts from their first tokens on.
+
+        Args:
+          weights: the compute weights (`weights`).
+          texts: the tokens of each text, of each at least one and at most `seq_len`; `num_rows` texts.
+          num_new: the number of tokens for which `step` will be called afterwards.
+
+        Returns:
+          The state after the texts, and the logits of their next tokens, float32 [text, padded vocabulary], sharded as
+          `LOGITS`; the padding has the lowest float.
+        """
+        length = self.length(max(map(len, texts)))
+        tokens_BT = np.zeros((len(texts), length), np.int32)
+        for row, text in zip(tokens_BT, texts, strict=True):
+            row[length - len(text) :] = text
+        starts_B = np.asarray([length - len(text) for text in texts], np.int32)
+        num_slots = -(-(length + num_new) // SLOTS_AT_ONCE) * SLOTS_AT_ONCE if num_new else length
+        found: tuple[DecodingState, jax.Array] = self._prefill(weights, tokens_BT, starts_B, num_slots=num_slots)
+        return found
+
+    @jax.enable_x64(False)
+    def step(self, weights: Weights, state: DecodingState, tokens_B: jax.Array) -> tuple[DecodingState, jax.Array]:
+        """Reads one more token of each text; takes `state` away.
+
+        Args:
+          weights: the compute weights.
+          state: the state after the earlier tokens.
+          tokens_B: int32 [text], the new tokens.
+
+        Returns:
+          The state and the logits after them, as `prefill` returns them.
+        """
+        found: tuple[DecodingState, jax.Array] = self._step(weights, state, tokens_B)
+        return found
+
+    def _first_pass(
+        self, weights: Weights, tokens_BT: jax.Array, starts_B: jax.Array, *, num_slots: int
+    ) -> tuple[DecodingState, jax.Array]:
+        shape = (len(self._layout.placement.layers), len(tokens_BT), num_slots, self._heads, self._head_size)
+        sharding = named(self._mesh, CACHE)
+        empty = [jax.lax.with_sharding_constraint(jnp.zeros(shape, self._dtype), sharding) for _ in ("keys", "values")]
+        return self._pass(weights, DecodingState(empty, starts_B, jnp.int32(0)), tokens_BT, reads=False)
+
+    def _next_pass(
+        self, weights: Weights, state: DecodingState, tokens_B: jax.Array
+    ) -> tuple[DecodingState, jax.Array]:
+        return self._pass(weights, state, tokens_B[:, None], reads=True)
+
+    def _pass(
+        self, weights: Weights, state: DecodingState, tokens_BT: jax.Array, *, reads: bool
+    ) -> tuple[DecodingState, jax.Array]:
+        def local(
+            weights: Weights, cache: list[jax.Array], tokens_BT: jax.Array, starts_B: jax.Array, slot: jax.Array
+        ) -> tuple[list[jax.Array], jax.Array]:
+            slots_BT = jnp.broadcast_to(slot + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32), tokens_BT.shape)
+            batch = {"tokens": tokens_BT, "slots": slots_BT, "starts": starts_B}
+            held, placement = Cache(cache, slot, reads), self._layout.placement
+            logits_1BV, cache = decode(self._lowered, placement, self._piped, parts(weights), batch, held)
+            return cache, logits_1BV[0]
+
+        specs = (self._layout.compute, [CACHE, CACHE], BATCH, BATCH, P())
+        mapped = jax.shard_map(local, mesh=self._mesh, in_specs=specs, out_specs=([CACHE, CACHE], LOGITS))
+        cache, logits_BV = mapped(weights, state.cache, tokens_BT, state.starts_B, state.slot)
+        return DecodingState(cache, state.starts_B, state.slot + tokens_BT.shape[1]), logits_BV

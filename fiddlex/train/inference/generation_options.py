@@ -1,0 +1,42 @@
+"""The `generation_kwargs` of lm-evaluation-harness' tasks as fiddlex's sampling."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fiddlex.errors import ConfigError
+from fiddlex.train.inference.sampling import SamplingConfig
+
+_DEFAULT_LENGTH = 256  # tokens that a request generates at most, if it does not say; the harness' own default
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is set counts
+_SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
+
+
+def generation_options(options: Mapping[str, Any], *, seed: int) -> tuple[list[str], int, SamplingConfig]:
+    """The stop strings, the most tokens, and the sampling that a request's options ask for.
+
+    Without `temperature`, and with `do_sample: false`, the likeliest token is always taken, as in the harness' `hf`.
+
+    Raises:
+      ConfigError: at an option that fiddlex does not know, or a value out of range.
+    """
+    known = ("until", *_LENGTHS, *_SAMPLING)
+    if unknown := [name for name in options if name not in known]:
+        raise ConfigError(
+            f"generation_kwargs {', '.join(f'{name}={options[name]!r}' for name in unknown)}: fiddlex knows "
+            f"{', '.join(known)}. Change the task's generation_kwargs."
+        )
+    until = options.get("until") or []
+    stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+    length = next((int(options[name]) for name in _LENGTHS if options.get(name) is not None), _DEFAULT_LENGTH)
+    if length < 1:
+        raise ConfigError(f"max_gen_toks={length} must be at least 1.")
+    given = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
+    greedy = given.get("do_sample") is False
+    sampling = SamplingConfig(
+        temperature=0.0 if greedy else float(given.get("temperature", 0.0)),
+        top_k=int(given.get("top_k", 0)),
+        top_p=float(given.get("top_p", 1.0)),
+        seed=seed,
+    )
+    sampling.validate()
+    return stops, length, sampling

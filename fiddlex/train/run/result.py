@@ -1,0 +1,60 @@
+"""The result of a run, its best or newest weights, for programs that need neither its data nor its train step."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fiddlex.cluster.mesh import make_mesh
+from fiddlex.config import Config
+from fiddlex.config.overrides import FLUSHED, replaced
+from fiddlex.data.corpus import corpus_tokenizer
+from fiddlex.errors import CheckpointError
+from fiddlex.train.inference.decoding import make_decoding
+from fiddlex.train.inference.generation import TextGenerator
+from fiddlex.train.run.best import restore_result
+from fiddlex.train.run.workdir import check_same_shapes, read_config
+from fiddlex.train.step.program import Program
+from fiddlex.train.step.state import SavedState
+
+
+def load_result(
+    workdir: Path, change: Callable[[Config], Config] = lambda config: config, *, named_by: str = "--workdir"
+) -> tuple[Program, SavedState]:
+    """The program of a run's config, and the run's weights in that program's layout.
+
+    Args:
+      workdir: the run's directory.
+      change: maps the run's config to the config to use.
+      named_by: the flag that named the directory, for messages.
+
+    Raises:
+      CheckpointError: when the workdir has no run or no readable checkpoint, or when the changed config has weights of
+        other shapes.
+    """
+    saved = read_config(workdir, named_by=named_by)
+    config = replaced(change(saved), FLUSHED)
+    check_same_shapes(saved, config, workdir)
+    config.validate()
+    program = Program(config, make_mesh(config.mesh))
+    state = restore_result(workdir, saved, program)
+    if state is None:
+        raise CheckpointError(
+            f"{named_by}={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for the "
+            "first one."
+        )
+    return program, state
+
+
+def load_generator(
+    workdir: Path, change: Callable[[Config], Config] = lambda config: config
+) -> tuple[TextGenerator, int]:
+    """A generator with the result of a run, and the step of its weights.
+
+    Raises:
+      CheckpointError: when `load_result` raises it.
+      ConfigError: when the model does not predict the next token, or the config does not tell its tokenizer.
+      DataError: when the tokenizer cannot be read.
+    """
+    program, state = load_result(workdir, change)
+    config = program.config
+    decoding, tokenizer = make_decoding(program), corpus_tokenizer(config.data, config.model.vocab_size)
+    return TextGenerator(decoding, state.weights, tokenizer), int(state.step)

@@ -1,0 +1,94 @@
+"""lm-evaluation-harness on fiddlex's model against its own `hf`, and what it does with bad requests.
+
+It needs the packages of `third_party/lm_eval/compare.py`, which the extra `test` does not bring (docs/tests.md).
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from fiddlex.errors import ConfigError, DataError
+from tests.small_run import ENVIRONMENT, ROOT
+
+for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+    os.environ.setdefault(name, "1")
+
+for package in ("lm_eval", "transformers", "torch", "accelerate"):
+    pytest.importorskip(package)
+
+from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.api.registry import get_model  # noqa: E402
+
+from fiddlex.config.overrides import replaced  # noqa: E402
+from fiddlex.train.harness import FiddlexLM  # noqa: E402
+from fiddlex.train.run.conversion import import_folder  # noqa: E402
+from third_party.lm_eval import compare  # noqa: E402
+
+# The harness and its data sets leave files to the garbage collector, and warn of their own use of transformers.
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
+def test_numbers_are_those_of_transformers(name: str, tmp_path: pathlib.Path) -> None:
+    for found in compare.compare(name, tmp_path).values():
+        assert found.metrics < 1e-4
+        assert found.log_likelihoods < 1e-4
+        assert found.num_log_likelihoods == 6 * compare.NUM_DOCUMENTS
+        assert found.num_greedy > 5
+        assert found.greedy == 0
+        assert found.num_texts == compare.NUM_DOCUMENTS
+        assert found.texts == 0
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A random Llama with its tokenizer, on two devices."""
+    folder = tmp_path_factory.mktemp("harness")
+    compare.make_folder(folder / "hf", "Llama")
+    import_folder(folder / "hf", folder / "run", lambda config: replaced(config, {"mesh.data": 2}))
+    return folder / "run"
+
+
+def request(kind: str, *arguments: Any) -> Instance:
+    return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
+
+
+def test_requests(workdir: pathlib.Path) -> None:
+    model = get_model("fiddlex").create_from_arg_string(f"workdir={workdir},mesh.data=1,batch_size=3,seed=5")
+    assert isinstance(model, FiddlexLM)
+    assert model.loglikelihood([]) == []
+    with pytest.raises(DataError, match=r"A continuation has \d+ tokens, more than model\.seq_len=64"):
+        model.loglikelihood([request("loglikelihood", "a", "import os " * 64)])
+    drawn = {"until": ["\n"], "temperature": 1.0, "max_gen_toks": 8}
+    first, second = model.generate_until([request("generate_until", "def ", drawn)] * 2)
+    assert first != second  # each request draws with a seed of its own
+    assert model.generate_until([request("generate_until", "def ", drawn)]) == [first]
+    likeliest = [request("generate_until", "def ", {"max_gen_toks": 80})]  # more than a sequence
+    assert model.generate_until(likeliest) == model.generate_until(likeliest)
+    with pytest.raises(ConfigError, match="generation_kwargs num_beams=2"):
+        model.generate_until([request("generate_until", "def ", {"num_beams": 2})])
+
+
+def test_the_binary(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    compare.write_tasks(tmp_path, workdir.parent / "hf")
+    line = [sys.executable, ROOT / "experiments/harness.py", f"--workdir={workdir}", f"--include_path={tmp_path}"]
+    tasks = "--tasks=fiddlex_choice,fiddlex_rolling"
+    whole = [*line, tasks, "--limit=6", f"--output={tmp_path / 'out.json'}", "--config.mesh.data=1"]
+    environment = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run(whole, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert printed["step"] == 0
+    assert printed["results"].keys() == {"fiddlex_choice", "fiddlex_rolling"}
+    assert "|fiddlex_choice" in done.stdout
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert len(written["samples"]["fiddlex_rolling"]) == 6
+    done = subprocess.run([*line, "--tasks=no_such"], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 2
+    assert "--tasks=no_such: lm-evaluation-harness has no 'no_such'. It lists its tasks" in done.stderr
+    assert "Traceback" not in done.stderr
