@@ -60,7 +60,7 @@ def _add_command(parser: argparse.ArgumentParser, name: str) -> None:
     module = importlib.import_module(f"fiddlex.commands.{name}")
     parser.add_argument("--help", action="store_true", help="show the help of the command")
     if argument := getattr(module, "ARGUMENT", ""):
-        parser.add_argument("argument", help=argument, choices=module.SHELLS)
+        parser.add_argument("argument", help=argument, choices=module.ARGUMENT_CHOICES)
     for flag in flags.FLAGS.get_key_flags_for_module(module.__name__):
         if flag.name == "config":
             if is_required(flag):

@@ -1,7 +1,8 @@
 """The sub-commands of `fiddlex`: each module here is one, with its docstring, flags and `main`.
 
 `fiddlex.commands.train` is `fiddlex train`. A module defines absl flags as it is imported, so a process imports only
-the module of the sub-command that it runs.
+the module of the sub-command that it runs. A sub-command that takes an argument without a flag says what it is in
+`ARGUMENT` and what it may be in `ARGUMENT_CHOICES`.
 """
 
 import ast

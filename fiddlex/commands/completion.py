@@ -9,8 +9,8 @@ The script asks fiddlex itself, so it need not be made again for a new version.
 
 from fiddlex.errors import ConfigError
 
-SHELLS = ("bash", "zsh", "fish")
-ARGUMENT = f"the shell: {', '.join(SHELLS)}"
+ARGUMENT_CHOICES = ("bash", "zsh", "fish")
+ARGUMENT = f"the shell: {', '.join(ARGUMENT_CHOICES)}"
 
 
 def main(argv: list[str]) -> None:
@@ -18,6 +18,6 @@ def main(argv: list[str]) -> None:
     import argcomplete
 
     shell = argv[1]
-    if shell not in SHELLS:
-        raise ConfigError(f"there is no completion for {shell!r}; use {', '.join(SHELLS)}.")
+    if shell not in ARGUMENT_CHOICES:
+        raise ConfigError(f"there is no completion for {shell!r}; use {', '.join(ARGUMENT_CHOICES)}.")
     print(argcomplete.shellcode(["fiddlex"], shell=shell))
