@@ -3,8 +3,8 @@
     python experiments/convert.py --source=hf:/data/Llama-3.2-1B --target=/tmp/llama
     python experiments/convert.py --source=/tmp/llama --target=hf:/data/my_llama [--dtype=bfloat16]
 
-It knows GPT-2, BERT, Llama, Mistral and Qwen3 (`architectures` of `config.json`). The new workdir evaluates at once, and
-train.py goes on with it under any config whose model has the same sizes. Overrides such as
+It knows GPT-2, BERT, Llama, Mistral and Qwen3 (`architectures` of `config.json`). The new workdir evaluates at once,
+and train.py goes on with it under any config whose model has the same sizes. Overrides such as
 --config.model.seq_len=2048 are applied to the config that the workdir gets, or to that of the workdir converted.
 """
 
