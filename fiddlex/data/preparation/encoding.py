@@ -4,6 +4,7 @@ Invariant: a part is complete when its `.json` exists; its bytes depend on the p
 """
 
 import dataclasses
+import functools
 import json
 import multiprocessing
 import os
@@ -18,8 +19,6 @@ from fiddlex.data.tokenizers import Tokenizer, make_tokenizer
 from fiddlex.errors import DataError
 
 _ENCODED_AT_ONCE = 2**20  # characters
-
-_tokenizers: dict[str, Tokenizer] = {}  # of this process, by `Encoding.tokenizer`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +82,8 @@ def encode_part(piece: Piece, folder: Path, number: int, encoding: Encoding) -> 
     Raises:
       DataError: when the input is damaged or its texts are missing (`read_piece`).
     """
-    tokenizer = _tokenizers.get(encoding.tokenizer) or _tokenizers.setdefault(
-        encoding.tokenizer, make_tokenizer(encoding.tokenizer)
-    )
+    file = encoding.tokenizer
+    tokenizer = _tokenizer(file, 0 if file == "bytes" else os.stat(os.path.expanduser(file)).st_mtime_ns)
     counts, texts, waiting = Counts(), list[str](), 0
     path = part_path(folder, number)
     with IndexedBuilder(path, dtype=smallest_dtype(tokenizer.vocab_size)) as builder:
@@ -103,6 +101,12 @@ def encode_part(piece: Piece, folder: Path, number: int, encoding: Encoding) -> 
     partial.write_text(json.dumps(dataclasses.asdict(counts)), encoding="utf-8")
     os.replace(partial, path.with_name(path.name + ".json"))
     return counts
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer(spec: str, mtime_ns: int) -> Tokenizer:
+    """The tokenizer of this process; reading a large one again for each piece would take longer than encoding."""
+    return make_tokenizer(spec)
 
 
 def read_counts(folder: Path, number: int) -> Counts | None:

@@ -60,9 +60,7 @@ def find_files(inputs: Sequence[str]) -> list[tuple[str, bool]]:
         matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
         files = [(file, os.path.isdir(match)) for match in matches for file in _files(match)]
         if not files:
-            raise DataError(
-                f"--input={each}: there is no such file, or no file in it. Name files, folders or patterns."
-            )
+            raise DataError(f"--input={each}: there is no such file, or none in it. Name files, folders or patterns.")
         found += files
     return found
 
@@ -91,9 +89,8 @@ def cut(files: Sequence[tuple[str, bool]]) -> list[Piece]:
         if form == "text":
             _add_text(pieces, file, sizes[file], most=size, passes_over=passes_over)
         elif form == "jsonl":
-            cuts = [0] if compressed else list(range(0, sizes[file], size))
-            last = [*cuts[1:], sizes[file]]
-            pieces += [Piece((file,), form, a, b, b - a) for a, b in zip(cuts, last, strict=True) if b > a]
+            edges = [*range(0, sizes[file], sizes[file] if compressed else size), sizes[file]] if sizes[file] else []
+            pieces += [Piece((file,), form, a, b, b - a) for a, b in itertools.pairwise(edges)]
         else:
             pieces += _row_groups(file, sizes[file], size)
     return pieces
@@ -285,5 +282,5 @@ class _parquet:  # noqa: N801  # reads as a function
 
     def _fail(self, error: BaseException) -> None:
         raise DataError(
-            f"{self._file} is no Parquet file, or is damaged: {Path(str(error)).name}. Copy it again."
+            f"{self._file} is no Parquet file, or is damaged: {str(error).splitlines()[0]}. Copy it again."
         ) from error
