@@ -122,7 +122,7 @@ def test_parquet(tmp_path):
     whole = path.read_bytes()
     for size in range(0, len(whole), 11):
         path.write_bytes(whole[:size])
-        with pytest.raises(DataError, match="a.parquet is no Parquet file, or is damaged"):
+        with pytest.raises(DataError, match=r"a\.parquet is no Parquet file, or is damaged"):
             texts_of(path)
 
 
