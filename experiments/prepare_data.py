@@ -46,7 +46,8 @@ class _Shown:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        if self._is_terminal:
+            self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
         from fiddlex.train.run.metrics import readable_time

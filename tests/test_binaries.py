@@ -36,6 +36,7 @@ FILES = [
     "generate",
     "make_task",
     "plan",
+    "prepare_data",
     "schedule",
     "train",
     "what_if",

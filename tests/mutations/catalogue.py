@@ -1,11 +1,12 @@
 """All mutations, by the part of fiddlex that they break."""
 
-from tests.mutations import data, models, pipeline, planning, training
+from tests.mutations import data, megatron, models, pipeline, planning, training
 
 MUTATIONS = (
     *pipeline.MUTATIONS,
     *models.MUTATIONS,
     *training.MUTATIONS,
     *data.MUTATIONS,
+    *megatron.MUTATIONS,
     *planning.MUTATIONS,
 )

@@ -4,8 +4,8 @@
     python third_party/megatron/compare_readers.py
 
 It checks, on random documents,
-- files: Megatron's builder writes each dtype, with empty sequences and documents of several sequences, and fiddlex reads
-  the same; fiddlex writes, and Megatron reads the same;
+- files: Megatron's builder writes each dtype, with empty sequences and documents of several sequences, and fiddlex
+  reads the same; fiddlex writes, and Megatron reads the same;
 - splits: the edges of Megatron's splits and fiddlex's;
 - samples: those of GPTDataset for one epoch, in the order before it shuffles them, are the windows of fiddlex, and
   GPTDataset shuffles them to a permutation;
@@ -16,6 +16,7 @@ It checks, on random documents,
 It prints how many cases of each it compared, and fails at the first difference.
 """
 
+import itertools
 import pathlib
 import tempfile
 import types
@@ -104,7 +105,7 @@ def compare_splits() -> str:
                 (round(part[0] * float(count)), round(part[1] * float(count))) if part else (0, 0) for part in matrix
             ]
             edges = split_edges(parse_split("data.split", text), count)
-            ours = list(zip(edges[:-1], edges[1:], strict=True))
+            ours = list(itertools.pairwise(edges))
             for (a, b), (c, d) in zip(theirs, ours, strict=True):
                 assert (a, b) == (c, d) or (a >= b and c >= d), (text, count, theirs, ours)
     return f"splits: {len(SPLITS)} of 2,000 sizes each"

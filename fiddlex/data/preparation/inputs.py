@@ -182,6 +182,8 @@ def _read_lines(piece: Piece, key: str) -> Iterator[str]:
 def _text_of(line: bytes, key: str) -> str:
     try:
         value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at column {error.colno}") from error
     except RecursionError as error:
         raise ValueError("its JSON is nested too deeply") from error
     if not isinstance(value, dict):

@@ -16,6 +16,7 @@ from fiddlex.data.preparation import inputs
 from fiddlex.data.preparation import prepare as prepare_module
 from fiddlex.data.preparation.prepare import Preparation, prepare
 from fiddlex.errors import ConfigError, DataError
+from tests.programs import call
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -189,6 +190,21 @@ def test_a_vocabulary_without_a_separator_and_empty_input(tmp_path, lines):
     lines.write_text('{"text": ""}\n')
     with pytest.raises(DataError, match=r"--input=.*lines\.jsonl has no text"):
         prepare(Preparation([str(lines)], tmp_path / "empty"), workers=1)
+
+
+def test_the_binary_tells_where_the_files_are_and_what_to_set(tmp_path, lines):
+    prefix = tmp_path / "out"
+    flags = [f"--input={lines}", f"--output_prefix={prefix}", "--workers=1"]
+    done = call("prepare_data", *flags)
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(f"{prefix}.bin and .idx: {open_indexed(prefix).lengths.size:,} documents, ")
+    assert line.endswith(
+        f"Train with --config.data.source=megatron:{prefix} --config.data.tokenizer=bytes --config.model.vocab_size=256"
+    )
+    lines.write_text("oops\n")
+    done = call("prepare_data", f"--input={lines}", f"--output_prefix={tmp_path / 'bad'}", "--workers=1", status=1)
+    assert "lines.jsonl, line 1: Expecting value at column 1. Each line is a JSON object" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.long
