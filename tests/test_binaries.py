@@ -37,6 +37,7 @@ FILES = [
     "harness",
     "make_task",
     "plan",
+    "prepare_data",
     "schedule",
     "train",
     "what_if",

@@ -1,12 +1,13 @@
 """All mutations, by the part of fiddlex that they break."""
 
-from tests.mutations import commands, data, models, pipeline, planning, training
+from tests.mutations import commands, data, megatron, models, pipeline, planning, training
 
 MUTATIONS = (
     *pipeline.MUTATIONS,
     *models.MUTATIONS,
     *training.MUTATIONS,
     *data.MUTATIONS,
+    *megatron.MUTATIONS,
     *planning.MUTATIONS,
     *commands.MUTATIONS,
 )

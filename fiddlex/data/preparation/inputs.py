@@ -1,0 +1,288 @@
+"""Files of text, cut into pieces that can be read apart from each other.
+
+The name of a file tells its form: .jsonl and .json are JSON Lines, .parquet is Parquet, and any other file is the text
+of one document. All but Parquet may be compressed, as .gz or .zst.
+
+Invariant: the pieces, in their order, have every document of the files once, in the order of the files.
+"""
+
+import dataclasses
+import glob
+import gzip
+import io
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, cast
+
+from fiddlex.errors import DataError
+
+_LEAST_PIECE, _MOST_PIECES = 4 * 2**20, 4096  # bytes; pieces of one run, beside the files that cannot be cut
+_PROBE = 8192  # bytes at the start of a file that tell whether it is text
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of the input.
+
+    Attributes:
+      files: one file; several for texts, each of which is a document.
+      form: 'text', 'jsonl' or 'parquet'.
+      first: first byte of the lines of a JSON Lines file, or first row group of a Parquet file.
+      last: where the piece ends: the lines that begin before this byte belong to it, and the row groups before this.
+      num_bytes: bytes of the files that the piece stands for.
+      passes_over: whether texts that are binary or not UTF-8 are left out; else they are an error.
+    """
+
+    files: tuple[str, ...]
+    form: str
+    first: int
+    last: int
+    num_bytes: int
+    passes_over: bool = False
+
+
+def find_files(inputs: Sequence[str]) -> list[tuple[str, bool]]:
+    """The files that `inputs` name, and for each whether a folder brought it.
+
+    Args:
+      inputs: files, folders and patterns such as data/*.jsonl. Of a folder all files that are not hidden are taken, at
+        any depth.
+
+    Raises:
+      DataError: when an input names nothing.
+    """
+    found: list[tuple[str, bool]] = []
+    for each in inputs:
+        path = os.path.expanduser(each)
+        matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
+        files = [(file, os.path.isdir(match)) for match in matches for file in _files(match)]
+        if not files:
+            raise DataError(f"--input={each}: there is no such file, or none in it. Name files, folders or patterns.")
+        found += files
+    return found
+
+
+def _files(path: str) -> list[str]:
+    if not os.path.isdir(path):
+        return [path]
+    names = []
+    for folder, subfolders, files in os.walk(path):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        names += [os.path.join(folder, name) for name in files if not name.startswith(".")]
+    return sorted(names)
+
+
+def cut(files: Sequence[tuple[str, bool]]) -> list[Piece]:
+    """The pieces of `files`, which depend on the names and sizes of the files alone.
+
+    Raises:
+      DataError: when a Parquet file is damaged.
+    """
+    sizes = {file: os.path.getsize(file) for file, _ in files}
+    size = max(_LEAST_PIECE, sum(sizes.values()) // _MOST_PIECES)
+    pieces: list[Piece] = []
+    for file, passes_over in files:
+        form, compressed = _form(file)
+        if form == "text":
+            _add_text(pieces, file, sizes[file], most=size, passes_over=passes_over)
+        elif form == "jsonl":
+            edges = [*range(0, sizes[file], sizes[file] if compressed else size), sizes[file]] if sizes[file] else []
+            pieces += [Piece((file,), form, a, b, b - a) for a, b in itertools.pairwise(edges)]
+        else:
+            pieces += _row_groups(file, sizes[file], size)
+    return pieces
+
+
+def _form(file: str) -> tuple[str, bool]:
+    stem, end = os.path.splitext(file.lower())
+    compressed = end in (".gz", ".zst")
+    end = os.path.splitext(stem)[1] if compressed else end
+    return {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}.get(end, "text"), compressed
+
+
+def _add_text(pieces: list[Piece], file: str, size: int, *, most: int, passes_over: bool) -> None:
+    """Adds a file to the last piece, if that is of texts and has room, or makes a new piece."""
+    before = pieces[-1] if pieces else None
+    if before and before.form == "text" and before.num_bytes + size <= most and before.passes_over == passes_over:
+        files, num_bytes = (*before.files, file), before.num_bytes + size
+        pieces[-1] = dataclasses.replace(before, files=files, num_bytes=num_bytes)
+    else:
+        pieces.append(Piece((file,), "text", 0, 0, size, passes_over))
+
+
+def _row_groups(file: str, size: int, most: int) -> list[Piece]:
+    with _parquet(file) as parquet:
+        groups = parquet.num_row_groups
+    step = max(1, groups * most // max(size, 1))
+    edges = [*range(0, groups, step), groups]
+    return [Piece((file,), "parquet", a, b, size * (b - a) // groups) for a, b in itertools.pairwise(edges)]
+
+
+def read_piece(piece: Piece, key: str) -> Iterator[str | None]:
+    """Yields the texts of a piece, and None for each file that it passes over.
+
+    Args:
+      piece: the piece.
+      key: the key of JSON objects, or the column of Parquet files, that holds the text.
+
+    Raises:
+      DataError: when a file is damaged or not UTF-8, a line is not a JSON object, or a text is missing; the message
+        names the file and the line.
+    """
+    if piece.form == "text":
+        return (_read_text(file, piece.passes_over) for file in piece.files)
+    return _read_lines(piece, key) if piece.form == "jsonl" else _read_rows(piece, key)
+
+
+def _read_text(file: str, passes_over: bool) -> str | None:
+    with _opened(file) as stream:
+        data = stream.read()
+    try:
+        if passes_over and b"\0" in data[:_PROBE]:
+            return None
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if passes_over:
+            return None
+        raise DataError(
+            f"{file} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} ({error.reason}). Convert it "
+            "(iconv -t UTF-8)."
+        ) from error
+
+
+def _read_lines(piece: Piece, key: str) -> Iterator[str]:
+    (file,) = piece.files
+    whole = _form(file)[1]
+    with _opened(file) as stream:
+        position = piece.first
+        if position:  # the line that begins before the piece belongs to the piece before
+            stream.seek(position - 1)
+            position += len(stream.readline()) - 1
+        number = 0
+        while whole or position < piece.last:
+            line = stream.readline()
+            if not line:
+                break
+            number += 1
+            if line.strip():
+                try:
+                    yield _text_of(line, key)
+                except ValueError as error:
+                    before = 0 if whole else _lines_before(file, position) - number + 1
+                    raise DataError(
+                        f"{file}, line {before + number}: {error}. Each line is a JSON object with the text under "
+                        f"{key!r} (--json_key)."
+                    ) from error
+            position += len(line)
+
+
+def _text_of(line: bytes, key: str) -> str:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at column {error.colno}") from error
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a JSON {type(value).__name__}")
+    if not isinstance(text := value.get(key), str):
+        what = f"a {type(text).__name__}" if key in value else "missing"
+        raise ValueError(f"the text is {what}; the object has the keys {', '.join(map(repr, list(value)[:8]))}")
+    if b"\\u" in line:  # half of a pair of escapes is no character
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _lines_before(file: str, position: int) -> int:
+    """The number of lines that end before byte `position`."""
+    count = 0
+    with open(file, "rb") as stream:
+        while position > 0 and (chunk := stream.read(min(position, 2**22))):
+            count += chunk.count(b"\n")
+            position -= len(chunk)
+    return count
+
+
+def _read_rows(piece: Piece, key: str) -> Iterator[str]:
+    (file,) = piece.files
+    with _parquet(file) as parquet:
+        if key not in parquet.schema_arrow.names:
+            raise DataError(
+                f"{file} has no column {key!r}; it has {', '.join(parquet.schema_arrow.names[:20])}. Set --json_key."
+            )
+        row = 0
+        for group in range(piece.first, piece.last):
+            for batch in parquet.iter_batches(batch_size=1024, row_groups=[group], columns=[key]):
+                for text in batch.column(0).to_pylist():
+                    row += 1
+                    if not isinstance(text, str):
+                        raise DataError(
+                            f"{file}, row {row} of the row groups from {piece.first} on: column {key!r} has "
+                            f"{text!r:.40} and not a text. Set --json_key to a column of strings."
+                        )
+                    yield text
+
+
+class _opened:  # noqa: N801  # reads as a function
+    """Opens a file, decompressed, and turns errors of its compression into DataErrors. A context manager."""
+
+    def __init__(self, file: str):
+        self._file = file
+
+    def __enter__(self) -> IO[bytes]:
+        self._stream: IO[bytes]
+        if self._file.lower().endswith(".gz"):
+            self._stream = cast(IO[bytes], gzip.open(self._file, "rb"))
+        elif self._file.lower().endswith(".zst"):
+            self._stream = _open_zst(self._file)
+        else:
+            self._stream = open(self._file, "rb")
+        return self._stream
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: object) -> None:
+        self._stream.close()
+        compression = isinstance(value, EOFError | gzip.BadGzipFile | zlib.error) or (kind and "Zstd" in kind.__name__)
+        if compression:
+            raise DataError(f"{self._file} is truncated or damaged: {value}. Copy it again.") from value
+
+
+def _open_zst(file: str) -> IO[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise DataError(f"{file}: to read .zst install the extra zstd (pip install 'fiddlex[zstd]').") from error
+    reader = zstandard.ZstdDecompressor().stream_reader(open(file, "rb"), read_across_frames=True, closefd=True)  # noqa: SIM115
+    return io.BufferedReader(cast(Any, reader), 2**20)
+
+
+class _parquet:  # noqa: N801  # reads as a function
+    """Opens a Parquet file and turns errors of pyarrow into DataErrors. A context manager."""
+
+    def __init__(self, file: str):
+        self._file = file
+
+    def __enter__(self) -> Any:
+        try:
+            import pyarrow.parquet
+        except ImportError as error:
+            raise DataError(
+                f"{self._file}: to read Parquet install the extra parquet (pip install 'fiddlex[parquet]')."
+            ) from error
+        try:
+            self._parquet = pyarrow.parquet.ParquetFile(self._file)
+        except (pyarrow.ArrowException, OSError) as error:
+            self._fail(error)
+        return self._parquet
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: object) -> None:
+        self._parquet.close()
+        if value is not None and (type(value).__module__.startswith("pyarrow") or isinstance(value, OSError)):
+            self._fail(value)
+
+    def _fail(self, error: BaseException) -> None:
+        raise DataError(
+            f"{self._file} is no Parquet file, or is damaged: {str(error).splitlines()[0]}. Copy it again."
+        ) from error

@@ -1,0 +1,61 @@
+"""Trains a byte-level BPE, as GPT-2's (Radford et al. 2019, section 2.2), on the input of a preparation."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from fiddlex.data.preparation.inputs import Piece, read_piece
+from fiddlex.errors import ConfigError, DataError
+
+END_OF_TEXT = "<|endoftext|>"
+LEAST_TOKENS = 257  # 256 bytes and the end of text
+_MOST_BYTES = 2**30  # of the input; longer input is sampled by evenly spaced pieces
+
+
+def train_tokenizer(pieces: Sequence[Piece], file: Path, *, num_tokens: int, json_key: str) -> int:
+    """Trains a tokenizer and writes it to `file`, atomically.
+
+    Args:
+      pieces: the input; of more than 1 GiB a part is taken.
+      file: path of the JSON file to write.
+      num_tokens: tokens of the vocabulary: `<|endoftext|>`, the 256 bytes, and the most frequent merges.
+      json_key: key or column of the text.
+
+    Returns:
+      The number of tokens; less than `num_tokens` where the text has no more merges.
+
+    Raises:
+      ConfigError: when `num_tokens` is below 257.
+      DataError: when the input cannot be read or is empty.
+    """
+    if num_tokens < LEAST_TOKENS:
+        raise ConfigError(f"--train_tokenizer={num_tokens}: 256 bytes and {END_OF_TEXT} are {LEAST_TOKENS} tokens.")
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=num_tokens,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    seen = [0]
+    tokenizer.train_from_iterator(_texts(pieces, json_key, seen), trainer)
+    if not seen[0]:
+        raise DataError("--train_tokenizer: the input has no text to train on.")
+    partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    tokenizer.save(str(partial))
+    os.replace(partial, file)
+    return tokenizer.get_vocab_size()
+
+
+def _texts(pieces: Sequence[Piece], json_key: str, seen: list[int]) -> Iterator[str]:
+    stride = max(1, -(-sum(piece.num_bytes for piece in pieces) // _MOST_BYTES))
+    for piece in pieces[::stride]:
+        for text in read_piece(piece, json_key):
+            if text:
+                seen[0] += 1
+                yield text

@@ -1,0 +1,134 @@
+import gzip
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fiddlex.data.preparation import inputs
+from fiddlex.data.preparation.inputs import cut, find_files, read_piece
+from fiddlex.errors import DataError
+
+
+def texts_of(*names, key="text"):
+    return [text for piece in cut(find_files(list(map(str, names)))) for text in read_piece(piece, key)]
+
+
+def lines_of(texts, key="text"):
+    return "".join(json.dumps({key: text}) + "\n" for text in texts)
+
+
+@given(texts=st.lists(st.text(max_size=12), max_size=20), size=st.integers(1, 80), ends=st.booleans())
+def test_every_line_is_in_one_piece(tmp_path_factory, texts, size, ends):
+    path = tmp_path_factory.mktemp("lines") / "a.jsonl"
+    whole = lines_of(texts)
+    path.write_text(whole if ends else whole.rstrip("\n"), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "_LEAST_PIECE", size)
+        found = [list(read_piece(piece, "text")) for piece in cut(find_files([str(path)]))]
+    assert [text for piece in found for text in piece] == texts
+    assert sum(piece.num_bytes for piece in cut(find_files([str(path)]))) == path.stat().st_size
+
+
+@pytest.mark.parametrize("size", [1, 7, 4 * 2**20])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a"', "Expecting ',' delimiter"),
+        ("[1]", "it is a JSON list"),
+        ('{"body": "a"}', "the text is missing; the object has the keys 'body'"),
+        ('{"text": 3}', "the text is a int"),
+        ('{"text": ' + "[" * 100_000, "its JSON is nested too deeply"),
+        ('{"text": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_malformed_lines_are_told_by_file_and_number(tmp_path, monkeypatch, size, line, message):
+    monkeypatch.setattr(inputs, "_LEAST_PIECE", size)
+    monkeypatch.setattr(inputs, "_MOST_PIECES", 10**9)
+    content = lines_of(["one", "two"]).encode() + b"\n" + line.encode("latin-1") + b"\n" + lines_of(["last"]).encode()
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(
+        DataError, match=r"a\.jsonl, line 4: .*Each line is a JSON object with the text under 'text'"
+    ) as e:
+        texts_of(tmp_path / "a.jsonl")
+    assert message in str(e.value)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz, line 4: "):
+        texts_of(tmp_path / "a.jsonl.gz")
+
+
+def test_half_of_a_surrogate_pair_is_no_character(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude00"}\n')
+    assert texts_of(tmp_path / "a.jsonl") == ["a\ufffdb", "\U0001f600"]
+
+
+def test_forms_by_name_and_order(tmp_path):
+    (tmp_path / "folder/deep").mkdir(parents=True)
+    (tmp_path / "folder/b.txt").write_text("text b")
+    (tmp_path / "folder/a.jsonl").write_text(lines_of(["line 1", "line 2"]))
+    (tmp_path / "folder/deep/c.md").write_text("text c")
+    (tmp_path / "folder/deep/d.txt.gz").write_bytes(gzip.compress(b"text d"))
+    (tmp_path / "folder/.hidden").write_text("hidden")
+    (tmp_path / "folder/deep/e.bin").write_bytes(b"a\0b")
+    (tmp_path / "folder/deep/f.txt").write_bytes(b"\xff")
+    expected = ["line 1", "line 2", "text b", "text c", "text d", None, None]
+    assert texts_of(tmp_path / "folder") == expected
+    assert texts_of(tmp_path / "folder/*.txt", tmp_path / "folder/a.jsonl") == ["text b", "line 1", "line 2"]
+    with pytest.raises(DataError, match=r"f\.txt is not UTF-8: byte 0xff at offset 0"):
+        texts_of(tmp_path / "folder/deep/f.txt")
+    with pytest.raises(DataError, match=r"--input=.*none: there is no such file, or none in it"):
+        texts_of(tmp_path / "none")
+
+
+def test_another_key(tmp_path):
+    (tmp_path / "a.json").write_text(lines_of(["x"], key="body"))
+    assert texts_of(tmp_path / "a.json", key="body") == ["x"]
+
+
+def test_truncated_gz_at_any_byte(tmp_path):
+    whole = gzip.compress(lines_of(["some text", "more text"]).encode(), mtime=0)
+    for size in range(1, len(whole)):
+        (tmp_path / "a.jsonl.gz").write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"a\.jsonl\.gz(, line \d+:| is truncated or damaged)"):
+            texts_of(tmp_path / "a.jsonl.gz")
+
+
+def test_zst(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    whole = zstandard.compress(lines_of(["one"]).encode()) + zstandard.compress(lines_of(["two"]).encode())
+    (tmp_path / "a.jsonl.zst").write_bytes(whole)
+    assert texts_of(tmp_path / "a.jsonl.zst") == ["one", "two"]
+    (tmp_path / "a.jsonl.zst").write_bytes(whole[:3] + b"damaged")
+    with pytest.raises(DataError, match=r"a\.jsonl\.zst is truncated or damaged"):
+        texts_of(tmp_path / "a.jsonl.zst")
+
+
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = [f"text {n}" for n in range(50)]
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"n": list(range(50)), "text": texts}), path, row_group_size=7)
+    assert texts_of(path) == texts
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "_LEAST_PIECE", 1)
+        patch.setattr(inputs, "_MOST_PIECES", 10**9)
+        assert len(cut(find_files([str(path)]))) == 8
+        assert texts_of(path) == texts
+    with pytest.raises(DataError, match=r"a\.parquet has no column 'body'; it has n, text\. Set --json_key"):
+        texts_of(path, key="body")
+    with pytest.raises(DataError, match=r"row 1 of the row groups from 0 on: column 'n' has 0 and not a text"):
+        texts_of(path, key="n")
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 11):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"a\.parquet is no Parquet file, or is damaged"):
+            texts_of(path)
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"to read Parquet install the extra parquet"):
+        texts_of(tmp_path / "a.parquet")
