@@ -156,14 +156,18 @@ def test_other_options_and_other_input_replace_nothing(tmp_path, lines, monkeypa
         prepare(Preparation([str(lines)], tmp_path / "new", append_eod=True), workers=1)
 
 
-def test_two_processes_and_a_bad_line_in_one_of_them(tmp_path, lines):
+def test_two_processes_make_the_same_bytes_as_one(tmp_path, lines):
     prepare(Preparation([str(lines)], tmp_path / "one"), workers=1)
     prepare(Preparation([str(lines)], tmp_path / "two"), workers=2)
     for end in (".bin", ".idx"):
         assert (tmp_path / f"one{end}").read_bytes() == (tmp_path / f"two{end}").read_bytes()
+
+
+@pytest.mark.long
+def test_an_error_in_one_of_two_processes(tmp_path, lines):
     lines.write_text(lines.read_text() + "oops\n")
     with pytest.raises(DataError, match=r"lines\.jsonl, line 301: Expecting value"):
-        prepare(Preparation([str(lines)], tmp_path / "three"), workers=2)
+        prepare(Preparation([str(lines)], tmp_path / "out"), workers=2)
 
 
 @pytest.mark.parametrize(
