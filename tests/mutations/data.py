@@ -25,7 +25,7 @@ MUTATIONS = (
     Mutation(
         "examples-of-the-first-epoch-in-all",
         LOADER,
-        old="epoch=k // len(self._source)",
+        old="epoch=nth // len(source)",
         new="epoch=0",
         tests=("tests/data/test_loader.py::test_each_epoch_is_a_permutation",),
     ),
@@ -165,8 +165,8 @@ MUTATIONS = (
     Mutation(
         "end-of-text-not-the-separator-where-there-is-sep",
         "fiddlex/data/tokenizers.py",
-        old='_SEPARATORS = ("<|endoftext|>", "</s>", "[SEP]")',
-        new='_SEPARATORS = ("[SEP]", "</s>", "<|endoftext|>")',
+        old='_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")',
+        new='_SEPARATORS = ("[SEP]", "<|end_of_text|>", "</s>", "<|endoftext|>")',
         tests=("tests/data/test_tokenizers.py::test_json_end_of_text_comes_before_sep",),
     ),
     Mutation(

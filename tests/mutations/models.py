@@ -77,7 +77,7 @@ MUTATIONS = (
     ),
     Mutation(
         "positions-go-on-over-segments",
-        "fiddlex/models/embedding.py",
+        "fiddlex/models/context.py",
         old="return indices_S - lax.cummax(starts_BS, axis=1)",
         new="return indices_S + 0 * starts_BS",
         tests=(PACKED,),
