@@ -55,4 +55,3 @@ def main(argv: list[str]) -> None:
         os.replace(temporary, path)
     print(lm_eval.utils.make_table(results))
     print(json.dumps({"step": model.step, "results": results["results"]}, default=str))
-
