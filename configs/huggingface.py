@@ -18,7 +18,7 @@ from fiddlex.interop.starting import starting_config
 
 def get_config(folder: str = "") -> Config:
     if not folder:
-        raise ConfigError("configs/huggingface.py needs a folder: use --config=configs/huggingface.py:DIR.")
+        raise ConfigError("the config huggingface needs a folder: use --config=huggingface:DIR.")
     config = starting_config(folder)
     config.model.seq_len = min(config.model.seq_len, 1024)
     config.optimizer.name = "adamw"

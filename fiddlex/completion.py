@@ -6,6 +6,7 @@ fields of its config. Only that sub-command's module is imported, and no jax.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import sys
@@ -20,9 +21,8 @@ from fiddlex.cluster.topology import catalogue
 from fiddlex.commands import summaries
 from fiddlex.config import Config, sections
 from fiddlex.config.families import FAMILIES, OBJECTIVES
-from fiddlex.config.files import arguments_of, config_names
+from fiddlex.config.files import config_names, describe
 from fiddlex.config.help import is_required
-from fiddlex.errors import FiddlexError
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.semantics import NAMES
 
@@ -117,13 +117,13 @@ def _one_of(names: Iterable[str], *, files: Iterable[str] = ()) -> _Completer:
 
 
 def _configs(prefix: str, **ignored: object) -> Iterator[str]:
-    """Completes names of configs, their arguments, and Python files."""
-    named, colon, _ = prefix.partition(":")
+    """Completes names of configs, their arguments, and Python files; files for arguments that no config lists."""
+    named, colon, argument = prefix.partition(":")
     if colon:
-        try:
-            yield from (f"{named}:{argument}" for argument in arguments_of(named) if argument)
-        except FiddlexError:
-            return
+        with contextlib.suppress(Exception):  # the file is missing or wrong
+            config = describe(named)
+            values = filter(None, config.arguments) if config.arguments else FilesCompleter()(argument)
+            yield from (f"{named}:{value}" for value in values if config.parameter)
     else:
         yield from config_names()
         yield from FilesCompleter(["py"])(prefix)
@@ -137,7 +137,7 @@ def _escaped(text: str) -> str:
     return " ".join(text.split()).replace("%", "%%")  # argparse formats help
 
 
-_SOURCES = _one_of(["stdlib"], files=["text:", "tokens:", "tsv:", "jsonl:"])
+_SOURCES = _one_of(["stdlib"], files=[f"{kind}:" for kind in sections.SOURCE_KINDS])
 _SEMANTICS = _one_of([name.removesuffix("K") for name in NAMES])  # delay:K
 _FLAGS: dict[str, _Completer] = {
     "name": _one_of(GENERATORS, files=["file:"]),

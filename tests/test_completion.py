@@ -47,7 +47,7 @@ def candidates(line: str, folder: pathlib.Path) -> set[str]:
 def folder(tmp_path):
     here = tmp_path / "here"
     here.mkdir()
-    (here / "mine.py").write_text("ARGUMENTS = ('deep',)\n")
+    (here / "mine.py").write_text("ARGUMENTS = ('deep',)\n\ndef get_config(depth):\n    pass\n")
     (here / "text.txt").write_text("")
     (here / "runs").mkdir()
     return here
@@ -67,6 +67,8 @@ def folder(tmp_path):
         ("train --config=gpt_tiny:", {"2bw"}),
         ("train --config=mine.py:", {"deep"}),
         ("train --config=nothing:", set()),
+        ("train --config=gpt2_xl:", set()),
+        ("train --config=huggingface:r", {"runs/"}),
         ("train --config.mesh.p", {"--config.mesh.pipe="}),
         ("train --config=gpt_tiny --config.mesh.s", {"--config.mesh.sequence_parallel"}),
         ("train --noconfig.mesh.s", {"--noconfig.mesh.sequence_parallel"}),

@@ -15,10 +15,10 @@ def main(argv: list[str]) -> None:
     width = max(len(config.name) for config in configs)
     for config in configs:
         print(f"{config.name:<{width}}  {config.summary}")
-        if config.arguments:
-            print(f"{'':<{width}}  {_arguments(config)}")
+        if config.parameter:
+            print(f"{'':<{width}}  {_with_arguments(config)}")
 
 
-def _arguments(config: NamedConfig) -> str:
-    text = f":{'|'.join(filter(None, config.arguments))}"
+def _with_arguments(config: NamedConfig) -> str:
+    text = f":{'|'.join(filter(None, config.arguments)) or config.parameter.upper()}"
     return f"{config.name}[{text}]" if "" in config.arguments else f"{config.name}{text}"

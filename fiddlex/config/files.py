@@ -6,9 +6,9 @@ may list the valid ones in `ARGUMENTS`, with `""` where the argument may be left
 The folder `configs` of the repository is the folder `fiddlex/configs` of an installed package.
 """
 
-import ast
 import dataclasses
 import difflib
+import inspect
 import os
 import pathlib
 import reprlib
@@ -30,21 +30,20 @@ class NamedConfig(NamedTuple):
 
     Attributes:
       name: what `--config` takes.
-      arguments: the arguments that it takes; `""` where it may be left out; empty if it takes none.
+      arguments: the arguments that it says that it takes; `""` where it may be left out.
+      parameter: what `get_config` calls its argument; empty if it takes none.
       summary: the first line of the file's docstring.
     """
 
     name: str
     arguments: tuple[str, ...]
+    parameter: str
     summary: str
 
 
 def named_configs() -> Iterator[NamedConfig]:
-    """Yields the configs that fiddlex comes with, in alphabetical order."""
-    for name in config_names():
-        path = _folder() / f"{name}.py"
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        yield NamedConfig(name, arguments_of(name), docstring.partition("\n")[0])
+    """The configs that fiddlex comes with, in alphabetical order."""
+    return map(describe, config_names())
 
 
 def config_names() -> list[str]:
@@ -52,9 +51,12 @@ def config_names() -> list[str]:
     return sorted(path.stem for path in _folder().glob("*.py"))
 
 
-def arguments_of(named: str) -> tuple[str, ...]:
-    """The arguments that the config with a name or path says that it takes; see `load_config` for errors."""
-    return tuple(runpy.run_path(_find(named)).get(_ARGUMENTS, ()))
+def describe(named: str) -> NamedConfig:
+    """What a config file, named by its path or its name, says of itself; ConfigError when there is none."""
+    contents = runpy.run_path(_find(named))
+    parameters = inspect.signature(contents["get_config"]).parameters
+    summary = (contents["__doc__"] or "").strip().partition("\n")[0]
+    return NamedConfig(named, tuple(contents.get(_ARGUMENTS, ())), next(iter(parameters), ""), summary)
 
 
 def load_config(spec: str) -> Config:

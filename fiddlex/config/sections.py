@@ -25,6 +25,7 @@ LEAST_FLOAT32, MOST_FLOAT32 = 1.2e-38, 3.4e38  # the range of positive values th
 MOST_INIT_STD = 100.0  # far above any in use; with much larger values the first loss overflows float32
 MOST_WEIGHTS = 2**58  # in one array; XLA holds its size in bytes in a 64-bit integer and aborts on overflow
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
+SOURCE_KINDS = ("text", "hf", "array_record", "tokens", "megatron", "tsv", "jsonl")  # each with a path
 
 
 @dataclasses.dataclass
@@ -348,8 +349,7 @@ class TrainConfig(Checked, prefix="config.train."):
 
 def _source(name: str, value: str, *, optional: bool) -> None:
     kind, _, path = value.partition(":")
-    kinds = ("text", "hf", "array_record", "tokens", "megatron", "tsv", "jsonl")
-    known = (kind == "stdlib" and not path) or (kind in kinds and path)
+    known = (kind == "stdlib" and not path) or (kind in SOURCE_KINDS and path)
     if not known and not (optional and not value):
         raise ConfigError(
             f"{name}={value!r} is not a data source: use stdlib, text:PATH, hf:PATH, array_record:PATH, tokens:PATH or "

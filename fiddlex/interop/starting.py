@@ -42,7 +42,7 @@ def starting_config(folder: str) -> Config:
         elif read_tokenizer(path) is not None:
             raise ConfigError(
                 f"{path} has a tokenizer in an older form, and data.tokenizer takes a tokenizer.json. Convert the "
-                f"folder (experiments/convert.py --source={PREFIX}{folder} --target=WORKDIR), and copy the file "
+                f"folder (fiddlex convert --source={PREFIX}{folder} --target=WORKDIR), and copy the file "
                 f"WORKDIR/huggingface/tokenizer.json that this makes to {path}."
             )
     except CheckpointError as error:

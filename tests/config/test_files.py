@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import fiddlex
-from fiddlex.config.files import arguments_of, config_names, load_config, named_configs
+from fiddlex.config.files import config_names, describe, load_config, named_configs
 from fiddlex.errors import ConfigError
 from tests.programs import ROOT, call
 
@@ -93,11 +93,11 @@ def test_mistakes(spec, message, tmp_path, monkeypatch):
 def test_a_file_that_lists_no_arguments_takes_any(tmp_path):
     path = own(tmp_path, "own.py", OWN.replace('ARGUMENTS = ("", "deep")', ""))
     assert load_config(f"{path}:anything").model.num_layers == 8
-    assert arguments_of(path) == ()
+    assert describe(path)[1:] == ((), "name", "")
 
 
 def test_the_list(tmp_path):
     lines = call("fiddlex", "configs", cwd=tmp_path).stdout.splitlines()
     assert "gpt_tiny     A byte-level GPT small enough for a laptop's CPU" in "\n".join(lines)
-    assert {"gpt_tiny[:2bw]", "llama:1b|8b|70b"} <= {line.strip() for line in lines}
+    assert {"gpt_tiny[:2bw]", "llama:1b|8b|70b", "huggingface:FOLDER"} <= {line.strip() for line in lines}
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == config_names()

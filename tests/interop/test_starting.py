@@ -46,7 +46,7 @@ def test_a_run_starts_with_the_weights_and_the_tokenizer_of_the_folder(
 
 
 def test_a_missing_folder_is_told(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ConfigError, match=r"use --config=configs/huggingface\.py:DIR"):
+    with pytest.raises(ConfigError, match=r"use --config=huggingface:DIR"):
         load_config(f"{FILE}")
     with pytest.raises(ConfigError, match=r"config\.json does not exist: hf:.*none is not a folder"):
         load_config(f"{FILE}:{tmp_path / 'none'}")
