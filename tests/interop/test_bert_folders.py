@@ -129,6 +129,9 @@ def evaluated(config: Config, workdir: pathlib.Path) -> dict[str, float]:
 @pytest.mark.parametrize("name", ["BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification"])
 def test_a_bert_computes_what_its_tensors_say(name: str, tmp_path: pathlib.Path) -> None:
     tensors = make_folder(tmp_path / "hf", name, hidden_act="gelu", dtype="float32")
+    # Larger, so that attention is far from even and a mistake in its scores changes the loss.
+    tensors = {name: x + 1 if name.endswith("LayerNorm.weight") else 3 * x for name, x in tensors.items()}
+    rewrite(tmp_path / "hf", tensors)
     import_folder(tmp_path / "hf", tmp_path / "run", on_eight)
     config = replaced(read_config(tmp_path / "run"), {"data.global_batch_size": 8})
     found, expected = evaluated(config, tmp_path / "run"), losses(config, tensors)
