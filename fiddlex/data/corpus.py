@@ -122,7 +122,7 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
       DataError: when data is missing, unreadable, empty, too short, or outside the vocabulary.
     """
     config.validate()
-    tokenizer = _make_tokenizer(config, vocab_size)
+    tokenizer = run_tokenizer(config, vocab_size)
     fraction = 0.0 if config.eval_source else config.eval_fraction
     with reading("data.source", config.source):
         train, heldout = _load(config.source, config, fraction=fraction, tokenizer=tokenizer, vocab_size=vocab_size)
@@ -208,8 +208,8 @@ def reading(field: str, source: str) -> Iterator[None]:
         ) from error
 
 
-def _make_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
-    """The tokenizer of the run, or None when the tokens come from files and their tokenizer is unknown."""
+def run_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
+    """The tokenizer of a run, or None when the tokens come from files and their tokenizer is unknown."""
     if config.source.startswith("tokens:") and config.tokenizer == "bytes" and vocab_size != ByteTokenizer.vocab_size:
         return None  # 'bytes' is the default of the config, and these tokens are not bytes
     return text_tokenizer(config, vocab_size)
