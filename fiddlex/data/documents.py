@@ -50,7 +50,7 @@ def read_stdlib() -> list[Document]:
     """
     root = Path(sysconfig.get_path("stdlib"))
     documents = []
-    for name, path in _files_below(root, skip=_is_not_stdlib):
+    for name, path in files_below(root, skip=_is_not_stdlib):
         # Distributions put links to their own configuration into the library (Debian's sitecustomize.py).
         if not name.endswith(".py") or path.is_symlink():
             continue
@@ -78,7 +78,7 @@ def read_text(path: Path) -> list[Document]:
     if path.is_file():
         documents = [Document(path.name, _decode_file(path))]
     elif path.is_dir():
-        texts = [(name, _text_or_none(file)) for name, file in _files_below(path, skip=_is_hidden)]
+        texts = [(name, _text_or_none(file)) for name, file in files_below(path, skip=is_hidden)]
         documents = [Document(name, text) for name, text in texts if text]
         _warn_of_passed_over(path, [name for name, text in texts if text is None])
     else:
@@ -90,7 +90,7 @@ def read_text(path: Path) -> list[Document]:
     return documents
 
 
-def _files_below(root: Path, *, skip: Callable[[str], bool]) -> list[tuple[str, Path]]:
+def files_below(root: Path, *, skip: Callable[[str], bool]) -> list[tuple[str, Path]]:
     """Name and path of the regular files below `root`, in the order of their names; `skip` judges each path part."""
     return sorted((path.relative_to(root).as_posix(), path) for path in _walk(root, skip) if path.is_file())
 
@@ -105,12 +105,13 @@ def _raise(error: OSError) -> None:
     raise error  # by default os.walk skips a folder that it cannot read
 
 
-def _is_hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is hidden."""
     return name.startswith(".")
 
 
 def _is_not_stdlib(name: str) -> bool:
-    return _is_hidden(name) or name in _SKIPPED_NAMES or name.startswith(_SKIPPED_PREFIXES)
+    return is_hidden(name) or name in _SKIPPED_NAMES or name.startswith(_SKIPPED_PREFIXES)
 
 
 def _is_charmap(name: str, text: str) -> bool:

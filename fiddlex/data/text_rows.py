@@ -5,7 +5,6 @@ name of its file and its number in the file, so that adding files or appending r
 """
 
 import dataclasses
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fiddlex.data.documents import Document
+from fiddlex.data.documents import Document, files_below, is_hidden
 from fiddlex.errors import DataError
 
 # Names of splits as authors write them into the names of files and folders, and what they are called here.
@@ -89,7 +88,7 @@ def files_by_split(root: Path, is_data: Callable[[str], bool]) -> dict[str, list
     if root.is_file():
         return {"train": [(root.name, root)]}
     splits: dict[str, list[tuple[str, Path]]] = {}
-    for name, path in sorted(_walk(root)):
+    for name, path in files_below(root, skip=is_hidden):
         if is_data(path.name):
             found = _SPLIT_NAME.search(name.lower())
             splits.setdefault(_SPLITS[found[1]] if found else "train", []).append((name, path))
@@ -130,15 +129,3 @@ def _chosen(splits: dict[str, list[TextRows]], wanted: tuple[str, ...], source: 
         f"{source} has the splits {', '.join(map(repr, splits))}, and none is {' or '.join(map(repr, wanted))}. Name "
         "the folder or the file of the split to read, which is below that folder."
     )
-
-
-def _walk(root: Path) -> Iterator[tuple[str, Path]]:
-    def fail(error: OSError) -> None:
-        raise error  # by default os.walk skips a folder that it cannot read
-
-    for folder, subfolders, names in os.walk(root, onerror=fail):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for name in names:
-            path = Path(folder, name)
-            if not name.startswith(".") and path.is_file():
-                yield path.relative_to(root).as_posix(), path

@@ -8,6 +8,7 @@ become tokens as in the harness' own model `hf`, so that both compute the same n
 """
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ import numpy as np
 
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
-from fiddlex.data import ScoredEnds
-from fiddlex.data.corpus import text_tokenizer
+from fiddlex.data import ScoredEnds, Tokenizer
+from fiddlex.data.corpus import corpus_tokenizer
 from fiddlex.data.dataset import Dataset
 from fiddlex.data.harness_tokens import HarnessTokenizer
 from fiddlex.errors import ConfigError, DataError
@@ -34,6 +35,9 @@ except ImportError as error:
     raise ConfigError(
         f"lm-evaluation-harness takes the extra `lm-eval` (pip install 'fiddlex[lm-eval]'): {error}."
     ) from error
+
+
+logger = logging.getLogger(__name__)
 
 
 @register_model("fiddlex")
@@ -84,7 +88,7 @@ class FiddlexLM(TemplateLM):
                 f"workdir={workdir} has model.objective={config.model.task}; the harness' tasks take a model that "
                 "predicts the next token (model.objective=lm)."
             )
-        tokenizer = text_tokenizer(config.data, config.model.vocab_size)
+        tokenizer = _tokenizer(config, workdir)
         self._text = HarnessTokenizer(
             tokenizer, config.data.tokenizer, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id
         )
@@ -237,6 +241,23 @@ class _Drawn:
         for stop in self._stops:
             text = text.split(stop)[0]
         return text
+
+
+def _tokenizer(config: Config, workdir: str) -> Tokenizer:
+    """The tokenizer of a run."""
+    vocab_size, named = config.model.vocab_size, config.data.tokenizer
+    tokenizer = corpus_tokenizer(config.data, vocab_size)
+    if tokenizer is None:
+        raise ConfigError(
+            f"workdir={workdir} was trained on {config.data.source}, whose tokenizer is not known. Set data.tokenizer "
+            "to the JSON file of the tokenizer that made those tokens."
+        )
+    if 2 * tokenizer.vocab_size < vocab_size:
+        logger.warning(
+            "data.tokenizer=%s has %d tokens, and the model has %d: is it the model's tokenizer?",
+            *(named, tokenizer.vocab_size, vocab_size),
+        )
+    return tokenizer
 
 
 def task_manager(tasks: Sequence[str], include_path: str | None) -> TaskManager:

@@ -230,6 +230,15 @@ def test_files_cut_at_any_byte_are_refused(tmp_path, write):
     assert found == {"refused": 1 + len(sizes)}
 
 
+@pytest.mark.parametrize("name", ["dataset_dict.json", "train/state.json", "train/dataset_info.json"])
+def test_descriptions_of_saved_datasets_cut_at_any_byte_are_refused(tmp_path, name):
+    datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": TEXTS})).save_to_disk(tmp_path / "data")
+    file = tmp_path / "data" / name
+    whole = file.read_bytes()
+    found = outcomes(file, [whole[:size] for size in range(len(whole))], tmp_path / "data")
+    assert found == {"refused": len(whole)}
+
+
 def test_json_lines_cut_within_a_line_are_refused(tmp_path):
     """A cut between lines cannot be noticed: what is left is a whole file of fewer lines."""
     file = data_file(json_lines, tmp_path / "data")

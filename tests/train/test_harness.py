@@ -74,6 +74,16 @@ def test_requests(workdir: pathlib.Path) -> None:
         model.generate_until([request("generate_until", "def ", {"num_beams": 2})])
 
 
+def test_a_tokenizer_that_is_not_known(workdir: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = {"data.tokenizer": "bytes"}
+    with pytest.raises(
+        ConfigError, match=r"was trained on tokens:/x, whose tokenizer is not known\. Set data\.tokenizer"
+    ):
+        FiddlexLM(str(workdir), **other | {"data.source": "tokens:/x"})
+    FiddlexLM(str(workdir), **other)
+    assert "data.tokenizer=bytes has 256 tokens, and the model has 700: is it the model's tokenizer?" in caplog.text
+
+
 def test_the_binary(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
     compare.write_tasks(tmp_path, workdir.parent / "hf")
     line = [sys.executable, ROOT / "experiments/harness.py", f"--workdir={workdir}", f"--include_path={tmp_path}"]
