@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -222,27 +223,53 @@ def test_mistakes(binary: str, arguments: list[str], status: int, message: str, 
     assert not workdir.exists()
 
 
+def run_block(marker: str, tmp_path: pathlib.Path, more: dict[str, list[str]]) -> list[subprocess.CompletedProcess]:
+    """Runs the commands of a block of the README in a folder of the test's own.
+
+    `more` has further arguments for the commands that have a key in their line; the first key counts.
+    """
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    outputs = []
+    for line in text.split(f"<!-- {marker} -->\n```sh\n")[1].split("```")[0].splitlines():
+        python, binary, *arguments = shlex.split(line.replace("/tmp/", f"{tmp_path}/"))
+        assert python == ".venv/bin/python"
+        added = next((value for key, value in more.items() if key in line), [])
+        arguments = [re.sub("=(configs/|fiddlex$)", rf"={ROOT}/\1", argument) for argument in arguments]
+        outputs.append(call(pathlib.Path(binary).stem, *arguments, *added))
+    return outputs
+
+
+SMALL = ["--config.model.num_layers=4", "--config.model.hidden_size=32", "--config.train.log_every=2"]
+SMALL += ["--config.train.eval_every=2", "--config.train.num_steps=4", "--config.train.checkpoint_every=2"]
+
+
+@pytest.mark.long
+def test_the_readmes_commands_for_own_data_and_weights(tmp_path: pathlib.Path) -> None:
+    few = ["--config.train.num_steps=2", "--config.model.seq_len=64", "--config.data.eval_batches=2"]
+    more = {"gpt_tiny.py": SMALL, "huggingface.py": few, "generate.py": ["--format=json", "--num_tokens=20"]}
+    prepared, trained, converted, tuned, generated = run_block("own-commands", tmp_path, more)
+    assert "--config.data.source=megatron:" in prepared.stdout + prepared.stderr
+    assert "loss" in trained.stderr
+    assert "has the weights of step 4" in converted.stderr
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        p.name for p in (tmp_path / "own_folder").iterdir()
+    }
+    assert "loss" in tuned.stderr
+    record = json.loads(generated.stdout.splitlines()[-1])
+    assert record["step"] == 2
+    assert record["samples"][0]["num_tokens"] == 20 or record["samples"][0]["end"] == "document"
+    assert record["tokens_per_second"] > 0
+
+
 @pytest.mark.long
 def test_the_readmes_bert_commands(tmp_path: pathlib.Path) -> None:
     """As they stand, but in a folder of the test's own, with small models and few steps."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = text.split("<!-- bert-commands -->\n```sh\n")[1].split("```")[0]
-    small = ["--config.model.num_layers=4", "--config.model.hidden_size=32", "--config.train.log_every=2"]
-    small += ["--config.train.eval_every=2", "--config.train.num_steps=4", "--config.train.checkpoint_every=2"]
     moved = [f"--config.data.{field}=jsonl:{tmp_path}/swaps/{name}.jsonl" for field, name in SIDES.items()]
     more = {
-        "bert_tiny": [*small, "--config.data.eval_batches=2"],
-        "bert_swaps": [*small, *moved, f"--config.train.init_from={tmp_path}/bert_tiny"],
-        "make_task": [],
+        "bert_tiny.py": [*SMALL, "--config.data.eval_batches=2"],
+        "bert_swaps.py": [*SMALL, *moved, f"--config.train.init_from={tmp_path}/bert_tiny"],
     }
-    outputs = []
-    for line in block.splitlines():
-        python, binary, *arguments = line.replace("/tmp/", f"{tmp_path}/").split()
-        assert python == ".venv/bin/python"
-        key = next((name for name in more if f"configs/{name}.py" in line or f"/{name}.py" in line), "")
-        arguments = [argument.replace("=configs/", f"={ROOT}/configs/") for argument in arguments]
-        outputs.append(call(pathlib.Path(binary).stem, *arguments, *more.get(key, [])))
-    pretrained, task, tuned, evaluated = outputs
+    pretrained, task, tuned, evaluated = run_block("bert-commands", tmp_path, more)
     assert "masked accuracy" in pretrained.stderr
     assert "lines to train on and 1," in task.stdout
     assert "a bag of words is right for 5" in task.stdout
