@@ -79,7 +79,7 @@ MUTATIONS = (
         f"{FOLDER}/splits.py",
         old="round(edge * float(count))",
         new="int(edge * float(count))",
-        tests=("tests/data/megatron/test_packing.py::test_splits_cover_the_documents",),
+        tests=("tests/data/megatron/test_packing.py::test_a_split_by_hand",),
     ),
     Mutation(
         "what-is-held-out-is-trained-on",
@@ -128,7 +128,7 @@ MUTATIONS = (
         "fiddlex/data/preparation/inputs.py",
         old="stream.seek(position - 1)",
         new="stream.seek(position)",
-        tests=("tests/data/preparation/test_inputs.py::test_every_line_is_in_one_piece",),
+        tests=("tests/data/preparation/test_inputs.py::test_lines_that_begin_where_a_piece_does",),
     ),
     Mutation(
         "parts-of-other-options-gone-on-with",

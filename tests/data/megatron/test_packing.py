@@ -145,4 +145,5 @@ def test_splits_cover_the_documents(count, numbers):
 
 def test_a_split_by_hand():
     assert split_edges([0.969, 0.03, 0.001], 1000) == [0, 969, 999, 1000]
+    assert split_edges([0.969, 0.03, 0.001], 10) == [0, 10, 10, 10]
     assert split_edges([0.5, 0.5], 5) == [0, 2, 5]  # 2.5 is rounded to even, as Megatron does

@@ -30,6 +30,13 @@ def test_every_line_is_in_one_piece(tmp_path_factory, texts, size, ends):
     assert sum(piece.num_bytes for piece in cut(find_files([str(path)]))) == path.stat().st_size
 
 
+def test_lines_that_begin_where_a_piece_does(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text(lines_of("abcdefghij"))
+    for size in range(1, 60):
+        monkeypatch.setattr(inputs, "_LEAST_PIECE", size)
+        assert texts_of(tmp_path / "a.jsonl") == list("abcdefghij")
+
+
 @pytest.mark.parametrize("size", [1, 7, 4 * 2**20])
 @pytest.mark.parametrize(
     ("line", "message"),

@@ -21,6 +21,10 @@ from tests.programs import call
 ROOT = pathlib.Path(__file__).parents[3]
 
 
+class StoppedError(Exception):
+    """Ends a preparation anywhere."""
+
+
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(inputs, "_LEAST_PIECE", 2000)
@@ -90,7 +94,7 @@ def test_stopped_between_any_two_pieces_it_goes_on_with_the_same_bytes(tmp_path,
     def encode(piece, folder, number, encoding):
         if len(encoded) % 3 == 2:
             encoded.append(None)
-            raise KeyboardInterrupt
+            raise StoppedError
         encoded.append(number)
         return original(piece, folder, number, encoding)
 
@@ -100,7 +104,7 @@ def test_stopped_between_any_two_pieces_it_goes_on_with_the_same_bytes(tmp_path,
         try:
             prepare(task, workers=1, progress=lambda done, total: seen.append((done, total)))
             break
-        except KeyboardInterrupt:
+        except StoppedError:
             assert not (tmp_path / "out.idx").exists()
     numbers = [number for number in encoded if number is not None]
     assert numbers == list(range(len(numbers)))  # no piece twice
@@ -117,12 +121,12 @@ def test_stopped_while_the_results_get_their_names(tmp_path, lines, monkeypatch,
 
     def stopping(source, target):
         if pathlib.Path(target).name == stop:
-            raise KeyboardInterrupt
+            raise StoppedError
         replace(source, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", stopping)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(StoppedError):
             prepare(task, workers=1)
     prepare(task, workers=1)
     for end in (".bin", ".idx"):
@@ -149,8 +153,8 @@ def test_other_options_and_other_input_replace_nothing(tmp_path, lines, monkeypa
         prepare(Preparation([str(lines)], tmp_path / "out"), workers=1)
     assert files_of(tmp_path) == before
 
-    monkeypatch.setattr(prepare_module, "encode_part", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(prepare_module, "encode_part", lambda *args: (_ for _ in ()).throw(StoppedError))
+    with pytest.raises(StoppedError):
         prepare(Preparation([str(lines)], tmp_path / "new"), workers=1)
     with pytest.raises(ConfigError, match=r"new-parts has the parts of another preparation: append_eod of the input"):
         prepare(Preparation([str(lines)], tmp_path / "new", append_eod=True), workers=1)
