@@ -24,7 +24,7 @@ _COUNTED_AT_ONCE = 2**22  # tokens, so that a memory map is never wholly in memo
 _UNKNOWN_NAMES = ("[UNK]", "<unk>")
 
 # Names of the end of text in the vocabularies of GPT, Llama 3, RoBERTa/T5 and BERT, in the order of the search.
-_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
+SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
 
 
 class Tokenizer(Protocol):
@@ -127,7 +127,7 @@ class JsonTokenizer:
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         # This is not the number of entries: vocabularies may have gaps, and embeddings are indexed by id.
         self.vocab_size: int = max(vocab.values(), default=-1) + 1
-        self.separator: int | None = next((vocab[name] for name in _SEPARATORS if name in vocab), None)
+        self.separator: int | None = next((vocab[name] for name in SEPARATORS if name in vocab), None)
         names = (getattr(self._tokenizer.model, "unk_token", None), *_UNKNOWN_NAMES)
         self.unknown: int | None = next((vocab[name] for name in names if name in vocab), None)
         self._path = str(path)

@@ -27,7 +27,7 @@ from fiddlex.data.megatron.index_file import open_indexed
 from fiddlex.data.preparation.encoding import Counts, Encoding, encode_part, part_path, read_counts, start_worker
 from fiddlex.data.preparation.inputs import Piece, cut, find_files
 from fiddlex.data.preparation.train_tokenizer import train_tokenizer
-from fiddlex.data.tokenizers import make_tokenizer
+from fiddlex.data.tokenizers import SEPARATORS, make_tokenizer
 from fiddlex.errors import ConfigError, DataError
 
 _FORMAT = 1  # of the plan and the parts
@@ -133,7 +133,7 @@ def _prepare(
         train_tokenizer(pieces, Path(task.tokenizer_file), num_tokens=task.train_tokens, json_key=task.json_key)
     tokenizer = make_tokenizer(task.tokenizer_file)
     if task.append_eod and tokenizer.separator is None:
-        raise ConfigError(f"--append_eod: {task.tokenizer_file} has none of the tokens <|endoftext|>, </s> and [SEP].")
+        raise ConfigError(f"--append_eod: {task.tokenizer_file} has none of the tokens {', '.join(SEPARATORS)}.")
     encoding = Encoding(task.tokenizer_file, task.json_key, task.append_eod)
     counts = [read_counts(task.parts, number) for number in range(len(pieces))]
     missing = [number for number, count in enumerate(counts) if count is None]
