@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         "examples-of-the-first-epoch-in-all",
         LOADER,
-        old="epoch=k // len(self._source)",
+        old="epoch=nth // len(source)",
         new="epoch=0",
         tests=("tests/data/test_loader.py::test_each_epoch_is_a_permutation",),
     ),
