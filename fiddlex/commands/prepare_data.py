@@ -83,6 +83,7 @@ def main(argv: list[str]) -> None:
     with _Shown() as shown:
         made = prepare(task, workers=_WORKERS.value, progress=shown)
     counts, seconds = made.counts, time.monotonic() - start
+    tokenizer = made.tokenizer if made.tokenizer == "bytes" else os.path.abspath(os.path.expanduser(made.tokenizer))
     left_out = [
         f"{number:,} {what}"
         for number, what in ((counts.empty, "empty texts"), (counts.passed_over, "files that are binary or not UTF-8"))
@@ -92,6 +93,6 @@ def main(argv: list[str]) -> None:
         f"{task.prefix}.bin and .idx: {counts.documents:,} documents, {counts.tokens:,} tokens of {made.vocab_size:,}, "
         f"from {counts.text_bytes / 1e6:,.1f} MB of text in {seconds:,.1f} s"
         + (f" ({', '.join(left_out)} left out)" if left_out else "")
-        + f". Train with --config.data.source=megatron:{task.prefix} --config.data.tokenizer={made.tokenizer} "
+        + f". Train with --config.data.source=megatron:{task.prefix} --config.data.tokenizer={tokenizer} "
         f"--config.model.vocab_size={made.vocab_size}"
     )

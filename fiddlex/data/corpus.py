@@ -167,11 +167,8 @@ def corpus_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer | None:
     Raises:
       DataError: as `text_tokenizer`.
     """
-    if (
-        config.source.startswith(("tokens:", "megatron:"))
-        and config.tokenizer == "bytes"
-        and vocab_size != ByteTokenizer.vocab_size
-    ):
+    made_before = config.source.startswith(("tokens:", "megatron:"))
+    if made_before and config.tokenizer == "bytes" and vocab_size != ByteTokenizer.vocab_size:
         return None  # 'bytes' is the default of the config, and these tokens are not bytes
     return text_tokenizer(config, vocab_size)
 

@@ -60,7 +60,11 @@ def _text(config: Config) -> Dataset:
     # For masked objectives every document makes an example, however short.
     of_text = _without_continuations(data)
     corpus = load_corpus(of_text, vocab_size=config.model.vocab_size, seq_len=length if is_lm else 1)
-    train = NextTokenExamples(corpus.train.tokens, length) if is_lm else None
+    train: ExampleSource = (
+        NextTokenExamples(corpus.train.tokens, length)
+        if is_lm
+        else masked_examples(config, corpus.train, corpus.tokenizer)
+    )
     description, heldout = corpus.describe(), corpus.heldout
     examples: ExampleSource | None
     if _continues(data):
@@ -72,7 +76,7 @@ def _text(config: Config) -> Dataset:
         corpus.source,
         description,
         corpus.fingerprint(),
-        train or masked_examples(config, corpus.train, corpus.tokenizer),
+        train,
         examples,
         corpus.tokenizer,
         bytes_per_token=heldout.bytes_per_token if is_lm else None,

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-import grain
 import numpy as np
 
 from fiddlex.data.blended_examples import BlendedExamples
@@ -47,12 +46,13 @@ class Loader:
         self._sources, self._blend = blended.sources, blended.blend
         self._global_batch_size = global_batch_size
         self._vocab_size = vocab_size
+        import grain  # takes a second, which processes that only prepare data need not spend
+
         # `repeat` gives each epoch a new seed, and no array of the data's size is stored. Computing an index takes
         # microseconds, but milliseconds when there are only a few examples.
         self._orders = [grain.MapDataset.range(len(each)).seed(seed).shuffle().repeat() for each in self._sources]
-        _ = [
-            order[0] for order in self._orders
-        ]  # grain sets up its statistics at the first access, which two threads must not share
+        # At the first access grain sets up its statistics, which two threads must not share.
+        _ = [order[0] for order in self._orders]
 
     def batch(self, step: int) -> Batch:
         """The batch of `step`, counted from 0.
@@ -79,6 +79,8 @@ class Loader:
           start_step: the first step.
           num_steps: number of batches; None: unlimited.
         """
+        import grain
+
         stop = sys.maxsize if num_steps is None else start_step + num_steps
         steps = grain.MapDataset.source(_Steps(self, stop))[start_step:]
         options = grain.ReadOptions(num_threads=_NUM_THREADS, prefetch_buffer_size=_PREFETCHED_BATCHES)

@@ -51,7 +51,7 @@ class Feed:
         if self._dataset.heldout is None:
             raise DataError(
                 f"Nothing is held out of {self._dataset.source} to evaluate on: set data.eval_source, or "
-                "data.eval_fraction above 0, or train.eval_every=0."
+                "data.eval_fraction above 0 (of megatron:PREFIX the second share of data.split), or train.eval_every=0."
             )
         return self._dataset.heldout
 
