@@ -93,13 +93,13 @@ def test_a_tpu_is_one_device_for_each_chip(name: str, kind: str) -> None:
 
 def test_without_libtpu_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DeviceError, match=r"tpu:v5e:2x4 takes libtpu, which is not installed.*'\.\[aot\]'"):
+    with pytest.raises(DeviceError, match=r"tpu:v5e:2x4 takes libtpu, which is not installed.*'fiddlex\[aot\]'"):
         make_topology_mesh(MeshConfig(), "tpu:v5e:2x4")
 
 
 def test_without_the_cuda_plugin_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DeviceError, match=r"gpu:h100:2x4 takes jax's CUDA plugin, which is not.*'\.\[aot-gpu\]'"):
+    with pytest.raises(DeviceError, match=r"gpu:h100:2x4 takes jax's CUDA plugin, which is not.*'fiddlex\[aot-gpu\]'"):
         make_topology_mesh(MeshConfig(), "gpu:h100:2x4")
 
 
