@@ -266,7 +266,7 @@ def test_a_model_that_sees_both_ways_writes_no_text(config: Config) -> None:
         ),
         (
             {"data.eval_source": "jsonl:x"},
-            "megatron:PREFIX. Labelled texts are for a run with model.objective=classification or multiple_choice, which",
+            "megatron:PREFIX. Labelled texts are for a run with model.objective=classification or multiple_choice,",
         ),
         ({"model.objective": "classification"}, "with model.objective=classification: its data is one of tsv:PATH"),
         (
