@@ -50,6 +50,8 @@ def main(argv: list[str]) -> None:
     sampling = SamplingConfig(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _SEED.value)
     sampling.validate()
     prompts = [prompt for prompt in _prompts() for _ in range(_NUM_SAMPLES.value)]
+    _check_utf8("prompt", prompts)
+    _check_utf8("stop", _STOP.value)
     stop = [each.replace("\\n", "\n") for each in _STOP.value]
     generator, step = load_generator(pathlib.Path(_WORKDIR.value), apply_overrides)
     generator.check(prompts, _NUM_TOKENS.value, sampling, stop)
@@ -108,15 +110,18 @@ def _prompts() -> list[str]:
     prompts = list(_PROMPT.value)
     if _PROMPT_FILE.value:
         prompts += _of_file(pathlib.Path(_PROMPT_FILE.value))
-    for prompt in prompts:
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise ConfigError("--prompt is not valid UTF-8.")
     return prompts or [""]
+
+
+def _check_utf8(flag: str, texts: list[str]) -> None:
+    for text in texts:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise ConfigError(f"--{flag}={text!a} is not valid UTF-8.")
 
 
 def _of_file(path: pathlib.Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not `splitlines`: JSON allows U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompt_file={path} cannot be read: {error}.") from error
     prompts = []
@@ -128,8 +133,10 @@ def _of_file(path: pathlib.Path) -> list[str]:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"--prompt_file={path}, line {number} is not JSON: {error}.") from error
         prompt = value.get("prompt") if isinstance(value, dict) else value
-        if not isinstance(prompt, str):
-            raise ConfigError(f'--prompt_file={path}, line {number}: give a string, or an object with "prompt".')
+        if not isinstance(prompt, str) or any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise ConfigError(
+                f'--prompt_file={path}, line {number}: give a string, or an object with "prompt", of valid Unicode.'
+            )
         prompts.append(prompt)
     if not prompts:
         raise ConfigError(f"--prompt_file={path} has no prompts: give one on each line.")

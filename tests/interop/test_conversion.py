@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import tokenizers
 
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
@@ -36,7 +37,7 @@ def test_a_folder_comes_back_byte_for_byte(name: str, tmp_path: pathlib.Path) ->
         assert found[key].tobytes() == tensor.tobytes(), key
     before, after = (json.loads((tmp_path / each / "config.json").read_text()) for each in ("hf", "back"))
     assert settings_of(after) == settings_of(before)
-    assert not list(tmp_path.glob("*.tmp"))
+    assert {path.name for path in tmp_path.iterdir()} == {"hf", "run", "back"}
 
 
 def test_every_element_goes_to_its_place(tmp_path: pathlib.Path) -> None:
@@ -161,6 +162,34 @@ def test_a_run_without_a_folder_gets_a_config_of_its_own() -> None:
         config_json(replaced(config, {"model.post_norm": False}))
     with pytest.raises(ConfigError, match="no architecture of transformers is known"):
         config_json(replaced(config, {"model.objective": "multiple_choice"}))
+
+
+def test_the_tokenizer_moves_with_the_workdir_and_comes_back(tmp_path: pathlib.Path) -> None:
+    make_folder(tmp_path / "hf", "GPT2LMHeadModel")
+    save_tokenizer(tmp_path / "hf" / "tokenizer.json", "ours")
+    (tmp_path / "hf" / "tokenizer_config.json").write_text("{}")
+    import_folder(tmp_path / "hf", tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    tokenizer = tmp_path / "moved" / "huggingface" / "tokenizer.json"
+    assert read_config(tmp_path / "moved").data.tokenizer == str(tokenizer)
+    export_workdir(tmp_path / "moved", tmp_path / "back", "")
+    assert (tmp_path / "back" / "tokenizer_config.json").exists()
+    assert (tmp_path / "back" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+    # Another tokenizer of the run takes the place of the folder's own; bytes have no file.
+    save_tokenizer(tmp_path / "other.json", "theirs")
+    for number, (named, expected) in enumerate(((str(tmp_path / "other.json"), True), ("bytes", False))):
+        other = tmp_path / f"other-{number}"
+        export_workdir(tmp_path / "moved", other, "", lambda config, to=named: replaced(config, {"data.tokenizer": to}))
+        assert (other / "tokenizer.json").exists() == expected
+        assert not expected or b"theirs" in (other / "tokenizer.json").read_bytes()
+    with pytest.raises(CheckpointError, match=r"data\.tokenizer=/none of --source=.*is not there"):
+        export_workdir(
+            tmp_path / "moved", tmp_path / "no", "", lambda config: replaced(config, {"data.tokenizer": "/none"})
+        )
+
+
+def save_tokenizer(path: pathlib.Path, word: str) -> None:
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({word: 0}, unk_token=word)).save(str(path))
 
 
 def test_gpt2s_vocabulary_becomes_a_tokenizer(tmp_path: pathlib.Path) -> None:

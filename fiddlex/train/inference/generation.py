@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fiddlex.data import PieceDecoder, Tokenizer
-from fiddlex.errors import ConfigError
+from fiddlex.errors import ConfigError, NonFiniteError
 from fiddlex.models.weights import Weights
 from fiddlex.train.inference.decoding import Decoding
 from fiddlex.train.inference.sampling import SamplingConfig, sample
@@ -78,6 +78,9 @@ def generate(
 
     Yields:
       The next token of each text, int32 [texts].
+
+    Raises:
+      NonFiniteError: when the logits are not finite.
     """
     draw = functools.partial(sample, config=config, vocab_size=vocab_size, first_row=first_row)
     texts = [list(prompt) for prompt in prompts]
@@ -86,6 +89,8 @@ def generate(
 
     def read(tokens_B: jax.Array) -> np.ndarray:
         found = np.asarray(tokens_B)[: len(prompts)]
+        if found.min() < 0:
+            raise NonFiniteError("The logits of the next token are not finite: the weights are not, or have exploded.")
         for text, token in zip(texts, found.tolist(), strict=False):
             text.append(token)
         return found

@@ -55,7 +55,7 @@ def sample(
       first_row: the number of the first row; the others count on from there.
 
     Returns:
-      int32 [B].
+      int32 [B]; -1 where logits are not finite.
     """
     if config.temperature == 0 or config.top_k == 1:
         return _likeliest(logits_BV, vocab_size=vocab_size)
@@ -67,7 +67,7 @@ def sample(
 
 @functools.partial(jax.jit, static_argnames="vocab_size")
 def _likeliest(logits_BV: jax.Array, *, vocab_size: int) -> jax.Array:
-    return jnp.argmax(logits_BV[:, :vocab_size], axis=-1).astype(jnp.int32)
+    return _checked(jnp.argmax(logits_BV[:, :vocab_size], axis=-1), logits_BV)
 
 
 @functools.partial(jax.jit, static_argnames=("vocab_size", "cuts"))
@@ -86,18 +86,28 @@ def _draw(
     logits_BV = logits_BV[:, :vocab_size]
     # The lowest float in place of -inf, which a very low temperature would make.
     scaled_BV = jnp.maximum((logits_BV - logits_BV.max(axis=-1, keepdims=True)) * scale, jnp.finfo(jnp.float32).min)
-    order_BV = None
     if cuts:
-        order_BV = jnp.argsort(scaled_BV, axis=-1, descending=True)
-        scaled_BV = jnp.take_along_axis(scaled_BV, order_BV, axis=-1)
-        ranks_V = jnp.arange(logits_BV.shape[-1])
-        scaled_BV = jnp.where((top_k == 0) | (ranks_V < top_k), scaled_BV, -jnp.inf)
-        probabilities_BV = jax.nn.softmax(scaled_BV, axis=-1)
-        before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
-        scaled_BV = jnp.where(before_BV < top_p, scaled_BV, -jnp.inf)
+        scaled_BV = jnp.where(_allowed(scaled_BV, top_k, top_p), scaled_BV, -jnp.inf)
     key = jax.random.fold_in(jax.random.key(seed), number)
     keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(first_row + jnp.arange(len(logits_BV)))
     chosen_B = jax.vmap(jax.random.categorical)(keys_B, scaled_BV)
-    if order_BV is not None:
-        chosen_B = jnp.take_along_axis(order_BV, chosen_B[:, None], axis=-1)[:, 0]
-    return chosen_B.astype(jnp.int32)
+    return _checked(chosen_B, logits_BV)
+
+
+def _allowed(logits_BV: jax.Array, top_k: int, top_p: float) -> jax.Array:
+    """Which tokens may be drawn, bool [B, V].
+
+    Tokens keep their places, so that the random number of a token does not depend on how others are ranked.
+    """
+    order_BV = jnp.argsort(logits_BV, axis=-1, descending=True)
+    sorted_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1)
+    ranks_V = jnp.arange(logits_BV.shape[-1])
+    within_BV = jnp.broadcast_to((top_k == 0) | (ranks_V < top_k), logits_BV.shape)
+    probabilities_BV = jax.nn.softmax(jnp.where(within_BV, sorted_BV, -jnp.inf), axis=-1)
+    before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
+    within_BV &= before_BV < top_p
+    return jnp.put_along_axis(jnp.zeros_like(within_BV), order_BV, within_BV, axis=-1, inplace=False)
+
+
+def _checked(chosen_B: jax.Array, logits_BV: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(logits_BV.max(axis=-1)), chosen_B, -1).astype(jnp.int32)

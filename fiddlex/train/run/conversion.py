@@ -24,12 +24,13 @@ from fiddlex.interop.huggingface import write_weights
 from fiddlex.interop.starting import folder_config
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.importing import converted
+from fiddlex.train.run.new_folder import new_folder, require_absent
 from fiddlex.train.run.result import load_result
-from fiddlex.train.run.workdir import writing
+from fiddlex.train.run.workdir import OWN_TOKENIZER
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState
 
-ORIGINAL = "huggingface"  # subdirectory of a workdir
+ORIGINAL = os.path.dirname(OWN_TOKENIZER)  # subdirectory of a workdir
 DTYPES = ("float32", "bfloat16", "float16")  # that a folder may have
 
 
@@ -45,33 +46,27 @@ def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config
       CheckpointError: when the folder cannot be read, or the workdir is there already.
     """
     config = folder_config(folder)
-    _require_absent(workdir)
-    temporary = workdir.with_name(f"{workdir.name}.tmp")
-    with writing(temporary):
-        shutil.rmtree(temporary, ignore_errors=True)
-        (temporary / ORIGINAL).mkdir(parents=True)
+    with new_folder(workdir) as made:
+        (made / ORIGINAL).mkdir()
         text = json.dumps(described(folder), indent=2) + "\n"
-        (temporary / ORIGINAL / "config.json").write_text(text, encoding="utf-8")
-        tokenizer = copy_tokenizer(folder, temporary / ORIGINAL)
-        if tokenizer:
-            config.data.tokenizer = os.path.abspath(workdir / ORIGINAL / tokenizer.name)
-    own_tokenizer = config.data.tokenizer
-    config = change(config).validate()
-    if tokenizer and config.data.tokenizer == own_tokenizer:
-        _check_vocabulary(folder, make_tokenizer(str(tokenizer)).vocab_size, config.model.vocab_size)
-    program = Program(config, make_mesh(config.mesh))
-    step = jax.device_put(jnp.int32(0), NamedSharding(program.mesh, P()))
-    with Checkpoints(temporary) as checkpoints:
-        checkpoints.save(
-            SavedState(step, converted(folder, program)),
-            0,
-            layers=program.layout.placement.layers,
-            fingerprint="",
-            padded_vocab=config.padded_vocab_size,
-        )
-    with writing(workdir):
-        (temporary / "config.json").write_text(config.to_json(), encoding="utf-8")
-        os.replace(temporary, workdir)
+        (made / ORIGINAL / "config.json").write_text(text, encoding="utf-8")
+        if tokenizer := copy_tokenizer(folder, made / ORIGINAL):
+            config.data.tokenizer = os.path.abspath(workdir / OWN_TOKENIZER)
+        own_tokenizer = config.data.tokenizer
+        config = change(config).validate()
+        if tokenizer and config.data.tokenizer == own_tokenizer:
+            _check_vocabulary(folder, make_tokenizer(str(tokenizer)).vocab_size, config.model.vocab_size)
+        program = Program(config, make_mesh(config.mesh))
+        step = jax.device_put(jnp.int32(0), NamedSharding(program.mesh, P()))
+        with Checkpoints(made) as checkpoints:
+            checkpoints.save(
+                SavedState(step, converted(folder, program)),
+                0,
+                layers=program.layout.placement.layers,
+                fingerprint="",
+                padded_vocab=config.padded_vocab_size,
+            )
+        (made / "config.json").write_text(config.to_json(), encoding="utf-8")
     return config
 
 
@@ -89,7 +84,7 @@ def export_workdir(
     Raises:
       CheckpointError: when the run has no readable weights, transformers has no such model, or the folder is there.
     """
-    _require_absent(folder)
+    require_absent(folder)  # before the weights are read
     program, state = load_result(workdir, change, named_by="--source")
     config = program.config
     original = workdir / ORIGINAL
@@ -97,27 +92,32 @@ def export_workdir(
         fields = read_json(original) if original.exists() else {}
         named = fields.get("dtype", fields.get("torch_dtype"))
         dtype = named if named in DTYPES else "float32"
-    temporary = folder.with_name(f"{folder.name}.tmp")
-    with writing(temporary):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+    with new_folder(folder) as made:
         if original.exists():
-            shutil.copyfile(original / "config.json", temporary / "config.json")
-            copy_tokenizer(original, temporary)
-        elif config.data.tokenizer != "bytes":
-            shutil.copyfile(os.path.expanduser(config.data.tokenizer), temporary / "tokenizer.json")
-        rows = program.layout.placement.rows
+            shutil.copyfile(original / "config.json", made / "config.json")
+        _copy_own_tokenizer(config.data.tokenizer, workdir, made)
         try:
-            write_weights(temporary, config, program.model, state.weights, rows, dtype)
+            write_weights(made, config, program.model, state.weights, program.layout.placement.rows, dtype)
         except ConfigError as error:
             raise CheckpointError(f"--source={workdir}: {error}") from error
-        os.replace(temporary, folder)
     return int(state.step)
 
 
-def _require_absent(path: Path) -> None:
-    if path.exists():
-        raise CheckpointError(f"--target={path} is there already. Name another directory, or move it away.")
+def _copy_own_tokenizer(tokenizer: str, workdir: Path, folder: Path) -> None:
+    """Copies a run's tokenizer to a folder, with the other files of the tokenizer that the run was converted with."""
+    own = workdir / OWN_TOKENIZER
+    if tokenizer == "bytes":
+        return
+    if tokenizer == os.path.abspath(own):
+        copy_tokenizer(own.parent, folder)
+        return
+    source = Path(os.path.abspath(os.path.expanduser(tokenizer)))
+    if not source.is_file():
+        raise CheckpointError(
+            f"data.tokenizer={tokenizer} of --source={workdir} is not there. Put it back, name it with "
+            "--config.data.tokenizer, or write a folder without one (--config.data.tokenizer=bytes)."
+        )
+    shutil.copyfile(source, folder / "tokenizer.json")
 
 
 def _check_vocabulary(folder: Path, num_tokens: int, vocab_size: int) -> None:

@@ -33,6 +33,8 @@ def load_result(
     saved = read_config(workdir, named_by=named_by)
     config = replaced(change(saved), FLUSHED)
     check_same_shapes(saved, config, workdir)
+    # No data is read, so that any mesh will do.
+    config.data.global_batch_size = config.mesh.data * config.pipeline.num_microbatches
     config.validate()
     program = Program(config, make_mesh(config.mesh))
     state = restore_result(workdir, saved, program)

@@ -27,6 +27,7 @@ from fiddlex.schedules.text import to_csv
 logger = logging.getLogger(__name__)
 
 TABLE = "schedule.csv"  # the run's own copy of the schedule file
+OWN_TOKENIZER = "huggingface/tokenizer.json"  # of a workdir that was converted from a folder of transformers
 
 # Changing one of these fields would change the shapes of the weights.
 SHAPE_FIELDS = (
@@ -113,8 +114,8 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns an OSError in the body, which writes to `path` in a workdir, into a CheckpointError."""
+def writing(path: Path, *, named_by: str = "--workdir") -> Iterator[None]:
+    """Turns an OSError in the body, which writes to `path` in the directory of a flag, into a CheckpointError."""
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:
@@ -122,12 +123,12 @@ def writing(path: Path) -> Iterator[None]:
         found = next((each for each in (wanted, *wanted.parents) if os.path.lexists(each)), wanted)
         raise CheckpointError(
             f"Cannot write to {path}: {found} is a file or a broken link where a directory must be. Move it away and "
-            "run the same command again, or choose another --workdir."
+            f"run the same command again, or choose another {named_by}."
         ) from error
     except OSError as error:
         raise CheckpointError(
             f"Cannot write to {path}: {error.strerror or error}. Make room or permit writing there and run the same "
-            "command again, or choose another --workdir."
+            f"command again, or choose another {named_by}."
         ) from error
 
 
@@ -164,7 +165,7 @@ def write_config(workdir: Path) -> None:
 
 
 def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
-    """The config of the run in a workdir; a schedule from a file is the workdir's copy.
+    """The config of the run in a workdir; a schedule from a file, and a tokenizer that was converted, are those in it.
 
     Args:
       workdir: the run's directory.
@@ -175,7 +176,10 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
     """
     path = workdir / "config.json"
     try:
-        return _with_table(Config.from_json(path.read_text(encoding="utf-8")), workdir / TABLE)
+        saved = _with_table(Config.from_json(path.read_text(encoding="utf-8")), workdir / TABLE)
+        own = workdir / OWN_TOKENIZER  # where it is now: the workdir may have been moved
+        is_own = saved.data.tokenizer.endswith(f"/{OWN_TOKENIZER}") and own.is_file()
+        return replaced(saved, {"data.tokenizer": os.path.abspath(own)}) if is_own else saved
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path} does not exist: {named_by}={workdir} is not the directory of a training run. "

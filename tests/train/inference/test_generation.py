@@ -12,7 +12,7 @@ import tokenizers
 from hypothesis import strategies as st
 
 from fiddlex.data import ByteTokenizer, JsonTokenizer
-from fiddlex.errors import ConfigError
+from fiddlex.errors import ConfigError, NonFiniteError
 from fiddlex.train.inference.generation import Completion, Piece, Speed, TextGenerator, collect, generate
 from fiddlex.train.inference.sampling import SamplingConfig
 
@@ -89,6 +89,13 @@ def test_without_the_cache_every_token_reads_its_whole_text() -> None:
     decoding = Scripted([[1], [2], [3]])
     assert tokens_of(decoding, [[20]], 3, cached=False) == [[1], [2], [3]]
     assert decoding.calls == [("prefill", [[20]]), ("prefill", [[20, 1]]), ("prefill", [[20, 1, 2]])]
+
+
+def test_logits_that_are_not_finite_are_told() -> None:
+    decoding = Scripted([[1], [2]])
+    decoding._logits = lambda rows: jnp.full((rows, 300), jnp.nan)  # type: ignore[method-assign]
+    with pytest.raises(NonFiniteError, match="logits of the next token are not finite"):
+        tokens_of(decoding, [[20]], 2)
 
 
 def generator_of(*texts: bytes, **options: int) -> TextGenerator:

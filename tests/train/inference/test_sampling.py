@@ -56,3 +56,18 @@ def test_whole_numbers_out_of_range(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}={value} must be at least 0 and below 2147483648"):
         SamplingConfig(**{name: value}).validate()
     SamplingConfig(**{name: 2**31 - 1}).validate()
+
+
+def test_logits_that_are_not_finite_draw_nothing() -> None:
+    logits = jnp.asarray([[0.0, jnp.nan, 1.0], [0.0, 1.0, 2.0], [0.0, jnp.inf, 1.0]])
+    for config in (SamplingConfig(temperature=0.0), SamplingConfig(), SamplingConfig(top_k=2)):
+        drawn = sample(logits, 0, config, vocab_size=3).tolist()
+        assert (drawn[0], drawn[2]) == (-1, -1)
+        assert drawn[1] in (0, 1, 2)
+
+
+def test_cuts_change_no_draw_that_they_allow() -> None:
+    logits = jnp.tile(jnp.linspace(0, 3, 40), (500, 1))
+    free, cut = (sample(logits, 0, SamplingConfig(top_k=top_k), vocab_size=40) for top_k in (0, 39))
+    assert 0 < jnp.sum(free == 0) < 100  # the one token that is cut
+    assert jnp.all((free == cut) | (free == 0))
