@@ -36,6 +36,11 @@ _STOP = flags.DEFINE_multi_string("stop", [], "string that ends a text; may be g
 _TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "divides the logits; 0: always the likeliest token")
 _TOP_K = flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens; 0: from all")
 _TOP_P = flags.DEFINE_float("top_p", 1.0, "draw from the likeliest tokens that have this probability together")
+_ADD_BOS = flags.DEFINE_bool(
+    "add_bos",
+    True,
+    "begins a prompt with the token that tokenizer.json puts before a text, if it does, as transformers",
+)
 _SEED = flags.DEFINE_integer("seed", 0, "seed of the draws")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 
@@ -53,7 +58,7 @@ def main(argv: list[str]) -> None:
     _check_utf8("prompt", prompts)
     _check_utf8("stop", _STOP.value)
     stop = [each.replace("\\n", "\n") for each in _STOP.value]
-    generator, step = load_generator(pathlib.Path(_WORKDIR.value), apply_overrides)
+    generator, step = load_generator(pathlib.Path(_WORKDIR.value), apply_overrides, add_beginning=_ADD_BOS.value)
     generator.check(prompts, _NUM_TOKENS.value, sampling, stop)
     done: list[Completion] = []
     for batch, speed in _batches(generator, prompts, sampling, stop):

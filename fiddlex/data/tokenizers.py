@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import tokenizers
@@ -43,6 +43,10 @@ class Tokenizer(Protocol):
         """The token for text that the vocabulary cannot encode, if the vocabulary has one."""
 
     @property
+    def beginning(self) -> list[int]:
+        """The tokens that begin a text where the tokenizer's file says so (Llama); training does not use them."""
+
+    @property
     def special(self) -> SpecialTokens | None:
         """The tokens that BERT's examples have in addition to the text, if the vocabulary has all of them."""
 
@@ -70,6 +74,7 @@ class ByteTokenizer:
     vocab_size = 256
     separator = 0
     unknown = None
+    beginning: ClassVar[list[int]] = []
 
     @property
     def special(self) -> SpecialTokens | None:
@@ -131,6 +136,8 @@ class JsonTokenizer:
         names = (getattr(self._tokenizer.model, "unk_token", None), *_UNKNOWN_NAMES)
         self.unknown: int | None = next((vocab[name] for name in names if name in vocab), None)
         self._path = str(path)
+        probe = self._tokenizer.encode("a")
+        self.beginning: list[int] = probe.ids[: next((i for i, part in enumerate(probe.sequence_ids) if part == 0), 0)]
 
     @property
     def special(self) -> SpecialTokens | None:

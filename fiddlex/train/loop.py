@@ -28,6 +28,7 @@ from fiddlex.train.run.best import DIRECTORY, Best
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.metrics import MetricsWriter, Reporter, readable_time
 from fiddlex.train.run.metrics import describe as describe_evaluation
+from fiddlex.train.run.original import inherit_original
 from fiddlex.train.run.wandb_run import WandbRun
 from fiddlex.train.trainer import Dispatched, Trainer
 
@@ -89,6 +90,7 @@ def train(config: Config, workdir: Path) -> Outcome:
             logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))
         elif config.train.init_from:
             trainer.start_from(config.train.init_from)
+            inherit_original(config.train.init_from, workdir)
         workdirs.write_config(workdir)
         first, last = trainer.step, config.train.num_steps
         if first >= last:

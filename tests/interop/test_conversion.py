@@ -15,9 +15,11 @@ import tokenizers
 
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
+from fiddlex.data import JsonTokenizer
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.architectures import config_json, model_of, settings_of
 from fiddlex.interop.folder import copy_tokenizer
+from fiddlex.interop.starting import starting_config
 from fiddlex.train import loop
 from fiddlex.train.run.conversion import export_workdir, import_folder
 from fiddlex.train.run.workdir import read_config
@@ -188,8 +190,48 @@ def test_the_tokenizer_moves_with_the_workdir_and_comes_back(tmp_path: pathlib.P
         )
 
 
+def test_a_run_that_starts_from_a_folder_keeps_what_the_folder_says(
+    tmp_path: pathlib.Path, text_file: pathlib.Path
+) -> None:
+    make_folder(tmp_path / "hf", "LlamaForCausalLM", eos_token_id=5, dtype="bfloat16")
+    (tmp_path / "hf" / "generation_config.json").write_text('{"eos_token_id": 5}')
+    save_tokenizer(tmp_path / "hf" / "tokenizer.json", "ours")
+    fields = {"data.source": f"text:{text_file}", "train.num_steps": 1, "train.checkpoint_every": 1}
+    fields |= {"model.seq_len": 8, "data.global_batch_size": 2, "data.eval_fraction": 0.0}
+    first = replaced(starting_config(str(tmp_path / "hf")), fields)
+    loop.train(first, tmp_path / "first")
+    second = replaced(first, {"train.init_from": str(tmp_path / "first")})
+    loop.train(second, tmp_path / "second")
+    before = json.loads((tmp_path / "hf" / "config.json").read_text())
+    for name in ("first", "second"):
+        export_workdir(tmp_path / name, tmp_path / f"{name}-back", "")
+        after = json.loads((tmp_path / f"{name}-back" / "config.json").read_text())
+        assert after["eos_token_id"] == 5
+        assert after["dtype"] == "bfloat16"
+        assert after["max_position_embeddings"] == before["max_position_embeddings"] > 8
+        assert (tmp_path / f"{name}-back" / "generation_config.json").exists()
+
+
+def test_a_run_of_bytes_becomes_a_folder_with_a_tokenizer(tiny_config: Config, tmp_path: pathlib.Path) -> None:
+    config = replaced(tiny_config, {"model.vocab_size": 256, "train.num_steps": 1, "train.checkpoint_every": 1})
+    loop.train(config, tmp_path / "run")
+    export_workdir(tmp_path / "run", tmp_path / "back", "")
+    tokenizer = JsonTokenizer(tmp_path / "back" / "tokenizer.json")
+    text = "def f():\n\treturn 'é三🙂'  # \x7f"
+    assert tokenizer.encode(text).tolist() == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+    assert (tokenizer.vocab_size, tokenizer.separator) == (256, 0)
+    described = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (described["bos_token_id"], described["eos_token_id"]) == (0, 0)
+    assert json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
+    with pytest.raises(CheckpointError, match=r"is a folder of transformers\. Convert it to a workdir first"):
+        read_config(tmp_path / "back")
+
+
 def save_tokenizer(path: pathlib.Path, word: str) -> None:
-    tokenizers.Tokenizer(tokenizers.models.WordLevel({word: 0}, unk_token=word)).save(str(path))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: 0}, unk_token=word))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(path))
 
 
 def test_gpt2s_vocabulary_becomes_a_tokenizer(tmp_path: pathlib.Path) -> None:

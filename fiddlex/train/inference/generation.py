@@ -120,18 +120,23 @@ class TextGenerator:
       decoding: the compiled passes of the model.
       weights: the master weights.
       tokenizer: the tokenizer of the texts that the model was trained on; None where the config does not tell it.
+      add_beginning: whether prompts begin with the tokens that the tokenizer's file puts before a text (Llama), as they
+        do in transformers.
 
     Raises:
       ConfigError: when there is no tokenizer.
     """
 
-    def __init__(self, decoding: Decoding, weights: Weights, tokenizer: Tokenizer | None):
+    def __init__(
+        self, decoding: Decoding, weights: Weights, tokenizer: Tokenizer | None, *, add_beginning: bool = True
+    ):
         if tokenizer is None:
             raise ConfigError(
                 "The tokenizer of this model is not known, so that no text can become tokens: set data.tokenizer to "
                 "the JSON file that the tokens of its training data were made with."
             )
         self._decoding, self._weights, self._tokenizer = decoding, weights, tokenizer
+        self._beginning = tokenizer.beginning if add_beginning else []
 
     def stream(
         self,
@@ -192,6 +197,8 @@ class TextGenerator:
             raise ConfigError(f"num_tokens={num_tokens} and {len(prompts)} prompts: each must be at least 1.")
         _check_stops(stop, self._tokenizer)
         tokens = [self._tokenizer.encode(prompt).tolist() for prompt in prompts]
+        begun = len(self._beginning)
+        tokens = [each if each[:begun] == self._beginning else [*self._beginning, *each] for each in tokens]
         seq_len = self._decoding.seq_len
         for number, prompt in enumerate(tokens, start=1):
             if len(prompt) > seq_len:

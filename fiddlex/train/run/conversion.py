@@ -4,9 +4,8 @@ A workdir made from a folder has the weights as a checkpoint of step 0, and in `
 and tokenizer, which a conversion back starts from.
 """
 
-import json
+import logging
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,18 +18,25 @@ from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
 from fiddlex.data.tokenizers import make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.folder import copy_tokenizer, described, read_json
 from fiddlex.interop.huggingface import write_weights
 from fiddlex.interop.starting import folder_config
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.importing import converted
 from fiddlex.train.run.new_folder import new_folder, require_absent
+from fiddlex.train.run.original import (
+    complete_description,
+    copy_description,
+    keep_original,
+    original_dtype,
+    write_tokenizer,
+)
 from fiddlex.train.run.result import load_result
 from fiddlex.train.run.workdir import OWN_TOKENIZER
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState
 
-ORIGINAL = os.path.dirname(OWN_TOKENIZER)  # subdirectory of a workdir
+logger = logging.getLogger(__name__)
+
 DTYPES = ("float32", "bfloat16", "float16")  # that a folder may have
 
 
@@ -47,10 +53,7 @@ def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config
     """
     config = folder_config(folder)
     with new_folder(workdir) as made:
-        (made / ORIGINAL).mkdir()
-        text = json.dumps(described(folder), indent=2) + "\n"
-        (made / ORIGINAL / "config.json").write_text(text, encoding="utf-8")
-        if tokenizer := copy_tokenizer(folder, made / ORIGINAL):
+        if tokenizer := keep_original(folder, made):
             config.data.tokenizer = os.path.abspath(workdir / OWN_TOKENIZER)
         own_tokenizer = config.data.tokenizer
         config = change(config).validate()
@@ -87,37 +90,20 @@ def export_workdir(
     require_absent(folder)  # before the weights are read
     program, state = load_result(workdir, change, named_by="--source")
     config = program.config
-    original = workdir / ORIGINAL
     if not dtype:
-        fields = read_json(original) if original.exists() else {}
-        named = fields.get("dtype", fields.get("torch_dtype"))
+        named = original_dtype(workdir)
         dtype = named if named in DTYPES else "float32"
     with new_folder(folder) as made:
-        if original.exists():
-            shutil.copyfile(original / "config.json", made / "config.json")
-        _copy_own_tokenizer(config.data.tokenizer, workdir, made)
+        copy_description(workdir, config, made)
+        tokenizer = write_tokenizer(config, workdir, made)
+        if tokenizer is None:
+            logger.warning("No tokenizer is written: %s has none that transformers knows.", workdir)
         try:
             write_weights(made, config, program.model, state.weights, program.layout.placement.rows, dtype)
         except ConfigError as error:
             raise CheckpointError(f"--source={workdir}: {error}") from error
+        complete_description(workdir, made, tokenizer)
     return int(state.step)
-
-
-def _copy_own_tokenizer(tokenizer: str, workdir: Path, folder: Path) -> None:
-    """Copies a run's tokenizer to a folder, with the other files of the tokenizer that the run was converted with."""
-    own = workdir / OWN_TOKENIZER
-    if tokenizer == "bytes":
-        return
-    if tokenizer == os.path.abspath(own):
-        copy_tokenizer(own.parent, folder)
-        return
-    source = Path(os.path.abspath(os.path.expanduser(tokenizer)))
-    if not source.is_file():
-        raise CheckpointError(
-            f"data.tokenizer={tokenizer} of --source={workdir} is not there. Put it back, name it with "
-            "--config.data.tokenizer, or write a folder without one (--config.data.tokenizer=bytes)."
-        )
-    shutil.copyfile(source, folder / "tokenizer.json")
 
 
 def _check_vocabulary(folder: Path, num_tokens: int, vocab_size: int) -> None:

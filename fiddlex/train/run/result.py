@@ -47,9 +47,9 @@ def load_result(
 
 
 def load_generator(
-    workdir: Path, change: Callable[[Config], Config] = lambda config: config
+    workdir: Path, change: Callable[[Config], Config] = lambda config: config, *, add_beginning: bool = True
 ) -> tuple[TextGenerator, int]:
-    """A generator with the result of a run, and the step of its weights.
+    """A generator with the result of a run (see `TextGenerator`), and the step of its weights.
 
     Raises:
       CheckpointError: when `load_result` raises it.
@@ -59,4 +59,4 @@ def load_generator(
     program, state = load_result(workdir, change)
     config = program.config
     decoding, tokenizer = make_decoding(program), corpus_tokenizer(config.data, config.model.vocab_size)
-    return TextGenerator(decoding, state.weights, tokenizer), int(state.step)
+    return TextGenerator(decoding, state.weights, tokenizer, add_beginning=add_beginning), int(state.step)

@@ -176,7 +176,14 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
     """
     path = workdir / "config.json"
     try:
-        saved = _with_table(Config.from_json(path.read_text(encoding="utf-8")), workdir / TABLE)
+        text = path.read_text(encoding="utf-8")
+        if '"architectures"' in text or str(workdir).startswith("hf:"):
+            folder = str(workdir).removeprefix("hf:")
+            raise CheckpointError(
+                f"{named_by}={workdir} is a folder of transformers. Convert it to a workdir first: fiddlex "
+                f"convert --source=hf:{folder} --target=WORKDIR"
+            )
+        saved = _with_table(Config.from_json(text), workdir / TABLE)
         own = workdir / OWN_TOKENIZER  # where it is now: the workdir may have been moved
         is_own = saved.data.tokenizer.endswith(f"/{OWN_TOKENIZER}") and own.is_file()
         return replaced(saved, {"data.tokenizer": os.path.abspath(own)}) if is_own else saved

@@ -192,6 +192,20 @@ def test_a_stop_string_that_the_tokenizer_cannot_make(tmp_path: pathlib.Path) ->
     assert np.all(generator.check(["fold bind"], 1, GREEDY, ["bind"]) == [[0, 1]])
 
 
+def test_a_prompt_begins_as_the_tokenizer_file_says(tmp_path: pathlib.Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    made = JsonTokenizer(tmp_path / "tokenizer.json")
+    for add, expected in ((True, [[0, 2, 2], [0, 2], [0]]), (False, [[2, 2], [0, 2], []])):
+        generator = TextGenerator(Scripted([]), {}, made, add_beginning=add)
+        assert generator.check(["a a", "<s> a", ""], 1, GREEDY, []) == expected
+
+
 def test_a_tokenizer_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"set data\.tokenizer to the JSON file"):
         TextGenerator(Scripted([]), {}, None)
