@@ -110,8 +110,8 @@ def complete_description(workdir: Path, folder: Path, tokenizer: Tokenizer | Non
 
     - Where the weights came from a folder, the longest sequence stays what it was there, as rotary positions have no
       table, even if the run's sequences were shorter.
-    - Otherwise, for a decoder, the tokenizer's separator is named as the token that begins and ends a text; without these fields,
-      transformers takes ids of another vocabulary for them.
+    - Otherwise, for a decoder, the tokenizer's separator is named as the token that begins and ends a text; without
+      these fields, transformers takes ids of another vocabulary for them.
     """
     path, table = folder / "config.json", folder / "tokenizer_config.json"
     fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
