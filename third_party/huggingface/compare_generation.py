@@ -1,6 +1,6 @@
 """Compares greedy generation with that of transformers: the same tokens, and how many per second.
 
-    python third_party/huggingface/compare_generation.py [--rounds=5 --num_tokens=64 --prompt_length=64]
+    python -m third_party.huggingface.compare_generation [--rounds=5 --num_tokens=64 --prompt_length=64]
 
 Both programs continue the same random prompts with the same random weights in float32, on the CPU, with all cores. The
 four ways to do it take turns, so that other load on the machine affects all of them; times are medians over the rounds,
@@ -9,7 +9,6 @@ from the prompt to the last token, without compiling.
 
 import pathlib
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,17 +19,14 @@ import torch
 import transformers
 from absl import app, flags
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
-from fiddlex.interop.folder import read_model
-from fiddlex.interop.huggingface import read_weights
-from fiddlex.parallel.sharding import named
+from fiddlex.interop.folder import read_settings
 from fiddlex.train.inference.decoding import make_decoding
 from fiddlex.train.inference.generation import generate
 from fiddlex.train.inference.sampling import SamplingConfig
+from fiddlex.train.run.importing import converted
 from fiddlex.train.step.program import Program
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of each way", lower_bound=1)
@@ -61,11 +57,9 @@ def models() -> dict[str, transformers.PreTrainedModel]:
 
 def ours(folder: pathlib.Path) -> Callable[[Tokens, bool], Tokens]:
     """Greedy generation by fiddlex with the weights of a folder, on one device."""
-    config = replaced(Config(), {"model": read_model(folder), "data.source": "stdlib"}).validate()
+    config = replaced(Config(), read_settings(folder)).validate()
     program = Program(config, make_mesh(config.mesh))
-    layout = program.layout
-    shardings = named(program.mesh, layout.master)
-    weights = read_weights(folder, program.model, layout.shapes, shardings, layout.placement.layers)
+    weights = converted(folder, program)
     decoding = make_decoding(program)
 
     def run(prompts: Tokens, cached: bool) -> Tokens:
