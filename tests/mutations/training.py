@@ -311,7 +311,7 @@ MUTATIONS = (
         SAMPLING,
         old="(ranks_V < top_k)",
         new="(ranks_V <= top_k)",
-        tests=("tests/train/inference/test_sampling.py::test_only_allowed_tokens_are_drawn",),
+        tests=("tests/train/inference/test_sampling.py::test_frequencies_follow_the_distribution",),
     ),
     Mutation(
         "text-goes-on-after-the-end-of-the-document",

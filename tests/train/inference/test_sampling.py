@@ -35,11 +35,16 @@ def test_at_a_low_temperature_the_likeliest_is_taken(temperature: float) -> None
         assert sample(logits, 0, SamplingConfig(temperature, top_p=top_p), vocab_size=3).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("top_k", [0, 3])
-def test_frequencies_follow_the_distribution(top_k: int) -> None:
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "expected"),
+    [(0, 1.0, (0.5, 0.3, 0.2)), (3, 1.0, (0.5, 0.3, 0.2)), (2, 1.0, (0.625, 0.375, 0)), (0, 0.7, (0.625, 0.375, 0))],
+)
+def test_frequencies_follow_the_distribution(top_k: int, top_p: float, expected: tuple[float, ...]) -> None:
     logits = jnp.log(jnp.asarray([0.5, 0.3, 0.2]))
-    drawn = sample(jnp.tile(logits, (20_000, 1)), 0, SamplingConfig(top_k=top_k), vocab_size=3)
-    np.testing.assert_allclose(np.bincount(drawn, minlength=3) / 20_000, [0.5, 0.3, 0.2], atol=0.015)
+    drawn = sample(jnp.tile(logits, (20_000, 1)), 0, SamplingConfig(top_k=top_k, top_p=top_p), vocab_size=3)
+    frequencies = np.bincount(drawn, minlength=3) / 20_000
+    np.testing.assert_allclose(frequencies, expected, atol=0.015)
+    assert [bool(frequency) for frequency in frequencies] == [bool(each) for each in expected]
 
 
 def test_a_row_draws_the_same_in_any_batch() -> None:
