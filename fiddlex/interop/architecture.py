@@ -6,8 +6,7 @@ from typing import Any
 
 from fiddlex.config import Config, ModelConfig
 from fiddlex.errors import ConfigError
-
-Json = dict[str, Any]
+from fiddlex.interop.options import Json, Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +35,12 @@ class Architecture:
     Attributes:
       name: the name in `config.json`'s `architectures`.
       model_type: the name in its `model_type`.
-      model_of: from a `config.json` to the model section of a config.
+      model_of: from the options of a `config.json` to the model section of a config.
       json_of: from a config to the fields of a `config.json` that depend on it.
       parts: the tensors of a model.
+      defaults: the values that transformers gives to options that a `config.json` leaves out.
       fixed: options with the values that fiddlex computes; a missing option has the first of them.
+      aliases: other names that transformers takes for options, with the option's own name.
       prefix: what the names of tensors begin with in this class and not in the class of the bare network.
       copies: tensors that repeat another one, with the name of that one; some versions of transformers write them too,
         or write them in place of it.
@@ -52,10 +53,12 @@ class Architecture:
 
     name: str
     model_type: str
-    model_of: Callable[[Json], ModelConfig]
+    model_of: Callable[[Options], ModelConfig]
     json_of: Callable[[Config], Json]
     parts: Callable[[ModelConfig], list[Part]]
+    defaults: Mapping[str, Any]
     fixed: Mapping[str, tuple[Any, ...]]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     older_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -81,18 +84,21 @@ def linear(name: str, path: tuple[str, ...], *, transposed: bool) -> tuple[Part,
     return kernel, Part(f"{name}.bias", (*path, "bias"))
 
 
+# Options of every class. Quantized tensors hold other numbers than the weights; options of single layers would differ
+# from those that fiddlex reads.
+FIXED: Mapping[str, tuple[Any, ...]] = {"quantization_config": (None,), "per_layer_config": (None,)}
 GELUS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf"}
 
 
-def gelu(option: str, name: str) -> str:
-    """The value of `model.gelu` for the value of an option.
+def gelu(options: Options, name: str) -> str:
+    """The value of `model.gelu` for an option.
 
     Raises:
       ConfigError: when fiddlex does not compute it.
     """
-    if name not in GELUS:
-        raise ConfigError(f"{option}={name!r}: fiddlex computes {', '.join(GELUS)} here.")
-    return GELUS[name]
+    if (value := options.text(name)) not in GELUS:
+        raise ConfigError(f"{options.named(name)}: fiddlex computes {', '.join(GELUS)} here.")
+    return GELUS[value]
 
 
 def gelu_name(model: ModelConfig) -> str:
@@ -100,18 +106,16 @@ def gelu_name(model: ModelConfig) -> str:
     return "gelu_new" if model.gelu == "tanh" else "gelu"
 
 
-def dropout(json: Json, *options: str) -> float:
-    """The rate of dropout, which fiddlex has once for all places; 0.1 where an option is missing, as in transformers.
+def dropout(options: Options, *names: str) -> float:
+    """The rate of dropout, which fiddlex has once for all places.
 
     Raises:
-      ConfigError: when the options have different values.
+      ConfigError: when the options have different values, or one is no number.
     """
-    rates = {option: json.get(option, 0.1) for option in options}
-    if len(set(rates.values())) > 1:
-        listed = ", ".join(f"{option}={rate!r}" for option, rate in rates.items())
+    rates = {options.number(name) for name in names}
+    if len(rates) > 1:
         raise ConfigError(
-            f"{listed}: fiddlex has one rate of dropout for all of these. Write the same rate into each; no weight "
-            "depends on it."
+            f"{', '.join(map(options.named, names))}: fiddlex has one rate of dropout for all of these. Write the same "
+            "rate into each; no weight depends on it."
         )
-    rate = rates[options[0]]
-    return float(rate) if isinstance(rate, int) else rate
+    return rates.pop()

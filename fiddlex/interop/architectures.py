@@ -9,11 +9,14 @@ from typing import Any
 
 from fiddlex.config import Config, ModelConfig
 from fiddlex.errors import ConfigError
-from fiddlex.interop.architecture import Architecture, Json
+from fiddlex.interop.architecture import Architecture
 from fiddlex.interop.bert import BERTS
 from fiddlex.interop.decoders import DECODERS
+from fiddlex.interop.messages import shown
+from fiddlex.interop.options import Json, Options
 
-OLDER_FIELDS = ("rope_theta", "rope_scaling", "torch_dtype")  # which transformers writes elsewhere from version 5 on
+# Fields that transformers writes elsewhere from version 5 on.
+OLDER_FIELDS = ("rope_theta", "rope_scaling", "original_max_position_embeddings", "torch_dtype")
 ARCHITECTURES = {each.name: each for each in (*DECODERS, *BERTS)}
 
 
@@ -23,30 +26,41 @@ def architecture_of(json: Json) -> Architecture:
     Raises:
       ConfigError: when fiddlex does not have it, or it has an option that fiddlex does not compute.
     """
-    names = json.get("architectures") or []
-    if len(names) != 1 or names[0] not in ARCHITECTURES:
-        raise ConfigError(f"architectures={names!r}: fiddlex has {', '.join(ARCHITECTURES)}.")
-    found = ARCHITECTURES[names[0]]
+    names = json.get("architectures")
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    found = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise ConfigError(f"architectures={shown(names)}: fiddlex has {', '.join(ARCHITECTURES)}, one at a time.")
+    if (kind := json.get("model_type", found.model_type)) != found.model_type:
+        raise ConfigError(
+            f"architectures=[{found.name!r}] with model_type={shown(kind)}: a {found.name} has model_type="
+            f"{found.model_type!r}, and transformers would load another model. Correct the one that is wrong."
+        )
     for option, values in found.fixed.items():
         if json.get(option, values[0]) not in values:
-            raise ConfigError(f"{found.name} with {option}={json[option]!r}: fiddlex computes {option}={values[0]!r}.")
+            raise ConfigError(
+                f"{found.name} with {option}={shown(json[option])}: fiddlex computes {option}={values[0]!r}."
+            )
     return found
 
 
 def model_of(json: Json) -> ModelConfig:
     """The model section of a config that computes what a `config.json` describes.
 
+    Options that are missing have the defaults of transformers.
+
     Raises:
-      ConfigError: when fiddlex does not compute it, or a field is missing or no valid value.
+      ConfigError: when fiddlex does not compute it, or an option is no valid value.
     """
     architecture = architecture_of(json)
-    try:
-        model = architecture.model_of(json)
-    except KeyError as error:
-        raise ConfigError(f"{architecture.name} without {error}, which gives a size.") from error
-    window = json.get("sliding_window")
-    if architecture.model_type == "mistral" and window is not None and window < model.seq_len:
-        model.seq_len = window  # within the window, attention is that of the whole sequence
+    values = dict(json)
+    for alias, name in architecture.aliases.items():
+        if alias in json and values.setdefault(name, json[alias]) != json[alias]:
+            raise ConfigError(
+                f"{alias}={shown(json[alias])} and {name}={shown(json[name])}: both are the same option of a "
+                f"{architecture.name}. Remove {alias}, or make them equal."
+            )
+    model = architecture.model_of(Options(values, architecture.defaults))
     model.validate()
     return model
 
@@ -76,7 +90,8 @@ def config_json(config: Config, base: Json | None = None) -> Json:
     model = config.model
     if base is not None:
         architecture = architecture_of(base)
-        kept = {name: value for name, value in base.items() if name not in OLDER_FIELDS}
+        replaced = {*OLDER_FIELDS, *architecture.aliases}
+        kept = {name: value for name, value in base.items() if name not in replaced}
         return kept | architecture.json_of(config)
     names = {
         ("gpt", "lm"): "GPT2LMHeadModel",

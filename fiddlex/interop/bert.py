@@ -8,33 +8,48 @@ from typing import Any
 
 from fiddlex.config import Config, ModelConfig
 from fiddlex.errors import ConfigError
-from fiddlex.interop.architecture import Architecture, Json, Part, dropout, gelu, gelu_name, in_layers, linear, norm
+from fiddlex.interop.architecture import FIXED, Architecture, Part, dropout, gelu, gelu_name, in_layers, linear, norm
+from fiddlex.interop.messages import shown
+from fiddlex.interop.options import Json, Options
 
 OBJECTIVES = {
     "BertForPreTraining": "mlm_nsp",
     "BertForMaskedLM": "mlm",
     "BertForSequenceClassification": "classification",
 }
+MOST_CLASSES = 100_000  # far above any in use
 _RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_DEFAULTS = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    **dict.fromkeys(_RATES, 0.1),
+}
 
 
-def bert_model(json: Json) -> ModelConfig:
-    """The model section of a config for the `config.json` of a BERT."""
-    own_rate = json.get("classifier_dropout") is not None  # else it is that of the hidden layers
+def bert_model(options: Options) -> ModelConfig:
+    """The model section of a config for the options of a BERT."""
+    own_rate = options.values.get("classifier_dropout") is not None  # else it is that of the hidden layers
     return ModelConfig(
         family="bert",
-        objective=OBJECTIVES[json["architectures"][0]],
-        num_layers=json["num_hidden_layers"],
-        hidden_size=json["hidden_size"],
-        num_heads=json["num_attention_heads"],
-        ffn_size=json["intermediate_size"],
-        vocab_size=json["vocab_size"],
-        seq_len=json["max_position_embeddings"],
-        dropout=dropout(json, *_RATES, *(["classifier_dropout"] if own_rate else [])),
+        objective=OBJECTIVES[options.values["architectures"][0]],
+        num_layers=options.size("num_hidden_layers"),
+        hidden_size=options.size("hidden_size"),
+        num_heads=options.size("num_attention_heads"),
+        ffn_size=options.size("intermediate_size"),
+        vocab_size=options.size("vocab_size"),
+        seq_len=options.size("max_position_embeddings"),
+        dropout=dropout(options, *_RATES, *(["classifier_dropout"] if own_rate else [])),
         post_norm=True,
-        layer_norm_epsilon=json.get("layer_norm_eps", 1e-12),
-        gelu=gelu("hidden_act", json.get("hidden_act", "gelu")),
-        init_std=json.get("initializer_range", 0.02),
+        layer_norm_epsilon=options.number("layer_norm_eps"),
+        gelu=gelu(options, "hidden_act"),
+        init_std=options.number("initializer_range"),
     )
 
 
@@ -120,25 +135,25 @@ def bert_classes(json: Json) -> tuple[str, ...]:
     Raises:
       ConfigError: when the model does not have two or more classes, or a name cannot stand in `data.labels`.
     """
-    number = json.get("num_labels", 2)
-    named = json.get("id2label") or {str(i): f"LABEL_{i}" for i in range(number if isinstance(number, int) else 0)}
-    try:
-        names = tuple(named[str(i)] for i in range(len(named)))
-        fit = len(names) > 1 and len(set(names)) == len(names)
-        fit = fit and all(name and name == name.strip() and "," not in name for name in names)
-    except (KeyError, TypeError, AttributeError):
-        fit = False
-    if not fit:
+    named, number = json.get("id2label"), json.get("num_labels", 2)
+    if named is None and type(number) is int and number <= MOST_CLASSES:
+        named = {str(i): f"LABEL_{i}" for i in range(number)}
+    names: list[Any] = [named.get(str(i)) for i in range(len(named))] if isinstance(named, dict) else []
+    fit = 1 < len(names) <= MOST_CLASSES and json.get("num_labels", len(names)) == len(names)
+    fit = fit and all(isinstance(name, str) and name and name == name.strip() and "," not in name for name in names)
+    if not fit or len(set(names)) < len(names):
         raise ConfigError(
-            f"id2label={json.get('id2label')!r}, num_labels={json.get('num_labels')!r}: fiddlex computes a "
-            "classification with two or more classes, numbered from 0, whose names differ and have no comma and no "
-            "space at either end, since data.labels lists them. Rename them in id2label."
+            f"id2label={shown(json.get('id2label'))}, num_labels={shown(json.get('num_labels'))}: fiddlex computes a "
+            f"classification with 2 to {MOST_CLASSES} classes, numbered from 0, whose names differ and have no comma "
+            "and no space at either end, since data.labels lists them. Rename them in id2label, and remove num_labels "
+            "or make it their number."
         )
-    return names
+    return tuple(names)
 
 
 def _bert(name: str, **fields: Any) -> Architecture:
     fixed = {
+        **FIXED,
         "position_embedding_type": ("absolute",),
         "type_vocab_size": (2,),
         "is_decoder": (False,),
@@ -152,6 +167,7 @@ def _bert(name: str, **fields: Any) -> Architecture:
         bert_model,
         bert_json,
         bert_parts,
+        _DEFAULTS,
         fixed,
         prefix="bert.",
         older_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},

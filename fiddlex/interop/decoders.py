@@ -5,23 +5,24 @@ from typing import Any
 
 from fiddlex.config import Config, ModelConfig
 from fiddlex.errors import ConfigError
-from fiddlex.interop.architecture import Architecture, Json, Part, dropout, gelu, gelu_name, in_layers, linear, norm
+from fiddlex.interop.architecture import FIXED, Architecture, Part, dropout, gelu, gelu_name, in_layers, linear, norm
+from fiddlex.interop.options import Json, Options
 
 
-def gpt2_model(json: Json) -> ModelConfig:
-    """The model section of a config for the `config.json` of a GPT-2."""
+def gpt2_model(options: Options) -> ModelConfig:
+    """The model section of a config for the options of a GPT-2."""
     return ModelConfig(
         family="gpt",
-        num_layers=json["n_layer"],
-        hidden_size=json["n_embd"],
-        num_heads=json["n_head"],
-        ffn_size=json.get("n_inner") or 0,
-        vocab_size=json["vocab_size"],
-        seq_len=json["n_positions"],
-        layer_norm_epsilon=json.get("layer_norm_epsilon", 1e-5),
-        gelu=gelu("activation_function", json.get("activation_function", "gelu_new")),
-        init_std=json.get("initializer_range", 0.02),
-        dropout=dropout(json, "resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        num_layers=options.size("n_layer"),
+        hidden_size=options.size("n_embd"),
+        num_heads=options.size("n_head"),
+        ffn_size=options.optional_size("n_inner") or 0,
+        vocab_size=options.size("vocab_size"),
+        seq_len=options.size("n_positions"),
+        layer_norm_epsilon=options.number("layer_norm_epsilon"),
+        gelu=gelu(options, "activation_function"),
+        init_std=options.number("initializer_range"),
+        dropout=dropout(options, "resid_pdrop", "embd_pdrop", "attn_pdrop"),
     )
 
 
@@ -62,48 +63,86 @@ def gpt2_parts(model: ModelConfig) -> list[Part]:
     ]
 
 
-def llama_model(json: Json) -> ModelConfig:
-    """The model section of a config for the `config.json` of a Llama or a Mistral."""
-    heads, hidden, width = json["num_attention_heads"], json["hidden_size"], json.get("head_dim")
+def llama_model(options: Options) -> ModelConfig:
+    """The model section of a config for the options of a Llama."""
+    heads, hidden = options.size("num_attention_heads"), options.size("hidden_size")
+    width = options.optional_size("head_dim")
     own_width = 0 if width is None or width * heads == hidden else width  # 0: that which follows from both
     return ModelConfig(
         family="llama",
-        num_layers=json["num_hidden_layers"],
+        num_layers=options.size("num_hidden_layers"),
         hidden_size=hidden,
         num_heads=heads,
-        num_kv_heads=json.get("num_key_value_heads") or heads,
+        num_kv_heads=options.optional_size("num_key_value_heads") or heads,
         head_dim=own_width,
-        ffn_size=json["intermediate_size"],
-        vocab_size=json["vocab_size"],
-        seq_len=json["max_position_embeddings"],
-        layer_norm_epsilon=json["rms_norm_eps"],
-        init_std=json.get("initializer_range", 0.02),
-        tied_embeddings=json.get("tie_word_embeddings", False),
-        **_rope(json),
+        ffn_size=options.size("intermediate_size"),
+        vocab_size=options.size("vocab_size"),
+        seq_len=options.size("max_position_embeddings"),
+        layer_norm_epsilon=options.number("rms_norm_eps"),
+        init_std=options.number("initializer_range"),
+        tied_embeddings=options.flag("tie_word_embeddings"),
+        **_rope(options),
     )
 
 
-def qwen3_model(json: Json) -> ModelConfig:
-    """The model section of a config for the `config.json` of a Qwen3."""
-    return dataclasses.replace(llama_model({"head_dim": 128} | json), qk_norm=True)
+def mistral_model(options: Options) -> ModelConfig:
+    """The model section of a config for the options of a Mistral, whose window of attention bounds the sequence."""
+    model = llama_model(options)
+    window = options.optional_size("sliding_window")
+    if window is not None:
+        model.seq_len = min(window, model.seq_len)  # within the window, attention is that of the whole sequence
+    return model
 
 
-def _rope(json: Json) -> dict[str, Any]:
-    """The fields of rotary positions, as transformers writes them from version 5 on, or as it did before."""
-    older = {"rope_theta": json.get("rope_theta", 10000.0), **(json.get("rope_scaling") or {})}
-    rope = json.get("rope_parameters") or older
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    fields = {"rope_base": float(rope.get("rope_theta", 10000.0))}
+def qwen3_model(options: Options) -> ModelConfig:
+    """The model section of a config for the options of a Qwen3, whose width of a head does not follow from others.
+
+    Raises:
+      ConfigError: when layers have a sliding window, or an option is no valid value.
+    """
+    options.size("head_dim")
+    model, kinds = llama_model(options), options.values.get("layer_types")
+    full = isinstance(kinds, list) and kinds.count("full_attention") == len(kinds) == model.num_layers
+    if kinds is not None and not full:
+        raise ConfigError(
+            f"{options.named('layer_types')} with num_hidden_layers={model.num_layers}: fiddlex computes a Qwen3 with "
+            "'full_attention' in each layer."
+        )
+    return dataclasses.replace(model, qk_norm=True)
+
+
+def _rope(options: Options) -> dict[str, Any]:
+    """The fields of rotary positions.
+
+    transformers writes them to `rope_parameters` from version 5 on, and wrote them to `rope_theta` and `rope_scaling`
+    before. Where both are there it takes `rope_scaling`, and `rope_theta` where the object that it takes has none. For
+    llama3 it takes the `original_max_position_embeddings` outside of the object, then that in the object, then
+    `max_position_embeddings`.
+    """
+    older, newer = options.object("rope_scaling"), options.object("rope_parameters")
+    rope = older or newer
+    for name, value in rope.values.items():
+        if isinstance(value, dict):
+            raise ConfigError(f"{rope.named(name)}: fiddlex has the same rotary positions in every layer.")
+    for each in (options, rope):
+        if each.values.get("partial_rotary_factor") is not None and each.number("partial_rotary_factor") != 1:
+            raise ConfigError(f"{each.named('partial_rotary_factor')}: fiddlex turns all elements of a head.")
+    kind = "default"
+    if name := next((name for name in ("rope_type", "type") if name in rope), ""):
+        kind = rope.text(name)
+    if kind not in ("default", "linear", "llama3"):
+        raise ConfigError(f"{rope.named(name)}: fiddlex has the rotary positions default, linear and llama3.")
+    fields: dict[str, Any] = {"rope_base": (rope if "rope_theta" in rope else options).number("rope_theta")}
     if kind == "default":
         return fields
-    if kind not in ("linear", "llama3"):
-        raise ConfigError(f"rope_type={kind!r}: fiddlex has the rotary positions default, linear and llama3.")
-    fields |= {"rope_scaling": kind, "rope_factor": float(rope["factor"])}
+    fields |= {"rope_scaling": kind, "rope_factor": rope.number("factor")}
     if kind == "llama3":
+        name = "original_max_position_embeddings"
+        holder = options if name in options else rope
         fields |= {
-            "rope_low_frequency": float(rope["low_freq_factor"]),
-            "rope_high_frequency": float(rope["high_freq_factor"]),
-            "rope_original_len": rope["original_max_position_embeddings"],
+            "rope_low_frequency": rope.number("low_freq_factor"),
+            "rope_high_frequency": rope.number("high_freq_factor"),
+            "rope_original_len": holder.size(name) if name in holder else options.size("max_position_embeddings"),
         }
     return fields
 
@@ -164,8 +203,45 @@ def llama_parts(model: ModelConfig) -> list[Part]:
     ]
 
 
-_LLAMA_FIXED = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)}
+_CAUSAL = {**FIXED, "is_causal": (True,)}
+_LLAMA_FIXED = {**_CAUSAL, "hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)}
 _LLAMA_COPIES = {"lm_head.weight": "model.embed_tokens.weight"}
+_GPT2_DEFAULTS = {
+    "vocab_size": 50257,
+    "n_positions": 1024,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "initializer_range": 0.02,
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1),
+}
+_LLAMA_DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+}
+_MISTRAL_DEFAULTS = _LLAMA_DEFAULTS | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096 * 32,
+    "sliding_window": 4096,
+}
+_QWEN3_DEFAULTS = _LLAMA_DEFAULTS | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+}
 DECODERS = (
     Architecture(
         "GPT2LMHeadModel",
@@ -173,19 +249,43 @@ DECODERS = (
         gpt2_model,
         gpt2_json,
         gpt2_parts,
+        _GPT2_DEFAULTS,
         {
+            **_CAUSAL,
             "scale_attn_weights": (True,),
             "scale_attn_by_inverse_layer_idx": (False,),
             "add_cross_attention": (False,),
             "tie_word_embeddings": (True,),
         },
+        aliases={
+            "hidden_size": "n_embd",
+            "max_position_embeddings": "n_positions",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+        },
         prefix="transformer.",
         copies={"lm_head.weight": "transformer.wte.weight"},
         ignored=(".attn.bias", ".attn.masked_bias"),
     ),
-    Architecture("LlamaForCausalLM", "llama", llama_model, llama_json, llama_parts, _LLAMA_FIXED, copies=_LLAMA_COPIES),
     Architecture(
-        "MistralForCausalLM", "mistral", llama_model, llama_json, llama_parts, _LLAMA_FIXED, copies=_LLAMA_COPIES
+        "LlamaForCausalLM",
+        "llama",
+        llama_model,
+        llama_json,
+        llama_parts,
+        _LLAMA_DEFAULTS,
+        _LLAMA_FIXED,
+        copies=_LLAMA_COPIES,
+    ),
+    Architecture(
+        "MistralForCausalLM",
+        "mistral",
+        mistral_model,
+        llama_json,
+        llama_parts,
+        _MISTRAL_DEFAULTS,
+        _LLAMA_FIXED,
+        copies=_LLAMA_COPIES,
     ),
     Architecture(
         "Qwen3ForCausalLM",
@@ -193,6 +293,7 @@ DECODERS = (
         qwen3_model,
         llama_json,
         llama_parts,
+        _QWEN3_DEFAULTS,
         _LLAMA_FIXED | {"use_sliding_window": (False,)},
         copies=_LLAMA_COPIES,
     ),

@@ -9,8 +9,8 @@ from typing import Any
 import tokenizers
 
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.architecture import Json
 from fiddlex.interop.architectures import ARCHITECTURES, settings_of
+from fiddlex.interop.options import Json
 from fiddlex.interop.safetensors_files import TensorFolder
 
 PREFIX = "hf:"  # of a folder's name where a workdir could stand too
@@ -88,22 +88,35 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer | None:
       The tokenizer; None where the folder has none of these files.
 
     Raises:
-      CheckpointError: when the files are not those of a tokenizer.
+      CheckpointError: when the files are not those of a tokenizer, or one is a directory or a broken link.
     """
+    there = {name for name in TOKENIZER_FILES if _is_there(folder / name)}
     path, vocab, merges, words = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt"))
     try:
-        if path.is_file():
+        if path.name in there:
             return tokenizers.Tokenizer.from_file(str(path))
-        if vocab.is_file() and merges.is_file():
+        if {vocab.name, merges.name} <= there:
             return _byte_pairs(vocab, merges)
-        return _word_pieces(words, folder / "tokenizer_config.json") if words.is_file() else None
+        return _word_pieces(words, folder / "tokenizer_config.json") if words.name in there else None
     except Exception as error:  # the library raises plain Exception
         names = "vocab.txt is no WordPiece vocabulary"
-        if path.is_file():
+        if path.name in there:
             names = "tokenizer.json is no tokenizer"
-        elif merges.is_file():
+        elif {vocab.name, merges.name} <= there:
             names = "vocab.json and merges.txt are no byte-pair encoding"
         raise CheckpointError(f"{folder}: {names} ({error}). Copy the files again.") from error
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file is there.
+
+    Raises:
+      CheckpointError: when something else has its name: a directory, or a link to a file that does not exist.
+    """
+    if os.path.lexists(path) and not path.is_file():
+        kind = "is not a file" if path.exists() else "is a link to a file that does not exist"
+        raise CheckpointError(f"{path} {kind}. Copy the tokenizer's files again, or remove it.")
+    return path.is_file()
 
 
 def _byte_pairs(vocab: Path, merges: Path) -> tokenizers.Tokenizer:

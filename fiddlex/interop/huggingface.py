@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fiddlex.config import Config
+from fiddlex.errors import CheckpointError
 from fiddlex.interop.architecture import Architecture, Part
 from fiddlex.interop.architectures import architecture_of, config_json
 from fiddlex.interop.folder import described, read_json
@@ -80,16 +81,22 @@ class Wanted:
         tensor = (own[..., ::-1] if self.part.classes_reversed else own).reshape(shape)
         return tensor.T if self.part.transposed else tensor
 
-    def put(self, result: np.ndarray, starts: tuple[int, ...], tensor: np.ndarray) -> None:
-        """Copies the tensor into its part of `result`, a shard of the layer's weight that begins at `starts`."""
+    def put(self, result: np.ndarray, starts: tuple[int, ...], tensor: np.ndarray) -> np.ndarray:
+        """Copies the tensor into its part of `result`, a shard of the layer's weight that begins at `starts`.
+
+        Returns:
+          The part of `result` that now has numbers of the tensor, as a view; it is empty if the shard has none.
+        """
         if self.part.slice is not None:
             dim, index = self.part.slice
             if not 0 <= index - starts[dim] < result.shape[dim]:
-                return
+                return result[:0]
             result, starts = result[(slice(None),) * dim + (index - starts[dim],)], _without(starts, dim)
         own = self.to_own(tensor)
         piece = own[tuple(slice(a, a + n) for a, n in zip(starts, result.shape, strict=True))]
-        result[tuple(slice(n) for n in piece.shape)] = piece  # smaller than the shard where rows pad the vocabulary
+        written = result[tuple(slice(n) for n in piece.shape)]  # smaller than the shard where rows pad the vocabulary
+        written[...] = piece
+        return written
 
 
 def _without(sizes: tuple[int, ...], dim: int) -> tuple[int, ...]:
@@ -116,12 +123,13 @@ class FolderWeights:
       model: the model that its `config.json` describes.
 
     Raises:
-      CheckpointError: when tensors are missing, left over or of another shape, or two that must be equal differ; the
-        message names them.
+      CheckpointError: when tensors are missing, left over, of another shape or not of a floating-point dtype, or two
+        that must be equal differ; the message names them.
     """
 
     def __init__(self, folder: Path, model: Model):
         architecture = architecture_of(described(folder))
+        self._folder = folder
         self._tensors, wanted = TensorFolder(folder), wanted_tensors(architecture, model)
         self._names = matched(folder, self._tensors, architecture, wanted)
         self._parts: dict[tuple[tuple[str, ...], int | None], list[Wanted]] = {}
@@ -136,6 +144,9 @@ class FolderWeights:
             were learnt are the first ones.
           shardings: their shardings.
           layers: the layer of each row of the stacked weights (`LayerPlacement.layers`).
+
+        Raises:
+          CheckpointError: when a tensor has NaN or infinity; the message names it.
         """
 
         def read(path: Any, shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.Array:
@@ -160,7 +171,14 @@ class FolderWeights:
 
     def _fill(self, result: np.ndarray, starts: tuple[int, ...], keys: tuple[str, ...], layer: int | None) -> None:
         for each in self._parts[keys, layer]:
-            each.put(result, starts, self._tensors[self._names[each.name]])
+            name = self._names[each.name]
+            with np.errstate(over="ignore"):  # of numbers in float64; what they become is checked
+                written = each.put(result, starts, self._tensors[name])
+            if not np.isfinite(written).all():
+                raise CheckpointError(
+                    f"{self._folder}: {name} has NaN, infinity or a number too large for float32. No model computes "
+                    "with such weights. Copy the folder again, or save the model from weights that are finite."
+                )
 
 
 def write_weights(
@@ -175,6 +193,10 @@ def write_weights(
       weights: the master weights on the mesh.
       rows: the row of each layer in the stacked weights (`LayerPlacement.rows`).
       dtype: dtype of the tensors, as in `bfloat16`.
+
+    Raises:
+      CheckpointError: when a weight is not finite in this dtype; the message names the tensor.
+      ConfigError: when no architecture of transformers computes the model.
     """
     base = read_json(folder) if (folder / "config.json").exists() else None
     fields = config_json(config, base)
@@ -190,7 +212,11 @@ def write_weights(
             place[wanted.part.slice[0]] = wanted.part.slice[1]
         host = np.asarray(jax.device_get(array[(*([] if wanted.layer is None else [rows[wanted.layer]]), *place)]))
         host = host[tuple(slice(size) for size in wanted.own_shape)]  # without rows that pad the vocabulary
-        return wanted.to_tensor(host).astype(jnp.dtype(dtype))
+        with np.errstate(over="ignore"):
+            tensor = wanted.to_tensor(host).astype(jnp.dtype(dtype))
+        if not np.isfinite(tensor).all():
+            raise CheckpointError(_not_written(wanted.name, host, dtype))
+        return tensor
 
     tensors = [
         Tensor(each.name, each.shape, jnp.dtype(dtype), functools.partial(make, each))
@@ -198,3 +224,20 @@ def write_weights(
     ]
     write_folder(folder, tensors)
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def _not_written(name: str, host: np.ndarray, dtype: str) -> str:
+    """Why a tensor that is not finite in a dtype is not written.
+
+    Args:
+      name: the tensor's name.
+      host: its weights, float32.
+      dtype: the dtype that it should get.
+    """
+    if not np.isfinite(host).all():
+        return f"{name} has NaN or infinity, with which no model computes. Take a checkpoint whose weights are finite."
+    others = ["float32"] if dtype == "bfloat16" else ["bfloat16", "float32"]
+    return (
+        f"{name} has a weight of {host.flat[np.abs(host).argmax()]:g}, and {dtype} holds numbers up to "
+        f"{float(jnp.finfo(dtype).max):g}. Use --dtype={' or '.join(others)}."
+    )

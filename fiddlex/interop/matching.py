@@ -9,11 +9,13 @@ import numpy as np
 
 from fiddlex.errors import CheckpointError
 from fiddlex.interop.architecture import Architecture
-from fiddlex.interop.safetensors_files import TensorFolder
+from fiddlex.interop.messages import shortened
+from fiddlex.interop.safetensors_files import DTYPES, TensorFolder
 
 logger = logging.getLogger(__name__)
 
 MOST_NAMED = 8  # tensors that a message names
+WEIGHT_DTYPES = frozenset(DTYPES[name] for name in ("F64", "F32", "F16", "BF16"))
 
 
 class WantedTensor(Protocol):
@@ -40,8 +42,8 @@ def matched(
     may stand in its place, or beside it with the same numbers.
 
     Raises:
-      CheckpointError: when tensors are missing, left over or of another shape, or a repeated one differs; the message
-        names them.
+      CheckpointError: when tensors are missing, left over, of another shape or not of a floating-point dtype, or a
+        repeated one differs; the message names them.
     """
     places = tensors.places
     bare = bool(architecture.prefix) and not any(name.startswith(architecture.prefix) for name in places)
@@ -52,11 +54,11 @@ def matched(
     copies = {copy: own(of) for copy, of in architecture.copies.items() if copy not in {each.name for each in wanted}}
     names = {each.name: _name_there(own(each.name), places, architecture.older_names, copies) for each in wanted}
     missing = [names[each.name] for each in wanted if names[each.name] not in places]
+    found = [(each, names[each.name], places[names[each.name]]) for each in wanted if names[each.name] in places]
     other = [
-        f"{names[each.name]} is {places[names[each.name]].shape}, must be {each.shape}"
-        for each in wanted
-        if names[each.name] in places and not each.takes(places[names[each.name]].shape)
+        f"{name} is {place.shape}, must be {each.shape}" for each, name, place in found if not each.takes(place.shape)
     ]
+    not_floats = [f"{name} is {place.dtype}" for _, name, place in found if place.dtype not in WEIGHT_DTYPES]
     extra = [name for name in places if name not in set(names.values()) and not _ends(name, architecture.ignored)]
     pairs = [(copy, copies[copy]) for copy in extra if copy in copies and copies[copy] in places]
     different = [f"{copy} and {of}" for copy, of in pairs if not np.array_equal(tensors[copy], tensors[of])]
@@ -66,9 +68,10 @@ def matched(
         "missing": missing,
         "not of this model": extra,
         "of another shape": other,
+        "of a dtype that is not floating-point, as in quantized models": not_floats,
         "not equal, as they must be": different,
     }
-    if problems := [f"{kind}: {_some(found)}" for kind, found in kinds.items() if found]:
+    if problems := [f"{kind}: {_some(those)}" for kind, those in kinds.items() if those]:
         raise CheckpointError(
             f"The tensors of {folder} are not those of a {architecture.name} as its config.json describes it:\n  "
             + "\n  ".join(problems)
@@ -91,4 +94,4 @@ def _ends(name: str, ends: tuple[str, ...]) -> bool:
 
 def _some(names: list[str]) -> str:
     rest = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(map(shortened, names[:MOST_NAMED])) + (f" and {rest} more" if rest > 0 else "")

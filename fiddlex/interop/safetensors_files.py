@@ -17,9 +17,11 @@ import ml_dtypes
 import numpy as np
 
 from fiddlex.errors import CheckpointError
+from fiddlex.interop.messages import shortened, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+MOST_FILE_NAME = 255  # characters; the limit of file systems
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -107,12 +109,17 @@ def _checked(file: Path, header: dict[str, Any], *, first: int, size: int) -> di
         begin, stop = (first + offset for offset in entry["data_offsets"])
         shape = entry["shape"]
         if entry["dtype"] not in DTYPES:
-            raise ValueError(f"{name} has dtype {entry['dtype']!r}, which is none of {', '.join(DTYPES)}")
+            raise ValueError(
+                f"{shortened(name)} has dtype {shown(entry['dtype'])}, which is none of {', '.join(DTYPES)}"
+            )
         if not isinstance(shape, list) or not all(type(each) is int and each >= 0 for each in shape):
-            raise ValueError(f"{name} has shape {shape!r}")
+            raise ValueError(f"{shortened(name)} has shape {shown(shape)}")
         dtype = DTYPES[entry["dtype"]]
         if begin != end or stop - begin != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{name} of shape {shape} would be at bytes {begin} to {stop}, after byte {end}")
+            raise ValueError(
+                f"{shortened(name)} of shape {shown(shape)} would be at bytes {shown(begin)} to {shown(stop)}, after "
+                f"byte {end}"
+            )
         places[name], end = Place(file, dtype, tuple(shape), begin), stop
     if end != size:
         raise ValueError(f"it has {size} bytes, and its header tells of {end}")
@@ -124,22 +131,24 @@ def _begin(item: tuple[str, Any]) -> tuple[int, int]:
     match entry:
         case {"dtype": str(), "shape": _, "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
             return begin, end
-    raise ValueError(f"its header has {entry!r} for {name!r}")
+    raise ValueError(f"its header has {shown(entry)} for {shown(name)}")
 
 
 def _indexed(folder: Path, index: Path) -> dict[str, Place]:
     """The places of all tensors that an index names."""
     try:
         files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        outside = [name for name in files.values() if Path(name).name != name]
+        outside = [name for name in files.values() if Path(name).name != name or len(name) > MOST_FILE_NAME]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index} is not an index of safetensors files: {error!r}. Copy it again.") from error
     if outside:
-        raise CheckpointError(f"{index} names {outside[0]!r}, which is not a file of its folder. Copy it again.")
+        raise CheckpointError(f"{index} names {shown(outside[0])}, which is not a file of its folder. Copy it again.")
     headers = {name: read_header(folder / name) for name in sorted(set(files.values()))}
     lost = [name for name, file in files.items() if name not in headers[file]]
     if lost:
-        raise CheckpointError(f"{index} says that {lost[0]} is in {files[lost[0]]}, where it is not. Copy both again.")
+        raise CheckpointError(
+            f"{index} says that {shortened(lost[0])} is in {files[lost[0]]}, where it is not. Copy both again."
+        )
     return {name: headers[file][name] for name, file in files.items()}
 
 

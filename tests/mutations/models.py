@@ -14,6 +14,8 @@ SHARED_KEYS = "tests/models/test_llama.py::test_queries_share_keys_as_if_each_ha
 LLAMA_SHARED = f"{LAYOUT}[2x1x4-llama-1f1b-v1-m2-sp-none-lamb-zero1-sync]"
 PLACES = "tests/interop/test_conversion.py::test_every_element_goes_to_its_place"
 FOLDERS = "tests/interop/test_bert_folders.py"
+OPTIONS, BAD_TENSORS = "tests/interop/test_options.py", "tests/interop/test_bad_tensors.py"
+ROPE_FORMS = f"{OPTIONS}::test_rotary_positions_are_those_that_transformers_takes"
 LLAMA_OPERATORS = "tests/models/test_llama.py::test_operators_have_the_gradients_of_their_formulas"
 DROPOUT = "fiddlex/models/dropout.py"
 SHARDED, COLLECTIVES = "fiddlex/models/sharded_vocabulary.py", "fiddlex/parallel/collectives.py"
@@ -123,6 +125,76 @@ MUTATIONS = (
         old="if not np.array_equal(tensors[copy], tensors[of])",
         new="if False",
         tests=(f"{FOLDERS}::test_older_forms_of_a_folder_are_read",),
+    ),
+    Mutation(
+        "rope-theta-beside-rope-parameters-not-read",
+        "fiddlex/interop/decoders.py",
+        old='(rope if "rope_theta" in rope else options).number("rope_theta")',
+        new='rope.number("rope_theta") if "rope_theta" in rope else 10000.0',
+        tests=(ROPE_FORMS,),
+    ),
+    Mutation(
+        "rope-parameters-before-rope-scaling",
+        "fiddlex/interop/decoders.py",
+        old="rope = older or newer",
+        new="rope = newer or older",
+        tests=(ROPE_FORMS,),
+    ),
+    Mutation(
+        "original-length-inside-before-outside",
+        "fiddlex/interop/decoders.py",
+        old="holder = options if name in options else rope",
+        new="holder = rope if name in rope else options",
+        tests=(ROPE_FORMS,),
+    ),
+    Mutation(
+        "missing-window-taken-for-none",
+        "fiddlex/interop/decoders.py",
+        old='    "sliding_window": 4096,\n',
+        new="",
+        tests=(f"{OPTIONS}::test_what_is_missing_has_the_default_of_its_class",),
+    ),
+    Mutation(
+        "zero-taken-for-missing",
+        "fiddlex/interop/options.py",
+        old="return None if self.values.get(name) is None else self.size(name)",
+        new="return self.size(name) if self.values.get(name) else None",
+        tests=(f"{OPTIONS}::test_only_null_is_missing",),
+    ),
+    Mutation(
+        "model-type-not-compared",
+        "fiddlex/interop/architectures.py",
+        old="!= found.model_type:",
+        new="is None:",
+        tests=(f"{OPTIONS}::test_a_class_of_another_type_of_model_is_refused",),
+    ),
+    Mutation(
+        "other-names-of-options-not-compared",
+        "fiddlex/interop/architectures.py",
+        old="if alias in json and values.setdefault(name, json[alias]) != json[alias]:",
+        new="if alias in json and values.setdefault(name, json[alias]) is None:",
+        tests=(f"{OPTIONS}::test_other_names_of_gpt2s_options_must_agree",),
+    ),
+    Mutation(
+        "numbers-of-a-folder-not-checked",
+        "fiddlex/interop/huggingface.py",
+        old="if not np.isfinite(written).all():",
+        new="if np.isnan(written).all():",
+        tests=(f"{BAD_TENSORS}::test_weights_that_are_not_finite_are_refused",),
+    ),
+    Mutation(
+        "tensors-of-whole-numbers-taken-for-weights",
+        "fiddlex/interop/matching.py",
+        old="if place.dtype not in WEIGHT_DTYPES",
+        new="if False",
+        tests=(f"{BAD_TENSORS}::test_tensors_of_whole_numbers_are_refused",),
+    ),
+    Mutation(
+        "infinity-written-to-a-folder",
+        "fiddlex/interop/huggingface.py",
+        old="if not np.isfinite(tensor).all():",
+        new="if np.isnan(tensor).any():",
+        tests=(f"{BAD_TENSORS}::test_a_weight_that_a_dtype_does_not_hold_is_not_written",),
     ),
     Mutation(
         "classifier-of-a-folder-taken-for-another-task",

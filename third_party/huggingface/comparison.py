@@ -1,11 +1,12 @@
 """Random models of transformers, and how far fiddlex's logits and losses are from theirs.
 
-`compare` saves a model with `save_pretrained`, reads it in a layout, compares logits and losses, writes a folder, and
-checks that every tensor has the same bytes and that transformers loads the folder with the same logits and without a
-missing or an unexpected key. `compare_logits.py` prints the differences, and tests/interop/test_transformers.py bounds
-them.
+`compare` saves a model with `save_pretrained`, reads it with transformers and with fiddlex in a layout, compares logits
+and losses, writes a folder, and checks that every tensor has the same bytes and that transformers loads the folder with
+the same logits and without a missing or an unexpected key. `compare_logits.py` prints the differences, and
+tests/interop/test_transformers.py bounds them.
 """
 
+import json
 import os
 import pathlib
 import tempfile
@@ -27,6 +28,7 @@ from fiddlex.config.config import LABELLED
 from fiddlex.config.overrides import replaced
 from fiddlex.interop.folder import read_settings
 from fiddlex.interop.huggingface import FolderWeights, write_weights
+from fiddlex.interop.options import Json
 from fiddlex.models.bert import BERT
 from fiddlex.models.task_sizes import max_masked
 from fiddlex.parallel.sharding import named
@@ -117,13 +119,20 @@ def random_model(name: str) -> transformers.PreTrainedModel:
     return model
 
 
-def compare(model: transformers.PreTrainedModel, changes: dict[str, Any], *, shard: str = "1GB") -> Differences:
+def compare(
+    model: transformers.PreTrainedModel,
+    changes: dict[str, Any],
+    *,
+    shard: str = "1GB",
+    edit: Callable[[Json], Json] = lambda fields: fields,
+) -> Differences:
     """Compares logits and losses in a layout, and checks the way back.
 
     Args:
       model: the model.
       changes: fields of the config that determine the layout.
       shard: the largest size of one file of the folder, as transformers writes it.
+      edit: maps the `config.json` that transformers writes to the one that both read.
 
     Raises:
       AssertionError: when a tensor comes back with other bytes, or transformers does not load what fiddlex writes.
@@ -131,6 +140,9 @@ def compare(model: transformers.PreTrainedModel, changes: dict[str, Any], *, sha
     with tempfile.TemporaryDirectory() as parent:
         folder, back = pathlib.Path(parent) / "hf", pathlib.Path(parent) / "back"
         model.save_pretrained(folder, max_shard_size=shard)
+        fields = edit(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+        model = type(model).from_pretrained(folder).eval()
         config = replaced(Config(), read_settings(folder) | changes | {"data.global_batch_size": ROWS})
         if config.model.task in LABELLED:
             config.data.source = "tsv:none.tsv"
