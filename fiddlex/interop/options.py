@@ -15,6 +15,8 @@ from fiddlex.interop.messages import shortened, shown
 
 Json = dict[str, Any]
 
+_SIZE = f"a whole number from 1 to {INTEGER_LIMIT - 1}"
+
 
 class Options:
     """The options of one object of a `config.json`.
@@ -43,10 +45,9 @@ class Options:
         Raises:
           ConfigError: when the option is missing and has no default, or is anything else.
         """
-        value = self._value(name)
-        if type(value) is not int or not 1 <= value < INTEGER_LIMIT:  # bool is no number here
-            raise self._error(name, f"a whole number from 1 to {INTEGER_LIMIT - 1}")
-        return value
+        if not _is_size(value := self._value(name)):
+            raise self._error(name, _SIZE)
+        return int(value)
 
     def optional_size(self, name: str) -> int | None:
         """A whole number of at least 1; None where the option is null, or missing without a default.
@@ -54,7 +55,10 @@ class Options:
         Raises:
           ConfigError: when the option is anything else.
         """
-        return None if self.values.get(name) is None else self.size(name)
+        value = self.values.get(name)
+        if value is not None and not _is_size(value):
+            raise self._error(name, f"{_SIZE}, or null")
+        return value
 
     def number(self, name: str) -> float:
         """A finite number.
@@ -115,3 +119,7 @@ class Options:
 
     def _error(self, name: str, rule: str) -> ConfigError:
         return ConfigError(f"{self.named(name)} must be {rule}. Correct it in config.json.")
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 1 <= value < INTEGER_LIMIT  # bool is no number here

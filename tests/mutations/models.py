@@ -157,8 +157,8 @@ MUTATIONS = (
     Mutation(
         "zero-taken-for-missing",
         "fiddlex/interop/options.py",
-        old="return None if self.values.get(name) is None else self.size(name)",
-        new="return self.size(name) if self.values.get(name) else None",
+        old="if value is not None and not _is_size(value):",
+        new="if value and not _is_size(value):",
         tests=(f"{OPTIONS}::test_only_null_is_missing",),
     ),
     Mutation(
