@@ -65,6 +65,21 @@ def model_of(json: Json) -> ModelConfig:
     return model
 
 
+def sliding_window(json: Json) -> int | None:
+    """The sliding window of a model's attention, in tokens; None where attention spans the whole sequence.
+
+    In sequences that are no longer, attention is the same with and without the window.
+
+    Raises:
+      ConfigError: when `model_of` would raise it.
+    """
+    name, unbounded = "max_position_embeddings", 2**30
+    if name in architecture_of(json).aliases:  # learned positions, under another name
+        return None
+    length = model_of(json | {name: unbounded}).seq_len
+    return None if length == unbounded else length
+
+
 def settings_of(json: Json) -> dict[str, Any]:
     """The fields of a config that a `config.json` determines, by their paths: `model`, and for classes `data.labels`.
 

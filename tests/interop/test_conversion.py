@@ -3,6 +3,7 @@
 `third_party/huggingface/` holds the logits against those of transformers.
 """
 
+import functools
 import json
 import pathlib
 from typing import Any
@@ -136,6 +137,17 @@ def test_what_cannot_be_converted_is_told(
         import_folder(tmp_path / "hf", tmp_path / "run")
     assert message in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_sequence_is_not_longer_than_the_sliding_window(tmp_path: pathlib.Path) -> None:
+    make_folder(tmp_path / "hf", "MistralForCausalLM", sliding_window=8)
+    for seq_len in (8, 9):
+        change = functools.partial(replaced, values={"model.seq_len": seq_len})
+        if seq_len == 8:
+            import_folder(tmp_path / "hf", tmp_path / "run", change)
+        else:
+            with pytest.raises(CheckpointError, match=r"model\.seq_len=9 is above the 8 positions .* or less"):
+                import_folder(tmp_path / "hf", tmp_path / "no", change)
 
 
 def test_a_model_of_another_size_is_not_started_from(tmp_path: pathlib.Path) -> None:
