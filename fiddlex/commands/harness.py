@@ -33,6 +33,11 @@ def main(argv: list[str]) -> None:
 
     if _INCLUDE_PATH.value and not os.path.isdir(_INCLUDE_PATH.value):
         raise ConfigError(f"--include_path={_INCLUDE_PATH.value} is not a folder. Name one with task files (YAML).")
+    if not _TASKS.value:
+        raise ConfigError("--tasks is empty: name tasks, separated by commas.")
+    output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
+    if output and not os.access(output.parent, os.W_OK):
+        raise ConfigError(f"--output={output}: {output.parent} is not a folder that can be written. Name another file.")
     manager = task_manager(_TASKS.value, _INCLUDE_PATH.value)
 
     import lm_eval
@@ -45,13 +50,12 @@ def main(argv: list[str]) -> None:
         num_fewshot=_NUM_FEWSHOT.value,
         limit=_LIMIT.value,
         task_manager=manager,
-        log_samples=bool(_OUTPUT.value),
+        log_samples=bool(output),
     )
-    if _OUTPUT.value:
-        path = pathlib.Path(_OUTPUT.value)
-        temporary = path.with_name(f"{path.name}.tmp")
+    print(lm_eval.utils.make_table(results))
+    print(json.dumps({"step": model.step, "results": results["results"]}, default=str), flush=True)
+    if output:
+        temporary = output.with_name(f"{output.name}.tmp")
         text = json.dumps({"step": model.step, **results}, default=str, ensure_ascii=False, indent=1)
         temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    print(lm_eval.utils.make_table(results))
-    print(json.dumps({"step": model.step, "results": results["results"]}, default=str))
+        os.replace(temporary, output)

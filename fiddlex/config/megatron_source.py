@@ -5,6 +5,7 @@ gives the shares of the documents to train on, to evaluate on and to leave out.
 """
 
 import math
+import os
 import re
 from fractions import Fraction
 
@@ -23,7 +24,7 @@ def parse_source(field: str, value: str) -> list[tuple[Fraction, str]]:
       value: megatron:PREFIX or megatron:WEIGHT:PREFIX,WEIGHT:PREFIX,….
 
     Raises:
-      ConfigError: when a prefix is missing, or a weight is not above 0.
+      ConfigError: when a prefix is missing or named twice, or a weight is not above 0.
     """
     _, _, rest = value.partition(":")
     parts = rest.split(",")
@@ -39,6 +40,12 @@ def parse_source(field: str, value: str) -> list[tuple[Fraction, str]]:
                 "megatron:0.7:PREFIX,0.3:PREFIX; each prefix has a weight and no comma."
             )
         found.append((Fraction(match[1]), match[2]))
+    places = [os.path.abspath(os.path.expanduser(prefix)) for _, prefix in found]
+    if twice := next((place for place in places if places.count(place) > 1), None):
+        raise ConfigError(
+            f"{field}={value!r} names {twice} twice, whose examples would come in the same order from both. "
+            "Name it once, with the sum of the weights."
+        )
     return found
 
 

@@ -13,7 +13,7 @@ from fiddlex.errors import ConfigError
         ("megatron:/data/a", [("1", "/data/a")]),
         ("megatron:a,b:c", [("1", "a,b:c")]),  # a path like any other
         ("megatron:0.7:/data/a,0.3:b:c", [("0.7", "/data/a"), ("0.3", "b:c")]),
-        ("megatron:2:a,1e-3:a", [("2", "a"), ("0.001", "a")]),
+        ("megatron:2:a,1e-3:b", [("2", "a"), ("0.001", "b")]),
         ("megatron:5:a", [("5", "a")]),
     ],
 )

@@ -103,6 +103,8 @@ def open_indexed(prefix: Path) -> IndexedTokens:
         the files do not belong together.
       OSError: when a file cannot be read.
     """
+    if not prefix.name:
+        raise DataError(f"megatron:{prefix} is no prefix of files. A dataset of Megatron is PREFIX.bin and PREFIX.idx.")
     index, data = (prefix.with_name(prefix.name + end) for end in (".idx", ".bin"))
     for file in (index, data):
         if not file.is_file():

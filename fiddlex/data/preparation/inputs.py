@@ -67,12 +67,20 @@ def find_files(inputs: Sequence[str]) -> list[tuple[str, bool]]:
 
 def _files(path: str) -> list[str]:
     if not os.path.isdir(path):
+        if not os.path.isfile(path):
+            raise DataError(
+                f"--input={path} is neither a file nor a folder, but a pipe or a device. Write it to a file."
+            )
         return [path]
     names = []
-    for folder, subfolders, files in os.walk(path):
+    for folder, subfolders, files in os.walk(path, onerror=_raise):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         names += [os.path.join(folder, name) for name in files if not name.startswith(".")]
-    return sorted(names)
+    return sorted(filter(os.path.isfile, names))
+
+
+def _raise(error: OSError) -> None:
+    raise error  # by default os.walk skips a folder that it cannot read
 
 
 def cut(files: Sequence[tuple[str, bool]]) -> list[Piece]:
@@ -181,7 +189,9 @@ def _read_lines(piece: Piece, key: str) -> Iterator[str]:
 
 def _text_of(line: bytes, key: str) -> str:
     try:
-        value = json.loads(line)
+        value = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from error
     except RecursionError as error:
@@ -216,6 +226,7 @@ def _read_rows(piece: Piece, key: str) -> Iterator[str]:
         row = 0
         for group in range(piece.first, piece.last):
             for batch in parquet.iter_batches(batch_size=1024, row_groups=[group], columns=[key]):
+                batch.column(0).validate(full=True)
                 for text in batch.column(0).to_pylist():
                     row += 1
                     if not isinstance(text, str):

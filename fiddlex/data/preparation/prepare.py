@@ -26,11 +26,12 @@ from fiddlex.data.megatron.builder import IndexedBuilder, smallest_dtype
 from fiddlex.data.megatron.index_file import open_indexed
 from fiddlex.data.preparation.encoding import Counts, Encoding, encode_part, part_path, read_counts, start_worker
 from fiddlex.data.preparation.inputs import Piece, cut, find_files
-from fiddlex.data.preparation.train_tokenizer import train_tokenizer
-from fiddlex.data.tokenizers import SEPARATORS, make_tokenizer
+from fiddlex.data.preparation.train_tokenizer import check_size, train_tokenizer
+from fiddlex.data.tokenizers import SEPARATORS, Tokenizer, make_tokenizer
 from fiddlex.errors import ConfigError, DataError
 
-_FORMAT = 1  # of the plan and the parts
+_FORMAT = 2  # of the plan and the parts
+MOST_NAME_BYTES = 230  # of a file's name; most file systems allow 255, and temporary files have longer names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,12 @@ class Preparation:
     @property
     def tokenizer_file(self) -> str:
         """The tokenizer that encodes the input: the one that is named, or that is trained."""
-        return str(self._beside("-tokenizer.json")) if self.train_tokens else self.tokenizer
+        return str(self.trained_tokenizer) if self.train_tokens else self.tokenizer
+
+    @property
+    def trained_tokenizer(self) -> Path:
+        """Where a tokenizer that is trained goes."""
+        return self._beside("-tokenizer.json")
 
     @property
     def parts(self) -> Path:
@@ -67,6 +73,11 @@ class Preparation:
     def record(self) -> Path:
         """The file that records how the result was made."""
         return self._beside("-prepared.json")
+
+    @property
+    def lock(self) -> Path:
+        """The file that a process holds while it makes the dataset."""
+        return self._beside(".lock")
 
     @property
     def results(self) -> tuple[Path, Path]:
@@ -112,28 +123,41 @@ def prepare(task: Preparation, *, workers: int, progress: Progress = lambda done
         raise ConfigError(f"--train_tokenizer={task.train_tokens} and --tokenizer={task.tokenizer}: leave one out.")
     if workers < 1:
         raise ConfigError(f"--workers={workers} must be at least 1.")
-    task.prefix.parent.mkdir(parents=True, exist_ok=True)
+    if not task.prefix.name or len(os.fsencode(task.record.name)) > MOST_NAME_BYTES:
+        raise ConfigError(
+            f"--output_prefix={task.prefix}: the last part of the path, to which endings such as -prepared.json are "
+            f"added, must be a name, with them of at most {MOST_NAME_BYTES} bytes."
+        )
+    if task.train_tokens:
+        check_size(task.train_tokens)
+    else:
+        _require_separator(task, make_tokenizer(task.tokenizer))
     files = find_files(task.inputs)
     plan = _plan(task, files)
-    if task.record.exists() and (done := _finished(task, plan)):
-        shutil.rmtree(task.parts, ignore_errors=True)
-        return done
-    task.parts.mkdir(exist_ok=True) if _is_ours(task, plan) else _start(task, plan)
+    task.prefix.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(task.lock)
     try:
-        with FileLock(task.parts / "lock", timeout=0):
-            return _prepare(task, plan, cut(files), workers, progress)
+        lock.acquire(timeout=0)
     except Timeout as error:
         raise ConfigError(f"another process is making {task.prefix}. Wait until it ends, or stop it.") from error
+    try:
+        if task.record.exists() and (done := _finished(task, plan)):
+            shutil.rmtree(task.parts, ignore_errors=True)
+            return done
+        if not _is_ours(task, plan):
+            _start(task, plan)
+        return _prepare(task, plan, cut(files), workers, progress)
+    finally:
+        task.lock.unlink(missing_ok=True)
+        lock.release()
 
 
 def _prepare(
     task: Preparation, plan: dict[str, Any], pieces: list[Piece], workers: int, progress: Progress
 ) -> Prepared:
-    if task.train_tokens and not os.path.exists(task.tokenizer_file):
-        train_tokenizer(pieces, Path(task.tokenizer_file), num_tokens=task.train_tokens, json_key=task.json_key)
+    if task.train_tokens:
+        _train(task, pieces)
     tokenizer = make_tokenizer(task.tokenizer_file)
-    if task.append_eod and tokenizer.separator is None:
-        raise ConfigError(f"--append_eod: {task.tokenizer_file} has none of the tokens {', '.join(SEPARATORS)}.")
     encoding = Encoding(task.tokenizer_file, task.json_key, task.append_eod)
     counts = [read_counts(task.parts, number) for number in range(len(pieces))]
     missing = [number for number, count in enumerate(counts) if count is None]
@@ -147,6 +171,12 @@ def _prepare(
     summed = sum((count for count in counts if count is not None), Counts())
     if not summed.tokens:
         raise DataError(f"--input={','.join(task.inputs)} has no text.")
+    if _plan(task, find_files(task.inputs)) != plan:
+        _discard(task)
+        raise DataError(
+            f"--input={','.join(task.inputs)} or the tokenizer has changed while it was read, and nothing was written. "
+            "Run the same command again."
+        )
     merged = task.parts / "merged"
     with IndexedBuilder(merged, dtype=smallest_dtype(tokenizer.vocab_size)) as builder:
         for number in range(len(pieces)):
@@ -154,7 +184,8 @@ def _prepare(
     for end, result in zip((".bin", ".idx"), task.results, strict=True):
         os.replace(merged.with_name(merged.name + end), result)
     prepared = Prepared(summed, tokenizer.vocab_size, task.tokenizer_file)
-    _write_json(task.record, {"plan": plan, "prepared": dataclasses.asdict(prepared)})
+    record = {"plan": plan, "prepared": dataclasses.asdict(prepared), "tokenizer": _digest(task.tokenizer_file)}
+    _write_json(task.record, record)
     shutil.rmtree(task.parts, ignore_errors=True)
     return prepared
 
@@ -183,10 +214,7 @@ def _encoded(
 
 def _plan(task: Preparation, files: Sequence[tuple[str, bool]]) -> dict[str, Any]:
     """All that decides the result."""
-    digest = ""
-    if not task.train_tokens and task.tokenizer != "bytes":
-        make_tokenizer(task.tokenizer)  # tells what is wrong with it
-        digest = hashlib.sha256(Path(os.path.expanduser(task.tokenizer)).read_bytes()).hexdigest()
+    digest = "bytes" if task.train_tokens else _digest(task.tokenizer)
     listed = "\n".join(
         f"{os.path.abspath(file)} {passes} {os.stat(file).st_size} {os.stat(file).st_mtime_ns}"
         for file, passes in files
@@ -195,7 +223,7 @@ def _plan(task: Preparation, files: Sequence[tuple[str, bool]]) -> dict[str, Any
         "format": _FORMAT,
         "inputs": list(task.inputs),
         "files": hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest(),
-        "tokenizer": digest or "bytes",
+        "tokenizer": digest,
         "train_tokens": task.train_tokens,
         "json_key": task.json_key,
         "append_eod": task.append_eod,
@@ -207,9 +235,15 @@ def _finished(task: Preparation, plan: dict[str, Any]) -> Prepared | None:
     record = _read_json(task.record)
     if record.get("plan") != plan or not all(file.exists() for file in task.results):
         return None
-    open_indexed(task.prefix)
-    made = record["prepared"]
-    return Prepared(Counts(**made["counts"]), made["vocab_size"], made["tokenizer"])
+    try:
+        made = record["prepared"]
+        done = Prepared(Counts(**made["counts"]), made["vocab_size"], made["tokenizer"])
+        same_tokenizer = _digest(task.tokenizer_file) == record["tokenizer"]
+    except (KeyError, TypeError, OSError):
+        return None
+    data = open_indexed(task.prefix)
+    sizes = (len(data.documents) - 1, len(data.tokens))
+    return done if same_tokenizer and sizes == (done.counts.documents, done.counts.tokens) else None
 
 
 def _is_ours(task: Preparation, plan: dict[str, Any]) -> bool:
@@ -218,12 +252,47 @@ def _is_ours(task: Preparation, plan: dict[str, Any]) -> bool:
     if not file.exists():
         return False
     changed = [name for name, value in plan.items() if _read_json(file).get(name) != value]
+    if changed and not any(task.parts.glob("part-*.json")):  # the first try failed, and the command was corrected
+        _discard(task)
+        return False
     if changed:
         raise ConfigError(
             f"{task.parts} has the parts of another preparation: {', '.join(changed)} of the input or options changed. "
             "Give the same command to go on, remove the folder, or name another --output_prefix."
         )
     return True
+
+
+def _discard(task: Preparation) -> None:
+    """Removes the parts, and the tokenizer that was trained for them."""
+    if _read_json(task.parts / "plan.json").get("train_tokens"):
+        task.trained_tokenizer.unlink(missing_ok=True)
+    shutil.rmtree(task.parts, ignore_errors=True)
+
+
+def _train(task: Preparation, pieces: list[Piece]) -> None:
+    """Trains the tokenizer, unless an earlier run of the same task has."""
+    mark = task.parts / "tokenizer.sha256"
+    if not (mark.exists() and os.path.exists(task.tokenizer_file)):
+        train_tokenizer(pieces, Path(task.tokenizer_file), num_tokens=task.train_tokens, json_key=task.json_key)
+        mark.write_text(_digest(task.tokenizer_file), encoding="utf-8")
+    elif mark.read_text(encoding="utf-8") != _digest(task.tokenizer_file):
+        raise ConfigError(
+            f"{task.tokenizer_file} is not the file that the interrupted run of this command trained. Remove it and "
+            f"{task.parts}, and start again."
+        )
+
+
+def _require_separator(task: Preparation, tokenizer: Tokenizer) -> None:
+    if task.append_eod and tokenizer.separator is None:
+        raise ConfigError(f"--append_eod: {task.tokenizer} has none of the tokens {', '.join(SEPARATORS)}.")
+
+
+def _digest(tokenizer: str) -> str:
+    """A hash of a tokenizer's file; for bytes the word."""
+    if tokenizer == "bytes":
+        return tokenizer
+    return hashlib.sha256(Path(os.path.expanduser(tokenizer)).read_bytes()).hexdigest()
 
 
 def _start(task: Preparation, plan: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from fiddlex.errors import ConfigError, DataError
 
 END_OF_TEXT = "<|endoftext|>"
 LEAST_TOKENS = 257  # 256 bytes and the end of text
+MOST_TOKENS = 2**20
 _MOST_BYTES = 2**30  # of the input; longer input is sampled by evenly spaced pieces
 
 
@@ -28,11 +29,8 @@ def train_tokenizer(pieces: Sequence[Piece], file: Path, *, num_tokens: int, jso
       The number of tokens; less than `num_tokens` where the text has no more merges.
 
     Raises:
-      ConfigError: when `num_tokens` is below 257.
       DataError: when the input cannot be read or is empty.
     """
-    if num_tokens < LEAST_TOKENS:
-        raise ConfigError(f"--train_tokenizer={num_tokens}: 256 bytes and {END_OF_TEXT} are {LEAST_TOKENS} tokens.")
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -50,6 +48,15 @@ def train_tokenizer(pieces: Sequence[Piece], file: Path, *, num_tokens: int, jso
     tokenizer.save(str(partial))
     os.replace(partial, file)
     return tokenizer.get_vocab_size()
+
+
+def check_size(num_tokens: int) -> None:
+    """Raises ConfigError when a vocabulary of this size cannot be trained."""
+    if not LEAST_TOKENS <= num_tokens <= MOST_TOKENS:
+        raise ConfigError(
+            f"--train_tokenizer={num_tokens} must be from {LEAST_TOKENS} (256 bytes and {END_OF_TEXT}) to "
+            f"{MOST_TOKENS:,}."
+        )
 
 
 def _texts(pieces: Sequence[Piece], json_key: str, seen: list[int]) -> Iterator[str]:

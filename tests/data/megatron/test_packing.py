@@ -84,6 +84,17 @@ def test_the_order_is_made_once_for_each_dataset_range_and_seed(tmp_path, datase
     assert len({tuple(each.order.tolist()) for each in (first, *others)}) == 4
 
 
+@pytest.mark.parametrize("damage", [b"PK\3\4", b"\x93NUMPY\1\0\x76\0{'descr': '<i8', (", b""])
+def test_a_cached_order_with_another_header_is_made_again(tmp_path, dataset, damage):
+    first = document_order(dataset, 0, 90, seed=1)
+    (name,) = files_below(tmp_path / "a-cache")
+    file = tmp_path / "a-cache" / name
+    whole = file.read_bytes()
+    file.write_bytes(damage + whole[len(damage) :] if damage else b"")
+    assert document_order(dataset, 0, 90, seed=1).order.tolist() == first.order.tolist()
+    assert file.read_bytes() == whole
+
+
 def test_another_dataset_under_the_same_name_has_another_order(tmp_path, dataset):
     before = document_order(dataset, 0, 100, seed=0)
     plain.write(tmp_path / "a", [[[n] * ((n + 1) % 5)] for n in range(100)])

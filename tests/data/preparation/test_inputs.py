@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -46,7 +47,7 @@ def test_lines_that_begin_where_a_piece_does(tmp_path, monkeypatch):
         ('{"body": "a"}', "the text is missing; the object has the keys 'body'"),
         ('{"text": 3}', "the text is a int"),
         ('{"text": ' + "[" * 100_000, "its JSON is nested too deeply"),
-        ('{"text": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
+        ('{"text": "\xff"}', "it is not UTF-8 (invalid start byte at byte 10)"),
     ],
 )
 def test_malformed_lines_are_told_by_file_and_number(tmp_path, monkeypatch, size, line, message):
@@ -62,6 +63,20 @@ def test_malformed_lines_are_told_by_file_and_number(tmp_path, monkeypatch, size
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))
     with pytest.raises(DataError, match=r"a\.jsonl\.gz, line 4: "):
         texts_of(tmp_path / "a.jsonl.gz")
+
+
+def test_bytes_of_a_surrogate_are_not_utf_8(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a\xed\xa0\x80b"}\n')
+    with pytest.raises(DataError, match=r"line 1: it is not UTF-8"):
+        texts_of(tmp_path / "a.jsonl")
+
+
+def test_a_pipe_is_no_input(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    os.mkfifo(tmp_path / "pipe")
+    assert texts_of(tmp_path) == ["text"]
+    with pytest.raises(DataError, match="is neither a file nor a folder, but a pipe"):
+        texts_of(tmp_path / "pipe")
 
 
 def test_half_of_a_surrogate_pair_is_no_character(tmp_path):

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import pathlib
@@ -153,11 +154,48 @@ def test_other_options_and_other_input_replace_nothing(tmp_path, lines, monkeypa
         prepare(Preparation([str(lines)], tmp_path / "out"), workers=1)
     assert files_of(tmp_path) == before
 
-    monkeypatch.setattr(prepare_module, "encode_part", lambda *args: (_ for _ in ()).throw(StoppedError))
-    with pytest.raises(StoppedError):
-        prepare(Preparation([str(lines)], tmp_path / "new"), workers=1)
-    with pytest.raises(ConfigError, match=r"new-parts has the parts of another preparation: append_eod of the input"):
-        prepare(Preparation([str(lines)], tmp_path / "new", append_eod=True), workers=1)
+
+def test_a_corrected_command_begins_again_where_the_first_one_completed_nothing(tmp_path, lines):
+    first = Preparation([str(lines)], tmp_path / "new", json_key="body")
+    with pytest.raises(DataError, match="the text is missing"):
+        prepare(first, workers=1)
+    (tmp_path / "new-parts" / "part-000000.json").write_text("{}")  # as if a part were complete
+    with pytest.raises(ConfigError, match=r"new-parts has the parts of another preparation: json_key of the input"):
+        prepare(dataclasses.replace(first, json_key="text"), workers=1)
+    (tmp_path / "new-parts" / "part-000000.json").unlink()
+    assert prepare(dataclasses.replace(first, json_key="text"), workers=1).counts.documents > 0
+    assert not (tmp_path / "new-parts").exists()
+
+
+@pytest.mark.parametrize("train_tokens", [0, 300])
+def test_input_that_changes_while_it_is_read_makes_nothing(tmp_path, lines, monkeypatch, train_tokens):
+    task = Preparation([str(lines)], tmp_path / "new", train_tokens=train_tokens)
+    real = prepare_module.encode_part
+
+    def encode_part(*args):
+        lines.write_text(lines.read_text() + '{"text": "more"}\n')
+        return real(*args)
+
+    monkeypatch.setattr(prepare_module, "encode_part", encode_part)
+    with pytest.raises(DataError, match=r"has changed while it was read, and nothing was written"):
+        prepare(task, workers=1)
+    assert {path.name for path in tmp_path.iterdir()} == {"lines.jsonl"}
+    monkeypatch.undo()
+    assert prepare(task, workers=1).counts.documents > 0
+
+
+def test_what_is_said_to_be_done_is_checked(tmp_path, lines):
+    task = Preparation([str(lines)], tmp_path / "new", train_tokens=300)
+    made = prepare(task, workers=1)
+    assert prepare(task, workers=1) == made
+    record = task.record.read_text()
+    task.record.write_text(record.replace('"prepared": {', '"prepared": {"odd": 1,').replace('"counts"', '"count"'))
+    with pytest.raises(ConfigError, match="exists and was made from other input"):
+        prepare(task, workers=1)
+    task.record.write_text(record)
+    pathlib.Path(task.tokenizer_file).write_text("{}")
+    with pytest.raises(ConfigError, match="exists and was made from other input"):
+        prepare(task, workers=1)
 
 
 def test_two_processes_make_the_same_bytes_as_one(tmp_path, lines):
@@ -177,7 +215,10 @@ def test_an_error_in_one_of_two_processes(tmp_path, lines):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_tokens": 256}, r"--train_tokenizer=256: 256 bytes and <\|endoftext\|> are 257 tokens"),
+        (
+            {"train_tokens": 256},
+            r"--train_tokenizer=256 must be from 257 \(256 bytes and <\|endoftext\|>\) to 1,048,576",
+        ),
         ({"train_tokens": 300, "tokenizer": "a.json"}, r"--train_tokenizer=300 and --tokenizer=a\.json: leave one out"),
         ({"tokenizer": "/no/such.json"}, r"/no/such\.json does not exist"),
         ({"inputs": ["/no/such"]}, "--input=/no/such: there is no such file"),
@@ -193,7 +234,9 @@ def test_a_vocabulary_without_a_separator_and_empty_input(tmp_path, lines):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, "[UNK]"))
     tokenizer.save(str(tmp_path / "words.json"))
     task = Preparation([str(lines)], tmp_path / "out", str(tmp_path / "words.json"), append_eod=True)
-    with pytest.raises(ConfigError, match=r"--append_eod: .*words\.json has none of the tokens <\|endoftext\|>, </s>"):
+    with pytest.raises(
+        ConfigError, match=r"--append_eod: .*words\.json has none of the tokens <\|endoftext\|>, <\|end_of_text"
+    ):
         prepare(task, workers=1)
     lines.write_text('{"text": ""}\n')
     with pytest.raises(DataError, match=r"--input=.*lines\.jsonl has no text"):
