@@ -324,7 +324,7 @@ class Trainer:
         vocab_size = tokenizer.vocab_size if tokenizer else self.config.model.vocab_size
         return generate(
             self._decoding,
-            self.state.weights,
+            self._decoding.weights(self.state.weights),
             prompts,
             num_tokens,
             vocab_size=vocab_size,

@@ -59,8 +59,8 @@ def ours(folder: pathlib.Path) -> Callable[[Tokens, bool], Tokens]:
     """Greedy generation by fiddlex with the weights of a folder, on one device."""
     config = replaced(Config(), read_settings(folder)).validate()
     program = Program(config, make_mesh(config.mesh))
-    weights = converted(folder, program)
     decoding = make_decoding(program)
+    weights = decoding.weights(converted(folder, program))
 
     def run(prompts: Tokens, cached: bool) -> Tokens:
         drawn = generate(

@@ -196,9 +196,10 @@ def _compare_decoder(model: transformers.PreTrainedModel, program: Program, weig
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (ROWS, LENGTH)).astype(np.int32)
     positions = np.arange(ROWS, dtype=np.int32) % LENGTH  # another position of each row
     decoding = make_decoding(program)
+    compute = decoding.weights(weights)
     prompts = [row[: position + 1].tolist() for row, position in zip(tokens, positions, strict=True)]
-    ours = np.asarray(decoding.prefill(decoding.weights(weights), prompts)[1])[:, :VOCABULARY]
-    _compare_greedy(model, decoding, weights, tokens[:, : LENGTH // 2])
+    ours = np.asarray(decoding.prefill(compute, prompts)[1])[:, :VOCABULARY]
+    _compare_greedy(model, decoding, compute, tokens[:, : LENGTH // 2])
     long = torch.tensor(tokens).long()
     theirs = model(long, labels=long)
     targets, weight = np.roll(tokens, -1, axis=1), np.ones((ROWS, LENGTH), np.float32)

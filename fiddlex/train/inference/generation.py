@@ -53,7 +53,7 @@ class Completion(NamedTuple):
 
 def generate(
     decoding: Decoding,
-    master: Weights,
+    weights: Weights,
     prompts: Sequence[Sequence[int]],
     num_tokens: int,
     *,
@@ -66,7 +66,7 @@ def generate(
 
     Args:
       decoding: the compiled passes of the model.
-      master: the master weights.
+      weights: the compute weights, `decoding.weights`.
       prompts: the tokens to continue, of each text at least one and at most `decoding.seq_len`.
       num_tokens: how many to draw for each text.
       vocab_size: number of tokens that the tokenizer knows; only these may be drawn.
@@ -85,7 +85,7 @@ def generate(
     draw = functools.partial(sample, config=config, vocab_size=vocab_size, first_row=first_row)
     texts = [list(prompt) for prompt in prompts]
     texts += [texts[0][:1]] * (decoding.num_rows(len(texts)) - len(texts))  # rows that no one reads
-    weights, longest, drawn, state = decoding.weights(master), max(map(len, prompts)), None, None
+    longest, drawn, state = max(map(len, prompts)), None, None
 
     def read(tokens_B: jax.Array) -> np.ndarray:
         found = np.asarray(tokens_B)[: len(prompts)]
@@ -166,7 +166,7 @@ class TextGenerator:
         starts = self.check(prompts, num_tokens, sampling, stop)
         drawn = generate(
             self._decoding,
-            self._weights,
+            self._compute_weights,
             [start or [self._tokenizer.separator or 0] for start in starts],
             num_tokens,
             vocab_size=self._tokenizer.vocab_size,
@@ -175,6 +175,10 @@ class TextGenerator:
             cached=cached,
         )
         return _pieces([_Text(self._tokenizer, start, stop) for start in starts], drawn, num_tokens)
+
+    @functools.cached_property
+    def _compute_weights(self) -> Weights:
+        return self._decoding.weights(self._weights)
 
     def complete(
         self,
