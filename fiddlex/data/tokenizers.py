@@ -24,7 +24,8 @@ _COUNTED_AT_ONCE = 2**22  # tokens, so that a memory map is never wholly in memo
 _UNKNOWN_NAMES = ("[UNK]", "<unk>")
 
 # Names of the end of text in the vocabularies of GPT, Llama 3, RoBERTa/T5 and BERT, in the order of the search.
-SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
+END_OF_TEXT = "<|endoftext|>"
+SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "[SEP]")
 
 
 class Tokenizer(Protocol):

@@ -21,12 +21,11 @@ import numpy as np
 
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
-from fiddlex.config.overrides import FLUSHED, replaced
 from fiddlex.data import ExampleSource
 from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.data.statistics import majority_share
-from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from fiddlex.errors import ConfigError, DataError, NonFiniteError
 from fiddlex.interop.folder import folder_of
 from fiddlex.models.bert import BERT
 from fiddlex.models.weights import Weights
@@ -41,8 +40,8 @@ from fiddlex.train.record import Record
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.importing import imported
+from fiddlex.train.run.result import no_checkpoint, result_config
 from fiddlex.train.run.transfer import placed, pretrained, whole
-from fiddlex.train.run.workdir import check_same_shapes, read_config
 from fiddlex.train.step.feed import DeviceBatch, Feed
 from fiddlex.train.step.gradients import HeadFunction
 from fiddlex.train.step.program import Program
@@ -431,15 +430,10 @@ def load_trainer(
       CheckpointError: when the workdir has no run or no readable checkpoint, or when the changed config has weights of
         other shapes.
     """
-    saved = read_config(workdir)
-    config = replaced(change(saved), FLUSHED)
-    check_same_shapes(saved, config, workdir)
+    saved, config = result_config(workdir, change)
     trainer = Trainer(config, dataset)
     if not trainer.load(workdir, saved):
-        raise CheckpointError(
-            f"--workdir={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for the "
-            "first one."
-        )
+        raise no_checkpoint(workdir)
     return trainer
 
 

@@ -165,7 +165,7 @@ MUTATIONS = (
     Mutation(
         "end-of-text-not-the-separator-where-there-is-sep",
         "fiddlex/data/tokenizers.py",
-        old='SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")',
+        old='SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "[SEP]")',
         new='SEPARATORS = ("[SEP]", "<|end_of_text|>", "</s>", "<|endoftext|>")',
         tests=("tests/data/test_tokenizers.py::test_json_end_of_text_comes_before_sep",),
     ),

@@ -111,7 +111,7 @@ def open_indexed(prefix: Path) -> IndexedTokens:
             hint = " Give the prefix alone." if prefix.suffix in (".bin", ".idx") else ""
             raise DataError(
                 f"megatron:{prefix}: there is no file {file}. A dataset of Megatron is PREFIX.bin and PREFIX.idx, as "
-                f"experiments/prepare_data.py and Megatron's preprocess_data.py write them.{hint}"
+                f"fiddlex prepare_data and Megatron's preprocess_data.py write them.{hint}"
             )
     dtype, num_sequences, num_edges = _header(index)
     lengths_at, bytes_per_id = HEADER.size, dtype.itemsize
@@ -145,7 +145,7 @@ def _header(file: Path) -> tuple[np.dtype[Any], int, int]:
     if magic != MAGIC:
         raise DataError(
             f"{file} does not begin with {MAGIC!r}: it is no index of Megatron's, or is damaged. Copy it again, or "
-            "make it with experiments/prepare_data.py."
+            "make it with fiddlex prepare_data."
         )
     if version != VERSION:
         raise DataError(f"{file} has version {version}, and fiddlex reads version {VERSION}. Copy or make it again.")

@@ -1,1 +1,1 @@
-"""Datasets of tokens from files of text: what `experiments/prepare_data.py` does."""
+"""Datasets of tokens from files of text: what `fiddlex prepare_data` does."""

@@ -8,9 +8,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from fiddlex.data.preparation.inputs import Piece, read_piece
+from fiddlex.data.tokenizers import END_OF_TEXT
 from fiddlex.errors import ConfigError, DataError
 
-END_OF_TEXT = "<|endoftext|>"
 LEAST_TOKENS = 257  # 256 bytes and the end of text
 MOST_TOKENS = 2**20
 _MOST_BYTES = 2**30  # of the input; longer input is sampled by evenly spaced pieces

@@ -15,14 +15,13 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from fiddlex.config import Config
-from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer
+from fiddlex.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer, make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.architectures import settings_of
 from fiddlex.interop.folder import copy_tokenizer, described, folder_of, read_json
 from fiddlex.train.run.workdir import OWN_TOKENIZER, writing
 
 ORIGINAL = os.path.dirname(OWN_TOKENIZER)  # subdirectory of a workdir
-END_OF_TEXT = "<|endoftext|>"
 
 
 def keep_original(folder: Path, workdir: Path) -> Path | None:
@@ -137,7 +136,7 @@ def complete_description(workdir: Path, folder: Path, tokenizer: Tokenizer | Non
 
 def _byte_tokenizer() -> tokenizers.Tokenizer:
     """Bytes as a tokenizer of the `tokenizers` library; no text has byte 0, which is the separator."""
-    characters = byte_characters()
+    characters = _byte_characters()
     vocabulary = {END_OF_TEXT: 0} | {characters[byte]: byte for byte in range(1, 256)}
     made = tokenizers.Tokenizer(models.BPE(vocabulary, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -146,7 +145,7 @@ def _byte_tokenizer() -> tokenizers.Tokenizer:
     return made
 
 
-def byte_characters() -> list[str]:
+def _byte_characters() -> list[str]:
     """The character by which byte-level tokenizers write each byte (Radford et al. 2019).
 
     Printable bytes of Latin-1 are written as themselves, and all others, in order, from U+0100 on.

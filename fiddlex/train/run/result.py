@@ -30,20 +30,37 @@ def load_result(
       CheckpointError: when the workdir has no run or no readable checkpoint, or when the changed config has weights of
         other shapes.
     """
-    saved = read_config(workdir, named_by=named_by)
-    config = replaced(change(saved), FLUSHED)
-    check_same_shapes(saved, config, workdir)
+    saved, config = result_config(workdir, change, named_by=named_by)
     # No data is read, so that any mesh will do.
     config.data.global_batch_size = config.mesh.data * config.pipeline.num_microbatches
     config.validate()
     program = Program(config, make_mesh(config.mesh))
     state = restore_result(workdir, saved, program)
     if state is None:
-        raise CheckpointError(
-            f"{named_by}={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for the "
-            "first one."
-        )
+        raise no_checkpoint(workdir, named_by)
     return program, state
+
+
+def result_config(
+    workdir: Path, change: Callable[[Config], Config], *, named_by: str = "--workdir"
+) -> tuple[Config, Config]:
+    """The config of a run, and the config to use its weights with, not yet validated.
+
+    Raises:
+      CheckpointError: when the workdir has no run, or the changed config has weights of other shapes.
+    """
+    saved = read_config(workdir, named_by=named_by)
+    config = replaced(change(saved), FLUSHED)
+    check_same_shapes(saved, config, workdir)
+    return saved, config
+
+
+def no_checkpoint(workdir: Path, named_by: str = "--workdir") -> CheckpointError:
+    """The error for a run that has saved nothing yet."""
+    return CheckpointError(
+        f"{named_by}={workdir} has no checkpoint yet. Train with train.checkpoint_every above 0, or wait for the first "
+        "one."
+    )
 
 
 def load_generator(
