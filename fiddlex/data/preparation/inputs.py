@@ -15,8 +15,10 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import IO, Any, cast
 
+from fiddlex.data.documents import files_below, is_hidden
 from fiddlex.errors import DataError
 
 _LEAST_PIECE, _MOST_PIECES = 4 * 2**20, 4096  # bytes; pieces of one run, beside the files that cannot be cut
@@ -72,15 +74,7 @@ def _files(path: str) -> list[str]:
                 f"--input={path} is neither a file nor a folder, but a pipe or a device. Write it to a file."
             )
         return [path]
-    names = []
-    for folder, subfolders, files in os.walk(path, onerror=_raise):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        names += [os.path.join(folder, name) for name in files if not name.startswith(".")]
-    return sorted(filter(os.path.isfile, names))
-
-
-def _raise(error: OSError) -> None:
-    raise error  # by default os.walk skips a folder that it cannot read
+    return [str(file) for _, file in files_below(Path(path), skip=is_hidden)]
 
 
 def cut(files: Sequence[tuple[str, bool]]) -> list[Piece]:
