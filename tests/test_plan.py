@@ -189,11 +189,21 @@ def test_what_cannot_be_planned_ends_with_the_reason(args, status, message):
     assert "Traceback" not in done.stderr
 
 
+def a_fifth_of_a_second() -> float:
+    """Seconds that this machine takes now for what an undisturbed core (AMD EPYC, Python 3.11) does in 0.2 s."""
+    start, total = time.thread_time(), 0
+    for i in range(3_400_000):
+        total += i * i % 7
+    return time.thread_time() - start
+
+
 def test_three_thousand_devices_take_less_than_five_seconds_of_computing():
     config = get_config("1008b")
-    start = time.process_time()
+    before = a_fifth_of_a_second()
+    start = time.thread_time()
     found = search(Problem(config, load_topology("a100_80"), 3072))
-    assert time.process_time() - start < 5
+    taken = time.thread_time() - start
+    assert taken < 25 * max(before, a_fifth_of_a_second())  # other programs slow both
     assert len(found.plans) == 5
 
 

@@ -21,9 +21,10 @@ def documents() -> list[np.ndarray]:
 
 @pytest.fixture
 def config(tiny_config: Config, tmp_path: pathlib.Path, documents: list[np.ndarray]) -> Config:
-    with IndexedBuilder(tmp_path / "a", dtype=np.dtype("int32")) as builder:
-        for document in documents:
-            builder.add(document)
+    for prefix, its_documents in {"a": documents, "b": documents[::-1]}.items():
+        with IndexedBuilder(tmp_path / prefix, dtype=np.dtype("int32")) as builder:
+            for document in its_documents:
+                builder.add(document)
     tiny_config.model.hidden_size, tiny_config.model.num_layers = 16, 1
     tiny_config.data.source, tiny_config.data.split = f"megatron:{tmp_path / 'a'}", "4,1"
     tiny_config.optimizer.schedule = "constant"  # so that the run of three steps begins as that of six
@@ -52,7 +53,7 @@ def test_training_equals_that_on_a_flat_file(
 @pytest.mark.parametrize("blend", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_resumed_run_goes_on_exactly(config: Config, tmp_path: pathlib.Path, blend: bool) -> None:
     if blend:
-        config.data.source = f"megatron:0.6:{tmp_path / 'a'},0.4:{tmp_path / 'a'}"
+        config.data.source = f"megatron:0.6:{tmp_path / 'a'},0.4:{tmp_path / 'b'}"
     loop.train(config, tmp_path / "whole")
     first = copy.deepcopy(config)
     first.train.num_steps = 3
