@@ -11,7 +11,7 @@ import sys
 import fiddlex
 from fiddlex.commands import summaries
 
-_USAGE_STATUS = 2
+_USAGE_STATUS, _INTERRUPTED_STATUS = 2, 130
 
 
 def main() -> None:
@@ -35,10 +35,11 @@ def main() -> None:
         sys.stderr.write(f"fiddlex: {_unknown(name, known)}\n")
         sys.exit(_USAGE_STATUS)
     sys.argv = [f"fiddlex {name}", *arguments]  # messages begin with the program's name
-    module = importlib.import_module(f"fiddlex.commands.{name}")
-
-    from fiddlex.config.command_line import run
-
+    try:
+        module = importlib.import_module(f"fiddlex.commands.{name}")
+        from fiddlex.config.command_line import run
+    except KeyboardInterrupt:  # `run` handles it later
+        sys.exit(_INTERRUPTED_STATUS)
     run(module.main, argument=getattr(module, "ARGUMENT", ""))
 
 

@@ -11,6 +11,7 @@ interruption, kill -9 included, the same command goes on where it was. docs/data
 import logging
 import os
 import pathlib
+import shlex
 import time
 
 from absl import flags
@@ -84,6 +85,11 @@ def main(argv: list[str]) -> None:
         made = prepare(task, workers=_WORKERS.value, progress=shown)
     counts, seconds = made.counts, time.monotonic() - start
     tokenizer = made.tokenizer if made.tokenizer == "bytes" else os.path.abspath(os.path.expanduser(made.tokenizer))
+    fields = [
+        f"--config.data.source=megatron:{task.prefix}",
+        f"--config.data.tokenizer={tokenizer}",
+        f"--config.model.vocab_size={made.vocab_size}",
+    ]
     left_out = [
         f"{number:,} {what}"
         for number, what in ((counts.empty, "empty texts"), (counts.passed_over, "files that are binary or not UTF-8"))
@@ -93,6 +99,5 @@ def main(argv: list[str]) -> None:
         f"{task.prefix}.bin and .idx: {counts.documents:,} documents, {counts.tokens:,} tokens of {made.vocab_size:,}, "
         f"from {counts.text_bytes / 1e6:,.1f} MB of text in {seconds:,.1f} s"
         + (f" ({', '.join(left_out)} left out)" if left_out else "")
-        + f". Train with --config.data.source=megatron:{task.prefix} --config.data.tokenizer={tokenizer} "
-        f"--config.model.vocab_size={made.vocab_size}"
+        + f". Train with {shlex.join(fields)}"
     )

@@ -12,7 +12,8 @@ from fractions import Fraction
 from fiddlex.errors import ConfigError
 
 KIND = "megatron"
-_WEIGHTED = re.compile(r"(\d+\.?\d*(?:[eE][+-]?\d{1,3})?):(.+)")
+_NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
+_WEIGHTED = re.compile(f"({_NUMBER}):(.+)")
 _SPLITS = 3
 
 
@@ -55,10 +56,8 @@ def parse_split(field: str, value: str) -> tuple[float, float, float]:
     Raises:
       ConfigError: when `value` is not one to three numbers of at least 0, of which the first is above 0.
     """
-    try:
-        numbers = [float(part) for part in value.split(",")]
-    except ValueError:
-        numbers = []
+    parts = [part.strip() for part in value.split(",")]
+    numbers = [float(part) for part in parts] if all(re.fullmatch(_NUMBER, part) for part in parts) else []
     total = sum(numbers)
     if not 1 <= len(numbers) <= _SPLITS or not min(numbers) >= 0 or not 0 < total < math.inf or not numbers[0]:
         raise ConfigError(

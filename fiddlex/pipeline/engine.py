@@ -82,7 +82,7 @@ class Carry(NamedTuple):
     grads: PipelineWeights  # sums, leaves [batch, …]
     finished: Tree  # complete and reduced gradients of layers, leaves [batch, row, …]
     values: jax.Array  # values of the head, [microbatch, …]
-    cache: Arrays  # `Cache.leaves`
+    cache: Arrays  # `Cache.new`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Engine:
       step: the number of the step's own batch, which equals the number of updates done, int32 scalar.
       head_versions: the versions of `outer` with which the head runs; None: those of `versions`.
       slots: the actual slot for each slot number in the table; None: the number itself.
-      cache: what layers keep of earlier tokens, in incremental decoding.
+      cache: what layers keep of tokens, in incremental decoding.
       reduce: a function that sums complete gradients of layers, [row, …], over devices.
       fill: the output of idle slots, and the initial value of memory.
     """
@@ -150,7 +150,7 @@ class Engine:
             grads=grads,
             finished=finished,
             values=stacks.zeros(value, sizes.batches * self.spec.batch_size),
-            cache=self.cache.leaves if self.cache else [],
+            cache=self.cache.new if self.cache else [],
         )
 
     def tick(self, carry: Carry, shared_row: jax.Array, own_row: jax.Array) -> Carry:
@@ -192,8 +192,7 @@ class Engine:
             chunk = self._chunk(own.forward_chunk, own.forward_version, own.forward_microbatch)
             microbatch = self._microbatch(own.forward_microbatch)
             if self.cache is not None:
-                cache = self.cache._replace(leaves=kept)
-                return self.model.stage.forward_cached(chunk, x, microbatch, cache)
+                return self.model.stage.forward_cached(chunk, x, microbatch, self.cache._replace(new=kept))
             slot = Slot(kept, own.forward_stash) if self.spec.trains else None
             return self.model.stage.forward(chunk, x, microbatch, slot)
 

@@ -72,11 +72,11 @@ def decode(
       model: the model, with a `cached_layer`.
       weights: compute weights.
       batch: the new tokens, leaves [example, …].
-      cache: what the layers keep of earlier tokens.
+      cache: what the layers keep of earlier tokens, and arrays for what they keep of the new ones.
       fill: the value that idle slots compute.
 
     Returns:
-      The values of the head, [1, …], and the leaves of the cache with what the new tokens add.
+      The values of the head, [1, …], and what the layers keep of the new tokens, like `cache.new`.
     """
     carry = _run(lowered, placement, model, weights, batch, scales=jnp.ones(1), cache=cache, fill=fill)
     return carry.values, carry.cache

@@ -57,28 +57,17 @@ class Slot(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What layers keep of earlier tokens in incremental decoding, and where a pass writes what it adds.
+    """What layers keep of tokens in incremental decoding, with the rows of the stacked weights.
+
+    A loop that read and wrote the same array would copy it for every layer, so a pass only reads `earlier`.
 
     Attributes:
-      leaves: [row, example, slot, …], with the rows of the stacked weights.
-      first: the first slot that the pass writes, int32 scalar.
-      reads: whether the layers read the slots before it.
+      earlier: of earlier tokens, [row, example, slot, …]; none where the pass is the first one.
+      new: of the tokens of this pass, [row, example, new slot, …]; the pass replaces all values.
     """
 
-    leaves: Arrays
-    first: Integer
-    reads: bool
-
-    def read(self, row: Integer) -> Arrays:
-        """The arrays of one layer, [example, slot, …]; none where the pass reads nothing."""
-        return _row(self.leaves, row) if self.reads else []
-
-    def written(self, row: Integer, new: Arrays) -> Arrays:
-        """`leaves` with what one layer adds, [example, new slot, …]."""
-        return [
-            lax.dynamic_update_slice(leaf, value[None], _indices(leaf, row, 0, self.first))
-            for leaf, value in zip(self.leaves, new, strict=True)
-        ]
+    earlier: Arrays
+    new: Arrays
 
 
 class Stage:
@@ -125,17 +114,20 @@ class Stage:
 
     @jax.named_scope("layers")
     def forward_cached(self, chunk: Chunk, x: jax.Array, tokens: Tree, cache: Cache) -> tuple[jax.Array, Arrays]:
-        """The stage's output for new tokens, and the leaves of `cache` with what they add."""
+        """The stage's output for new tokens, and `cache.new` with what the stage's layers keep of them."""
         layer = self._cached_layer
         assert layer is not None
 
         def body(index: jax.Array, carry: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
             x, leaves = carry
-            row, held = chunk.row + index, cache._replace(leaves=leaves)
-            x, new = layer(_row(chunk.weights, row), x, (chunk.layer + index, tokens), held.read(row))
-            return x, held.written(row, new)
+            row = chunk.row + index
+            x, new = layer(_row(chunk.weights, row), x, (chunk.layer + index, tokens), _row(cache.earlier, row))
+            return x, [
+                lax.dynamic_update_slice(leaf, value[None], _indices(leaf, row))
+                for leaf, value in zip(leaves, new, strict=True)
+            ]
 
-        return lax.fori_loop(0, chunk.num_layers, body, (x, cache.leaves))
+        return lax.fori_loop(0, chunk.num_layers, body, (x, cache.new))
 
     @jax.named_scope("layers")
     def backward(

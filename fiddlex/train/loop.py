@@ -30,7 +30,8 @@ from fiddlex.train.run.metrics import MetricsWriter, Reporter, readable_time
 from fiddlex.train.run.metrics import describe as describe_evaluation
 from fiddlex.train.run.original import inherit_original
 from fiddlex.train.run.wandb_run import WandbRun
-from fiddlex.train.trainer import Dispatched, Trainer
+from fiddlex.train.step.dispatched import Dispatched
+from fiddlex.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 

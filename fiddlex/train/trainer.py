@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,47 +21,27 @@ import numpy as np
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
 from fiddlex.data import ExampleSource
-from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset, load_dataset
-from fiddlex.data.statistics import majority_share
-from fiddlex.errors import ConfigError, DataError, NonFiniteError
+from fiddlex.errors import DataError
 from fiddlex.interop.folder import folder_of
-from fiddlex.models.bert import BERT
 from fiddlex.models.weights import Weights
 from fiddlex.schedules.semantics import AUTO
 from fiddlex.train.inference.decoding import Decoding, make_decoding
-from fiddlex.train.inference.evaluation import summarise
-from fiddlex.train.inference.forward import ScoreFunction, make_eval_step
 from fiddlex.train.inference.generation import TextGenerator, generate
-from fiddlex.train.inference.predictions import Answerable, predicted_continuations, predicted_labels
 from fiddlex.train.inference.sampling import SamplingConfig
+from fiddlex.train.inference.scorer import Scorer
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.importing import imported
 from fiddlex.train.run.result import no_checkpoint, result_config
 from fiddlex.train.run.transfer import placed, pretrained, whole
+from fiddlex.train.step.dispatched import Dispatched
 from fiddlex.train.step.feed import DeviceBatch, Feed
-from fiddlex.train.step.gradients import HeadFunction
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState, TrainState
-from fiddlex.train.step.train_step import Metrics
 from fiddlex.train.step.unflushed import Unflushed
 from fiddlex.train.sync_switch import Decision, SyncSwitch
-
-
-class Dispatched(NamedTuple):
-    """A step that the host has dispatched to the devices; `Trainer.record` waits for it.
-
-    Attributes:
-      step: the step's number, counted from 1.
-      metrics: the step's metrics on the devices, see `fiddlex.train.step.train_step.make_train_step`.
-      time_s: when the host dispatched the step, by the monotonic clock.
-    """
-
-    step: int
-    metrics: Metrics
-    time_s: float
 
 
 class Trainer:
@@ -97,8 +76,8 @@ class Trainer:
         if config.pipeline.semantics_schedule == AUTO:
             phases, max_batches = self.layout.pipeline.phases, program.source.max_batches
             self._switch = SyncSwitch(config, phases, max_batches=max_batches)
-        self._score = self._compiled_head(program.model.scores)
         self._feed = Feed(self.dataset, config, self.mesh)
+        self._scorer = Scorer(program, self.dataset, self._feed)
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
         self._batches: Iterator[DeviceBatch] | None = None
@@ -163,27 +142,9 @@ class Trainer:
           NonFiniteError: when the loss, the gradient or the updated weights are not finite; the message names the
             tensors.
         """
-        names = ("loss", "grad_norm", "learning_rate", "weights_finite")
-        loss, grad_norm, learning_rate, finite = map(float, jax.device_get([dispatched.metrics[n] for n in names]))
-        now = time.monotonic()
-        step_time = now - max(self._last_done_s, dispatched.time_s)
-        self._last_done_s = now
-        scale = float(dispatched.metrics.get("loss_scale", 0.0))
-        skipped = scale > 1 and not math.isfinite(grad_norm)  # by loss scaling; an overflow at scale 1 is an error
-        gradient_finite = math.isfinite(loss) and (math.isfinite(grad_norm) or skipped)
-        if not (gradient_finite and finite):
-            text = _describe_nonfinite(dispatched, loss, grad_norm)
-            raise NonFiniteError(text, before_update=not gradient_finite)
-        record = {
-            "step": dispatched.step,
-            "loss": loss,
-            "grad_norm": None if skipped else grad_norm,
-            "learning_rate": learning_rate,
-            "step_time_s": step_time,
-            "tokens_per_second": self.config.tokens_per_step / step_time,
-        }
-        self._decide(dispatched.step, loss)
-        return record | {"loss_scale": scale} if scale else record
+        record, self._last_done_s = dispatched.record(self._last_done_s, self.config.tokens_per_step)
+        self._decide(dispatched.step, record["loss"])
+        return record
 
     def _decide(self, step: int, loss: float) -> None:
         """Lets the run decide about its semantics after a step."""
@@ -224,15 +185,9 @@ class Trainer:
 
         Raises:
           DataError: when no data is held out.
-        NonFiniteError: when the loss is not finite.
+          NonFiniteError: when the loss is not finite.
         """
-        parts, task = self._program.model.parts, self.config.model.task
-        record = {"step": self.step} | summarise(self._of_heldout(self._score), parts, task, self.dataset)
-        loss = record["eval_loss"]
-        if not math.isfinite(loss):
-            why = "have exploded" if self.step else "that the run starts with are to blame"
-            raise NonFiniteError(f"The held-out loss at step {self.step} is {loss}: the weights {why}.")
-        return record
+        return self._scorer.evaluate(self.state.weights, self.step)
 
     def predictions(self) -> list[Record]:
         """The predictions of the current weights for each held-out example of a task, or each line of continuations.
@@ -245,16 +200,7 @@ class Trainer:
           ConfigError: when the held-out data is running text, for which there are only scores.
           DataError: when no data is held out.
         """
-        examples, model = self._feed.require_heldout(), self._program.model
-        if isinstance(examples, ContinuationExamples):
-            return predicted_continuations(examples, self._of_heldout(self._score)[:, 0])
-        if isinstance(examples, Answerable) and isinstance(model, BERT):
-            return predicted_labels(examples, self._of_heldout(self._compiled_head(model.log_probabilities)))
-        raise ConfigError(
-            f"model.objective={self.config.model.task} on {self.config.data.eval_source or self.dataset.source}: "
-            "predictions are told of labelled texts and of texts to be continued (a GPT with "
-            "data.eval_source=jsonl:PATH), not of running text."
-        )
+        return self._scorer.predictions(self.state.weights)
 
     def scores(self, examples: ExampleSource) -> np.ndarray:
         """The sums that `Model.scores` returns for each of `examples`, with the current weights.
@@ -268,31 +214,11 @@ class Trainer:
         Raises:
           DataError: when an example has a token outside the vocabulary.
         """
-        return self._values(self._score, self._feed.examples(examples))
+        return self._scorer.scores(self.state.weights, examples)
 
     def majority(self) -> float:
         """The accuracy of always guessing the most common token, on the held-out tokens that `evaluate` scores."""
-        return majority_share(self._feed.host_heldout(), self.config.model.vocab_size)
-
-    def _compiled_head(self, head: HeadFunction) -> ScoreFunction:
-        return make_eval_step(self._program.model, self.config, head=head, mesh=self.mesh, layout=self.layout)
-
-    def _of_heldout(self, step: ScoreFunction) -> np.ndarray:
-        """The values that `step` (from `make_eval_step`) returns for the held-out examples, float64 [example, …]."""
-        return self._values(step, self._feed.heldout())
-
-    def _values(self, step: ScoreFunction, batches: Iterator[tuple[DeviceBatch, int]]) -> np.ndarray:
-        """The values that `step` returns for the examples of `batches`, float64 [example, …]."""
-        batch: tuple[DeviceBatch, int] | None = next(batches)
-        values: list[np.ndarray] = []
-        while batch is not None:
-            inputs, size = batch
-            # One batch at a time: if several independent programs are in flight, the fake devices of a CPU can
-            # deadlock, each waiting for a collective of another program. The host prepares the next batch meanwhile.
-            running = step(self.state.weights, inputs)
-            batch = next(batches, None)
-            values.append(np.asarray(jax.device_get(running), np.float64)[:size])
-        return np.concatenate(values)
+        return self._scorer.majority()
 
     def generate(self, prompt: str, num_tokens: int, sampling: SamplingConfig | None = None) -> Iterator[str]:
         """Yields pieces of text that continue `prompt`, up to `num_tokens` tokens or the end of the document.
@@ -435,22 +361,3 @@ def load_trainer(
     if not trainer.load(workdir, saved):
         raise no_checkpoint(workdir)
     return trainer
-
-
-def _describe_nonfinite(dispatched: Dispatched, loss: float, grad_norm: float) -> str:
-    names = []
-    flags = jax.device_get(dispatched.metrics["nonfinite"])
-    for path, flag in jax.tree_util.tree_leaves_with_path(flags):
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        layers = np.flatnonzero(flag)
-        if flag.ndim and len(layers):
-            which = "all layers" if len(layers) == len(flag) else f"layers {', '.join(map(str, layers))}"
-            names.append(f"{name} ({which})")
-        elif flag.any():
-            names.append(name)
-    if len(names) == len(jax.tree.leaves(flags)):
-        names = ["all"]
-    return (
-        f"Step {dispatched.step} is not finite: loss {loss}, gradient norm {grad_norm}. "
-        f"Gradients that are not finite: {', '.join(names) or 'none; the weights overflowed in the update'}."
-    )

@@ -14,6 +14,7 @@ from fiddlex.errors import ConfigError
         ("megatron:a,b:c", [("1", "a,b:c")]),  # a path like any other
         ("megatron:0.7:/data/a,0.3:b:c", [("0.7", "/data/a"), ("0.3", "b:c")]),
         ("megatron:2:a,1e-3:b", [("2", "a"), ("0.001", "b")]),
+        ("megatron:.5:a,2.:b", [("0.5", "a"), ("2", "b")]),
         ("megatron:5:a", [("5", "a")]),
     ],
 )
@@ -21,7 +22,7 @@ def test_sources(value, expected):
     assert parse_source("data.source", value) == [(Fraction(weight), prefix) for weight, prefix in expected]
 
 
-@pytest.mark.parametrize("value", ["0.7:a,b", "0:a,1:b", "0.7:a,-1:b", "0.7:a,", "1e999:a", "0.5:a,0.5:b,c.d:e"])
+@pytest.mark.parametrize("value", ["0.7:a,b", "0:a,1:b", "0.7:a,-1:b", "0.7:a,", "1e999:a", "٣:a,1:b", "1:a,c.d:e"])
 def test_wrong_blends(value):
     with pytest.raises(ConfigError, match=r"is not WEIGHT:PREFIX with a weight above 0\. A blend is written"):
         parse_source("data.source", f"megatron:{value}")
@@ -33,7 +34,7 @@ def test_splits():
     assert parse_split("data.split", "1") == (1, 0, 0)
 
 
-@pytest.mark.parametrize("value", ["", "a", "1,2,3,4", "-1,2", "0,1", "nan", "inf,1", "1,nan", "0,0,0"])
+@pytest.mark.parametrize("value", ["", "a", "1,2,3,4", "-1,2", "0,1", "nan", "inf,1", "1,nan", "0,0,0", "1_0,1", "٣,1"])
 def test_wrong_splits(value):
     with pytest.raises(ConfigError, match=r"data\.split=.* must be the shares .* as in 969,30,1 or 99,1"):
         parse_split("data.split", value)

@@ -359,9 +359,9 @@ MUTATIONS = (
     ),
     Mutation(
         "keys-are-written-one-slot-too-late",
-        "fiddlex/pipeline/stage.py",
-        old="_indices(leaf, row, 0, self.first)",
-        new="_indices(leaf, row, 0, self.first + 1)",
+        "fiddlex/train/inference/decoding.py",
+        old="(leaf, value, state.slot, SLOT_AXIS)",
+        new="(leaf, value, state.slot + 1, SLOT_AXIS)",
         tests=("tests/train/inference/test_decoding.py::test_logits_are_those_of_whole_texts",),
     ),
 )

@@ -185,44 +185,49 @@ mesh  model                schedule         v m layers  sp recompute optimizer z
 2x2x2 gpt                  1f1b             1 4 -       -  none      adafactor zero1 -       delay:3       -
 2x1x2 gpt                  zb_v             2 4 3,1     sp selective sgd       zero1 -       vertical_sync -
 2x2x2 gpt                  interleaved_1f1b 2 4 -       sp none      adamw     zero1 -       vertical_sync momentum,1,1
-1x2x1 gpt                  zb_h2            1 4 3,1     -  full      adam      zero1 -       sync          -
 2x2x1 gpt                  zb_h2            1 4 -       -  none      lamb      zero1 dropout sync          -
 1x3x1 gpt                  odd              2 4 -       -  none      sgd       zero1 dropout sync          -
-1x4x2 gpt                  zb_h1            1 8 -       sp full      lamb      -     dropout 2bw           -
-1x3x1 gpt                  1f1b             1 2 1,2,1   -  full      adafactor -     dropout delay:3       -
 2x2x1 gpt                  interleaved_1f1b 2 4 -       -  none      lamb      zero1 dropout stash         extrapolate,1,1
-2x3x1 gpt                  zb_h1            1 2 1,2,1   -  none      adafactor zero1 dropout stash         -
 2x2x1 mlm_nsp,post         gpipe            1 2 -       -  full      lamb      -     -       sync          -
-2x2x1 mlm_nsp,post         interleaved_1f1b 2 2 1,2,1,1 -  full      lamb      zero1 -       delay:3       -
-1x3x2 mlm_nsp,post         odd              2 4 -       -  selective lamb      -     -       vertical_sync -
 1x3x2 mlm_nsp,post         gpipe            1 4 1,2,1   sp selective adamw     zero1 dropout sync          -
 2x1x2 mlm_nsp,post         zb_h2            1 1 -       -  none      sgd       zero1 dropout 2bw           -
+1x4x2 mlm,pre              1f1b             1 4 -       sp none      sgd       -     dropout sync          -
+1x2x2 mlm,pre              interleaved_1f1b 2 4 1,2,1,1 -  selective adam      zero1 dropout 2bw           extrapolate,2,1
+1x1x1 mlm,pre              zb_h1            1 1 -       -  full      adamw     zero1 dropout delay:3       -
+2x3x1 mlm,pre              zb_h2            1 2 1,2,1   -  none      adamw     zero1 dropout delay:3       momentum,2,1
+2x2x2 classification,post  zb_h1            1 4 3,1     -  none      adamw     -     -       sync          -
+1x1x1 classification,post  interleaved_1f1b 3 1 1,2,1   -  full      sgd       -     -       2bw           -
+1x1x1 classification,post  zb_v             2 1 3,1     -  none      adamw     -     -       stash         -
+1x4x2 classification,post  zb_h2            1 4 1,2,1,1 sp selective adafactor -     dropout stash         -
+2x1x1 multiple_choice,post interleaved_1f1b 2 4 -       -  none      adafactor -     dropout sync          -
+2x2x2 multiple_choice,post zb_v             2 2 -       -  full      adam      zero1 dropout sync          -
+1x3x2 multiple_choice,post odd              2 4 -       sp none      adamw     -     dropout 2bw           -
+2x4x1 multiple_choice,post zb_h1            1 4 -       -  selective adam      -     dropout vertical_sync -
+""")  # noqa: E501  # rows of a table
+
+# With `COVERING` these have every pair of levels.
+PAIRWISE = _cases("""
+mesh  model                schedule         v m layers  sp recompute optimizer zero1 dropout semantics     prediction
+1x2x1 gpt                  zb_h2            1 4 3,1     -  full      adam      zero1 -       sync          -
+1x4x2 gpt                  zb_h1            1 8 -       sp full      lamb      -     dropout 2bw           -
+1x3x1 gpt                  1f1b             1 2 1,2,1   -  full      adafactor -     dropout delay:3       -
+2x3x1 gpt                  zb_h1            1 2 1,2,1   -  none      adafactor zero1 dropout stash         -
+2x2x1 mlm_nsp,post         interleaved_1f1b 2 2 1,2,1,1 -  full      lamb      zero1 -       delay:3       -
+1x3x2 mlm_nsp,post         odd              2 4 -       -  selective lamb      -     -       vertical_sync -
 1x1x1 mlm_nsp,post         zb_v             2 4 3,1     -  none      adafactor -     dropout 2bw           -
 2x4x1 mlm_nsp,post         zb_h1            1 8 -       -  selective sgd       -     dropout delay:3       -
 2x1x1 mlm_nsp,post         1f1b             1 1 -       -  selective adam      zero1 dropout stash         -
 2x3x1 mlm,pre              odd              2 4 -       -  full      adam      zero1 -       stash         -
 1x4x2 mlm,pre              gpipe            1 8 -       -  none      adafactor zero1 -       vertical_sync -
-1x4x2 mlm,pre              1f1b             1 4 -       sp none      sgd       -     dropout sync          -
-1x2x2 mlm,pre              interleaved_1f1b 2 4 1,2,1,1 -  selective adam      zero1 dropout 2bw           extrapolate,2,1
-1x1x1 mlm,pre              zb_h1            1 1 -       -  full      adamw     zero1 dropout delay:3       -
-2x3x1 mlm,pre              zb_h2            1 2 1,2,1   -  none      adamw     zero1 dropout delay:3       momentum,2,1
 1x2x2 mlm,pre              zb_v             2 2 -       sp none      lamb      -     dropout stash         -
-2x2x2 classification,post  zb_h1            1 4 3,1     -  none      adamw     -     -       sync          -
-1x1x1 classification,post  interleaved_1f1b 3 1 1,2,1   -  full      sgd       -     -       2bw           -
 2x3x1 classification,post  odd              2 4 -       -  full      adafactor zero1 -       delay:3       -
-1x1x1 classification,post  zb_v             2 1 3,1     -  none      adamw     -     -       stash         -
 1x1x2 classification,post  gpipe            1 4 -       sp none      adam      zero1 dropout delay:3       -
-1x4x2 classification,post  zb_h2            1 4 1,2,1,1 sp selective adafactor -     dropout stash         -
 2x3x1 classification,post  1f1b             1 2 1,2,1   -  none      lamb      zero1 dropout vertical_sync -
-2x1x1 multiple_choice,post interleaved_1f1b 2 4 -       -  none      adafactor -     dropout sync          -
-2x2x2 multiple_choice,post zb_v             2 2 -       -  full      adam      zero1 dropout sync          -
 2x1x2 multiple_choice,post zb_v             2 1 3,1     -  full      lamb      zero1 dropout delay:3       -
 1x2x2 multiple_choice,post gpipe            1 4 3,1     -  selective sgd       -     dropout stash         -
 1x4x2 multiple_choice,post zb_h2            1 8 1,2,1,1 -  full      adamw     zero1 dropout vertical_sync -
-1x3x2 multiple_choice,post odd              2 4 -       sp none      adamw     -     dropout 2bw           -
 1x4x2 multiple_choice,post 1f1b             1 8 1,2,1,1 -  full      adamw     zero1 dropout 2bw           -
-2x4x1 multiple_choice,post zb_h1            1 4 -       -  selective adam      -     dropout vertical_sync -
-""")  # noqa: E501  # rows of a table
+""")
 
 FURTHER = _cases("""
 mesh   model                 schedule          v  m  layers   sp  recompute  optimizer  zero1  dropout  semantics

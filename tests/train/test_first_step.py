@@ -8,7 +8,7 @@ import pytest
 from fiddlex.config import Config, ModelConfig, TrainConfig
 from fiddlex.errors import NonFiniteError
 from fiddlex.train.loop import _Run
-from fiddlex.train.trainer import Dispatched
+from fiddlex.train.step.dispatched import Dispatched
 
 
 def exploding_run(config: Config) -> Any:

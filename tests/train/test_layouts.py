@@ -20,6 +20,7 @@ from tests.train.layouts import (
     FURTHER_PREDICTED,
     LLAMA,
     MUON,
+    PAIRWISE,
     Case,
     case,
     check_layout,
@@ -58,10 +59,41 @@ def levels(layout: Case) -> dict[str, object]:
     }
 
 
-def test_the_default_tier_covers_every_pair_of_levels() -> None:
-    found = [levels(layout) for layout in COVERING]
+# Factors of which the default tier has every pair of levels; `flush` and `piped` are whether there is one.
+COUPLED = [
+    ("schedule", "flush"),
+    ("model", "flush"),
+    ("model", "tensor"),
+    ("model", "recompute"),
+    ("optimizer", "zero1"),
+    ("semantics", "piped"),
+    ("tensor", "piped"),
+    ("data", "piped"),
+    ("dropout", "recompute"),
+    ("dropout", "tensor"),
+]
+
+
+def test_the_default_tier_covers_every_level_and_the_pairs_that_share_code() -> None:
+    everywhere, default = (
+        [
+            found | {"flush": found["semantics"] == "sync", "piped": layout.mesh[2] != "1"}
+            for layout in layouts
+            for found in [levels(layout)]
+        ]
+        for layouts in ([*COVERING, *PAIRWISE], COVERING)
+    )
+    for factors in [*COUPLED, *((factor,) for factor in everywhere[0])]:
+        wanted, covered = ({tuple(found[f] for f in factors) for found in each} for each in (everywhere, default))
+        assert wanted == covered, factors
+    predictions = {"-", "extrapolate,1", "extrapolate,2", "momentum,1", "momentum,2"}
+    assert {layout.prediction.rpartition(",")[0] or "-" for layout in COVERING} == predictions
+
+
+def test_the_full_tier_covers_every_pair_of_levels() -> None:
+    found = [levels(layout) for layout in [*COVERING, *PAIRWISE]]
     values = {factor: {each[factor] for each in found} for factor in found[0]}
-    # All that cases of both tiers use, but for the norms of a model, and tables made for one test.
+    # All that further cases use, but for the norms of a model, and tables made for one test.
     for layout in FURTHER:
         for factor, level in levels(layout).items():
             assert level in values[factor] or factor == "model" or level == "mixed", (factor, level)
@@ -71,8 +103,6 @@ def test_the_default_tier_covers_every_pair_of_levels() -> None:
             if not any((each[one], each[other]) == pair for each in found):
                 missing.add(frozenset({(one, pair[0]), (other, pair[1])}))
     assert missing == set(map(frozenset, NOT_COVERED))
-    predictions = {"-", "extrapolate,1", "extrapolate,2", "momentum,1", "momentum,2"}
-    assert {layout.prediction.rpartition(",")[0] or "-" for layout in COVERING} == predictions
 
 
 def grouped(layouts: Sequence[Case]) -> list[Any]:
@@ -80,20 +110,24 @@ def grouped(layouts: Sequence[Case]) -> list[Any]:
     return [pytest.param(layout, marks=pytest.mark.xdist_group(layout.model), id=str(layout)) for layout in layouts]
 
 
-@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA]))
-def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
+def check(layout: Case, config: Config) -> None:
     if layout.schedule == "odd" and not layout.mesh.endswith("x1"):
         # XLA has a thread for each device, and each hop of the table and sum over tensor may wait on one.
         row, threads = " ".join(dataclasses.astuple(layout)), {"PJRT_NPROC": "32"}
-        call(pathlib.Path(one_layout.__file__), tiny_config.to_json(), row, environment=threads)
+        call(pathlib.Path(one_layout.__file__), config.to_json(), row, environment=threads)
     else:
-        check_layout(layout, tiny_config)
+        check_layout(layout, config)
+
+
+@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA]))
+def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
+    check(layout, tiny_config)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", grouped([*FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA]))
+@pytest.mark.parametrize("layout", grouped([*PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA]))
 def test_further_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
-    check_layout(layout, tiny_config)
+    check(layout, tiny_config)
 
 
 def test_masks_drawn_in_parts_train_alike(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

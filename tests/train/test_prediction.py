@@ -43,7 +43,7 @@ def config(tiny_config: Config) -> Config:
     ("semantics", "prediction", "order", "optimizer", "dtype"),
     [
         ("2bw", "extrapolate", 2, "adamw", "float32"),
-        ("stash", "momentum", 2, "muon", "float32"),
+        pytest.param("stash", "momentum", 2, "muon", "float32", marks=pytest.mark.long),
         pytest.param("delay:2", "extrapolate", 1, "nadamw", "bfloat16", marks=pytest.mark.long),
     ],
 )

@@ -306,7 +306,7 @@ def test_workdir_that_cannot_be_written(config: Config, tmp_path: pathlib.Path) 
         loop.train(config, tmp_path / "file" / "workdir")
 
 
-@pytest.mark.parametrize("checkpoint_every", [1, 5])
+@pytest.mark.parametrize("checkpoint_every", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_non_finite_loss_names_step_tensors_and_last_good_checkpoint(
     checkpoint_every: int, config: Config, tmp_path: pathlib.Path
 ) -> None:

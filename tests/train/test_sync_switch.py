@@ -94,6 +94,7 @@ def test_a_run_decides_as_it_goes_and_trains_as_those_phases_do(config: Config, 
     assert losses == [record["loss"] for record in records]
 
 
+@pytest.mark.long
 def test_a_resumed_run_decides_alike(config: Config, tmp_path: pathlib.Path) -> None:
     whole = Trainer(copy.deepcopy(config))
     losses, decisions = [], []

@@ -35,6 +35,7 @@ from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import WeightLayout
 
 CACHE = P("pipe", "data", None, "tensor", None)  # [row, text, slot, head, head size]
+SLOT_AXIS = 2
 LOGITS = P("data", MESH_AXES["vocab"])
 SMALLEST_LENGTH = 16  # of a prompt with its padding, in tokens
 SLOTS_AT_ONCE = 64  # slots are allotted in multiples, so that few programs serve all lengths
@@ -151,29 +152,44 @@ class Decoding:
     def _first_pass(
         self, weights: Weights, tokens_BT: jax.Array, starts_B: jax.Array, *, num_slots: int
     ) -> tuple[DecodingState, jax.Array]:
-        shape = (len(self._layout.placement.layers), len(tokens_BT), num_slots, self._heads, self._head_size)
-        sharding = named(self._mesh, CACHE)
-        empty = [jax.lax.with_sharding_constraint(jnp.zeros(shape, self._dtype), sharding) for _ in ("keys", "values")]
-        return self._pass(weights, DecodingState(empty, starts_B, jnp.int32(0)), tokens_BT, reads=False)
+        new, logits_BV = self._pass(weights, [], tokens_BT, starts_B, jnp.int32(0))
+        room = num_slots - tokens_BT.shape[1]
+        cache = [jnp.pad(leaf, [(0, room if axis == SLOT_AXIS else 0) for axis in range(leaf.ndim)]) for leaf in new]
+        return DecodingState(cache, starts_B, jnp.int32(tokens_BT.shape[1])), logits_BV
 
     def _next_pass(
         self, weights: Weights, state: DecodingState, tokens_B: jax.Array
     ) -> tuple[DecodingState, jax.Array]:
-        return self._pass(weights, state, tokens_B[:, None], reads=True)
+        new, logits_BV = self._pass(weights, state.cache, tokens_B[:, None], state.starts_B, state.slot)
+        cache = [
+            jax.lax.dynamic_update_slice_in_dim(leaf, value, state.slot, SLOT_AXIS)
+            for leaf, value in zip(state.cache, new, strict=True)
+        ]
+        return DecodingState(cache, state.starts_B, state.slot + 1), logits_BV
 
     def _pass(
-        self, weights: Weights, state: DecodingState, tokens_BT: jax.Array, *, reads: bool
-    ) -> tuple[DecodingState, jax.Array]:
+        self,
+        weights: Weights,
+        earlier: list[jax.Array],
+        tokens_BT: jax.Array,
+        starts_B: jax.Array,
+        slot: jax.Array,
+    ) -> tuple[list[jax.Array], jax.Array]:
+        """The keys and values of the new tokens, like `DecodingState.cache`, and the logits after them."""
+
         def local(
-            weights: Weights, cache: list[jax.Array], tokens_BT: jax.Array, starts_B: jax.Array, slot: jax.Array
+            weights: Weights, held: Cache, tokens_BT: jax.Array, starts_B: jax.Array, slot: jax.Array
         ) -> tuple[list[jax.Array], jax.Array]:
             slots_BT = jnp.broadcast_to(slot + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32), tokens_BT.shape)
             batch = {"tokens": tokens_BT, "slots": slots_BT, "starts": starts_B}
-            held, placement = Cache(cache, slot, reads), self._layout.placement
-            logits_1BV, cache = decode(self._lowered, placement, self._piped, parts(weights), batch, held)
-            return cache, logits_1BV[0]
+            placement = self._layout.placement
+            logits_1BV, new = decode(self._lowered, placement, self._piped, parts(weights), batch, held)
+            return new, logits_1BV[0]
 
-        specs = (self._layout.compute, [CACHE, CACHE], BATCH, BATCH, P())
+        shape = (len(self._layout.placement.layers), *tokens_BT.shape, self._heads, self._head_size)
+        sharding = named(self._mesh, CACHE)
+        empty = [jax.lax.with_sharding_constraint(jnp.zeros(shape, self._dtype), sharding) for _ in ("keys", "values")]
+        specs = (self._layout.compute, Cache([CACHE] * len(earlier), [CACHE, CACHE]), BATCH, BATCH, P())  # type: ignore[list-item]
         mapped = jax.shard_map(local, mesh=self._mesh, in_specs=specs, out_specs=([CACHE, CACHE], LOGITS))
-        cache, logits_BV = mapped(weights, state.cache, tokens_BT, state.starts_B, state.slot)
-        return DecodingState(cache, state.starts_B, state.slot + tokens_BT.shape[1]), logits_BV
+        found: tuple[list[jax.Array], jax.Array] = mapped(weights, Cache(earlier, empty), tokens_BT, starts_B, slot)
+        return found

@@ -22,7 +22,7 @@ PLAIN = {"pipeline.schedule": "1f1b", "pipeline.num_chunks": 1}
 GPT_LAYOUTS = {
     "2x2x2": CHUNKS,
     "1x1x1": PLAIN,
-    "1x3x1": PLAIN | {"pipeline.layers_per_stage": "1,2,1", "pipeline.num_microbatches": 3},
+    "1x3x1": PLAIN | {"pipeline.layers_per_stage": "1,2,1", "pipeline.num_microbatches": 4},
     "1x2x2": CHUNKS | {"mesh.sequence_parallel": True},
     "4x1x2": PLAIN | {"optimizer.zero1": True},
 }
