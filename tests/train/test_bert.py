@@ -120,6 +120,7 @@ def test_a_batch_without_a_masked_token_changes_no_weight(config: Config) -> Non
     chex.assert_trees_all_equal(trainer.weights(), before)
 
 
+@pytest.mark.long
 def test_another_run_gives_what_both_models_have(config: Config, tmp_path: pathlib.Path) -> None:
     config.train.checkpoint_every = config.train.num_steps = 3
     trained = loop_with(random_dataset(config), config, tmp_path / "pretrained")

@@ -82,7 +82,8 @@ def test_phases_predict_as_far_as_their_own_delay(config: Config, monkeypatch: p
     np.testing.assert_allclose([r["grad_norm"] for r in records], expected["norms"], rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("data", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("data", [1, 2])
 def test_the_first_order_keeps_nothing_more_between_steps_and_the_second_one_set(data: int, config: Config) -> None:
     config.mesh.data = data
 

@@ -123,7 +123,7 @@ CROSSINGS = {
 
 
 # Of the default tier: the padding of the vocabulary, or the stages and the schedule change.
-QUICK = {("sequence-parallel", "adafactor", "sync"), ("one-uneven", "adamw", "2bw")}
+QUICK = {("one-uneven", "adamw", "2bw")}
 
 
 TRAINED_BY = (("adamw", "sync"), ("adafactor", "sync"), ("adamw", "2bw"))  # optimizer and semantics

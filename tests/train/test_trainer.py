@@ -191,7 +191,7 @@ def test_nothing_held_out(tiny_config: Config) -> None:
         Trainer(tiny_config).evaluate()
 
 
-@pytest.mark.parametrize("pipe", [1, 4])
+@pytest.mark.parametrize("pipe", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_sampling_is_the_same_on_every_layout_and_follows_the_logits(pipe: int, tiny_config: Config) -> None:
     tiny_config.model.num_layers, tiny_config.mesh.pipe, tiny_config.mesh.tensor = 4, pipe, 2
     tiny_config.optimizer.learning_rate = 1e-2

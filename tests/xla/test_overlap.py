@@ -99,6 +99,7 @@ def test_hops_on_gpus_have_work_beside_them_once_several_collectives_may_be_unde
     assert found["memory_limit_bytes"] > 80e9
 
 
+@pytest.mark.long
 def test_without_a_flush_hops_are_counted_by_the_ticks_of_a_batch(facts: Any) -> None:
     pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
     config = pipelined("1f1b", 1, "none", semantics="2bw")
