@@ -54,21 +54,25 @@ def main(argv: list[str]) -> None:
 
     sampling = SamplingConfig(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _SEED.value)
     sampling.validate()
-    prompts = [prompt for prompt in _prompts() for _ in range(_NUM_SAMPLES.value)]
-    _check_utf8("prompt", prompts)
+    given = _prompts()
+    _check_utf8("prompt", given)
     _check_utf8("stop", _STOP.value)
     stop = [each.replace("\\n", "\n") for each in _STOP.value]
     generator, step = load_generator(pathlib.Path(_WORKDIR.value), apply_overrides, add_beginning=_ADD_BOS.value)
-    generator.check(prompts, _NUM_TOKENS.value, sampling, stop)
+    generator.check(given, _NUM_TOKENS.value, sampling, stop)
+    prompts = [prompt for prompt in given for _ in range(_NUM_SAMPLES.value)]
     done: list[Completion] = []
+    speeds: list[Speed] = []
     for batch, speed in _batches(generator, prompts, sampling, stop):
         done += _drawn(batch, speed, single=len(prompts) == 1)
+        speeds.append(speed)
         rate = f", then {speed.tokens_per_second:,.0f} tokens/s" if speed.tokens_per_second else ""
         logger.info("%d of %d texts: first token after %.1f s%s.", len(done), len(prompts), speed.first_s, rate)
     if _FORMAT.value == "json":
         samples = [completion._asdict() for completion in done]
-        record = {"step": step, "samples": samples, "first_token_s": speed.first_s}
-        record["tokens_per_second"] = speed.tokens_per_second
+        record = {"step": step, "samples": samples, "first_token_s": speeds[0].first_s}
+        seconds = sum(speed.rest_s for speed in speeds)
+        record["tokens_per_second"] = sum(speed.num_rest for speed in speeds) / seconds if seconds else None
         if len(samples) == 1:
             record |= {name: samples[0][name] for name in ("prompt", "text")}
         print(json.dumps(record))

@@ -18,6 +18,8 @@ from absl import flags
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from fiddlex.errors import ConfigError
+
 _INPUT = flags.DEFINE_list("input", None, "files, folders or patterns, separated by commas", required=True)
 _PREFIX = flags.DEFINE_string("output_prefix", None, "path of the files to make, without .bin and .idx", required=True)
 _TOKENIZER = flags.DEFINE_string("tokenizer", "bytes", "bytes, or path of a JSON file of the tokenizers library")
@@ -72,6 +74,8 @@ def main(argv: list[str]) -> None:
     """Prepares the files, and says where they are and which fields of a config to set."""
     from fiddlex.data.preparation.prepare import Preparation, prepare
 
+    if not _PREFIX.value or _PREFIX.value.endswith("/"):
+        raise ConfigError(f"--output_prefix={_PREFIX.value} must end in a name, to which .bin and .idx are added.")
     task = Preparation(
         _INPUT.value,
         pathlib.Path(os.path.abspath(os.path.expanduser(_PREFIX.value))),
@@ -92,7 +96,7 @@ def main(argv: list[str]) -> None:
     ]
     left_out = [
         f"{number:,} {what}"
-        for number, what in ((counts.empty, "empty texts"), (counts.passed_over, "files that are binary or not UTF-8"))
+        for number, what in ((counts.empty, "empty texts"), (counts.passed_over, "binary files or files not in UTF-8"))
         if number
     ]
     print(

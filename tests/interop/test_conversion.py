@@ -23,6 +23,7 @@ from fiddlex.interop.folder import copy_tokenizer
 from fiddlex.interop.starting import starting_config
 from fiddlex.train import loop
 from fiddlex.train.run.conversion import export_workdir, import_folder
+from fiddlex.train.run.result import load_generator
 from fiddlex.train.run.workdir import read_config
 from fiddlex.train.trainer import Trainer, load_trainer
 from tests.interop.folders import CONFIGS, LLAMA, make_folder, on_eight
@@ -67,9 +68,16 @@ def test_every_element_goes_to_its_place(tmp_path: pathlib.Path) -> None:
     np.testing.assert_allclose(found, tensor @ heads.reshape(-1), rtol=1e-5, atol=1e-6)
 
 
-def test_a_converted_run_evaluates_and_trains_on_any_data(tmp_path: pathlib.Path, text_file: pathlib.Path) -> None:
+def test_a_converted_run_evaluates_and_trains_on_any_data(
+    tmp_path: pathlib.Path, text_file: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make_folder(tmp_path / "hf", "LlamaForCausalLM")
     import_folder(tmp_path / "hf", tmp_path / "run")
+    assert f"{tmp_path / 'hf'} has no tokenizer" in caplog.text
+    # Rotary positions are in no weight, so that texts may be longer.
+    longer = functools.partial(replaced, values={"model.seq_len": 2 * read_config(tmp_path / "run").model.seq_len})
+    generator, _ = load_generator(tmp_path / "run", longer)
+    assert len(generator.complete(["a" * 40], 4)[0].text) > 0
     config = replaced(
         on_eight(read_config(tmp_path / "run")),
         {

@@ -126,7 +126,8 @@ def load_megatron(config: DataConfig, *, vocab_size: int, seq_len: int, by_seque
             raise DataError(
                 f"megatron:{prefix} has {len(part.train):,} tokens for training in {edges[1]:,} documents, and one "
                 f"example takes {f'model.seq_len+1={seq_len + 1}' if seq_len > 1 else 'at least 2'}. Use more data, "
-                f"another data.split (now {config.split}) or a smaller model.seq_len."
+                f"another data.split (now {config.split}) or a smaller model.seq_len. To evaluate on all of it, name "
+                "it as data.eval_source."
             )
         parts.append(part)
     if shares[1] and not any(len(part.heldout) > 1 for part in parts):
@@ -134,7 +135,8 @@ def load_megatron(config: DataConfig, *, vocab_size: int, seq_len: int, by_seque
             f"data.split={config.split} of {config.source} holds out "
             f"{sum(part.edges[2] - part.edges[1] for part in parts)} of "
             f"{sum(part.edges[-1] for part in parts):,} documents, and an evaluation takes at least 2 tokens. Use a "
-            "larger second share, set data.eval_source, or hold nothing out with data.split=1,0,0."
+            "larger second share, set data.eval_source (megatron:PREFIX evaluates on all of a dataset), or train "
+            "without an evaluation: data.split=1,0,0 and train.eval_every=0."
         )
     return MegatronCorpus(config.source, tuple(parts))
 

@@ -43,6 +43,7 @@ class Counts:
     Attributes:
       documents: documents written.
       tokens: tokens written, separators included.
+      unknown: of them, how many stand for text that the tokenizer does not know.
       empty: texts that gave no token and were left out.
       passed_over: files that are binary or not UTF-8 and were left out.
       text_bytes: UTF-8 bytes of the texts.
@@ -50,6 +51,7 @@ class Counts:
 
     documents: int = 0
     tokens: int = 0
+    unknown: int = 0
     empty: int = 0
     passed_over: int = 0
     text_bytes: int = 0
@@ -129,4 +131,5 @@ def _write(builder: IndexedBuilder, texts: list[str], tokenizer: Tokenizer, enco
         builder.add(document)
         counts.documents += 1
         counts.tokens += len(document)
+        counts.unknown += 0 if tokenizer.unknown is None else int(np.count_nonzero(ids == tokenizer.unknown))
         counts.text_bytes += len(text) if text.isascii() else len(text.encode("utf-8"))

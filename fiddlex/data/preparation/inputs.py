@@ -22,6 +22,15 @@ from fiddlex.data.documents import files_below, is_hidden
 from fiddlex.errors import DataError
 
 _LEAST_PIECE, _MOST_PIECES = 4 * 2**20, 4096  # bytes; pieces of one run, beside the files that cannot be cut
+_JSON_NAMES = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
 _PROBE = 8192  # bytes at the start of a file that tell whether it is text
 
 
@@ -191,9 +200,9 @@ def _text_of(line: bytes, key: str) -> str:
     except RecursionError as error:
         raise ValueError("its JSON is nested too deeply") from error
     if not isinstance(value, dict):
-        raise ValueError(f"it is a JSON {type(value).__name__}")
+        raise ValueError(f"it is {_JSON_NAMES[type(value)]}")
     if not isinstance(text := value.get(key), str):
-        what = f"a {type(text).__name__}" if key in value else "missing"
+        what = _JSON_NAMES[type(text)] if key in value else "missing"
         raise ValueError(f"the text is {what}; the object has the keys {', '.join(map(repr, list(value)[:8]))}")
     if b"\\u" in line:  # half of a pair of escapes is no character
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

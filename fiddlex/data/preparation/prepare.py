@@ -11,6 +11,7 @@ PREFIX-prepared.json records them beside the result.
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +28,12 @@ from fiddlex.data.megatron.index_file import open_indexed
 from fiddlex.data.preparation.encoding import Counts, Encoding, encode_part, part_path, read_counts, start_worker
 from fiddlex.data.preparation.inputs import Piece, cut, find_files
 from fiddlex.data.preparation.train_tokenizer import check_size, train_tokenizer
-from fiddlex.data.tokenizers import SEPARATORS, Tokenizer, make_tokenizer
+from fiddlex.data.tokenizers import MOST_UNKNOWN, SEPARATORS, Tokenizer, make_tokenizer
 from fiddlex.errors import ConfigError, DataError
 
-_FORMAT = 2  # of the plan and the parts
+logger = logging.getLogger(__name__)
+
+_FORMAT = 3  # of the plan and the parts
 MOST_NAME_BYTES = 230  # of a file's name; most file systems allow 255, and temporary files have longer names
 
 
@@ -84,6 +87,20 @@ class Preparation:
         """PREFIX.bin and PREFIX.idx."""
         return self._beside(".bin"), self._beside(".idx")
 
+    def owns(self, file: str) -> bool:
+        """Whether the preparation itself makes `file`, so that it is no input."""
+        path = Path(os.path.abspath(file))
+        trained = [self.trained_tokenizer] if self.train_tokens else []
+        made = path.parent == self.prefix.parent and any(
+            path.name.startswith(own.name)  # temporary files have longer names
+            for own in (self.record, self.lock, *self.results, *trained)
+        )
+        return made or self.parts in path.parents
+
+    def find_files(self) -> list[tuple[str, bool]]:
+        """The files of `inputs` (`fiddlex.data.preparation.inputs.find_files`) but its own."""
+        return [(file, in_folder) for file, in_folder in find_files(self.inputs) if not self.owns(file)]
+
     def _beside(self, end: str) -> Path:
         return self.prefix.with_name(self.prefix.name + end)
 
@@ -123,6 +140,8 @@ def prepare(task: Preparation, *, workers: int, progress: Progress = lambda done
         raise ConfigError(f"--train_tokenizer={task.train_tokens} and --tokenizer={task.tokenizer}: leave one out.")
     if workers < 1:
         raise ConfigError(f"--workers={workers} must be at least 1.")
+    if task.prefix.suffix in (".bin", ".idx"):
+        raise ConfigError(f"--output_prefix={task.prefix}: give it without {task.prefix.suffix}, which is added.")
     if not task.prefix.name or len(os.fsencode(task.record.name)) > MOST_NAME_BYTES:
         raise ConfigError(
             f"--output_prefix={task.prefix}: the last part of the path, to which endings such as -prepared.json are "
@@ -132,7 +151,7 @@ def prepare(task: Preparation, *, workers: int, progress: Progress = lambda done
         check_size(task.train_tokens)
     else:
         _require_separator(task, make_tokenizer(task.tokenizer))
-    files = find_files(task.inputs)
+    files = task.find_files()
     plan = _plan(task, files)
     task.prefix.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(task.lock)
@@ -171,11 +190,17 @@ def _prepare(
     summed = sum((count for count in counts if count is not None), Counts())
     if not summed.tokens:
         raise DataError(f"--input={','.join(task.inputs)} has no text.")
-    if _plan(task, find_files(task.inputs)) != plan:
+    if _plan(task, task.find_files()) != plan:
         _discard(task)
         raise DataError(
             f"--input={','.join(task.inputs)} or the tokenizer has changed while it was read, and nothing was written. "
             "Run the same command again."
+        )
+    if summed.unknown > MOST_UNKNOWN * summed.tokens:
+        logger.warning(
+            "Of %s tokens %.1f%% are the unknown token of --tokenizer=%s, which was made for other text. Train one on "
+            "this text (--train_tokenizer), or name another.",
+            *(f"{summed.tokens:,}", 100 * summed.unknown / summed.tokens, task.tokenizer_file),
         )
     merged = task.parts / "merged"
     with IndexedBuilder(merged, dtype=smallest_dtype(tokenizer.vocab_size)) as builder:
@@ -300,8 +325,8 @@ def _start(task: Preparation, plan: dict[str, Any]) -> None:
     for file in (*task.results, task.record, *trained):
         if file.exists():
             raise ConfigError(
-                f"{file} exists and was made from other input or with other options. Name another --output_prefix, or "
-                "remove the files of this one."
+                f"{file} exists and was made from other input or with other options, or other files of "
+                f"{task.prefix} are missing or damaged. Name another --output_prefix, or remove the files of this one."
             )
     task.parts.mkdir(exist_ok=True)
     _write_json(task.parts / "plan.json", plan)

@@ -229,13 +229,14 @@ class Speed:
 
     Attributes:
       num_tokens: tokens drawn, over all texts.
+      num_rest: of them, those after the first of each text.
       first_s: seconds until the first token of each text, with reading the prompts and compiling.
       rest_s: seconds for all further tokens.
     """
 
     def __init__(self, stream: Iterator[list[Piece]]):
         self._stream = stream
-        self.num_tokens = self._rest = 0
+        self.num_tokens = self.num_rest = 0
         self.first_s = self.rest_s = 0.0
 
     def __iter__(self) -> Iterator[list[Piece]]:
@@ -245,7 +246,7 @@ class Speed:
             if not self.num_tokens:
                 self.first_s, started = now - started, now
             else:
-                self.rest_s, self._rest = now - started, self._rest + drawing
+                self.rest_s, self.num_rest = now - started, self.num_rest + drawing
             self.num_tokens += drawing
             ended = sum(bool(piece.end) for piece in pieces)
             yield pieces
@@ -253,7 +254,7 @@ class Speed:
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens per second after the first of each text; None where there is only one."""
-        return self._rest / self.rest_s if self._rest and self.rest_s else None
+        return self.num_rest / self.rest_s if self.num_rest and self.rest_s else None
 
 
 def _pieces(texts: "list[_Text]", drawn: Iterator[np.ndarray], num_tokens: int) -> Iterator[list[Piece]]:

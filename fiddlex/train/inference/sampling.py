@@ -105,7 +105,7 @@ def _allowed(logits_BV: jax.Array, top_k: int, top_p: float) -> jax.Array:
     within_BV = jnp.broadcast_to((top_k == 0) | (ranks_V < top_k), logits_BV.shape)
     probabilities_BV = jax.nn.softmax(jnp.where(within_BV, sorted_BV, -jnp.inf), axis=-1)
     before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
-    within_BV &= before_BV < top_p
+    within_BV &= (before_BV < top_p) | (ranks_V == 0)  # the likeliest always, also where top_p is 0 in float32
     return jnp.put_along_axis(jnp.zeros_like(within_BV), order_BV, within_BV, axis=-1, inplace=False)
 
 

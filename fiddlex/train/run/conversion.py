@@ -21,7 +21,7 @@ from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.huggingface import write_weights
 from fiddlex.interop.starting import folder_config
 from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.importing import converted
+from fiddlex.train.run.importing import converted, warn_of_bytes
 from fiddlex.train.run.new_folder import new_folder, require_absent
 from fiddlex.train.run.original import (
     complete_description,
@@ -57,6 +57,8 @@ def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config
             config.data.tokenizer = os.path.abspath(workdir / OWN_TOKENIZER)
         own_tokenizer = config.data.tokenizer
         config = change(config).validate()
+        if tokenizer is None:
+            warn_of_bytes(folder, config)
         if tokenizer and config.data.tokenizer == own_tokenizer:
             _check_vocabulary(folder, make_tokenizer(str(tokenizer)).vocab_size, config.model.vocab_size)
         program = Program(config, make_mesh(config.mesh))

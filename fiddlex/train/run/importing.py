@@ -122,10 +122,22 @@ def _only(tree: Weights, kept: set[Keys], there: set[Keys], path: Keys = ()) -> 
     }
 
 
+def warn_of_bytes(folder: Path, config: Config) -> None:
+    """Warns where a folder has no tokenizer, and the run therefore takes bytes for the tokens of its weights."""
+    if config.data.tokenizer == "bytes":
+        logger.warning(
+            "%s has no tokenizer (tokenizer.json, vocab.json and merges.txt, or vocab.txt), so that this run reads "
+            "text as bytes, data.tokenizer=bytes. If the weights know other tokens, set data.tokenizer.",
+            folder,
+        )
+
+
 def _check_tokenizer(folder: Path, config: Config) -> None:
     """Raises CheckpointError when a folder's tokenizer gives tokens other numbers than `data.tokenizer` does."""
     theirs, data = read_tokenizer(folder), config.data
     unnamed = data.tokenizer == "bytes" and data.source.startswith("tokens:")  # ids whose tokenizer nobody names
+    if theirs is None and not unnamed:
+        warn_of_bytes(folder, config)
     if theirs is None or unnamed:
         return
     here = f"data.tokenizer={data.tokenizer!r}"

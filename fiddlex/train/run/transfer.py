@@ -126,7 +126,7 @@ def check_fits(saved: Config, config: Config, workdir: Path) -> None:
         raise CheckpointError(
             f"The weights of train.init_from={workdir} do not fit this model:\n  "
             + "\n  ".join(different)
-            + "\nSet these fields as that run has them."
+            + "\nSet these fields as they are there."
         )
 
 

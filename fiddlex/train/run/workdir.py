@@ -19,6 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fiddlex.config import Config
+from fiddlex.config.families import family
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.schedules.schedule import Schedule
@@ -228,7 +229,9 @@ def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
 
 def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
     """Raises CheckpointError, listing every difference, when weights of `saved` do not fit the model of `config`."""
-    if different := described_differences(SHAPE_FIELDS, saved, config):
+    rotary = "rope_base" in family(saved.model.family).fields  # no weight depends on the length of sequences
+    fields = [name for name in SHAPE_FIELDS if not (rotary and name == "model.seq_len")]
+    if different := described_differences(fields, saved, config):
         remedy = "Leave these fields as they are there."
         if (saved.model.task, saved.data.classes) != (config.model.task, config.data.classes):
             remedy += (

@@ -43,9 +43,9 @@ def test_lines_that_begin_where_a_piece_does(tmp_path, monkeypatch):
     ("line", "message"),
     [
         ('{"text": "a"', "Expecting ',' delimiter"),
-        ("[1]", "it is a JSON list"),
+        ("[1]", "it is an array"),
         ('{"body": "a"}', "the text is missing; the object has the keys 'body'"),
-        ('{"text": 3}', "the text is a int"),
+        ('{"text": 3}', "the text is a number"),
         ('{"text": ' + "[" * 100_000, "its JSON is nested too deeply"),
         ('{"text": "\xff"}', "it is not UTF-8 (invalid start byte at byte 10)"),
     ],

@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -221,6 +222,7 @@ def test_an_error_in_one_of_two_processes(tmp_path, lines):
         ),
         ({"train_tokens": 300, "tokenizer": "a.json"}, r"--train_tokenizer=300 and --tokenizer=a\.json: leave one out"),
         ({"tokenizer": "/no/such.json"}, r"/no/such\.json does not exist"),
+        ({"prefix": pathlib.Path("/tmp/a.bin")}, r"--output_prefix=/tmp/a\.bin: give it without \.bin, which is added"),
         ({"inputs": ["/no/such"]}, "--input=/no/such: there is no such file"),
     ],
 )
@@ -228,6 +230,29 @@ def test_messages(tmp_path, lines, changes, message):
     with pytest.raises((ConfigError, DataError), match=message):
         prepare(Preparation(**{"inputs": [str(lines)], "prefix": tmp_path / "out"} | changes), workers=1)
     assert not (tmp_path / "out.bin").exists()
+
+
+@pytest.mark.parametrize("train_tokens", [0, 300])
+def test_its_own_files_are_no_input(tmp_path, lines, train_tokens):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    prepare(Preparation([str(lines)], elsewhere / "out", train_tokens=train_tokens), workers=1)
+    task = Preparation([str(lines.parent)], lines.parent / "out", train_tokens=train_tokens)
+    expected = files_of(elsewhere)
+    shutil.rmtree(elsewhere)
+    made = prepare(task, workers=1)
+    assert prepare(task, workers=1) == made
+    assert {name: data for name, data in files_of(lines.parent).items() if name in ("out.bin", "out.idx")} == {
+        name: data for name, data in expected.items() if name in ("out.bin", "out.idx")
+    }
+
+
+def test_a_tokenizer_that_does_not_know_the_text_is_told(tmp_path, lines, caplog):
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, "[UNK]"))
+    tokenizer.save(str(tmp_path / "words.json"))
+    made = prepare(Preparation([str(lines)], tmp_path / "out", str(tmp_path / "words.json")), workers=1)
+    assert made.counts.unknown == made.counts.tokens > 0
+    assert f"Of {made.counts.tokens:,} tokens 100.0% are the unknown token of --tokenizer={tmp_path}" in caplog.text
 
 
 def test_a_vocabulary_without_a_separator_and_empty_input(tmp_path, lines):
@@ -253,6 +278,9 @@ def test_the_binary_tells_where_the_files_are_and_what_to_set(tmp_path, lines):
         f"Train with --config.data.source=megatron:{prefix} --config.data.tokenizer=bytes --config.model.vocab_size=256"
     )
     lines.write_text("oops\n")
+    for odd in ("", f"{tmp_path}/"):
+        done = call("prepare_data", f"--input={lines}", f"--output_prefix={odd}", status=2)
+        assert f"--output_prefix={odd} must end in a name" in done.stderr
     done = call("prepare_data", f"--input={lines}", f"--output_prefix={tmp_path / 'bad'}", "--workers=1", status=1)
     assert "lines.jsonl, line 1: Expecting value at column 1. Each line is a JSON object" in done.stderr
     assert len(done.stderr.splitlines()) == 1

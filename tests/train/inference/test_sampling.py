@@ -31,7 +31,7 @@ def test_only_allowed_tokens_are_drawn(seed: int, top_k: int, top_p: float, temp
 @pytest.mark.parametrize("temperature", [0.0, 1e-320, 1e-30])
 def test_at_a_low_temperature_the_likeliest_is_taken(temperature: float) -> None:
     logits = jnp.asarray([[0.0, 2.0, 1.0, 9.0], [3.0, 2.0, 1.0, 9.0]])
-    for top_p in (1.0, 0.9):
+    for top_p in (1.0, 0.9, 1e-50):
         assert sample(logits, 0, SamplingConfig(temperature, top_p=top_p), vocab_size=3).tolist() == [1, 0]
 
 
