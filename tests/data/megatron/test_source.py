@@ -186,7 +186,7 @@ def test_masked_objectives_take_the_documents_of_the_index(tmp_path, numbered):
         (
             [[1] * 9] * 10,
             {},
-            r"split=969,30,1 of .* holds out 0 of 10 documents, .* nothing out with data\.split=1",
+            r"split=969,30,1 of .* holds out 0 of 10 documents, .* without an evaluation: data\.split=1",
         ),
         ([[1] * 9], {"split": "1", "source": "/no/such"}, r"data\.source: megatron:/no/such: there is no file .*\.idx"),
         (
