@@ -34,6 +34,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 OPTIONS = ("-x", "-q", "-n", "0", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-p", "tests.mutations.plugin")
 PASSED, FAILED, INTERRUPTED = 0, 1, 2  # statuses of pytest; interrupted is a test file that cannot be imported
 LIMIT_S = 300.0  # of a mutation's tests; a mutation whose tests run longer counts as not caught
+_NO_PROGRAM = ("NameError", "SyntaxError", "IndentationError")
 _SUMMARY = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)
 
 
@@ -171,6 +172,8 @@ def run_mutation(mutation: Mutation, root: pathlib.Path) -> Result:
         caught_by = caught_by or f"the process died of signal {-done.returncode}"
     elif done.returncode not in (PASSED, FAILED, INTERRUPTED):
         raise ListError(f"mutation {mutation.name}: its tests cannot be run.\n{done.stdout}{done.stderr}")
+    if message.startswith(_NO_PROGRAM):  # any test would fail
+        raise ListError(f"mutation {mutation.name}: what it makes of {mutation.file} does not run. {message}")
     return Result(mutation.name, mutation.file, caught_by, message, round(seconds, 1))
 
 

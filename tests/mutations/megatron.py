@@ -135,7 +135,7 @@ MUTATIONS = (
         "fiddlex/data/preparation/prepare.py",
         old="    if changed:",
         new="    if False:",
-        tests=(f"{PREPARE}::test_other_options_and_other_input_replace_nothing",),
+        tests=(f"{PREPARE}::test_a_corrected_command_begins_again_where_the_first_one_completed_nothing",),
     ),
     Mutation(
         "pieces-encoded-again-after-a-stop",

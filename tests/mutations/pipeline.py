@@ -20,7 +20,7 @@ MUTATIONS = (
         "slot-reused-in-the-tick-of-its-last-read",
         LOWERING,
         old="while taken and taken[0][0] < begins:",
-        new="while taken and taken[0][0] // len(Phase) <= begins // len(Phase):",
+        new="while taken and taken[0][0] // len(TickPhase) <= begins // len(TickPhase):",
         tests=(LOWERED,),
     ),
     Mutation(

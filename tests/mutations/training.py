@@ -304,7 +304,7 @@ MUTATIONS = (
         SAMPLING,
         old="before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV",
         new="before_BV = jnp.cumsum(probabilities_BV, axis=-1)",
-        tests=("tests/train/inference/test_sampling.py::test_only_allowed_tokens_are_drawn",),
+        tests=("tests/train/inference/test_sampling.py::test_frequencies_follow_the_distribution",),
     ),
     Mutation(
         "top-k-keeps-one-token-too-many",
