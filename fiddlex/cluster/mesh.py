@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, Mesh
 
+from fiddlex.cluster import processes
 from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import MeshConfig
 from fiddlex.errors import ConfigError, DeviceError
@@ -35,16 +36,16 @@ _NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLO
 
 
 def request_devices(num_devices: int) -> None:
-    """Asks jax for `num_devices` fake CPU devices, in case the platform is the CPU.
+    """Asks jax for `num_devices` fake CPU devices in this process, in case the platform is the CPU.
 
     The request has an effect only before jax's first use in the process; on accelerators it does not affect a run. The
     function requests nothing where `num_devices` is above `MOST_FAKE_DEVICES`, where the user has set a number of fake
-    devices (`jax_num_cpu_devices` or XLA_FLAGS), or where the user runs several processes.
+    devices (`jax_num_cpu_devices` or XLA_FLAGS).
     """
     if num_devices > MOST_FAKE_DEVICES:
         return
     by_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if by_flag or jax.config.jax_num_cpu_devices != -1 or jax.distributed.is_initialized():  # type: ignore[attr-defined]
+    if by_flag or jax.config.jax_num_cpu_devices != -1:  # type: ignore[attr-defined]
         return
     try:
         jax.config.update("jax_num_cpu_devices", num_devices)
@@ -63,16 +64,21 @@ def make_mesh(config: MeshConfig) -> Mesh:
     """Builds the mesh; on the CPU platform, first makes the fake devices that the mesh needs.
 
     Returns:
-      A mesh of shape [data, pipe, tensor], on the process's first devices where there are more than the mesh needs.
+      A mesh of shape [data, pipe, tensor]. A run of one process leaves devices that the mesh does not need idle.
 
     Raises:
-      DeviceError: when jax cannot start, jit is disabled, jax has fewer devices than the mesh needs, or the run has
-        several processes.
+      DeviceError: when jax cannot start, jit is disabled, jax has fewer devices than the mesh needs, or the mesh does
+        not use all devices of several processes.
     """
     _require_jit()
     needed = config.num_devices
     try:
-        request_devices(needed)
+        if needed % processes.num_processes():
+            raise DeviceError(
+                f"{_sizes(config)} has {needed} devices, which {processes.num_processes()} processes cannot share "
+                "equally. Choose sizes whose product is a multiple of the number of processes."
+            )
+        request_devices(needed // processes.num_processes())
         devices = jax.devices()
     except (RuntimeError, AssertionError) as error:
         platforms = os.environ.get("JAX_PLATFORMS", "")
@@ -80,9 +86,10 @@ def make_mesh(config: MeshConfig) -> Mesh:
             f"jax cannot start with JAX_PLATFORMS={platforms!r}: {error or 'no such platform here'}. Unset it, or set "
             "it to a platform that is installed (cpu, cuda, tpu)."
         ) from error
-    if jax.process_count() > 1:
+    if jax.process_count() > 1 and len(devices) != needed:
         raise DeviceError(
-            f"{jax.process_count()} processes: this release trains in one process, on one host's devices."
+            f"{_sizes(config)} needs {needed} devices; the {jax.process_count()} processes have {len(devices)}, and "
+            f"none may be idle. Choose mesh.data, mesh.pipe and mesh.tensor with a product of {len(devices)}."
         )
     if len(devices) < needed:
         raise DeviceError(

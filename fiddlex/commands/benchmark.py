@@ -18,6 +18,7 @@ from typing import Any
 
 from absl import flags
 
+from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config
 from fiddlex.costs.sizes import model_flops
@@ -25,6 +26,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.profile import Profile, load_profile, save_profile
 
+_join = define_processes()
 _CONFIG = define_config()
 _PROFILE = flags.DEFINE_string("profile", None, "JSON file to write a profile of this machine to, or to add to")
 _DEVICES = flags.DEFINE_multi_integer(
@@ -37,6 +39,7 @@ _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON 
 
 def main(argv: list[str]) -> None:
     """Measures and prints the step or the profile."""
+    _join()
     config = _CONFIG.value.validate()
     rules.at_least("--seconds", _SECONDS.value, 0)
     if _PROFILE.value:

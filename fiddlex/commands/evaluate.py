@@ -15,8 +15,10 @@ import pathlib
 
 from absl import flags
 
+from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
 
+_join = define_processes()
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
 _OUTPUT = flags.DEFINE_string("output", "", "file for a JSON line about each held-out line of a task or continuation")
@@ -27,6 +29,7 @@ logger = logging.getLogger("fiddlex.evaluate")
 
 def main(argv: list[str]) -> None:
     """Prints `step`, `eval_loss` and the other metrics (`fiddlex.train.inference.evaluation.summarise`)."""
+    _join()
     from fiddlex.train.run.metrics import describe
     from fiddlex.train.trainer import load_trainer
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
 from fiddlex.errors import ConfigError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fiddlex.train.inference.generation import Completion, Speed, TextGenerator
     from fiddlex.train.inference.sampling import SamplingConfig
 
+_join = define_processes()
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
 _PROMPT = flags.DEFINE_multi_string(
@@ -49,6 +51,7 @@ logger = logging.getLogger("fiddlex.generate")
 
 def main(argv: list[str]) -> None:
     """Prints each prompt and its continuation."""
+    _join()
     from fiddlex.train.inference.sampling import SamplingConfig
     from fiddlex.train.run.result import load_generator
 

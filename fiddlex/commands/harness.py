@@ -15,9 +15,11 @@ import pathlib
 
 from absl import flags
 
+from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
 from fiddlex.errors import ConfigError
 
+_join = define_processes()
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run, or made by convert.py")
 _TASKS = flags.DEFINE_list("tasks", None, "names of tasks, separated by commas", required=True)
@@ -31,6 +33,7 @@ _OUTPUT = flags.DEFINE_string("output", "", "JSON file for the harness' results,
 
 def main(argv: list[str]) -> None:
     """Prints the metrics of the tasks."""
+    _join()
     from fiddlex.train.harness import FiddlexLM, task_manager
 
     if _INCLUDE_PATH.value and not os.path.isdir(_INCLUDE_PATH.value):

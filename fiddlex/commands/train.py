@@ -13,8 +13,10 @@ import sys
 
 from absl import flags
 
+from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import define_config, define_workdir
 
+_join = define_processes()
 _CONFIG = define_config()
 _WORKDIR = define_workdir("directory of the run")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
@@ -22,6 +24,7 @@ _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON 
 
 def main(argv: list[str]) -> None:
     """Trains; prints the sample, or the outcome as JSON."""
+    _join()
     config = _CONFIG.value.validate()
 
     from fiddlex.train.loop import SAMPLING, train  # jax is imported only after the command line has been checked

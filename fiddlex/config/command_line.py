@@ -25,6 +25,7 @@ from ml_collections import config_flags
 
 from fiddlex.config import Config
 from fiddlex.config.config import check_field
+from fiddlex.config.ending import crashed, end
 from fiddlex.config.files import load_config
 from fiddlex.config.help import help_text
 from fiddlex.config.log import show_log
@@ -120,14 +121,17 @@ def run(main: Callable[[list[str]], None], *, argument: str = "") -> NoReturn:
             call(argv)
             sys.stdout.flush()
         except FiddlexError as error:
-            _exit(str(error), USAGE_STATUS if isinstance(error, ConfigError | ScheduleError) else FAILURE_STATUS)
+            end(str(error), USAGE_STATUS if isinstance(error, ConfigError | ScheduleError) else FAILURE_STATUS)
         except BrokenPipeError:  # the reader of our output, such as `head`, has exited
             _leave_output()
             sys.exit(FAILURE_STATUS)
         except OSError as error:  # a full disk, an unreadable file: a traceback would explain nothing
-            _exit(str(error), FAILURE_STATUS)
+            end(str(error), FAILURE_STATUS)
         except KeyboardInterrupt:
-            _exit("interrupted.", INTERRUPTED_STATUS)
+            end("interrupted.", INTERRUPTED_STATUS)
+        except Exception as error:
+            crashed(error)
+            raise
         finally:
             try:
                 sys.stdout.flush()
@@ -171,7 +175,7 @@ def _define(
     try:
         arguments = _file_first(sys.argv)
     except flags.Error as error:  # a --flagfile that cannot be read
-        _exit(str(error), USAGE_STATUS)
+        end(str(error), USAGE_STATUS)
     shown = [argument for argument in arguments if _unknown_field(argument) is None]
     holder = config_flags.DEFINE_config_dataclass(
         "config", default or Config(), help_text, sys_argv=shown, parse_fn=parse_file
@@ -257,13 +261,13 @@ def _parse_flags(argv: list[str], *, module: str, argument: str) -> list[str]:
     try:
         remaining = flags.FLAGS(_file_first(argv))
     except (flags.Error, ValueError) as error:  # absl raises a bare ValueError for --noflag=value
-        _exit(_explain(error), USAGE_STATUS)
+        end(_explain(error), USAGE_STATUS)
     except KeyboardInterrupt:  # while a config file runs
-        _exit("interrupted.", INTERRUPTED_STATUS)
+        end("interrupted.", INTERRUPTED_STATUS)
     if argument and not remaining[1:]:
-        _exit(f"an argument is missing, {argument}.", USAGE_STATUS)
+        end(f"an argument is missing, {argument}.", USAGE_STATUS)
     if remaining[1 + bool(argument) :]:
-        _exit(f"{remaining[-1]!r} is not a flag. Write --name=value, and --name or --noname for a bool.", USAGE_STATUS)
+        end(f"{remaining[-1]!r} is not a flag. Write --name=value, and --name or --noname for a bool.", USAGE_STATUS)
     return remaining
 
 
@@ -307,8 +311,3 @@ def _missing_flag() -> str | None:
                 if flag.value is None:
                     return f"--{name} is required: {flag.help}."
     return None
-
-
-def _exit(message: str, status: int) -> NoReturn:
-    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {message}\n")
-    sys.exit(status)

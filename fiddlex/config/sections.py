@@ -336,11 +336,13 @@ class TrainConfig(Checked, prefix="config.train."):
     init_from: str = ""  # workdir, or hf:DIR, whose weights this run starts from; a head of another kind is initialised
     patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
     sample_tokens: int = 0  # length of the text sampled at the end of the run
+    peer_timeout_s: int = 60  # of silence after which another process of the run counts as lost, and the run ends
     wandb_project: str = ""  # project at Weights & Biases to log to as well; takes the extra wandb
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
         rules.at_least("train.num_steps", self.num_steps, 1)
+        rules.at_least("train.peer_timeout_s", self.peer_timeout_s, 5)
         rules.at_least("train.keep_checkpoints", self.keep_checkpoints, 1)
         rules.at_least("train.seed", self.seed, 0)
         for name in ("log_every", "eval_every", "checkpoint_every", "sample_tokens", "patience"):

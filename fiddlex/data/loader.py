@@ -32,12 +32,22 @@ class Loader:
       global_batch_size: examples per step; may exceed the number of examples.
       seed: seed of the order, at least 0.
       vocab_size: every token and target must be below it.
+      rows: the rows of each batch to make, in ascending order; None: all. A process of several makes those that its
+        devices hold.
 
     Raises:
       DataError: when there are no examples or the seed is negative.
     """
 
-    def __init__(self, source: ExampleSource | BlendedExamples, *, global_batch_size: int, seed: int, vocab_size: int):
+    def __init__(
+        self,
+        source: ExampleSource | BlendedExamples,
+        *,
+        global_batch_size: int,
+        seed: int,
+        vocab_size: int,
+        rows: Sequence[int] | None = None,
+    ):
         blended = source if isinstance(source, BlendedExamples) else BlendedExamples([source], [Fraction(1)])
         if not all(map(len, blended.sources)):
             raise DataError("There are no examples to load. Use more data or a smaller model.seq_len.")
@@ -45,6 +55,7 @@ class Loader:
             raise DataError(f"data.seed={seed} must be at least 0.")
         self._sources, self._blend = blended.sources, blended.blend
         self._global_batch_size = global_batch_size
+        self._rows = range(global_batch_size) if rows is None else rows
         self._vocab_size = vocab_size
         import grain  # takes a second, which processes that only prepare data need not spend
 
@@ -58,7 +69,7 @@ class Loader:
         """The batch of `step`, counted from 0.
 
         Returns:
-          The fields of the source's examples, stacked: `tokens` int32[global_batch_size, seq_len] and so on.
+          The fields of the source's examples, stacked: `tokens` int32[rows, seq_len] and so on.
 
         Raises:
           DataError: when a token lies outside the vocabulary.
@@ -66,8 +77,8 @@ class Loader:
         if step < 0:
             raise IndexError(f"step {step} is negative")
         first = step * self._global_batch_size
-        batch = _stack([self._example(first + row) for row in range(self._global_batch_size)])
-        _check_vocab(batch, self._vocab_size, where=f"step {step}")
+        batch = _stack([self._example(first + row) for row in self._rows])
+        _check_vocab(batch, self._vocab_size, where=f"step {step}", rows=self._rows)
         return batch
 
     def iterate(self, start_step: int, *, num_steps: int | None = None) -> Iterator[Batch]:
@@ -96,7 +107,9 @@ class Loader:
         return source.example(int(self._orders[number][nth]), epoch=nth // len(source))
 
 
-def eval_batches(source: ExampleSource, *, batch_size: int, vocab_size: int, limit: int = 0) -> Sequence[Batch]:
+def eval_batches(
+    source: ExampleSource, *, batch_size: int, vocab_size: int, limit: int = 0, rows: Sequence[int] | None = None
+) -> Sequence[Batch]:
     """All examples in order, in batches of one shape; the last batch is padded with rows of zeros, weights included.
 
     Args:
@@ -104,21 +117,24 @@ def eval_batches(source: ExampleSource, *, batch_size: int, vocab_size: int, lim
       batch_size: rows of each batch.
       vocab_size: every token and target must be below it.
       limit: the most batches to return; 0: all.
+      rows: the rows of each batch to make, see `Loader`.
 
     Returns:
       A sequence of batches, each made when it is accessed; an access raises DataError at a token outside the
       vocabulary.
     """
-    return _EvalBatches(source, batch_size=batch_size, vocab_size=vocab_size, limit=limit)
+    every_row = range(batch_size) if rows is None else rows
+    return _EvalBatches(source, batch_size=batch_size, vocab_size=vocab_size, limit=limit, rows=every_row)
 
 
 class _EvalBatches(Sequence[Batch]):
     """Consecutive examples in batches of one shape."""
 
-    def __init__(self, source: ExampleSource, *, batch_size: int, vocab_size: int, limit: int):
+    def __init__(self, source: ExampleSource, *, batch_size: int, vocab_size: int, limit: int, rows: Sequence[int]):
         self._source = source
         self._batch_size = batch_size
         self._vocab_size = vocab_size
+        self._rows = rows
         num_batches = -(-len(source) // batch_size)
         self._num_batches = min(num_batches, limit) if limit else num_batches
 
@@ -128,12 +144,12 @@ class _EvalBatches(Sequence[Batch]):
     def __getitem__(self, index: int) -> Batch:  # type: ignore[override]  # no slices
         if not 0 <= index < len(self):
             raise IndexError(f"evaluation batch {index} of {len(self)}")
-        first = index * self._batch_size
-        last = min(first + self._batch_size, len(self._source))
-        examples = [self._source.example(i, epoch=0) for i in range(first, last)]
-        filler = {name: np.zeros_like(values) for name, values in examples[0].items()}
-        batch = _stack(examples + [filler] * (self._batch_size - len(examples)))
-        _check_vocab(batch, self._vocab_size, where=f"evaluation batch {index}")
+        numbers = [index * self._batch_size + row for row in self._rows]
+        examples = [self._source.example(number, epoch=0) for number in numbers if number < len(self._source)]
+        like = examples[0] if examples else self._source.example(0, epoch=0)
+        filler = {name: np.zeros_like(values) for name, values in like.items()}
+        batch = _stack(examples + [filler] * (len(numbers) - len(examples)))
+        _check_vocab(batch, self._vocab_size, where=f"evaluation batch {index}", rows=self._rows)
         return batch
 
 
@@ -155,7 +171,7 @@ def _stack(examples: Sequence[Batch]) -> Batch:
     return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
 
 
-def _check_vocab(batch: Batch, vocab_size: int, *, where: str) -> None:
+def _check_vocab(batch: Batch, vocab_size: int, *, where: str, rows: Sequence[int]) -> None:
     """Raises DataError when `tokens` or `targets` exceed the vocabulary; an embedding would clamp them silently."""
     for name in ("tokens", "targets"):
         if name not in batch:
@@ -165,7 +181,7 @@ def _check_vocab(batch: Batch, vocab_size: int, *, where: str) -> None:
         if ids.max() >= vocab_size:
             row, *place = (int(i) for i in np.unravel_index(np.argmax(ids >= vocab_size), ids.shape))
             raise DataError(
-                f"{where}, row {row}: {name}{place} is {ids[row, *place]}, outside the vocabulary of "
+                f"{where}, row {rows[row]}: {name}{place} is {ids[row, *place]}, outside the vocabulary of "
                 f"model.vocab_size={vocab_size}. Set model.vocab_size, or data.token_dtype if the file's dtype is "
                 "another."
             )

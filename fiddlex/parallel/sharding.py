@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -84,3 +86,29 @@ def _product(sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:
     for axis in axes:
         product *= sizes[axis]
     return product
+
+
+def on_devices(tree: Any, shardings: Any) -> Any:
+    """Arrays of the host as arrays of the devices, also of other processes' devices.
+
+    Args:
+      tree: the arrays; every process has the same.
+      shardings: a sharding for all of them, or a tree of shardings like `tree`.
+    """
+    if isinstance(shardings, NamedSharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+
+    def placed(value: Any, sharding: NamedSharding) -> jax.Array:
+        if sharding.is_fully_addressable:
+            return jax.device_put(value, sharding)
+        # `device_put` would compare the value with that of every other process.
+        host = np.asarray(value)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(placed, tree, shardings)
+
+
+def on_host(array: jax.Array) -> np.ndarray:
+    """A copy of an array on every process's host, whichever devices hold its parts."""
+    whole = array.is_fully_addressable or array.is_fully_replicated
+    return np.array(array if whole else multihost_utils.process_allgather(array, tiled=True))

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import describe
 from fiddlex.config import Config
 from fiddlex.costs.sizes import num_parameters
@@ -91,14 +92,17 @@ def train(config: Config, workdir: Path) -> Outcome:
             logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))
         elif config.train.init_from:
             trainer.start_from(config.train.init_from)
-            inherit_original(config.train.init_from, workdir)
-        workdirs.write_config(workdir)
+            if processes.is_first():
+                inherit_original(config.train.init_from, workdir)
+        if processes.is_first():
+            workdirs.write_config(workdir)
         first, last = trainer.step, config.train.num_steps
         if first >= last:
             logger.info("Nothing to train: the checkpoint is of step %d, train.num_steps is %d.", first, last)
 
         # Train.
-        wandb_run = WandbRun(workdir, config, resumed_step=first) if config.train.wandb_project else None
+        wants_wandb = config.train.wandb_project and processes.is_first()
+        wandb_run = WandbRun(workdir, config, resumed_step=first) if wants_wandb else None
         writer = stack.enter_context(MetricsWriter(workdir, resumed_step=first, wandb_run=wandb_run))
         with Reporter(first, last, eval_every=config.train.eval_every) as reporter:
             best = stack.enter_context(Best(workdir, config, resumed_step=first))
@@ -109,14 +113,14 @@ def train(config: Config, workdir: Path) -> Outcome:
                 logger.info("Nothing to train: %d evaluations were no better than the best.", config.train.patience)
             elif first < last:
                 reporter.compiled(trainer.compile())
-            while trainer.step < last and not (stop.received or run.is_past_best()):
+            while trainer.step < last and not run.is_past_best() and stop.goes_on(trainer.step):
                 run.step()
                 if _due(trainer.step, config.train.checkpoint_every):
                     run.save()
                 if _due(trainer.step, config.train.eval_every):
                     run.evaluate()
             run.finish_step()
-            stopped_by = stop.received if trainer.step < last and not run.is_past_best() else None
+            stopped_by = stop.stopped_by if trainer.step < last and not run.is_past_best() else None
 
             # Save a last checkpoint and run a last evaluation.
             if config.train.checkpoint_every or stopped_by:
@@ -253,14 +257,17 @@ class _Run:
 class StopSignals:
     """Turns SIGINT, SIGTERM and SIGHUP into a request to stop after the running step. A context manager.
 
+    A signal to one of several processes stops all of them after the same step.
+
     A terminal sends SIGHUP when it closes. A run that was started with SIGHUP ignored (`nohup`) continues to ignore it.
 
     Attributes:
-      received: the first signal received; None before any signal.
+      received: the first signal that this process received; None before any.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._agreed = processes.agreed_stop()
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -272,7 +279,17 @@ class StopSignals:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
+    @property
+    def stopped_by(self) -> signal.Signals | None:
+        """The first signal that any process received; None before the processes have agreed to stop."""
+        return None if self._agreed.reason is None else signal.Signals(self._agreed.reason)
+
+    def goes_on(self, step: int) -> bool:
+        """Whether to take the step after `step`."""
+        return self._agreed.goes_on(step)
+
     def __exit__(self, *exception: object) -> None:
+        self._agreed.close()
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -281,6 +298,7 @@ class StopSignals:
             raise KeyboardInterrupt
         if not self.received:  # launchers may send SIGTERM more than once
             self.received = signal.Signals(number)
+            self._agreed.request(number)
             text = "%s: stopping after the running step and saving; Ctrl-C again stops without saving."
             with contextlib.suppress(RuntimeError):  # the signal interrupted another write to this stream
                 logger.info(text, self.received.name)

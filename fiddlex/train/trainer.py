@@ -9,6 +9,7 @@ The binaries add little to it: `fiddlex.train.loop` adds the workdir, checkpoint
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import math
 import time
@@ -18,6 +19,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
+import fiddlex
+from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
 from fiddlex.data import ExampleSource
@@ -66,9 +69,12 @@ class Trainer:
 
     def __init__(self, config: Config, dataset: Dataset | None = None):
         self.config = config = copy.deepcopy(config.validate())  # the caller may change its config later
+        processes.check_equal(_facts(config))
+        processes.set_peer_timeout(config.train.peer_timeout_s)
         self.mesh = make_mesh(config.mesh)
         self._program = program = Program(config, self.mesh)
         self.dataset = dataset or load_dataset(config)
+        processes.check_equal({f"the fingerprint of {self.dataset.source}": self.dataset.fingerprint})
         self.step = 0
         self.layout = program.layout
         self.decision: Decision | None = None
@@ -361,3 +367,10 @@ def load_trainer(
     if not trainer.load(workdir, saved):
         raise no_checkpoint(workdir)
     return trainer
+
+
+def _facts(config: Config) -> dict[str, object]:
+    """What the processes of a run must agree on before any of them computes."""
+    sections = dataclasses.asdict(config)
+    fields = {f"{section}.{field}": value for section, values in sections.items() for field, value in values.items()}
+    return fields | {"the version of fiddlex": fiddlex.__version__, "the version of jax": jax.__version__}

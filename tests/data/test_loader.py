@@ -107,6 +107,18 @@ def test_iteration_equals_batches(start, num_steps, batch_size):
         assert_equal_batches(batch, loader.batch(step))
 
 
+@given(num_examples=st.integers(1, 40), batch_size=st.integers(1, 12), step=st.integers(0, 9), data=st.data())
+def test_processes_make_the_rows_of_the_same_batches(num_examples, batch_size, step, data):
+    rows = sorted(data.draw(st.sets(st.integers(0, batch_size - 1), min_size=1)))
+    source, loader = EpochExamples(num_examples), make_loader(num_examples, batch_size)
+    part = Loader(source, global_batch_size=batch_size, seed=0, vocab_size=2**31, rows=rows).batch(step)
+    assert_equal_batches(part, {name: values[rows] for name, values in loader.batch(step).items()})
+    whole, parts = (eval_batches(source, batch_size=batch_size, vocab_size=2**31, rows=each) for each in (None, rows))
+    assert len(whole) == len(parts)
+    for one, other in zip(whole, parts, strict=True):
+        assert_equal_batches(other, {name: values[rows] for name, values in one.items()})
+
+
 def test_iteration_without_end():
     loader = make_loader(300, 2)
     batches = list(itertools.islice(loader.iterate(10**9), 20))

@@ -16,6 +16,7 @@ import numpy as np
 from fiddlex.data import PieceDecoder, Tokenizer
 from fiddlex.errors import ConfigError, NonFiniteError
 from fiddlex.models.weights import Weights
+from fiddlex.parallel.sharding import on_host
 from fiddlex.train.inference.decoding import Decoding
 from fiddlex.train.inference.sampling import SamplingConfig, sample
 
@@ -88,7 +89,7 @@ def generate(
     longest, drawn, state = max(map(len, prompts)), None, None
 
     def read(tokens_B: jax.Array) -> np.ndarray:
-        found = np.asarray(tokens_B)[: len(prompts)]
+        found = on_host(tokens_B)[: len(prompts)]
         if found.min() < 0:
             raise NonFiniteError("The logits of the next token are not finite: the weights are not, or have exploded.")
         for text, token in zip(texts, found.tolist(), strict=False):

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from fiddlex.cluster import processes
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError
 from fiddlex.train.inference.evaluation import merit
@@ -40,7 +41,7 @@ class Best:
     def __init__(self, workdir: Path, config: Config, *, resumed_step: int):
         self._path, self._task = workdir / RECORD, config.model.task
         self._checkpoints = Checkpoints(workdir, keep=0, name=DIRECTORY)
-        self.evaluation = read_best(workdir)
+        self.evaluation = processes.told_by_first(f"best of {workdir}", lambda: read_best(workdir))
         if self.evaluation and self.evaluation["step"] > resumed_step:
             self.evaluation = None
         kept = self.evaluation and self.evaluation["step"]
@@ -67,11 +68,13 @@ class Best:
             return
         save(self._checkpoints)
         self._checkpoints.wait()
+        self.evaluation = evaluation
+        if not processes.is_first():
+            return
         with writing(self._path):
             temporary = self._path.with_suffix(".tmp")
             temporary.write_text(json.dumps(evaluation) + "\n", encoding="utf-8")
             os.replace(temporary, self._path)
-        self.evaluation = evaluation
 
 
 def read_best(workdir: Path) -> Record | None:

@@ -27,6 +27,7 @@ import orbax.checkpoint as ocp
 from jax import lax
 
 from fiddlex.errors import CheckpointError
+from fiddlex.parallel.sharding import on_devices
 from fiddlex.train.run.reading import finish_reads
 from fiddlex.train.run.relayout import move_rows, saved_form
 from fiddlex.train.run.workdir import writing
@@ -244,7 +245,7 @@ class Checkpoints:
             ),
         )
         state = SavedState(
-            step=jax.device_put(jnp.int32(step), abstract.step.sharding),
+            step=on_devices(np.int32(step), abstract.step.sharding),
             weights=restored["weights"],
             optimizer=restored["optimizer"] if abstract.optimizer else (),
             older={name: restored[name] for name in abstract.older},

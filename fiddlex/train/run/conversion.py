@@ -9,8 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,6 +19,7 @@ from fiddlex.data.tokenizers import make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.huggingface import write_weights
 from fiddlex.interop.starting import folder_config
+from fiddlex.parallel.sharding import on_devices
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.importing import converted, warn_of_bytes
 from fiddlex.train.run.new_folder import new_folder, require_absent
@@ -62,7 +62,7 @@ def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config
         if tokenizer and config.data.tokenizer == own_tokenizer:
             _check_vocabulary(folder, make_tokenizer(str(tokenizer)).vocab_size, config.model.vocab_size)
         program = Program(config, make_mesh(config.mesh))
-        step = jax.device_put(jnp.int32(0), NamedSharding(program.mesh, P()))
+        step = on_devices(np.int32(0), NamedSharding(program.mesh, P()))
         with Checkpoints(made) as checkpoints:
             checkpoints.save(
                 SavedState(step, converted(folder, program)),

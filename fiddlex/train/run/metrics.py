@@ -1,5 +1,7 @@
 """Where a run's numbers go: `metrics.jsonl`, TensorBoard, Weights & Biases if asked for, and the terminal.
 
+All processes of a run have the same numbers, and the first one writes and shows them.
+
 A record is a flat dictionary with `step`. Training records, evaluation records (those with `eval_loss`) and decisions
 about semantics (those with `semantics`) are lines of the same file, in the order of their steps. On resume, the writer
 drops the lines of steps that will be trained again, so that an interrupted run ends with the same file as an
@@ -18,6 +20,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from fiddlex.cluster import processes
 from fiddlex.errors import CheckpointError
 from fiddlex.train.record import Record
 from fiddlex.train.run.tensorboard import EventFile
@@ -50,20 +53,27 @@ class MetricsWriter:
         self._wandb_run = wandb_run
         self._dropped: set[tuple[int, frozenset[str]]] = set()  # steps and names of the records
         self._events_path = workdir / "tensorboard"
+        self.evaluations = processes.told_by_first(f"evaluations of {self.path}", lambda: self._opened(resumed_step))
+
+    def _opened(self, resumed_step: int) -> list[Record]:
+        """Opens the files; returns the evaluation records that stay."""
         with writing(self.path):
             if self.path.exists():
                 self._keep_records_until(resumed_step)
             self._file = self.path.open("a", encoding="utf-8")
         with writing(self._events_path):
             self._events = EventFile(self._events_path, purge_step=resumed_step + 1)
+        return self.evaluations
 
     def write(self, record: Record) -> None:
         """Appends one record and flushes the file."""
+        if "eval_loss" in record:
+            self.evaluations.append(record)
+        if not processes.is_first():
+            return
         with writing(self.path):
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
-        if "eval_loss" in record:
-            self.evaluations.append(record)
         scalars = {name: x for name, x in record.items() if name != "step" and isinstance(x, int | float)}
         with writing(self._events_path):
             self._events.write(scalars, step=record["step"])
@@ -107,6 +117,8 @@ class MetricsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not processes.is_first():
+            return
         # When the run has already failed, an error from closing (mostly the same full disk) would hide the reason.
         ignored = contextlib.suppress(CheckpointError) if value else contextlib.nullcontext()
         with ignored, writing(self.path.parent), contextlib.ExitStack() as stack:
@@ -130,7 +142,7 @@ class Reporter:
     """
 
     def __init__(self, start_step: int, num_steps: int, *, eval_every: int = 0):
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not processes.is_first())
         self._num_steps, self._eval_every = num_steps, eval_every
         self._start_step, self._start_time = start_step, time.monotonic()
         self._evaluated_step, self._evaluation_s, self._evaluations_s = start_step, 0.0, 0.0

@@ -20,7 +20,7 @@ from fiddlex.config.overrides import FLUSHED, replaced
 from fiddlex.errors import CheckpointError
 from fiddlex.models.model import Model
 from fiddlex.models.weights import Weights
-from fiddlex.parallel.sharding import named
+from fiddlex.parallel.sharding import named, on_devices, on_host
 from fiddlex.schedules.placement import PADDING
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.workdir import described_differences, read_config
@@ -58,7 +58,7 @@ CLASSIFIERS = ("classifier", "score")  # of the label's head, which only a run o
 
 def whole(weights: Weights, model: Model, layout: WeightLayout) -> Weights:
     """Master weights on the host: float32, without padding, layers stacked in model order."""
-    host, rows = jax.tree.map(np.array, jax.device_get(weights)), np.asarray(layout.placement.rows)
+    host, rows = jax.tree.map(on_host, weights), np.asarray(layout.placement.rows)
 
     def unpadded(axes: tuple[str | None, ...], w: np.ndarray) -> np.ndarray:
         if axes[0] == "layers":
@@ -78,7 +78,8 @@ def placed(host: Weights, model: Model, layout: WeightLayout, mesh: Mesh) -> Wei
         return np.pad(w, [(0, like.shape[0] - len(w)), *[(0, 0)] * (w.ndim - 1)])
 
     arrays = jax.tree.map(padded, model.axes(), host, layout.shapes, is_leaf=lambda x: isinstance(x, tuple))
-    return jax.device_put(arrays, named(mesh, layout.master))
+    placed: Weights = on_devices(arrays, named(mesh, layout.master))
+    return placed
 
 
 def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], Weights]) -> Weights:

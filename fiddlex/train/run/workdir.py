@@ -18,6 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from fiddlex.cluster import processes
 from fiddlex.config import Config
 from fiddlex.config.families import family
 from fiddlex.config.overrides import replaced
@@ -85,7 +86,7 @@ FIXED_FIELDS = (
 
 @contextlib.contextmanager
 def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[None]:
-    """Locks the directory for one training process, and creates it if needed.
+    """Locks the directory for one training run, and creates it if needed; the first process does it for all.
 
     Args:
       workdir: the directory.
@@ -96,6 +97,10 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
       CheckpointError: when the directory cannot be written, another process is training in it, or the run in it
         differs in one of `FIXED_FIELDS`.
     """
+    if not processes.is_first():
+        processes.barrier(f"claim of {workdir}")
+        yield
+        return
     with contextlib.ExitStack() as stack:
         with writing(workdir):
             workdir.mkdir(parents=True, exist_ok=True)
@@ -111,6 +116,7 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
                 _keep_other_table(workdir / TABLE, to_csv(schedule))
                 (workdir / f"{TABLE}.tmp").write_text(to_csv(schedule), encoding="utf-8")
             (workdir / "config.json.tmp").write_text(_with_table(config, TABLE).to_json(), encoding="utf-8")
+        processes.barrier(f"claim of {workdir}")
         yield
 
 

@@ -1,8 +1,12 @@
-"""Puts batches on the devices: the loader prepares them on the host, and `Feed` shards them over `data`."""
+"""Puts batches on the devices: the loader prepares them on the host, and `Feed` shards them over `data`.
+
+Of several processes, each prepares only the rows of a batch that its own devices hold.
+"""
 
 from collections.abc import Iterator, Sequence
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fiddlex.config import Config
@@ -30,11 +34,13 @@ class Feed:
     def __init__(self, dataset: Dataset, config: Config, mesh: Mesh):
         self._dataset, self._config = dataset, config
         self._sharding = NamedSharding(mesh, BATCH)
+        self._rows = _local_rows(self._sharding, config.data.global_batch_size)
         self._loader = Loader(
             dataset.train,
             global_batch_size=config.data.global_batch_size,
             seed=config.data.seed,
             vocab_size=config.model.vocab_size,
+            rows=self._rows,
         )
 
     def train(self, start_step: int) -> Iterator[DeviceBatch]:
@@ -44,7 +50,7 @@ class Feed:
           DataError: when a batch has a token outside the vocabulary.
         """
         for batch in self._loader.iterate(start_step):
-            yield jax.device_put(batch, self._sharding)
+            yield self._placed(batch)
 
     def require_heldout(self) -> ExampleSource:
         """The held-out examples; raises DataError when no data is held out."""
@@ -64,7 +70,7 @@ class Feed:
         Raises:
           DataError: when no data is held out, or when a batch has a token outside the vocabulary.
         """
-        return self._on_devices(self.host_heldout(), len(self.require_heldout()))
+        return self._on_devices(self._heldout_batches(self._rows), len(self.require_heldout()))
 
     def examples(self, source: ExampleSource) -> Iterator[tuple[DeviceBatch, int]]:
         """All examples of `source` in order, in batches like those of `heldout`.
@@ -73,20 +79,47 @@ class Feed:
           DataError: when a batch has a token outside the vocabulary.
         """
         data, vocab_size = self._config.data, self._config.model.vocab_size
-        batches = eval_batches(source, batch_size=data.global_batch_size, vocab_size=vocab_size)
+        batches = eval_batches(source, batch_size=data.global_batch_size, vocab_size=vocab_size, rows=self._rows)
         return self._on_devices(batches, len(source))
 
     def _on_devices(self, batches: Sequence[Batch], number: int) -> Iterator[tuple[DeviceBatch, int]]:
         size = self._config.data.global_batch_size
         for i in range(len(batches)):
-            yield jax.device_put(batches[i], self._sharding), min(size, number - i * size)
+            yield self._placed(batches[i]), min(size, number - i * size)
+
+    def _placed(self, batch: Batch) -> DeviceBatch:
+        """A batch of this process's rows on the devices, as part of the global batch."""
+        if self._sharding.is_fully_addressable:
+            return jax.device_put(batch, self._sharding)
+        size = self._config.data.global_batch_size
+
+        def on_devices(values: np.ndarray) -> jax.Array:
+            def of_device(index: tuple[slice, ...] | None) -> np.ndarray:
+                assert index is not None
+                first, last = np.searchsorted(self._rows, index[0].indices(size)[:2])
+                return values[first:last]
+
+            return jax.make_array_from_callback((size, *values.shape[1:]), self._sharding, of_device)
+
+        return {name: on_devices(values) for name, values in batch.items()}
 
     def host_heldout(self) -> Sequence[Batch]:
-        """The batches of `heldout` on the host; each is made when it is accessed."""
+        """The batches of `heldout` on the host, with all rows; each is made when it is accessed."""
+        return self._heldout_batches(None)
+
+    def _heldout_batches(self, rows: Sequence[int] | None) -> Sequence[Batch]:
         data = self._config.data
         return eval_batches(
             self.require_heldout(),
             batch_size=data.global_batch_size,
             vocab_size=self._config.model.vocab_size,
             limit=data.eval_batches,
+            rows=rows,
         )
+
+
+def _local_rows(sharding: NamedSharding, size: int) -> list[int]:
+    """The rows of a batch of `size` that the devices of this process hold, in ascending order."""
+    indices = sharding.addressable_devices_indices_map((size,)).values()
+    slices = {index[0].indices(size)[:2] for index in indices if index is not None}
+    return sorted(row for first, last in slices for row in range(first, last))

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
 from fiddlex.models.registry import make_model
-from fiddlex.parallel.sharding import named
+from fiddlex.parallel.sharding import named, on_devices
 from fiddlex.train.step.flushed import Flushed
 from fiddlex.train.step.gradients import GradientSource, init_key
 from fiddlex.train.step.muon import deal_over
@@ -112,7 +112,7 @@ class Program:
             return state
         scaling = saved.scaling or start_scaling(self.config.optimizer, self.source.max_batches)
         everywhere = NamedSharding(self.mesh, P())
-        return state._replace(scaling=jax.device_put(fit(scaling, self.source.max_batches), everywhere))
+        return state._replace(scaling=on_devices(fit(scaling, self.source.max_batches), everywhere))
 
     def abstract_saved(self) -> SavedState:
         """Shapes, dtypes and shardings of the state that `resume` takes."""

@@ -21,7 +21,7 @@ from fiddlex.config import Config
 from fiddlex.models.model import Batch, Model
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import as_varying, reduce_gradients
-from fiddlex.parallel.sharding import BATCH, named
+from fiddlex.parallel.sharding import BATCH, named, on_devices
 from fiddlex.pipeline.continuous import DeviceWindow, InFlight, empty_pipeline, run_window
 from fiddlex.pipeline.engine import Engine
 from fiddlex.pipeline.stage import Integer
@@ -141,7 +141,7 @@ class Unflushed:
         if not self._store.factors:
             return ()
         if semantics not in self._factors:
-            self._factors[semantics] = jax.device_put(self._store.factors[semantics], NamedSharding(self._mesh, P()))
+            self._factors[semantics] = on_devices(self._store.factors[semantics], NamedSharding(self._mesh, P()))
         return self._factors[semantics]
 
     def saved(self, state: TrainState) -> SavedState:

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fiddlex.parallel.sharding import on_devices
 from fiddlex.pipeline.continuous import DeviceWindow
 from fiddlex.schedules.semantics import Phase
 from fiddlex.schedules.windows import Renames, Window, Windows
@@ -59,7 +60,7 @@ class WindowSequence:
         number = _repeated(windows, step - max(begun, self._restarted))
         key = phase.semantics, number, batches
         if key not in self._on_devices:
-            self._on_devices[key] = jax.device_put(self._device_window(windows[number], batches), self._sharding)
+            self._on_devices[key] = on_devices(self._device_window(windows[number], batches), self._sharding)
         return self._on_devices[key]
 
     def semantics(self, step: int) -> str:

@@ -1,0 +1,29 @@
+"""The flags that connect the processes of a run, for programs that compute on devices."""
+
+from collections.abc import Callable
+
+from absl import flags
+
+from fiddlex.cluster import processes
+
+
+def define_processes() -> Callable[[], None]:
+    """Defines the flags.
+
+    Returns:
+      A function that connects the processes (`fiddlex.cluster.processes.join`), for `main` to call first of all.
+    """
+    address = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0, for a run of several processes")
+    number = flags.DEFINE_integer("num_processes", None, "processes of the run; launchers that jax knows tell it")
+    rank = flags.DEFINE_integer("process_id", None, "rank of this process, from 0; launchers that jax knows tell it")
+    seconds = flags.DEFINE_integer("join_timeout_s", processes.JOIN_S, "seconds for all to join", lower_bound=1)
+    fake = flags.DEFINE_integer("fake_devices", None, "CPU devices to make in this process", lower_bound=1)
+
+    def join() -> None:
+        processes.join(address.value, number.value, rank.value, timeout_s=seconds.value)
+        if fake.value is not None:
+            from fiddlex.cluster.mesh import request_devices  # imports jax, which `join` does only where it must
+
+            request_devices(fake.value)
+
+    return join

@@ -1,0 +1,225 @@
+"""Runs of several processes do what a run of one process does, and end together with one message."""
+
+import json
+import os
+import pathlib
+import signal
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
+from fiddlex.train import loop
+from fiddlex.train.trainer import load_trainer
+from tests.cluster.pods import free_port, pod, run_pod
+from tests.programs import Running, call
+
+CHUNKS = {"pipeline.schedule": "interleaved_1f1b", "pipeline.num_chunks": 2, "model.num_layers": 4}
+# Processes, devices of each, mesh (data, pipe, tensor), and other fields.
+LAYOUTS: dict[str, tuple[int, int, str, dict[str, Any]]] = {
+    "data across": (2, 2, "2x1x2", {"optimizer.zero1": True}),
+    "pipe across": (2, 4, "2x2x2", CHUNKS | {"optimizer.zero1": True}),
+    "pipe and data across": (4, 2, "2x2x2", CHUNKS | {"pipeline.semantics": "2bw"}),
+    "all across": (8, 1, "2x2x2", CHUNKS | {"model.dropout": 0.1}),
+    "tensor across, sequence parallel": (4, 1, "1x1x4", {"mesh.sequence_parallel": True}),
+    "BERT": (2, 4, "2x2x2", {"model.family": "bert", "model.objective": "mlm_nsp", "pipeline.semantics": "2bw"}),
+}
+
+
+def make_config(base: Config, mesh: str, fields: dict[str, Any]) -> Config:
+    data, pipe, tensor = map(int, mesh.split("x"))
+    sizes = {"mesh.data": data, "mesh.pipe": pipe, "mesh.tensor": tensor, "pipeline.num_microbatches": 2 * pipe}
+    # Not AdamW, which divides gradients that are nearly zero, rounding noise, by their own size.
+    run = {"optimizer.name": "sgd", "train.num_steps": 4, "train.eval_every": 2, "train.checkpoint_every": 2}
+    return replaced(base, sizes | run | fields).validate()
+
+
+def as_flags(config: Config) -> list[str]:
+    """The fields in which a config differs from the default one."""
+    default, flags = Config(), list[str]()
+    for section, values in json.loads(config.to_json()).items():
+        for name, value in values.items():
+            if value != getattr(getattr(default, section), name):
+                flags.append(f"--config.{section}.{name}={value}")
+    return flags
+
+
+@pytest.fixture
+def config_file(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "plain.py"
+    path.write_text("from fiddlex.config import Config\n\n\ndef get_config():\n    return Config()\n")
+    return path
+
+
+def numbers(workdir: pathlib.Path) -> list[list[float]]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [[record.get(name, 0.0) for name in ("step", "loss", "grad_norm", "eval_loss")] for record in lines]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name != "data across")) for name in LAYOUTS]
+)
+def test_training_equals_that_of_one_process(
+    name: str, tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
+) -> None:
+    number, devices, mesh, fields = LAYOUTS[name]
+    config = make_config(tiny_config, mesh, fields)
+    loop.train(config, tmp_path / "one")
+    flags = [f"--config={config_file}", *as_flags(config)]
+    ended = run_pod(number, devices, "train", *flags, f"--workdir={tmp_path / 'pod'}", "--format=json")
+    assert [each.returncode for each in ended] == [0] * number, [each.stderr for each in ended]
+    np.testing.assert_allclose(numbers(tmp_path / "pod"), numbers(tmp_path / "one"), rtol=1e-6)
+    # The first process alone speaks, and its output is one JSON object.
+    assert json.loads(ended[0].stdout)["step"] == 4
+    assert "Done: step 4" in ended[0].stderr
+    assert [(each.stdout, each.stderr) for each in ended[1:]] == [("", "")] * (number - 1)
+    ours, theirs = (load_trainer(tmp_path / run).weights() for run in ("one", "pod"))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert np.linalg.norm(one - other) <= 1e-6 * np.linalg.norm(one)
+
+
+@pytest.mark.long
+def test_a_checkpoint_goes_on_in_any_number_of_processes(
+    tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
+) -> None:
+    config = make_config(tiny_config, "2x2x2", CHUNKS)
+    config.optimizer.schedule = "constant"
+    whole = replaced(config, {"train.num_steps": 8})
+    loop.train(whole, tmp_path / "one")
+    for steps, (number, devices) in zip((2, 4, 6), ((2, 4), (8, 1), (4, 2)), strict=True):
+        flags = as_flags(replaced(config, {"train.num_steps": steps}))
+        ended = run_pod(number, devices, "train", f"--config={config_file}", *flags, f"--workdir={tmp_path / 'parts'}")
+        assert [each.returncode for each in ended] == [0] * number, [each.stderr for each in ended]
+    loop.train(whole, tmp_path / "parts")
+    found = {tuple(row[:1]): row for row in numbers(tmp_path / "parts") if row[1]}
+    for row in numbers(tmp_path / "one"):
+        if row[1]:
+            np.testing.assert_allclose(found[tuple(row[:1])], row, rtol=1e-6)
+
+
+@pytest.mark.long
+def test_evaluation_and_generation_equal_those_of_one_process(tiny_config: Config, tmp_path: pathlib.Path) -> None:
+    loop.train(make_config(tiny_config, "2x2x2", CHUNKS), tmp_path / "run")
+    for program, flags in {
+        "evaluate": [],
+        "generate": ["--prompt=def ", "--prompt=class", "--temperature=0", "--num_tokens=30", "--format=json"],
+    }.items():
+        alone = json.loads(call(program, f"--workdir={tmp_path / 'run'}", *flags).stdout.splitlines()[-1])
+        first, second = run_pod(2, 4, program, f"--workdir={tmp_path / 'run'}", *flags)
+        assert (first.returncode, second.returncode, second.stdout) == (0, 0, ""), first.stderr
+        together = json.loads(first.stdout.splitlines()[-1])
+        if program == "generate":
+            assert together["samples"] == alone["samples"]
+        else:
+            assert together["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-6)
+
+
+def test_another_config_on_one_rank_ends_all_with_one_message(
+    tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
+) -> None:
+    flags = [f"--config={config_file}", *as_flags(make_config(tiny_config, "2x1x2", {}))]
+    odd = ["--config.train.seed=7", "--config.optimizer.learning_rate=0.5"]
+    ended = run_pod(2, 2, "train", *flags, f"--workdir={tmp_path / 'pod'}", extra=[[], odd])
+    assert [each.returncode for each in ended] == [2, 2]
+    said = "".join(each.stderr for each in ended)
+    assert said.count("The processes of a run must have the same config, data and versions:") == 1
+    assert "train.seed is 0 on rank 0 and 7 on rank 1" in said
+    assert f"optimizer.learning_rate is {tiny_config.optimizer.learning_rate} on rank 0 and 0.5 on rank 1" in said
+    assert not (tmp_path / "pod").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_do_not_come_are_told(
+    rank: int, tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
+) -> None:
+    started_s, address = time.monotonic(), f"localhost:{free_port()}"
+    flags = [f"--coordinator_address={address}", "--num_processes=4", f"--process_id={rank}", "--join_timeout_s=1"]
+    done = call("train", f"--config={config_file}", f"--workdir={tmp_path / 'pod'}", *flags, status=1)
+    assert time.monotonic() - started_s < 15
+    if rank == 0:
+        expected = (
+            f"1 of 4 processes have come to --coordinator_address={address} within 1 s, without the ranks 1, 2, 3"
+        )
+    else:
+        expected = f"Process 1 of 4 did not reach --coordinator_address={address} within 1 s: Connection refused"
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num_processes=2"], "--num_processes without --coordinator_address and --process_id: give all three"),
+        (["--coordinator_address=here", "--num_processes=2", "--process_id=0"], "=here must be HOST:PORT"),
+        (["--coordinator_address=a:1", "--num_processes=2", "--process_id=2"], "the ranks are 0 to"),
+    ],
+)
+def test_wrong_flags(flags: list[str], message: str, tmp_path: pathlib.Path, config_file: pathlib.Path) -> None:
+    done = call("train", f"--config={config_file}", f"--workdir={tmp_path / 'pod'}", *flags, status=2)
+    assert message in done.stderr
+
+
+def test_a_mesh_that_does_not_use_the_devices(
+    tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
+) -> None:
+    for mesh, message in {
+        "1x1x1": "1 devices, which 2 processes cannot share equally",
+        "1x1x2": "needs 2 devices; the 2 processes have 4, and none may be idle",
+    }.items():
+        flags = as_flags(make_config(tiny_config, mesh, {"train.eval_every": 0}))
+        ended = run_pod(2, 2, "train", f"--config={config_file}", *flags, f"--workdir={tmp_path / 'pod'}")
+        assert [each.returncode for each in ended] == [1, 1]
+        assert "".join(each.stderr for each in ended).count(message) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_process_stops_all_after_one_step(
+    rank: int, tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
+) -> None:
+    config = make_config(tiny_config, "2x1x2", {"train.num_steps": 10**6, "train.eval_every": 0})
+    config.train.checkpoint_every = 10**6
+    flags = [f"--config={config_file}", *as_flags(config), f"--workdir={tmp_path / 'pod'}"]
+    with pod(2, 2, "train", *flags) as running:
+        wait_for_steps(tmp_path / "pod")
+        send(running[rank], signal.SIGTERM)
+        ended = [each.wait() for each in running]
+    assert [each.returncode for each in ended] == [128 + signal.SIGTERM] * 2, [each.stderr for each in ended]
+    (step,) = (int(path.name) for path in (tmp_path / "pod" / "checkpoints").iterdir())
+    assert step == numbers(tmp_path / "pod")[-1][0]
+    assert f"Stopped by a signal at step {step}" in ended[0].stderr
+
+
+def wait_for_steps(workdir: pathlib.Path) -> None:
+    metrics, deadline = workdir / "metrics.jsonl", time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def send(running: Running, number: signal.Signals) -> None:
+    assert running.process.pid is not None
+    os.kill(running.process.pid, number)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "rank"), [(signal.SIGKILL, 1), (signal.SIGSTOP, 1), (signal.SIGSTOP, 0)])
+def test_a_lost_process_ends_the_others(
+    number: signal.Signals, rank: int, tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
+) -> None:
+    config = make_config(tiny_config, "2x1x2", {"train.num_steps": 10**6, "train.eval_every": 0})
+    config.train.peer_timeout_s = 6
+    flags = [f"--config={config_file}", *as_flags(config), f"--workdir={tmp_path / 'pod'}"]
+    with pod(2, 2, "train", *flags) as running:
+        wait_for_steps(tmp_path / "pod")
+        send(running[rank], number)
+        lost_s = time.monotonic()
+        survivor = running[1 - rank].wait()
+        assert time.monotonic() - lost_s < 12
+    assert survivor.returncode == 1
+    assert f"lost rank {rank} (" in survivor.stderr
+    assert "Traceback" not in survivor.stderr
