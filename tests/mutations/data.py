@@ -32,8 +32,8 @@ MUTATIONS = (
     Mutation(
         "last-partial-batch-counts-an-example-again",
         LOADER,
-        old="filler = {name: np.zeros_like(values) for name, values in examples[0].items()}",
-        new="filler = examples[0]",
+        old="filler = {name: np.zeros_like(values) for name, values in like.items()}",
+        new="filler = like",
         tests=(ONCE,),
     ),
     Mutation(
