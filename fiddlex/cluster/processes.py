@@ -1,7 +1,7 @@
 """The processes of a run: how they find each other, what they agree on, and how all end when one fails.
 
 A run has one process or several, each with devices of its own; all run the same program. Slurm, Kubernetes, Open MPI or
-`fiddlex launch` starts them, and `join` connects them by `jax.distributed` before jax's first use. From then on
+a script starts them, and `join` connects them by `jax.distributed` before jax's first use. From then on
 `jax.devices()` are the devices of all processes, and a compiled program runs on all of them.
 
 The first process (rank 0) speaks for all: it prints results and log lines, and writes the files of a run. The other
@@ -145,8 +145,12 @@ def _check(address: str | None, number: int | None, rank: int | None) -> None:
 
 def _is_launched() -> bool:
     """Whether the environment is that of one of several processes that a launcher started."""
-    slurm = int(os.environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in os.environ
-    mpi = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > 1
+
+    def several(variable: str) -> bool:
+        return os.environ.get(variable, "") not in ("", "0", "1")
+
+    slurm = several("SLURM_STEP_NUM_TASKS")  # of srun; a script of sbatch is one process, whatever SLURM_NTASKS says
+    mpi = several("OMPI_COMM_WORLD_SIZE")
     kubernetes = "JOB_COMPLETION_INDEX" in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
     tpus = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in os.environ
     return slurm or mpi or kubernetes or tpus

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from fiddlex.cluster import processes
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.train import loop
@@ -161,6 +162,28 @@ def test_processes_that_do_not_come_are_told(
 def test_wrong_flags(flags: list[str], message: str, tmp_path: pathlib.Path, config_file: pathlib.Path) -> None:
     done = call("train", f"--config={config_file}", f"--workdir={tmp_path / 'pod'}", *flags, status=2)
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "launched"),
+    [
+        ({}, False),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, False),  # a script of sbatch
+        ({"SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, True),
+    ],
+)
+def test_launchers_are_known_by_their_variables(
+    variables: dict[str, str], launched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES", "JOB_COMPLETION_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert processes._is_launched() == launched
 
 
 def test_a_mesh_that_does_not_use_the_devices(
