@@ -33,7 +33,7 @@ from fiddlex.errors import ConfigError, DeviceError
 T = TypeVar("T")
 
 JOIN_S = 300  # seconds in which all processes have to join
-WAIT_S = 600  # seconds in which they have to come to a common point, where nothing else is said
+WAIT_S = 600  # seconds in which they have to come to a common point
 _HEARTBEAT_S = 3600  # of jax itself, which ends a process with a stack trace; `Peers` is sooner
 _END_S = 5.0  # seconds that a failing process waits for the others to end
 _ENDED, _SAID = "fiddlex/ended", "fiddlex/said"
@@ -170,7 +170,7 @@ def _let_first_speak() -> None:
         handler.setFormatter(logging.Formatter(f"rank {_cluster.process_id}: %(message)s"))
 
 
-def barrier(name: str, *, timeout_s: float = WAIT_S) -> None:
+def barrier(name: str) -> None:
     """Waits until all processes have come to the barrier of this name; they come to all barriers in the same order.
 
     Raises:
@@ -179,20 +179,19 @@ def barrier(name: str, *, timeout_s: float = WAIT_S) -> None:
     if _cluster.client is None:
         return
     try:
-        _cluster.client.wait_at_barrier(_once(f"fiddlex/at/{name}"), int(1000 * timeout_s))
+        _cluster.client.wait_at_barrier(_once(f"fiddlex/at/{name}"), 1000 * WAIT_S)
     except Exception as error:
         raise DeviceError(
-            f"Not all {_cluster.num_processes} processes came to {name} within {timeout_s:g} s: {error}"
+            f"Not all {_cluster.num_processes} processes came to {name} within {WAIT_S} s: {error}"
         ) from error
 
 
-def told_by_first(name: str, make: Callable[[], T], *, timeout_s: float = WAIT_S) -> T:
+def told_by_first(name: str, make: Callable[[], T]) -> T:
     """What `make` returns on the first process, a value of JSON; the others wait for it and do not call it.
 
     Args:
       name: what the value is, for messages.
       make: is called on the first process only.
-      timeout_s: seconds that the other processes wait.
 
     Raises:
       DeviceError: when the first process does not tell it in time.
@@ -205,13 +204,13 @@ def told_by_first(name: str, make: Callable[[], T], *, timeout_s: float = WAIT_S
         _cluster.client.key_value_set(key, json.dumps(made))
         return made
     try:
-        told: T = json.loads(_cluster.client.blocking_key_value_get(key, int(1000 * timeout_s)))
+        told: T = json.loads(_cluster.client.blocking_key_value_get(key, 1000 * WAIT_S))
     except Exception as error:
-        raise DeviceError(f"Process 0 did not tell the {name} within {timeout_s:g} s: {error}") from error
+        raise DeviceError(f"Process 0 did not tell the {name} within {WAIT_S} s: {error}") from error
     return told
 
 
-def check_equal(facts: Mapping[str, object], *, timeout_s: float = WAIT_S) -> None:
+def check_equal(facts: Mapping[str, object]) -> None:
     """Checks that all processes have the same facts, which are values of JSON by their names.
 
     Raises:
@@ -222,7 +221,7 @@ def check_equal(facts: Mapping[str, object], *, timeout_s: float = WAIT_S) -> No
         return
     key = _once(f"{_SAID}/facts")
     _cluster.client.key_value_set(f"{key}/{_cluster.process_id}", json.dumps(facts))
-    barrier("the comparison of their configs", timeout_s=timeout_s)
+    barrier("the comparison of their configs")
     said = {int(place.rpartition("/")[2]): json.loads(value) for place, value in _cluster.client.key_value_dir_get(key)}
     different = []
     for name in facts:

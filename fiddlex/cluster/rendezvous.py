@@ -61,7 +61,8 @@ def _receive(address: str, port: int, number: int, *, deadline: float, timeout_s
                 stack.enter_context(connection)
                 connection.settimeout(_ANSWER_S)
                 stream: TextIO = stack.enter_context(connection.makefile("rw", encoding="utf-8"))
-                if (said := _read(stream)) is not None:  # else a stranger, such as a scan of ports
+                said = _read(stream) or {}
+                if {"rank", "number", "host"} <= said.keys():  # else a stranger, such as a scan of ports
                     _check(said, number, come)
                     come[said["rank"]] = stream
         except TimeoutError as error:

@@ -49,14 +49,15 @@ def test_a_port_in_use_is_told() -> None:
             meet(f"localhost:{port}", 2, 0, timeout_s=1)
 
 
-def test_strangers_at_the_port_change_nothing() -> None:
+@pytest.mark.parametrize("text", [b"GET / HTTP/1.1\r\n\r\n", b'{"a": 1}\n', b"\xff\n", b""])
+def test_strangers_at_the_port_change_nothing(text: bytes) -> None:
     address, port = "localhost", free_port()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         first = pool.submit(meet, f"{address}:{port}", 2, 0, timeout_s=10)
         while True:
             try:
                 with socket.create_connection((address, port), timeout=1) as stranger:
-                    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                    stranger.sendall(text)
                 break
             except ConnectionRefusedError:
                 continue
