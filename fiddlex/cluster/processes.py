@@ -36,7 +36,7 @@ JOIN_S = 300  # seconds in which all processes have to join
 WAIT_S = 600  # seconds in which they have to come to a common point
 _HEARTBEAT_S = 3600  # of jax itself, which ends a process with a stack trace; `Peers` is sooner
 _END_S = 5.0  # seconds that a failing process waits for the others to end
-_ENDED, _SAID = "fiddlex/ended", "fiddlex/said"
+_ENDED, _SAID, _POSTED = "fiddlex/ended", "fiddlex/said", "fiddlex/posted"
 _FAILURE_STATUS = 1
 _POLL_S = 0.2  # between looks at whether the others have ended
 
@@ -210,6 +210,42 @@ def told_by_first(name: str, make: Callable[[], T]) -> T:
     return told
 
 
+def gather(name: str, value: object) -> list[Any]:
+    """The values of all processes, in the order of their ranks; waits until each has given its own.
+
+    Args:
+      name: what the value is, for messages.
+      value: this process's value, of JSON.
+
+    Raises:
+      DeviceError: when not all processes come in time.
+    """
+    if _cluster.client is None:
+        return [value]
+    key = _once(f"{_SAID}/all/{name}")
+    _cluster.client.key_value_set(f"{key}/{_cluster.process_id}", json.dumps(value))
+    barrier(name)
+    said = _by_rank(key)
+    return [said[rank] for rank in range(_cluster.num_processes)]
+
+
+def post(name: str, value: object) -> None:
+    """Shows a value of JSON to all processes, in place of the one that this process posted before under this name."""
+    if _cluster.client is not None:
+        key = f"{_POSTED}/{name}/{_cluster.process_id}"
+        _cluster.client.key_value_set(key, json.dumps(value), allow_overwrite=True)
+
+
+def posted(name: str) -> dict[int, Any]:
+    """What each process has posted last under a name, by rank; does not wait, and is empty in a run of one process."""
+    return {} if _cluster.client is None else _by_rank(f"{_POSTED}/{name}")
+
+
+def _by_rank(key: str) -> dict[int, Any]:
+    values = _cluster.client.key_value_dir_get(key)
+    return {int(place.rpartition("/")[2]): json.loads(value) for place, value in values}
+
+
 def check_equal(facts: Mapping[str, object]) -> None:
     """Checks that all processes have the same facts, which are values of JSON by their names.
 
@@ -219,10 +255,7 @@ def check_equal(facts: Mapping[str, object]) -> None:
     """
     if _cluster.client is None:
         return
-    key = _once(f"{_SAID}/facts")
-    _cluster.client.key_value_set(f"{key}/{_cluster.process_id}", json.dumps(facts))
-    barrier("the comparison of their configs")
-    said = {int(place.rpartition("/")[2]): json.loads(value) for place, value in _cluster.client.key_value_dir_get(key)}
+    said = dict(enumerate(gather("the comparison of their configs", facts)))
     different = []
     for name in facts:
         by_value: dict[str, list[int]] = {}
