@@ -1,118 +1,134 @@
-"""Watches the processes of a run, so that the loss or failure of one ends all of them within a bounded time.
+"""The watch of one process over the run: its connection to the coordinator, which hears of every other process.
 
-Each process writes a count to the key-value store of the first process every second. The first process judges the
-others by it; the others judge the first one by the answers of its store. A process that was killed shows at once, as an
-error of a collective, and a process that is stopped or cut off shows only by its silence.
+A process that is killed shows at once, since its connection closes. One that is stopped or cut off shows by its
+silence. Where the coordinator itself is gone, as with the host of rank 0, each process notices by itself.
 """
 
-import atexit
 import contextlib
-import json
-import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-PEER_TIMEOUT_S = 60.0  # of silence, after which a process counts as lost
-SUSPECTED_S = 5.0  # the same after a collective has failed
-FAILED = "fiddlex/failed"  # who has failed, and the status that all end with
-_ALIVE, _SUSPECTED = "fiddlex/alive", "fiddlex/suspected"
-_POLL_S, _BEAT_S = 0.2, 1.0
+from fiddlex.cluster.coordinator import BEAT_S, PEER_TIMEOUT_S
+from fiddlex.cluster.rendezvous import Membership, read_messages, send
+
+_POLL_S = 0.2
 
 
 class Peers:
-    """The watch of one process over the others.
+    """The connection of this process to the coordinator.
 
     Args:
-      client: the client of jax's coordination service.
-      rank: this process's rank.
-      number: how many processes there are.
-      lost: says a message for all processes and ends them; takes the message and the lost ranks.
+      membership: the place of this process in the run.
+      lost: says that the ranks of a text are lost, and ends this process.
       leave: ends this process with a status, without a message.
 
     Attributes:
-      timeout_s: seconds of silence after which another process counts as lost.
+      timeout_s: seconds of silence after which a process counts as lost.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        rank: int,
-        number: int,
-        *,
-        lost: Callable[[str, list[int]], NoReturn],
-        leave: Callable[[int], NoReturn],
-    ):
+    def __init__(self, membership: Membership, *, lost: Callable[[str], NoReturn], leave: Callable[[int], NoReturn]):
         self.timeout_s = PEER_TIMEOUT_S
-        self._client, self._rank, self._lost, self._leave = client, rank, lost, leave
-        now = time.monotonic()
-        others = range(1, number) if rank == 0 else [0]
-        self._heard = dict.fromkeys(others, now)  # when each other process was last heard of
-        self._said = dict.fromkeys(others, "")  # its last count and host
-        self._suspected = threading.Event()
-        self._stopped = threading.Event()
-        self._threads = [threading.Thread(target=loop, daemon=True) for loop in (self._listen, self._judge)]
-        for thread in self._threads:
-            thread.start()
-        atexit.register(self.stop)  # before jax leaves the store, whose functions must not run then
+        self._membership, self._say_lost, self._leave = membership, lost, leave
+        self._sending = threading.Lock()
+        self._heard_s = time.monotonic()
+        self._may_speak, self._left = threading.Event(), threading.Event()
+        self._stopping = threading.Lock()
+        self._stop_wanted: int | None = None  # by this process
+        self._stop: int | None = None  # the reason for which all are asked to stop
+        self._propose: Callable[[int], int] | None = None
+        self._agree: Callable[[int], None] | None = None
+        membership.connection.settimeout(None)
+        for loop in (self._listen, self._beat):
+            threading.Thread(target=loop, name=f"fiddlex{loop.__name__}", daemon=True).start()
 
-    def stop(self) -> None:
-        """Ends the watch."""
-        self._stopped.set()
-        for thread in self._threads:
-            thread.join(timeout=_BEAT_S)
+    def set_timeout(self, seconds: float) -> None:
+        """Makes every process of the run count as lost after `seconds` of silence."""
+        self.timeout_s = seconds
+        self._send(timeout=seconds)
 
-    def suspect(self) -> None:
-        """Returns if no other process is lost; called where a collective has failed."""
-        self._suspected.set()
-        with contextlib.suppress(Exception):
-            self._client.key_value_set(_SUSPECTED, "", allow_overwrite=True)
-        time.sleep(min(self.timeout_s, SUSPECTED_S) + 2 * _BEAT_S)
+    def fail(self, status: int, *, collective: bool) -> None:
+        """Returns once this process may say its error, while all others end; ends it where another one says one.
+
+        Args:
+          status: the status that all processes shall end with.
+          collective: whether the error is that of a collective, whose cause may be the loss of another process.
+        """
+        self._send(failed={"status": status, "collective": collective})
+        self._may_speak.wait()
+
+    def leave(self) -> None:
+        """Says goodbye: this process will end, and that is no failure."""
+        self._left.set()
+        self._send(left=True)
+
+    def request_stop(self, reason: int) -> None:
+        """Asks all processes to stop after one and the same step; a handler of signals may call it."""
+        self._stop_wanted = reason
+
+    def follow_stop(self, propose: Callable[[int], int], agree: Callable[[int], None]) -> None:
+        """Takes part in the agreement on the last step.
+
+        Args:
+          propose: is called in another thread once a process has asked all to stop, with its reason; returns the last
+            step that this process has dispatched.
+          agree: is called there with the step after which all stop.
+        """
+        with self._stopping:
+            self._propose, self._agree = propose, agree
+            if self._stop is not None:
+                self._send(dispatched=propose(self._stop))
+
+    def _asked_to_stop(self, reason: int) -> None:
+        with self._stopping:
+            self._stop = reason
+            if self._propose is not None:
+                self._send(dispatched=self._propose(reason))
+
+    def _send(self, **message: Any) -> None:
+        with contextlib.suppress(OSError), self._sending:  # `_beat` notices a coordinator that is gone
+            send(self._membership.connection, message)
 
     def _listen(self) -> None:
-        """Beats, and reads the store; an answer may never come where the first process is stopped."""
-        count, beaten = 0, 0.0
-        while not self._stopped.wait(_POLL_S):
-            try:
-                if failed := self._value(FAILED):
-                    if json.loads(failed)["rank"] != self._rank:
-                        self._leave(json.loads(failed)["status"])
-                    return
-                if time.monotonic() - beaten >= _BEAT_S:
-                    count, beaten = count + 1, time.monotonic()
-                    said = f"{count} {socket.gethostname()}"
-                    self._client.key_value_set(f"{_ALIVE}/{self._rank}", said, allow_overwrite=True)
-                    if self._value(_SUSPECTED) is not None:
-                        self._suspected.set()
-                    self._hear()
-            except Exception:
-                continue  # the first process does not answer
+        with contextlib.suppress(OSError):
+            for message in read_messages(self._membership.lines):
+                self._heard_s = time.monotonic()
+                ((name, value),) = message.items()
+                if name == "speak":
+                    self._may_speak.set()
+                elif name == "end" and not self._left.is_set():
+                    self._leave(value)
+                elif name == "lost":
+                    self._say_lost(_described(value["processes"], value["silent_s"]))
+                elif name == "stop":
+                    self._asked_to_stop(value)
+                elif name == "stop_after" and self._agree is not None:
+                    self._agree(value)
+        self._coordinator_gone("ended")
 
-    def _hear(self) -> None:
-        """Notes who has been heard of."""
-        for key, said in self._client.key_value_dir_get(_ALIVE):
-            other = int(key.rpartition("/")[2])
-            if other in self._heard and (self._rank or said != self._said[other]):
-                self._heard[other], self._said[other] = time.monotonic(), said
-
-    def _judge(self) -> None:
-        while not self._stopped.wait(_POLL_S):
-            limit = min(self.timeout_s, SUSPECTED_S) if self._suspected.is_set() else self.timeout_s
+    def _beat(self) -> None:
+        beaten_s = 0.0
+        while not self._left.wait(_POLL_S):
             now = time.monotonic()
-            if lost := [rank for rank, heard in self._heard.items() if now - heard > limit]:
-                named = (f"{rank} ({self._said[rank].partition(' ')[2] or 'unknown host'})" for rank in lost)
-                self._lost(
-                    f"lost rank {', '.join(named)}, not heard of for {limit:g} s (train.peer_timeout_s). The run ends; "
-                    "the same command goes on from its newest checkpoint.",
-                    lost,
-                )
+            if now - beaten_s >= BEAT_S:
+                beaten_s = now
+                self._send(alive=True)
+            if self._stop_wanted is not None:
+                self._send(stop=self._stop_wanted)
+                self._stop_wanted = None
+            if now - self._heard_s > self.timeout_s:
+                self._coordinator_gone(f"not heard of for {self.timeout_s:g} s (train.peer_timeout_s)")
 
-    def _value(self, key: str) -> str | None:
-        try:
-            value: str = self._client.key_value_try_get(key)
-        except Exception as error:
-            if "NOT_FOUND" in str(error):
-                return None
-            raise
-        return value
+    def _coordinator_gone(self, how: str) -> None:
+        if not self._left.is_set():
+            host = self._membership.service.rpartition(":")[0]
+            self._say_lost(f"the coordinator of the run on the host of rank 0 ({host}), {how}")
+
+
+def _described(processes: list[tuple[int, str]], silent_s: float | None) -> str:
+    named = ", ".join(f"{rank} ({host})" for rank, host in processes)
+    how = "its connection closed: it was killed, or its host is gone"
+    if silent_s is not None:
+        how = f"not heard of for {silent_s:g} s (train.peer_timeout_s)"
+    return f"rank {named}, {how}"

@@ -1,17 +1,18 @@
 """The flags that connect the processes of a run, for programs that compute on devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from absl import flags
 
 from fiddlex.cluster import processes
 
 
-def define_processes() -> Callable[[], None]:
+def define_processes() -> Callable[..., int]:
     """Defines the flags.
 
     Returns:
-      A function that connects the processes (`fiddlex.cluster.processes.join`), for `main` to call first of all.
+      A function that connects the processes (`fiddlex.cluster.processes.join`), for `main` to call first of all. It
+      takes that function's `sizes`, and returns what it returns.
     """
     address = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0, for a run of several processes")
     number = flags.DEFINE_integer("num_processes", None, "processes of the run; launchers that jax knows tell it")
@@ -19,11 +20,12 @@ def define_processes() -> Callable[[], None]:
     seconds = flags.DEFINE_integer("join_timeout_s", processes.JOIN_S, "seconds for all to join", lower_bound=1)
     fake = flags.DEFINE_integer("fake_devices", None, "CPU devices to make in this process", lower_bound=1)
 
-    def join() -> None:
-        processes.join(address.value, number.value, rank.value, timeout_s=seconds.value)
+    def join(*, sizes: Callable[[int], Sequence[int]] | None = None) -> int:
+        wanted = processes.join(address.value, number.value, rank.value, timeout_s=seconds.value, sizes=sizes)
         if fake.value is not None:
             from fiddlex.cluster.mesh import request_devices  # imports jax, which `join` does only where it must
 
             request_devices(fake.value)
+        return wanted
 
     return join

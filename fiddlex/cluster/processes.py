@@ -2,7 +2,8 @@
 
 A run has one process or several, each with devices of its own; all run the same program. Slurm, Kubernetes, Open MPI or
 a script starts them, and `join` connects them by `jax.distributed` before jax's first use. From then on
-`jax.devices()` are the devices of all processes, and a compiled program runs on all of them.
+`jax.devices()` are the devices of all processes, and a compiled program runs on all of them. A coordinator beside rank
+0 (`fiddlex.cluster.coordinator`) watches them.
 
 The first process (rank 0) speaks for all: it prints results and log lines, and writes the files of a run. The other
 processes log only warnings, with their rank, and their standard output is dropped. When a process fails, it says so
@@ -13,32 +14,31 @@ other functions return at once.
 """
 
 import collections
-import contextlib
 import json
 import logging
 import os
 import socket
 import sys
-import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from fiddlex.cluster.peers import FAILED, Peers
-from fiddlex.cluster.rendezvous import meet
+from fiddlex.cluster.launchers import Place, find_place, is_launched
+from fiddlex.cluster.peers import Peers
+from fiddlex.cluster.rendezvous import Membership, meet
 from fiddlex.cluster.stopping import AgreedStop
 from fiddlex.config.ending import end_by
 from fiddlex.errors import ConfigError, DeviceError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 JOIN_S = 300  # seconds in which all processes have to join
 WAIT_S = 600  # seconds in which they have to come to a common point
-_HEARTBEAT_S = 3600  # of jax itself, which ends a process with a stack trace; `Peers` is sooner
-_END_S = 5.0  # seconds that a failing process waits for the others to end
-_ENDED, _SAID, _POSTED = "fiddlex/ended", "fiddlex/said", "fiddlex/posted"
+_HEARTBEAT_S = 3600  # of jax itself, which ends a process with a stack trace; the coordinator is sooner
+_SAID, _POSTED = "fiddlex/said", "fiddlex/posted"
 _FAILURE_STATUS = 1
-_POLL_S = 0.2  # between looks at whether the others have ended
 
 
 class Cluster(NamedTuple):
@@ -76,7 +76,8 @@ def join(
     rank: int | None = None,
     *,
     timeout_s: int = JOIN_S,
-) -> None:
+    sizes: Callable[[int], Sequence[int]] | None = None,
+) -> int:
     """Connects the processes of a run, if it has several; to be called before jax's first use in the process.
 
     Without arguments jax finds the processes itself under Slurm, Open MPI and Kubernetes and on TPU pods; elsewhere the
@@ -87,45 +88,43 @@ def join(
       number: how many processes the run has.
       rank: the rank of this one, from 0.
       timeout_s: seconds to wait until all processes have joined.
+      sizes: takes `number`, and returns the smaller numbers of processes that the run can go on with when some do not
+        come in time; None: all must come.
+
+    Returns:
+      How many processes were to come. `num_processes` tells how many have.
 
     Raises:
       ConfigError: when only some of the three are given, or they contradict each other.
       DeviceError: when the processes do not find each other in time.
     """
     global _cluster, _peers
-    if address is number is rank is None:
-        if not _is_launched():
-            return
-    else:
-        _check(address, number, rank)
     if _cluster.client is not None:
-        return
-    if address is not None and number is not None and rank is not None:
-        meet(address, number, rank, timeout_s=timeout_s)
-    import jax  # a run of one process with a mistake in its config ends sooner without
-
-    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which `StopSignals` handles
-    try:
-        jax.distributed.initialize(
-            address,
-            number,
-            rank,
-            initialization_timeout=timeout_s,
-            heartbeat_timeout_seconds=_HEARTBEAT_S,
-        )
-    except (RuntimeError, ValueError, OSError) as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DeviceError(f"jax cannot connect the processes of the run: {first_line}") from error
-    from jax._src.distributed import global_state as state  # jax has no public access to its key-value store
-
-    _cluster = Cluster(state.process_id, state.num_processes, state.client)
-    _let_first_speak()
-    if _cluster.num_processes > 1:
-        end_by(_end_all, crashed=_crashed)
-        _peers = Peers(_cluster.client, _cluster.process_id, _cluster.num_processes, lost=_lost, leave=_leave)
+        return _cluster.num_processes
+    if address is number is rank is None:
+        if not is_launched():
+            return 1
+        place = find_place(timeout_s=timeout_s)
+    else:
+        place = _given(address, number, rank)
+    if place.number == 1:
+        return 1
+    allowed = sizes(place.number) if sizes and place.rank == 0 else ()
+    membership = meet(place.address, place.number, place.rank, timeout_s=timeout_s, sizes=allowed)
+    _connect(membership, place, timeout_s=timeout_s)
+    if membership.missing:
+        ranks = ", ".join(map(str, membership.missing))
+        text = "%d of %d processes have come within %d s, without rank %s: the run goes on with %d."
+        logger.warning(text, place.number - len(membership.missing), place.number, timeout_s, ranks, membership.number)
+    return place.number
 
 
-def _check(address: str | None, number: int | None, rank: int | None) -> None:
+def _given(address: str | None, number: int | None, rank: int | None) -> Place:
+    """The place that the three flags give.
+
+    Raises:
+      ConfigError: when only some of the three are given, or they contradict each other.
+    """
     given = {"--coordinator_address": address, "--num_processes": number, "--process_id": rank}
     missing = [name for name, value in given.items() if value is None]
     if address is None or number is None or rank is None:
@@ -141,19 +140,37 @@ def _check(address: str | None, number: int | None, rank: int | None) -> None:
             f"--num_processes={number} and --process_id={rank}: there must be at least one process, and the ranks are "
             "0 to --num_processes − 1."
         )
+    return Place(address, number, rank)
 
 
-def _is_launched() -> bool:
-    """Whether the environment is that of one of several processes that a launcher started."""
+def _connect(membership: Membership, place: Place, *, timeout_s: int) -> None:
+    """Connects this process to the coordination service and to the watch."""
+    global _cluster, _peers
+    import jax  # a run of one process with a mistake in its config ends sooner without
 
-    def several(variable: str) -> bool:
-        return os.environ.get(variable, "") not in ("", "0", "1")
+    _peers = Peers(membership, lost=_lost, leave=_leave)
+    _cluster = Cluster(membership.rank, membership.number)
+    end_by(_end_all, crashed=_crashed, finished=_finished)
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which `StopSignals` handles
+    try:
+        jax.distributed.initialize(
+            membership.service,
+            membership.number,
+            membership.rank,
+            place.local_devices,
+            cluster_detection_method="deactivate",
+            initialization_timeout=timeout_s,
+            heartbeat_timeout_seconds=_HEARTBEAT_S,
+            # jax gives rank 0 a service of its own, which nobody uses: that of the coordinator outlives rank 0.
+            coordinator_bind_address="localhost:0",
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DeviceError(f"jax cannot connect the processes of the run: {first_line}") from error
+    from jax._src.distributed import global_state as state  # jax has no public access to its key-value store
 
-    slurm = several("SLURM_STEP_NUM_TASKS")  # of srun; a script of sbatch is one process, whatever SLURM_NTASKS says
-    mpi = several("OMPI_COMM_WORLD_SIZE")
-    kubernetes = "JOB_COMPLETION_INDEX" in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
-    tpus = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in os.environ
-    return slurm or mpi or kubernetes or tpus
+    _cluster = _cluster._replace(client=state.client)
+    _let_first_speak()
 
 
 def _let_first_speak() -> None:
@@ -278,57 +295,51 @@ def _once(name: str) -> str:
 
 def agreed_stop() -> AgreedStop:
     """Lets the processes agree on the step after which they stop."""
-    client = _cluster.client if _cluster.num_processes > 1 else None
-    return AgreedStop(client, _cluster.process_id, _cluster.num_processes)
+    return AgreedStop(_peers)
 
 
 def set_peer_timeout(seconds: float) -> None:
     """Makes a process count as lost after `seconds` of silence."""
     if _peers is not None:
-        _peers.timeout_s = seconds
+        _peers.set_timeout(seconds)
 
 
 def _end_all(message: str, status: int) -> NoReturn:
-    """Prints the message, unless another process has failed before, and ends all processes with `status`."""
-    try:
-        _cluster.client.key_value_set(FAILED, json.dumps({"rank": _cluster.process_id, "status": status}))
-    except Exception as error:
-        if "ALREADY_EXISTS" in str(error):  # another process was first
-            _leave(status)
-    sys.stderr.write(f"rank {_cluster.process_id} ({socket.gethostname()}), {message}\n")
+    """Prints the message, unless another process says one, and ends all processes with `status`."""
+    _fail(message, status, collective=False)
+
+
+def _crashed(error: BaseException) -> NoReturn:
+    """Ends all processes after an error that nobody expected: the loss of another process, or a defect."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    _fail(text, _FAILURE_STATUS, collective=type(error).__name__ == "JaxRuntimeError")
+
+
+def _fail(message: str, status: int, *, collective: bool) -> NoReturn:
+    assert _peers is not None
+    _peers.fail(status, collective=collective)
+    _say(message)
     _leave(status)
 
 
-def _lost(message: str, ranks: list[int]) -> NoReturn:
-    """Ends all processes where some are lost. Where it is the first, no store answers, and each one says so."""
-    message = f"{os.path.basename(sys.argv[0])}: {message}"
-    if is_first():
-        with contextlib.suppress(Exception):
-            for rank in ranks:
-                _cluster.client.key_value_set(f"{_ENDED}/{rank}", "")
-        _end_all(message, _FAILURE_STATUS)
+def _lost(what: str) -> NoReturn:
+    """Says that a process is lost, and ends this one; the others end without a message."""
+    program = os.path.basename(sys.argv[0])
+    _say(f"{program}: lost {what}. The run ends; the same command goes on from its newest checkpoint.")
+    _leave(_FAILURE_STATUS)
+
+
+def _say(message: str) -> None:
     sys.stderr.write(f"rank {_cluster.process_id} ({socket.gethostname()}), {message}\n")
-    sys.stderr.flush()
-    os._exit(_FAILURE_STATUS)
 
 
-def _crashed(error: BaseException) -> None:
-    """Ends all processes after an error that nobody expected: the loss of another process, or a defect."""
+def _finished() -> None:
+    """Waits until all processes have come to their end: from then on, one that ends is no failure."""
     assert _peers is not None
-    if type(error).__name__ == "JaxRuntimeError":
-        _peers.suspect()
-    _end_all("".join(traceback.format_exception(error)).rstrip(), _FAILURE_STATUS)
+    barrier("the end of the program")
+    _peers.leave()
 
 
 def _leave(status: int) -> NoReturn:
-    """Ends this process; the first one, which keeps the store, after the others, since jax aborts them without it."""
     sys.stderr.flush()
-    with contextlib.suppress(Exception):
-        _cluster.client.key_value_set(f"{_ENDED}/{_cluster.process_id}", "")
-        deadline = time.monotonic() + _END_S
-        while is_first() and time.monotonic() < deadline:
-            if len(_cluster.client.key_value_dir_get(_ENDED)) >= _cluster.num_processes:
-                time.sleep(_POLL_S)  # until they have left
-                break
-            time.sleep(_POLL_S / 4)
     os._exit(status)  # at a usual exit jax would wait for the others

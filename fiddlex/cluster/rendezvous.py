@@ -1,139 +1,167 @@
-"""Where the processes of a run meet before jax connects them: a TCP port of the first process.
+"""Where the processes of a run meet: the coordinator's port, on the host of rank 0.
 
-jax ends a process with a stack trace where it does not reach its coordinator or where processes are missing. So the
-first process listens at the coordinator's address before jax does; each other one comes and says its rank. Once all
-have come, the first process closes the port, which jax then opens. Otherwise it says who is missing.
+Rank 0 starts the coordinator (`fiddlex.cluster.coordinator`), and all ranks connect to it. A process that comes while
+an earlier start of the run is still ending waits for that end, and comes again; so does one that the run goes on
+without.
 """
 
 import contextlib
+import errno
 import json
 import socket
+import subprocess
 import sys
 import time
-from typing import Any, TextIO
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TextIO
 
+from fiddlex.cluster import coordinator
 from fiddlex.errors import ConfigError, DeviceError
 
-_RETRY_S, _ANSWER_S = 0.2, 5.0
-_FAILURE_STATUS = 1
+_RETRY_S = 0.2
+_SILENT_S = 10.0  # seconds in which a coordinator that lives says something
+_MISUSED = 2  # the status of a mistake on the command line
+_coordinators: list[subprocess.Popen[bytes]] = []  # that this process has started; they end after it
 
 
-def meet(address: str, num_processes: int, process_id: int, *, timeout_s: float) -> None:
-    """Returns once all processes have come.
+class Membership(NamedTuple):
+    """The place of this process in the run.
+
+    Attributes:
+      rank: its rank.
+      number: how many processes the run has.
+      service: HOST:PORT of jax's coordination service.
+      connection: the connection to the coordinator.
+      lines: what the coordinator sends.
+      missing: the ranks that did not come, and that the run goes on without.
+    """
+
+    rank: int
+    number: int
+    service: str
+    connection: socket.socket
+    lines: TextIO
+    missing: tuple[int, ...] = ()
+
+
+def meet(address: str, number: int, rank: int, *, timeout_s: float, sizes: Sequence[int] = ()) -> Membership:
+    """Returns once all processes have come, or fewer where `sizes` allows it.
 
     Args:
-      address: HOST:PORT of the first process, with a port above 0.
-      num_processes: how many there are.
-      process_id: the rank of this one.
-      timeout_s: seconds to wait.
+      address: HOST:PORT of the coordinator, on the host of rank 0, with a port above 0.
+      number: how many processes the run has.
+      rank: the rank of this one.
+      timeout_s: seconds to wait. A process that the run goes on without waits until that run ends.
+      sizes: smaller numbers of processes that the run can go on with once `timeout_s` is over.
 
     Raises:
       ConfigError: when two processes have one rank, or say different numbers of processes.
-      DeviceError: when the port is in use, nobody listens at the address, or some do not come in time.
-      SystemExit: on the other processes, when the first one has raised an error, which it tells for all.
+      DeviceError: when the port is in use, nobody listens at the address, or too few come in time.
+      SystemExit: on the other processes, when one has raised an error, which it tells for all.
     """
-    if num_processes == 1:
-        return
-    host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + timeout_s
-    if process_id == 0:
-        _receive(address, int(port), num_processes, deadline=deadline, timeout_s=timeout_s)
-    else:
-        _come((host.strip("[]"), int(port)), num_processes, process_id, deadline=deadline, timeout_s=timeout_s)
-
-
-def _receive(address: str, port: int, number: int, *, deadline: float, timeout_s: float) -> None:
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    try:
-        server = socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6)
-    except OSError as error:
-        raise DeviceError(
-            f"--coordinator_address={address}: process 0 cannot listen at port {port}: {error.strerror}. Choose a port "
-            "that is free on its host."
-        ) from error
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(server)
-        come: dict[int, TextIO] = {}
-        try:
-            while len(come) < number - 1:
-                server.settimeout(max(deadline - time.monotonic(), 0.001))
-                connection, _ = server.accept()
-                stack.enter_context(connection)
-                connection.settimeout(_ANSWER_S)
-                stream: TextIO = stack.enter_context(connection.makefile("rw", encoding="utf-8"))
-                said = _read(stream) or {}
-                if {"rank", "number", "host"} <= said.keys():  # else a stranger, such as a scan of ports
-                    _check(said, number, come)
-                    come[said["rank"]] = stream
-        except TimeoutError as error:
-            missing = [str(rank) for rank in range(1, number) if rank not in come]
-            raise _told(
-                come,
-                DeviceError(
-                    f"{1 + len(come)} of {number} processes have come to --coordinator_address={address} within "
-                    f"{timeout_s:g} s, {'all but rank' if len(missing) == 1 else 'without the ranks'} "
-                    f"{', '.join(missing)}. Start all of them, and see that their hosts reach this address."
-                ),
-            ) from error
-        except ConfigError as error:
-            raise _told(come, error) from error
-        for stream in come.values():
-            _write(stream, {"go": True})
-
-
-def _check(said: dict[str, Any], number: int, come: dict[int, TextIO]) -> None:
-    rank, theirs = said["rank"], said["number"]
-    if theirs != number:
-        raise ConfigError(
-            f"--num_processes is {number} on rank 0 and {theirs} on rank {rank} ({said['host']}). Give all the same."
-        )
-    if rank in come or not 0 < rank < number:
-        raise ConfigError(
-            f"--process_id={rank} was given to two processes, the second on {said['host']}. Number them from 0 to "
-            f"{number - 1}."
-        )
-
-
-def _told(come: dict[int, TextIO], error: ConfigError | DeviceError) -> ConfigError | DeviceError:
-    """`error`, which the processes that have come get to know of, so that they end too."""
-    for stream in come.values():
-        _write(stream, {"go": False})
-    return error
-
-
-def _come(place: tuple[str, int], number: int, rank: int, *, deadline: float, timeout_s: float) -> None:
-    reason = "no answer"
+    host, _, text = address.rpartition(":")
+    place = host.strip("[]"), int(text)
+    deadline, reason = time.monotonic() + timeout_s, "no answer"
     while time.monotonic() < deadline:
         try:
-            with (
-                socket.create_connection(place, timeout=max(deadline - time.monotonic(), 0.001)) as connection,
-                connection.makefile("rw", encoding="utf-8") as stream,
-            ):
-                _write(stream, {"rank": rank, "number": number, "host": socket.gethostname()})
-                answer = _read(stream)
+            if rank == 0 and (server := _listen(address, place[1])) is not None:
+                with server:
+                    _start(server, address, number, timeout_s=timeout_s, sizes=sizes)
+            found, waited = _come(place, number, rank, deadline=deadline)
         except OSError as error:
             reason = error.strerror or str(error)
             time.sleep(_RETRY_S)
             continue
-        if answer is None or not answer.get("go"):  # process 0 has ended, and has said why
-            sys.exit(_FAILURE_STATUS)
-        return
+        if found is not None:
+            return found
+        if waited:  # the run that it waited for has ended
+            deadline = time.monotonic() + timeout_s
+        time.sleep(_RETRY_S)
     raise DeviceError(
-        f"Process {rank} of {number} did not reach --coordinator_address={place[0]}:{place[1]} within {timeout_s:g} s: "
-        f"{reason}. Check the address, and that process 0 runs there."
+        f"Process {rank} of {number} did not reach --coordinator_address={address} within {timeout_s:g} s: {reason}. "
+        "Check the address, and that process 0 runs there."
     )
 
 
-def _read(stream: TextIO) -> dict[str, Any] | None:
-    """A line of JSON; None where there is none."""
+def _listen(address: str, port: int) -> socket.socket | None:
+    """A socket that listens at the port; None where a coordinator has it, as of an earlier start of this run."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
-        value = json.loads(stream.readline(4096))
-        return value if isinstance(value, dict) else None
-    except (ValueError, OSError):
-        return None
+        return socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and _is_coordinator(port):
+            return None
+        raise DeviceError(
+            f"--coordinator_address={address}: process 0 cannot listen at port {port}: {error.strerror}. Choose a port "
+            "that is free on its host."
+        ) from error
 
 
-def _write(stream: TextIO, value: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        stream.write(json.dumps(value) + "\n")
-        stream.flush()
+def _is_coordinator(port: int) -> bool:
+    """Whether a coordinator of fiddlex listens at a port of this host."""
+    with contextlib.suppress(OSError, ValueError), socket.create_connection(("localhost", port), timeout=3) as found:
+        send(found, {"who": True})
+        return isinstance(json.loads(found.makefile("r", encoding="utf-8").readline(coordinator.LINE_BYTES)), dict)
+    return False
+
+
+def _start(server: socket.socket, address: str, number: int, *, timeout_s: float, sizes: Sequence[int]) -> None:
+    """Starts the coordinator. It has a session of its own, so that no signal to this process's group reaches it."""
+    arguments = {
+        "socket": server.fileno(),
+        "address": address,
+        "number": number,
+        "timeout_s": timeout_s,
+        "sizes": list(sizes),
+    }
+    started = subprocess.Popen(
+        [sys.executable, "-P", coordinator.__file__, json.dumps(arguments)],
+        pass_fds=[server.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    _coordinators.append(started)
+
+
+def _come(place: tuple[str, int], number: int, rank: int, *, deadline: float) -> tuple[Membership | None, bool]:
+    """Comes to the coordinator; returns the membership, or None, and whether the coordinator let this process wait."""
+    waits = False
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(
+            socket.create_connection(place, timeout=max(min(deadline - time.monotonic(), _SILENT_S), 0.001))
+        )
+        connection.settimeout(_SILENT_S)
+        lines = stack.enter_context(connection.makefile("r", encoding="utf-8"))
+        send(connection, {"come": {"rank": rank, "number": number, "host": socket.gethostname()}})
+        for message in read_messages(lines):
+            if "go" in message:
+                go = message["go"]
+                stack.pop_all()
+                service = f"{place[0] if ':' not in place[0] else f'[{place[0]}]'}:{go['port']}"
+                missing = tuple(go["missing"])
+                return Membership(go["rank"], go["number"], service, connection, lines, missing), False
+            if "refused" in message:
+                status, text = message["refused"]["status"], message["refused"]["text"]
+                raise ConfigError(text) if status == _MISUSED else DeviceError(text)
+            if "end" in message:
+                sys.exit(message["end"])
+            waits = waits or "wait" in message
+    return None, waits
+
+
+def read_messages(lines: TextIO) -> Iterator[dict[str, Any]]:
+    """The messages of a coordinator, until its end."""
+    while line := lines.readline(coordinator.LINE_BYTES):
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return  # no coordinator
+        if isinstance(message, dict):
+            yield message
+
+
+def send(connection: socket.socket, message: dict[str, Any]) -> None:
+    """Sends one message."""
+    connection.sendall(json.dumps(message).encode() + b"\n")

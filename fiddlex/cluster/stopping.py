@@ -1,78 +1,60 @@
 """The processes of a run agree on the step after which all of them stop, when one of them is asked to.
 
 A process must not stop while another one waits for it in a collective. So each one proposes the last step that it has
-dispatched, dispatches no other until all have proposed, and all stop after the largest proposal. A thread proposes,
-since the main thread may be waiting for the devices.
+dispatched, dispatches no other until all have proposed, and all stop after the largest proposal. The coordinator
+collects the proposals; a thread makes that of this process, since the main thread may be waiting for the devices.
 """
 
-import contextlib
 import threading
-from typing import Any
 
-_STOP, _PROPOSED = "fiddlex/stop", "fiddlex/stop_after"
-_POLL_S = 0.2
+from fiddlex.cluster.peers import Peers
 
 
 class AgreedStop:
     """What the processes have agreed on.
 
     Args:
-      client: the client of jax's coordination service; None in a run of one process.
-      rank: this process's rank.
-      num_processes: how many there are.
+      peers: the connection to the other processes; None in a run of one process.
 
     Attributes:
-      reason: the number that the first `request` of any process gave; None before one is known.
+      reason: the number that the first `request` of any process gave; None before all have agreed.
     """
 
-    def __init__(self, client: Any, rank: int, num_processes: int):
+    def __init__(self, peers: Peers | None):
         self.reason: int | None = None
-        self._client, self._rank, self._number = client, rank, num_processes
-        self._requested: int | None = None
+        self._peers = peers
         self._changed = threading.Condition()
-        self._dispatched, self._proposed = 0, False
+        self._dispatched = 0
+        self._asked: int | None = None  # the reason, once all have been asked to stop
         self._last: int | None = None
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._agree, name="fiddlex-stop", daemon=True)
-        if client is not None:
-            self._thread.start()
+        if peers is not None:
+            peers.follow_stop(self._propose, self._agree)
 
     def request(self, reason: int) -> None:
         """Asks all processes to stop; a handler of signals may call it."""
-        self._requested = reason
-        if self._client is None:
+        if self._peers is None:
             self.reason = reason
+        else:
+            self._peers.request_stop(reason)
 
     def goes_on(self, step: int) -> bool:
         """Whether to dispatch the step after `step`; waits while the processes agree on it."""
-        if self._client is None:
+        if self._peers is None:
             return self.reason is None
         with self._changed:
-            self._changed.wait_for(lambda: not self._proposed or self._last is not None)
+            self._changed.wait_for(lambda: self._asked is None or self._last is not None)
             if self._last is not None and step >= self._last:
                 return False
             self._dispatched = step + 1
             return True
 
-    def close(self) -> None:
-        """Ends the thread."""
-        self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join()
+    def _propose(self, reason: int) -> int:
+        """The last step that this process has dispatched; from now on it waits for the agreement."""
+        with self._changed:
+            self._asked = reason
+            return self._dispatched
 
-    def _agree(self) -> None:
-        while not self._closed.wait(_POLL_S):
-            with contextlib.suppress(Exception):  # no request yet, or a process is lost, which `Peers` tells
-                if self._requested is not None:
-                    self._client.key_value_set(_STOP, str(self._requested), allow_overwrite=True)
-                reason = int(self._client.key_value_try_get(_STOP))
-                with self._changed:
-                    self._proposed = True
-                self._client.key_value_set(f"{_PROPOSED}/{self._rank}", str(self._dispatched), allow_overwrite=True)
-                said = [int(step) for _, step in self._client.key_value_dir_get(_PROPOSED)]
-                if len(said) < self._number:
-                    continue
-                with self._changed:
-                    self.reason, self._last = reason, max(said)
-                    self._changed.notify_all()
-                return
+    def _agree(self, step: int) -> None:
+        with self._changed:
+            self.reason, self._last = self._asked, step
+            self._changed.notify_all()

@@ -7,25 +7,30 @@ with status 130, 143 or 129, as shells report signals, so that a script or sched
 the same command resumes the run. A run continues without its log when standard error can no longer be written.
 """
 
+import functools
 import json
 import pathlib
 import sys
 
 from absl import flags
 
+from fiddlex.cluster import elastic, processes
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import define_config, define_workdir
 
 _join = define_processes()
 _CONFIG = define_config()
 _WORKDIR = define_workdir("directory of the run")
+_ELASTIC = flags.DEFINE_bool(
+    "elastic", False, "go on with fewer replicas (mesh.data) where processes do not come within --join_timeout_s"
+)
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 
 
 def main(argv: list[str]) -> None:
     """Trains; prints the sample, or the outcome as JSON."""
-    _join()
-    config = _CONFIG.value.validate()
+    wanted = _join(sizes=functools.partial(elastic.sizes, _CONFIG.value) if _ELASTIC.value else None)
+    config = elastic.shrunk(_CONFIG.value.validate(), wanted, processes.num_processes())
 
     from fiddlex.train.loop import SAMPLING, train  # jax is imported only after the command line has been checked
 

@@ -25,7 +25,7 @@ from ml_collections import config_flags
 
 from fiddlex.config import Config
 from fiddlex.config.config import check_field
-from fiddlex.config.ending import crashed, end
+from fiddlex.config.ending import crashed, end, finished
 from fiddlex.config.files import load_config
 from fiddlex.config.help import help_text
 from fiddlex.config.log import show_log
@@ -118,8 +118,13 @@ def run(main: Callable[[list[str]], None], *, argument: str = "") -> NoReturn:
     def guarded(argv: list[str]) -> None:
         show_log()
         try:
-            call(argv)
+            try:
+                call(argv)
+            except SystemExit:
+                finished()
+                raise
             sys.stdout.flush()
+            finished()
         except FiddlexError as error:
             end(str(error), USAGE_STATUS if isinstance(error, ConfigError | ScheduleError) else FAILURE_STATUS)
         except BrokenPipeError:  # the reader of our output, such as `head`, has exited

@@ -16,6 +16,7 @@ def _end_alone(message: str, status: int) -> NoReturn:
 
 _end: Callable[[str, int], NoReturn] = _end_alone
 _crashed: Callable[[BaseException], None] = lambda error: None  # noqa: E731
+_finished: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def end(message: str, status: int) -> NoReturn:
@@ -28,7 +29,17 @@ def crashed(error: BaseException) -> None:
     _crashed(error)
 
 
-def end_by(function: Callable[[str, int], NoReturn], *, crashed: Callable[[BaseException], None]) -> None:
-    """Replaces what `end` and `crashed` do; `function` takes the message with the program's name, and the status."""
-    global _end, _crashed
-    _end, _crashed = function, crashed
+def finished() -> None:
+    """To be called when a program has done its work, whatever its status, before it ends."""
+    _finished()
+
+
+def end_by(
+    function: Callable[[str, int], NoReturn],
+    *,
+    crashed: Callable[[BaseException], None],
+    finished: Callable[[], None],
+) -> None:
+    """Replaces what `end`, `crashed` and `finished` do; `function` takes the message, with the program's name."""
+    global _end, _crashed, _finished
+    _end, _crashed, _finished = function, crashed, finished

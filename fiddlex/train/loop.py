@@ -289,7 +289,6 @@ class StopSignals:
         return self._agreed.goes_on(step)
 
     def __exit__(self, *exception: object) -> None:
-        self._agreed.close()
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

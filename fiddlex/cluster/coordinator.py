@@ -1,0 +1,352 @@
+"""The coordinator of a run of several processes: a program of its own, which rank 0 starts on its host.
+
+It has three jobs.
+
+- *Meeting.* Every process connects to the coordinator's port and says its rank. Once all are there, the coordinator
+  starts jax's coordination service and tells each process to go on. If some do not come in time, rank 0 says who is
+  missing; with `sizes`, as many of those who came go on as one of these numbers allows, under new ranks.
+- *Jax's coordination service.* jaxlib aborts every process with a stack trace as soon as this service is gone, so it
+  must not end with any process of the run, rank 0 included.
+- *Watch.* Every process keeps its connection and says each second that it is alive. When a connection closes without a
+  goodbye, or a process is silent for too long, one of the others says so and all end. An error is said by the first
+  process that asks; the others end without a message. The processes also agree here on the step after which they stop.
+
+Both sides send lines of JSON, each an object with one key, which names the message. This file imports nothing of
+fiddlex: Python runs it as a script, which starts in a fraction of a second.
+
+    python coordinator.py '{"socket": 5, "address": "host0:12345", "number": 4, "timeout_s": 300, "sizes": []}'
+"""
+
+import contextlib
+import json
+import selectors
+import socket
+import sys
+import time
+from typing import Any, NamedTuple
+
+BEAT_S = 1.0  # seconds between two signs of life, in both directions
+SUSPECTED_S = 5.0  # of silence, after which a process counts as lost once a collective has failed
+PEER_TIMEOUT_S = 60.0  # the same before the run has said its own
+LINE_BYTES = 4096  # of the longest line
+_LINGER_S = 10.0  # seconds that the coordinator waits, in an ending run, for processes that do not end
+_HEARTBEAT_S = 3600  # of jax's service, which would end processes with a stack trace; the watch is sooner
+_SHUTDOWN_S = 30  # seconds that a process which ends waits for the others, in jax's service
+_FAILED, _MISUSED = 1, 2  # the statuses that fiddlex's programs end with
+
+Message = dict[str, Any]
+
+
+class Process:
+    """One process of the run, or one that wants to be, and its connection.
+
+    Attributes:
+      rank: the rank that it came with, and after the meeting that of the run; −1 before it has said it.
+      host: its host's name.
+      heard_s: when it was last heard of, by the monotonic clock.
+      left: whether it has said goodbye.
+      dispatched: the last step that it has dispatched, once it has been asked; None before.
+    """
+
+    def __init__(self, connection: socket.socket):
+        connection.setblocking(False)
+        self.connection = connection
+        self.rank, self.host = -1, ""
+        self.heard_s = time.monotonic()
+        self.left = False
+        self.dispatched: int | None = None
+        self._buffer = b""
+
+    def send(self, **message: Any) -> None:
+        """Sends a message; does nothing where the connection is broken or full."""
+        with contextlib.suppress(OSError):
+            self.connection.send(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[Message] | None:
+        """The messages that have arrived; None when the connection is closed, or what came is no message."""
+        try:
+            received = self.connection.recv(2**16)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        *lines, self._buffer = (self._buffer + received).split(b"\n")
+        try:
+            messages = [json.loads(line) for line in lines]
+        except ValueError:
+            return None
+        if not received or len(self._buffer) > LINE_BYTES or not all(isinstance(each, dict) for each in messages):
+            return None
+        return messages
+
+
+class StrangerError(Exception):
+    """What a connection sends is not what a process of a run would send, but a scan of ports, for example."""
+
+
+class Failure(NamedTuple):
+    """An error that a process wants to say.
+
+    Attributes:
+      process: the process.
+      status: the status that all shall end with.
+      asked_s: when it asked, by the monotonic clock.
+    """
+
+    process: Process
+    status: int
+    asked_s: float
+
+
+class Coordinator:
+    """See the module's docstring.
+
+    Args:
+      server: the listening socket.
+      address: HOST:PORT as the user gave it, for messages.
+      number: how many processes the run has.
+      timeout_s: seconds in which they have to come.
+      sizes: smaller numbers of processes that the run can go on with.
+    """
+
+    def __init__(self, server: socket.socket, address: str, number: int, *, timeout_s: float, sizes: list[int]):
+        self._address, self._number, self._timeout_s, self._sizes = address, number, timeout_s, sizes
+        self._deadline_s = time.monotonic() + timeout_s
+        self._selector = selectors.DefaultSelector()
+        self._server = server
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ)
+        self._members: dict[int, Process] = {}  # by rank, of those whose connection is open
+        self._waiting: list[Process] = []  # have no place in the present run
+        self._service: Any = None  # of jax, once all have met
+        self._ends_s: float | None = None  # when the coordinator ends at the latest, once the run is ending
+        self._peer_timeout_s = PEER_TIMEOUT_S
+        self._failure: Failure | None = None
+        self._stop: int | None = None
+        self._beaten_s = 0.0
+
+    def run(self) -> None:
+        """Serves until the last process of the run is gone."""
+        while not self._is_over():
+            for key, _ in self._selector.select(timeout=BEAT_S / 5):
+                if key.fileobj is self._server:
+                    self._accept()
+                else:
+                    self._serve(key.data)
+            if self._service is None:
+                self._meet()
+            else:
+                self._watch()
+        for process in [*self._members.values(), *self._waiting]:
+            process.connection.close()
+
+    def _is_over(self) -> bool:
+        if self._ends_s is not None:
+            return not self._members or time.monotonic() > self._ends_s
+        return self._service is not None and not self._members
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            process = Process(self._server.accept()[0])
+            self._selector.register(process.connection, selectors.EVENT_READ, process)
+
+    def _serve(self, process: Process) -> None:
+        messages = process.receive()
+        if messages is None:
+            self._closed(process)
+            return
+        process.heard_s = time.monotonic()
+        try:
+            for message in messages:
+                self._handle(process, message)
+        except StrangerError:
+            self._closed(process)
+
+    def _handle(self, process: Process, message: Message) -> None:
+        ((name, value),) = message.items() if len(message) == 1 else (("", None),)
+        if name == "who":
+            process.send(alive=True)
+        elif (process.rank >= 0) == (name == "come"):
+            raise StrangerError
+        elif handle := getattr(self, f"_on_{name}", None):
+            handle(process, value)
+
+    def _closed(self, process: Process) -> None:
+        self._selector.unregister(process.connection)
+        process.connection.close()
+        if process in self._waiting:
+            self._waiting.remove(process)
+        if self._members.get(process.rank) is process:
+            del self._members[process.rank]
+            if process.left or self._ends_s is not None:
+                return
+            if self._service is not None:
+                self._lost([process], silent_s=None)
+            elif process.rank == 0:  # others may come again
+                self._end_meeting(f"Process 0 ({process.host}) ended before all processes had come.", _FAILED)
+
+    # The meeting.
+
+    def _on_come(self, process: Process, value: Any) -> None:
+        kinds = {"rank": int, "number": int, "host": str}
+        if not isinstance(value, dict) or {name: type(each) for name, each in value.items()} != kinds:
+            raise StrangerError
+        process.rank, process.host = abs(value["rank"]), value["host"]
+        there = self._members.get(process.rank)
+        if there is not None and self._ends_s is None:
+            self._refuse(process, f"--process_id={process.rank} is taken: that process runs on {there.host}")
+        elif self._service is not None or self._ends_s is not None:
+            process.send(wait=True)
+            self._waiting.append(process)
+        elif value["number"] != self._number:
+            self._refuse(process, f"--num_processes is {self._number} on rank 0 and {value['number']}")
+        elif not 0 <= process.rank < self._number:
+            self._refuse(process, f"--process_id={process.rank} is not among the ranks 0 to {self._number - 1}")
+        else:
+            self._members[process.rank] = process
+
+    def _refuse(self, process: Process, reason: str) -> None:
+        """Ends the meeting because of a process that contradicts it; in a run that goes on, refuses only that one."""
+        text = (
+            f"{reason} on rank {process.rank} ({process.host}). All processes of a run need the same --num_processes, "
+            f"and --process_id from 0 to {self._number - 1}; another run needs another --coordinator_address."
+        )
+        if self._service is None and process.rank:
+            process.send(end=_MISUSED)
+            self._end_meeting(text, _MISUSED)
+        else:
+            process.send(refused={"text": text, "status": _MISUSED})
+
+    def _meet(self) -> None:
+        if self._ends_s is not None:
+            return
+        if len(self._members) == self._number:
+            self._go(self._number)
+        elif time.monotonic() > self._deadline_s:
+            there = len(self._members)
+            if size := max((size for size in self._sizes if size <= there), default=0):
+                self._go(size)
+                return
+            missing = [rank for rank in range(self._number) if rank not in self._members]
+            named = f"{'all but rank' if len(missing) == 1 else 'without the ranks'} {', '.join(map(str, missing))}"
+            self._end_meeting(
+                f"{there} of {self._number} processes have come to --coordinator_address={self._address} within "
+                f"{self._timeout_s:g} s, {named}. Start all of them, and see that their hosts reach this address.",
+                _FAILED,
+            )
+        else:
+            self._beat()
+
+    def _end_meeting(self, text: str, status: int) -> None:
+        for process in self._members.values():
+            first = process.rank == min(self._members)
+            process.send(**({"refused": {"text": text, "status": status}} if first else {"end": status}))
+        self._ends_s = time.monotonic() + _LINGER_S
+
+    def _go(self, size: int) -> None:
+        """Starts jax's service, and the run with the first `size` of those who have come."""
+        from jaxlib import _jax
+
+        with socket.create_server(("", 0)) as server:
+            port = server.getsockname()[1]
+        self._service = _jax.get_distributed_runtime_service(
+            f"[::]:{port}", size, heartbeat_timeout=_HEARTBEAT_S, shutdown_timeout=_SHUTDOWN_S
+        )
+        came = [self._members[rank] for rank in sorted(self._members)]
+        self._members = dict(enumerate(came[:size]))
+        missing = sorted({*range(self._number)} - {process.rank for process in came})
+        for rank, process in self._members.items():
+            process.rank = rank
+            process.send(go={"rank": rank, "number": size, "port": port, "missing": missing})
+        for process in came[size:]:
+            process.rank = self._number  # of no member
+            process.send(wait=True)
+            self._waiting.append(process)
+
+    # The watch.
+
+    def _on_timeout(self, process: Process, value: float) -> None:
+        self._peer_timeout_s = float(value)
+
+    def _on_left(self, process: Process, value: object) -> None:
+        process.left = True
+
+    def _on_failed(self, process: Process, value: Message) -> None:
+        if self._ends_s is not None or self._failure is not None:
+            return  # another one says its error, or all have been told to end
+        self._failure = Failure(process, int(value["status"]), time.monotonic())
+        if not value["collective"]:
+            self._let_speak()
+
+    def _let_speak(self) -> None:
+        assert self._failure is not None
+        self._failure.process.send(speak=True)
+        self._end_others(self._failure.process, self._failure.status)
+
+    def _watch(self) -> None:
+        self._beat()
+        if self._ends_s is not None:
+            return
+        now = time.monotonic()
+        limit = min(self._peer_timeout_s, SUSPECTED_S) if self._failure else self._peer_timeout_s
+        if lost := [each for each in self._members.values() if not each.left and now - each.heard_s > limit]:
+            self._lost(lost, silent_s=limit)
+        elif self._failure and all(
+            each.left or each.heard_s > self._failure.asked_s + BEAT_S / 2 for each in self._members.values()
+        ):
+            self._let_speak()  # all others live: the failure is this process's own
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._beaten_s >= BEAT_S:
+            self._beaten_s = time.monotonic()
+            for process in [*self._members.values(), *self._waiting]:
+                process.send(alive=True)
+
+    def _lost(self, lost: list[Process], *, silent_s: float | None) -> None:
+        """Lets the first of the others say who is lost, and ends all."""
+        others = [self._members[rank] for rank in sorted(self._members) if self._members[rank] not in lost]
+        ranks = [[process.rank, process.host] for process in lost]
+        if others:
+            others[0].send(lost={"processes": ranks, "silent_s": silent_s})
+            self._end_others(others[0], _FAILED)
+        else:
+            self._ends_s = time.monotonic()
+
+    def _end_others(self, speaker: Process, status: int) -> None:
+        for process in self._members.values():
+            if process is not speaker:
+                process.send(end=status)
+        self._ends_s = time.monotonic() + _LINGER_S
+
+    # The stop after the same step.
+
+    def _on_stop(self, process: Process, reason: int) -> None:
+        if self._stop is None:
+            self._stop = reason
+            for member in self._members.values():
+                member.send(stop=reason)
+
+    def _on_dispatched(self, process: Process, step: int) -> None:
+        process.dispatched = step
+        steps = [member.dispatched for member in self._members.values()]
+        known = [each for each in steps if each is not None]
+        if len(known) == len(steps):
+            for member in self._members.values():
+                member.send(stop_after=max(known))
+
+
+def main() -> None:
+    """Runs the coordinator that the command line describes."""
+    arguments = json.loads(sys.argv[1])
+    server = socket.socket(fileno=arguments["socket"])
+    Coordinator(
+        server,
+        arguments["address"],
+        arguments["number"],
+        timeout_s=arguments["timeout_s"],
+        sizes=arguments["sizes"],
+    ).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Which launcher has started this process, and its place among the others: found by jax's own cluster detection.
+
+jax knows Slurm, Open MPI, Kubernetes and the environments of TPU pods.
+"""
+
+import os
+from typing import NamedTuple
+
+from fiddlex.errors import DeviceError
+
+
+class Place(NamedTuple):
+    """The place that a launcher gives a process.
+
+    Attributes:
+      address: HOST:PORT of rank 0, which all processes reach.
+      number: how many processes there are.
+      rank: the rank of this one.
+      local_devices: numbers of the host's accelerators that this process uses; None: all of them.
+    """
+
+    address: str
+    number: int
+    rank: int
+    local_devices: list[int] | None = None
+
+
+def is_launched() -> bool:
+    """Whether the environment is that of one of several processes that a launcher started."""
+
+    def several(variable: str) -> bool:
+        return os.environ.get(variable, "") not in ("", "0", "1")
+
+    slurm = several("SLURM_STEP_NUM_TASKS")  # of srun; a script of sbatch is one process, whatever SLURM_NTASKS says
+    mpi = several("OMPI_COMM_WORLD_SIZE")
+    kubernetes = "JOB_COMPLETION_INDEX" in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
+    tpus = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in os.environ
+    return slurm or mpi or kubernetes or tpus
+
+
+def find_place(*, timeout_s: int) -> Place:
+    """The place of this process, as jax detects it.
+
+    Args:
+      timeout_s: seconds in which the host of rank 0 must have a name that this host knows.
+
+    Raises:
+      DeviceError: when jax does not find all of address, number and rank.
+    """
+    from jax._src.clusters import ClusterEnv  # jax.distributed.initialize detects too, but connects at once
+
+    try:
+        found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, timeout_s)
+    except (RuntimeError, ValueError, OSError, KeyError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DeviceError(f"jax cannot find the processes of the run: {first_line}. {_REMEDY}") from error
+    address, number, rank, local_devices = found
+    if address is None or number is None or rank is None:
+        raise DeviceError(f"jax does not know the launcher of this process. {_REMEDY}")
+    alone = _processes_on_host() == 1
+    return Place(address, number, rank, None if alone or local_devices is None else list(local_devices))
+
+
+_REMEDY = "Give --coordinator_address, --num_processes and --process_id to every process."
+
+
+def _processes_on_host() -> int | None:
+    """How many processes of the run this host has; None where the launcher does not say."""
+    slurm = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")  # as in 8(x2),4: eight on two hosts, four on one
+    counts = {int(each.partition("(")[0]) for each in slurm.split(",") if each.partition("(")[0].isdecimal()}
+    if len(counts) == 1:
+        return counts.pop()
+    mpi = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+    return int(mpi) if mpi.isdecimal() else None

@@ -1,0 +1,179 @@
+"""Starts the processes of a run on this host, and starts them again when they fail.
+
+A process of a run that fails makes all others fail (`fiddlex.cluster.coordinator`), on other hosts too, where a
+supervisor like this one starts them again; they meet at the coordinator's port. So supervisors need no connection of
+their own. What they count by is the workdir, which all hosts share: a start that saved no later checkpoint than there
+was gained nothing.
+
+Invariants: a mistake in the config is not tried again; a run that was asked to stop is not started again by the
+supervisor that was asked; no process outlives its supervisor.
+"""
+
+import contextlib
+import ctypes
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+FRUITLESS_STARTS = 3  # starts in a row without a later checkpoint, after which a supervisor gives up
+_LONGEST_BACKOFF_S = 60.0
+_GRACE_S = 20.0  # seconds in which the other processes of this host end by themselves, once one has failed
+_POLL_S = 0.1
+_MISUSED, _FAILED = 2, 1
+_STOPPED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}  # stopped after a save
+_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+class Limits(NamedTuple):
+    """When a supervisor gives up.
+
+    Attributes:
+      max_restarts: how often it starts the processes again.
+      backoff_s: seconds before the first restart; doubled after each start that gained nothing, up to a minute.
+    """
+
+    max_restarts: int = 100
+    backoff_s: float = 1.0
+
+
+def supervise(commands: Sequence[Sequence[str]], limits: Limits, *, workdir: Path | None) -> int:
+    """Runs the processes until all have done their work, and starts all again when one fails.
+
+    Args:
+      commands: the command line of each process.
+      limits: when to give up.
+      workdir: the run's directory, whose checkpoints tell whether a start gained anything; None: nothing tells, and
+        only `max_restarts` counts.
+
+    Returns:
+      The status to exit with: 0 when all processes have; 2 when one has a mistake in its config; 128 + N when signal N
+      stopped the run; 1 when the supervisor gave up.
+    """
+    supervisor = _Supervisor(commands, limits, workdir)
+    with _signals_to(supervisor):
+        return supervisor.run()
+
+
+class _Supervisor:
+    def __init__(self, commands: Sequence[Sequence[str]], limits: Limits, workdir: Path | None):
+        self._commands, self._limits, self._workdir = commands, limits, workdir
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._received: int | None = None  # the signal that this supervisor was sent
+        self._restarts = self._fruitless = 0
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Passes a signal on to the processes; they save and end."""
+        self._received = self._received or number
+        for process in self._running:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def run(self) -> int:
+        """Starts the processes until they are done or it is time to give up; returns the status to exit with."""
+        saved = newest_step(self._workdir)
+        while True:
+            begun_s, statuses = time.monotonic(), self._start()
+            if set(statuses) == {0}:
+                if self._restarts:
+                    _say(f"done after {_times(self._restarts)}.")
+                return 0
+            if _MISUSED in statuses:
+                return _MISUSED
+            if self._received is not None:
+                return next((status for status in statuses if status in _STOPPED), 128 + self._received)
+            before, saved = saved, newest_step(self._workdir)
+            gained = saved > before if self._workdir else True
+            self._fruitless = 0 if gained else self._fruitless + 1
+            reason = f"{_described(statuses)} after {time.monotonic() - begun_s:.0f} s"
+            if gives_up := self._gives_up(saved):
+                _say(f"{reason}. {gives_up}")
+                return _FAILED
+            self._restarts += 1
+            wait_s = min(self._limits.backoff_s * 2**self._fruitless, _LONGEST_BACKOFF_S)
+            goes_on = f"from step {saved}" if saved > 0 else "from the start, as there is no checkpoint"
+            _say(f"{reason}. Restart {self._restarts} of {self._limits.max_restarts} in {wait_s:g} s, {goes_on}.")
+            self._wait(wait_s)
+            if self._received is not None:
+                return 128 + self._received
+
+    def _gives_up(self, saved: int) -> str:
+        """Why the supervisor gives up; empty when it goes on."""
+        if self._fruitless >= FRUITLESS_STARTS:
+            return (
+                f"Gives up: {self._fruitless} starts in a row saved no checkpoint after step {max(saved, 0)}. Mend what "
+                "ends the run, or save more often (train.checkpoint_every), and run the same command again."
+            )
+        if self._restarts >= self._limits.max_restarts:
+            return f"Gives up after --max_restarts={self._limits.max_restarts}. The same command goes on."
+        return ""
+
+    def _start(self) -> list[int]:
+        """Starts all processes and waits for their end; returns their statuses, −N for signal N."""
+        self._running = [subprocess.Popen(command, preexec_fn=_die_with_parent) for command in self._commands]
+        ends_s: float | None = None
+        while any(process.poll() is None for process in self._running):
+            if ends_s is None and any(process.poll() not in (None, 0) for process in self._running):
+                ends_s = time.monotonic() + _GRACE_S
+            if ends_s is not None and time.monotonic() > ends_s:
+                for process in self._running:
+                    process.kill()
+            time.sleep(_POLL_S)
+        return [process.wait() for process in self._running]
+
+    def _wait(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while self._received is None and time.monotonic() < end_s:
+            time.sleep(_POLL_S)
+
+
+def newest_step(workdir: Path | None) -> int:
+    """The step of the newest finished checkpoint in a workdir; −1 without one."""
+    if workdir is None or not (workdir / "checkpoints").is_dir():
+        return -1
+    return max((int(each.name) for each in (workdir / "checkpoints").iterdir() if each.name.isdecimal()), default=-1)
+
+
+@contextlib.contextmanager
+def _signals_to(supervisor: _Supervisor) -> Iterator[None]:
+    previous = {number: signal.signal(number, supervisor.handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _die_with_parent() -> None:
+    """Makes Linux send SIGTERM to this process when the supervisor dies: the process then saves and ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _described(statuses: Sequence[int]) -> str:
+    """What ended the processes: 'process 2 was killed by SIGKILL, 0, 1, 3 ended with status 1'."""
+    by_end: dict[str, list[int]] = {}
+    for index, status in enumerate(statuses):
+        if status:
+            end = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            by_end.setdefault(end, []).append(index)
+    several = len(statuses) > 1
+    parts = [f"{f'process {_listed(numbers)} ' if several else ''}{end}" for end, numbers in by_end.items()]
+    return "; ".join(parts) if several else f"the process {parts[0]}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _times(number: int) -> str:
+    return f"{number} restart{'s' * (number > 1)}"
+
+
+def _say(text: str) -> None:
+    print(f"launch: {text}", file=sys.stderr, flush=True)
