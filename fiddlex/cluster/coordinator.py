@@ -14,7 +14,7 @@ It has three jobs.
 Both sides send lines of JSON, each an object with one key, which names the message. This file imports nothing of
 fiddlex: Python runs it as a script, which starts in a fraction of a second.
 
-    python coordinator.py '{"socket": 5, "address": "host0:12345", "number": 4, "timeout_s": 300, "sizes": []}'
+    python coordinator.py '{"server": 5, "first": 6, "address": "host0:12345", "number": 4, "timeout_s": 300, …}'
 """
 
 import contextlib
@@ -48,10 +48,9 @@ class Process:
       dispatched: the last step that it has dispatched, once it has been asked; None before.
     """
 
-    def __init__(self, connection: socket.socket):
+    def __init__(self, connection: socket.socket, rank: int, host: str):
         connection.setblocking(False)
-        self.connection = connection
-        self.rank, self.host = -1, ""
+        self.connection, self.rank, self.host = connection, rank, host
         self.heard_s = time.monotonic()
         self.left = False
         self.dispatched: int | None = None
@@ -103,13 +102,23 @@ class Coordinator:
 
     Args:
       server: the listening socket.
+      first: the connection to rank 0, which has started the coordinator.
       address: HOST:PORT as the user gave it, for messages.
       number: how many processes the run has.
       timeout_s: seconds in which they have to come.
       sizes: smaller numbers of processes that the run can go on with.
     """
 
-    def __init__(self, server: socket.socket, address: str, number: int, *, timeout_s: float, sizes: list[int]):
+    def __init__(
+        self,
+        server: socket.socket,
+        first: socket.socket,
+        *,
+        address: str,
+        number: int,
+        timeout_s: float,
+        sizes: list[int],
+    ):
         self._address, self._number, self._timeout_s, self._sizes = address, number, timeout_s, sizes
         self._deadline_s = time.monotonic() + timeout_s
         self._selector = selectors.DefaultSelector()
@@ -117,6 +126,7 @@ class Coordinator:
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
         self._members: dict[int, Process] = {}  # by rank, of those whose connection is open
+        self._add(first, rank=0, host=socket.gethostname())
         self._waiting: list[Process] = []  # have no place in the present run
         self._service: Any = None  # of jax, once all have met
         self._ends_s: float | None = None  # when the coordinator ends at the latest, once the run is ending
@@ -137,6 +147,7 @@ class Coordinator:
                 self._meet()
             else:
                 self._watch()
+        self._server.close()  # before jax's service, which takes its time
         for process in [*self._members.values(), *self._waiting]:
             process.connection.close()
 
@@ -147,8 +158,13 @@ class Coordinator:
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
-            process = Process(self._server.accept()[0])
-            self._selector.register(process.connection, selectors.EVENT_READ, process)
+            self._add(self._server.accept()[0])
+
+    def _add(self, connection: socket.socket, *, rank: int = -1, host: str = "") -> None:
+        process = Process(connection, rank, host)
+        self._selector.register(connection, selectors.EVENT_READ, process)
+        if rank >= 0:
+            self._members[rank] = process
 
     def _serve(self, process: Process) -> None:
         messages = process.receive()
@@ -338,14 +354,8 @@ class Coordinator:
 def main() -> None:
     """Runs the coordinator that the command line describes."""
     arguments = json.loads(sys.argv[1])
-    server = socket.socket(fileno=arguments["socket"])
-    Coordinator(
-        server,
-        arguments["address"],
-        arguments["number"],
-        timeout_s=arguments["timeout_s"],
-        sizes=arguments["sizes"],
-    ).run()
+    server, first = (socket.socket(fileno=arguments.pop(name)) for name in ("server", "first"))
+    Coordinator(server, first, **arguments).run()
 
 
 if __name__ == "__main__":

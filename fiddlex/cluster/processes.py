@@ -112,7 +112,7 @@ def join(
     allowed = sizes(place.number) if sizes and place.rank == 0 else ()
     membership = meet(place.address, place.number, place.rank, timeout_s=timeout_s, sizes=allowed)
     _connect(membership, place, timeout_s=timeout_s)
-    if membership.missing:
+    if membership.missing and is_first():
         ranks = ", ".join(map(str, membership.missing))
         text = "%d of %d processes have come within %d s, without rank %s: the run goes on with %d."
         logger.warning(text, place.number - len(membership.missing), place.number, timeout_s, ranks, membership.number)

@@ -20,6 +20,7 @@ from fiddlex.errors import ConfigError, DeviceError
 
 _RETRY_S = 0.2
 _SILENT_S = 10.0  # seconds in which a coordinator that lives says something
+_PORT_S = 3.0  # seconds in which a port that is in use may become free
 _MISUSED = 2  # the status of a mistake on the command line
 _coordinators: list[subprocess.Popen[bytes]] = []  # that this process has started; they end after it
 
@@ -64,10 +65,14 @@ def meet(address: str, number: int, rank: int, *, timeout_s: float, sizes: Seque
     deadline, reason = time.monotonic() + timeout_s, "no answer"
     while time.monotonic() < deadline:
         try:
-            if rank == 0 and (server := _listen(address, place[1])) is not None:
+            server = _listen(address, place[1]) if rank == 0 else None
+            if server is not None:
                 with server:
-                    _start(server, address, number, timeout_s=timeout_s, sizes=sizes)
-            found, waited = _come(place, number, rank, deadline=deadline)
+                    connection = _start(server, address, number, timeout_s=timeout_s, sizes=sizes)
+            else:
+                connection = socket.create_connection(place, timeout=max(deadline - time.monotonic(), 0.001))
+                send(connection, {"come": {"rank": rank, "number": number, "host": socket.gethostname()}})
+            found, waited = _answered(connection, place[0])
         except OSError as error:
             reason = error.strerror or str(error)
             time.sleep(_RETRY_S)
@@ -86,15 +91,22 @@ def meet(address: str, number: int, rank: int, *, timeout_s: float, sizes: Seque
 def _listen(address: str, port: int) -> socket.socket | None:
     """A socket that listens at the port; None where a coordinator has it, as of an earlier start of this run."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    try:
-        return socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=1024)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE and _is_coordinator(port):
-            return None
-        raise DeviceError(
-            f"--coordinator_address={address}: process 0 cannot listen at port {port}: {error.strerror}. Choose a port "
-            "that is free on its host."
-        ) from error
+    deadline = time.monotonic() + _PORT_S
+    while True:
+        try:
+            return socket.create_server(
+                ("", port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=1024
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and _is_coordinator(port):
+                return None
+            if error.errno == errno.EADDRINUSE and time.monotonic() < deadline:
+                time.sleep(_RETRY_S)  # a coordinator may just be ending
+                continue
+            raise DeviceError(
+                f"--coordinator_address={address}: process 0 cannot listen at port {port}: {error.strerror}. Choose a "
+                "port that is free on its host."
+            ) from error
 
 
 def _is_coordinator(port: int) -> bool:
@@ -105,41 +117,42 @@ def _is_coordinator(port: int) -> bool:
     return False
 
 
-def _start(server: socket.socket, address: str, number: int, *, timeout_s: float, sizes: Sequence[int]) -> None:
-    """Starts the coordinator. It has a session of its own, so that no signal to this process's group reaches it."""
-    arguments = {
-        "socket": server.fileno(),
-        "address": address,
-        "number": number,
-        "timeout_s": timeout_s,
-        "sizes": list(sizes),
-    }
-    started = subprocess.Popen(
-        [sys.executable, "-P", coordinator.__file__, json.dumps(arguments)],
-        pass_fds=[server.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+def _start(
+    server: socket.socket, address: str, number: int, *, timeout_s: float, sizes: Sequence[int]
+) -> socket.socket:
+    """Starts the coordinator in a session of its own, so that no signal to this process's group reaches it.
+
+    Returns:
+      The connection of rank 0 to the coordinator.
+    """
+    connection, first = socket.socketpair()
+    arguments = {"address": address, "number": number, "timeout_s": timeout_s, "sizes": list(sizes)}
+    arguments |= {"server": server.fileno(), "first": first.fileno()}
+    with first:
+        started = subprocess.Popen(
+            [sys.executable, "-P", coordinator.__file__, json.dumps(arguments)],
+            pass_fds=[server.fileno(), first.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     _coordinators.append(started)
+    return connection
 
 
-def _come(place: tuple[str, int], number: int, rank: int, *, deadline: float) -> tuple[Membership | None, bool]:
-    """Comes to the coordinator; returns the membership, or None, and whether the coordinator let this process wait."""
+def _answered(connection: socket.socket, host: str) -> tuple[Membership | None, bool]:
+    """What the coordinator answers: the membership or None, and whether it has let this process wait until its end."""
     waits = False
     with contextlib.ExitStack() as stack:
-        connection = stack.enter_context(
-            socket.create_connection(place, timeout=max(min(deadline - time.monotonic(), _SILENT_S), 0.001))
-        )
+        stack.enter_context(connection)
         connection.settimeout(_SILENT_S)
         lines = stack.enter_context(connection.makefile("r", encoding="utf-8"))
-        send(connection, {"come": {"rank": rank, "number": number, "host": socket.gethostname()}})
         for message in read_messages(lines):
             if "go" in message:
                 go = message["go"]
                 stack.pop_all()
-                service = f"{place[0] if ':' not in place[0] else f'[{place[0]}]'}:{go['port']}"
+                service = f"[{host}]:{go['port']}" if ":" in host else f"{host}:{go['port']}"
                 missing = tuple(go["missing"])
                 return Membership(go["rank"], go["number"], service, connection, lines, missing), False
             if "refused" in message:

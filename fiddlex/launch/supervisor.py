@@ -106,8 +106,8 @@ class _Supervisor:
         """Why the supervisor gives up; empty when it goes on."""
         if self._fruitless >= FRUITLESS_STARTS:
             return (
-                f"Gives up: {self._fruitless} starts in a row saved no checkpoint after step {max(saved, 0)}. Mend what "
-                "ends the run, or save more often (train.checkpoint_every), and run the same command again."
+                f"Gives up: {self._fruitless} starts in a row saved no checkpoint after step {max(saved, 0)}. Mend "
+                "what ends the run, or save more often (train.checkpoint_every), and run the same command again."
             )
         if self._restarts >= self._limits.max_restarts:
             return f"Gives up after --max_restarts={self._limits.max_restarts}. The same command goes on."
@@ -160,7 +160,7 @@ def _described(statuses: Sequence[int]) -> str:
     by_end: dict[str, list[int]] = {}
     for index, status in enumerate(statuses):
         if status:
-            end = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            end = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             by_end.setdefault(end, []).append(index)
     several = len(statuses) > 1
     parts = [f"{f'process {_listed(numbers)} ' if several else ''}{end}" for end, numbers in by_end.items()]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from fiddlex.cluster import processes
+from fiddlex.cluster.launchers import is_launched
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.train import loop
@@ -183,7 +183,7 @@ def test_launchers_are_known_by_their_variables(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert processes._is_launched() == launched
+    assert is_launched() == launched
 
 
 def test_a_mesh_that_does_not_use_the_devices(

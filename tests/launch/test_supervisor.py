@@ -1,0 +1,101 @@
+"""The supervisor starts failed processes again, and knows when to give up."""
+
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fiddlex.launch import supervisor
+from fiddlex.launch.supervisor import Limits, newest_step, supervise
+from tests.programs import ROOT
+
+QUICK = Limits(max_restarts=10, backoff_s=0.01)
+
+
+def shell(script: str, workdir: pathlib.Path) -> list[str]:
+    return ["bash", "-c", f"cd {workdir}; {script}"]
+
+
+def starts(workdir: pathlib.Path) -> int:
+    return (workdir / "starts").read_text().count("start")
+
+
+def test_a_run_that_fails_goes_on_until_it_is_done(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = "echo start >> starts; n=$(wc -l < starts); mkdir -p checkpoints/${n}0; [ $n -ge 5 ] || kill -9 $$"
+    assert supervise([shell(script, tmp_path)], QUICK, workdir=tmp_path) == 0
+    assert starts(tmp_path) == 5
+    said = capfd.readouterr().err.splitlines()
+    assert "the process was killed by SIGKILL after 0 s. Restart 1 of 10 in 0.01 s, from step 10." in said[0]
+    assert said[-1] == "launch: done after 4 restarts."
+
+
+def test_starts_that_gain_nothing_end_it(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "checkpoints" / "20").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "30.orbax-checkpoint-tmp").mkdir()
+    assert supervise([shell("echo start >> starts; exit 1", tmp_path)], QUICK, workdir=tmp_path) == 1
+    assert starts(tmp_path) == 3
+    assert "Gives up: 3 starts in a row saved no checkpoint after step 20." in capfd.readouterr().err
+
+
+def test_the_number_of_restarts_is_bounded(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = "echo start >> starts; mkdir -p checkpoints/$(wc -l < starts); exit 1"
+    assert supervise([shell(script, tmp_path)], Limits(max_restarts=4, backoff_s=0.01), workdir=tmp_path) == 1
+    assert starts(tmp_path) == 5
+    assert "Gives up after --max_restarts=4" in capfd.readouterr().err
+
+
+def test_a_mistake_is_not_tried_again(tmp_path: pathlib.Path) -> None:
+    assert supervise([shell("echo start >> starts; exit 2", tmp_path)], QUICK, workdir=tmp_path) == 2
+    assert starts(tmp_path) == 1
+
+
+def test_the_others_are_ended_when_one_fails(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_GRACE_S", 0.5)
+    stuck = shell("kill -STOP $$", tmp_path)
+    started_s = time.monotonic()
+    assert supervise([stuck, shell("exit 1", tmp_path)], Limits(max_restarts=0), workdir=tmp_path) == 1
+    assert time.monotonic() - started_s < 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_run_for_good(number: signal.Signals, tmp_path: pathlib.Path) -> None:
+    script = f"trap 'mkdir -p checkpoints/7; exit {128 + number}' {number.name}; touch up; while :; do sleep 0.05; done"
+    with _supervised(shell(script, tmp_path)) as process:
+        _wait_for(tmp_path / "up")
+        process.send_signal(number)
+        assert process.wait(timeout=20) == 128 + number
+    assert newest_step(tmp_path) == 7
+
+
+def test_a_stop_that_another_host_asked_for_is_a_restart(tmp_path: pathlib.Path) -> None:
+    script = "echo start >> starts; n=$(wc -l < starts); mkdir -p checkpoints/$n; [ $n -ge 2 ] || exit 143"
+    assert supervise([shell(script, tmp_path)], QUICK, workdir=tmp_path) == 0
+    assert starts(tmp_path) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_no_process_outlives_its_supervisor(tmp_path: pathlib.Path) -> None:
+    script = "trap 'touch ended; exit 143' TERM; touch up; while :; do sleep 0.05; done"
+    with _supervised(shell(script, tmp_path)) as process:
+        _wait_for(tmp_path / "up")
+        process.kill()
+        process.wait()
+        _wait_for(tmp_path / "ended")
+
+
+def _supervised(command: list[str]) -> subprocess.Popen[bytes]:
+    code = (
+        "import sys; from fiddlex.launch.supervisor import Limits, supervise;"
+        f"sys.exit(supervise([{command!r}], Limits(), workdir=None))"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+
+
+def _wait_for(path: pathlib.Path) -> None:
+    end_s = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < end_s, path
+        time.sleep(0.02)
