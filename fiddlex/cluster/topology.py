@@ -7,6 +7,7 @@ its name. Your own file has the same form; refer to it by its path, which ends i
 
     [chip]
     name = "A100-SXM4-80GB"
+    device_kinds = ["NVIDIA A100-SXM4-80GB"]  # optional; what jax calls the chip
     memory_gib = 79.25               # memory usable by a program
     memory_bandwidth = 2.039e12      # bytes/s between the chip and its memory
     peak_flops = {bfloat16 = 312e12, float16 = 312e12, float32 = 156e12}  # operations/s of dense matrix products
@@ -76,6 +77,7 @@ class Chip:
       memory_bandwidth: bytes/s between the chip and its memory.
       peak_flops: operations/s of dense matrix products for each compute dtype, at jax's default precision.
       source: source of the chip's figures.
+      device_kinds: what `jax.Device.device_kind` may call the chip; empty: not known.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Chip:
     memory_bandwidth: float
     peak_flops: Mapping[str, float]
     source: str
+    device_kinds: tuple[str, ...] = ()
 
     @property
     def memory_bytes(self) -> int:

@@ -9,6 +9,7 @@ import dataclasses
 from fiddlex.config import rules
 from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
 from fiddlex.config.megatron_source import parse_source, parse_split
+from fiddlex.config.profiled import parse_ranks, parse_steps
 from fiddlex.config.records import Checked
 from fiddlex.errors import ConfigError
 
@@ -337,12 +338,19 @@ class TrainConfig(Checked, prefix="config.train."):
     patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
     sample_tokens: int = 0  # length of the text sampled at the end of the run
     peer_timeout_s: int = 60  # of silence after which another process of the run counts as lost, and the run ends
+    step_timeout_s: int = 600  # after which a step, evaluation or checkpoint is reported as stuck; 0: never
+    topology: str = ""  # whose chip's peak is that of `mfu`: a name or a .toml path; empty: by the kind of the devices
+    profile_steps: str = ""  # first and last step of a profile for TensorBoard, as in 10:13; empty: none
+    profile_ranks: str = "0"  # processes that write the profile, as in 0,3; or all
     wandb_project: str = ""  # project at Weights & Biases to log to as well; takes the extra wandb
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
         rules.at_least("train.num_steps", self.num_steps, 1)
         rules.at_least("train.peer_timeout_s", self.peer_timeout_s, 5)
+        rules.at_least("train.step_timeout_s", self.step_timeout_s, 0)
+        parse_steps("train.profile_steps", self.profile_steps, num_steps=self.num_steps)
+        parse_ranks("train.profile_ranks", self.profile_ranks)
         rules.at_least("train.keep_checkpoints", self.keep_checkpoints, 1)
         rules.at_least("train.seed", self.seed, 0)
         for name in ("log_every", "eval_every", "checkpoint_every", "sample_tokens", "patience"):

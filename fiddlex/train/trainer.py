@@ -11,7 +11,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ import fiddlex
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
+from fiddlex.costs.utilisation import throughput
 from fiddlex.data import ExampleSource
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.errors import DataError
@@ -39,10 +39,12 @@ from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.importing import imported
 from fiddlex.train.run.result import no_checkpoint, result_config
 from fiddlex.train.run.transfer import placed, pretrained, whole
-from fiddlex.train.step.dispatched import Dispatched
-from fiddlex.train.step.feed import DeviceBatch, Feed
+from fiddlex.train.step.dispatched import Dispatched, InFlight
+from fiddlex.train.step.feed import Feed
+from fiddlex.train.step.prepared import Prepared
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState, TrainState
+from fiddlex.train.step.stopwatch import Activity, Stopwatch
 from fiddlex.train.step.unflushed import Unflushed
 from fiddlex.train.sync_switch import Decision, SyncSwitch
 
@@ -53,6 +55,7 @@ class Trainer:
     Args:
       config: the config; the constructor validates it.
       dataset: the data; by default the constructor loads what `config.data` names.
+      stopwatch: measures what the process spends its time on; by default one that starts now.
 
     Attributes:
       config: the trainer's own copy of the config.
@@ -62,16 +65,20 @@ class Trainer:
       step: number of updates done; the next step trains on batch number `step`, counted from 0.
       decision: the change of semantics that the last record led to; None without one. Only
         `pipeline.semantics_schedule=auto` makes decisions.
+      stopwatch: measures what the process spends its time on.
+      throughput: what a step gets done, and the peak of the devices where it is known.
 
     Raises:
       ConfigError, DataError, DeviceError: the constructor raises these before it computes anything.
     """
 
-    def __init__(self, config: Config, dataset: Dataset | None = None):
+    def __init__(self, config: Config, dataset: Dataset | None = None, *, stopwatch: Stopwatch | None = None):
         self.config = config = copy.deepcopy(config.validate())  # the caller may change its config later
         processes.check_equal(_facts(config))
         processes.set_peer_timeout(config.train.peer_timeout_s)
         self.mesh = make_mesh(config.mesh)
+        self.throughput = throughput(config, self.mesh.devices.flat[0].device_kind)
+        self.stopwatch = stopwatch or Stopwatch()
         self._program = program = Program(config, self.mesh)
         self.dataset = dataset or load_dataset(config)
         processes.check_equal({f"the fingerprint of {self.dataset.source}": self.dataset.fingerprint})
@@ -86,15 +93,15 @@ class Trainer:
         self._scorer = Scorer(program, self.dataset, self._feed)
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
-        self._batches: Iterator[DeviceBatch] | None = None
-        self._ready: list[DeviceBatch] = []
-        self._last_done_s = -math.inf
+        self._in_flight = InFlight(self.throughput, self.stopwatch)
+        self._prepared = Prepared(self._feed, self._in_flight, self.stopwatch)
 
     @property
     def state(self) -> TrainState:
         """The train state, made from `train.seed` if no checkpoint was restored. Every step donates and replaces it."""
         if self._state is None:
-            self._state = self._program.init_state()
+            with self.stopwatch.measure(Activity.STARTING):
+                self._state = self._program.init_state()
         return self._state
 
     @property
@@ -106,7 +113,8 @@ class Trainer:
         """Compiles the train step unless it is already compiled; returns the seconds it took."""
         start = time.monotonic()
         if self._compiled is None:
-            self._compiled = self._program.lower().compile(compiler_options=self._program.compiler_options)
+            with self.stopwatch.measure(Activity.COMPILATION):
+                self._compiled = self._program.lower().compile(compiler_options=self._program.compiler_options)
         return time.monotonic() - start
 
     def dispatch(self) -> Dispatched:
@@ -114,41 +122,31 @@ class Trainer:
         self.compile()
         assert self._compiled is not None
         source = self._program.source
-        self._prepare(source.num_batches(self.step))
-        state, inputs = self.state, source.inputs(self._ready, self.step)
+        batches = self._prepared.batches
+        self._prepared.prepare(source.num_batches(self.step), step=self.step)
+        state, inputs = self.state, source.inputs(batches, self.step)
         self._state, metrics = self._compiled(state, inputs)
-        dispatched = Dispatched(self.step + 1, metrics, time.monotonic())
         self.step += 1
-        self._ready.pop(0)
-        # A DataError here concerns a later step: `_prepare` raises it again when that step needs the batch.
+        dispatched = self._in_flight.dispatched(self.step, metrics)
+        batches.pop(0)
+        # A DataError here concerns a later step: `prepare` raises it again when that step needs the batch.
         with contextlib.suppress(DataError):
-            self._prepare(len(self._ready) + 1)
+            self._prepared.prepare(len(batches) + 1, step=self.step)
         return dispatched
-
-    def _prepare(self, number: int) -> None:
-        """Prepares batches until `number` of them are ready; the first is the next step's."""
-        while len(self._ready) < number:
-            if self._batches is None:
-                self._batches = self._feed.train(self.step + len(self._ready))
-            try:
-                self._ready.append(next(self._batches))
-            except DataError:
-                self._batches = None
-                raise
 
     def record(self, dispatched: Dispatched) -> Record:
         """Waits for a step and returns its record.
 
         Returns:
           `step`, `loss` (mean over the scored tokens or labels of the batch, at the weights before the update),
-          `grad_norm` (before clipping), `learning_rate`, `step_time_s` and `tokens_per_second`; in float16 also
+          `grad_norm` (before clipping), `learning_rate`, and what `Throughput.rates` returns; in float16 also
           `loss_scale`, and `grad_norm` is None where the gradient overflowed and the step skipped the update.
 
         Raises:
           NonFiniteError: when the loss, the gradient or the updated weights are not finite; the message names the
             tensors.
         """
-        record, self._last_done_s = dispatched.record(self._last_done_s, self.config.tokens_per_step)
+        record = self._in_flight.record(dispatched)
         self._decide(dispatched.step, record["loss"])
         return record
 
@@ -345,7 +343,7 @@ class Trainer:
 
     def _take(self, state: TrainState) -> None:
         self._state, self.step = state, int(state.step)
-        self._batches, self._ready = None, []
+        self._prepared.clear()
 
 
 def load_trainer(

@@ -1,4 +1,4 @@
-"""A train step that the host has dispatched to the devices, and the record that it makes once it is done."""
+"""The train steps that the host has dispatched to the devices, and the record that each makes once it is done."""
 
 import math
 import time
@@ -7,8 +7,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fiddlex.costs.utilisation import Throughput
 from fiddlex.errors import NonFiniteError
 from fiddlex.train.record import Record
+from fiddlex.train.step.stopwatch import Activity, Stopwatch
 from fiddlex.train.step.train_step import Metrics
 
 
@@ -25,12 +27,16 @@ class Dispatched(NamedTuple):
     metrics: Metrics
     time_s: float
 
-    def record(self, previous_s: float, tokens_per_step: int) -> tuple[Record, float]:
+    def is_done(self) -> bool:
+        """Whether the devices of this process have finished the step."""
+        return self.metrics["loss"].is_ready()
+
+    def record(self, previous_s: float, throughput: Throughput) -> tuple[Record, float]:
         """Waits for the step.
 
         Args:
           previous_s: when the step before was done, by the monotonic clock; −inf for the first one.
-          tokens_per_step: the number of tokens of a batch.
+          throughput: what a step gets done.
 
         Returns:
           The step's record, see `Trainer.record`, and when the step was done.
@@ -53,8 +59,7 @@ class Dispatched(NamedTuple):
             "loss": loss,
             "grad_norm": None if skipped else grad_norm,
             "learning_rate": learning_rate,
-            "step_time_s": step_time,
-            "tokens_per_second": tokens_per_step / step_time,
+            **throughput.rates(step_time),
         }
         return record | ({"loss_scale": scale} if scale else {}), now
 
@@ -75,3 +80,48 @@ class Dispatched(NamedTuple):
             f"Step {self.step} is not finite: loss {loss}, gradient norm {grad_norm}. "
             f"Gradients that are not finite: {', '.join(names) or 'none; the weights overflowed in the update'}."
         )
+
+
+class InFlight:
+    """The steps that the host has dispatched and whose records it has not made yet.
+
+    Args:
+      throughput: what a step gets done.
+      stopwatch: measures the time that the host waits for the devices.
+    """
+
+    def __init__(self, throughput: Throughput, stopwatch: Stopwatch):
+        self._throughput, self._stopwatch = throughput, stopwatch
+        self._last: Dispatched | None = None
+        self._done_s = -math.inf  # when the host saw the end of the last step that it has a record of
+        self._waited = False  # whether it saw that end as it came
+        self._step_s = 0.0
+
+    def dispatched(self, step: int, metrics: Metrics) -> Dispatched:
+        """Notes that the host has just dispatched a step."""
+        self._last = Dispatched(step, metrics, time.monotonic())
+        return self._last
+
+    def record(self, dispatched: Dispatched) -> Record:
+        """Waits for a step and returns its record, see `Trainer.record`.
+
+        Raises:
+          NonFiniteError: see `Trainer.record`.
+        """
+        waits = not dispatched.is_done()
+        with self._stopwatch.measure(Activity.DEVICES):
+            record, done_s = dispatched.record(self._done_s, self._throughput)
+        if waits and self._waited:
+            self._step_s = done_s - self._done_s  # the devices had nothing else to do in between
+        self._waited, self._done_s = waits, done_s
+        return record
+
+    def idle_s(self, waited_s: float) -> float:
+        """For how many of the last `waited_s` seconds, in which the host dispatched nothing, the devices were idle.
+
+        The result is exact where the devices still run the last step (0), or where there was none. Otherwise it is an
+        estimate: the seconds beyond those of a step, as long as a step has last been seen to take.
+        """
+        if self._last is None:
+            return waited_s
+        return max(waited_s - self._step_s, 0.0) if self._last.is_done() else 0.0

@@ -1,0 +1,72 @@
+"""How well a run uses its devices: operations per second, and their share of the chip's peak.
+
+Model FLOPs utilisation (MFU) as in PaLM (Chowdhery et al. 2022, arXiv:2204.02311, appendix B): the operations that the
+model needs for a step (`fiddlex.costs.sizes.model_flops`, without recomputation), by the step's time, by the peak of
+all devices.
+"""
+
+from typing import NamedTuple
+
+from fiddlex.cluster.topology import Chip, catalogue, load_topology
+from fiddlex.config import Config
+from fiddlex.costs.sizes import model_flops
+from fiddlex.errors import ConfigError
+
+
+class Throughput(NamedTuple):
+    """What a step gets done, to be divided by its time.
+
+    Attributes:
+      tokens: the number of tokens of a batch.
+      device_flops: operations of the model in a step, by the number of devices.
+      peak_flops: operations/s of a device in matrix products of the model's dtype; None: unknown.
+    """
+
+    tokens: int
+    device_flops: float
+    peak_flops: float | None
+
+    def rates(self, step_time_s: float) -> dict[str, float]:
+        """What a record says of a step that takes so long.
+
+        Returns:
+          `step_time_s`, `tokens_per_second` and `model_tflops_per_device`, and `mfu` where the peak is known.
+        """
+        flops = self.device_flops / step_time_s
+        rates = {
+            "step_time_s": step_time_s,
+            "tokens_per_second": self.tokens / step_time_s,
+            "model_tflops_per_device": flops / 1e12,
+        }
+        return rates | ({"mfu": flops / self.peak_flops} if self.peak_flops else {})
+
+
+def throughput(config: Config, device_kind: str) -> Throughput:
+    """The throughput of a config's steps.
+
+    Args:
+      config: the config.
+      device_kind: what jax calls the kind of the devices.
+
+    Raises:
+      ConfigError: when `train.topology` is no topology, or its chip has no peak for the model's dtype.
+    """
+    return Throughput(
+        config.tokens_per_step, model_flops(config) / config.mesh.num_devices, _peak_flops(config, device_kind)
+    )
+
+
+def _peak_flops(config: Config, device_kind: str) -> float | None:
+    if config.train.topology:
+        try:
+            return load_topology(config.train.topology).chip.peak(config.model.dtype)
+        except ConfigError as error:
+            raise ConfigError(f"train.topology={config.train.topology}: {error}") from error
+    chip = chip_of_kind(device_kind)
+    return None if chip is None else chip.peak_flops.get(config.model.dtype)
+
+
+def chip_of_kind(device_kind: str) -> Chip | None:
+    """The chip of the catalogue that jax calls by this name; None when the catalogue does not have it."""
+    chips = (load_topology(name).chip for name in catalogue())
+    return next((chip for chip in chips if device_kind in chip.device_kinds), None)
