@@ -83,13 +83,15 @@ def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert (outcome["step"], outcome["interrupted"]) == (4, False)
     assert "made 8 fake devices" in done.stderr
-    *_, sampling, summary, label = done.stderr.splitlines()
+    *_, sampling, goodput, summary, label = done.stderr.splitlines()
     assert sampling == "Sampling 5 tokens …"
+    assert goodput.startswith(f"Goodput {outcome['goodput']:.1%} of ")
     assert f"metrics.jsonl, checkpoints/ in {workdir}" in summary
     assert label == "Sample after 4 steps (temperature 0.7):"
     assert done.stdout.startswith(outcome["sample"] + "\n")
-    assert {"config.json", "metrics.jsonl", "checkpoints", "tensorboard"} == {p.name for p in workdir.glob("[!.]*")}
-    assert steps(workdir) == [1, 2, 2, 3, 4, 4]
+    files = {"config.json", "metrics.jsonl", "goodput.jsonl", "checkpoints", "tensorboard"}
+    assert files == {p.name for p in workdir.glob("[!.]*")}
+    assert steps(workdir) == [1, 2, 2, 3, 4, 4, 4]  # the records of two evaluations and of goodput
     assert list((workdir / "tensorboard").glob("events.*"))
 
     scores = json.loads(call("evaluate", f"--workdir={workdir}").stdout.splitlines()[-1])

@@ -123,7 +123,7 @@ def test_equal_times_are_those_of_the_lockstep_clock() -> None:
 def test_a_run_that_a_signal_stops_is_not_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     from fiddlex.train import loop
 
-    stopped = loop.Outcome(3, signal.SIGTERM, None, None, "")
+    stopped = loop.Outcome(3, signal.SIGTERM, None, None, "", None)
     monkeypatch.setattr(loop, "train", lambda config, workdir: stopped)
     with pytest.raises(SystemExit) as raised:
         train(SYNC)

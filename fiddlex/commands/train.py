@@ -11,6 +11,7 @@ import functools
 import json
 import pathlib
 import sys
+import time
 
 from absl import flags
 
@@ -18,6 +19,7 @@ from fiddlex.cluster import elastic, processes
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import define_config, define_workdir
 
+_START_S = time.monotonic()  # before jax is imported, which takes seconds
 _join = define_processes()
 _CONFIG = define_config()
 _WORKDIR = define_workdir("directory of the run")
@@ -34,7 +36,7 @@ def main(argv: list[str]) -> None:
 
     from fiddlex.train.loop import SAMPLING, train  # jax is imported only after the command line has been checked
 
-    outcome = train(config, pathlib.Path(_WORKDIR.value))
+    outcome = train(config, pathlib.Path(_WORKDIR.value), start_s=_START_S)
     try:
         if outcome.sample:
             print(f"Sample after {outcome.step} steps (temperature {SAMPLING.temperature}):", file=sys.stderr)

@@ -6,17 +6,14 @@ whether the updated weights are finite, so the run never saves weights that are 
 """
 
 import contextlib
-import dataclasses
 import functools
 import logging
-import signal
-import threading
 import time
 from pathlib import Path
-from types import FrameType
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import describe
+from fiddlex.cluster.topology import catalogue
 from fiddlex.config import Config
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import DataError, NonFiniteError
@@ -25,13 +22,20 @@ from fiddlex.simulate.steady import describe as describe_windows
 from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.record import Record
 from fiddlex.train.run import workdir as workdirs
-from fiddlex.train.run.best import DIRECTORY, Best
+from fiddlex.train.run.best import Best
 from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.metrics import MetricsWriter, Reporter, readable_time
-from fiddlex.train.run.metrics import describe as describe_evaluation
+from fiddlex.train.run.goodput import Goodput
+from fiddlex.train.run.goodput import describe as describe_goodput
+from fiddlex.train.run.metrics import MetricsWriter, Reporter
 from fiddlex.train.run.original import inherit_original
+from fiddlex.train.run.outcome import Outcome
+from fiddlex.train.run.profiling import Profiler
+from fiddlex.train.run.slow_ranks import SlowRanks
+from fiddlex.train.run.stop_signals import StopSignals
 from fiddlex.train.run.wandb_run import WandbRun
+from fiddlex.train.run.watchdog import Watchdog
 from fiddlex.train.step.dispatched import Dispatched
+from fiddlex.train.step.stopwatch import Activity, Lap, Stopwatch
 from fiddlex.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -39,50 +43,29 @@ logger = logging.getLogger(__name__)
 SAMPLING = SamplingConfig(temperature=0.7)  # for the text sampled at the end of a run
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-      step: number of updates done.
-      stopped_by: the signal that stopped the run before its end; None when the run reached its end.
-      record: the last training record; None when the run took no step.
-      evaluation: the last evaluation record, or with `train.patience` the best one; None when the run evaluated
-        nothing.
-      sample: text sampled at the end; empty unless the config asks for a sample.
-    """
-
-    step: int
-    stopped_by: signal.Signals | None
-    record: Record | None
-    evaluation: Record | None
-    sample: str
-
-    def to_dict(self) -> Record:
-        """One flat JSON object: the last record and evaluation, how the run ended, and the sample."""
-        end = {"step": self.step, "interrupted": self.stopped_by is not None, "sample": self.sample}
-        if self.evaluation:
-            end["eval_step"] = self.evaluation["step"]
-        return (self.record or {}) | (self.evaluation or {}) | end
-
-
-def train(config: Config, workdir: Path) -> Outcome:
+def train(config: Config, workdir: Path, *, start_s: float | None = None) -> Outcome:
     """Trains until `train.num_steps` or `train.patience` ends the run; resumes from the newest good checkpoint.
 
     After SIGINT, SIGTERM or SIGHUP the function finishes the running step, saves, and returns; a further SIGINT ends
     the run without saving.
 
+    Args:
+      config: the config; `train` validates it.
+      workdir: the directory of the run.
+      start_s: when the process started, by the monotonic clock, for the account of its time; None: now.
+
     Raises:
       FiddlexError: any subclass. When the loss is not finite, the message names the last good checkpoint.
     """
-    start_time = time.monotonic()
+    stopwatch = Stopwatch(start_s)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopSignals())
 
         # Mesh, data, model.
-        trainer = Trainer(config)
+        trainer = Trainer(config, stopwatch=stopwatch)
         if config.train.eval_every:
             trainer.require_heldout()
+        profiler = stack.enter_context(Profiler(workdir, config.train))
         _log_what_runs(trainer)
 
         # Resume.
@@ -104,15 +87,18 @@ def train(config: Config, workdir: Path) -> Outcome:
         wants_wandb = config.train.wandb_project and processes.is_first()
         wandb_run = WandbRun(workdir, config, resumed_step=first) if wants_wandb else None
         writer = stack.enter_context(MetricsWriter(workdir, resumed_step=first, wandb_run=wandb_run))
-        with Reporter(first, last, eval_every=config.train.eval_every) as reporter:
+        goodput = stack.enter_context(Goodput(workdir, stopwatch, resumed_step=first))
+        watchdog = Watchdog(workdir, config.train.step_timeout_s, stopwatch)
+        with Reporter(first, last, eval_every=config.train.eval_every) as reporter, watchdog:
             best = stack.enter_context(Best(workdir, config, resumed_step=first))
-            run = _Run(trainer, checkpoints, best, writer, reporter)
+            run = _Run(trainer, checkpoints, best, writer, reporter, goodput, watchdog, profiler)
             if first and _due(first, config.train.eval_every):
                 run.evaluate()  # the run may have been killed during this evaluation
             if run.is_past_best():
                 logger.info("Nothing to train: %d evaluations were no better than the best.", config.train.patience)
             elif first < last:
                 reporter.compiled(trainer.compile())
+                run.begin()
             while trainer.step < last and not run.is_past_best() and stop.goes_on(trainer.step):
                 run.step()
                 if _due(trainer.step, config.train.checkpoint_every):
@@ -127,15 +113,17 @@ def train(config: Config, workdir: Path) -> Outcome:
                 run.save()
             if config.train.eval_every and not stopped_by:
                 run.evaluate()
+            run.finish_checkpoints()
 
-        checkpoints.wait()
         sample = ""
         if config.train.sample_tokens and not stopped_by:
             logger.info("Sampling %d tokens …", config.train.sample_tokens)
-            sample = "".join(trainer.generate("", config.train.sample_tokens, SAMPLING))
+            with stopwatch.measure(Activity.EVALUATION):
+                sample = "".join(trainer.generate("", config.train.sample_tokens, SAMPLING))
+        spent = run.end(finished=not stopped_by)
     evaluation = best.evaluation if config.train.patience else run.last_evaluation
-    outcome = Outcome(trainer.step, stopped_by, run.last_record, evaluation, sample)
-    logger.info("%s", _summary(outcome, config, workdir, time.monotonic() - start_time))
+    outcome = Outcome(trainer.step, stopped_by, run.last_record, evaluation, sample, spent)
+    logger.info("%s", outcome.summary(config, workdir, time.monotonic() - stopwatch.start_s))
     return outcome
 
 
@@ -149,17 +137,34 @@ class _Run:
         best: Best,
         writer: MetricsWriter,
         reporter: Reporter,
+        goodput: Goodput,
+        watchdog: Watchdog,
+        profiler: Profiler,
     ):
         self.last_record: Record | None = None
         self.last_evaluation: Record | None = None
         self._trainer, self._checkpoints, self._best = trainer, checkpoints, best
         self._writer, self._reporter = writer, reporter
+        self._goodput, self._watchdog, self._profiler = goodput, watchdog, profiler
+        self._stopwatch, self._lap = trainer.stopwatch, Lap(trainer.stopwatch)
+        self._slow_ranks = SlowRanks(trainer.mesh.local_devices[0])
         self._in_flight: Dispatched | None = None
         self._saved_step = trainer.step
         self._times: list[float] = []
 
+    def begin(self) -> None:
+        """Ends the start of the process: from now on its time belongs to the steps."""
+        self._stopwatch.begin(Activity.HOST)
+        self._lap.take()
+
     def step(self) -> None:
         """Dispatches the next step, then reads the metrics of the previous step."""
+        number = self._trainer.step + 1
+        self._watchdog.begin(f"Step {number}")
+        if self._profiler.starts_with(number):
+            self.finish_step()
+            with self._stopwatch.measure(Activity.PROFILING):
+                self._profiler.start()
         try:
             dispatched = self._trainer.dispatch()
         except DataError:  # the steps before this one are good
@@ -167,6 +172,10 @@ class _Run:
             raise
         self.finish_step()
         self._in_flight = dispatched
+        if self._profiler.ends_with(number):
+            self.finish_step()
+            with self._stopwatch.measure(Activity.PROFILING):
+                self._profiler.stop()
 
     def finish_step(self) -> None:
         """Waits for the step in flight, if there is one; writes its record if one is due or the step is the last."""
@@ -190,11 +199,15 @@ class _Run:
         self._reporter.advance(record["step"])
         self.last_record = record
         if _due(record["step"], config.log_every) or (config.log_every and record["step"] == config.num_steps):
-            mean_time = sum(self._times) / len(self._times)
-            tokens_per_second = self._trainer.config.tokens_per_step / mean_time
-            record |= {"step_time_s": mean_time, "tokens_per_second": tokens_per_second}
+            number, spent = len(self._times), self._lap.take()
+            record |= self._trainer.throughput.rates(sum(self._times) / number) | {
+                "host_time_s": spent[Activity.HOST] / number,
+                "data_wait_s": (spent[Activity.DATA] + spent[Activity.STARVED]) / number,
+            }
+            record |= self._slow_ranks.compare(record)
             self._times.clear()
             self._writer.write(record)
+            self._goodput.write(record["step"])
             self._reporter.record(record)
 
     def evaluate(self) -> None:
@@ -202,22 +215,57 @@ class _Run:
         self.finish_step()
         if self._writer.evaluated_step == self._trainer.step:
             return
+        self._watchdog.begin(f"The evaluation at step {self._trainer.step}")
         try:
-            with self._reporter.evaluating(self._trainer.step):
+            with self._reporter.evaluating(self._trainer.step), self._stopwatch.measure(Activity.EVALUATION):
+                self._slow_ranks.probe()
                 self.last_evaluation = self._trainer.evaluate()
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}\n{self._remedy(self._trainer.step)}") from error
         if self._trainer.config.train.patience:
-            self._best.offer(self.last_evaluation, functools.partial(self._trainer.save, weights_only=True))
+            with self._stopwatch.measure(Activity.CHECKPOINTS):
+                self._best.offer(self.last_evaluation, functools.partial(self._trainer.save, weights_only=True))
+        self._watchdog.begin("")
         self._writer.write(self.last_evaluation)
+        self._account()
         self._reporter.record(self.last_evaluation)
 
     def save(self) -> None:
         """Saves the current state, unless it is already on disk."""
         self.finish_step()
         if self._saved_step != self._trainer.step:
-            self._trainer.save(self._checkpoints)
+            self._watchdog.begin(f"The checkpoint of step {self._trainer.step}")
+            with self._stopwatch.measure(Activity.CHECKPOINTS):
+                self._slow_ranks.probe()
+                self._trainer.save(self._checkpoints)
+            self._watchdog.begin("")
             self._saved_step = self._trainer.step
+            self._account()
+
+    def finish_checkpoints(self) -> None:
+        """Waits until all checkpoints are on disk."""
+        self._watchdog.begin("The last checkpoint")
+        with self._stopwatch.measure(Activity.CHECKPOINTS):
+            self._checkpoints.wait()
+        self._watchdog.begin("")
+
+    def end(self, *, finished: bool) -> Record | None:
+        """Writes and returns the goodput of the run, see `Outcome`.
+
+        Args:
+          finished: whether the run has come to its end, so that what follows is not lost time.
+        """
+        self._account(ended=finished)
+        goodput = self._goodput.record()
+        if goodput:
+            self._writer.write(goodput)
+            logger.info("Goodput %s.", describe_goodput(goodput))
+        return goodput
+
+    def _account(self, *, ended: bool = False) -> None:
+        """Accounts for the time until now, unless this process has taken no step: then the run is as it was."""
+        if self.last_record:
+            self._goodput.write(self._trainer.step, ended=ended)
 
     def is_past_best(self) -> bool:
         """Whether `train.patience` evaluations after the best one were no better."""
@@ -254,55 +302,6 @@ class _Run:
         )
 
 
-class StopSignals:
-    """Turns SIGINT, SIGTERM and SIGHUP into a request to stop after the running step. A context manager.
-
-    A signal to one of several processes stops all of them after the same step.
-
-    A terminal sends SIGHUP when it closes. A run that was started with SIGHUP ignored (`nohup`) continues to ignore it.
-
-    Attributes:
-      received: the first signal that this process received; None before any.
-    """
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._agreed = processes.agreed_stop()
-        self._previous: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():  # Python allows no handlers in other threads
-            numbers = [signal.SIGINT, signal.SIGTERM]
-            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-                numbers.append(signal.SIGHUP)
-            for number in numbers:
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    @property
-    def stopped_by(self) -> signal.Signals | None:
-        """The first signal that any process received; None before the processes have agreed to stop."""
-        return None if self._agreed.reason is None else signal.Signals(self._agreed.reason)
-
-    def goes_on(self, step: int) -> bool:
-        """Whether to take the step after `step`."""
-        return self._agreed.goes_on(step)
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if not self.received:  # launchers may send SIGTERM more than once
-            self.received = signal.Signals(number)
-            self._agreed.request(number)
-            text = "%s: stopping after the running step and saving; Ctrl-C again stops without saving."
-            with contextlib.suppress(RuntimeError):  # the signal interrupted another write to this stream
-                logger.info(text, self.received.name)
-
-
 def _log_what_runs(trainer: Trainer) -> None:
     """Logs data, model, schedule and semantics, before the first step."""
     config = trainer.config
@@ -314,6 +313,10 @@ def _log_what_runs(trainer: Trainer) -> None:
         f"{num_parameters(config):,}",
         describe(trainer.mesh),
     )
+    device = trainer.mesh.devices.flat[0]
+    if trainer.throughput.peak_flops is None and device.platform != "cpu":
+        text = "Records have no mfu: the peak of %s in %s is not known. Name it by train.topology: %s, or a .toml file."
+        logger.info(text, device.device_kind, config.model.dtype, ", ".join(catalogue()))
 
     if config.mesh.pipe > 1:
         layout = trainer.layout
@@ -330,20 +333,3 @@ def _log_what_runs(trainer: Trainer) -> None:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _summary(outcome: Outcome, config: Config, workdir: Path, seconds: float) -> str:
-    parts = [f"Stopped by a signal at step {outcome.step}" if outcome.stopped_by else f"Done: step {outcome.step}"]
-    if not outcome.stopped_by and outcome.step < config.train.num_steps:
-        parts[0] += f" of {config.train.num_steps}, as {config.train.patience} evaluations got no better,"
-    parts[0] += f" after {readable_time(seconds)}"
-    if outcome.record:
-        parts.append(f"loss {outcome.record['loss']:.4f}")
-    if outcome.evaluation:
-        best = f"best at step {outcome.evaluation['step']}: " * bool(config.train.patience)
-        parts.append(f"{best}{describe_evaluation(outcome.evaluation)}")
-    saved = "".join(f", {name}/" for name in ("checkpoints", DIRECTORY) if (workdir / name).exists())
-    parts.append(f"metrics.jsonl{saved} in {workdir}")
-    if outcome.stopped_by:
-        parts.append("run the same command again to go on")
-    return "; ".join(parts) + "."

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fiddlex.train.loop import StopSignals
+from fiddlex.train.run.stop_signals import StopSignals
 
 
 @pytest.fixture(autouse=True)

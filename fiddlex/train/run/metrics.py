@@ -3,9 +3,10 @@
 All processes of a run have the same numbers, and the first one writes and shows them.
 
 A record is a flat dictionary with `step`. Training records, evaluation records (those with `eval_loss`) and decisions
-about semantics (those with `semantics`) are lines of the same file, in the order of their steps. On resume, the writer
-drops the lines of steps that will be trained again, so that an interrupted run ends with the same file as an
-uninterrupted one. At Weights & Biases nothing can be dropped, so those steps are not written a second time.
+about semantics (those with `semantics`) are lines of the same file, in the order of their steps; the record of goodput
+(with `goodput`) is the last one. On resume, the writer drops that record and the lines of steps that will be trained
+again, so that an interrupted run ends with the same file as an uninterrupted one, the times aside. At Weights & Biases
+nothing can be dropped, so those steps are not written a second time.
 """
 
 import contextlib
@@ -90,7 +91,7 @@ class MetricsWriter:
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 record = json.loads(line)
-                keep = record["step"] <= step
+                keep = record["step"] <= step and "goodput" not in record
             except (json.JSONDecodeError, KeyError, TypeError):  # the process was killed while it wrote this line
                 unreadable += 1
                 continue

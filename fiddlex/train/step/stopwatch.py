@@ -23,6 +23,7 @@ class Activity(enum.StrEnum):
     STARVED = "waiting for the next batch, as the devices are"
     CHECKPOINTS = "saving a checkpoint"
     EVALUATION = "evaluating"
+    PROFILING = "starting or writing a profile"
 
 
 class Stopwatch:

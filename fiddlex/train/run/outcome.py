@@ -1,0 +1,57 @@
+"""How a run ended: its last numbers, as JSON and as a sentence for people."""
+
+import dataclasses
+import signal
+from pathlib import Path
+
+from fiddlex.config import Config
+from fiddlex.train.record import Record
+from fiddlex.train.run.best import DIRECTORY
+from fiddlex.train.run.metrics import describe, readable_time
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+      step: number of updates done.
+      stopped_by: the signal that stopped the run before its end; None when the run reached its end.
+      record: the last training record; None when the run took no step.
+      evaluation: the last evaluation record, or with `train.patience` the best one; None when the run evaluated
+        nothing.
+      sample: text sampled at the end; empty unless the config asks for a sample.
+      goodput: how the wall time of the run, its restarts included, was spent (`fiddlex.train.run.goodput`); None when
+        the run took no step, and on all processes but the first.
+    """
+
+    step: int
+    stopped_by: signal.Signals | None
+    record: Record | None
+    evaluation: Record | None
+    sample: str
+    goodput: Record | None
+
+    def to_dict(self) -> Record:
+        """One flat JSON object: the last record and evaluation, goodput, how the run ended, and the sample."""
+        end = {"step": self.step, "interrupted": self.stopped_by is not None, "sample": self.sample}
+        if self.evaluation:
+            end["eval_step"] = self.evaluation["step"]
+        return (self.record or {}) | (self.evaluation or {}) | (self.goodput or {}) | end
+
+    def summary(self, config: Config, workdir: Path, seconds: float) -> str:
+        """How the run ended, as a sentence for people; `seconds` is the time that it took."""
+        parts = [f"Stopped by a signal at step {self.step}" if self.stopped_by else f"Done: step {self.step}"]
+        if not self.stopped_by and self.step < config.train.num_steps:
+            parts[0] += f" of {config.train.num_steps}, as {config.train.patience} evaluations got no better,"
+        parts[0] += f" after {readable_time(seconds)}"
+        if self.record:
+            parts.append(f"loss {self.record['loss']:.4f}")
+        if self.evaluation:
+            best = f"best at step {self.evaluation['step']}: " * bool(config.train.patience)
+            parts.append(f"{best}{describe(self.evaluation)}")
+        saved = "".join(f", {name}/" for name in ("checkpoints", DIRECTORY) if (workdir / name).exists())
+        parts.append(f"metrics.jsonl{saved} in {workdir}")
+        if self.stopped_by:
+            parts.append("run the same command again to go on")
+        return "; ".join(parts) + "."

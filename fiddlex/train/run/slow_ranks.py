@@ -1,0 +1,145 @@
+"""Names processes that slow a run of several down, from figures that each measures for itself.
+
+All processes take a step together, so their step times are alike even when one of them is slow. What tells them apart
+is the time that a host is busy (`host_time_s`) or waits for its next batch (`data_wait_s`): the others spend it waiting
+for the devices. Slow devices show when each process times the same small product on a device of its own
+(`device_probe_s`).
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fiddlex.cluster import processes
+from fiddlex.train.record import Record
+
+logger = logging.getLogger(__name__)
+
+FIGURES = ("step_time_s", "host_time_s", "data_wait_s", "device_probe_s")
+TOLERANCE = 0.25  # share by which a figure may be above the median
+_POSTED = "figures"
+_TURNS = 5  # of the probe, the fastest of which counts
+
+Figures = Mapping[str, float]
+
+
+class Slow(NamedTuple):
+    """A process that is slower than the others in one respect.
+
+    Attributes:
+      rank: its rank.
+      respect: what is slow, as an identifier: `host`, `devices` or `steps`.
+      text: the same as a sentence with the figures.
+    """
+
+    rank: int
+    respect: str
+    text: str
+
+
+class SlowRanks:
+    """Compares the processes of a run at its log points.
+
+    Args:
+      device: a device of this process.
+    """
+
+    def __init__(self, device: jax.Device):
+        self._probe = _make_probe(device) if processes.num_processes() > 1 else None
+        self._probe_s = 0.0
+        self._known: set[tuple[int, str]] = set()
+        self.probe()
+
+    def probe(self) -> None:
+        """Times the devices of this process alone; to be called while they have nothing else to do."""
+        if self._probe:
+            self._probe_s = min(self._probe() for _ in range(_TURNS))
+
+    def compare(self, record: Record) -> Record:
+        """Shows this process's figures to the others; the first process compares the figures it knows of.
+
+        It does not wait for the others, so their figures may be those of their log point before. It logs a warning for
+        each process that has become slow.
+
+        Args:
+          record: has the figures of this process besides the probe.
+
+        Returns:
+          Fields for the record of the first process: each figure as a list by rank, with None for a process that has
+          shown none yet. Empty in a run of one process.
+        """
+        if self._probe is None:
+            return {}
+        values = {**record, "device_probe_s": self._probe_s}
+        processes.post(_POSTED, {name: values[name] for name in FIGURES})
+        if not processes.is_first():
+            return {}
+        posted: dict[int, Any] = processes.posted(_POSTED)
+        slow = find_slow(posted)
+        for each in slow:
+            if (each.rank, each.respect) not in self._known:
+                logger.warning("%s", each.text)
+        self._known = {(each.rank, each.respect) for each in slow}
+        ranks = range(processes.num_processes())
+        return {f"{name}_by_process": [posted.get(rank, {}).get(name) for rank in ranks] for name in FIGURES}
+
+
+def find_slow(figures: Mapping[int, Figures]) -> list[Slow]:
+    """The processes that are slow.
+
+    A host is slow when it is busy or waits for data for longer than the median of the hosts, by more than `TOLERANCE`
+    of the step time. Devices, and steps as a whole, are slow when they take longer than the median by more than
+    `TOLERANCE` of it. The median of an even number of processes is the lower of the two in the middle, so that one of
+    two can be slow.
+
+    Args:
+      figures: the `FIGURES` of each process, by rank.
+    """
+    found = []
+    step_s = _median(each["step_time_s"] for each in figures.values())
+    held = {rank: each["host_time_s"] + each["data_wait_s"] for rank, each in figures.items()}
+    usual_held_s = _median(held.values())
+    probe_s = _median(each["device_probe_s"] for each in figures.values())
+    for rank, each in sorted(figures.items()):
+        if held[rank] - usual_held_s > TOLERANCE * step_s:
+            text = (
+                f"Rank {rank} is slow: in each step its host is busy for {each['host_time_s']:.3g} s and waits "
+                f"{each['data_wait_s']:.3g} s for data; the median of the sum is {usual_held_s:.3g} s, and a step "
+                f"takes {step_s:.3g} s."
+            )
+            found.append(Slow(rank, "host", text))
+        if each["device_probe_s"] > (1 + TOLERANCE) * probe_s:
+            text = (
+                f"Rank {rank} has slow devices: a product that takes {each['device_probe_s']:.3g} s there has a median "
+                f"of {probe_s:.3g} s."
+            )
+            found.append(Slow(rank, "devices", text))
+        if each["step_time_s"] > (1 + TOLERANCE) * step_s:
+            text = f"Rank {rank} has slow steps: they take {each['step_time_s']:.3g} s; the median is {step_s:.3g} s."
+            found.append(Slow(rank, "steps", text))
+    return found
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median_low(values)
+
+
+def _make_probe(device: jax.Device) -> Callable[[], float]:
+    """A function that multiplies matrices on `device` and returns the seconds that this took."""
+    is_cpu = device.platform == "cpu"
+    size, turns = (256, 8) if is_cpu else (2048, 32)
+    matrix = jax.device_put(jnp.full((size, size), 1 / size, jnp.float32 if is_cpu else jnp.bfloat16), device)
+    product = jax.jit(lambda x: jax.lax.fori_loop(0, turns, lambda _, y: x @ y, x))
+
+    def probe() -> float:
+        start_s = time.perf_counter()
+        jax.block_until_ready(product(matrix))
+        return time.perf_counter() - start_s
+
+    probe()  # compiles
+    return probe

@@ -1,0 +1,60 @@
+"""Signals that ask a run to stop: it finishes the running step, saves, and ends."""
+
+import contextlib
+import logging
+import signal
+import threading
+from types import FrameType
+
+from fiddlex.cluster import processes
+
+logger = logging.getLogger(__name__)
+
+
+class StopSignals:
+    """Turns SIGINT, SIGTERM and SIGHUP into a request to stop after the running step. A context manager.
+
+    A signal to one of several processes stops all of them after the same step.
+
+    A terminal sends SIGHUP when it closes. A run that was started with SIGHUP ignored (`nohup`) continues to ignore it.
+
+    Attributes:
+      received: the first signal that this process received; None before any.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._agreed = processes.agreed_stop()
+        self._previous: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():  # Python allows no handlers in other threads
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            for number in numbers:
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    @property
+    def stopped_by(self) -> signal.Signals | None:
+        """The first signal that any process received; None before the processes have agreed to stop."""
+        return None if self._agreed.reason is None else signal.Signals(self._agreed.reason)
+
+    def goes_on(self, step: int) -> bool:
+        """Whether to take the step after `step`."""
+        return self._agreed.goes_on(step)
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self.received:  # launchers may send SIGTERM more than once
+            self.received = signal.Signals(number)
+            self._agreed.request(number)
+            text = "%s: stopping after the running step and saving; Ctrl-C again stops without saving."
+            with contextlib.suppress(RuntimeError):  # the signal interrupted another write to this stream
+                logger.info(text, self.received.name)
