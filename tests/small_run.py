@@ -55,6 +55,7 @@ def config_of(values: dict[str, object]) -> Config:
 
 
 def steps(workdir: pathlib.Path) -> list[int]:
-    """The steps whose records are in the workdir."""
+    """The steps whose records are in the workdir, without the record of goodput."""
     path = workdir / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+    records = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+    return [record["step"] for record in records if "goodput" not in record]

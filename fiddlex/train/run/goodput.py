@@ -8,8 +8,9 @@ between processes cover the time from the start of the run to its last line with
 Kinds of seconds in a line: `steps` (devices at work, or the host between two steps), `compilation` (of the train step),
 `data_wait` (no batch was ready, and the devices had nothing to do), `checkpoints` (the host was held), `evaluation`
 (and the sample at the end), `profiling` (of `train.profile_steps`: starting and writing the profile), and `starting`
-(from the start of the process to its first step, without compilation). Two more kinds are found when the file is read: `restarts`, from the last line of a process to the start of the next one,
-and `repeated`, the steps and their data wait that a later process took once more, from an older checkpoint.
+(from the start of the process to its first step, without compilation). Two more kinds are found when the file is read:
+`restarts`, from the last line of a process to the start of the next one, and `repeated`, the steps and their data wait
+that a later process took once more, from an older checkpoint.
 """
 
 import itertools

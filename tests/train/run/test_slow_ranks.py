@@ -1,0 +1,105 @@
+"""Which process of a run is slow, from the figures of all."""
+
+import json
+import pathlib
+
+import jax
+import pytest
+
+from fiddlex.cluster import processes
+from fiddlex.config import Config
+from fiddlex.train.run.slow_ranks import FIGURES, SlowRanks, find_slow
+from tests.cluster.pods import run_pod
+from tests.cluster.test_processes import as_flags, make_config
+from tests.programs import EXPERIMENTS
+
+USUAL = {"step_time_s": 1.0, "host_time_s": 0.1, "data_wait_s": 0.05, "device_probe_s": 0.01}
+
+# train.py, whose loader takes 0.4 s for each batch on rank 1.
+SLOW_LOADER = """
+import runpy, sys, time
+from fiddlex.train.step.feed import Feed
+original = Feed.train
+def train(self, start_step):
+    for batch in original(self, start_step):
+        time.sleep(0.4)
+        yield batch
+if "--process_id=1" in sys.argv:
+    Feed.train = train
+runpy.run_path({program!r}, run_name="__main__")
+"""
+
+
+def found(*others: dict[str, float], usual: int = 3) -> list[tuple[int, str]]:
+    figures = [USUAL] * usual + [USUAL | other for other in others]
+    return [(each.rank, each.respect) for each in find_slow(dict(enumerate(figures)))]
+
+
+def test_a_figure_is_off_by_more_than_a_quarter() -> None:
+    assert not found({})
+    assert found({"host_time_s": 0.36}) == [(3, "host")]
+    assert found({"data_wait_s": 0.31}) == [(3, "host")]
+    assert found({"host_time_s": 0.22, "data_wait_s": 0.19}) == [(3, "host")]  # together
+    assert not found({"host_time_s": 0.34})  # less than a quarter of the step
+    assert found({"device_probe_s": 0.0126}) == [(3, "devices")]
+    assert not found({"device_probe_s": 0.0124})
+    assert found({"step_time_s": 1.26}) == [(3, "steps")]
+    assert not found({"step_time_s": 1.24})
+    assert not found({"host_time_s": 0.0, "data_wait_s": 0.0, "device_probe_s": 0.001, "step_time_s": 0.1})  # faster
+
+
+def test_one_of_two_can_be_slow_and_more_than_one_of_four() -> None:
+    assert found({"host_time_s": 0.5}, usual=1) == [(1, "host")]
+    assert found({"host_time_s": 0.5}, {"device_probe_s": 0.02}, usual=2) == [(2, "host"), (3, "devices")]
+    (slow,) = find_slow({0: USUAL, 1: USUAL | {"data_wait_s": 0.4}})
+    assert slow.text == (
+        "Rank 1 is slow: in each step its host is busy for 0.1 s and waits 0.4 s for data; the median of the sum is "
+        "0.15 s, and a step takes 1 s."
+    )
+
+
+def test_a_rank_is_named_when_it_becomes_slow_and_not_while_it_stays_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    posted = {0: USUAL, 1: USUAL}
+    monkeypatch.setattr(processes, "num_processes", lambda: 3)
+    monkeypatch.setattr(processes, "post", lambda name, value: posted.update({0: value}))
+    monkeypatch.setattr(processes, "posted", lambda name: posted)
+    ranks = SlowRanks(jax.devices()[0])
+    own = {name: USUAL[name] for name in FIGURES[:3]}
+
+    def named() -> list[str]:
+        caplog.clear()
+        posted[1] = posted[1] | {"device_probe_s": posted[0]["device_probe_s"]}
+        ranks.compare(own)
+        return [text.partition(" is ")[0] for text in caplog.messages]
+
+    posted[0] = ranks.compare(own) and posted[0]
+    assert named() == []
+    for host_s, expected in ((0.5, ["Rank 1"]), (0.6, []), (0.1, []), (0.5, ["Rank 1"])):
+        posted[1] = posted[1] | {"host_time_s": host_s}
+        assert named() == expected
+    record = ranks.compare(own)
+    assert record["host_time_s_by_process"] == [0.1, 0.5, None]  # rank 2 has not come to a log point
+    assert record["device_probe_s_by_process"][0] > 0
+
+
+def test_one_process_compares_nothing() -> None:
+    assert SlowRanks(jax.devices()[0]).compare(dict(USUAL)) == {}
+
+
+@pytest.mark.long
+def test_a_rank_whose_loader_is_slow_is_named(tiny_config: Config, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "plain.py").write_text("from fiddlex.config import Config as get_config\n")
+    (tmp_path / "slow.py").write_text(SLOW_LOADER.format(program=str(EXPERIMENTS / "train.py")))
+    config = make_config(tiny_config, "2x1x2", {"train.num_steps": 12, "train.log_every": 3, "train.eval_every": 0})
+    flags = [f"--config={tmp_path / 'plain.py'}", *as_flags(config), f"--workdir={tmp_path / 'pod'}"]
+    ended = run_pod(2, 2, tmp_path / "slow.py", *flags)
+    assert [each.returncode for each in ended] == [0, 0], [each.stderr for each in ended]
+    assert ended[0].stderr.count("Rank 1 is slow: in each step its host is busy for") == 1
+    assert "Rank 0 is slow" not in ended[0].stderr
+    records = map(json.loads, (tmp_path / "pod" / "metrics.jsonl").read_text().splitlines())
+    last = [record for record in records if "loss" in record][-1]
+    assert last["data_wait_s_by_process"][1] > 0.3
+    assert last["data_wait_s_by_process"][0] < 0.1
+    assert all(len(last[f"{name}_by_process"]) == 2 for name in FIGURES)
