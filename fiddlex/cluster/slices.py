@@ -5,7 +5,10 @@ three dimensions (v4, v5p) a slice is a part of a cube of 4 × 4 × 4 chips, or 
 docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e. (libtpu describes many other slices.)
 """
 
+import dataclasses
 import math
+
+from fiddlex.config import rules
 
 _PARTS_OF_A_CUBE = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4)}
 
@@ -35,3 +38,25 @@ def slice_shape(dimensions: int, num_chips: int) -> tuple[int, ...]:
         if cubes % (a * b) == 0
     ]
     return tuple(4 * edge for edge in min(shapes, key=sum))
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """The hosts of a slice: virtual machines, each with some of its chips; `[hosts]` of a topology file.
+
+    Attributes:
+      devices: number of chips of each host where the slice has several hosts.
+      alone: number of chips of the largest slice that is one host.
+      accelerator: GKE's name for the chips, the value of the node label `cloud.google.com/gke-tpu-accelerator`.
+      source: source of the figures and the name.
+    """
+
+    devices: int
+    alone: int
+    accelerator: str
+    source: str
+
+    def validate(self, prefix: str) -> None:
+        """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
+        rules.at_least(f"{prefix}devices", self.devices, 1)
+        rules.at_least(f"{prefix}alone", self.alone, self.devices)

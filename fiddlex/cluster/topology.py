@@ -37,6 +37,9 @@ its name. Your own file has the same form; refer to it by its path, which ends i
     [compiler.gpu]                   # optional; the compiler's description of the GPU (`GpuTarget`)
     …
 
+    [hosts]                          # optional; the hosts of a slice of TPUs (`Hosts`)
+    …
+
 Devices are numbered as in the mesh: `tensor` varies fastest, then `pipe`, then `data`. Each group of a link is a run of
 consecutive devices. On TPUs each mesh axis is assumed to be a ring along one torus dimension, so `bandwidth` counts
 that dimension's two links, and `paths` is 2. Invariant: every figure has a source, and nothing in this module depends
@@ -56,7 +59,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fiddlex.cluster.gpu_targets import GpuTarget
-from fiddlex.cluster.slices import slice_shape
+from fiddlex.cluster.slices import Hosts, slice_shape
 from fiddlex.config import rules
 from fiddlex.config.records import from_mapping
 from fiddlex.config.sections import COMPUTE_DTYPES
@@ -217,6 +220,7 @@ class Topology:
       links: the links between devices, from the innermost outwards.
       price: price of a device; None: unknown.
       compiler: the ahead-of-time compiler's name for the chips; None: programs cannot be compiled for this cluster.
+      hosts: the hosts of a slice of TPUs; None for GPUs, whose hosts are the groups of the first link.
     """
 
     name: str
@@ -225,6 +229,7 @@ class Topology:
     links: tuple[Link, ...]
     price: Price | None = None
     compiler: Compiler | None = None
+    hosts: Hosts | None = None
 
     def rings(self, stride: int, size: int, *, num_devices: int = 0) -> tuple[Ring, ...]:
         """The rings over which a group of `size` devices, `stride` apart, exchanges, the innermost first.
@@ -330,6 +335,8 @@ class Topology:
             rules.positive(f"{prefix}price.usd_per_device_hour", self.price.usd_per_device_hour)
         if self.compiler:
             self.compiler.validate(f"{prefix}compiler.")
+        if self.hosts:
+            self.hosts.validate(f"{prefix}hosts.")
         return self
 
 

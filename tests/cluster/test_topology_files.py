@@ -3,6 +3,7 @@ import pathlib
 
 import pytest
 
+from fiddlex.cluster.slices import Hosts
 from fiddlex.cluster.topology import Compiler, Topology, catalogue, gpu_targets, load_topology
 from fiddlex.errors import ConfigError
 
@@ -57,6 +58,21 @@ def test_a_file_of_ones_own(tmp_path):
     bare = own(tmp_path, OWN.split("[price]")[0])
     assert (bare.price, bare.compiler) == (None, None)
     assert dataclasses.replace(bare, price=topology.price, compiler=topology.compiler) == topology
+
+
+HOSTS = '[hosts]\ndevices = 4\nalone = 8\naccelerator = "tpu-v9-slice"\nsource = "s"\n'
+
+
+def test_hosts_of_tpus(tmp_path):
+    assert own(tmp_path, OWN + HOSTS).hosts == Hosts(4, 8, "tpu-v9-slice", "s")
+    assert own(tmp_path).hosts is None
+    with pytest.raises(ConfigError, match=r"hosts\.alone=2 must be at least 4 and below"):
+        own(tmp_path, OWN + HOSTS.replace("8", "2"))
+
+
+@pytest.mark.parametrize("name", catalogue())
+def test_the_catalogues_tpus_have_hosts(name):
+    assert (load_topology(name).hosts is not None) == name.startswith("tpu")
 
 
 def test_a_mark_ahead_of_a_file_is_passed_over(tmp_path):
