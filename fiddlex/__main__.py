@@ -40,7 +40,7 @@ def main() -> None:
         from fiddlex.config.command_line import run
     except KeyboardInterrupt:  # `run` handles it later
         sys.exit(_INTERRUPTED_STATUS)
-    run(module.main, argument=getattr(module, "ARGUMENT", ""))
+    run(module.main)
 
 
 def _print(text: str) -> None:

@@ -22,7 +22,7 @@ from fiddlex.commands import summaries
 from fiddlex.config import Config, sections
 from fiddlex.config.families import FAMILIES, OBJECTIVES
 from fiddlex.config.files import config_names, describe
-from fiddlex.config.help import is_required
+from fiddlex.config.help import takes_file
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.semantics import NAMES
 
@@ -63,7 +63,7 @@ def _add_command(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("argument", help=argument, choices=module.ARGUMENT_CHOICES)
     for flag in flags.FLAGS.get_key_flags_for_module(module.__name__):
         if flag.name == "config":
-            if is_required(flag):
+            if takes_file(flag):
                 _add(parser, "config", flag.help, _configs)
             for section in dataclasses.fields(Config):
                 for field in dataclasses.fields(section.default_factory):  # type: ignore[arg-type]

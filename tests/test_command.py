@@ -57,6 +57,7 @@ def test_what_runs_nothing_imports_no_jax(arguments):
         (["completion", "csh"], "there is no completion for 'csh'; use bash, zsh, fish."),
         (["completion", "bash", "zsh"], "'zsh' is not a flag."),
         (["configs", "llama"], "'llama' is not a flag."),
+        (["configs", "--", "llama"], "'llama' is not a flag."),
     ],
 )
 def test_mistakes(arguments, message):

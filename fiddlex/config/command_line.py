@@ -44,15 +44,19 @@ _LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE) 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
 
 
-def define_config() -> flags.FlagHolder[Config]:
-    """Defines the required `--config`, with overrides; for programs that start from a config (`load_config`).
+def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:
+    """Defines `--config`, with overrides; for programs that start from a config (`load_config`).
+
+    Args:
+      required: whether the program refuses to start without it.
 
     Returns:
       The flag. Its value is that config with the command line's overrides applied, not yet validated.
     """
     text = "name that `fiddlex configs` lists, or file.py, with :argument; --config.section.field=value overrides it"
     holder = _define(text, load_config)
-    flags.mark_flag_as_required(holder)
+    if required:
+        flags.mark_flag_as_required(holder)
     return holder
 
 
@@ -89,18 +93,18 @@ def apply_overrides(config: Config) -> Config:
     return replaced(config, config_flags.get_override_values(flags.FLAGS["config"]))
 
 
-def run(main: Callable[[list[str]], None], *, argument: str = "") -> NoReturn:
+def run(main: Callable[[list[str]], None]) -> NoReturn:
     """Parses the flags, calls `main` and exits like `absl.app.run`, but prints messages instead of tracebacks.
 
     The exit status is `USAGE_STATUS` for flags that cannot be parsed and for every ConfigError or ScheduleError. It is
     `FAILURE_STATUS` for any other FiddlexError that `main` raises, and when standard output cannot be written. A
-    standard error that cannot be written changes nothing. Further positional arguments are an error: absl would
-    silently ignore all flags after the first of them.
+    standard error that cannot be written changes nothing. The module that defines `main` may say in `ARGUMENT` what the
+    one positional argument is, which must then be given; and with `TAKES_PROGRAM` that `--` and another program's
+    command line may follow. Further positional arguments are an error.
 
     Args:
-      main: takes a list that holds the program's name, and the positional argument if there is one. `--help` shows the
-        docstring and the flags of the module that defines it.
-      argument: what the one positional argument is, which must then be given; empty for none.
+      main: takes a list that holds the program's name, the positional argument if there is one, and what follows `--`.
+        `--help` shows the docstring and the flags of its module.
     """
 
     def call(argv: list[str]) -> None:
@@ -144,7 +148,7 @@ def run(main: Callable[[list[str]], None], *, argument: str = "") -> NoReturn:
                 _leave_output()
 
     signal.signal(signal.SIGINT, _interrupt)
-    app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__, argument=argument))
+    app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -194,11 +198,13 @@ def _define(
 def _file_first(argv: list[str]) -> list[str]:
     """`argv` with its flag files expanded, and the last `--config` before all overrides, as config_flags requires.
 
+    `--`, and what follows it, is another program's and is left out.
+
     Raises:
       flags.Error: when a flag file cannot be read, or contains a NUL character.
     """
     try:
-        program, *arguments = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+        program, *arguments = flags.FLAGS.read_flags_from_files(_split(argv)[0])
     except ValueError as error:
         raise flags.Error(
             f"a --flagfile cannot be read: {error}. Write it in UTF-8, without NUL characters."
@@ -215,6 +221,12 @@ def _file_first(argv: list[str]) -> list[str]:
         else:
             others.append(argument)
     return [program, *file, *others]
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The parts of `argv` before and after its first `--`."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    return argv[:end], argv[end + 1 :]
 
 
 def _refuse_file(home: str, spec: str) -> NoReturn:
@@ -261,8 +273,12 @@ class _HelpFlag(flags.BooleanFlag):
             sys.exit()
 
 
-def _parse_flags(argv: list[str], *, module: str, argument: str) -> list[str]:
+def _parse_flags(argv: list[str], *, module: str) -> list[str]:
+    argument: str = getattr(sys.modules[module], "ARGUMENT", "")
+    takes_program = hasattr(sys.modules[module], "TAKES_PROGRAM")
+    _, program = _split(argv)
     flags.DEFINE_flag(_HelpFlag(module))
+    flags.FLAGS.set_gnu_getopt(True)  # otherwise absl silently ignores all flags after a positional argument
     try:
         remaining = flags.FLAGS(_file_first(argv))
     except (flags.Error, ValueError) as error:  # absl raises a bare ValueError for --noflag=value
@@ -271,9 +287,12 @@ def _parse_flags(argv: list[str], *, module: str, argument: str) -> list[str]:
         end("interrupted.", INTERRUPTED_STATUS)
     if argument and not remaining[1:]:
         end(f"an argument is missing, {argument}.", USAGE_STATUS)
-    if remaining[1 + bool(argument) :]:
-        end(f"{remaining[-1]!r} is not a flag. Write --name=value, and --name or --noname for a bool.", USAGE_STATUS)
-    return remaining
+    surplus = remaining[1 + bool(argument) :] + ([] if takes_program else program)
+    if surplus:
+        before = " A program and its flags come after --." if takes_program else ""
+        rule = "Write --name=value, and --name or --noname for a bool."
+        end(f"{surplus[-1]!r} is not a flag. {rule}{before}", USAGE_STATUS)
+    return remaining + program
 
 
 def _explain(error: Exception) -> str:

@@ -35,6 +35,11 @@ def is_required(flag: flags.Flag) -> bool:
     return any("other than None" in validator.message for validator in flag.validators)  # mark_flag_as_required's
 
 
+def takes_file(flag: flags.Flag) -> bool:
+    """Whether the flag `config` takes a file; in other programs only overrides of its fields."""
+    return not flag.help.startswith("only as")
+
+
 def _describe(flag: flags.Flag) -> str:
     text = " ".join(flag.help.split())  # absl inserts line breaks into some texts
     if is_required(flag):

@@ -176,6 +176,7 @@ def test_overrides_are_laid_over_the_programs_own_config(folder):
         (["--flagfile=nothere"], "Unable to open flagfile"),
         (["--flagfile=nul"], "'--config.data.source=text:\\x00' contains a NUL character, which no command line can "),
         (["--config=tny.py"], "tny.py. Did you mean tiny.py?"),
+        (["a", "--config.mesh.dta=1"], "config.mesh has no field 'dta'. Did you mean 'data'?"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
