@@ -36,6 +36,7 @@ FILES = [
     "evaluate",
     "generate",
     "harness",
+    "launch",
     "make_task",
     "plan",
     "prepare_data",

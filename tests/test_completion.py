@@ -85,6 +85,11 @@ def folder(tmp_path):
         ("schedule --semantics=d", {"delay:"}),
         ("plan --topology=a100", {"a100_40", "a100_80"}),
         ("completion ", {"bash", "zsh", "fish", "--help"}),
+        ("launch s", {"slurm", "ssh"}),
+        ("launch slurm --config=gpt_ti", {"gpt_tiny"}),
+        ("launch slurm --topology=a100", {"a100_40", "a100_80"}),
+        ("launch jobset --num_s", {"--num_slices="}),
+        ("launch local --el", {"--elastic"}),
     ],
 )
 def test_candidates(line, offered, folder):

@@ -23,6 +23,7 @@ from fiddlex.planner.predict import needed_memory
 from fiddlex.planner.report import as_python
 from fiddlex.planner.search import evaluate, search
 from tests.programs import ROOT, Ended, started
+from tests.programs import call as call_program
 
 CONFIG = "--config=configs/gpt3.py:1.7b"
 
@@ -35,7 +36,14 @@ def call(*args: str) -> Ended:
 def test_json_has_plans_that_are_fields_of_a_config(tmp_path):
     written = tmp_path / "planned.py"
     done = call(CONFIG, "--topology=a100_80", "--num_devices=32", "--format=json", f"--write={written}", "--keep=3")
-    assert (done.returncode, done.stderr) == (0, f"wrote {written}\n")
+    assert done.returncode == 0
+    wrote, launch = done.stderr.splitlines()
+    assert wrote == f"wrote {written}"
+    line = f"fiddlex launch slurm --config={written} --topology=a100_80 --num_devices=32 --workdir=DIR"
+    assert launch == f"{line} makes a job file of it (also jobset, mpi, ssh)."
+    job = call_program("launch", *line.replace("DIR", "/shared/run").split()[2:])
+    assert f"--config={written}" in job.stdout
+    assert "#SBATCH --nodes=4\n" in job.stdout
     facts = json.loads(done.stdout.splitlines()[-1])
     assert len(facts["plans"]) == 3
     first, config = facts["plans"][0], load_config(str(written))

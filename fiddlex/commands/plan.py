@@ -186,3 +186,5 @@ def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_python(config, title), encoding="utf-8")
     logger.info("wrote %s", path)
+    place = f"--topology={problem.topology.name} --num_devices={config.mesh.num_devices} --workdir=DIR"
+    logger.info("fiddlex launch slurm --config=%s %s makes a job file of it (also jobset, mpi, ssh).", path, place)

@@ -118,7 +118,7 @@ class _Supervisor:
         self._running = [subprocess.Popen(command, preexec_fn=_die_with_parent) for command in self._commands]
         ends_s: float | None = None
         while any(process.poll() is None for process in self._running):
-            if ends_s is None and any(process.poll() not in (None, 0) for process in self._running):
+            if ends_s is None and any(process.poll() not in {None, 0, *_STOPPED} for process in self._running):
                 ends_s = time.monotonic() + _GRACE_S
             if ends_s is not None and time.monotonic() > ends_s:
                 for process in self._running:

@@ -1,6 +1,6 @@
 """All mutations, by the part of fiddlex that they break."""
 
-from tests.mutations import commands, data, megatron, models, pipeline, planning, training
+from tests.mutations import commands, data, launching, megatron, models, pipeline, planning, training
 
 MUTATIONS = (
     *pipeline.MUTATIONS,
@@ -10,4 +10,5 @@ MUTATIONS = (
     *megatron.MUTATIONS,
     *planning.MUTATIONS,
     *commands.MUTATIONS,
+    *launching.MUTATIONS,
 )

@@ -1,0 +1,197 @@
+"""What a job file says of a run, whatever starts its processes: hosts, processes, devices, and the train command.
+
+Every process runs `fiddlex launch task`, which runs `fiddlex train` under the supervisor. Invariant: the processes have
+as many devices as the mesh.
+"""
+
+import dataclasses
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from fiddlex.cluster.slices import slice_shape
+from fiddlex.cluster.topology import Topology
+from fiddlex.config import Config
+from fiddlex.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the user chooses about a job beside its config and its devices.
+
+    Attributes:
+      name: the job's name; empty: the last part of the workdir.
+      devices_per_host: number of devices of each host; None: as the topology has it.
+      processes_per_host: number of processes of each host.
+      num_slices: number of equal slices of TPUs.
+      grace_s: seconds from the notice that the job will be ended to its end; a checkpoint is saved in them.
+      max_restarts: number of restarts at most.
+      elastic: whether the run goes on with fewer hosts.
+      environment: further environment variables of the processes.
+      python: Python's path on the hosts; empty: the one that runs this program.
+    """
+
+    name: str = ""
+    devices_per_host: int | None = None
+    processes_per_host: int = 1
+    num_slices: int = 1
+    grace_s: int = 300
+    max_restarts: int = 3
+    elastic: bool = False
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    python: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A job, checked.
+
+    Attributes:
+      name: its name.
+      workdir: the absolute path of the run's directory, which all hosts share.
+      train: the train command after `fiddlex`: `train --config=…`.
+      topology: the devices and their hosts.
+      num_hosts: number of hosts.
+      devices_per_process: number of devices of each process.
+      slice_shape: edges of a slice of TPUs; empty for GPUs.
+      options: what the user has chosen.
+    """
+
+    name: str
+    workdir: str
+    train: tuple[str, ...]
+    topology: Topology
+    num_hosts: int
+    devices_per_process: int
+    slice_shape: tuple[int, ...]
+    options: Options
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes of the whole run."""
+        return self.num_hosts * self.options.processes_per_host
+
+    @property
+    def runs_on_tpus(self) -> bool:
+        """Whether the devices are TPUs; otherwise they are GPUs."""
+        return bool(self.slice_shape)
+
+    @property
+    def title(self) -> str:
+        """One line for people about the job."""
+        devices = self.num_processes * self.devices_per_process
+        processes = (
+            "one process" if self.options.processes_per_host == 1 else f"{self.options.processes_per_host} processes"
+        )
+        hosts = "one host" if self.num_hosts == 1 else f"{self.num_hosts} hosts"
+        chip = " ".join(self.topology.chip.name.split())  # a comment in a job file has one line
+        return f"{devices} × {chip} on {hosts}, {processes} per host"
+
+    def task(self, *flags: str, train_flags: Sequence[str] = (), python: str = "") -> list[str]:
+        """The command line of a process: `launch task`, with flags for itself and for the train command."""
+        python = self.options.python or python or sys.executable
+        elastic = ["--elastic"] * self.options.elastic
+        own = [f"--max_restarts={self.options.max_restarts}", *elastic, *flags]
+        return [python, "-m", "fiddlex", "launch", "task", *own, "--", *self.train, *train_flags]
+
+
+def make_job(
+    config: Config, train: Sequence[str], *, topology: Topology, num_devices: int, workdir: str, options: Options
+) -> Job:
+    """Checks what a job is made of, and works out its hosts and processes.
+
+    Args:
+      config: the config of the run, validated.
+      train: the train command after `fiddlex`.
+      topology: the devices.
+      num_devices: how many devices the run has.
+      workdir: the run's directory.
+      options: what the user has chosen.
+
+    Raises:
+      ConfigError: when the devices do not fill the mesh, hosts, processes or slices; or for a name, workdir or variable
+        that job files cannot have.
+    """
+    _check_mesh(config, num_devices)
+    if not os.path.isabs(workdir):
+        raise ConfigError(
+            f"--workdir={workdir} is relative to the folder of each host. Give an absolute path of a file system that "
+            "all hosts share."
+        )
+    name = options.name or os.path.basename(os.path.normpath(workdir))
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"the job's name {name!r} may have letters, digits and ._- only. Give one with --name.")
+    for variable in options.environment:
+        if not _VARIABLE.fullmatch(variable):
+            raise ConfigError(f"--env: {variable!r} is no name of a variable. Write --env=NAME=VALUE.")
+    tpus = topology.compiler is not None and topology.compiler.platform == "tpu"
+    num_hosts, per_host, shape = _hosts(topology, num_devices, tpus, options)
+    processes = options.processes_per_host
+    if processes > 1 and tpus:
+        raise ConfigError(f"--processes_per_host={processes}: a host of TPUs has one process. Leave it out.")
+    if per_host % processes:
+        divisors = ", ".join(str(size) for size in range(1, per_host + 1) if per_host % size == 0)
+        raise ConfigError(
+            f"--processes_per_host={processes} does not divide the {per_host} devices of a host. Use one of {divisors}."
+        )
+    return Job(name, workdir, tuple(train), topology, num_hosts, per_host // processes, shape, options)
+
+
+def _check_mesh(config: Config, num_devices: int) -> None:
+    mesh = config.mesh
+    if mesh.num_devices == num_devices:
+        return
+    inner = mesh.pipe * mesh.tensor
+    if num_devices % inner == 0:
+        remedy = f"Set --config.mesh.data={num_devices // inner}, or --num_devices={mesh.num_devices}"
+    else:
+        remedy = f"Choose sizes with a product of {num_devices}, or --num_devices={mesh.num_devices}"
+    raise ConfigError(
+        f"mesh data={mesh.data} × pipe={mesh.pipe} × tensor={mesh.tensor} has {mesh.num_devices} devices, and "
+        f"--num_devices={num_devices}. {remedy}."
+    )
+
+
+def _hosts(topology: Topology, num_devices: int, tpus: bool, options: Options) -> tuple[int, int, tuple[int, ...]]:
+    """Number of hosts, of devices of each, and the shape of a slice; empty for GPUs."""
+    slices = options.num_slices
+    if slices > 1 and not tpus:
+        raise ConfigError(f"--num_slices={slices}: only TPUs come in slices. Leave it out.")
+    if num_devices % slices:
+        raise ConfigError(f"--num_slices={slices} does not divide --num_devices={num_devices}. Use equal slices.")
+    group = num_devices // slices  # devices that whole hosts hold: a slice, or all GPUs
+    shape = _slice(topology, group) if tpus else ()
+    per_host = options.devices_per_host or _devices_of_host(topology, group, tpus)
+    if group % per_host:
+        raise ConfigError(
+            f"{group} devices do not fill hosts of {per_host} devices. Use a multiple of {per_host}, or give "
+            "--devices_per_host."
+        )
+    return num_devices // per_host, per_host, shape
+
+
+def _slice(topology: Topology, num_chips: int) -> tuple[int, ...]:
+    assert topology.compiler
+    most = topology.links[0].devices or num_chips
+    shape = slice_shape(topology.compiler.torus, num_chips) if num_chips <= most else ()
+    if not shape:
+        raise ConfigError(
+            f"no slice of {topology.name} has {num_chips} chips (at most {most}). Take another --num_devices, or "
+            "several equal slices with --num_slices."
+        )
+    return shape
+
+
+def _devices_of_host(topology: Topology, num_devices: int, tpus: bool) -> int:
+    if tpus and topology.hosts:
+        return num_devices if num_devices <= topology.hosts.alone else topology.hosts.devices
+    if tpus or not topology.links[0].devices:
+        raise ConfigError(
+            f"topology {topology.name} does not say how many devices a host has. Give --devices_per_host, or add "
+            f"{'[hosts]' if tpus else 'a first link that joins the devices of a host'} to its file."
+        )
+    return min(num_devices, topology.links[0].devices)

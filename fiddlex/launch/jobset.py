@@ -1,0 +1,172 @@
+"""Job files for Kubernetes: the manifest of a JobSet (jobset.x-k8s.io/v1alpha2), with a pod for each process.
+
+On TPUs, GKE tells each pod of the others, and jax finds the processes. On GPUs the manifest names the first pod, whose
+name the JobSet's headless service resolves, and each pod takes its rank from its index. A pod that Kubernetes evicts
+saves together with all others; all end with status 143, and the JobSet starts again without counting it as a failure.
+"""
+
+import dataclasses
+import pathlib
+import re
+from typing import Any
+
+import yaml
+
+from fiddlex.errors import ConfigError
+from fiddlex.launch.job import Job
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LONGEST = 40  # of 63 characters of a pod's name; indices and the names of its jobs take the others
+_TPU_PORTS = (8471, 8482, 8080)  # of libtpu, of jax's coordinator, and between slices
+_CONTAINER = "train"
+_STOPPED_STATUS = 143
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSetOptions:
+    """What Kubernetes has to know.
+
+    Attributes:
+      image: the container image, which has fiddlex.
+      volume_claim: the claim of a volume that all pods share; mounted at the first folder of the workdir's path.
+      port: the coordinator's port, for GPUs.
+    """
+
+    image: str
+    volume_claim: str
+    port: int
+
+
+def jobset_manifest(job: Job, options: JobSetOptions) -> str:
+    """The manifest, in YAML.
+
+    Raises:
+      ConfigError: for an elastic run, or for a name, workdir or command that Kubernetes cannot have.
+    """
+    if job.options.elastic:
+        raise ConfigError(
+            "--elastic: a JobSet starts all its pods anew when one fails. Use launch slurm or launch ssh."
+        )
+    if not _NAME.fullmatch(job.name) or len(job.name) > _LONGEST:
+        raise ConfigError(
+            f"the job's name {job.name!r} must have at most {_LONGEST} lower-case letters, digits and -, from a letter "
+            "to a letter or digit. Give one with --name."
+        )
+    replicated = {"name": "slice" if job.runs_on_tpus else "host", "replicas": job.options.num_slices}
+    failure_policy = {
+        "maxRestarts": job.options.max_restarts,
+        "rules": [
+            {
+                "name": "preempted",
+                "action": "RestartJobSetAndIgnoreMaxRestarts",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+            }
+        ],
+    }
+    manifest = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _metadata(job),
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": job.name},
+            "failurePolicy": failure_policy,
+            "replicatedJobs": [replicated | {"template": {"spec": _job(job, options)}}],
+        },
+    }
+    text = yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True, width=120)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConfigError("the command has characters that are not UTF-8, which YAML cannot have.") from None
+    return f"# {job.title}.\n# Made by fiddlex launch. To start it: kubectl apply -f FILE.\n{text}"
+
+
+def _metadata(job: Job) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": job.name}
+    if job.runs_on_tpus:  # a slice is a node pool, which one Job of the set has for itself
+        key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+        metadata["annotations"] = {key: "cloud.google.com/gke-nodepool"}
+    return metadata
+
+
+def _job(job: Job, options: JobSetOptions) -> dict[str, Any]:
+    pods = job.num_processes // job.options.num_slices
+    exit_codes = {"containerName": _CONTAINER, "operator": "In", "values": [_STOPPED_STATUS]}
+    return {
+        "completionMode": "Indexed",
+        "parallelism": pods,
+        "completions": pods,
+        "backoffLimit": 0,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {"action": "FailJob", "onExitCodes": exit_codes},
+            ]
+        },
+        "template": {"spec": _pod(job, options)},
+    }
+
+
+def _pod(job: Job, options: JobSetOptions) -> dict[str, Any]:
+    root = _mount_path(job.workdir)
+    resource = "google.com/tpu" if job.runs_on_tpus else "nvidia.com/gpu"
+    environment = dict(job.options.environment)
+    ports = _TPU_PORTS if job.runs_on_tpus else (options.port,)
+    train_flags: list[str] = []
+    mounts = [{"name": "workdir", "mountPath": root}]
+    volumes: list[dict[str, Any]] = [
+        {"name": "workdir", "persistentVolumeClaim": {"claimName": options.volume_claim}},
+    ]
+    selector: dict[str, Any] = {}
+    if job.runs_on_tpus:
+        selector = {"nodeSelector": _tpu_labels(job)}
+    else:
+        environment |= {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(job.devices_per_process)))}
+        train_flags = [
+            f"--coordinator_address={job.name}-host-0-0.{job.name}:{options.port}",
+            f"--num_processes={job.num_processes}",
+        ]
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # NCCL's, inside a host
+        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
+    command = [_literal(word) for word in job.task(train_flags=train_flags, python="python")]
+    if not job.runs_on_tpus:
+        command.append("--process_id=$(JOB_COMPLETION_INDEX)")
+    container = {
+        "name": _CONTAINER,
+        "image": options.image,
+        "command": command,
+        "env": [{"name": name, "value": _literal(value)} for name, value in environment.items()],
+        "ports": [{"containerPort": port} for port in ports],
+        "resources": {"limits": {resource: job.devices_per_process}},
+        "volumeMounts": mounts,
+    }
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": job.options.grace_s,
+        **selector,
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def _tpu_labels(job: Job) -> dict[str, str]:
+    if job.topology.hosts is None:
+        raise ConfigError(f"topology {job.topology.name} has no name of GKE's for its chips: add [hosts] to its file.")
+    return {
+        "cloud.google.com/gke-tpu-accelerator": job.topology.hosts.accelerator,
+        "cloud.google.com/gke-tpu-topology": "x".join(map(str, job.slice_shape)),
+    }
+
+
+def _mount_path(workdir: str) -> str:
+    first = pathlib.PurePosixPath(workdir).parts[1:2]
+    if not first or ":" in first[0]:
+        raise ConfigError(
+            f"--workdir={workdir}: its first folder, at which the volume is mounted, must have a name without a colon."
+        )
+    return f"/{first[0]}"
+
+
+def _literal(text: str) -> str:
+    """`text` as Kubernetes reads it literally: it replaces `$(NAME)`, and `$$` by `$`."""
+    return text.replace("$", "$$")

@@ -1,0 +1,76 @@
+"""The command lines of the processes that `launch local` and `launch task` start."""
+
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+
+from fiddlex.errors import ConfigError
+
+PROGRAMS = ("train", "evaluate", "generate", "benchmark")  # those of which several processes make a run
+_LOCAL_RANKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+
+
+def program_command(words: Sequence[str], *, elastic: bool) -> list[str]:
+    """The command line of a program that the user names as they would start it.
+
+    Args:
+      words: what follows `--`: `train`, `fiddlex train`, `train.py` or `experiments/train.py`, and its flags.
+      elastic: whether the run may go on with fewer processes.
+
+    Raises:
+      ConfigError: when no program is named, or one that does not run in several processes.
+    """
+    first, *arguments = words or [""]
+    if first == "fiddlex":
+        first, *arguments = arguments or [""]
+    path = pathlib.PurePath(first)
+    name = path.stem if path.suffix == ".py" else first
+    if name not in PROGRAMS:
+        problem = f"{first!r} is not a program that runs in several processes" if first else "no program is named"
+        raise ConfigError(
+            f"{problem}. Name one of {', '.join(PROGRAMS)} after --, as in -- train --config=gpt_tiny --workdir=DIR."
+        )
+    return [sys.executable, "-m", "fiddlex", name, *arguments, *["--elastic"] * elastic]
+
+
+def local_commands(
+    command: Sequence[str], *, num_processes: int, devices_per_process: int, port: int
+) -> list[list[str]]:
+    """The command lines of all processes of a run on this machine, by rank.
+
+    Args:
+      command: of the program (`program_command`).
+      num_processes: how many processes.
+      devices_per_process: fake CPU devices of each.
+      port: a free port, at which they meet.
+    """
+    shared = [f"--coordinator_address=localhost:{port}", f"--num_processes={num_processes}"]
+    last = f"--fake_devices={devices_per_process}"
+    return [[*command, *shared, f"--process_id={rank}", last] for rank in range(num_processes)]
+
+
+def workdir_of(arguments: Sequence[str]) -> str | None:
+    """The value of the last `--workdir` of a command line; None where there is none."""
+    found = None
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
+        name, equals, value = argument.partition("=")
+        if name in ("--workdir", "-workdir"):
+            found = value if equals else following
+    return found
+
+
+def local_device_ids(devices_per_process: int, environment: Mapping[str, str]) -> str:
+    """The GPUs of its host that this process takes, by its rank among the processes of the host.
+
+    Without this, jax gives each process under Slurm and Open MPI one GPU.
+
+    Args:
+      devices_per_process: how many each process takes.
+      environment: the variables of the launcher.
+
+    Returns:
+      The value of JAX_LOCAL_DEVICE_IDS.
+    """
+    rank = next((int(environment[name]) for name in _LOCAL_RANKS if name in environment), 0)
+    first = rank * devices_per_process
+    return ",".join(map(str, range(first, first + devices_per_process)))

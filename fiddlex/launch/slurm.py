@@ -1,0 +1,91 @@
+"""Job files for Slurm: a script for `sbatch` that starts the tasks with one `srun`.
+
+jax finds the processes by the variables of `srun`. The supervisor in each task restarts the program; Slurm starts the
+job again when it was preempted, lost a node or came near its time limit. Then SIGTERM reaches the tasks, all of them
+save at one step and end with status 143, and the script asks Slurm to requeue the job.
+"""
+
+import dataclasses
+import re
+
+from fiddlex.errors import ConfigError
+from fiddlex.launch.job import Job
+from fiddlex.launch.shell import HEADER, assignments, command_line
+
+_PLAIN = re.compile(r"[A-Za-z0-9/._+,:@=-]+")  # what sbatch reads literally in an #SBATCH line
+# A job that scancel ends is not RUNNING any more when its tasks have ended, and stays cancelled.
+_REQUEUE = """\
+status=$?
+if [[ $status == 143 && $(squeue --noheader --job="$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
+    scontrol requeue "$SLURM_JOB_ID" # the tasks have saved, because of a preemption or the time limit
+fi
+exit "$status"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class SlurmOptions:
+    """What Slurm alone can be told; an empty value is left to Slurm.
+
+    Attributes:
+      partition: name of the partition.
+      account: name of the account.
+      qos: name of the quality of service.
+      time_limit: limit of the job's time, such as 1-00:00:00.
+      cpus_per_task: processor cores of each task; None: the job has whole nodes, and each task has all their cores.
+    """
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time_limit: str = ""
+    cpus_per_task: int | None = None
+
+
+def slurm_script(job: Job, options: SlurmOptions) -> str:
+    """The script for `sbatch`.
+
+    Raises:
+      ConfigError: for TPUs, or for a value that an #SBATCH line cannot have.
+    """
+    if job.runs_on_tpus:
+        raise ConfigError("launch slurm is for GPUs. Start slices of TPUs with launch jobset or launch ssh.")
+    shared = job.options
+    cpus = options.cpus_per_task
+    valued = {
+        "job-name": job.name,
+        "nodes": job.num_hosts,
+        "ntasks-per-node": shared.processes_per_host,
+        "gpus-per-node": job.devices_per_process * shared.processes_per_host,
+        "cpus-per-task": cpus or "",
+        "mem": "" if cpus else 0,
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "time": options.time_limit,
+        "signal": f"TERM@{shared.grace_s}",
+        "open-mode": "append",
+        "output": f"{job.workdir}/slurm-%j.log",
+    }
+    lines = [_directive(name, str(value)) for name, value in valued.items() if value != ""]
+    lines += ["#SBATCH --exclusive"] * (cpus is None) + ["#SBATCH --requeue"]
+    lines += ["#SBATCH --no-kill"] * shared.elastic  # without it, Slurm ends and requeues a job that loses a node
+    srun = [
+        "srun",
+        "--kill-on-bad-exit=0",
+        f"--wait={0 if shared.elastic else shared.grace_s}",  # from the end of the first task to that of the others
+        f"--cpus-per-task={cpus}" if cpus else "--cpu-bind=none",
+    ]
+    task = job.task(f"--devices_per_process={job.devices_per_process}")
+    head = HEADER.format(title=job.title, submit="mkdir -p WORKDIR && sbatch FILE; Slurm writes its log there")
+    body = ["set -u", *assignments(shared.environment), command_line(srun, task=task), _REQUEUE]
+    return head + "\n".join(lines) + "\n\n" + "\n".join(body)
+
+
+def _directive(name: str, value: str) -> str:
+    if not _PLAIN.fullmatch(value.replace("%j", "") if name == "output" else value):
+        raise ConfigError(
+            f"{name}={value!r}: an #SBATCH line may have letters, digits and /._+,:@=- only. Choose another "
+            f"{'--workdir' if name == 'output' else 'value'}."
+        )
+    return f"#SBATCH --{name}={value}"

@@ -1,0 +1,66 @@
+"""Mistakes in the command line of `launch` end with status 2 and one message."""
+
+import pytest
+
+from tests.programs import call
+
+RUN = ("--config=gpt_tiny", "--topology=h100", "--num_devices=8", "--workdir=/shared/run")
+TPU = ("--config=gpt_tiny", "--topology=tpu_v5e", "--num_devices=8", "--workdir=/shared/run")
+POD = ("--image=image", "--volume_claim=claim")
+LOCAL = ("local", "--processes=2", "--devices_per_process=2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "an argument is missing, what starts the processes: slurm, jobset, mpi, ssh, local, task."),
+        (["slrm", *RUN], "nothing is launched by 'slrm'. Did you mean 'slurm'?"),
+        (["slurm"], "launch slurm needs --config and --topology and --num_devices and --workdir."),
+        (["jobset", *RUN], "launch jobset needs --image and --volume_claim."),
+        (["ssh", *RUN], "launch ssh needs --hosts."),
+        (["slurm", *RUN, "--image=image"], "--image is not a flag of launch slurm, but of jobset."),
+        (["slurm", *RUN, "--", "train"], "launch slurm takes no program after --; it starts train with --config."),
+        (
+            ["slurm", *RUN, "--num_devices=16"],
+            "has 8 devices, and --num_devices=16. Set --config.mesh.data=4, or --num",
+        ),
+        (["slurm", *RUN, "--num_devices=6"], "Choose sizes with a product of 6, or --num_devices=8."),
+        (["slurm", *RUN, "--workdir=run"], "--workdir=run is relative to the folder of each host. Give an absolute "),
+        (["slurm", *RUN, "--workdir=/a b/run"], "output='/a b/run/slurm-%j.log': an #SBATCH line may have"),
+        (["slurm", *RUN, "--workdir=/a b"], "the job's name 'a b' may have letters, digits and ._- only."),
+        (["slurm", *RUN, "--account=a\n#SBATCH --uid=0"], "account='a\\n#SBATCH --uid=0': an #SBATCH line may have"),
+        (["slurm", *RUN, "--processes_per_host=3"], "--processes_per_host=3 does not divide the 8 devices of a host."),
+        (["slurm", *RUN, "--devices_per_host=3"], "8 devices do not fill hosts of 3 devices."),
+        (["slurm", *RUN, "--env=A"], "--env=A has no value. Write --env=NAME=VALUE."),
+        (["slurm", *RUN, "--env=A B=1"], "--env: 'A B' is no name of a variable."),
+        (["slurm", *TPU], "launch slurm is for GPUs. Start slices of TPUs with launch jobset or launch ssh."),
+        (["mpi", *RUN, "--hosts=a,b"], "--hosts names 2 hosts, and the job needs 1: 8 × H100-SXM5-80GB on one host, "),
+        (["mpi", *RUN, "--hosts=a", "--elastic"], "--elastic: mpirun ends all processes with the first."),
+        (["ssh", *RUN, "--hosts=-oProxyCommand=x"], "--hosts: '-oProxyCommand=x' is no name of a host."),
+        (["ssh", *RUN, "--devices_per_host=4", "--hosts=a,a"], "--hosts names a twice."),
+        (["jobset", *RUN, *POD, "--name=Run"], "the job's name 'Run' must have at most 40 lower-case letters"),
+        (["jobset", *RUN, *POD, "--num_slices=2"], "--num_slices=2: only TPUs come in slices. Leave it out."),
+        (["jobset", *TPU, *POD, "--num_slices=3"], "--num_slices=3 does not divide --num_devices=8."),
+        (["jobset", *TPU, *POD, "--num_slices=4"], "no slice of tpu_v5e has 2 chips (at most 256)."),
+        (["jobset", *TPU, *POD, "--processes_per_host=2"], "--processes_per_host=2: a host of TPUs has one process."),
+        (["jobset", *TPU, *POD, "--workdir=/a:b/run"], "--workdir=/a:b/run: its first folder, at which the volume is"),
+        (["local", "--", "train"], "launch local needs --processes and --devices_per_process."),
+        (["local", "--processes=0", "--", "train"], "flag --processes=0: 0 is not a positive integer"),
+        ([*LOCAL, "train"], "'train' is not a flag. Write --name=value, and --name or --noname for a bool. A program "),
+        ([*LOCAL], "no program is named. Name one of train, evaluate, generate, benchmark after --, as in -- train "),
+        ([*LOCAL, "--"], "no program is named."),
+        ([*LOCAL, "--", "fiddlex"], "no program is named."),
+        ([*LOCAL, "--", "plan"], "'plan' is not a program that runs in several processes. Name one of train, "),
+        (
+            [*LOCAL, "--config.mesh.data=2", "--", "train"],
+            "launch local has no config of its own. Put --config.section",
+        ),
+        ([*LOCAL, "--workdir=/a", "--", "train"], "--workdir is not a flag of launch local, but of slurm, jobset, mpi"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_mistakes(arguments: list[str], message: str) -> None:
+    done = call("launch", *arguments, status=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("launch.py: ")
+    assert message in done.stderr

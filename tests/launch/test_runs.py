@@ -1,0 +1,84 @@
+"""Training that `launch` starts equals training in one process: by `local`, and by a script for ssh."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fiddlex.config import Config
+from fiddlex.launch import programs
+from fiddlex.train import loop
+from tests.cluster.pods import free_port
+from tests.cluster.test_processes import as_flags, config_file, make_config, numbers  # noqa: F401  # a fixture
+from tests.programs import EXPERIMENTS, call
+
+SSH = '#!/bin/bash\nwhile (($# > 2)); do shift; done\nexec sh -c "$2"\n'
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["local", "ssh"])
+def test_training_equals_that_of_one_process(
+    kind: str,
+    tiny_config: Config,
+    tmp_path: pathlib.Path,
+    config_file: pathlib.Path,  # noqa: F811
+) -> None:
+    config = make_config(tiny_config, "1x2x1", {})
+    loop.train(config, tmp_path / "one")
+    run = [f"--config={config_file}", *as_flags(config), f"--workdir={tmp_path / 'run'}"]
+    launch = [sys.executable, str(EXPERIMENTS / "launch.py")]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    if kind == "local":
+        line = [*launch, "local", "--processes=2", "--devices_per_process=1", "--", "train.py", *run]
+    else:
+        (tmp_path / "ssh").write_text(SSH)
+        (tmp_path / "ssh").chmod(0o755)
+        hosts = ["--hosts=localhost,127.0.0.1", "--devices_per_host=1", f"--port={free_port()}"]
+        call("launch", "ssh", *run, "--topology=h100", "--num_devices=2", *hosts, f"--write={tmp_path / 'job'}")
+        line = [str(tmp_path / "job")]
+        environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(numbers(tmp_path / "run"), numbers(tmp_path / "one"), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "words", [["train"], ["fiddlex", "train"], ["train.py"], ["experiments/train.py"]], ids=" ".join
+)
+def test_a_program_goes_by_its_names(words: list[str]) -> None:
+    command = programs.program_command([*words, "--workdir=/a"], elastic=True)
+    assert command == [sys.executable, "-m", "fiddlex", "train", "--workdir=/a", "--elastic"]
+
+
+def test_the_processes_of_a_machine_differ_by_their_rank() -> None:
+    lines = programs.local_commands(["train"], num_processes=2, devices_per_process=4, port=7)
+    shared = ["train", "--coordinator_address=localhost:7", "--num_processes=2"]
+    assert lines == [[*shared, f"--process_id={rank}", "--fake_devices=4"] for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "ids"),
+    [
+        ({}, "0,1"),
+        ({"SLURM_LOCALID": "0", "SLURM_PROCID": "6"}, "0,1"),
+        ({"SLURM_LOCALID": "3", "SLURM_PROCID": "7"}, "6,7"),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_RANK": "5"}, "2,3"),
+    ],
+)
+def test_the_processes_of_a_host_share_its_gpus(environment: dict[str, str], ids: str) -> None:
+    assert programs.local_device_ids(2, environment) == ids
+
+
+@pytest.mark.parametrize(
+    ("arguments", "workdir"),
+    [
+        (["train", "--workdir=/a", "--workdir=/b=c"], "/b=c"),
+        (["train", "--workdir", "/a", "--config=x"], "/a"),
+        (["benchmark", "--config=x"], None),
+    ],
+)
+def test_the_workdir_of_a_program(arguments: list[str], workdir: str | None) -> None:
+    assert programs.workdir_of(arguments) == workdir

@@ -1,0 +1,59 @@
+"""Mutations of `fiddlex.launch`: job files and the processes that they start."""
+
+from tests.mutations.mutation import Mutation
+
+RUN = "tests/launch/test_scripts_run.py"
+FILES = "tests/launch/test_job_files.py"
+SHARES_GPUS = "tests/launch/test_runs.py::test_the_processes_of_a_host_share_its_gpus"
+
+MUTATIONS = (
+    Mutation(
+        "variables-of-a-command-replaced-by-kubernetes",
+        "fiddlex/launch/jobset.py",
+        old='return text.replace("$", "$$")',
+        new="return text",
+        tests=(f"{FILES}::test_kubernetes_reads_words_and_variables_as_they_are",),
+    ),
+    Mutation(
+        "all-processes-of-a-host-on-the-same-gpus",
+        "fiddlex/launch/programs.py",
+        old="first = rank * devices_per_process",
+        new="first = 0",
+        tests=(SHARES_GPUS,),
+    ),
+    Mutation(
+        "gpus-by-the-rank-among-all-processes",
+        "fiddlex/launch/programs.py",
+        old='"SLURM_LOCALID"',
+        new='"SLURM_PROCID"',
+        tests=(SHARES_GPUS,),
+    ),
+    Mutation(
+        "a-cancelled-job-requeued",
+        "fiddlex/launch/slurm.py",
+        old=' && $(squeue --noheader --job="$SLURM_JOB_ID" --format=%T) == RUNNING',
+        new="",
+        tests=(f"{RUN}::test_slurm_requeues_a_job_that_has_saved",),
+    ),
+    Mutation(
+        "tasks-that-ssh-started-outlive-a-killed-script",
+        "fiddlex/launch/ssh.py",
+        old="    } 9>&- &",
+        new="    } &",
+        tests=(f"{RUN}::test_over_ssh_the_tasks_of_a_killed_script_end",),
+    ),
+    Mutation(
+        "tasks-of-mpirun-ended-by-its-signal",
+        "fiddlex/launch/mpi.py",
+        old='(trap "" USR1; exec',
+        new="(exec",
+        tests=(f"{RUN}::test_a_notice_reaches_all_tasks_and_their_status_comes_back",),
+    ),
+    Mutation(
+        "words-after-two-dashes-as-the-programs-own",
+        "fiddlex/config/command_line.py",
+        old="flags.FLAGS.read_flags_from_files(_split(argv)[0])",
+        new="flags.FLAGS.read_flags_from_files([word for word in argv if word != '--'])",
+        tests=("tests/launch/test_mistakes.py::test_mistakes",),
+    ),
+)
