@@ -1,8 +1,9 @@
 """Devices and the mesh they form.
 
-A run has one mesh, with axes `data`, `pipe` and `tensor`. `tensor` varies fastest, so that the ranks that exchange most
-are neighbours (PTD, SC 2021, takeaway 1: tensor parallelism inside a server, pipeline across servers, data beyond).
-Outside `shard_map` the axes are automatic, and XLA partitions the optimizer; inside it all three axes are manual.
+A run has one mesh, with axes `data`, `pipe` and `tensor`. Device numbers vary fastest over `tensor`, so that the ranks
+that exchange most are neighbours (PTD, SC 2021, takeaway 1: tensor parallelism inside a server, pipeline across
+servers, data beyond). They vary slowest over `mesh.outermost`, which therefore crosses hosts or slices first. Outside
+`shard_map` the axes are automatic, and XLA partitions the optimizer; inside it all three axes are manual.
 """
 
 import importlib.util
@@ -11,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,7 +30,8 @@ AXES = ("data", "pipe", "tensor")
 MOST_FAKE_DEVICES = 4096  # each fake device takes threads and memory
 
 _TOPOLOGIES = (
-    "Use cpu; a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4, tpu:v6e:4x4, tpu:v5p:2x2x1, tpu:v4:2x2x1; "
+    "Use cpu; a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4, tpu:v6e:4x4, tpu:v5p:2x2x1, tpu:v4:2x2x1, "
+    "or several slices as tpu:NAME:SHAPE:SLICES, such as tpu:v5e:2x4:2; "
     f"or GPUs as gpu:NAME:HOSTSxPER_HOST, such as gpu:h100:2x8, of {', '.join(gpu_targets())}"
 )
 # libtpu must not look for a TPU, and must let other processes load it at the same time.
@@ -110,7 +113,8 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
     Args:
       config: sizes of the mesh.
       topology: `cpu`, with as many devices as the mesh needs; `tpu:NAME:SHAPE`, a whole slice of TPUs such as
-        `tpu:v5e:2x4`; or `gpu:NAME:HOSTSxPER_HOST`, GPUs of the catalogue of topologies such as `gpu:h100:2x8`.
+        `tpu:v5e:2x4`; `tpu:NAME:SHAPE:SLICES`, several such slices, such as `tpu:v5e:2x4:2`; or
+        `gpu:NAME:HOSTSxPER_HOST`, GPUs of the catalogue of topologies such as `gpu:h100:2x8`.
 
     Raises:
       ConfigError: when no such topology exists.
@@ -147,14 +151,20 @@ def _tpu_devices(name: str) -> Sequence[jax.Device]:
             f"Compiling for tpu:{name} takes libtpu, which is not installed. It comes with the extra aot, for Linux on "
             "x86-64: pip install 'fiddlex[aot]'."
         )
-    if re.search(r"(?<!\d)0", name.partition(":")[2]):  # libtpu divides by the edges
+    chip, _, shape = name.partition(":")
+    shape, _, slices = shape.partition(":")
+    if re.search(r"(?<!\d)0", shape):  # libtpu divides by the edges
         raise ConfigError(f"topology 'tpu:{name}' has an edge of no chips. {_TOPOLOGIES}.")
+    if not re.fullmatch(r"|[1-9]\d*", slices):
+        raise ConfigError(f"topology 'tpu:{name}' must end in its number of slices. {_TOPOLOGIES}.")
     for variable, value in _NO_TPU.items():
         os.environ.setdefault(variable, value)
     # The two cores of a v4 chip are one device, as they are for jax on a real v4.
-    chip = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if chip == "v4" else {}
+    if slices:
+        options["num_slices"] = int(slices)
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name, **chip).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=f"{chip}:{shape}", **options).devices
     except jax.errors.JaxRuntimeError as error:
         raise ConfigError(f"libtpu knows no topology {name!r} ({error}). {_TOPOLOGIES}.") from error
 
@@ -174,13 +184,62 @@ def _gpu_devices(name: str) -> Sequence[jax.Device]:
     return topologies.get_topology_desc(platform="cuda", topology=f"1x{shape}", target_config=target).devices
 
 
+def granules(devices: Sequence[Any]) -> list[int]:
+    """For each device, the number of its granule: the slice of a TPU, or the host of another device.
+
+    Fast links join the devices of a granule, also those of a TPU slice that several hosts share. jax numbers slices
+    where it knows them; elsewhere a host counts as its processes.
+    """
+    slices = [getattr(device, "slice_index", 0) for device in devices]
+    if len(set(slices)) > 1 or devices[0].platform == "tpu":
+        return slices
+    return [device.process_index for device in devices]
+
+
 def _mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
-    sizes, needed = (config.data, config.pipe, config.tensor), config.num_devices
-    if len(devices) == needed and devices[0].platform != "cpu":
-        grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    else:
-        grid = np.asarray(devices[:needed]).reshape(sizes)
+    order = config.placement_order
+    grid = _grid(config, devices).transpose([order.index(axis) for axis in AXES])
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _grid(config: MeshConfig, devices: Sequence[Any]) -> np.ndarray:
+    """The devices by their places along the axes in `placement_order`.
+
+    TPUs follow the torus of their slice, and each slice is a block of the grid. Other devices are in order, host after
+    host, which makes each host a block too wherever the sizes divide.
+    """
+    sizes, needed = [getattr(config, axis) for axis in config.placement_order], config.num_devices
+    numbers = granules(devices)
+    if devices[0].platform != "tpu" or len(devices) > needed:
+        by_granule = [devices[place] for place in np.argsort(numbers, kind="stable")]
+        return np.asarray(by_granule[:needed]).reshape(sizes)
+    slices = _slices_along(config, len(set(numbers)))
+    if slices == [1] * len(sizes):
+        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    within = [size // number for size, number in zip(sizes, slices, strict=True)]
+    return mesh_utils.create_hybrid_device_mesh(within, slices, devices, allow_split_physical_axes=True)
+
+
+def _slices_along(config: MeshConfig, num_slices: int) -> list[int]:
+    """The number of slices along each axis in `placement_order`: the first takes all that it can, the next the rest.
+
+    Raises:
+      DeviceError: when an axis can take neither all slices that are left nor as many as it has devices.
+    """
+    along, left = [], num_slices
+    for axis in config.placement_order:
+        size = getattr(config, axis)
+        taken = math.gcd(size, left)
+        if taken not in (size, left):
+            other = "data" if config.outermost == "pipe" else "pipe"
+            raise DeviceError(
+                f"{_sizes(config)} with mesh.outermost={config.outermost} cannot be placed on {num_slices} slices: "
+                f"mesh.{axis}={size} must divide the {left} slices left for it, or be a multiple of them. Choose such "
+                f"a mesh.{axis}, or mesh.outermost={other}."
+            )
+        along.append(taken)
+        left //= taken
+    return along
 
 
 def _sizes(config: MeshConfig) -> str:

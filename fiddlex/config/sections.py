@@ -5,6 +5,7 @@ gives the values, the rule and the remedy.
 """
 
 import dataclasses
+import math
 
 from fiddlex.config import rules
 from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
@@ -16,6 +17,7 @@ from fiddlex.errors import ConfigError
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 RECOMPUTE_MODES = ("none", "selective", "full")
 GELUS = ("tanh", "erf")
+OUTERMOST_AXES = ("data", "pipe")
 ROPE_SCALINGS = ("none", "linear", "llama3")
 MOST_ROPE = 1e12  # of the base and the factor; far above any in use
 PREDICTIONS = ("none", "extrapolate", "momentum")
@@ -169,6 +171,7 @@ class MeshConfig(Checked, prefix="config.mesh."):
     pipe: int = 1
     tensor: int = 1
     sequence_parallel: bool = False  # shards norms, dropout and residuals over `tensor` along the sequence
+    outermost: str = "data"  # data | pipe: axis with neighbours farthest apart, the first to cross hosts or slices
 
     @property
     def num_devices(self) -> int:
@@ -176,14 +179,25 @@ class MeshConfig(Checked, prefix="config.mesh."):
         return self.data * self.pipe * self.tensor
 
     @property
+    def placement_order(self) -> tuple[str, str, str]:
+        """The axes in the order in which devices are numbered: the first varies slowest, `tensor` fastest."""
+        return ("pipe", "data", "tensor") if self.outermost == "pipe" else ("data", "pipe", "tensor")
+
+    def stride(self, axis: str) -> int:
+        """Distance between neighbours along an axis, in device numbers."""
+        order = self.placement_order
+        return math.prod(getattr(self, inner) for inner in order[order.index(axis) + 1 :])
+
+    @property
     def vocab_shards(self) -> int:
         """Number of shards of the vocabulary, which is sharded over pipe and tensor."""
         return self.pipe * self.tensor
 
     def validate(self) -> None:
-        """Raises ConfigError when an axis has no devices."""
+        """Raises ConfigError when an axis has no devices, or `outermost` is not an axis that it may be."""
         for name in ("data", "pipe", "tensor"):
             rules.at_least(f"mesh.{name}", getattr(self, name), 1)
+        rules.choice("mesh.outermost", self.outermost, OUTERMOST_AXES)
 
 
 @dataclasses.dataclass

@@ -23,6 +23,7 @@ CHUNKS = {"pipeline.schedule": "interleaved_1f1b", "pipeline.num_chunks": 2, "mo
 # Processes, devices of each, mesh (data, pipe, tensor), and other fields.
 LAYOUTS: dict[str, tuple[int, int, str, dict[str, Any]]] = {
     "data across": (2, 2, "2x1x2", {"optimizer.zero1": True}),
+    "pipe across and data within": (2, 2, "2x2x1", CHUNKS | {"mesh.outermost": "pipe", "optimizer.zero1": True}),
     "pipe across": (2, 4, "2x2x2", CHUNKS | {"optimizer.zero1": True}),
     "pipe and data across": (4, 2, "2x2x2", CHUNKS | {"pipeline.semantics": "2bw"}),
     "all across": (8, 1, "2x2x2", CHUNKS | {"model.dropout": 0.1}),

@@ -135,6 +135,11 @@ def test_masks_drawn_in_parts_train_alike(tiny_config: Config, monkeypatch: pyte
     check_layout(case("1x2x2 gpt zb_h1 1 4 - - selective sgd zero1 dropout sync"), tiny_config)
 
 
+def test_a_pipe_that_is_outermost_trains_alike(tiny_config: Config) -> None:
+    tiny_config.mesh.outermost = "pipe"
+    check_layout(case("2x2x2 gpt zb_h1 1 4 - sp none sgd zero1 dropout 2bw"), tiny_config)
+
+
 def test_what_lasts_in_row_major_order_trains_alike(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on GPUs."""
     monkeypatch.setitem(gradients.TILES, "cpu", gradients.TILES["gpu"])
