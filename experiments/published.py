@@ -40,7 +40,7 @@ TABLE_1 = [name for name in ROWS if name != "174.6b"]  # this one is in table 2
 SC21 = dict(zip(TABLE_1, (137, 138, 142, 135, 138, 140, 148, 155, 163, 163), strict=True))
 FITTED_ROWS = 4
 MEGATRON = System(vocabulary_over_pipe=False, scatters_hops=True, gradient_bytes=2, flash=False)
-PIPEDREAM = System(vocabulary_over_pipe=False, gradient_bytes=2, flash=False, replicas_inside=True)
+PIPEDREAM = System(vocabulary_over_pipe=False, gradient_bytes=2, flash=False)
 MICROBATCH = 4  # examples in a microbatch of the pipelined systems of 2BW's table
 SYSTEMS = ("inter-layer", "tensor", "GPipe", "flush", "2BW")
 STATE_BYTES = 16  # per weight with Adam in mixed precision: weight, gradient, master weight, two moments
@@ -220,13 +220,15 @@ def layout_of(config: Config) -> Layout:
         pipeline.num_microbatches,
         pipeline.semantics,
         pipeline.recompute,
+        mesh.outermost,
     )
 
 
 def _short(layout: Layout) -> str:
     sequence, chunks = "+sp" * layout.sequence_parallel, f" v={layout.chunks}" * (layout.chunks > 1)
+    across = ", pipe outermost" * (layout.outermost == "pipe")
     return (
-        f"{layout.data}×{layout.pipe}×{layout.tensor}{sequence}, {layout.schedule}{chunks}, "
+        f"{layout.data}×{layout.pipe}×{layout.tensor}{sequence}{across}, {layout.schedule}{chunks}, "
         f"m={layout.num_microbatches}, {layout.semantics}, {layout.recompute}"
     )
 
@@ -283,7 +285,7 @@ def _two_bw_config(row: Throughput, depth: int, tensor: int) -> Config:
     vocabulary = 50257 if family == "GPT" else 30522
     config = Config(
         model=ModelConfig(family.lower(), "", layers, hidden, heads, 0, vocabulary, 512, dtype="float16", dropout=0.1),
-        mesh=MeshConfig(row.gpus // depth // tensor, depth, tensor),
+        mesh=MeshConfig(row.gpus // depth // tensor, depth, tensor, outermost="pipe"),
         pipeline=PipelineConfig(recompute="full"),
         optimizer=OptimizerConfig("adam", zero1=False),
     )

@@ -1,6 +1,7 @@
 """Predicts the time of a step if something were different, without trying it. Trains nothing.
 
     fiddlex what_if --config=gpt3:18.4b --topology=a100_80 --change=bandwidth*2
+    fiddlex what_if --config=… --topology=h100 --change=mesh.outermost=pipe
     fiddlex what_if --config=… --profile=here.json --change=num_microbatches=8 --change=recompute=full
 
 Each change is predicted by itself, then all changes together. A change sets a field of the config, by its full name

@@ -16,7 +16,8 @@ step on ring k:
 Invariant: nothing overlaps here. The caller decides which communication overlaps with computation.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from fiddlex.cluster.topology import Link, Ring
 
@@ -28,12 +29,35 @@ def all_gather_s(num_bytes: float, rings: Iterable[Ring]) -> float:
       num_bytes: bytes of the whole buffer, which every device has afterwards.
       rings: rings of the group, the innermost first; empty: one device, which takes no time.
     """
-    seconds, part = 0.0, num_bytes
+    return sum(share.seconds for share in all_gather_shares(num_bytes, rings))
+
+
+class Share(NamedTuple):
+    """What one ring contributes to a collective.
+
+    Attributes:
+      link: link of the ring.
+      bytes: bytes that each device sends over the link.
+      seconds: seconds that the ring takes.
+    """
+
+    link: Link
+    bytes: float
+    seconds: float
+
+
+def all_gather_shares(num_bytes: float, rings: Iterable[Ring]) -> Iterator[Share]:
+    """The rings' shares of an all-gather, or of a reduce-scatter: the terms of T in the module's docstring.
+
+    Args:
+      num_bytes: bytes of the whole buffer.
+      rings: rings of the group, the innermost first.
+    """
+    part = num_bytes
     for size, link in rings:
         steps = size - 1
-        seconds += steps * (part / size / link.bandwidth + link.latency_s)
+        yield Share(link, steps * part / size, steps * (part / size / link.bandwidth + link.latency_s))
         part /= size
-    return seconds
 
 
 def reduce_scatter_s(num_bytes: float, rings: Iterable[Ring]) -> float:

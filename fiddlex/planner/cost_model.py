@@ -13,10 +13,11 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fiddlex.cluster.topology import Link, Ring, Topology
+from fiddlex.cluster.topology import Link, Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES
@@ -24,7 +25,8 @@ from fiddlex.costs.weight_memory import num_moments
 from fiddlex.costs.work import Work, edge_work, layer_work, update_work
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import Product
-from fiddlex.planner.communication import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
+from fiddlex.planner.communication import all_gather_s, all_gather_shares, all_reduce_s, reduce_scatter_s, send_s
+from fiddlex.planner.links import MeshLinks
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.simulate.clock import Costs
 
@@ -118,15 +120,28 @@ class System:
         (Narayanan et al., SC 2021, section 4.1).
       gradient_bytes: bytes of a weight's gradient when it is reduced over `data`.
       flash: whether attention runs in a fused kernel; None: it does if the chip has a kernel that runs the model.
-      replicas_inside: whether the replicas of a stage are neighbours and the pipeline goes from server to server, as in
-        2BW's planner; otherwise `pipe` varies faster than `data`, as in this project.
     """
 
     vocabulary_over_pipe: bool = True
     scatters_hops: bool = False
     gradient_bytes: int = FLOAT32
     flash: bool | None = None
-    replicas_inside: bool = False
+
+
+class Traffic(NamedTuple):
+    """What a mesh axis sends over one link in a step.
+
+    Attributes:
+      axis: `data`, `pipe` or `tensor`.
+      link: the link.
+      bytes: bytes that a device sends, on the device that sends most.
+      seconds: seconds that these bytes take, also where work hides them.
+    """
+
+    axis: str
+    link: Link
+    bytes: float
+    seconds: float
 
 
 class CostModel:
@@ -154,6 +169,12 @@ class CostModel:
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
         self._links_once = functools.cache(self._links)
 
+    def _links(self, data: int, pipe: int, tensor: int, outermost: str) -> MeshLinks:
+        return MeshLinks.of(self._topology, MeshConfig(data, pipe, tensor, outermost=outermost))
+
+    def _links_of(self, mesh: MeshConfig) -> MeshLinks:
+        return self._links_once(mesh.data, mesh.pipe, mesh.tensor, mesh.outermost)
+
     def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
         """The times of a microbatch on a mesh.
 
@@ -171,7 +192,7 @@ class CostModel:
             mesh.tensor, mesh.sequence_parallel, examples, recompute
         )
         embed, head, embed_backward = self._edges_once(shards, examples)
-        links = self._links_once(mesh.data, mesh.pipe, mesh.tensor)
+        links = self._links_of(mesh)
         whole = examples * self._row_bytes
         part = whole / mesh.tensor if mesh.sequence_parallel else whole
         over_pipe = self._system.vocabulary_over_pipe and mesh.pipe > 1
@@ -197,13 +218,56 @@ class CostModel:
           num_parameters: number of weights on the device that holds most.
         """
         zero1 = self._config.optimizer.zero1
-        rings = self._links_once(mesh.data, mesh.pipe, mesh.tensor).data
+        rings = self._links_of(mesh).data
         reduce = reduce_scatter_s if zero1 else all_reduce_s
         return StepTimes(
             reduce(num_parameters * self._system.gradient_bytes, rings),
             all_gather_s(num_parameters * self._itemsize, rings) if zero1 else 0.0,
             self._update_s(num_parameters, mesh),
         )
+
+    def traffic(
+        self,
+        mesh: MeshConfig,
+        *,
+        placement: LayerPlacement,
+        num_microbatches: int,
+        recompute: str,
+        num_parameters: float,
+    ) -> tuple[Traffic, ...]:
+        """What each axis of a mesh sends over each link in a step, for this project's `System`.
+
+        Args:
+          mesh: a mesh that is valid for the config (`Config.validate`).
+          placement: the placement of the layers on stages.
+          num_microbatches: number of microbatches in a replica's batch.
+          recompute: the recompute mode, as in `PipelineConfig`.
+          num_parameters: number of weights on the device that holds most.
+
+        Returns:
+          The traffic by axis, the links of each from the innermost outwards.
+        """
+        m, zero1, links = num_microbatches, self._config.optimizer.zero1, self._links_of(mesh)
+        whole = self._config.data.global_batch_size // mesh.data // m * self._row_bytes
+        part = whole / mesh.tensor if mesh.sequence_parallel else whole
+        layers = max(sum(placement.layers_per_stage[stage] for stage in stages) for stages in placement.chunks)
+        sums_of_layers = layers * self._reductions * (3 if recompute == "full" else 2)
+        sent: dict[tuple[str, Link], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for axis, rings, num_bytes, times in (  # an all-reduce counts twice
+            ("data", links.data, num_parameters * self._system.gradient_bytes, 1 if zero1 else 2),
+            ("data", links.data, num_parameters * self._itemsize, 1 if zero1 else 0),
+            ("pipe", links.pipe, part, 8 * m),
+            ("tensor", links.tensor, whole, 2 * m * (sums_of_layers + 2)),
+        ):
+            for link, size, seconds in all_gather_shares(num_bytes, rings):
+                sent[axis, link][0] += times * size
+                sent[axis, link][1] += times * seconds
+        for link, messages in _messages(placement.stage_ranks, links).items():
+            sent["pipe", link][0] += m * messages * part
+            sent["pipe", link][1] += m * messages * send_s(part, link, senders=links.senders)
+        order = {axis: place for place, axis in enumerate(("data", "pipe", "tensor"))}
+        found = (Traffic(axis, link, *amounts) for (axis, link), amounts in sent.items())
+        return tuple(sorted(found, key=lambda each: (order[each.axis], self._topology.links.index(each.link))))
 
     def _seconds(self, *works: Work) -> float:
         chip, dtype = self._topology.chip, self._config.model.dtype
@@ -240,33 +304,7 @@ class CostModel:
         config = self._config
         return config.sequences_per_example * config.model.seq_len * config.model.hidden_size * self._itemsize
 
-    def _links(self, data: int, pipe: int, tensor: int) -> "_Links":
-        rings = functools.partial(self._topology.rings, num_devices=data * pipe * tensor)
-        inside = data if self._system.replicas_inside else 1
-        step, stride = tensor * inside, tensor if inside > 1 else tensor * pipe
-        return _Links(
-            tensor=rings(1, tensor),
-            pipe=rings(step, pipe),
-            data=rings(stride, data),
-            hops=tuple(self._slowest_hop(rank, data, pipe, step, stride) for rank in range(pipe)) if pipe > 1 else (),
-            senders=step,
-        )
-
-    def _slowest_hop(self, rank: int, data: int, pipe: int, step: int, stride: int) -> Link:
-        """The slowest link, over all replicas, from a pipe rank to the next.
-
-        The links that the replicas use repeat after `turns` replicas, so the search looks at no more of them.
-        """
-        ends = (rank * step, (rank + 1) % pipe * step)
-        sizes = [link.devices for link in self._topology.links if link.devices]
-        turns = max((size // math.gcd(size, stride) for size in sizes), default=1)
-        links = (
-            self._topology.link_between(*(end + replica * stride for end in ends))
-            for replica in range(min(data, turns))
-        )
-        return min(links, key=lambda link: link.bandwidth / link.paths)
-
-    def _hops(self, links: "_Links", whole: float, part: float) -> tuple[float, ...]:
+    def _hops(self, links: MeshLinks, whole: float, part: float) -> tuple[float, ...]:
         tensor, gathered = math.prod(ring.size for ring in links.tensor), 0.0
         if self._system.scatters_hops:
             part, gathered = whole / tensor, all_gather_s(whole, links.tensor)
@@ -290,20 +328,12 @@ class CostModel:
         return moved / chip.memory_bandwidth + (1 + again) * products.seconds(chip, dtype, self._efficiency)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Links:
-    """The links of a mesh: the rings of each axis, the link from each pipe rank to the next, and how many send at once.
-
-    Attributes:
-      tensor: rings of a group over `tensor`.
-      pipe: rings of a group over `pipe`.
-      data: rings of a group over `data`.
-      hops: link from each pipe rank to the next; empty: one rank.
-      senders: number of devices that send to the next pipe rank at once.
-    """
-
-    tensor: tuple[Ring, ...]
-    pipe: tuple[Ring, ...]
-    data: tuple[Ring, ...]
-    hops: tuple[Link, ...]
-    senders: int
+def _messages(stage_ranks: Sequence[int], links: MeshLinks) -> dict[Link, int]:
+    """How many messages of a microbatch cross each link: activations and gradients, of the rank that sends most."""
+    counts: dict[tuple[int, Link], int] = defaultdict(int)
+    for first, second in itertools.pairwise(stage_ranks):
+        if first != second:
+            link = links.between(first, second)
+            counts[first, link] += 1
+            counts[second, link] += 1
+    return {link: max(count for (_, other), count in counts.items() if other == link) for _, link in counts}

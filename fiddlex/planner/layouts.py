@@ -1,11 +1,12 @@
 """The planner's problem and its search space: all layouts for a problem.
 
-The space: data × pipe × tensor × schedule × chunks × microbatch × semantics × recompute × sequence parallelism. The
-traits of a schedule say with how many chunks and under which semantics the planner searches it
+The space: data × pipe × tensor × outermost axis × schedule × chunks × microbatch × semantics × recompute × sequence
+parallelism. The traits of a schedule say with how many chunks and under which semantics the planner searches it
 (`fiddlex.schedules.traits`). The space leaves out layouts that cannot be better: further schedules for a pipeline of
-one rank, and recomputing attention where a flash kernel does so anyway. It also leaves out 2BW on more than
-`MOST_WAITING` ranks with so few microbatches that the ranks wait for updates, because unrolling these pipelines would
-take longer than everything else. Invariant: every layout gives a valid config.
+one rank, recomputing attention where a flash kernel does so anyway, and another outermost axis where one link joins all
+devices. It also leaves out 2BW on more than `MOST_WAITING` ranks with so few microbatches that the ranks wait for
+updates, because unrolling these pipelines would take longer than everything else. Invariant: every layout gives a valid
+config.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
-from fiddlex.config.sections import RECOMPUTE_MODES
+from fiddlex.config.sections import OUTERMOST_AXES, RECOMPUTE_MODES
 from fiddlex.costs.backend import backend_of
 from fiddlex.planner.closed_forms import Shape
 from fiddlex.planner.cost_model import EFFICIENCY
@@ -74,6 +75,7 @@ class Layout(NamedTuple):
     num_microbatches: int
     semantics: str
     recompute: str
+    outermost: str = "data"
 
     @property
     def num_devices(self) -> int:
@@ -87,7 +89,7 @@ class Layout(NamedTuple):
 
     def applied(self, config: Config) -> Config:
         """The config with this layout, and `planned_prediction`, in place of its own mesh and pipeline."""
-        mesh = MeshConfig(self.data, self.pipe, self.tensor, self.sequence_parallel)
+        mesh = MeshConfig(self.data, self.pipe, self.tensor, self.sequence_parallel, self.outermost)
         pipeline = PipelineConfig(
             schedule=self.schedule,
             num_chunks=self.chunks,
@@ -129,8 +131,11 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                 parallel = (False, True) if tensor > 1 and model.seq_len % tensor == 0 else (False,)
                 for number, sequence in itertools.product(_divisors(batch // data), parallel):
                     for schedule, chunks, semantics in _pipelines(problem, pipe, number):
-                        for recompute in modes:
-                            yield Layout(data, pipe, tensor, sequence, schedule, chunks, number, semantics, recompute)
+                        for recompute, outermost in itertools.product(
+                            modes, outermost_axes(problem, data, pipe, tensor)
+                        ):
+                            pipeline = schedule, chunks, number, semantics, recompute
+                            yield Layout(data, pipe, tensor, sequence, *pipeline, outermost)
 
 
 def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
@@ -148,6 +153,13 @@ def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[t
             yield name, chunks, semantics
             if pipe == 1:
                 return
+
+
+def outermost_axes(problem: Problem, data: int, pipe: int, tensor: int) -> tuple[str, ...]:
+    """The axes that may be outermost; only one where the order of the axes changes nothing."""
+    innermost = problem.topology.links[0].devices
+    one_link = not innermost or data * pipe * tensor <= innermost
+    return OUTERMOST_AXES[:1] if one_link or data == 1 or pipe == 1 else OUTERMOST_AXES
 
 
 def _numbers_of_devices(problem: Problem) -> list[int]:

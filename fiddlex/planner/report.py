@@ -8,8 +8,8 @@ from typing import Any
 from fiddlex.config import Config
 from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
-from fiddlex.planner.layouts import Layout, Problem
-from fiddlex.planner.search import Found, Plan
+from fiddlex.planner.layouts import Layout, Problem, outermost_axes
+from fiddlex.planner.search import Found, Plan, evaluate
 
 GIB = 2**30
 
@@ -32,12 +32,39 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
         f"Memory of a device, GiB, not all of it at once: {parts_text(best.memory)}.",
         f"Communication that nothing hides, of a step: {exposed}; its bubble is {best.bubble:.1%}.",
     ]
+    lines += _links_text(problem, best)
     lines += _semantics_text(problem, best, flushed)
     lines.append(
         f"Large products are taken to reach {problem.efficiency:.1%} of the peak, which was fitted to A100s: on other "
         "chips compare plans, not seconds. Plans within some percent of each other are equally good (docs/planner.md)."
     )
     return "\n".join(lines)
+
+
+def _links_text(problem: Problem, best: Plan) -> list[str]:
+    """Which links the axes of the best plan cross, and what they would cross with another axis outermost."""
+    if not best.traffic:
+        return []
+    lines = [f"Links, with what a device sends in a step: {traffic_text(problem, best)}."]
+    layout = best.layout
+    other = layout._replace(outermost="data" if layout.outermost == "pipe" else "pipe")
+    if other.outermost in outermost_axes(problem, layout.data, layout.pipe, layout.tensor):
+        placed = evaluate(problem, other)
+        more = placed.step_time_s / best.step_time_s - 1
+        lines.append(
+            f"With mesh.outermost={other.outermost} it would take {placed.step_time_s:.4g} s ({more:+.1%}): "
+            f"{traffic_text(problem, placed)}."
+        )
+    return lines
+
+
+def traffic_text(problem: Problem, plan: Plan) -> str:
+    """For each axis the links that it crosses, the outermost first, each with bytes and seconds in a step."""
+    by_axis: dict[str, list[str]] = {}
+    for axis, link, size, seconds in reversed(plan.traffic):
+        verb = "" if axis in by_axis else "stays in " if link == problem.topology.links[0] else "crosses "
+        by_axis.setdefault(axis, []).append(f"{verb}{link.name}: {size / 1e9:.3g} GB in {seconds:.2g} s")
+    return "; ".join(f"{axis} {', and '.join(links)}" for axis, links in reversed(by_axis.items()))
 
 
 def _semantics_text(problem: Problem, best: Plan, flushed: Plan | None) -> list[str]:
@@ -84,6 +111,7 @@ def _columns(problem: Problem, best: Plan) -> dict[str, Callable[[Plan], str]]:
         "data": lambda plan: f"{plan.layout.data}",
         "pipe": lambda plan: f"{plan.layout.pipe}",
         "tensor": lambda plan: f"{plan.layout.tensor}{'+sp' * plan.layout.sequence_parallel}",
+        "outermost": lambda plan: plan.layout.outermost,
         "schedule": lambda plan: f"{plan.layout.schedule}{f' v={plan.layout.chunks}' * (plan.layout.chunks > 1)}",
         "microbatches": lambda plan: f"{plan.layout.num_microbatches} of {plan.config.microbatch_size}",
         "semantics": lambda plan: plan.layout.semantics,
@@ -168,6 +196,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "bubble_fraction": plan.bubble,
         "exposed_s": plan.exposed_s,
         "usd_per_step": plan.usd_per_step,
+        "traffic": [{**each._asdict(), "link": each.link.name} for each in plan.traffic],
         "peak_bytes": plan.memory.peak,
         "memory_bytes": memory_parts(plan.memory),
     }
@@ -180,10 +209,11 @@ def memory_parts(memory: Memory) -> dict[str, int]:
 
 def layout_text(layout: Layout) -> str:
     """A layout in one line."""
+    across = f", outermost={layout.outermost}" * (layout.outermost != "data")
     return (
         f"data={layout.data}, pipe={layout.pipe}, tensor={layout.tensor}, sequence_parallel="
-        f"{layout.sequence_parallel}, {layout.schedule} with {layout.chunks} chunk{'s' * (layout.chunks > 1)} and "
-        f"{layout.num_microbatches} microbatches, {layout.semantics}, recompute={layout.recompute}"
+        f"{layout.sequence_parallel}{across}, {layout.schedule} with {layout.chunks} chunk{'s' * (layout.chunks > 1)} "
+        f"and {layout.num_microbatches} microbatches, {layout.semantics}, recompute={layout.recompute}"
     )
 
 

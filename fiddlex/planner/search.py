@@ -20,7 +20,7 @@ from fiddlex.costs.sizes import model_flops
 from fiddlex.costs.weight_memory import WeightBytes, device_parameters, weight_bytes
 from fiddlex.errors import ConfigError
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes, stage_ranks
-from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes
+from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes, Traffic
 from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction
 from fiddlex.planner.predict import Prediction
 from fiddlex.schedules.placement import LayerPlacement, place_layers
@@ -42,6 +42,7 @@ class Plan:
       bubble: share of the step in which the rank with most layers waits.
       exposed_s: seconds of a step's communication that overlaps with no computation, by its purpose.
       usd_per_step: price of a step in USD; None: the topology has no price.
+      traffic: what each axis sends over each link in a step.
     """
 
     layout: Layout
@@ -55,6 +56,7 @@ class Plan:
     bubble: float
     exposed_s: dict[str, float]
     usd_per_step: float | None
+    traffic: tuple[Traffic, ...]
 
 
 class Need(NamedTuple):
@@ -150,6 +152,7 @@ class _Space:
         self._backend = backend_of(problem.topology.compiler)
         self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
         self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(_Cut.of)
+        self._memory_once = functools.cache(self._memory)
 
     def entries(self) -> Iterator[_Entry]:
         """All layouts with their lower bounds."""
@@ -165,12 +168,16 @@ class _Space:
 
     def times(self, layout: Layout) -> tuple[MicrobatchTimes, StepTimes]:
         """Seconds of a layout's microbatch, and of its step outside the pipeline."""
-        return self._microbatch_once(*layout[:4], layout.num_microbatches, layout.recompute), self._step_once(
-            *layout[:3], self.cut(layout).rows, layout.semantics
-        )
+        outermost = layout.outermost
+        return self._microbatch_once(
+            *layout[:4], layout.num_microbatches, layout.recompute, outermost
+        ), self._step_once(*layout[:3], self.cut(layout).rows, layout.semantics, outermost)
 
     def memory(self, layout: Layout) -> Memory:
-        """Bytes that a layout takes on each device."""
+        """Bytes that a layout takes on each device, whichever axis is outermost."""
+        return self._memory_once(layout._replace(outermost="data"))
+
+    def _memory(self, layout: Layout) -> Memory:
         config, cut = layout.applied(self.problem.config), self.cut(layout)
         weights = self._weights_once(*layout[:3], cut.rows)
         return device_memory(config, sizes(layout.shape), cut.placement, self._backend, weights=weights)
@@ -206,6 +213,13 @@ class _Space:
                 "data": step.reduce + step.gather,
             },
             usd_per_step=price.usd_per_device_hour * layout.num_devices * step_s / 3600 if price else None,
+            traffic=self._models[layout.semantics].traffic(
+                config.mesh,
+                placement=cut.placement,
+                num_microbatches=m,
+                recompute=layout.recompute,
+                num_parameters=device_parameters(config, cut.rows),
+            ),
         )
 
     def _cost_model(self, semantics: str) -> CostModel:
@@ -215,9 +229,16 @@ class _Space:
         return CostModel(config, self.problem.topology, efficiency=self.problem.efficiency)
 
     def _microbatch(
-        self, data: int, pipe: int, tensor: int, sequence_parallel: bool, num_microbatches: int, recompute: str
+        self,
+        data: int,
+        pipe: int,
+        tensor: int,
+        sequence_parallel: bool,
+        num_microbatches: int,
+        recompute: str,
+        outermost: str,
     ) -> MicrobatchTimes:
-        mesh = MeshConfig(data, pipe, tensor, sequence_parallel)
+        mesh = MeshConfig(data, pipe, tensor, sequence_parallel, outermost)
         model = self._models[self.problem.semantics[0]]  # microbatches take equal times under all semantics
         return model.microbatch(mesh, num_microbatches=num_microbatches, recompute=recompute)
 
@@ -225,8 +246,8 @@ class _Space:
         config = dataclasses.replace(self.problem.config, mesh=MeshConfig(data, pipe, tensor))
         return weight_bytes(config, rows, self._backend)
 
-    def _step(self, data: int, pipe: int, tensor: int, rows: int, semantics: str) -> StepTimes:
-        mesh = MeshConfig(data, pipe, tensor)
+    def _step(self, data: int, pipe: int, tensor: int, rows: int, semantics: str, outermost: str) -> StepTimes:
+        mesh = MeshConfig(data, pipe, tensor, outermost=outermost)
         number = device_parameters(dataclasses.replace(self.problem.config, mesh=mesh), rows)
         return self._models[semantics].step(mesh, num_parameters=number)
 

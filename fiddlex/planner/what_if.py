@@ -27,6 +27,7 @@ _SHORT = {
     "data": "mesh.data",
     "pipe": "mesh.pipe",
     "tensor": "mesh.tensor",
+    "outermost": "mesh.outermost",
     "global_batch_size": "data.global_batch_size",
     "recompute": "pipeline.recompute",
     "schedule": "pipeline.schedule",

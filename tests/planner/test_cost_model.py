@@ -9,6 +9,7 @@ from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.errors import ConfigError
 from fiddlex.planner.communication import all_reduce_s
 from fiddlex.planner.cost_model import CostModel, System
+from fiddlex.planner.links import MeshLinks
 from fiddlex.schedules.placement import place_layers
 
 FAST, SLOW = Link("fast", 4, 1e9, 0.0, "s"), Link("slow", 0, 1e8, 0.0, "s")
@@ -77,7 +78,7 @@ def test_replicas_reduce_gradients_and_gather_weights_in_proportion_to_the_latte
     whole = model(zero1=False).step(mesh, num_parameters=1000)
     assert (whole.reduce, whole.gather) == pytest.approx((2 * 1000 * 4 / 2 / 1e8, 0))
     assert model().step(MeshConfig(), num_parameters=1000)[:2] == (0, 0)
-    inside = model(system=System(replicas_inside=True)).step(mesh, num_parameters=1000)
+    inside = model().step(dataclasses.replace(mesh, outermost="pipe"), num_parameters=1000)
     assert inside.reduce == pytest.approx(1000 * 4 / 2 / 1e9)
 
 
@@ -112,3 +113,36 @@ def test_prediction_by_momentum_repeats_the_optimizers_reads():
     assert none == pytest.approx(500 * 4 * 8 / 1e9)
     assert momentum == pytest.approx(500 * 4 * (8 + 4) / 1e9)
     assert extrapolate == pytest.approx(500 * 4 * (8 + 2) / 1e9)  # reads and writes the last update
+
+
+@pytest.mark.parametrize("zero1", [True, False])
+@pytest.mark.parametrize("mesh", [MeshConfig(2, 4, 1), MeshConfig(4, 2, 2), MeshConfig(4, 2, 2, outermost="pipe")])
+def test_traffic_takes_the_seconds_of_the_step(mesh, zero1):
+    costs, m, placement = model(zero1=zero1), 16 // mesh.data // 2, place_layers(tuple(range(mesh.pipe)), 8)
+    times = costs.microbatch(mesh, num_microbatches=m, recompute="full")
+    found = costs.traffic(mesh, placement=placement, num_microbatches=m, recompute="full", num_parameters=1000)
+    seconds = {axis: sum(each.seconds for each in found if each.axis == axis) for axis in ("data", "pipe", "tensor")}
+    step = costs.step(mesh, num_parameters=1000)
+    assert seconds["data"] == pytest.approx(step.reduce + step.gather)
+    over_pipe = 4 * all_reduce_s(RESIDUAL, MeshLinks.of(TOPOLOGY, mesh).pipe)
+    layers = 8 / mesh.pipe * times.exchange
+    assert seconds["tensor"] == pytest.approx(m * (layers + times.edge_exchange - over_pipe))
+    hops = 2 * times.hops[0] if mesh.pipe == 4 else times.hops[0]
+    assert seconds["pipe"] == pytest.approx(m * (over_pipe + hops))
+
+
+def test_traffic_counts_the_bytes_that_the_busiest_device_sends():
+    """An inner rank of an interleaved pipeline sends on and back in each of its stages, the last stage's only back."""
+    placement = place_layers((0, 1, 2, 3) * 2, 8)
+    sizes = {"num_microbatches": 8, "recompute": "none", "num_parameters": 1000}
+    inside = model().traffic(MeshConfig(pipe=4), placement=placement, **sizes)
+    assert [(each.axis, each.link, each.bytes) for each in inside] == [
+        ("pipe", FAST, 8 * (4 * RESIDUAL + 4 * 2 * 3 / 4 * RESIDUAL))
+    ]
+    mesh = MeshConfig(data=2, pipe=4, outermost="pipe")  # two ranks of two replicas on each fast link
+    data, fast, slow = model().traffic(mesh, placement=placement, **(sizes | {"num_microbatches": 4}))
+    assert (data.axis, data.link, data.bytes) == ("data", FAST, 1000 * 8 / 2)
+    # Between the ranks 1 and 2 two messages each way, and from 3 to 0 one on and one back; over the ring of two servers
+    # half of what a rank has left, a half.
+    assert (slow.link, slow.bytes) == (SLOW, 4 * (2 * RESIDUAL + 4 * 2 / 2 * RESIDUAL / 2))
+    assert (fast.link, fast.bytes) == (FAST, 4 * (2 * RESIDUAL + 4 * 2 / 2 * RESIDUAL))

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config, ModelConfig, OptimizerConfig
 from fiddlex.errors import ConfigError
-from fiddlex.planner.layouts import OBJECTIVES, Problem, layouts
+from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem, layouts
 from fiddlex.planner.no_plan import why_none
 from fiddlex.planner.report import as_json, as_python, as_text
-from fiddlex.planner.search import _Space, evaluate, score, search
+from fiddlex.planner.search import Found, _Space, evaluate, score, search
 
 
 def a_problem(*, num_devices=8, layers=4, heads=4, batch=16, **changes):
@@ -20,6 +20,13 @@ def a_problem(*, num_devices=8, layers=4, heads=4, batch=16, **changes):
     config = Config(model=model)
     config.data.global_batch_size = batch
     return dataclasses.replace(Problem(config, load_topology("a100_80"), num_devices), **changes)
+
+
+def servers_of(number):
+    """A100s, so many of which are in a server."""
+    topology = load_topology("a100_80")
+    inner, outer = topology.links
+    return dataclasses.replace(topology, links=(dataclasses.replace(inner, devices=number), outer))
 
 
 @settings(max_examples=25, deadline=None)
@@ -30,11 +37,20 @@ def a_problem(*, num_devices=8, layers=4, heads=4, batch=16, **changes):
     st.sampled_from([4, 8, 12, 24]),
     st.sampled_from(OBJECTIVES),
     st.sampled_from([("sync",), ("2bw", "sync")]),
+    st.sampled_from([2, 8]),
     st.floats(0, 1),
 )
-def test_it_finds_what_looking_at_every_layout_finds(num_devices, layers, heads, batch, objective, semantics, share):
+def test_it_finds_what_looking_at_every_layout_finds(
+    num_devices, layers, heads, batch, objective, semantics, per_server, share
+):
     problem = a_problem(
-        num_devices=num_devices, layers=layers, heads=heads, batch=batch, objective=objective, semantics=semantics
+        num_devices=num_devices,
+        layers=layers,
+        heads=heads,
+        batch=batch,
+        objective=objective,
+        semantics=semantics,
+        topology=servers_of(per_server),
     )
     every = [evaluate(problem, layout) for layout in layouts(problem)]
     if not every:
@@ -50,9 +66,9 @@ def test_it_finds_what_looking_at_every_layout_finds(num_devices, layers, heads,
     assert found.space == len(every)
 
 
-@pytest.mark.parametrize("layers", [4, 5])
-def test_no_layout_takes_less_than_its_bound(layers):
-    problem = a_problem(layers=layers)
+@pytest.mark.parametrize(("layers", "per_server"), [(4, 8), (5, 8), (4, 2)])
+def test_no_layout_takes_less_than_its_bound(layers, per_server):
+    problem = a_problem(layers=layers, topology=servers_of(per_server))
     space = _Space(problem)
     for layout in layouts(problem):
         assert space._least(layout)[0] <= evaluate(problem, layout).step_time_s * (1 + 1e-12), layout
@@ -83,6 +99,37 @@ def test_the_whole_space_is_there():
         for tensor in (1, 2, 4)
         if data * pipe * tensor == 8
     }
+
+
+def test_both_placements_are_searched_where_they_differ():
+    space = list(layouts(a_problem(topology=servers_of(4))))
+    assert {layout.outermost for layout in layouts(a_problem())} == {"data"}  # one server joins all eight
+    assert {layout.outermost for layout in space if layout.data > 1 and layout.pipe > 1} == {"data", "pipe"}
+    assert {layout.outermost for layout in space if layout.data == 1 or layout.pipe == 1} == {"data"}
+    assert len(set(space)) == len(space)
+
+
+def test_a_slow_link_is_crossed_by_the_axis_that_sends_less():
+    """Few weights and long sequences cross it best along data; many weights and a small batch, along pipe."""
+    for hidden, seq_len, batch, outermost in ((256, 2048, 64, "data"), (4096, 128, 8, "pipe")):
+        problem = a_problem(num_devices=8, batch=batch, topology=servers_of(4), semantics=("sync",))
+        problem.config.model.hidden_size, problem.config.model.seq_len = hidden, seq_len
+        plans = [
+            evaluate(problem, Layout(2, 2, 2, False, "1f1b", 1, 4, "sync", "none", each)) for each in ("data", "pipe")
+        ]
+        best = min(plans, key=lambda plan: plan.step_time_s)
+        assert best.layout.outermost == outermost
+        slow = {
+            plan.layout.outermost: {each.axis for each in plan.traffic if each.link.name == "InfiniBand HDR"}
+            for plan in plans
+        }
+        assert slow == {"data": {"data"}, "pipe": {"pipe"}}
+        text = as_text(problem, Found([best], 2, 2, None))
+        other = "pipe" if outermost == "data" else "data"
+        assert f"{outermost} crosses InfiniBand HDR: " in text
+        assert f"{other} stays in NVLink 3: " in text
+        (line,) = [line for line in text.splitlines() if line.startswith(f"With mesh.outermost={other} it would take")]
+        assert f"): {'data' if other == 'pipe' else 'data crosses'}" in line
 
 
 @pytest.mark.parametrize("topology", [name for name in catalogue() if name != "v100_16"])
@@ -177,7 +224,8 @@ def test_text_and_json_have_the_plans_numbers():
     text = as_text(problem, found).splitlines()
     assert text[0].startswith("3,") or "parameters in bfloat16" in text[0]
     assert (first["pipeline"]["semantics"], first["pipeline"]["prediction_order"]) == ("2bw", 2)
-    assert len(text) == 4 + len(found.plans) + 6
+    assert len(text) == 4 + len(found.plans) + 7
+    assert "pipe stays in NVLink 3: " in text[-3]
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,14 @@ def test_links_twice_as_fast_without_latency_halve_what_is_exchanged():
     assert instant.seconds() - apply(instant, "bandwidth*2").seconds() == pytest.approx(exchanged / 2, rel=1e-3)
 
 
+def test_another_axis_across_the_slow_link_changes_the_time_and_no_memory():
+    """Hops and sums over the pipe of this small model are more bytes than its gradients and weights."""
+    scenario = dataclasses.replace(ON_A100, config=replaced(ON_A100.config, {"mesh.data": 2}))
+    (answer,) = what_if(scenario, ["outermost=pipe"])
+    assert answer.ratio > 1.1
+    assert answer.after.peak_bytes == answer.before.peak_bytes
+
+
 def test_a_fused_optimizer_saves_one_of_eight_passes_of_the_update():
     scenario = dataclasses.replace(HERE, profile=dataclasses.replace(PROFILE, fixed_s=0.0))
     (answer,) = what_if(scenario, ["fused_optimizer"])
@@ -88,6 +96,7 @@ def test_another_chip_brings_what_compiles_for_it():
 def test_fields_have_their_types():
     assert apply(ON_A100, "sequence_parallel=true").config.mesh.sequence_parallel is True
     assert apply(ON_A100, "mesh.pipe=4").config.mesh.pipe == 4
+    assert apply(ON_A100, "mesh.outermost=pipe").config.mesh.outermost == "pipe"
     assert apply(ON_A100, "optimizer=sgd").config.optimizer.name == "sgd"
     assert ON_A100.config == make_config()
 

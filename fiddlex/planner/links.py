@@ -1,0 +1,69 @@
+"""The links of a topology that the axes of a mesh cross."""
+
+import dataclasses
+import functools
+import math
+
+from fiddlex.cluster.topology import Link, Ring, Topology
+from fiddlex.config import MeshConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshLinks:
+    """The links of a mesh: the rings of each axis, the link from each pipe rank to the next, and how many send at once.
+
+    Attributes:
+      tensor: rings of a group over `tensor`.
+      pipe: rings of a group over `pipe`.
+      data: rings of a group over `data`.
+      hops: link from each pipe rank to the next, the last entry from the last rank to the first; empty: one rank.
+      senders: number of devices that send to the next pipe rank at once.
+    """
+
+    tensor: tuple[Ring, ...]
+    pipe: tuple[Ring, ...]
+    data: tuple[Ring, ...]
+    hops: tuple[Link, ...]
+    senders: int
+
+    @classmethod
+    def of(cls, topology: Topology, mesh: MeshConfig) -> "MeshLinks":
+        """The links of a mesh whose devices are numbered in its `placement_order`.
+
+        Raises:
+          ConfigError: when no link of the topology joins all devices of the mesh.
+        """
+        rings = functools.partial(topology.rings, num_devices=mesh.num_devices)
+        step = mesh.stride("pipe")
+        return cls(
+            tensor=rings(1, mesh.tensor),
+            pipe=rings(step, mesh.pipe),
+            data=rings(mesh.stride("data"), mesh.data),
+            hops=tuple(_slowest_hop(topology, mesh, rank) for rank in range(mesh.pipe)) if mesh.pipe > 1 else (),
+            senders=step,
+        )
+
+    def between(self, first: int, second: int) -> Link:
+        """The slowest link between two different pipe ranks, the shorter way around the pipe."""
+        low, high = sorted((first, second))
+        around = high - low > 1 and low == 0 and high == len(self.hops) - 1
+        return min(self.hops[high:] if around else self.hops[low:high], key=_speed)
+
+
+def _slowest_hop(topology: Topology, mesh: MeshConfig, rank: int) -> Link:
+    """The slowest link, over all replicas, from a pipe rank to the next.
+
+    The links that the replicas use repeat after `turns` replicas, so the search looks at no more of them.
+    """
+    step, stride = mesh.stride("pipe"), mesh.stride("data")
+    ends = (rank * step, (rank + 1) % mesh.pipe * step)
+    sizes = [link.devices for link in topology.links if link.devices]
+    turns = max((size // math.gcd(size, stride) for size in sizes), default=1)
+    links = (
+        topology.link_between(*(end + replica * stride for end in ends)) for replica in range(min(mesh.data, turns))
+    )
+    return min(links, key=_speed)
+
+
+def _speed(link: Link) -> float:
+    return link.bandwidth / link.paths
