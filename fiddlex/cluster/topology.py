@@ -282,7 +282,8 @@ class Topology:
     def compile_name(self, num_devices: int) -> str:
         """The ahead-of-time compiler's name for `num_devices` of this topology's devices.
 
-        GPUs must be whole hosts or a part of one host. TPUs form the most cubic slice (`fiddlex.cluster.slices`).
+        GPUs must be whole hosts or a part of one host. TPUs form the most cubic slice (`fiddlex.cluster.slices`), or
+        several slices of as many devices as the first link joins.
 
         Raises:
           ConfigError: when no cluster has `num_devices` devices, or the topology has no [compiler].
@@ -297,14 +298,16 @@ class Topology:
             per_host = min(num_devices, first)
             if num_devices % per_host == 0:
                 shape = num_devices // per_host, per_host
-        elif num_devices <= first:
-            shape = slice_shape(self.compiler.torus, num_devices)
+        elif num_devices <= first or num_devices % first == 0:
+            shape = slice_shape(self.compiler.torus, min(num_devices, first))
         if not shape:
             raise ConfigError(
                 f"{num_devices} devices of {self.name} are no cluster that can be compiled for. Take another number of "
-                "them: of TPUs a whole slice, of GPUs a part of a host or whole ones."
+                "them: of TPUs a whole slice or several of the largest, of GPUs a part of a host or whole ones."
             )
-        return f"{self.compiler.platform}:{self.compiler.name}:{'x'.join(map(str, shape))}"
+        several = self.compiler.platform == "tpu" and num_devices > first
+        slices = f":{num_devices // first}" if several else ""
+        return f"{self.compiler.platform}:{self.compiler.name}:{'x'.join(map(str, shape))}{slices}"
 
     def validate(self) -> "Topology":
         """Checks every figure, and that the links' groups nest.

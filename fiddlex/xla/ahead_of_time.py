@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fiddlex.cluster.mesh import granules
 from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import Config
 from fiddlex.costs.sizes import model_flops, num_parameters
@@ -19,6 +20,7 @@ from fiddlex.schedules.table import NONE
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import WeightLayout
 from fiddlex.xla.compiled_collectives import collectives
+from fiddlex.xla.device_groups import Places
 
 _SIZE = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")  # matches `33.19G`
 _UNITS = {unit: 2 ** (10 * power) for power, unit in enumerate("KMGT", 1)}
@@ -144,10 +146,10 @@ def memory(compiled: jax.stages.Compiled | None) -> dict[str, int | None]:
 def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
     """The report on a train step: sizes, schedule, memory of one device, collectives, and compile times.
 
-    `needed_bytes` is the peak, or the compiler's figure for a step that does not fit. `fits` says whether
-    `needed_bytes` is within `memory_limit_bytes`; it is None where no limit is known. `model_flops` are the FLOPs of a
-    step on all devices. For a step that was not compiled, `collectives` (`fiddlex.xla.compiled_collectives.Collective`)
-    and the parts of its memory are None.
+    `num_granules` is the number of TPU slices or GPU hosts. `needed_bytes` is the peak, or the compiler's figure for a
+    step that does not fit. `fits` says whether `needed_bytes` is within `memory_limit_bytes`; it is None where no
+    limit is known. `model_flops` are the FLOPs of a step on all devices. For a step that was not compiled,
+    `collectives` (`fiddlex.xla.compiled_collectives.Collective`) and the parts of its memory are None.
     """
     layout, mesh = ahead.program.layout, ahead.program.mesh
     pipeline, parts = layout.pipeline, memory(ahead.compiled)
@@ -157,12 +159,13 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
         fits = None if needed is None or limit is None else needed <= limit
     else:
         needed, limit, fits = ahead.shortage.needed_bytes, ahead.shortage.limit_bytes, False
-    exchanges = None
+    exchanges, where = None, places(mesh)
     if ahead.text:
-        exchanges = [dataclasses.asdict(each) for each in collectives(ahead.text, mesh.shape, runs(layout))]
+        exchanges = [dataclasses.asdict(each) for each in collectives(ahead.text, where, runs(layout))]
     return {
         "device_kind": mesh.devices.flat[0].device_kind,
         "num_devices": config.mesh.num_devices,
+        "num_granules": len(set(where.granules)),
         "mesh": dict(mesh.shape),
         "num_parameters": num_parameters(config),
         "model_flops": model_flops(config),
@@ -184,6 +187,12 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
         "compile_s": round(ahead.compile_s, 3),
         "jax_version": jax.__version__,
     }
+
+
+def places(mesh: Mesh) -> Places:
+    """The places of a mesh, and where their devices are."""
+    devices = list(mesh.devices.flat)
+    return Places(dict(mesh.shape), granules(devices), [device.id for device in devices])
 
 
 def runs(layout: WeightLayout) -> dict[str, float]:

@@ -1,16 +1,17 @@
 """The collectives of a compiled step: the bytes of each, how often it runs, its mesh axis, and what it overlaps.
 
-The analysis reads the scheduled program (`fiddlex.xla.program_text`). Where the program does not say how often a
+The analysis reads the scheduled program (`fiddlex.xla.program_text`). The program of a TPU slice reaches other slices
+through its hosts: a `send` and a `recv` of the runtime megascale stand for a collective of one device of each slice.
+ Where the program does not say how often a
 conditional or loop runs, the schedule of the pipeline does; the executor's `jax.named_scope` names identify them.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fiddlex.xla.device_groups import axis_of, groups_of
+from fiddlex.xla.device_groups import Groups, Places, axis_of, groups_of
 from fiddlex.xla.program_text import Instruction, ProgramText, element, nbytes, read
 
 KINDS = (
@@ -22,10 +23,20 @@ KINDS = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
+# Kinds of what the programs of several TPU slices send to each other.
+_TRANSFERS = {
+    "ALL_GATHER": "all-gather",
+    "ALL_REDUCE": "all-reduce",
+    "ALL_TO_ALL": "all-to-all",
+    "ONE_TO_ONE": "collective-permute",
+    "REDUCE_SCATTER": "reduce-scatter",
+}
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 # Instructions that compute nothing: they move data, or do nothing at all.
 _MOVES = re.compile(
     r"(after-all|bitcast|bitcast-convert|broadcast|concatenate|constant|convert|copy|custom-call|domain|dynamic-slice|dynamic-update-slice"
-    r"|gather|get-tuple-element|iota|opt-barrier|optimization-barrier|pad|parameter|partition-id|reshape|reverse|slice"
+    r"|gather|get-tuple-element|iota|opt-barrier|optimization-barrier|pad|parameter|partition-id|recv|reshape|reverse|send|slice"
     r"|transpose|tuple|replica-id|rng-get-and-update-state|.*-start|.*-done|.*-update|" + "|".join(KINDS) + ")"
 )
 _WRAPPERS = ("fusion", "while", "conditional", "call")  # these run the computations that they call
@@ -51,6 +62,9 @@ class Collective:
         products, or other arithmetic on an array of at least `bytes`.
       products: number of matrix products between the collective's start and its end, counting the largest branch of a
         conditional and one trip of a loop.
+      crossing_bytes: bytes of one execution that a device sends to other slices (TPU) or hosts (GPU), where each of
+        these first reduces or afterwards gathers what its devices have; 0: the collective stays inside; None if not
+        known.
     """
 
     name: str
@@ -61,6 +75,7 @@ class Collective:
     count: float | None
     overlapped: bool
     products: int
+    crossing_bytes: int | None
 
 
 class _Site(NamedTuple):
@@ -71,12 +86,12 @@ class _Site(NamedTuple):
     place: int
 
 
-def collectives(text: str, mesh: Mapping[str, int], runs: Mapping[str, float]) -> list[Collective]:
+def collectives(text: str, places: Places, runs: Mapping[str, float]) -> list[Collective]:
     """All collectives of a step except those within single devices, in the order of the program.
 
     Args:
       text: the scheduled program, as XLA prints it.
-      mesh: sizes of the mesh axes, the last varying fastest over the devices.
+      places: the places of the mesh, and where their devices are.
       runs: by the name of a scope, how often a step runs the branch of a conditional there; for a loop whose number of
         trips the program does not say, that number, as an average where it varies.
     """
@@ -85,7 +100,7 @@ def collectives(text: str, mesh: Mapping[str, int], runs: Mapping[str, float]) -
     _count(program, program.entry, 1, runs, counts)
     found = []
     for site, count in counts.items():
-        one = _described(program, site, mesh, count)
+        one = _described(program, site, places, count)
         if one.group_size != 1:
             found.append(one)
     return found
@@ -119,21 +134,32 @@ def _count(
 def _kind(program: ProgramText, instruction: Instruction) -> str:
     """The kind of collective that an instruction is or starts, directly or in an async wrapper; else empty."""
     kind = instruction.opcode.removesuffix("-start")
+    if kind == "send":
+        transfer = _TRANSFER.search(instruction.attributes)
+        return _TRANSFERS.get(transfer[1], "") if transfer else ""
     if kind == "async":
         inner = [each.opcode for name in instruction.called() for each in program.computations[name]]
         return next((opcode for opcode in inner if opcode in KINDS), "")
     return kind if kind in KINDS else ""
 
 
-def _described(program: ProgramText, site: _Site, mesh: Mapping[str, int], count: float | None) -> Collective:
-    instruction, kind = site.instruction, _kind(program, site.instruction)
-    body = program.computations[site.computation]
+def _groups(program: ProgramText, instruction: Instruction, kind: str, places: Places) -> Groups | None:
+    """The groups of places that exchange data; None if not known."""
+    attributes = instruction.attributes
+    if instruction.opcode == "send":
+        return places.between_slices(attributes)
     if instruction.opcode == "async-start":
         wrapped = program.computations[instruction.called()[0]]
         attributes = next(each.attributes for each in wrapped if each.opcode == kind)
-    else:
-        attributes = instruction.attributes
-    groups = groups_of(attributes, math.prod(mesh.values()))
+    here = places.of_program(program.num_partitions or len(places.granules))
+    groups = groups_of(attributes, len(here))
+    return None if groups is None else [[here[partition] for partition in group] for group in groups]
+
+
+def _described(program: ProgramText, site: _Site, places: Places, count: float | None) -> Collective:
+    instruction, kind = site.instruction, _kind(program, site.instruction)
+    body = program.computations[site.computation]
+    groups = _groups(program, instruction, kind, places)
     group_size = None if groups is None else len(groups[0])
     shapes = {each.name: each.shape for each in body}
     size = sum(nbytes(element(shapes[each.name], each.elements)) for each in instruction.operands)
@@ -144,18 +170,27 @@ def _described(program: ProgramText, site: _Site, mesh: Mapping[str, int], count
     return Collective(
         instruction.name,
         kind,
-        axis=None if groups is None else axis_of(groups, mesh),
+        axis=None if groups is None else axis_of(groups, places.sizes),
         group_size=group_size,
         bytes=size,
         count=count if count is None or count % 1 else int(count),
         overlapped=any(_computes(program, each, size) for each in beside),
         products=sum(map(program.products, beside)),
+        crossing_bytes=None if groups is None else places.crossing_bytes(kind, size, groups),
     )
 
 
 def _beside(body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
     """The instructions scheduled between a collective's start and its end; none when it is synchronous."""
     instruction = body[start]
+    if instruction.opcode == "send":
+        received = {
+            each.name for each in body if each.opcode == "recv" and _rendezvous(each) == _rendezvous(instruction)
+        }
+        ends = [
+            place for place, each in enumerate(body) if each.opcode == "recv-done" and each.operands[0].name in received
+        ]
+        return body[start + 1 : ends[0]] if ends else ()
     if not instruction.opcode.endswith("-start") or '"is_sync":true' in instruction.attributes:
         return ()
     names = {instruction.name}
@@ -165,6 +200,12 @@ def _beside(body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
                 return body[start + 1 : end]
             names.add(each.name)  # an async-update, which continues the collective
     return ()
+
+
+def _rendezvous(instruction: Instruction) -> str:
+    """The name that a `send` and the `recv` of the same transfer have in common."""
+    found = _RENDEZVOUS.search(instruction.attributes)
+    return found[1] if found else ""
 
 
 def _computes(program: ProgramText, instruction: Instruction, size: int) -> bool:

@@ -1,9 +1,11 @@
-"""Parses the groups of devices that take part in a collective, in the four forms that XLA prints.
+"""Parses the groups of devices that take part in a collective, in the forms that XLA prints.
 
 A device is the number of its partition in the program. The numbers count places in the mesh, the last axis varying
-fastest.
+fastest. Several slices of TPUs run a program each, whose numbers count the places of its slice (`Places.of_program`);
+what such programs send to each other has forms of its own (`Places.between_slices`).
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,73 @@ _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?
 _AXES = re.compile(  # mesh['a'=2,'b'=2] {'b'}
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((\[[\d,]+\](?:T\([\d,]+\))?|[\d,]+)\))? \{([^}]*)\}"
 )
+_SLICES = re.compile(r'_xla_megascale_target="\{([\d,]+)\}x\{(\d+):(\d+)\}"')  # "{1,2}x{0:7}"
+_IDS = re.compile(
+    r"_xla_megascale_target=\{((?:\{\d+(?:(?:,|->)\d+)*\},?)*)\}"
+)  # {{100000->200000}}, {{100000,200000}}
 _AXIS = re.compile(r"'([^':]+)'?(?::\((\d+)\)(\d+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """The places of a mesh, in its order, and where their devices are.
+
+    Attributes:
+      sizes: sizes of the mesh axes, the last varying fastest over the places.
+      granules: for each place the slice or host of its device, as numbered by `fiddlex.cluster.mesh.granules`.
+      ids: for each place the id of its device.
+    """
+
+    sizes: Mapping[str, int]
+    granules: Sequence[int]
+    ids: Sequence[int]
+
+    def of_program(self, num_partitions: int) -> list[int]:
+        """The places of a program's devices, by partition: all, or those of the first slice if a slice fills it."""
+        places = list(range(len(self.granules)))
+        if num_partitions == len(places):
+            return places
+        return [place for place in places if self.granules[place] == min(self.granules)]
+
+    def between_slices(self, attributes: str) -> Groups | None:
+        """The groups of places that a program of several slices exchanges data with, from the attributes of a `send`.
+
+        Returns:
+          Groups of equal size; the pairs of a permute; None where the text has none of the known forms.
+        """
+        if found := _SLICES.search(attributes):
+            numbers = sorted(set(self.granules))
+            slices = [numbers[number - 1] for number in _numbers(found[1])]
+            of_slice = [[place for place, at in enumerate(self.granules) if at == number] for number in slices]
+            return [list(group) for group in zip(*of_slice, strict=True)][int(found[2]) : int(found[3]) + 1]
+        if found := _IDS.search(attributes):
+            place = {number: at for at, number in enumerate(self.ids)}
+            return [[place[number] for number in group] for group in _tuples(found[1].replace("->", ","))]
+        return None
+
+    def crossing_bytes(self, kind: str, size: int, groups: Groups) -> int:
+        """Bytes that a device sends to other slices or hosts, in the group that sends most there.
+
+        Each slice or host first reduces what its devices have, or gathers afterwards, so that its n devices send an
+        n-th each. A permute sends all from one device.
+
+        Args:
+          kind: kind of the collective.
+          size: bytes of the whole array, as in `compiled_collectives.Collective`.
+          groups: groups of places.
+        """
+        spans = [len({self.granules[place] for place in group}) for group in groups]
+        crossing = [(across, len(group)) for across, group in zip(spans, groups, strict=True) if across > 1]
+        if kind == "collective-permute" or not crossing:
+            return size * bool(crossing)
+        times = 2 if kind == "all-reduce" else 1
+        reduced_inside = kind in ("all-reduce", "all-gather", "reduce-scatter")
+        return round(
+            max(
+                times * size * (across / number if reduced_inside else 1) * (across - 1) / across
+                for across, number in crossing
+            )
+        )
 
 
 def groups_of(attributes: str, num_devices: int) -> Groups | None:

@@ -74,10 +74,12 @@ class ProgramText:
     Attributes:
       computations: the instructions of each computation, by its name, in the order of the schedule.
       entry: name of the computation at which the program starts.
+      num_partitions: number of devices that the program runs on; None where the text does not say.
     """
 
     computations: dict[str, list[Instruction]]
     entry: str
+    num_partitions: int | None
 
     def trips(self, loop: Instruction) -> int | None:
         """How often the body of a `while` runs; None where the program does not say.
@@ -123,7 +125,8 @@ def read(text: str) -> ProgramText:
                 inputs, attributes = "", inputs
             operands = tuple(map(_operand, re.findall(r"%([^\s,)]+)", inputs)))
             current.append(Instruction(name, shape, opcode, operands, attributes, bool(root)))
-    return ProgramText(computations, entry)
+    partitions = re.search(r"^HloModule .*\bnum_partitions=(\d+)", text, re.MULTILINE)
+    return ProgramText(computations, entry, int(partitions[1]) if partitions else None)
 
 
 def element(shape: str, indices: Sequence[int]) -> str:

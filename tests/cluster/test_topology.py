@@ -144,6 +144,8 @@ def test_a_cluster_has_an_end():
         ("tpu_v5p", 1536, "tpu:v5p:8x12x16"),
         ("tpu_v5p", 6144, "tpu:v5p:16x16x24"),
         ("tpu_v4", 4096, "tpu:v4:16x16x16"),
+        ("tpu_v6e", 512, "tpu:v6e:16x16:2"),
+        ("tpu_v5p", 18432, "tpu:v5p:16x16x24:3"),
     ],
 )
 def test_compile_name(name, num_devices, expected):
@@ -156,7 +158,7 @@ def test_compile_name(name, num_devices, expected):
         ("h100", 12),
         ("tpu_v5e", 2),
         ("tpu_v5e", 6),
-        ("tpu_v6e", 512),
+        ("tpu_v6e", 384),
         ("tpu_v5p", 1),
         ("tpu_v5p", 96),
         ("tpu_v5p", 6208),

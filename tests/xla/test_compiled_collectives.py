@@ -4,8 +4,9 @@ ones."""
 import pytest
 
 from fiddlex.xla.compiled_collectives import Collective, collectives
+from fiddlex.xla.device_groups import Places
 
-MESH = {"data": 2, "pipe": 2, "tensor": 1}
+MESH = Places({"data": 2, "pipe": 2, "tensor": 1}, granules=(0, 0, 1, 1), ids=(0, 1, 2, 3))
 PAIRS = "source_target_pairs={{0,1},{1,0},{2,3},{3,2}}"
 COMPUTATIONS = """\
 %add (a: f32[], b: f32[]) -> f32[] {
