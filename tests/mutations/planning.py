@@ -142,6 +142,49 @@ MUTATIONS = (
         new="return 1.0, max(once - update - parts.fixed, 0.0) / weights",
         tests=("tests/planner/test_profile.py::test_a_machine_is_found_again_from_its_steps",),
     ),
+    # The mesh and the slow link.
+    Mutation(
+        "distance-along-an-axis-counts-the-axis-itself",
+        "fiddlex/config/sections.py",
+        old="in order[order.index(axis) + 1 :]",
+        new="in order[order.index(axis) :]",
+        tests=("tests/cluster/test_mesh.py::test_numbers_run_over_tensor_fastest_and_over_the_outermost_axis_slowest",),
+    ),
+    Mutation(
+        "ranks-of-a-host-left-apart",
+        "fiddlex/cluster/mesh.py",
+        old='np.argsort(numbers, kind="stable")',
+        new="range(len(devices))",
+        tests=("tests/cluster/test_mesh.py::test_hosts_are_blocks_whatever_the_order_of_the_ranks",),
+    ),
+    Mutation(
+        "one-placement-searched",
+        "fiddlex/planner/layouts.py",
+        old="return OUTERMOST_AXES[:1] if one_link or data == 1 or pipe == 1 else OUTERMOST_AXES",
+        new="return OUTERMOST_AXES[:1]",
+        tests=("tests/planner/test_search.py::test_both_placements_are_searched_where_they_differ",),
+    ),
+    Mutation(
+        "sums-over-the-pipe-sent-one-way",
+        "fiddlex/planner/cost_model.py",
+        old='("pipe", links.pipe, part, 8 * m)',
+        new='("pipe", links.pipe, part, 4 * m)',
+        tests=("tests/planner/test_cost_model.py::test_traffic_takes_the_seconds_of_the_step",),
+    ),
+    Mutation(
+        "hosts-send-whole-arrays",
+        "fiddlex/xla/device_groups.py",
+        old="(across / number if reduced_inside else 1)",
+        new="1",
+        tests=("tests/xla/test_compiled_collectives.py::test_what_a_device_sends_to_other_hosts",),
+    ),
+    Mutation(
+        "devices-of-a-slice-taken-for-the-first-of-the-mesh",
+        "fiddlex/xla/device_groups.py",
+        old="if self.granules[place] == min(self.granules)]",
+        new="][:num_partitions]",
+        tests=("tests/xla/test_compiled_collectives.py::test_devices_of_a_slices_program_are_those_of_its_slice",),
+    ),
     # Facts.
     Mutation(
         "bandwidth-in-gigabits",

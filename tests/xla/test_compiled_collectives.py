@@ -170,3 +170,71 @@ def test_leaves_out_what_moves_nothing():
 def test_groups_in_words_that_are_not_known():
     found = only(entry("%sum = f32[8,8] all-reduce(%x), replica_groups=some(0,1), to_apply=%add"))
     assert (found.axis, found.group_size, found.bytes) == (None, None, 256)
+
+
+@pytest.mark.parametrize(
+    ("line", "crossing"),
+    [
+        ("f32[8,8] all-reduce(%x), replica_groups={{0,2},{1,3}}, to_apply=%add", 256),  # half of it on and back
+        ("f32[8,8] all-reduce(%x), replica_groups={{0,1},{2,3}}, to_apply=%add", 0),
+        ("f32[8,8] all-reduce(%x), replica_groups={}, to_apply=%add", 128),  # each sends what it has reduced
+        ("f32[16,8] all-gather(%x), replica_groups={{0,2},{1,3}}, dimensions={0}", 256),
+        ("f32[2,8] reduce-scatter(%x), replica_groups={}, dimensions={0}, to_apply=%add", 64),
+        ("f32[8,8] all-to-all(%x), replica_groups={}, dimensions={0}", 128),
+        ("f32[8,8] collective-permute(%x), source_target_pairs={{0,1},{1,2},{2,3}}", 256),
+        (f"f32[8,8] collective-permute(%x), {PAIRS}", 0),
+        ("f32[8,8] all-reduce(%x), replica_groups=some(0,1), to_apply=%add", None),
+    ],
+)
+def test_what_a_device_sends_to_other_hosts(line, crossing):
+    assert only(entry(f"%moved = {line}", "ROOT %y = f32[8,8] copy(%x)")).crossing_bytes == crossing
+
+
+# Two slices of two devices, whose ids are 100000, 100001, 200000 and 200001; pipe is across.
+SLICES = Places({"data": 2, "pipe": 2, "tensor": 1}, granules=(0, 1, 0, 1), ids=(100000, 200000, 100001, 200001))
+
+
+def transfer(kind: str, target: str, *between: str) -> str:
+    shapes = 'is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'
+    name = f'{shapes}_xla_host_transfer_rendezvous="sum_0",_xla_megascale_target={target}'
+    name += f',_xla_megascale_transfer_type="{kind}"}}'
+    text = entry(
+        "%after = token[] after-all()",
+        f"%send = (f32[8,8]{{1,0}}, u32[], token[]) send(%x, %after), channel_id=2, {name}",
+        f"%recv = (f32[8,8]{{1,0}}, u32[], token[]) recv(%after), channel_id=1, {name}",
+        *between,
+        "%sent = token[] send-done(%send), channel_id=2",
+        "%received = (f32[8,8]{1,0}, token[]) recv-done(%recv), channel_id=1",
+        BESIDE["products"][0],
+    )
+    return text.replace("HloModule jit_step", "HloModule jit_step, is_scheduled=true, num_partitions=2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "found"),
+    [
+        ("ALL_REDUCE", '"{1,2}x{0:1}"', ("all-reduce", "pipe", 2, 256, 256)),
+        ("ALL_REDUCE", "{{100000,200000},{100001,200001}}", ("all-reduce", "pipe", 2, 256, 256)),
+        ("ALL_GATHER", '"{1,2}x{0:1}"', ("all-gather", "pipe", 2, 512, 256)),
+        ("REDUCE_SCATTER", '"{1,2}x{0:1}"', ("reduce-scatter", "pipe", 2, 256, 128)),
+        ("ONE_TO_ONE", "{{100000->200000},{200001->100001}}", ("collective-permute", "pipe", 2, 256, 256)),
+        ("ONE_TO_ONE", "{{100000->200001}}", ("collective-permute", "several", 2, 256, 256)),
+        ("ALL_TO_ALL", '"some"', ("all-to-all", None, None, 256, None)),
+    ],
+)
+def test_transfers_between_slices(kind, target, found):
+    (one,) = collectives(transfer(kind, target), SLICES, {})
+    assert (one.kind, one.axis, one.group_size, one.bytes, one.crossing_bytes) == found
+    assert (one.count, one.overlapped) == (1, False)
+
+
+def test_work_between_sending_to_another_slice_and_receiving_from_it():
+    (one,) = collectives(transfer("ALL_REDUCE", '"{1,2}x{0:1}"', BESIDE["products"][0]), SLICES, {})
+    assert (one.overlapped, one.products) == (True, 1)
+
+
+def test_devices_of_a_slices_program_are_those_of_its_slice():
+    text = entry("%sum = f32[8,8] all-reduce(%x), replica_groups={{0,1}}, to_apply=%add")
+    (one,) = collectives(text.replace("jit_step", "jit_step, num_partitions=2"), SLICES, {})
+    assert (one.axis, one.crossing_bytes) == ("data", 0)
+    assert collectives(text, SLICES, {})[0].axis == "pipe"

@@ -1,0 +1,152 @@
+"""Compiles train steps for two TPU slices or GPU hosts and prints what crosses the slow link, as a Markdown table.
+
+    python -m experiments.slow_links --results=docs/studies/slow_links.jsonl
+
+No step is run, and no TPU or GPU is needed (extras aot and aot-gpu). A small GPT and one of 1.7 billion parameters are
+compiled with `data` across the slow link and with `pipe` across it, the latter also interleaved. `fiddlex compile`
+compiles each case in its own process. Each case adds a line to the results, and a case that the file has is not
+compiled again. Beside XLA's bytes the table has the planner's, which leave out everything but gradients, weights,
+hops, and the sums of embedding and head.
+"""
+
+import dataclasses
+import datetime
+import json
+import pathlib
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from experiments.results import append_result, read_results
+from fiddlex.cluster.topology import load_topology
+from fiddlex.config import Config
+from fiddlex.config.command_line import load_config, run
+from fiddlex.config.overrides import replaced
+from fiddlex.costs.weight_memory import device_parameters
+from fiddlex.errors import DeviceError
+from fiddlex.planner.cost_model import CostModel, Traffic
+from fiddlex.planner.predict import pipeline_of
+
+ROOT = pathlib.Path(__file__).parents[1]
+CLUSTERS = {"tpu_v5e": "tpu:v5e:2x4:2", "h100": "gpu:h100:2x8"}  # two slices or hosts of eight devices
+PER_GRANULE = 8
+MODELS = {
+    "configs/gpt_tiny.py": {"mesh.data": 4, "mesh.pipe": 2, "mesh.tensor": 2, "pipeline.num_microbatches": 4},
+    "configs/gpt3.py:1.7b": {"mesh.data": 2, "mesh.pipe": 4, "mesh.tensor": 2, "pipeline.num_microbatches": 256},
+}
+PIPELINES = (("data", "1f1b", 1), ("pipe", "1f1b", 1), ("pipe", "interleaved_1f1b", 2))
+
+_RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of compiled cases, read and added to", required=True)
+
+
+class SlowCase(NamedTuple):
+    """A step to compile.
+
+    Attributes:
+      cluster: name of the cluster's topology in the catalogue.
+      model: config file with its argument.
+      outermost: the axis across the slow link.
+      schedule: the schedule.
+      chunks: number of stages on each pipe rank.
+    """
+
+    cluster: str
+    model: str
+    outermost: str
+    schedule: str
+    chunks: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the config that the case sets."""
+        pipeline = {"pipeline.schedule": self.schedule, "pipeline.num_chunks": self.chunks}
+        return {**MODELS[self.model], "mesh.outermost": self.outermost, **pipeline}
+
+    def config(self) -> Config:
+        """The config of the step."""
+        return replaced(load_config(str(ROOT / self.model)), self.fields).validate()
+
+
+def cases() -> Iterator[SlowCase]:
+    """All cases."""
+    for cluster in CLUSTERS:
+        for model in MODELS:
+            for outermost, schedule, chunks in PIPELINES:
+                yield SlowCase(cluster, model, outermost, schedule, chunks)
+
+
+def main(argv: list[str]) -> None:
+    """Compiles the cases that the results do not have, and prints the table."""
+    path = pathlib.Path(_RESULTS.value)
+    results = {SlowCase(*each["case"]): each for each in read_results(path, ("case", "collectives"))}
+    for case in cases():
+        if case not in results:
+            results[case] = compiled(case)
+            append_result(path, results[case])
+    print(table(results))
+
+
+def compiled(case: SlowCase) -> dict[str, Any]:
+    """The collectives of a case that cross the slow link, by XLA.
+
+    Raises:
+      DeviceError: when the step does not compile, or does not fit.
+    """
+    command = [sys.executable, "-m", "fiddlex", "compile", f"--config={ROOT / case.model}", "--format=json"]
+    command += [f"--topology={CLUSTERS[case.cluster]}", *(f"--config.{name}={at}" for name, at in case.fields.items())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        raise DeviceError(f"{case}: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+    facts = json.loads(done.stdout.splitlines()[-1])
+    if facts["collectives"] is None:
+        raise DeviceError(f"{case} does not fit: {facts['reason']}")
+    crossing = [each for each in facts["collectives"] if each["crossing_bytes"] != 0]
+    kept = ("jax_version", "compile_s", "needed_bytes", "num_ticks")
+    date = datetime.date.today().isoformat()
+    return {"case": list(case), "date": date, **{name: facts[name] for name in kept}, "collectives": crossing}
+
+
+def planned(case: SlowCase) -> list[Traffic]:
+    """What the planner expects each axis to send over the slow link in a step."""
+    config, topology = case.config(), load_topology(case.cluster)
+    inner, outer = topology.links
+    topology = dataclasses.replace(topology, links=(dataclasses.replace(inner, devices=PER_GRANULE), outer))
+    placement = pipeline_of(config).placement
+    traffic = CostModel(config, topology).traffic(
+        config.mesh,
+        placement=placement,
+        num_microbatches=config.pipeline.num_microbatches,
+        recompute=config.pipeline.recompute,
+        num_parameters=device_parameters(config, placement.rows_per_rank),
+    )
+    return [each for each in traffic if each.link == outer]
+
+
+def table(results: dict[SlowCase, dict[str, Any]]) -> str:
+    """The table of all results; kinds of collectives with less than 1% of a step's bytes are left out of the list."""
+    rows = [
+        "| model | on | across | schedule | what crosses, MB by XLA | MB, XLA | MB, planner | s, planner |",
+        "|---|---|---|---|---|---:|---:|---:|",
+    ]
+    for case, result in results.items():
+        sizes: dict[str, float] = defaultdict(float)
+        for each in result["collectives"]:
+            sizes[f"{each['kind']} over {each['axis']}"] += each["crossing_bytes"] * each["count"] / 1e6
+        whole = sum(sizes.values())
+        listed = ", ".join(f"{name} {size:,.3g}" for name, size in sorted(sizes.items()) if size >= whole / 100)
+        schedule = f"{case.schedule}, v={case.chunks}" if case.chunks > 1 else case.schedule
+        expected = planned(case)
+        rows.append(
+            f"| `{case.model.removeprefix('configs/')}` | {CLUSTERS[case.cluster]} | {case.outermost} | {schedule} | "
+            f"{listed} | {whole:,.4g} | {sum(each.bytes for each in expected) / 1e6:,.4g} | "
+            f"{sum(each.seconds for each in expected):.2g} |"
+        )
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    run(main)
