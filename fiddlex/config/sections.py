@@ -302,6 +302,7 @@ class DataConfig(Checked, prefix="config.data."):
     text_column: str = "text"  # column of hf:PATH that holds the text; of array_record:PATH the key in JSON records
     tokenizer: str = "bytes"  # bytes | path of a JSON file of the `tokenizers` library
     token_dtype: str = "uint16"  # type in files of tokens:PATH; uint16 | uint32
+    cache: str = ""  # folder that keeps the tokens of text, shared by all hosts; empty: several processes, the workdir
     global_batch_size: int = 32  # examples per step, over all replicas and microbatches
     eval_batches: int = 0  # batches per evaluation; 0: all held-out data
     seed: int = 0  # seed of the order of examples and of the masks

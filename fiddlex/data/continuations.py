@@ -15,6 +15,7 @@ cannot be scored.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,6 +112,12 @@ class ScoredEnds:
         """All sequences concatenated, [tokens]."""
         return self._tokens.tokens
 
+    def fingerprint(self) -> str:
+        """Identifies the data by the number of examples and a hash of all tokens, and of what is scored of them."""
+        digest = hashlib.sha256(self._tokens.digest().encode())
+        digest.update(np.array(self._num_scored, "<i8").tobytes())
+        return f"{len(self)}-{digest.hexdigest()[:16]}"
+
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Example `index`, the same in every epoch.
 
@@ -176,6 +183,10 @@ class ContinuationExamples:
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Example `index`, the same in every epoch, as `ScoredEnds` makes it: the continuation is scored."""
         return self._examples.example(index, epoch=epoch)
+
+    def fingerprint(self) -> str:
+        """Identifies the data by the number of examples and a hash of all tokens, and of what is scored of them."""
+        return self._examples.fingerprint()
 
     def describe(self) -> str:
         """A line for the log: the file, lines used and skipped, continuations, contexts cut."""

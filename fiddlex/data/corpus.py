@@ -4,6 +4,9 @@ Invariant: no token of the held-out stream is in the training stream. Several do
 document's name alone decides its side, so that adding files moves no other file to the other side. Of a single text or
 token file the last share is held out. If `data.eval_source` is set, or a token folder has a `val.bin`, all of that is
 held out instead.
+
+Of several processes the first alone reads and tokenizes text, and all map the tokens from a file
+(`fiddlex.data.token_cache`).
 """
 
 import contextlib
@@ -11,25 +14,32 @@ import dataclasses
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import tokenizers
 
+import fiddlex
+from fiddlex.cluster import processes
 from fiddlex.config import DataConfig
 from fiddlex.data.array_records import read_array_records
 from fiddlex.data.arrow_datasets import read_dataset
-from fiddlex.data.documents import Document, read_stdlib, read_text
+from fiddlex.data.documents import Document, file_states, read_stdlib, read_text
 from fiddlex.data.megatron.source import whole_stream
 from fiddlex.data.text_rows import TextRows, evaluation_split, read_documents, training_split
 from fiddlex.data.token_buffer import TokenBuffer
+from fiddlex.data.token_cache import cached_streams
 from fiddlex.data.token_files import open_token_file
 from fiddlex.data.token_stream import TokenStream
-from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer, warn_of_unknown
+from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer, make_tokenizer, tokenizer_digest, warn_of_unknown
 from fiddlex.errors import DataError
 
 _ENCODED_AT_ONCE = 256  # documents; limits the memory of waiting texts and of ids not yet in the smallest dtype
 _ROW_READERS = {"hf": read_dataset, "array_record": read_array_records}
+
+Encode = Callable[[Iterable[Document]], TokenStream]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,14 +68,16 @@ class Corpus:
         return f"{self.source}: {self.train.describe()} for training; {heldout}"
 
 
-def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
+def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int, shared: Path | None = None) -> Corpus:
     """Reads the sources that `config` names.
 
     Args:
-      config: the data section; `source`, `eval_source`, `eval_fraction`, `text_column`, `tokenizer` and `token_dtype`
-        are used.
+      config: the data section; `source`, `eval_source`, `eval_fraction`, `text_column`, `tokenizer`, `token_dtype` and
+        `cache` are used.
       vocab_size: `model.vocab_size`; every token must be below it.
       seq_len: `model.seq_len`; the data must have at least one training example of this length.
+      shared: a folder in which several processes keep the tokens of text if `data.cache` names none; without either,
+        each process tokenizes for itself.
 
     Raises:
       ConfigError: when a field of `config` is out of its range.
@@ -75,10 +87,12 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int) -> Corpus:
     tokenizer = corpus_tokenizer(config, vocab_size)
     fraction = 0.0 if config.eval_source else config.eval_fraction
     with reading("data.source", config.source):
-        train, heldout = _load(config.source, config, fraction=fraction, tokenizer=tokenizer, vocab_size=vocab_size)
+        train, heldout = _load(
+            config.source, config, fraction=fraction, tokenizer=tokenizer, vocab_size=vocab_size, shared=shared
+        )
     if config.eval_source:
-        heldout = load_heldout(config, tokenizer, vocab_size=vocab_size)
-    if tokenizer is not None:
+        heldout = load_heldout(config, tokenizer, vocab_size=vocab_size, shared=shared)
+    if tokenizer is not None and processes.is_first():
         for source, stream in ((config.source, train), (config.eval_source or config.source, heldout)):
             if stream.num_bytes is not None:  # a token file was made earlier, and may be too long to read
                 warn_of_unknown(stream.tokens, tokenizer, source)
@@ -129,10 +143,17 @@ def held_out(names: Iterable[str], *, fraction: float) -> np.ndarray:
     return chosen
 
 
-def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenStream:
+def encode_documents(
+    documents: Iterable[Document], tokenizer: Tokenizer, progress: Callable[[int], None] = lambda made: None
+) -> TokenStream:
     """Concatenates the tokens of `documents`, with the tokenizer's separator between them, in the smallest dtype.
 
     Some documents at a time are in memory, and tokens beyond those that `TokenBuffer` holds are in a temporary file.
+
+    Args:
+      documents: the documents.
+      tokenizer: the tokenizer.
+      progress: is called with the number of tokens made since its last call.
     """
     tokens, separator = TokenBuffer(np.min_scalar_type(tokenizer.vocab_size - 1)), tokenizer.separator
     num_bytes = num_documents = 0
@@ -142,6 +163,7 @@ def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> Tok
             if num_documents and separator is not None:
                 tokens.append(np.array([separator]))
             tokens.append(ids)
+            progress(len(ids))
             num_documents += 1
             num_bytes += len(document.text.encode("utf-8"))
     return TokenStream(tokens.joined(), num_bytes=num_bytes, num_documents=num_documents, separator=separator)
@@ -189,19 +211,23 @@ def text_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def load_heldout(config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int) -> TokenStream:
-    """All of `data.eval_source`; for a token folder, its val.bin.
+def load_heldout(
+    config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int, shared: Path | None = None
+) -> TokenStream:
+    """All of `data.eval_source`; for a token folder, its val.bin; `shared` is as in `load_corpus`.
 
     Raises:
       DataError: when data is missing, unreadable, empty or outside the vocabulary.
     """
     with reading("data.eval_source", config.eval_source):
-        heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size)
+        heldout = _load_eval_source(config, tokenizer, vocab_size=vocab_size, shared=shared)
     _check_heldout(config, heldout)
     return heldout
 
 
-def _load_eval_source(config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int) -> TokenStream:
+def _load_eval_source(
+    config: DataConfig, tokenizer: Tokenizer | None, *, vocab_size: int, shared: Path | None
+) -> TokenStream:
     """All of `data.eval_source`; for a token folder, its val.bin; of several splits, the one to evaluate on."""
     kind, _, path = config.eval_source.partition(":")
     folder = _absolute(path)
@@ -209,15 +235,24 @@ def _load_eval_source(config: DataConfig, tokenizer: Tokenizer | None, *, vocab_
         val = open_token_file(folder / "val.bin", dtype=config.token_dtype, vocab_size=vocab_size)
         return TokenStream(val, separator=tokenizer.separator if tokenizer else None)
     if kind in _ROW_READERS:
-        splits = _ROW_READERS[kind](folder, config.text_column)
-        return _encode_rows(
-            evaluation_split(splits, config.eval_source), _known(tokenizer, config.eval_source, config, vocab_size)
-        )
-    return _load(config.eval_source, config, fraction=0.0, tokenizer=tokenizer, vocab_size=vocab_size)[0]
+        tokenizer = _known(tokenizer, config.eval_source, config, vocab_size)
+
+        def read(encode: Encode) -> list[TokenStream]:
+            splits = _ROW_READERS[kind](folder, config.text_column)
+            return [_encode_rows(evaluation_split(splits, config.eval_source), encode)]
+
+        return _tokenized(config.eval_source, config, {"split": "evaluation"}, tokenizer, read=read, shared=shared)[0]
+    return _load(config.eval_source, config, fraction=0.0, tokenizer=tokenizer, vocab_size=vocab_size, shared=shared)[0]
 
 
 def _load(
-    source: str, config: DataConfig, *, fraction: float, tokenizer: Tokenizer | None, vocab_size: int
+    source: str,
+    config: DataConfig,
+    *,
+    fraction: float,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    shared: Path | None,
 ) -> tuple[TokenStream, TokenStream]:
     """The training and held-out streams of one source."""
     kind, _, path = source.partition(":")
@@ -229,37 +264,90 @@ def _load(
         separator = tokenizer.separator if tokenizer else None
         return TokenStream(train, separator=separator), TokenStream(heldout, separator=separator)
     tokenizer = _known(tokenizer, source, config, vocab_size)
-    if kind in _ROW_READERS:
-        return _load_rows(kind, _absolute(path), config, fraction=fraction, tokenizer=tokenizer)
-    documents = read_stdlib() if kind == "stdlib" else read_text(_absolute(path))
+
+    def read(encode: Encode) -> Sequence[TokenStream]:
+        if kind in _ROW_READERS:
+            return _load_rows(kind, _absolute(path), config, fraction=fraction, encode=encode)
+        documents = read_stdlib() if kind == "stdlib" else read_text(_absolute(path))
+        return _load_documents(documents, fraction=fraction, encode=encode)
+
+    first, last = _tokenized(source, config, {"fraction": fraction}, tokenizer, read=read, shared=shared)
+    return first, last
+
+
+def _tokenized(
+    source: str,
+    config: DataConfig,
+    part: dict[str, Any],
+    tokenizer: Tokenizer,
+    *,
+    read: Callable[[Encode], Sequence[TokenStream]],
+    shared: Path | None,
+) -> Sequence[TokenStream]:
+    """The streams of text that `read` returns, from the cache if the run has one.
+
+    Args:
+      source: the source.
+      config: the data section.
+      part: what decides which documents of the source are in which stream.
+      tokenizer: the tokenizer.
+      read: reads the text, and encodes it with the function that it gets.
+      shared: see `load_corpus`.
+    """
+    folder = _absolute(config.cache) if config.cache else shared if processes.num_processes() > 1 else None
+    if folder is None:
+        return read(lambda documents: encode_documents(documents, tokenizer))
+    kind, _, path = source.partition(":")
+
+    def made_from() -> dict[str, Any]:
+        return {
+            "source": [kind, str(_absolute(path))],
+            "files": file_states(_absolute(path) if path else None),
+            "part": part,
+            "text_column": config.text_column if kind in _ROW_READERS else "",
+            "tokenizer": tokenizer_digest(config.tokenizer),
+            "versions": [fiddlex.__version__, tokenizers.__version__],
+        }
+
+    return cached_streams(
+        folder,
+        source,
+        made_from=made_from,
+        read=lambda progress: read(lambda documents: encode_documents(documents, tokenizer, progress)),
+    )
+
+
+def _load_documents(
+    documents: Sequence[Document], *, fraction: float, encode: Encode
+) -> tuple[TokenStream, TokenStream]:
+    """A single text cut before its held-out share; several split by document."""
     if len(documents) == 1 and fraction:
         text, num_heldout = documents[0].text, round(len(documents[0].text) * fraction)
         parts = text[: len(text) - num_heldout], text[len(text) - num_heldout :]
-        streams = [encode_documents([Document(documents[0].name, part)], tokenizer) for part in parts]
+        streams = [encode([Document(documents[0].name, part)]) for part in parts]
         first, last = (dataclasses.replace(stream, num_documents=None) for stream in streams)
         return first, last
     train_documents, heldout_documents = split_documents(documents, fraction=fraction)
-    return encode_documents(train_documents, tokenizer), encode_documents(heldout_documents, tokenizer)
+    return encode(train_documents), encode(heldout_documents)
 
 
 def _load_rows(
-    kind: str, path: Path, config: DataConfig, *, fraction: float, tokenizer: Tokenizer
+    kind: str, path: Path, config: DataConfig, *, fraction: float, encode: Encode
 ) -> tuple[TokenStream, TokenStream]:
     """The split to train on and `validation`; without the latter, the former by document."""
     splits = _ROW_READERS[kind](path, config.text_column)
     parts = training_split(splits, f"{kind}:{path}")
     if fraction and len(splits) > 1 and "validation" in splits:
-        return _encode_rows(parts, tokenizer), _encode_rows(splits["validation"], tokenizer)
+        return _encode_rows(parts, encode), _encode_rows(splits["validation"], encode)
     heldout = held_out((name for part in parts for name in part.names()), fraction=fraction)
-    streams = [_encode_rows(parts, tokenizer, keep) for keep in (~heldout, heldout)]
-    return streams[0], streams[1]
+    return _encode_rows(parts, encode, ~heldout), _encode_rows(parts, encode, heldout)
 
 
-def _encode_rows(parts: Sequence[TextRows], tokenizer: Tokenizer, keep: np.ndarray | None = None) -> TokenStream:
+def _encode_rows(parts: Sequence[TextRows], encode: Encode, keep: np.ndarray | None = None) -> TokenStream:
     """The tokens of the rows for which `keep`, bool[rows of all parts], is True; of all rows without it."""
     if keep is None:
         keep = np.ones(sum(part.num_rows for part in parts), bool)
-    return dataclasses.replace(encode_documents(read_documents(parts, keep), tokenizer), unit="row")
+    return dataclasses.replace(encode(read_documents(parts, keep)), unit="row")
 
 
 def _known(tokenizer: Tokenizer | None, source: str, config: DataConfig, vocab_size: int) -> Tokenizer:

@@ -1,6 +1,7 @@
 """The examples that a run trains on and is evaluated on, for any objective, ready for the loader."""
 
 import dataclasses
+from pathlib import Path
 
 from fiddlex.config import Config, DataConfig
 from fiddlex.config.config import LABELLED
@@ -29,6 +30,7 @@ class Dataset:
       train: training examples; several sources with their weights for a blend.
       heldout: held-out examples, as they are in epoch 0; None when nothing is held out.
       tokenizer: the tokenizer that made the tokens; None for token files whose tokenizer the config does not name.
+      heldout_fingerprint: a text that identifies the held-out data; empty when nothing is held out.
       bytes_per_token: bytes per token of the held-out text; the loss per token divided by this is the loss per byte.
         None when the text is unknown or a full evaluation does not score all its tokens.
     """
@@ -39,27 +41,42 @@ class Dataset:
     train: ExampleSource | BlendedExamples
     heldout: ExampleSource | None
     tokenizer: Tokenizer | None
+    heldout_fingerprint: str = ""
     bytes_per_token: float | None = None
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """What identifies the data, under names for people; the processes of a run must agree on it."""
+        return {
+            f"the fingerprint of data.source={self.source}": self.fingerprint,
+            "the fingerprint of the held-out data (data.eval_source, or a share of data.source)": (
+                self.heldout_fingerprint
+            ),
+        }
 
-def load_dataset(config: Config) -> Dataset:
+
+def load_dataset(config: Config, *, shared: Path | None = None) -> Dataset:
     """Reads the data that a validated config names, and checks all of it.
+
+    Args:
+      config: the config.
+      shared: the folder in which several processes keep the tokens of text, see `load_corpus`.
 
     Raises:
       ConfigError, DataError: when data is missing, wrong, too short or outside the vocabulary.
     """
     if config.model.task in LABELLED:
         return _labelled(config)
-    return _megatron(config) if config.data.source.startswith("megatron:") else _text(config)
+    return _megatron(config, shared) if config.data.source.startswith("megatron:") else _text(config, shared)
 
 
-def _text(config: Config) -> Dataset:
+def _text(config: Config, shared: Path | None) -> Dataset:
     """Examples of running text."""
     data, length = config.data, config.model.seq_len
     is_lm = config.model.task == "lm"
     # For masked objectives every document makes an example, however short.
     of_text = _without_continuations(data)
-    corpus = load_corpus(of_text, vocab_size=config.model.vocab_size, seq_len=length if is_lm else 1)
+    corpus = load_corpus(of_text, vocab_size=config.model.vocab_size, seq_len=length if is_lm else 1, shared=shared)
     train: ExampleSource = (
         NextTokenExamples(corpus.train.tokens, length)
         if is_lm
@@ -67,8 +84,10 @@ def _text(config: Config) -> Dataset:
     )
     description, heldout = corpus.describe(), corpus.heldout
     examples: ExampleSource | None
+    heldout_fingerprint = heldout.fingerprint()
     if _continues(data):
         examples = continuation_examples(config, corpus.tokenizer)
+        heldout_fingerprint = examples.fingerprint()
         description = f"{corpus.source}: {corpus.train.describe()} for training\n{examples.describe()}"
     else:
         examples = heldout_examples(config, heldout, corpus.tokenizer)
@@ -79,11 +98,12 @@ def _text(config: Config) -> Dataset:
         train,
         examples,
         corpus.tokenizer,
+        heldout_fingerprint,
         bytes_per_token=heldout.bytes_per_token if is_lm else None,
     )
 
 
-def _megatron(config: Config) -> Dataset:
+def _megatron(config: Config, shared: Path | None) -> Dataset:
     """Examples of Megatron's datasets."""
     data, length, vocab_size = config.data, config.model.seq_len, config.model.vocab_size
     is_lm = config.model.task == "lm"
@@ -102,12 +122,15 @@ def _megatron(config: Config) -> Dataset:
     heldout: ExampleSource | None
     if _continues(data):
         heldout = continuation_examples(config, tokenizer)
+        heldout_fingerprint = heldout.fingerprint()
         description += f"\n{heldout.describe()}"
     elif data.eval_source:
-        stream = load_heldout(data, tokenizer, vocab_size=vocab_size)
+        stream = load_heldout(data, tokenizer, vocab_size=vocab_size, shared=shared)
+        heldout_fingerprint = stream.fingerprint()
         heldout, bytes_per_token = heldout_examples(config, stream, tokenizer), stream.bytes_per_token
         description += f"\n{data.eval_source}: {stream.describe()} held out"
     else:
+        heldout_fingerprint = " ".join(part.heldout.fingerprint() for part in corpus.parts)
         found = [heldout_examples(config, part.heldout, tokenizer) for part in corpus.parts]
         sources = [examples for examples in found if examples is not None]
         heldout = InterleavedExamples(sources) if len(sources) > 1 else next(iter(sources), None)
@@ -118,6 +141,7 @@ def _megatron(config: Config) -> Dataset:
         trains[0] if len(trains) == 1 else BlendedExamples(trains, corpus.weights),
         heldout,
         tokenizer,
+        heldout_fingerprint,
         bytes_per_token=bytes_per_token if is_lm else None,
     )
 
@@ -149,7 +173,8 @@ def _labelled(config: Config) -> Dataset:
             heldout = _examples(config, heldout_rows, tokenizer)
     if heldout is not None:
         description += f"\nheld out: {heldout.describe()}"
-    return Dataset(data.source, description, train.fingerprint(), train, heldout, tokenizer)
+    heldout_fingerprint = heldout.fingerprint() if heldout else ""
+    return Dataset(data.source, description, train.fingerprint(), train, heldout, tokenizer, heldout_fingerprint)
 
 
 def _heldout_file(config: Config, tokenizer: Tokenizer) -> ClassificationExamples | MultipleChoiceExamples:

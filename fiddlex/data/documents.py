@@ -90,6 +90,26 @@ def read_text(path: Path) -> list[Document]:
     return documents
 
 
+def file_states(path: Path | None) -> list[tuple[str, int, int]]:
+    """Name, bytes and time of change (ns) of the file `path`, or of all files below it that are not hidden.
+
+    Args:
+      path: a file or folder; None: the standard library that `read_stdlib` reads. A change of any file that is read
+        shows in the result; files that are not read may be in it too.
+
+    Raises:
+      OSError: when a folder cannot be read.
+    """
+    if path is not None and not path.is_dir():
+        files = [(path.name, path)] if path.exists() else []
+    elif path is None:
+        files = files_below(Path(sysconfig.get_path("stdlib")), skip=_is_not_stdlib)
+    else:
+        files = files_below(path, skip=is_hidden)
+    states = ((name, file.stat()) for name, file in files)
+    return [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+
+
 def files_below(root: Path, *, skip: Callable[[str], bool]) -> list[tuple[str, Path]]:
     """Name and path of the regular files below `root`, in the order of their names; `skip` judges each path part."""
     return sorted((path.relative_to(root).as_posix(), path) for path in _walk(root, skip) if path.is_file())

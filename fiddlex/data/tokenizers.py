@@ -5,6 +5,7 @@ tokens, no padding, no truncation. `corpus` joins documents and puts `separator`
 """
 
 import functools
+import hashlib
 import logging
 import os
 from collections.abc import Sequence
@@ -174,6 +175,19 @@ def make_tokenizer(spec: str) -> Tokenizer:
     if not spec:
         raise ConfigError("data.tokenizer is empty. Use 'bytes' or the path of a tokenizer.json.")
     return ByteTokenizer() if spec == "bytes" else JsonTokenizer(spec)
+
+
+def tokenizer_digest(spec: str) -> str:
+    """A text that differs for tokenizers that differ: 'bytes', or a hash of the file that `data.tokenizer` names.
+
+    A file that cannot be read has the reason in place of a hash; `make_tokenizer` raises an error for it.
+    """
+    if spec == "bytes":
+        return spec
+    try:
+        return hashlib.sha256(Path(os.path.expanduser(spec)).read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        return error.strerror or type(error).__name__
 
 
 def require_special(tokenizer: Tokenizer | None) -> SpecialTokens:

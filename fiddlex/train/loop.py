@@ -62,7 +62,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None) -> Out
         stop = stack.enter_context(StopSignals())
 
         # Mesh, data, model.
-        trainer = Trainer(config, stopwatch=stopwatch)
+        trainer = Trainer(config, workdir=workdir, stopwatch=stopwatch)
         if config.train.eval_every:
             trainer.require_heldout()
         profiler = stack.enter_context(Profiler(workdir, config.train))

@@ -25,6 +25,7 @@ from fiddlex.config import Config
 from fiddlex.costs.utilisation import throughput
 from fiddlex.data import ExampleSource
 from fiddlex.data.dataset import Dataset, load_dataset
+from fiddlex.data.tokenizers import tokenizer_digest
 from fiddlex.errors import DataError
 from fiddlex.interop.folder import folder_of
 from fiddlex.models.weights import Weights
@@ -39,6 +40,7 @@ from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.importing import imported
 from fiddlex.train.run.result import no_checkpoint, result_config
 from fiddlex.train.run.transfer import placed, pretrained, whole
+from fiddlex.train.run.workdir import TOKENS
 from fiddlex.train.step.dispatched import Dispatched, InFlight
 from fiddlex.train.step.feed import Feed
 from fiddlex.train.step.prepared import Prepared
@@ -55,6 +57,8 @@ class Trainer:
     Args:
       config: the config; the constructor validates it.
       dataset: the data; by default the constructor loads what `config.data` names.
+      workdir: the directory of the run; several processes keep the tokens of text there, unless `data.cache` names
+        another folder.
       stopwatch: measures what the process spends its time on; by default one that starts now.
 
     Attributes:
@@ -72,7 +76,14 @@ class Trainer:
       ConfigError, DataError, DeviceError: the constructor raises these before it computes anything.
     """
 
-    def __init__(self, config: Config, dataset: Dataset | None = None, *, stopwatch: Stopwatch | None = None):
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset | None = None,
+        *,
+        workdir: Path | None = None,
+        stopwatch: Stopwatch | None = None,
+    ):
         self.config = config = copy.deepcopy(config.validate())  # the caller may change its config later
         processes.check_equal(_facts(config))
         processes.set_peer_timeout(config.train.peer_timeout_s)
@@ -80,8 +91,8 @@ class Trainer:
         self.throughput = throughput(config, self.mesh.devices.flat[0].device_kind)
         self.stopwatch = stopwatch or Stopwatch()
         self._program = program = Program(config, self.mesh)
-        self.dataset = dataset or load_dataset(config)
-        processes.check_equal({f"the fingerprint of {self.dataset.source}": self.dataset.fingerprint})
+        self.dataset = dataset or load_dataset(config, shared=workdir and workdir / TOKENS)
+        processes.check_equal(self.dataset.facts)
         self.step = 0
         self.layout = program.layout
         self.decision: Decision | None = None
@@ -352,7 +363,8 @@ def load_trainer(
     """A trainer with the weights of a run's best or newest good checkpoint, for evaluation or sampling.
 
     Args:
-      workdir: the run's directory, which this function does not modify.
+      workdir: the run's directory, which this function does not modify, except that several processes keep the tokens
+        of text in it.
       change: maps the run's config to the config to use.
       dataset: the data; by default what the changed config names.
 
@@ -361,7 +373,7 @@ def load_trainer(
         other shapes.
     """
     saved, config = result_config(workdir, change)
-    trainer = Trainer(config, dataset)
+    trainer = Trainer(config, dataset, workdir=workdir)
     if not trainer.load(workdir, saved):
         raise no_checkpoint(workdir)
     return trainer
@@ -371,4 +383,8 @@ def _facts(config: Config) -> dict[str, object]:
     """What the processes of a run must agree on before any of them computes."""
     sections = dataclasses.asdict(config)
     fields = {f"{section}.{field}": value for section, values in sections.items() for field, value in values.items()}
-    return fields | {"the version of fiddlex": fiddlex.__version__, "the version of jax": jax.__version__}
+    return fields | {
+        "the content of data.tokenizer": tokenizer_digest(config.data.tokenizer),
+        "the version of fiddlex": fiddlex.__version__,
+        "the version of jax": jax.__version__,
+    }

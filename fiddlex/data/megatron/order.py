@@ -3,6 +3,8 @@
 The order is that of Megatron's GPTDataset for one epoch: numpy's RandomState(seed) shuffles the documents. Order and
 places are computed once and cached, in the folder PREFIX-cache beside the data, or where that cannot be written in
 $XDG_CACHE_HOME/fiddlex (by default ~/.cache/fiddlex). With millions of documents that saves seconds at each start.
+Of several processes the first one writes the file; the others wait for it, and one that does not see it computes the
+order for itself.
 
 Invariant: a cached file is one that was made of the same lengths, documents and seed: its name is a hash of them, its
 last entry a checksum of the others. It appears under its name only when it is complete; a damaged one is made again.
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fiddlex.cluster import processes
 from fiddlex.data.megatron.index_file import IndexedTokens
 
 logger = logging.getLogger(__name__)
@@ -40,20 +43,31 @@ class DocumentOrder(NamedTuple):
 
 
 def document_order(data: IndexedTokens, first: int, last: int, *, seed: int) -> DocumentOrder:
-    """The shuffled documents from `first` to before `last`, from the cache if it has them."""
+    """The shuffled documents from `first` to before `last`, from the cache if it has them.
+
+    Raises:
+      DeviceError: when the first of several processes does not write the file in time.
+    """
     count = last - first
     text = f"{_FORMAT} {data.digest} {first} {last} {seed}"
     name = f"order-{hashlib.sha256(text.encode()).hexdigest()[:24]}.npy"
-    folders = list(_folders(data.prefix))
-    for folder in folders:
-        if (found := _read(folder / name, count)) is not None:
-            return found
-    made = _shuffled(data, first, last, seed)
-    for folder in folders:
-        with contextlib.suppress(OSError):  # the next folder, or none: then the order is made again at the next start
-            _write(folder / name, made)
-            break
-    return made
+    files = [folder / name for folder in _folders(data.prefix)]
+
+    def found_or_made() -> DocumentOrder:
+        for file in files:
+            if (found := _read(file, count)) is not None:
+                return found
+        made = _shuffled(data, first, last, seed)
+        if processes.is_first():
+            for file in files:
+                with contextlib.suppress(OSError):  # the next folder, or none: then each start makes the order again
+                    _write(file, made)
+                    break
+        return made
+
+    order = found_or_made() if processes.is_first() else None
+    processes.barrier(f"order of the documents of {data.prefix}")
+    return found_or_made() if order is None else order
 
 
 def _shuffled(data: IndexedTokens, first: int, last: int, seed: int) -> DocumentOrder:

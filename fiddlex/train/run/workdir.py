@@ -11,6 +11,8 @@ import dataclasses
 import logging
 import operator
 import os
+import secrets
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fiddlex.cluster import processes
+from fiddlex.cluster.shared_files import not_seen_by
 from fiddlex.config import Config
 from fiddlex.config.families import family
 from fiddlex.config.overrides import replaced
@@ -29,6 +32,8 @@ from fiddlex.schedules.text import to_csv
 logger = logging.getLogger(__name__)
 
 TABLE = "schedule.csv"  # the run's own copy of the schedule file
+TOKENS = "tokens"  # subdirectory in which several processes keep the tokens of text
+PROBE = ".probe"  # file by which the processes of a run find out whether they share a workdir
 OWN_TOKENIZER = "huggingface/tokenizer.json"  # of a workdir that was converted from a folder of transformers
 
 # Changing one of these fields would change the shapes of the weights.
@@ -88,17 +93,19 @@ FIXED_FIELDS = (
 def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[None]:
     """Locks the directory for one training run, and creates it if needed; the first process does it for all.
 
+    All processes check that they see what the first one has written there.
+
     Args:
       workdir: the directory.
       config: the config of the run.
       schedule: the schedule that `config` names.
 
     Raises:
-      CheckpointError: when the directory cannot be written, another process is training in it, or the run in it
-        differs in one of `FIXED_FIELDS`.
+      CheckpointError: when the directory cannot be written, another process is training in it, the run in it differs
+        in one of `FIXED_FIELDS`, or some processes of this run do not see its files.
     """
     if not processes.is_first():
-        processes.barrier(f"claim of {workdir}")
+        _check_shared(workdir)
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -116,8 +123,32 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
                 _keep_other_table(workdir / TABLE, to_csv(schedule))
                 (workdir / f"{TABLE}.tmp").write_text(to_csv(schedule), encoding="utf-8")
             (workdir / "config.json.tmp").write_text(_with_table(config, TABLE).to_json(), encoding="utf-8")
-        processes.barrier(f"claim of {workdir}")
+        _check_shared(workdir)
         yield
+
+
+def _check_shared(workdir: Path) -> None:
+    """Raises CheckpointError when some processes do not see a file that the first one writes into the directory."""
+    if processes.num_processes() == 1:
+        return
+    probe = workdir / PROBE
+
+    def write() -> str:
+        text = f"{secrets.token_hex(8)} {socket.gethostname()}"
+        with writing(workdir):
+            probe.write_text(text, encoding="utf-8")
+        return text
+
+    text = processes.told_by_first(f"probe of {workdir}", write)
+    blind = not_seen_by(f"look at the probe of {workdir}", lambda: probe.read_text(encoding="utf-8") == text)
+    if processes.is_first():
+        probe.unlink(missing_ok=True)
+    if blind:
+        raise CheckpointError(
+            f"--workdir={workdir} is not shared by all hosts: rank 0 ({text.partition(' ')[2]}) has written a file "
+            f"there, and {blind} cannot read it. Name a directory of a file system that all hosts share, under the "
+            "same path."
+        )
 
 
 @contextlib.contextmanager
