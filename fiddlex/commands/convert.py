@@ -13,12 +13,15 @@ import pathlib
 
 from absl import flags
 
+from fiddlex.cluster import processes
+from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides
 from fiddlex.errors import ConfigError
 from fiddlex.interop.folder import PREFIX, folder_of
 
 logger = logging.getLogger("fiddlex.convert")
 
+_join = define_processes()
 define_overrides()
 _SOURCE = flags.DEFINE_string("source", None, "hf:DIR, a folder of transformers, or a workdir", required=True)
 _TARGET = flags.DEFINE_string("target", None, "workdir or hf:DIR to make", required=True)
@@ -29,6 +32,12 @@ _DTYPE = flags.DEFINE_enum(
 
 def main(argv: list[str]) -> None:
     """Converts, and tells what it made."""
+    _join()
+    if processes.num_processes() > 1:
+        raise ConfigError(
+            f"convert runs as one process, and {processes.num_processes()} were started. Run it once, outside of srun, "
+            "mpirun or the job, and without --num_processes."
+        )
     from fiddlex.costs.sizes import num_parameters
     from fiddlex.train.run.conversion import export_workdir, import_folder
 

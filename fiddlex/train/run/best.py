@@ -45,8 +45,10 @@ class Best:
         if self.evaluation and self.evaluation["step"] > resumed_step:
             self.evaluation = None
         kept = self.evaluation and self.evaluation["step"]
-        if config.train.patience and (others := [step for step in self._checkpoints.steps() if step != kept]):
-            self._checkpoints.set_aside(others)
+        if config.train.patience:
+            steps = processes.told_by_first(f"steps of {self._checkpoints.directory}", self._checkpoints.steps)
+            if others := [step for step in steps if step != kept]:
+                self._checkpoints.set_aside(others)
 
     def __enter__(self) -> "Best":
         return self
@@ -107,7 +109,7 @@ def restore_result(workdir: Path, config: Config, program: Program) -> SavedStat
     abstract, layers = program.abstract_state, program.layout.placement.layers
     wanted, padded_vocab = SavedState(abstract.step, abstract.weights), program.config.padded_vocab_size
     names = ["checkpoints"]
-    if config.train.patience and read_best(workdir):
+    if config.train.patience and processes.told_by_first(f"best of {workdir}", lambda: read_best(workdir)):
         names.insert(0, DIRECTORY)
     for name in names:
         with Checkpoints(workdir, name=name) as checkpoints:
@@ -116,7 +118,8 @@ def restore_result(workdir: Path, config: Config, program: Program) -> SavedStat
             except CheckpointError as error:
                 if name == names[-1]:
                     raise
-                logger.warning("%s\nThe newest checkpoint is taken in place of the best.", error)
+                if processes.is_first():
+                    logger.warning("%s\nThe newest checkpoint is taken in place of the best.", error)
                 continue
             if state is not None:
                 logger.info("Weights of step %d, %s.", int(state.step), checkpoints.path(int(state.step)))

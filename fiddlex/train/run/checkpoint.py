@@ -8,12 +8,14 @@ A checkpoint does not hold what is in flight in a pipeline: a resumed run recomp
 order and dropout follow from the seeds and the step, so the step is the only position to save.
 
 The checksum depends on the bits of an array's numbers and on their places, but not on the sharding or on zero padding.
-It reveals a truncated or changed file; the newest undamaged checkpoint is then used. `Checkpoints` deletes only
+It reveals a truncated or changed file; the newest undamaged checkpoint is then used. Of several processes each reads
+the parts that its devices hold, and all pass over a checkpoint that one of them cannot read. `Checkpoints` deletes only
 checkpoints beyond the newest `keep` + 1, and moves damaged ones if asked to.
 """
 
 import json
 import logging
+import socket
 import time
 import zlib
 from collections.abc import Iterable, Sequence
@@ -26,9 +28,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax import lax
 
+from fiddlex.cluster import processes
 from fiddlex.errors import CheckpointError
 from fiddlex.parallel.sharding import on_devices
-from fiddlex.train.run.reading import finish_reads
+from fiddlex.train.run.reading import make_reader
 from fiddlex.train.run.relayout import move_rows, saved_form
 from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.scaling import Scaling
@@ -136,16 +139,14 @@ class Checkpoints:
             other training data, another kind of optimizer, or a network with other parameters.
         """
         damaged: dict[int, str] = {}
-        for step in reversed(self.steps()):
-            try:
-                state = self._restore(step, abstract, layers, fingerprint, padded_vocab)
-            except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # the files are not to blame
-                raise
-            except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
-                damaged[step] = f"{self.path(step)}: {_first_line(error)}"
+        for step in reversed(processes.told_by_first(f"steps of {self.directory}", self.steps)):
+            state, reason = self._restore(step, abstract, layers, fingerprint, padded_vocab)
+            if state is None:
+                damaged[step] = f"{self.path(step)}: {reason}"
                 then = f", to be moved to {DAMAGED}/ once an earlier one is read" if move_damaged else ""
                 text = "The checkpoint of step %d cannot be read and is passed over%s. %s"
-                logger.warning(text, step, then, damaged[step])
+                if processes.is_first():
+                    logger.warning(text, step, then, damaged[step])
                 continue
             if move_damaged:
                 self._move_aside(damaged)
@@ -191,7 +192,6 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            finish_reads()
             # `keep`, plus the newest, whose weights are known to be good only after the next step.
             options = ocp.CheckpointManagerOptions(max_to_keep=self._keep + 1, create=False)
             self._manager = ocp.CheckpointManager(self.directory, options=options)
@@ -200,22 +200,57 @@ class Checkpoints:
     def set_aside(self, steps: Iterable[int]) -> None:
         """Moves unusable checkpoints to `DAMAGED`, next to `checkpoints`, and logs each move."""
         for step, target in self._move_aside(steps).items():
-            logger.warning("Moved the checkpoint of step %d to %s.", step, target)
+            if processes.is_first():
+                logger.warning("Moved the checkpoint of step %d to %s.", step, target)
 
     def _move_aside(self, steps: Iterable[int]) -> dict[int, Path]:
         """Moves checkpoints to `DAMAGED`; returns the new path of each step's checkpoint."""
         self.close()  # an open manager does not look for changes on disk
-        moved = {step: self.directory.with_name(DAMAGED) / f"{step}-{int(time.time())}" for step in steps}
-        for step, target in moved.items():
-            with writing(target):
-                target.parent.mkdir(exist_ok=True)
-                self.path(step).rename(target)
-        return moved
+
+        def move() -> list[tuple[int, str]]:
+            moved = {step: self.directory.with_name(DAMAGED) / f"{step}-{int(time.time())}" for step in steps}
+            for step, target in moved.items():
+                with writing(target):
+                    target.parent.mkdir(exist_ok=True)
+                    self.path(step).rename(target)
+            return [(step, str(target)) for step, target in moved.items()]
+
+        moved = processes.told_by_first(f"checkpoints moved out of {self.directory}", move)
+        return {step: Path(target) for step, target in moved}
 
     def _restore(
         self, step: int, abstract: SavedState, layers: Sequence[int], fingerprint: str, padded_vocab: int
-    ) -> SavedState:
-        meta = self._open().restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+    ) -> tuple[SavedState | None, str]:
+        """The checkpoint of a step; None, and the reason, if a process cannot read it or it is not what was saved."""
+        read, reason = None, ""
+        try:
+            read = self._read(step, abstract, layers, fingerprint, padded_vocab)
+        except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # the files are not to blame
+            raise
+        except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
+            reason = _first_line(error)
+        # Whatever follows takes all processes, as does the reading of an earlier checkpoint.
+        reasons = processes.gather(f"{self.path(step)}", [reason, socket.gethostname()])
+        if read is None or any(reason for reason, _ in reasons):
+            return None, _reasons(reasons)
+        state, form, meta = read
+        for name, value in _checksums(_arrays(state)).items():
+            if value != meta["checksums"][name]:
+                return None, f"{name} is not what was saved (checksum {value}, saved {meta['checksums'][name]})"
+        if list(layers) != meta["layers"]:
+            state = move_rows(state, form, layers, meta["layers"])
+        scaling = _scaling(meta["scaling"]) if "scaling" in meta else ()
+        return state._replace(scaling=scaling, switch=meta.get("switch", ())), ""
+
+    def _read(
+        self, step: int, abstract: SavedState, layers: Sequence[int], fingerprint: str, padded_vocab: int
+    ) -> tuple[SavedState, SavedState, dict[str, Any]]:
+        """What this process's devices hold of a checkpoint: the state as it was saved, the form to give it, and `meta`.
+
+        No process waits for another here.
+        """
+        reader = make_reader()
+        meta = reader.restore(self.path(step), args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
         if not isinstance(meta, dict) or meta.pop("checksum", None) != _text_checksum(meta):
             raise ValueError(f"what it says of itself is not what was saved: {meta}")
         if meta["step"] != step:
@@ -233,13 +268,12 @@ class Checkpoints:
         if different := sorted(set(_arrays(abstract)) ^ {name for name in expected if _is_wanted(name, abstract)}):
             raise CheckpointError(_other_arrays(self.path(step), different))
         items = _items(abstract)
-        moves = list(layers) != meta["layers"]
-        if moves:
+        if list(layers) != meta["layers"]:
             items = saved_form(items, layers, meta["layers"])
         self._check_shapes(step, items, meta, padded_vocab)
         # strict=False lets orbax fit the padded vocabulary to this mesh; the checksums catch other truncation.
-        restored = self._open().restore(
-            step,
+        restored = reader.restore(
+            self.path(step),
             args=ocp.args.Composite(
                 **{name: ocp.args.StandardRestore(item, strict=False) for name, item in items.items() if item},
             ),
@@ -251,13 +285,7 @@ class Checkpoints:
             older={name: restored[name] for name in abstract.older},
             last_update=restored["last_update"] if abstract.last_update else {},
         )
-        for name, value in _checksums(_arrays(state)).items():
-            if value != expected[name]:
-                raise ValueError(f"{name} is not what was saved (checksum {value}, saved {expected[name]})")
-        if moves:
-            state = move_rows(state, abstract, layers, meta["layers"])
-        scaling = _scaling(meta["scaling"]) if "scaling" in meta else ()
-        return state._replace(scaling=scaling, switch=meta.get("switch", ()))
+        return state, abstract, meta
 
     def _check_shapes(self, step: int, items: dict[str, Any], meta: dict[str, Any], padded_vocab: int) -> None:
         """Raises CheckpointError when a saved shape differs by more than the padding of the vocabulary."""
@@ -275,6 +303,13 @@ class Checkpoints:
                 + "\n  ".join(different[:4])
                 + "\nUse the description it was trained with to go on with this run, or choose a new --workdir."
             )
+
+
+def _reasons(reasons: Sequence[tuple[str, str]]) -> str:
+    """Why a checkpoint cannot be read: the reason that all processes have, or those of each rank, with its host."""
+    if len({reason for reason, _ in reasons}) == 1:
+        return reasons[0][0]
+    return "; ".join(f"on rank {rank} ({host}): {reason}" for rank, (reason, host) in enumerate(reasons) if reason)
 
 
 def _other_arrays(path: Path, different: list[str]) -> str:

@@ -1,7 +1,11 @@
-"""Makes orbax finish every read of a checkpoint that it has begun, even when one of them fails.
+"""How a process reads checkpoints with orbax: without waiting for other processes, and to the end of what it has begun.
 
-By default orbax stops at the first array that it cannot read, and closes its event loop while other reads still run.
-Each of those reads then prints a traceback of its own, when Python drops it or when tensorstore finds the loop closed.
+By default orbax waits for all processes after each read. A process whose read fails never comes to that point, and the
+others would wait for it in vain; so each one reads by itself, and `Checkpoints` lets them compare what they found.
+
+By default orbax also stops at the first array that it cannot read, and closes its event loop while other reads still
+run. Each of those reads then prints a traceback of its own, when Python drops it or when tensorstore finds the loop
+closed.
 Invariant: when a read of arrays returns or raises, none of its tasks is still running.
 """
 
@@ -14,8 +18,16 @@ import jax
 import orbax.checkpoint as ocp
 
 
+def make_reader() -> ocp.Checkpointer:
+    """A reader of checkpoints that does not wait for other processes."""
+    _finish_reads()
+    rank = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=rank, active_processes={rank})
+    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone)
+
+
 @functools.cache
-def finish_reads() -> None:
+def _finish_reads() -> None:
     """Makes orbax wait for all reads of `jax.Array`s, in every checkpoint of this process."""
     handler = ocp.type_handlers.get_type_handler(jax.Array)
     handler.deserialize = _patient(handler.deserialize)  # type: ignore[method-assign]
