@@ -63,7 +63,7 @@ def test_the_first_process_tokenizes_for_all(
     [
         (
             [["--fault=sleeps_before_tokenizing"], ["--fault=is_impatient"]],
-            2,
+            1,
             "This process waits for rank 0 to read and tokenize text:",
         ),
         (

@@ -31,7 +31,7 @@ from jax import lax
 from fiddlex.cluster import processes
 from fiddlex.errors import CheckpointError
 from fiddlex.parallel.sharding import on_devices
-from fiddlex.train.run.reading import make_reader
+from fiddlex.train.run.reading import barrier_of_writers, make_reader
 from fiddlex.train.run.relayout import move_rows, saved_form
 from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.scaling import Scaling
@@ -64,7 +64,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps that have a finished checkpoint, in ascending order."""
-        return sorted(self._open().all_steps()) if self.directory.is_dir() else []
+        return sorted(ocp.utils.checkpoint_steps(self.directory)) if self.directory.is_dir() else []
 
     def path(self, step: int) -> Path:
         """The path of a step's checkpoint."""
@@ -193,7 +193,11 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
             # `keep`, plus the newest, whose weights are known to be good only after the next step.
-            options = ocp.CheckpointManagerOptions(max_to_keep=self._keep + 1, create=False)
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self._keep + 1,
+                create=False,
+                async_options=ocp.AsyncOptions(barrier_sync_fn=barrier_of_writers()),
+            )
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
 

@@ -1,4 +1,4 @@
-"""How a process reads checkpoints with orbax: without waiting for other processes, and to the end of what it has begun.
+"""How processes use orbax so that the failure of one of them does not let the others wait.
 
 By default orbax waits for all processes after each read. A process whose read fails never comes to that point, and the
 others would wait for it in vain; so each one reads by itself, and `Checkpoints` lets them compare what they found.
@@ -6,11 +6,15 @@ others would wait for it in vain; so each one reads by itself, and `Checkpoints`
 By default orbax also stops at the first array that it cannot read, and closes its event loop while other reads still
 run. Each of those reads then prints a traceback of its own, when Python drops it or when tensorstore finds the loop
 closed.
+
+After a write that failed, orbax by default lets the process wait for the others, which wait for the rest of its write.
+
 Invariant: when a read of arrays returns or raises, none of its tasks is still running.
 """
 
 import asyncio
 import functools
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,6 +28,20 @@ def make_reader() -> ocp.Checkpointer:
     rank = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=rank, active_processes={rank})
     return ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone)
+
+
+def barrier_of_writers() -> Callable[..., None]:
+    """What the threads that write a checkpoint wait by: for all processes, unless this one's write has failed.
+
+    Such a thread must end, so that the main thread gets the error and ends all processes.
+    """
+    wait = ocp.multihost.get_barrier_sync_fn()
+
+    def barrier(*, key: str, timeout_ms: int) -> None:
+        if sys.exception() is None:
+            wait(key=key, timeout_ms=timeout_ms)
+
+    return barrier
 
 
 @functools.cache
