@@ -57,7 +57,7 @@ def folder(tmp_path):
     [
         ("", {*COMMANDS, "--help", "--version"}),
         ("tra", {"train"}),
-        ("train --", {"--help", "--config=", "--workdir=", "--format="}),
+        ("train --", {"--help", "--config=", "--workdir=", "--format=", "--elastic", "--noelastic"}),
         ("train --f", {"--format="}),
         ("train --config=gpt2", {"gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"}),
         ("train --config=", {*config_names(), "mine.py", "runs/"}),

@@ -123,7 +123,8 @@ def _start(kind: str, words: list[str]) -> int:
     elif _PER_PROCESS.value:
         os.environ["JAX_LOCAL_DEVICE_IDS"] = programs.local_device_ids(_PER_PROCESS.value, os.environ)
     limits = Limits(max_restarts=_MAX_RESTARTS.value)
-    return supervise(commands, limits, workdir=programs.workdir_of(command))
+    workdir = programs.workdir_of(command)
+    return supervise(commands, limits, workdir=workdir and pathlib.Path(workdir))
 
 
 def _require(kind: str, **values: object) -> None:

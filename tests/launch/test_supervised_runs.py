@@ -65,7 +65,7 @@ def test_final_weights_are_those_of_an_undisturbed_run(
 ) -> None:
     fields = {"train.num_steps": 60, "train.checkpoint_every": 5, "train.eval_every": 0, "optimizer.name": "adamw"}
     config = make_config(tiny_config, "1x2x2", fields | {"pipeline.semantics": semantics})
-    flags = ["local", "--processes=2", "--devices_per_process=2", "--backoff_s=0.1", "--", "train"]
+    flags = ["local", "--processes=2", "--devices_per_process=2", "--", "train"]
     flags += [f"--config={config_file}", *as_flags(config)]
     with started("launch", *flags, f"--workdir={tmp_path / 'quiet'}") as running:
         assert running.wait().returncode == 0
@@ -91,7 +91,7 @@ def test_final_weights_are_those_of_an_undisturbed_run(
 @contextlib.contextmanager
 def host(address: str, number: int, rank: int, *flags: object) -> Iterator[Running]:
     place = [f"--coordinator_address={address}", f"--num_processes={number}", f"--process_id={rank}"]
-    with started("launch", "task", "--backoff_s=0.1", "--", "train", *flags, *place, "--fake_devices=1") as running:
+    with started("launch", "task", "--", "train", *flags, *place, "--fake_devices=1") as running:
         yield running
 
 
