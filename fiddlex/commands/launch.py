@@ -124,7 +124,7 @@ def _start(kind: str, words: list[str]) -> int:
         os.environ["JAX_LOCAL_DEVICE_IDS"] = programs.local_device_ids(_PER_PROCESS.value, os.environ)
     limits = Limits(max_restarts=_MAX_RESTARTS.value)
     workdir = programs.workdir_of(command)
-    return supervise(commands, limits, workdir=workdir and pathlib.Path(workdir))
+    return supervise(commands, limits, workdir=pathlib.Path(workdir) if workdir else None)
 
 
 def _require(kind: str, **values: object) -> None:
