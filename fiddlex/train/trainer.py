@@ -136,7 +136,8 @@ class Trainer:
         batches = self._prepared.batches
         self._prepared.prepare(source.num_batches(self.step), step=self.step)
         state, inputs = self.state, source.inputs(batches, self.step)
-        self._state, metrics = self._compiled(state, inputs)
+        with self.stopwatch.measure_call():
+            self._state, metrics = self._compiled(state, inputs)
         self.step += 1
         dispatched = self._in_flight.dispatched(self.step, metrics)
         batches.pop(0)

@@ -400,4 +400,13 @@ MUTATIONS = (
         new="held[rank] - usual_held_s > TOLERANCE * usual_held_s",
         tests=("tests/train/run/test_slow_ranks.py::test_a_figure_is_off_by_more_than_a_quarter",),
     ),
+    Mutation(
+        "figures-of-different-log-points-compared",
+        "fiddlex/train/run/slow_ranks.py",
+        old="rank: each[max(steps)] for",
+        new="rank: each[max(each)] for",
+        tests=(
+            "tests/train/run/test_slow_ranks.py::test_a_rank_is_named_when_it_becomes_slow_and_not_while_it_stays_so",
+        ),
+    ),
 )

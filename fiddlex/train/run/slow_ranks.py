@@ -53,6 +53,7 @@ class SlowRanks:
         self._probe = _make_probe(device) if processes.num_processes() > 1 else None
         self._probe_s = 0.0
         self._known: set[tuple[int, str]] = set()
+        self._shown: list[list[Any]] = []  # step and figures of the last two log points
         self.probe()
 
     def probe(self) -> None:
@@ -63,30 +64,34 @@ class SlowRanks:
     def compare(self, record: Record) -> Record:
         """Shows this process's figures to the others; the first process compares the figures it knows of.
 
-        It does not wait for the others, so their figures may be those of their log point before. It logs a warning for
-        each process that has become slow.
+        It does not wait for the others: the figures are those of the newest log point that all processes have shown,
+        since other figures could not be compared. It logs a warning for each process that has become slow.
 
         Args:
-          record: has the figures of this process besides the probe.
+          record: has `step` and the figures of this process besides the probe.
 
         Returns:
-          Fields for the record of the first process: each figure as a list by rank, with None for a process that has
-          shown none yet. Empty in a run of one process.
+          Fields for the record of the first process: each figure as a list by rank. Empty in a run of one process, and
+          while there is no log point that all processes have shown.
         """
         if self._probe is None:
             return {}
         values = {**record, "device_probe_s": self._probe_s}
-        processes.post(_POSTED, {name: values[name] for name in FIGURES})
+        self._shown = [*self._shown[-1:], [record["step"], {name: values[name] for name in FIGURES}]]
+        processes.post(_POSTED, self._shown)
         if not processes.is_first():
             return {}
-        posted: dict[int, Any] = processes.posted(_POSTED)
-        slow = find_slow(posted)
+        by_step = [dict(shown) for _, shown in sorted(processes.posted(_POSTED).items())]
+        steps = set.intersection(*map(set, by_step))
+        if len(by_step) < processes.num_processes() or not steps:
+            return {}
+        figures: dict[int, Figures] = {rank: each[max(steps)] for rank, each in enumerate(by_step)}
+        slow = find_slow(figures)
         for each in slow:
             if (each.rank, each.respect) not in self._known:
                 logger.warning("%s", each.text)
         self._known = {(each.rank, each.respect) for each in slow}
-        ranks = range(processes.num_processes())
-        return {f"{name}_by_process": [posted.get(rank, {}).get(name) for rank in ranks] for name in FIGURES}
+        return {f"{name}_by_process": [each[name] for each in figures.values()] for name in FIGURES}
 
 
 def find_slow(figures: Mapping[int, Figures]) -> list[Slow]:

@@ -1,9 +1,10 @@
 """The directory of a run: its files, and whether a config may continue the run in it.
 
-The directory holds `config.json` (resolved), `metrics.jsonl`, `checkpoints/` and `tensorboard/`. A run that ends when
-it stops improving also has `best/` and `best.json` (`fiddlex.train.run.best`). A run whose config takes its schedule
-from a file also has `schedule.csv`, a copy of that file, which `config.json` names instead of it. Invariant: a workdir
-can be moved, and its run evaluated and sampled from, without the original schedule file.
+The directory holds `config.json` (resolved), `metrics.jsonl`, `goodput.jsonl`, `checkpoints/` and `tensorboard/`, and
+`stacks/` if a step took too long (`fiddlex.train.run.watchdog`). A run that ends when it stops improving also has
+`best/` and `best.json` (`fiddlex.train.run.best`). A run whose config takes its schedule from a file also has
+`schedule.csv`, a copy of that file, which `config.json` names instead of it. Invariant: a workdir can be moved, and its
+run evaluated and sampled from, without the original schedule file.
 """
 
 import contextlib

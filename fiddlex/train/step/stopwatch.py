@@ -58,6 +58,19 @@ class Stopwatch:
         finally:
             self.begin(previous)
 
+    @contextlib.contextmanager
+    def measure_call(self) -> Iterator[None]:
+        """Measures a call that dispatches work: what the thread does not spend computing, it waits for the devices.
+
+        On CPUs with several processes, the call itself waits for the other processes.
+        """
+        start_s, start_cpu_s = time.monotonic(), time.thread_time()
+        try:
+            yield
+        finally:
+            waited_s = (time.monotonic() - start_s) - (time.thread_time() - start_cpu_s)
+            self.move(max(waited_s, 0.0), self.activity, Activity.DEVICES)
+
     def move(self, seconds: float, source: Activity, target: Activity) -> None:
         """Counts seconds that were measured for one activity as time of another."""
         self._seconds[source] -= seconds

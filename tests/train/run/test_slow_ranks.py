@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from typing import Any
 
 import jax
 import pytest
@@ -61,31 +62,31 @@ def test_one_of_two_can_be_slow_and_more_than_one_of_four() -> None:
 def test_a_rank_is_named_when_it_becomes_slow_and_not_while_it_stays_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    posted = {0: USUAL, 1: USUAL}
-    monkeypatch.setattr(processes, "num_processes", lambda: 3)
+    posted: dict[int, Any] = {}
+    monkeypatch.setattr(processes, "num_processes", lambda: 2)
     monkeypatch.setattr(processes, "post", lambda name, value: posted.update({0: value}))
     monkeypatch.setattr(processes, "posted", lambda name: posted)
     ranks = SlowRanks(jax.devices()[0])
     own = {name: USUAL[name] for name in FIGURES[:3]}
-
-    def named() -> list[str]:
+    assert ranks.compare({"step": 10} | own) == {}  # rank 1 has not come to a log point
+    probe_s = posted[0][0][1]["device_probe_s"]
+    assert probe_s > 0
+    last: list[Any] = [10, USUAL | {"device_probe_s": probe_s}]
+    for step, host_s, expected in ((20, 0.5, 0), (30, 0.6, 1), (40, 0.1, 0), (50, 0.5, 0), (60, 0.1, 1), (70, 0.1, 0)):
+        # Rank 1 shows the figures of a step when rank 0 has already come to the next log point.
+        posted[1] = [last]
         caplog.clear()
-        posted[1] = posted[1] | {"device_probe_s": posted[0]["device_probe_s"]}
-        ranks.compare(own)
-        return [text.partition(" is ")[0] for text in caplog.messages]
-
-    posted[0] = ranks.compare(own) and posted[0]
-    assert named() == []
-    for host_s, expected in ((0.5, ["Rank 1"]), (0.6, []), (0.1, []), (0.5, ["Rank 1"])):
-        posted[1] = posted[1] | {"host_time_s": host_s}
-        assert named() == expected
-    record = ranks.compare(own)
-    assert record["host_time_s_by_process"] == [0.1, 0.5, None]  # rank 2 has not come to a log point
-    assert record["device_probe_s_by_process"][0] > 0
+        record = ranks.compare({"step": step} | own)
+        assert len(caplog.messages) == expected, step
+        assert all(text.startswith("Rank 1 is slow") for text in caplog.messages)
+        assert record["host_time_s_by_process"] == [0.1, last[1]["host_time_s"]]
+        last = [step, USUAL | {"host_time_s": host_s, "device_probe_s": probe_s}]
+    posted[1] = [[50, USUAL], [80, USUAL]]
+    assert ranks.compare({"step": 90} | own) == {}  # no log point of both
 
 
 def test_one_process_compares_nothing() -> None:
-    assert SlowRanks(jax.devices()[0]).compare(dict(USUAL)) == {}
+    assert SlowRanks(jax.devices()[0]).compare({"step": 1} | USUAL) == {}
 
 
 @pytest.mark.long
