@@ -76,10 +76,11 @@ def test_a_rank_is_named_when_it_becomes_slow_and_not_while_it_stays_so(
         # Rank 1 shows the figures of a step when rank 0 has already come to the next log point.
         posted[1] = [last]
         caplog.clear()
-        record = ranks.compare({"step": step} | own)
+        record = ranks.compare({"step": step} | own | {"host_time_s": 0.1 + step / 1000})
         assert len(caplog.messages) == expected, step
         assert all(text.startswith("Rank 1 is slow") for text in caplog.messages)
-        assert record["host_time_s_by_process"] == [0.1, last[1]["host_time_s"]]
+        own_host_s = 0.1 if last[0] == 10 else 0.1 + last[0] / 1000
+        assert record["host_time_s_by_process"] == [own_host_s, last[1]["host_time_s"]]
         last = [step, USUAL | {"host_time_s": host_s, "device_probe_s": probe_s}]
     posted[1] = [[50, USUAL], [80, USUAL]]
     assert ranks.compare({"step": 90} | own) == {}  # no log point of both
