@@ -1,11 +1,12 @@
 """All mutations, by the part of fiddlex that they break."""
 
-from tests.mutations import commands, data, launching, megatron, models, pipeline, planning, training
+from tests.mutations import commands, data, launching, megatron, models, pipeline, planning, spent_time, training
 
 MUTATIONS = (
     *pipeline.MUTATIONS,
     *models.MUTATIONS,
     *training.MUTATIONS,
+    *spent_time.MUTATIONS,
     *data.MUTATIONS,
     *megatron.MUTATIONS,
     *planning.MUTATIONS,

@@ -10,7 +10,7 @@ OVERFLOWING = "tests/train/test_semantics.py::test_float16_leaves_out_updates_th
 RESUMED = "tests/train/test_semantics.py::test_float16_resumes_with_its_scales"
 SCALING = "tests/train/step/test_scaling.py"
 PLAIN_OPTAX = "tests/train/step/test_optimizer.py::test_stacked_and_padded_equals_plain_optax"
-CHECKPOINT, GOODPUT = "tests/train/run/test_checkpoint.py", "tests/train/run/test_goodput.py"
+CHECKPOINT = "tests/train/run/test_checkpoint.py"
 STEP, GRADIENT, STATE = (
     "fiddlex/train/step/train_step.py",
     "fiddlex/train/step/gradients.py",
@@ -363,50 +363,5 @@ MUTATIONS = (
         old="(leaf, value, state.slot, SLOT_AXIS)",
         new="(leaf, value, state.slot + 1, SLOT_AXIS)",
         tests=("tests/train/inference/test_decoding.py::test_logits_are_those_of_whole_texts",),
-    ),
-    # Where the time goes.
-    Mutation(
-        "repeated-steps-count-as-goodput",
-        "fiddlex/train/run/goodput.py",
-        old="kept_step = min(kept_step, resumed_step)",
-        new="kept_step = math.inf",
-        tests=(f"{GOODPUT}::test_steps_that_are_taken_again_and_the_time_between_processes_are_lost",),
-    ),
-    Mutation(
-        "only-the-last-restart-repeats-steps",
-        "fiddlex/train/run/goodput.py",
-        old="kept_step = min(kept_step, resumed_step)",
-        new="kept_step = resumed_step",
-        tests=(f"{GOODPUT}::test_steps_that_are_taken_again_and_the_time_between_processes_are_lost",),
-    ),
-    Mutation(
-        "time-after-the-end-counts-as-a-restart",
-        "fiddlex/train/run/goodput.py",
-        old="if not before[-1].ended:",
-        new="if True:",
-        tests=(f"{GOODPUT}::test_time_after_the_end_does_not_count",),
-    ),
-    Mutation(
-        "utilisation-of-one-device-by-all-devices-work",
-        "fiddlex/costs/utilisation.py",
-        old="model_flops(config) / config.mesh.num_devices",
-        new="model_flops(config)",
-        tests=("tests/costs/test_utilisation.py::test_a_step_of_known_length_on_a_known_chip",),
-    ),
-    Mutation(
-        "slow-hosts-held-against-the-median-host",
-        "fiddlex/train/run/slow_ranks.py",
-        old="held[rank] - usual_held_s > TOLERANCE * step_s",
-        new="held[rank] - usual_held_s > TOLERANCE * usual_held_s",
-        tests=("tests/train/run/test_slow_ranks.py::test_a_figure_is_off_by_more_than_a_quarter",),
-    ),
-    Mutation(
-        "figures-of-different-log-points-compared",
-        "fiddlex/train/run/slow_ranks.py",
-        old="rank: each[max(steps)] for",
-        new="rank: each[max(each)] for",
-        tests=(
-            "tests/train/run/test_slow_ranks.py::test_a_rank_is_named_when_it_becomes_slow_and_not_while_it_stays_so",
-        ),
     ),
 )

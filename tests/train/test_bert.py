@@ -246,7 +246,7 @@ def test_an_evaluation_that_a_kill_cut_short_is_made_on_resume(task_config: Conf
     loop.train(task_config, tmp_path)
     metrics = tmp_path / "metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
-    assert len(lines) == 2
+    assert len(lines) == 3  # the last one is the record of goodput
     metrics.write_text(lines[0])
     loop.train(task_config, tmp_path)
     assert metrics.read_text() == "".join(lines)

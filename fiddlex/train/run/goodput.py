@@ -41,6 +41,7 @@ _KINDS = {
     Activity.EVALUATION: "evaluation",
     Activity.PROFILING: "profiling",
 }
+_DECIMALS = 6  # of seconds
 _REPEATABLE = ("steps", "data_wait")
 LOSSES = ("compilation", "data_wait", "checkpoints", "evaluation", "profiling", "starting", "restarts", "repeated")
 
@@ -114,7 +115,8 @@ class Goodput:
         for activity, spent_s in self._lap.take().items():
             seconds[_KINDS[activity]] += spent_s
         self._ended_s += sum(seconds.values())
-        interval = Interval(self._ended_s, step, seconds, self._resumed_step, ended)
+        rounded = {kind: round(spent_s, _DECIMALS) for kind, spent_s in seconds.items()}  # as the file will have them
+        interval = Interval(round(self._ended_s, _DECIMALS), step, rounded, self._resumed_step, ended)
         self._resumed_step = None
         self._intervals.append(interval)
         with writing(self._path):
@@ -193,9 +195,9 @@ def _by_process(intervals: Iterable[Interval]) -> list[list[Interval]]:
 
 def _line(interval: Interval) -> str:
     values: dict[str, Any] = {
-        "time_s": round(interval.time_s, 6),
+        "time_s": interval.time_s,
         "step": interval.step,
-        "seconds": {kind: round(spent_s, 6) for kind, spent_s in interval.seconds.items() if spent_s},
+        "seconds": {kind: spent_s for kind, spent_s in interval.seconds.items() if spent_s},
     }
     if interval.resumed_step is not None:
         values["resumed_step"] = interval.resumed_step
