@@ -117,6 +117,7 @@ def test_other_heldout_data_on_one_rank(config: Config, tmp_path: pathlib.Path, 
     assert "on rank 0 and '200-" in said
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(
     config: Config,
     tmp_path: pathlib.Path,
@@ -141,6 +142,7 @@ def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(
     assert "Resuming from step 2" in ended[0].stderr
 
 
+@pytest.mark.long
 def test_a_full_disk_on_one_rank_ends_all_and_leaves_earlier_checkpoints(
     config: Config,
     tmp_path: pathlib.Path,
@@ -160,6 +162,7 @@ def test_a_full_disk_on_one_rank_ends_all_and_leaves_earlier_checkpoints(
     assert "Resuming from step " in first.stderr
 
 
+@pytest.mark.long
 def test_two_runs_in_one_workdir(config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path) -> None:  # noqa: F811
     config = replaced(config, {"train.num_steps": 10**6, "train.eval_every": 0})
     flags = flags_of(config_file, config, tmp_path / "pod")
@@ -176,6 +179,39 @@ def test_two_runs_in_one_workdir(config: Config, tmp_path: pathlib.Path, config_
     assert [each.returncode for each in ended] == [0, 0], [
         each.stderr for each in ended
     ]  # the lock went with its owner
+
+
+MEMORY = """
+import json, pathlib, re, sys
+from fiddlex.cluster import processes
+from fiddlex.config import DataConfig
+from fiddlex.data import load_corpus
+
+address, rank, folder = sys.argv[1].partition("=")[2], int(sys.argv[3].partition("=")[2]), pathlib.Path(__file__).parent
+
+
+def anonymous() -> int:
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+
+
+processes.join(address, 2, rank)
+before = anonymous()
+config = DataConfig(source=f"text:{folder / 'text.txt'}")
+corpus = load_corpus(config, vocab_size=256, seq_len=4, shared=folder / "tokens")
+total = int(corpus.train.tokens.sum(dtype=int))
+(folder / f"{rank}.json").write_text(json.dumps([len(corpus.train), total, anonymous() - before]))
+processes.barrier("end")
+"""
+
+
+def test_the_second_process_does_not_hold_the_tokens(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "memory.py").write_text(MEMORY)
+    (tmp_path / "text.txt").write_text("some text " * 6_000_000)
+    for each in run_pod(2, 1, tmp_path / "memory.py"):
+        assert each.returncode == 0, each.stderr
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first[:2] == second[:2]
+    assert second[2] < 5_000_000 < second[0]  # bytes of anonymous memory, and tokens of a byte each
 
 
 def test_convert_is_one_process(tmp_path: pathlib.Path) -> None:

@@ -176,4 +176,32 @@ MUTATIONS = (
         new='("accuracy_per_byte", nats / rows.num_tokens[: first[-1]])',
         tests=("tests/data/test_scores.py",),
     ),
+    Mutation(
+        "cache-of-tokens-ignores-times-of-change",
+        "fiddlex/data/documents.py",
+        old="state.st_mtime_ns)",
+        new="0)",
+        tests=("tests/data/test_token_cache.py::test_changed_files_are_tokenized_again[changed_in_place]",),
+    ),
+    Mutation(
+        "damaged-tokens-taken-from-the-cache",
+        "fiddlex/data/token_cache.py",
+        old='if _checksum(stream.tokens) != each["checksum"]:',
+        new="if False:",
+        tests=("tests/data/test_token_cache.py::test_a_damaged_file_is_made_again[flip_a_token]",),
+    ),
+    Mutation(
+        "each-process-tokenizes",
+        "fiddlex/data/corpus.py",
+        old="shared if processes.num_processes() > 1 else None",
+        new="None",
+        tests=("tests/cluster/test_shared_files.py::test_the_first_process_tokenizes_for_all[]",),
+    ),
+    Mutation(
+        "heldout-data-of-processes-not-compared",
+        "fiddlex/data/dataset.py",
+        old="                self.heldout_fingerprint\n",
+        new='                ""\n',
+        tests=("tests/cluster/test_shared_files.py::test_other_heldout_data_on_one_rank",),
+    ),
 )

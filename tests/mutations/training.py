@@ -266,7 +266,7 @@ MUTATIONS = (
     Mutation(
         "checksums-not-compared",
         CHECKPOINTS,
-        old="if value != expected[name]:",
+        old='if value != meta["checksums"][name]:',
         new="if False:",
         tests=(CHECKPOINT,),
     ),
