@@ -50,13 +50,6 @@ def as_flags(config: Config) -> list[str]:
     return flags
 
 
-@pytest.fixture
-def config_file(tmp_path: pathlib.Path) -> pathlib.Path:
-    path = tmp_path / "plain.py"
-    path.write_text("from fiddlex.config import Config\n\n\ndef get_config():\n    return Config()\n")
-    return path
-
-
 def numbers(workdir: pathlib.Path) -> list[list[float]]:
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return [[record.get(name, 0.0) for name in ("step", "loss", "grad_norm", "eval_loss")] for record in lines]

@@ -16,13 +16,13 @@ from fiddlex.config.overrides import replaced
 from fiddlex.train import loop
 from fiddlex.train.trainer import load_trainer
 from tests.cluster.pods import pod, run_pod
-from tests.cluster.test_processes import as_flags, config_file, make_config, numbers, wait_for_steps  # noqa: F401
+from tests.cluster.test_processes import as_flags, make_config, numbers, wait_for_steps
 
 FAULTY = pathlib.Path(__file__).with_name("faulty_train.py")
 HOST = socket.gethostname()
 
 
-def flags_of(config_file: pathlib.Path, config: Config, workdir: pathlib.Path) -> list[str]:  # noqa: F811
+def flags_of(config_file: pathlib.Path, config: Config, workdir: pathlib.Path) -> list[str]:
     return [f"--config={config_file}", *as_flags(config), f"--workdir={workdir}"]
 
 
@@ -37,10 +37,7 @@ def config(tiny_config: Config) -> Config:
 
 @pytest.mark.parametrize("cache", ["", "of its own"])
 def test_the_first_process_tokenizes_for_all(
-    cache: str,
-    config: Config,
-    tmp_path: pathlib.Path,
-    config_file: pathlib.Path,  # noqa: F811
+    cache: str, config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
 ) -> None:
     loop.train(config, tmp_path / "one")
     assert not (tmp_path / "one" / "tokens").exists()
@@ -85,7 +82,7 @@ def test_what_is_not_shared_is_told_once(
     message: str,
     config: Config,
     tmp_path: pathlib.Path,
-    config_file: pathlib.Path,  # noqa: F811
+    config_file: pathlib.Path,
 ) -> None:
     extra = [[each.format(folder=tmp_path) for each in of_rank] for of_rank in faults]
     ended = run_pod(2, 2, FAULTY, *flags_of(config_file, config, tmp_path / "pod"), extra=extra)
@@ -93,7 +90,7 @@ def test_what_is_not_shared_is_told_once(
     assert "".join(each.stderr for each in ended).count(message) == 1, [each.stderr for each in ended]
 
 
-def test_other_heldout_data_on_one_rank(config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path) -> None:  # noqa: F811
+def test_other_heldout_data_on_one_rank(config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path) -> None:
     for name in ("a", "b"):
         np.full(200, ord(name), "<u2").tofile(tmp_path / f"{name}.bin")
     (tmp_path / "rank0").symlink_to(tmp_path / "a.bin")
@@ -121,7 +118,7 @@ def test_other_heldout_data_on_one_rank(config: Config, tmp_path: pathlib.Path, 
 def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(
     config: Config,
     tmp_path: pathlib.Path,
-    config_file: pathlib.Path,  # noqa: F811
+    config_file: pathlib.Path,
 ) -> None:
     flags = flags_of(config_file, config, tmp_path / "pod")
     for each in run_pod(2, 2, "train", *flags):
@@ -144,9 +141,7 @@ def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(
 
 @pytest.mark.long
 def test_a_full_disk_on_one_rank_ends_all_and_leaves_earlier_checkpoints(
-    config: Config,
-    tmp_path: pathlib.Path,
-    config_file: pathlib.Path,  # noqa: F811
+    config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
 ) -> None:
     config = replaced(config, {"train.num_steps": 8, "train.eval_every": 0, "model.hidden_size": 128})
     flags = flags_of(config_file, config, tmp_path / "pod")
@@ -163,7 +158,7 @@ def test_a_full_disk_on_one_rank_ends_all_and_leaves_earlier_checkpoints(
 
 
 @pytest.mark.long
-def test_two_runs_in_one_workdir(config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path) -> None:  # noqa: F811
+def test_two_runs_in_one_workdir(config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path) -> None:
     config = replaced(config, {"train.num_steps": 10**6, "train.eval_every": 0})
     flags = flags_of(config_file, config, tmp_path / "pod")
     with pod(2, 2, "train", *flags) as running:
@@ -227,10 +222,7 @@ def weights(workdir: pathlib.Path) -> list[Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("source", ["workdir", "hf"])
 def test_weights_to_start_from_are_those_of_one_process(
-    source: str,
-    config: Config,
-    tmp_path: pathlib.Path,
-    config_file: pathlib.Path,  # noqa: F811
+    source: str, config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
 ) -> None:
     from fiddlex.train.run.conversion import export_workdir
 
@@ -251,7 +243,7 @@ def test_weights_to_start_from_are_those_of_one_process(
 
 
 @pytest.mark.long
-def test_kills_during_saves_change_nothing(config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path) -> None:  # noqa: F811
+def test_kills_during_saves_change_nothing(config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path) -> None:
     """All processes are killed at random moments of saves; the same command goes on to the same weights."""
     config = replaced(config, {"train.num_steps": 40, "train.eval_every": 0, "train.checkpoint_every": 1})
     config = replaced(config, {"model.hidden_size": 128, "optimizer.schedule": "constant"})
