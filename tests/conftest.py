@@ -68,3 +68,11 @@ def tiny_config(text_file: pathlib.Path) -> Config:
     config.train.num_steps = 5
     config.train.log_every = 1
     return config
+
+
+@pytest.fixture
+def config_file(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A config file with the default config, for programs whose flags set the fields."""
+    path = tmp_path / "plain.py"
+    path.write_text("from fiddlex.config import Config\n\n\ndef get_config():\n    return Config()\n")
+    return path

@@ -29,7 +29,7 @@ from fiddlex.launch.jobset import JobSetOptions, jobset_manifest
 from fiddlex.launch.mpi import mpi_script
 from fiddlex.launch.slurm import SlurmOptions, slurm_script
 from fiddlex.launch.ssh import ssh_script
-from fiddlex.launch.supervisor import Limits, supervise
+from fiddlex.launch.supervisor import MAX_RESTARTS, Limits, supervise
 
 logger = logging.getLogger("fiddlex.launch")
 
@@ -88,7 +88,9 @@ _PER_PROCESS = _for(
     ["local", "task"],
     flags.DEFINE_integer("devices_per_process", None, "local: fake devices; task: GPUs of each process", lower_bound=1),
 )
-_MAX_RESTARTS = _for(ARGUMENT_CHOICES, flags.DEFINE_integer("max_restarts", 3, "restarts at most", lower_bound=0))
+_MAX_RESTARTS = _for(
+    ARGUMENT_CHOICES, flags.DEFINE_integer("max_restarts", MAX_RESTARTS, "restarts at most", lower_bound=0)
+)
 _ELASTIC = _for(ARGUMENT_CHOICES, flags.DEFINE_bool("elastic", False, "go on with fewer hosts"))
 
 

@@ -14,6 +14,7 @@ from fiddlex.cluster.slices import slice_shape
 from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
+from fiddlex.launch.supervisor import MAX_RESTARTS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -40,7 +41,7 @@ class Options:
     processes_per_host: int = 1
     num_slices: int = 1
     grace_s: int = 300
-    max_restarts: int = 3
+    max_restarts: int = MAX_RESTARTS
     elastic: bool = False
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     python: str = ""

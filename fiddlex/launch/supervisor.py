@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+MAX_RESTARTS = 100  # unless the user sets another number
 FRUITLESS_STARTS = 3  # starts in a row without a later checkpoint, after which a supervisor gives up
 _LONGEST_BACKOFF_S = 60.0
 _GRACE_S = 20.0  # seconds in which the other processes of this host end by themselves, once one has failed
@@ -38,7 +39,7 @@ class Limits(NamedTuple):
       backoff_s: seconds before the first restart; doubled after each start that gained nothing, up to a minute.
     """
 
-    max_restarts: int = 100
+    max_restarts: int = MAX_RESTARTS
     backoff_s: float = 1.0
 
 

@@ -24,13 +24,6 @@ from tests.programs import Running, started
 pytestmark = pytest.mark.long
 
 
-@pytest.fixture
-def config_file(tmp_path: pathlib.Path) -> pathlib.Path:
-    path = tmp_path / "plain.py"
-    path.write_text("from fiddlex.config import Config\n\n\ndef get_config():\n    return Config()\n")
-    return path
-
-
 def losses(workdir: pathlib.Path) -> dict[int, float]:
     records = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return {record["step"]: record["loss"] for record in records if "loss" in record}
