@@ -15,7 +15,6 @@ import json
 import pathlib
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -82,7 +81,7 @@ def cases() -> Iterator[SlowCase]:
 def main(argv: list[str]) -> None:
     """Compiles the cases that the results do not have, and prints the table."""
     path = pathlib.Path(_RESULTS.value)
-    results = {SlowCase(*each["case"]): each for each in read_results(path, ("case", "collectives"))}
+    results = {SlowCase(*each["case"]): each for each in read_results(path, ("case", "crossing"))}
     for case in cases():
         if case not in results:
             results[case] = compiled(case)
@@ -91,7 +90,7 @@ def main(argv: list[str]) -> None:
 
 
 def compiled(case: SlowCase) -> dict[str, Any]:
-    """The collectives of a case that cross the slow link, by XLA.
+    """What XLA lets cross the slow link in a case, and facts of the compilation.
 
     Raises:
       DeviceError: when the step does not compile, or does not fit.
@@ -102,12 +101,11 @@ def compiled(case: SlowCase) -> dict[str, Any]:
     if done.returncode:
         raise DeviceError(f"{case}: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
     facts = json.loads(done.stdout.splitlines()[-1])
-    if facts["collectives"] is None:
+    if facts["crossing"] is None:
         raise DeviceError(f"{case} does not fit: {facts['reason']}")
-    crossing = [each for each in facts["collectives"] if each["crossing_bytes"] != 0]
-    kept = ("jax_version", "compile_s", "needed_bytes", "num_ticks")
+    kept = ("jax_version", "compile_s", "needed_bytes", "num_ticks", "crossing")
     date = datetime.date.today().isoformat()
-    return {"case": list(case), "date": date, **{name: facts[name] for name in kept}, "collectives": crossing}
+    return {"case": list(case), "date": date, **{name: facts[name] for name in kept}}
 
 
 def planned(case: SlowCase) -> list[Traffic]:
@@ -133,19 +131,21 @@ def table(results: dict[SlowCase, dict[str, Any]]) -> str:
         "|---|---|---|---|---|---:|---:|---:|",
     ]
     for case, result in results.items():
-        sizes: dict[str, float] = defaultdict(float)
-        for each in result["collectives"]:
-            sizes[f"{each['kind']} over {each['axis']}"] += each["crossing_bytes"] * each["count"] / 1e6
+        sizes = {f"{each['kind']} over {each['axis']}": each["bytes"] / 1e6 for each in result["crossing"]}
         whole = sum(sizes.values())
-        listed = ", ".join(f"{name} {size:,.3g}" for name, size in sorted(sizes.items()) if size >= whole / 100)
+        listed = ", ".join(f"{name} {_mb(size)}" for name, size in sorted(sizes.items()) if size >= whole / 100)
         schedule = f"{case.schedule}, v={case.chunks}" if case.chunks > 1 else case.schedule
         expected = planned(case)
         rows.append(
             f"| `{case.model.removeprefix('configs/')}` | {CLUSTERS[case.cluster]} | {case.outermost} | {schedule} | "
-            f"{listed} | {whole:,.4g} | {sum(each.bytes for each in expected) / 1e6:,.4g} | "
+            f"{listed} | {_mb(whole)} | {_mb(sum(each.bytes for each in expected) / 1e6)} | "
             f"{sum(each.seconds for each in expected):.2g} |"
         )
     return "\n".join(rows)
+
+
+def _mb(size: float) -> str:
+    return f"{size:,.0f}" if size >= 1000 else f"{size:.3g}"
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ its name. Your own file has the same form; refer to it by its path, which ends i
     [hosts]                          # optional; the hosts of a slice of TPUs (`Hosts`)
     …
 
-Devices are numbered as in the mesh: `tensor` varies fastest, then `pipe`, then `data`. Each group of a link is a run of
+Devices are numbered as in the mesh: `tensor` varies fastest, `mesh.outermost` slowest. Each group of a link is a run of
 consecutive devices. On TPUs each mesh axis is assumed to be a ring along one torus dimension, so `bandwidth` counts
 that dimension's two links, and `paths` is 2. Invariant: every figure has a source, and nothing in this module depends
 on a model.

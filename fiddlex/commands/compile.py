@@ -67,7 +67,9 @@ def main(argv: list[str]) -> None:
         f"{verdict(facts, config)}"
     )
     if facts["collectives"] is not None:
-        print(memory_table(facts) + "\n" + collectives_table(facts["collectives"], facts["num_granules"]))
+        print(memory_table(facts) + "\n" + collectives_table(facts["collectives"]))
+        if facts["num_granules"] > 1:
+            print(crossing_table(facts["crossing"], facts["num_granules"]))
 
 
 def verdict(facts: dict[str, Any], config: Config) -> str:
@@ -93,33 +95,30 @@ def memory_table(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def collectives_table(collectives: list[dict[str, Any]], num_granules: int) -> str:
-    """The lines of the table of collectives, which adds up collectives of one kind along one axis.
-
-    Args:
-      collectives: the collectives of the report.
-      num_granules: number of slices or hosts; where there are several, a column says how much crosses between them.
-    """
+def collectives_table(collectives: list[dict[str, Any]]) -> str:
+    """The lines of the table of collectives, which adds up collectives of one kind along one axis."""
     if not collectives:
         return "no collectives"
-    groups: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str, bool], list[tuple[int, float | None]]] = {}
     for each in collectives:
-        groups.setdefault((each["kind"], each["axis"] or "?", each["overlapped"]), []).append(each)
-    crossing = f"  {'MB to others':>12}" * (num_granules > 1)
+        key = each["kind"], each["axis"] or "?", each["overlapped"]
+        groups.setdefault(key, []).append((each["bytes"], each["count"]))
     lines = [
-        "collectives of each device in a step"
-        + f", and what it sends to the others of {num_granules} slices or hosts" * (num_granules > 1)
-        + ":",
-        f"  {'kind':<20} {'axis':<8} {'times':>9} {'MB in all':>12}{crossing}  work beside it",
+        "collectives of each device in a step:",
+        f"  {'kind':<20} {'axis':<8} {'times':>9} {'MB in all':>12}  work beside it",
     ]
-    for (kind, axis, overlapped), members in sorted(groups.items()):
-        times = sum(each["count"] or 0 for each in members)
-        at_least = "" if all(each["count"] is not None for each in members) else ">="
-        size, sent = (
-            f"{at_least}{sum((each[name] or 0) * (each['count'] or 0) for each in members) / 1e6:,.1f}"
-            for name in ("bytes", "crossing_bytes")
-        )
-        crossing = f"  {sent:>12}" * (num_granules > 1)
-        many = f"{at_least}{times:,g}"
-        lines.append(f"  {kind:<20} {axis:<8} {many:>9} {size:>12}{crossing}  {'yes' if overlapped else 'no'}")
+    for (kind, axis, overlapped), sizes in sorted(groups.items()):
+        times = sum(count or 0 for _, count in sizes)
+        size = sum(one * (count or 0) for one, count in sizes)
+        at_least = "" if all(count is not None for _, count in sizes) else ">="
+        many, much = f"{at_least}{times:,g}", f"{at_least}{size / 1e6:,.1f}"
+        lines.append(f"  {kind:<20} {axis:<8} {many:>9} {much:>12}  {'yes' if overlapped else 'no'}")
     return "\n".join(lines)
+
+
+def crossing_table(crossing: list[dict[str, Any]], num_granules: int) -> str:
+    """The lines of the table of what crosses from one slice or host to another."""
+    lines = [f"what the device that sends most to others of {num_granules} slices or hosts sends there in a step:"]
+    for each in sorted(crossing, key=lambda each: -each["bytes"]):
+        lines.append(f"  {each['kind']:<20} {each['axis'] or '?':<8} {each['bytes'] / 1e6:>12,.1f} MB")
+    return "\n".join(lines if crossing else ["nothing crosses from one slice or host to another"])

@@ -19,7 +19,7 @@ from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.schedules.table import NONE
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import WeightLayout
-from fiddlex.xla.compiled_collectives import collectives
+from fiddlex.xla.compiled_collectives import Collective, collectives, crossings
 from fiddlex.xla.device_groups import Places
 
 _SIZE = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")  # matches `33.19G`
@@ -148,8 +148,9 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
 
     `num_granules` is the number of TPU slices or GPU hosts. `needed_bytes` is the peak, or the compiler's figure for a
     step that does not fit. `fits` says whether `needed_bytes` is within `memory_limit_bytes`; it is None where no
-    limit is known. `model_flops` are the FLOPs of a step on all devices. For a step that was not compiled,
-    `collectives` (`fiddlex.xla.compiled_collectives.Collective`) and the parts of its memory are None.
+    limit is known. `model_flops` are the FLOPs of a step on all devices. `crossing` says what the device that sends
+    most to other slices or hosts sends there (`fiddlex.xla.compiled_collectives.Crossing`). For a step that was not
+    compiled, `crossing`, `collectives` (`Collective` there) and the parts of its memory are None.
     """
     layout, mesh = ahead.program.layout, ahead.program.mesh
     pipeline, parts = layout.pipeline, memory(ahead.compiled)
@@ -159,9 +160,8 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
         fits = None if needed is None or limit is None else needed <= limit
     else:
         needed, limit, fits = ahead.shortage.needed_bytes, ahead.shortage.limit_bytes, False
-    exchanges, where = None, places(mesh)
-    if ahead.text:
-        exchanges = [dataclasses.asdict(each) for each in collectives(ahead.text, where, runs(layout))]
+    where = places(mesh)
+    found = collectives(ahead.text, where, runs(layout)) if ahead.text else None
     return {
         "device_kind": mesh.devices.flat[0].device_kind,
         "num_devices": config.mesh.num_devices,
@@ -182,11 +182,18 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
         "memory_limit_bytes": limit,
         "reason": ahead.shortage and ahead.shortage.reason,
         **parts,
-        "collectives": exchanges,
+        "collectives": None if found is None else [_facts(each) for each in found],
+        "crossing": None if found is None else [each._asdict() for each in crossings(found)],
         "trace_s": round(ahead.trace_s, 3),
         "compile_s": round(ahead.compile_s, 3),
         "jax_version": jax.__version__,
     }
+
+
+def _facts(collective: Collective) -> dict[str, Any]:
+    """A collective as a JSON object; `crossing_bytes` are those of the device that sends most."""
+    sent = collective.crossing_bytes
+    return {**dataclasses.asdict(collective), "crossing_bytes": None if sent is None else round(float(sent.max()))}
 
 
 def places(mesh: Mesh) -> Places:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from fiddlex.xla.device_groups import Groups, Places, axis_of, groups_of
 from fiddlex.xla.program_text import Instruction, ProgramText, element, nbytes, read
 
@@ -62,9 +64,8 @@ class Collective:
         products, or other arithmetic on an array of at least `bytes`.
       products: number of matrix products between the collective's start and its end, counting the largest branch of a
         conditional and one trip of a loop.
-      crossing_bytes: bytes of one execution that a device sends to other slices (TPU) or hosts (GPU), where each of
-        these first reduces or afterwards gathers what its devices have; 0: the collective stays inside; None if not
-        known.
+      crossing_bytes: bytes of one execution that each device sends to other slices (TPU) or hosts (GPU), by its place
+        in the mesh, where each of these first reduces or afterwards gathers what its devices have; None if not known.
     """
 
     name: str
@@ -75,7 +76,37 @@ class Collective:
     count: float | None
     overlapped: bool
     products: int
-    crossing_bytes: int | None
+    crossing_bytes: np.ndarray | None
+
+
+class Crossing(NamedTuple):
+    """What collectives of one kind along one axis send to other slices or hosts in a step.
+
+    Attributes:
+      kind: one of `KINDS`.
+      axis: as in `Collective`.
+      bytes: bytes that a device sends.
+    """
+
+    kind: str
+    axis: str | None
+    bytes: float
+
+
+def crossings(found: Sequence[Collective]) -> list[Crossing]:
+    """What the device that sends most to other slices or hosts sends there, by kind and axis.
+
+    Collectives of which bytes or count are not known are left out.
+    """
+    sent: dict[tuple[str, str | None], np.ndarray] = {}
+    for each in found:
+        if each.crossing_bytes is not None and each.count is not None:
+            key = each.kind, each.axis
+            sent[key] = sent.get(key, 0) + each.crossing_bytes * each.count
+    if not sent:
+        return []
+    busiest = int(np.argmax(sum(sent.values())))
+    return [Crossing(*key, float(sizes[busiest])) for key, sizes in sent.items() if sizes[busiest]]
 
 
 class _Site(NamedTuple):

@@ -64,29 +64,27 @@ class Places:
             return [[place[number] for number in group] for group in _tuples(found[1].replace("->", ","))]
         return None
 
-    def crossing_bytes(self, kind: str, size: int, groups: Groups) -> int:
-        """Bytes that a device sends to other slices or hosts, in the group that sends most there.
+    def crossing_bytes(self, kind: str, size: int, groups: Groups) -> np.ndarray:
+        """Bytes that each place sends to other slices or hosts, as an array over the places.
 
         Each slice or host first reduces what its devices have, or gathers afterwards, so that its n devices send an
-        n-th each. A permute sends all from one device.
+        n-th each. In a permute the first place of a pair sends all.
 
         Args:
           kind: kind of the collective.
           size: bytes of the whole array, as in `compiled_collectives.Collective`.
           groups: groups of places.
         """
-        spans = [len({self.granules[place] for place in group}) for group in groups]
-        crossing = [(across, len(group)) for across, group in zip(spans, groups, strict=True) if across > 1]
-        if kind == "collective-permute" or not crossing:
-            return size * bool(crossing)
-        times = 2 if kind == "all-reduce" else 1
-        reduced_inside = kind in ("all-reduce", "all-gather", "reduce-scatter")
-        return round(
-            max(
-                times * size * (across / number if reduced_inside else 1) * (across - 1) / across
-                for across, number in crossing
-            )
-        )
+        sent = np.zeros(len(self.granules))
+        for group in groups:
+            across = len({self.granules[place] for place in group})
+            if kind == "collective-permute":
+                sent[group[0]] += size * (across > 1)
+            else:
+                reduced_inside = kind in ("all-reduce", "all-gather", "reduce-scatter")
+                part = size * across / len(group) if reduced_inside else size
+                sent[list(group)] += (2 if kind == "all-reduce" else 1) * part * (across - 1) / across
+        return sent
 
 
 def groups_of(attributes: str, num_devices: int) -> Groups | None:

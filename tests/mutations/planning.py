@@ -174,8 +174,8 @@ MUTATIONS = (
     Mutation(
         "hosts-send-whole-arrays",
         "fiddlex/xla/device_groups.py",
-        old="(across / number if reduced_inside else 1)",
-        new="1",
+        old="part = size * across / len(group) if reduced_inside else size",
+        new="part = size",
         tests=("tests/xla/test_compiled_collectives.py::test_what_a_device_sends_to_other_hosts",),
     ),
     Mutation(

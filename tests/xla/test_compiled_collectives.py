@@ -3,7 +3,7 @@ ones."""
 
 import pytest
 
-from fiddlex.xla.compiled_collectives import Collective, collectives
+from fiddlex.xla.compiled_collectives import Collective, collectives, crossings
 from fiddlex.xla.device_groups import Places
 
 MESH = Places({"data": 2, "pipe": 2, "tensor": 1}, granules=(0, 0, 1, 1), ids=(0, 1, 2, 3))
@@ -187,7 +187,8 @@ def test_groups_in_words_that_are_not_known():
     ],
 )
 def test_what_a_device_sends_to_other_hosts(line, crossing):
-    assert only(entry(f"%moved = {line}", "ROOT %y = f32[8,8] copy(%x)")).crossing_bytes == crossing
+    sent = only(entry(f"%moved = {line}", "ROOT %y = f32[8,8] copy(%x)")).crossing_bytes
+    assert (None if sent is None else sent.max()) == crossing
 
 
 # Two slices of two devices, whose ids are 100000, 100001, 200000 and 200001; pipe is across.
@@ -224,7 +225,8 @@ def transfer(kind: str, target: str, *between: str) -> str:
 )
 def test_transfers_between_slices(kind, target, found):
     (one,) = collectives(transfer(kind, target), SLICES, {})
-    assert (one.kind, one.axis, one.group_size, one.bytes, one.crossing_bytes) == found
+    sent = None if one.crossing_bytes is None else one.crossing_bytes.max()
+    assert (one.kind, one.axis, one.group_size, one.bytes, sent) == found
     assert (one.count, one.overlapped) == (1, False)
 
 
@@ -236,5 +238,17 @@ def test_work_between_sending_to_another_slice_and_receiving_from_it():
 def test_devices_of_a_slices_program_are_those_of_its_slice():
     text = entry("%sum = f32[8,8] all-reduce(%x), replica_groups={{0,1}}, to_apply=%add")
     (one,) = collectives(text.replace("jit_step", "jit_step, num_partitions=2"), SLICES, {})
-    assert (one.axis, one.crossing_bytes) == ("data", 0)
+    assert (one.axis, one.crossing_bytes.max()) == ("data", 0)
     assert collectives(text, SLICES, {})[0].axis == "pipe"
+
+
+def test_the_device_that_sends_most_across_is_one_device():
+    """A pipe of four ranks on two hosts sends forwards from rank 1 and backwards from rank 2, and sums over all."""
+    pipe = Places({"data": 1, "pipe": 4, "tensor": 1}, granules=(0, 0, 1, 1), ids=(0, 1, 2, 3))
+    forward = "%on = f32[8,8] collective-permute(%x), source_target_pairs={{0,1},{1,2},{2,3}}"
+    backward = "%back = f32[8,8] collective-permute(%x), source_target_pairs={{1,0},{2,1},{3,2}}"
+    reduced = "%sum = f32[8,8] all-reduce(%x), replica_groups={}, to_apply=%add"
+    found = collectives(entry(forward, backward, reduced), pipe, {})
+    assert crossings(found) == [("collective-permute", "pipe", 256), ("all-reduce", "pipe", 128)]
+    assert crossings(found[:1]) == [("collective-permute", "pipe", 256)]
+    assert crossings([]) == []
