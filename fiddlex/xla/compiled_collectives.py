@@ -2,8 +2,8 @@
 
 The analysis reads the scheduled program (`fiddlex.xla.program_text`). The program of a TPU slice reaches other slices
 through its hosts: a `send` and a `recv` of the runtime megascale stand for a collective of one device of each slice.
- Where the program does not say how often a
-conditional or loop runs, the schedule of the pipeline does; the executor's `jax.named_scope` names identify them.
+Where the program does not say how often a conditional or loop runs, the schedule of the pipeline does; the executor's
+`jax.named_scope` names identify them.
 """
 
 import dataclasses

@@ -21,9 +21,7 @@ _AXES = re.compile(  # mesh['a'=2,'b'=2] {'b'}
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((\[[\d,]+\](?:T\([\d,]+\))?|[\d,]+)\))? \{([^}]*)\}"
 )
 _SLICES = re.compile(r'_xla_megascale_target="\{([\d,]+)\}x\{(\d+):(\d+)\}"')  # "{1,2}x{0:7}"
-_IDS = re.compile(
-    r"_xla_megascale_target=\{((?:\{\d+(?:(?:,|->)\d+)*\},?)*)\}"
-)  # {{100000->200000}}, {{100000,200000}}
+_IDS = re.compile(r"_xla_megascale_target=\{((?:\{\d+(?:(?:,|->)\d+)*\},?)*)\}")  # {{1->2}} or {{1,2}}, of ids
 _AXIS = re.compile(r"'([^':]+)'?(?::\((\d+)\)(\d+))?")
 
 
