@@ -7,7 +7,8 @@ all devices.
 
 from typing import NamedTuple
 
-from fiddlex.cluster.topology import Chip, catalogue, load_topology
+from fiddlex.cluster.chips import Chip
+from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config
 from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError

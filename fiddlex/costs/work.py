@@ -12,7 +12,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from fiddlex.cluster.topology import Chip
+from fiddlex.cluster.chips import Chip
 from fiddlex.config import Config
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, num_sequences
 from fiddlex.models import spec

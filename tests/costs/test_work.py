@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fiddlex.cluster.topology import Chip
+from fiddlex.cluster.chips import Chip
 from fiddlex.config import Config, MeshConfig, ModelConfig
 from fiddlex.costs.sizes import hardware_flops, model_flops
 from fiddlex.costs.work import MatrixProduct, Work, edge_work, layer_work, update_work

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from fiddlex.cluster.topology import Chip, Link, Topology
+from fiddlex.cluster.chips import Chip
+from fiddlex.cluster.topology import Link, Topology
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.errors import ConfigError
 from fiddlex.planner.communication import all_reduce_s
