@@ -68,8 +68,8 @@ def main(argv: list[str]) -> None:
             for number in NUMBERS:
                 folder = pathlib.Path(root) / f"{turn}-{number}"
                 folder.mkdir()
-                for total, times in zip(found[number], measure(number, folder), strict=True):
-                    total.extend(times)
+                for total, part in zip(found[number], measure(number, folder), strict=True):
+                    total.extend(part)
     alone = statistics.median(found[1].step_s)
     print("| processes × devices | step, ms | of one process | host, ms |\n|---|---:|---:|---:|")
     for number, times in found.items():

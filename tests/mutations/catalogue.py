@@ -1,6 +1,17 @@
 """All mutations, by the part of fiddlex that they break."""
 
-from tests.mutations import commands, data, launching, megatron, models, pipeline, planning, spent_time, training
+from tests.mutations import (
+    commands,
+    data,
+    launching,
+    megatron,
+    models,
+    pipeline,
+    planning,
+    processes,
+    spent_time,
+    training,
+)
 
 MUTATIONS = (
     *pipeline.MUTATIONS,
@@ -12,4 +23,5 @@ MUTATIONS = (
     *planning.MUTATIONS,
     *commands.MUTATIONS,
     *launching.MUTATIONS,
+    *processes.MUTATIONS,
 )

@@ -52,7 +52,9 @@ class SlowRanks:
     def __init__(self, device: jax.Device):
         self._probe = _make_probe(device) if processes.num_processes() > 1 else None
         self._probe_s = 0.0
-        self._known: set[tuple[int, str]] = set()
+        self._seen: set[tuple[int, str]] = set()  # who was slow at the last log point, and in which respect
+        self._named: set[tuple[int, str]] = set()  # who of them has been named
+        self._compared_step = 0
         self._shown: list[list[Any]] = []  # step and figures of the last two log points
         self.probe()
 
@@ -65,7 +67,8 @@ class SlowRanks:
         """Shows this process's figures to the others; the first process compares the figures it knows of.
 
         It does not wait for the others: the figures are those of the newest log point that all processes have shown,
-        since other figures could not be compared. It logs a warning for each process that has become slow.
+        since other figures could not be compared. It logs a warning for each process that was slow at two log points
+        in a row, once while it stays slow.
 
         Args:
           record: has `step` and the figures of this process besides the probe.
@@ -86,12 +89,19 @@ class SlowRanks:
         if len(by_step) < processes.num_processes() or not steps:
             return {}
         figures: dict[int, Figures] = {rank: each[max(steps)] for rank, each in enumerate(by_step)}
-        slow = find_slow(figures)
-        for each in slow:
-            if (each.rank, each.respect) not in self._known:
-                logger.warning("%s", each.text)
-        self._known = {(each.rank, each.respect) for each in slow}
+        if max(steps) != self._compared_step:
+            self._compared_step = max(steps)
+            self._warn(find_slow(figures))
         return {f"{name}_by_process": [each[name] for each in figures.values()] for name in FIGURES}
+
+    def _warn(self, slow: list[Slow]) -> None:
+        """Names who is slow for the second time in a row: the first steps of a run, and chance, make any rank slow."""
+        found = {(each.rank, each.respect): each.text for each in slow}
+        for place, text in found.items():
+            if place in self._seen and place not in self._named:
+                logger.warning("%s", text)
+        self._named = {place for place in found if place in self._seen}
+        self._seen = set(found)
 
 
 def find_slow(figures: Mapping[int, Figures]) -> list[Slow]:

@@ -1,0 +1,59 @@
+"""Mutations of what watches the processes of a run: the coordinator, elastic runs, the supervisor."""
+
+from tests.mutations.mutation import Mutation
+
+MEETING = "tests/cluster/test_rendezvous.py"
+ELASTIC = "tests/cluster/test_elastic.py"
+SUPERVISOR = "tests/launch/test_supervisor.py"
+
+MUTATIONS = (
+    Mutation(
+        "a-closed-connection-overlooked",
+        "fiddlex/cluster/coordinator.py",
+        old="                self._lost([process], silent_s=None)",
+        new="                pass",
+        tests=(f"{MEETING}::test_a_lost_process_is_said_by_one_of_the_others",),
+    ),
+    Mutation(
+        "stop-after-the-first-proposal",
+        "fiddlex/cluster/coordinator.py",
+        old="if len(known) == len(steps):",
+        new="if known:",
+        tests=(f"{MEETING}::test_all_agree_on_the_step_to_stop_after",),
+    ),
+    Mutation(
+        "a-failed-collective-said-at-once",
+        "fiddlex/cluster/coordinator.py",
+        old='if not value["collective"]:',
+        new="if True:",
+        tests=(f"{MEETING}::test_a_failed_collective_waits_for_signs_of_life_of_all",),
+    ),
+    Mutation(
+        "a-smaller-run-keeps-its-microbatches",
+        "fiddlex/cluster/elastic.py",
+        old="itertools.count(-(-before * config.mesh.data // data))",
+        new="itertools.count(before)",
+        tests=(f"{ELASTIC}::test_sizes_and_microbatches",),
+    ),
+    Mutation(
+        "restarts-that-gain-nothing-forever",
+        "fiddlex/launch/supervisor.py",
+        old="gained = saved > before if self._workdir else True",
+        new="gained = True",
+        tests=(f"{SUPERVISOR}::test_starts_that_gain_nothing_end_it",),
+    ),
+    Mutation(
+        "a-stop-by-another-host-taken-for-ones-own",
+        "fiddlex/launch/supervisor.py",
+        old="if self._received is not None:\n                return next(",
+        new="if set(statuses) <= _STOPPED:\n                return next(",
+        tests=(f"{SUPERVISOR}::test_a_stop_that_another_host_asked_for_is_a_restart",),
+    ),
+    Mutation(
+        "a-mistake-tried-again",
+        "fiddlex/launch/supervisor.py",
+        old="if _MISUSED in statuses:",
+        new="if False:",
+        tests=(f"{SUPERVISOR}::test_a_mistake_is_not_tried_again",),
+    ),
+)
