@@ -121,11 +121,16 @@ class Trainer:
         return self.layout.pipeline.delay
 
     def compile(self) -> float:
-        """Compiles the train step unless it is already compiled; returns the seconds it took."""
+        """Compiles the train step unless it is already compiled, and waits until all processes have.
+
+        Returns:
+          The seconds that this took.
+        """
         start = time.monotonic()
         if self._compiled is None:
             with self.stopwatch.measure(Activity.COMPILATION):
                 self._compiled = self._program.lower().compile(compiler_options=self._program.compiler_options)
+                processes.barrier("the first step")  # gloo gives up where a process comes 30 s later than another
         return time.monotonic() - start
 
     def dispatch(self) -> Dispatched:

@@ -12,7 +12,7 @@ from fiddlex.config import Config
 from fiddlex.launch import programs
 from fiddlex.train import loop
 from tests.cluster.pods import free_port
-from tests.cluster.test_processes import as_flags, config_file, make_config, numbers  # noqa: F401  # a fixture
+from tests.cluster.test_processes import as_flags, make_config, numbers  # noqa: F401  # a fixture
 from tests.programs import EXPERIMENTS, call
 
 SSH = '#!/bin/bash\nwhile (($# > 2)); do shift; done\nexec sh -c "$2"\n'

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from fiddlex.launch.supervisor import MAX_RESTARTS
 from tests.programs import call
 
 TASK = f"""#!{sys.executable}
@@ -142,7 +143,7 @@ def test_each_process_gets_its_command_and_environment(kind: str, start: Start) 
     with start(KINDS[kind]) as script:
         assert script.process.wait(20) == 0, (script.folder / "stderr").read_text()
         tasks = script.tasks()
-    flags = ["--max_restarts=3"] + ["--devices_per_process=4"] * (kind != "ssh")
+    flags = [f"--max_restarts={MAX_RESTARTS}"] + ["--devices_per_process=4"] * (kind != "ssh")
     train = ["train", "--config=gpt_tiny", "--workdir=/s/run", f"--config.data.source={ODD}"]
     command = ["-m", "fiddlex", "launch", "task", *flags, "--", *train]
     for rank, task in enumerate(tasks):

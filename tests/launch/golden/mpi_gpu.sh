@@ -13,7 +13,7 @@ while ((again)); do again=0; wait "$task"; status=$?; done
 case $status in 129 | 130 | 143) sleep 10 ;; esac
 exit "$status"
 ' process \
-    python -m fiddlex launch task --max_restarts=3 --devices_per_process=4 -- \
+    python -m fiddlex launch task --max_restarts=100 --devices_per_process=4 -- \
     train \
     --config=gpt_tiny \
     --workdir=/shared/run \

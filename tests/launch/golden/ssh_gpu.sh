@@ -5,7 +5,7 @@
 set -u
 grace=300 # seconds to save in
 environment=''"'"'GREETING=it'"'"'"'"'"'"'"'"'s $HOME'"'"''
-task='python -m fiddlex launch task --max_restarts=3 -- train --config=gpt_tiny --workdir=/shared/run --config.mesh.data=4 --coordinator_address=node0:12345 --num_processes=4'
+task='python -m fiddlex launch task --max_restarts=100 -- train --config=gpt_tiny --workdir=/shared/run --config.mesh.data=4 --coordinator_address=node0:12345 --num_processes=4'
 remote='grace=$0
 exec 3<&0
 "$@" </dev/null 3<&- & task=$!

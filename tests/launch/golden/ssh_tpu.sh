@@ -5,7 +5,7 @@
 set -u
 grace=300 # seconds to save in
 environment=''
-task='python -m fiddlex launch task --max_restarts=3 --elastic -- train --config=gpt_tiny --workdir=/shared/run '"'"'--config.data.source=text:/shared/a file'"'"' --coordinator_address=node0:12345 --num_processes=2'
+task='python -m fiddlex launch task --max_restarts=100 --elastic -- train --config=gpt_tiny --workdir=/shared/run '"'"'--config.data.source=text:/shared/a file'"'"' --coordinator_address=node0:12345 --num_processes=2'
 remote='grace=$0
 exec 3<&0
 "$@" </dev/null 3<&- & task=$!
