@@ -12,7 +12,7 @@ from fiddlex.config import Config
 from fiddlex.launch import programs
 from fiddlex.train import loop
 from tests.cluster.pods import free_port
-from tests.cluster.test_processes import as_flags, make_config, numbers  # noqa: F401  # a fixture
+from tests.cluster.test_processes import as_flags, make_config, numbers  # a fixture
 from tests.programs import EXPERIMENTS, call
 
 SSH = '#!/bin/bash\nwhile (($# > 2)); do shift; done\nexec sh -c "$2"\n'
@@ -24,7 +24,7 @@ def test_training_equals_that_of_one_process(
     kind: str,
     tiny_config: Config,
     tmp_path: pathlib.Path,
-    config_file: pathlib.Path,  # noqa: F811
+    config_file: pathlib.Path,
 ) -> None:
     config = make_config(tiny_config, "1x2x1", {})
     loop.train(config, tmp_path / "one")
