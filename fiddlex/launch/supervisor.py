@@ -10,7 +10,6 @@ supervisor that was asked; no process outlives its supervisor.
 """
 
 import contextlib
-import ctypes
 import signal
 import subprocess
 import sys
@@ -28,7 +27,13 @@ _POLL_S = 0.1
 _MISUSED, _FAILED = 2, 1
 _STOPPED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}  # stopped after a save
 _SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+# Linux sends SIGTERM to a process that runs this program first when the supervisor dies; the process saves and ends.
+_MORTAL = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 class Limits(NamedTuple):
@@ -116,7 +121,9 @@ class _Supervisor:
 
     def _start(self) -> list[int]:
         """Starts all processes and waits for their end; returns their statuses, −N for signal N."""
-        self._running = [subprocess.Popen(command, preexec_fn=_die_with_parent) for command in self._commands]
+        self._running = [
+            subprocess.Popen([sys.executable, "-IS", "-c", _MORTAL, *command]) for command in self._commands
+        ]
         ends_s: float | None = None
         while any(process.poll() is None for process in self._running):
             if ends_s is None and any(process.poll() not in {None, 0, *_STOPPED} for process in self._running):
@@ -148,12 +155,6 @@ def _signals_to(supervisor: _Supervisor) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _die_with_parent() -> None:
-    """Makes Linux send SIGTERM to this process when the supervisor dies: the process then saves and ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _described(statuses: Sequence[int]) -> str:
