@@ -1,14 +1,19 @@
 """What a run says when its first step is not finite: no update is to blame."""
 
+import pathlib
 import types
 from typing import Any
 
+import jax
 import pytest
 
 from fiddlex.config import Config, ModelConfig, TrainConfig
 from fiddlex.errors import NonFiniteError
 from fiddlex.train.loop import _Run
+from fiddlex.train.run.profiling import Profiler
+from fiddlex.train.run.watchdog import Watchdog
 from fiddlex.train.step.dispatched import Dispatched
+from fiddlex.train.step.stopwatch import Stopwatch
 
 
 def exploding_run(config: Config) -> Any:
@@ -18,10 +23,17 @@ def exploding_run(config: Config) -> Any:
         raise NonFiniteError(f"Step {dispatched.step} is not finite: loss nan.")
 
     trainer = types.SimpleNamespace(
-        config=config, step=0, delay=0, dispatch=lambda: Dispatched(1, {}, 0.0), record=record
+        config=config,
+        step=0,
+        delay=0,
+        dispatch=lambda: Dispatched(1, {}, 0.0),
+        record=record,
+        stopwatch=Stopwatch(),
+        mesh=types.SimpleNamespace(local_devices=jax.local_devices()),
     )
     unused: Any = None
-    return _Run(trainer, unused, unused, unused, unused)  # type: ignore[arg-type]
+    watchdog, profiler = Watchdog(pathlib.Path(), 0, trainer.stopwatch), Profiler(pathlib.Path(), config.train)
+    return _Run(trainer, unused, unused, unused, unused, unused, watchdog, profiler)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
