@@ -134,6 +134,7 @@ class Coordinator:
         self._failure: Failure | None = None
         self._stop: int | None = None
         self._beaten_s = 0.0
+        self._done = False  # whether the run has come to its end
 
     def run(self) -> None:
         """Serves until the last process of the run is gone."""
@@ -148,6 +149,9 @@ class Coordinator:
             else:
                 self._watch()
         self._server.close()  # before jax's service, which takes its time
+        for process in self._waiting:
+            if self._done:
+                process.send(end=0)  # nothing is left for it to do
         for process in [*self._members.values(), *self._waiting]:
             process.connection.close()
 
@@ -207,7 +211,9 @@ class Coordinator:
         kinds = {"rank": int, "number": int, "host": str}
         if not isinstance(value, dict) or {name: type(each) for name, each in value.items()} != kinds:
             raise StrangerError
-        process.rank, process.host = abs(value["rank"]), value["host"]
+        if value["rank"] < 0:
+            raise StrangerError
+        process.rank, process.host = value["rank"], value["host"]
         there = self._members.get(process.rank)
         if there is not None and self._ends_s is None:
             self._refuse(process, f"--process_id={process.rank} is taken: that process runs on {there.host}")
@@ -284,8 +290,8 @@ class Coordinator:
     def _on_timeout(self, process: Process, value: float) -> None:
         self._peer_timeout_s = float(value)
 
-    def _on_left(self, process: Process, value: object) -> None:
-        process.left = True
+    def _on_left(self, process: Process, status: int) -> None:
+        process.left, self._done = True, status == 0
 
     def _on_failed(self, process: Process, value: Message) -> None:
         if self._ends_s is not None or self._failure is not None:

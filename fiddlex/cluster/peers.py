@@ -58,10 +58,10 @@ class Peers:
         self._send(failed={"status": status, "collective": collective})
         self._may_speak.wait()
 
-    def leave(self) -> None:
-        """Says goodbye: this process will end, and that is no failure."""
+    def leave(self, status: int) -> None:
+        """Says goodbye: this process will end with `status`, and that is no failure of the run."""
         self._left.set()
-        self._send(left=True)
+        self._send(left=status)
 
     def request_stop(self, reason: int) -> None:
         """Asks all processes to stop after one and the same step; a handler of signals may call it."""

@@ -333,11 +333,11 @@ def _say(message: str) -> None:
     sys.stderr.write(f"rank {_cluster.process_id} ({socket.gethostname()}), {message}\n")
 
 
-def _finished() -> None:
+def _finished(status: int) -> None:
     """Waits until all processes have come to their end: from then on, one that ends is no failure."""
     assert _peers is not None
     barrier("the end of the program")
-    _peers.leave()
+    _peers.leave(status)
 
 
 def _leave(status: int) -> NoReturn:

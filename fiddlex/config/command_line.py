@@ -124,11 +124,11 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         try:
             try:
                 call(argv)
-            except SystemExit:
-                finished()
+            except SystemExit as ended:
+                finished(ended.code if isinstance(ended.code, int) else FAILURE_STATUS if ended.code else 0)
                 raise
             sys.stdout.flush()
-            finished()
+            finished(0)
         except FiddlexError as error:
             end(str(error), USAGE_STATUS if isinstance(error, ConfigError | ScheduleError) else FAILURE_STATUS)
         except BrokenPipeError:  # the reader of our output, such as `head`, has exited

@@ -16,7 +16,7 @@ def _end_alone(message: str, status: int) -> NoReturn:
 
 _end: Callable[[str, int], NoReturn] = _end_alone
 _crashed: Callable[[BaseException], None] = lambda error: None  # noqa: E731
-_finished: Callable[[], None] = lambda: None  # noqa: E731
+_finished: Callable[[int], None] = lambda status: None  # noqa: E731
 
 
 def end(message: str, status: int) -> NoReturn:
@@ -29,16 +29,16 @@ def crashed(error: BaseException) -> None:
     _crashed(error)
 
 
-def finished() -> None:
-    """To be called when a program has done its work, whatever its status, before it ends."""
-    _finished()
+def finished(status: int) -> None:
+    """To be called when a program has done its work, before it ends with `status`."""
+    _finished(status)
 
 
 def end_by(
     function: Callable[[str, int], NoReturn],
     *,
     crashed: Callable[[BaseException], None],
-    finished: Callable[[], None],
+    finished: Callable[[int], None],
 ) -> None:
     """Replaces what `end`, `crashed` and `finished` do; `function` takes the message, with the program's name."""
     global _end, _crashed, _finished

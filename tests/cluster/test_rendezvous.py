@@ -148,6 +148,19 @@ def test_a_process_that_has_no_place_waits_for_the_end_and_comes_again() -> None
         close(each)
 
 
+@pytest.mark.parametrize("status", [0, 143])
+def test_a_process_that_waits_ends_with_a_run_that_is_done(status: int) -> None:
+    address = f"localhost:{free_port()}"
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        runs = [pool.submit(meet, address, 3, rank, timeout_s=1, sizes=(1,)) for rank in (0, 1)]
+        only = runs[0].result()
+        send(only.connection, {"left": status})
+        close(only)
+        expected = "^0$" if status == 0 else "did not reach"
+        with pytest.raises((SystemExit, DeviceError), match=expected):
+            runs[1].result()
+
+
 def test_a_lost_process_is_said_by_one_of_the_others() -> None:
     with met(3) as members:
         lost_s = time.monotonic()
@@ -161,7 +174,7 @@ def test_a_lost_process_is_said_by_one_of_the_others() -> None:
 def test_a_silent_process_is_lost_and_one_that_has_said_goodbye_is_not() -> None:
     with met(3) as members:
         send(members[0].connection, {"timeout": 2})
-        send(members[2].connection, {"left": True})
+        send(members[2].connection, {"left": 0})
         close(members[2])
         for _ in range(6):
             send(members[0].connection, {"alive": True})
