@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 
+from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import make_mesh, num_cores, request_devices
 from fiddlex.config import Config
 from fiddlex.data.dataset import Dataset, load_dataset
@@ -72,7 +73,8 @@ def time_steps(cases: Sequence[TimedCase], *, limit_s: float, min_rounds: int = 
         if not taken:
             end_s = time.monotonic() + limit_s
         taken.append(times)
-        if len(taken) >= min_rounds and time.monotonic() >= end_s:
+        # Every process of a run must take as many turns; the first one decides.
+        if len(taken) >= min_rounds and processes.told_by_first("end of the turns", lambda: time.monotonic() >= end_s):
             break
     return [list(row) for row in zip(*taken, strict=True)]
 

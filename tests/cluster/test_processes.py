@@ -1,10 +1,13 @@
 """Runs of several processes do what a run of one process does, and end together with one message."""
 
+import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +20,7 @@ from fiddlex.config.overrides import replaced
 from fiddlex.train import loop
 from fiddlex.train.trainer import load_trainer
 from tests.cluster.pods import free_port, pod, run_pod
-from tests.programs import Running, call
+from tests.programs import Running, call, started
 
 CHUNKS = {"pipeline.schedule": "interleaved_1f1b", "pipeline.num_chunks": 2, "model.num_layers": 4}
 # Processes, devices of each, mesh (data, pipe, tensor), and other fields.
@@ -113,6 +116,14 @@ def test_evaluation_and_generation_equal_those_of_one_process(tiny_config: Confi
             assert together["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-6)
 
 
+@pytest.mark.long
+def test_a_benchmark_takes_as_many_turns_in_each_process(tiny_config: Config, config_file: pathlib.Path) -> None:
+    flags = [f"--config={config_file}", *as_flags(make_config(tiny_config, "2x1x2", {}))]
+    first, second = run_pod(2, 2, "benchmark", *flags, "--seconds=2", "--format=json")
+    assert (first.returncode, second.returncode, second.stdout) == (0, 0, ""), first.stderr
+    assert json.loads(first.stdout)["num_steps"] >= 5
+
+
 def test_another_config_on_one_rank_ends_all_with_one_message(
     tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
 ) -> None:
@@ -178,6 +189,39 @@ def test_launchers_are_known_by_their_variables(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert is_launched() == launched
+
+
+def slurm(rank: int, job: int) -> dict[str, str]:
+    """What `srun` sets for one of two tasks on one node; jax takes the port from the job's number."""
+    job_and_place = {"SLURM_JOB_ID": str(job), "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+    sizes = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+    return job_and_place | sizes | {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2"}
+
+
+def open_mpi(rank: int, job: int) -> dict[str, str]:
+    """What `mpirun` of Open MPI 4 sets for one of two processes on one host."""
+    uri = {"OMPI_MCA_orte_hnp_uri": f"{job}.0;tcp://127.0.0.1:34911"}
+    sizes = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    return uri | sizes | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", [slurm, open_mpi])
+def test_a_launcher_tells_the_processes(
+    launcher: Callable[[int, int], dict[str, str]],
+    tiny_config: Config,
+    tmp_path: pathlib.Path,
+    config_file: pathlib.Path,
+) -> None:
+    config = make_config(tiny_config, "2x1x2", {"train.eval_every": 0})
+    flags = [f"--config={config_file}", *as_flags(config), f"--workdir={tmp_path / 'pod'}", "--fake_devices=2"]
+    job = random.randrange(2**20)
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(started("train", *flags, environment=launcher(rank, job))) for rank in range(2)]
+        ended = [each.wait() for each in running]
+    assert [each.returncode for each in ended] == [0, 0], [each.stderr for each in ended]
+    assert "data=2 × pipe=1 × tensor=2 on 4 cpu devices" in ended[0].stderr
+    assert ended[1].stderr == ""
 
 
 def test_a_mesh_that_does_not_use_the_devices(
