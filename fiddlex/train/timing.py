@@ -69,12 +69,17 @@ def time_steps(cases: Sequence[TimedCase], *, limit_s: float, min_rounds: int = 
       ConfigError, DataError, DeviceError: when `Trainer` raises them for one of the cases.
     """
     taken: list[list[float]] = []
+    end_s = 0.0
+
+    def is_over() -> bool:
+        return time.monotonic() >= end_s
+
     for times in rounds(cases):
         if not taken:
             end_s = time.monotonic() + limit_s
         taken.append(times)
         # Every process of a run must take as many turns; the first one decides.
-        if len(taken) >= min_rounds and processes.told_by_first("end of the turns", lambda: time.monotonic() >= end_s):
+        if len(taken) >= min_rounds and processes.told_by_first("end of the turns", is_over):
             break
     return [list(row) for row in zip(*taken, strict=True)]
 
