@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.slow_links import SlowCase, cases, compiled, planned, table
+from experiments.slow_link_cases import SlowCase, cases, compiled, planned, table
 from tests.compiling import needs_cuda_plugin
 
 STORED = pathlib.Path(__file__).parents[2] / "docs" / "studies" / "slow_links.jsonl"
