@@ -72,7 +72,7 @@ class Process:
         *lines, self._buffer = (self._buffer + received).split(b"\n")
         try:
             messages = [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if not received or len(self._buffer) > LINE_BYTES or not all(isinstance(each, dict) for each in messages):
             return None
@@ -179,7 +179,7 @@ class Coordinator:
         try:
             for message in messages:
                 self._handle(process, message)
-        except StrangerError:
+        except (StrangerError, TypeError, ValueError, KeyError):
             self._closed(process)
 
     def _handle(self, process: Process, message: Message) -> None:
@@ -215,15 +215,15 @@ class Coordinator:
             raise StrangerError
         process.rank, process.host = value["rank"], value["host"]
         there = self._members.get(process.rank)
-        if there is not None and self._ends_s is None:
-            self._refuse(process, f"--process_id={process.rank} is taken: that process runs on {there.host}")
-        elif self._service is not None or self._ends_s is not None:
-            process.send(wait=True)
-            self._waiting.append(process)
-        elif value["number"] != self._number:
+        if value["number"] != self._number:
             self._refuse(process, f"--num_processes is {self._number} on rank 0 and {value['number']}")
         elif not 0 <= process.rank < self._number:
             self._refuse(process, f"--process_id={process.rank} is not among the ranks 0 to {self._number - 1}")
+        elif there is not None and self._ends_s is None:
+            self._refuse(process, f"--process_id={process.rank} was given to two processes, on {there.host} and")
+        elif self._service is not None or self._ends_s is not None:
+            process.send(wait=True)
+            self._waiting.append(process)
         else:
             self._members[process.rank] = process
 
@@ -278,7 +278,7 @@ class Coordinator:
         self._members = dict(enumerate(came[:size]))
         missing = sorted({*range(self._number)} - {process.rank for process in came})
         for rank, process in self._members.items():
-            process.rank = rank
+            process.rank, process.heard_s = rank, time.monotonic()  # from now on it says that it is alive
             process.send(go={"rank": rank, "number": size, "port": port, "missing": missing})
         for process in came[size:]:
             process.rank = self._number  # of no member

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from fiddlex.cluster.coordinator import BEAT_S, PEER_TIMEOUT_S
-from fiddlex.cluster.rendezvous import Membership, read_messages, send
+from fiddlex.cluster.rendezvous import Membership, end_coordinator, read_messages, send
 
 _POLL_S = 0.2
 
@@ -122,6 +122,7 @@ class Peers:
 
     def _coordinator_gone(self, how: str) -> None:
         if not self._left.is_set():
+            end_coordinator()
             host = self._membership.service.rpartition(":")[0]
             self._say_lost(f"the coordinator of the run on the host of rank 0 ({host}), {how}")
 

@@ -14,11 +14,14 @@ other functions return at once.
 """
 
 import collections
+import contextlib
 import json
 import logging
 import os
+import queue
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -39,6 +42,7 @@ WAIT_S = 600  # seconds in which they have to come to a common point
 _HEARTBEAT_S = 3600  # of jax itself, which ends a process with a stack trace; the coordinator is sooner
 _SAID, _POSTED = "fiddlex/said", "fiddlex/posted"
 _FAILURE_STATUS = 1
+_POLL_S = 0.2  # between chances for a handler of signals
 
 
 class Cluster(NamedTuple):
@@ -146,10 +150,10 @@ def _given(address: str | None, number: int | None, rank: int | None) -> Place:
 def _connect(membership: Membership, place: Place, *, timeout_s: int) -> None:
     """Connects this process to the coordination service and to the watch."""
     global _cluster, _peers
+    _cluster = Cluster(membership.rank, membership.number)
+    _peers = Peers(membership, lost=_lost, leave=_leave)  # it must say soon that it is alive
     import jax  # a run of one process with a mistake in its config ends sooner without
 
-    _peers = Peers(membership, lost=_lost, leave=_leave)
-    _cluster = Cluster(membership.rank, membership.number)
     end_by(_end_all, crashed=_crashed, finished=_finished)
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which `StopSignals` handles
     try:
@@ -196,11 +200,30 @@ def barrier(name: str) -> None:
     if _cluster.client is None:
         return
     try:
-        _cluster.client.wait_at_barrier(_once(f"fiddlex/at/{name}"), 1000 * WAIT_S)
+        _await(_cluster.client.wait_at_barrier, _once(f"fiddlex/at/{name}"))
     except Exception as error:
         raise DeviceError(
             f"Not all {_cluster.num_processes} processes came to {name} within {WAIT_S} s: {error}"
         ) from error
+
+
+def _await(wait: Callable[[str, int], T], name: str) -> T:
+    """What a blocking call of jax's client returns, in another thread, so that this one can handle signals."""
+    done: queue.SimpleQueue[T | Exception] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put(wait(name, 1000 * WAIT_S))
+        except Exception as error:
+            done.put(error)
+
+    threading.Thread(target=run, name="fiddlex-wait", daemon=True).start()
+    while True:
+        with contextlib.suppress(queue.Empty):
+            found = done.get(timeout=_POLL_S)
+            if isinstance(found, Exception):
+                raise found
+            return found
 
 
 def told_by_first(name: str, make: Callable[[], T]) -> T:
@@ -221,7 +244,7 @@ def told_by_first(name: str, make: Callable[[], T]) -> T:
         _cluster.client.key_value_set(key, json.dumps(made))
         return made
     try:
-        told: T = json.loads(_cluster.client.blocking_key_value_get(key, 1000 * WAIT_S))
+        told: T = json.loads(_await(_cluster.client.blocking_key_value_get, key))
     except Exception as error:
         raise DeviceError(f"Process 0 did not tell the {name} within {WAIT_S} s: {error}") from error
     return told

@@ -141,6 +141,12 @@ def _start(
     return connection
 
 
+def end_coordinator() -> None:
+    """Kills the coordinator if this process has started it; one that is stopped would keep its port for ever."""
+    for started in _coordinators:
+        started.kill()
+
+
 def _answered(connection: socket.socket, host: str) -> tuple[Membership | None, bool]:
     """What the coordinator answers: the membership or None, and whether it has let this process wait until its end."""
     waits = False

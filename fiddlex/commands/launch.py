@@ -200,6 +200,8 @@ def _output(text: str, path: pathlib.Path | None, *, executable: bool) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.write(encoded)
         return
+    if path.is_dir():
+        raise ConfigError(f"--write={path} is a directory. Name a file in it.")
     if path.exists() and path.read_bytes() != encoded:
         raise ConfigError(f"--write={path} is there already, with other text. Name another file, or remove it.")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
 
     outcome = train(config, pathlib.Path(_WORKDIR.value), start_s=_START_S)
     try:
-        if outcome.sample:
+        if outcome.sample and processes.is_first():
             print(f"Sample after {outcome.step} steps (temperature {SAMPLING.temperature}):", file=sys.stderr)
             print(outcome.sample)
         if _FORMAT.value == "json":

@@ -30,6 +30,8 @@ def program_command(words: Sequence[str], *, elastic: bool) -> list[str]:
         raise ConfigError(
             f"{problem}. Name one of {', '.join(PROGRAMS)} after --, as in -- train --config=gpt_tiny --workdir=DIR."
         )
+    if elastic and name != "train":
+        raise ConfigError(f"--elastic with {name}: only train goes on with fewer processes. Leave --elastic out.")
     return [sys.executable, "-m", "fiddlex", name, *arguments, *["--elastic"] * elastic]
 
 

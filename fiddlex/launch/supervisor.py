@@ -54,8 +54,7 @@ def supervise(commands: Sequence[Sequence[str]], limits: Limits, *, workdir: Pat
     Args:
       commands: the command line of each process.
       limits: when to give up.
-      workdir: the run's directory, whose checkpoints tell whether a start gained anything; None: nothing tells, and
-        only `max_restarts` counts.
+      workdir: the run's directory, whose checkpoints tell whether a start gained anything; None: no start does.
 
     Returns:
       The status to exit with: 0 when all processes have; 2 when one has a mistake in its config; 128 + N when signal N
@@ -94,7 +93,7 @@ class _Supervisor:
             if self._received is not None:
                 return next((status for status in statuses if status in _STOPPED), 128 + self._received)
             before, saved = saved, newest_step(self._workdir)
-            gained = saved > before if self._workdir else True
+            gained = saved > before
             self._fruitless = 0 if gained else self._fruitless + 1
             reason = f"{_described(statuses)} after {time.monotonic() - begun_s:.0f} s"
             if gives_up := self._gives_up(saved):
@@ -113,7 +112,7 @@ class _Supervisor:
         if self._fruitless >= FRUITLESS_STARTS:
             return (
                 f"Gives up: {self._fruitless} starts in a row saved no checkpoint after step {max(saved, 0)}. Mend "
-                "what ends the run, or save more often (train.checkpoint_every), and run the same command again."
+                "what ends the program (a run may save more often, train.checkpoint_every), and run it again."
             )
         if self._restarts >= self._limits.max_restarts:
             return f"Gives up after --max_restarts={self._limits.max_restarts}. The same command goes on."
@@ -121,9 +120,14 @@ class _Supervisor:
 
     def _start(self) -> list[int]:
         """Starts all processes and waits for their end; returns their statuses, −N for signal N."""
-        self._running = [
-            subprocess.Popen([sys.executable, "-IS", "-c", _MORTAL, *command]) for command in self._commands
-        ]
+        self._running = []
+        for command in self._commands:
+            if self._received is None:
+                # In a group of its own: the supervisor alone gets the Ctrl-C of a terminal, and passes it on.
+                process = subprocess.Popen([sys.executable, "-IS", "-c", _MORTAL, *command], process_group=0)
+                self._running.append(process)
+        if self._received is not None:  # while they were started
+            self.handle(self._received, None)
         ends_s: float | None = None
         while any(process.poll() is None for process in self._running):
             if ends_s is None and any(process.poll() not in {None, 0, *_STOPPED} for process in self._running):
@@ -158,19 +162,19 @@ def _signals_to(supervisor: _Supervisor) -> Iterator[None]:
 
 
 def _described(statuses: Sequence[int]) -> str:
-    """What ended the processes: 'process 2 was killed by SIGKILL, 0, 1, 3 ended with status 1'."""
+    """What ended the processes: 'process 2 was killed by SIGKILL; processes 0, 1 ended with status 1'."""
     by_end: dict[str, list[int]] = {}
     for index, status in enumerate(statuses):
         if status:
             end = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             by_end.setdefault(end, []).append(index)
     several = len(statuses) > 1
-    parts = [f"{f'process {_listed(numbers)} ' if several else ''}{end}" for end, numbers in by_end.items()]
+    parts = [f"{_named(numbers) if several else ''}{end}" for end, numbers in by_end.items()]
     return "; ".join(parts) if several else f"the process {parts[0]}"
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
+def _named(numbers: Sequence[int]) -> str:
+    return f"process{'es' * (len(numbers) > 1)} {', '.join(map(str, numbers))} "
 
 
 def _times(number: int) -> str:

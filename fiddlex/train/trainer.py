@@ -85,7 +85,7 @@ class Trainer:
         stopwatch: Stopwatch | None = None,
     ):
         self.config = config = copy.deepcopy(config.validate())  # the caller may change its config later
-        processes.check_equal(_facts(config))
+        processes.check_equal(_facts(config, workdir))
         processes.set_peer_timeout(config.train.peer_timeout_s)
         self.mesh = make_mesh(config.mesh)
         self.throughput = throughput(config, self.mesh.devices.flat[0].device_kind)
@@ -385,7 +385,7 @@ def load_trainer(
     return trainer
 
 
-def _facts(config: Config) -> dict[str, object]:
+def _facts(config: Config, workdir: Path | None) -> dict[str, object]:
     """What the processes of a run must agree on before any of them computes."""
     sections = dataclasses.asdict(config)
     fields = {f"{section}.{field}": value for section, values in sections.items() for field, value in values.items()}

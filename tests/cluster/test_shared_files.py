@@ -164,7 +164,7 @@ def test_two_runs_in_one_workdir(config: Config, tmp_path: pathlib.Path, config_
     with pod(2, 2, "train", *flags) as running:
         wait_for_steps(tmp_path / "pod")
         ended = run_pod(2, 2, "train", *flags)
-        assert [each.returncode for each in ended] == [1, 1]
+        assert [each.returncode for each in ended] == [2, 2]
         assert "".join(each.stderr for each in ended).count("Another process is training in --workdir=") == 1
         for each in running:
             each.process.kill()

@@ -99,3 +99,20 @@ def _wait_for(path: pathlib.Path) -> None:
     while not path.exists():
         assert time.monotonic() < end_s, path
         time.sleep(0.02)
+
+
+def test_a_signal_while_the_processes_start_is_not_lost(tmp_path: pathlib.Path) -> None:
+    up = shell("touch up; sleep 60", tmp_path)
+    code = (
+        "import os, signal, subprocess, sys; from fiddlex.launch import supervisor;"
+        "start = subprocess.Popen;"
+        "subprocess.Popen = lambda *args, **options: (os.kill(os.getpid(), signal.SIGTERM), start(*args, **options))[1];"
+        f"sys.exit(supervisor.supervise([{up!r}, {up!r}], supervisor.Limits(), workdir=None))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+
+
+def test_a_program_without_checkpoints_is_tried_three_times(tmp_path: pathlib.Path) -> None:
+    assert supervise([shell("echo start >> starts; exit 1", tmp_path)], QUICK, workdir=None) == 1
+    assert starts(tmp_path) == 3

@@ -170,7 +170,7 @@ def test_another_start_is_another_run(saved: str, config: Config, tmp_path: path
 def loop_with(dataset: Dataset, config: Config, workdir: pathlib.Path) -> Trainer:
     """A run of the loop on given data; then its trainer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fiddlex.train.trainer.load_dataset", lambda config: dataset)
+        patch.setattr("fiddlex.train.trainer.load_dataset", lambda config, shared: dataset)
         loop.train(config, workdir)
         return load_trainer(workdir)
 

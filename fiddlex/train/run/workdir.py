@@ -115,7 +115,7 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
             try:
                 stack.enter_context(FileLock(workdir / ".lock", timeout=0))
             except Timeout as error:
-                raise CheckpointError(
+                raise ConfigError(  # a supervisor must not try this again
                     f"Another process is training in --workdir={workdir}. Wait for it, stop it, or choose another "
                     "--workdir."
                 ) from error

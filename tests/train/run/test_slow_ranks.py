@@ -16,14 +16,14 @@ from tests.programs import EXPERIMENTS
 
 USUAL = {"step_time_s": 1.0, "host_time_s": 0.1, "data_wait_s": 0.05, "device_probe_s": 0.01}
 
-# train.py, whose loader takes 0.4 s for each batch on rank 1.
+# train.py, whose loader takes a second for each batch on rank 1.
 SLOW_LOADER = """
 import runpy, sys, time
 from fiddlex.train.step.feed import Feed
 original = Feed.train
 def train(self, start_step):
     for batch in original(self, start_step):
-        time.sleep(0.4)
+        time.sleep(1.0)
         yield batch
 if "--process_id=1" in sys.argv:
     Feed.train = train
