@@ -106,7 +106,8 @@ def test_a_signal_while_the_processes_start_is_not_lost(tmp_path: pathlib.Path) 
     code = (
         "import os, signal, subprocess, sys; from fiddlex.launch import supervisor;"
         "start = subprocess.Popen;"
-        "subprocess.Popen = lambda *args, **options: (os.kill(os.getpid(), signal.SIGTERM), start(*args, **options))[1];"
+        "stop = lambda: os.kill(os.getpid(), signal.SIGTERM);"
+        "subprocess.Popen = lambda *args, **options: (stop(), start(*args, **options))[1];"
         f"sys.exit(supervisor.supervise([{up!r}, {up!r}], supervisor.Limits(), workdir=None))"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:

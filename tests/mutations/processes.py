@@ -38,7 +38,7 @@ MUTATIONS = (
     Mutation(
         "restarts-that-gain-nothing-forever",
         "fiddlex/launch/supervisor.py",
-        old="gained = saved > before if self._workdir else True",
+        old="gained = saved > before",
         new="gained = True",
         tests=(f"{SUPERVISOR}::test_starts_that_gain_nothing_end_it",),
     ),
