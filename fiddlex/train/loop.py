@@ -168,7 +168,8 @@ class _Run:
         try:
             dispatched = self._trainer.dispatch()
         except DataError:  # the steps before this one are good
-            self.save()
+            if processes.num_processes() == 1:  # of several, the others may have no error, and would not save too
+                self.save()
             raise
         self.finish_step()
         self._in_flight = dispatched

@@ -20,7 +20,7 @@ from fiddlex.config.overrides import replaced
 from fiddlex.train import loop
 from fiddlex.train.trainer import load_trainer
 from tests.cluster.pods import free_port, pod, run_pod
-from tests.programs import Running, call, started
+from tests.programs import EXPERIMENTS, Running, call, started
 
 CHUNKS = {"pipeline.schedule": "interleaved_1f1b", "pipeline.num_chunks": 2, "model.num_layers": 4}
 # Processes, devices of each, mesh (data, pipe, tensor), and other fields.
@@ -122,6 +122,33 @@ def test_a_benchmark_takes_as_many_turns_in_each_process(tiny_config: Config, co
     first, second = run_pod(2, 2, "benchmark", *flags, "--seconds=2", "--format=json")
     assert (first.returncode, second.returncode, second.stdout) == (0, 0, ""), first.stderr
     assert json.loads(first.stdout)["num_steps"] >= 5
+
+
+BAD_DATA = """
+import runpy, sys
+from fiddlex.errors import DataError
+from fiddlex.train.step.feed import Feed
+original = Feed.train
+def train(self, start_step):
+    for number, batch in enumerate(original(self, start_step), start_step):
+        if number >= 3:
+            raise DataError("a token is outside the vocabulary")
+        yield batch
+if "--process_id=1" in sys.argv:
+    Feed.train = train
+runpy.run_path({program!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.long
+def test_bad_data_on_one_rank_ends_all(tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path) -> None:
+    (tmp_path / "bad.py").write_text(BAD_DATA.format(program=str(EXPERIMENTS / "train.py")))
+    config = make_config(tiny_config, "2x1x2", {"train.eval_every": 0, "train.num_steps": 8})
+    flags = [f"--config={config_file}", *as_flags(config), f"--workdir={tmp_path / 'pod'}"]
+    with pod(2, 2, tmp_path / "bad.py", *flags) as running:
+        ended = [each.wait(90) for each in running]
+    assert [each.returncode for each in ended] == [1, 1], [each.stderr for each in ended]
+    assert "".join(each.stderr for each in ended).count("a token is outside the vocabulary") == 1
 
 
 def test_another_config_on_one_rank_ends_all_with_one_message(
