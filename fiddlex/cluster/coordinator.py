@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 BEAT_S = 1.0  # seconds between two signs of life, in both directions
 SUSPECTED_S = 5.0  # of silence, after which a process counts as lost once a collective has failed
-PEER_TIMEOUT_S = 60.0  # the same before the run has said its own
+PEER_TIMEOUT_S = 60.0  # of silence, after which it is lost, until the run has sent its train.peer_timeout_s
 LINE_BYTES = 4096  # of the longest line
 _LINGER_S = 10.0  # seconds that the coordinator waits, in an ending run, for processes that do not end
 _HEARTBEAT_S = 3600  # of jax's service, which would end processes with a stack trace; the watch is sooner
@@ -186,7 +186,7 @@ class Coordinator:
         ((name, value),) = message.items() if len(message) == 1 else (("", None),)
         if name == "who":
             process.send(alive=True)
-        elif (process.rank >= 0) == (name == "come"):
+        elif (name == "come") == (process.rank >= 0):  # comes a second time, or sends something else first
             raise StrangerError
         elif handle := getattr(self, f"_on_{name}", None):
             handle(process, value)

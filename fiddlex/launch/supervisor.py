@@ -6,7 +6,7 @@ their own. What they count by is the workdir, which all hosts share: a start tha
 was gained nothing.
 
 Invariants: a mistake in the config is not tried again; a run that was asked to stop is not started again by the
-supervisor that was asked; no process outlives its supervisor.
+supervisor that was asked; on Linux, processes save and end when their supervisor is killed.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 MAX_RESTARTS = 100  # unless the user sets another number
 FRUITLESS_STARTS = 3  # starts in a row without a later checkpoint, after which a supervisor gives up
-_LONGEST_BACKOFF_S = 60.0
 _GRACE_S = 20.0  # seconds in which the other processes of this host end by themselves, once one has failed
 _POLL_S = 0.1
 _MISUSED, _FAILED = 2, 1
@@ -41,7 +40,7 @@ class Limits(NamedTuple):
 
     Attributes:
       max_restarts: how often it starts the processes again.
-      backoff_s: seconds before the first restart; doubled after each start that gained nothing, up to a minute.
+      backoff_s: seconds before the first restart; doubled after each start that gained nothing.
     """
 
     max_restarts: int = MAX_RESTARTS
@@ -100,7 +99,7 @@ class _Supervisor:
                 _say(f"{reason}. {gives_up}")
                 return _FAILED
             self._restarts += 1
-            wait_s = min(self._limits.backoff_s * 2**self._fruitless, _LONGEST_BACKOFF_S)
+            wait_s = self._limits.backoff_s * 2**self._fruitless
             goes_on = f"from step {saved}" if saved > 0 else "from the start, as there is no checkpoint"
             _say(f"{reason}. Restart {self._restarts} of {self._limits.max_restarts} in {wait_s:g} s, {goes_on}.")
             self._wait(wait_s)
@@ -110,9 +109,10 @@ class _Supervisor:
     def _gives_up(self, saved: int) -> str:
         """Why the supervisor gives up; empty when it goes on."""
         if self._fruitless >= FRUITLESS_STARTS:
+            later = f"checkpoint after step {saved}" if saved >= 0 else "checkpoint"
             return (
-                f"Gives up: {self._fruitless} starts in a row saved no checkpoint after step {max(saved, 0)}. Mend "
-                "what ends the program (a run may save more often, train.checkpoint_every), and run it again."
+                f"Gives up: {self._fruitless} starts in a row saved no {later}. Mend what "
+                "ends the program (a run may save more often, train.checkpoint_every), and run it again."
             )
         if self._restarts >= self._limits.max_restarts:
             return f"Gives up after --max_restarts={self._limits.max_restarts}. The same command goes on."
