@@ -65,7 +65,7 @@ def _run(config: Config, workdir: pathlib.Path) -> "Outcome":
 
     outcome = loop.train(config, workdir)
     if outcome.stopped_by:
-        sys.exit(128 + outcome.stopped_by)
+        sys.exit(128 + outcome.stopped_by.signal)
     return outcome
 
 

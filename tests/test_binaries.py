@@ -183,7 +183,7 @@ def test_stopped_and_resumed(number: int, tmp_path: pathlib.Path, text_file: pat
     else:
         assert status == 128 + number
         assert f"{signal.Signals(number).name}: stopping after the running step" in text
-        assert f"Stopped by a signal at step {reached}" in text
+        assert f"Stopped by {signal.Signals(number).name} at step {reached}" in text
         assert "run the same command again to go on" in text
     resumed = call("train", *arguments, f"--config.train.num_steps={reached + 3}").stderr
     assert f"Resuming from step {reached}" in resumed or number == signal.SIGKILL

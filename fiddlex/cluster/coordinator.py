@@ -2,17 +2,41 @@
 
 It has three jobs.
 
-- *Meeting.* Every process connects to the coordinator's port and says its rank. Once all are there, the coordinator
-  starts jax's coordination service and tells each process to go on. If some do not come in time, rank 0 says who is
-  missing; with `sizes`, as many of those who came go on as one of these numbers allows, under new ranks.
+- *Meeting.* Every process connects to the coordinator's port and says its rank. Once all have joined, the coordinator
+  starts jax's coordination service and tells each process to start. If some do not join in time, rank 0 reports which
+  are missing; with `sizes`, as many of those that have joined start as one of these numbers allows, under new ranks.
 - *Jax's coordination service.* jaxlib aborts every process with a stack trace as soon as this service is gone, so it
   must not end with any process of the run, rank 0 included.
-- *Watch.* Every process keeps its connection and says each second that it is alive. When a connection closes without a
-  goodbye, or a process is silent for too long, one of the others says so and all end. An error is said by the first
-  process that asks; the others end without a message. The processes also agree here on the step after which they stop.
+- *Watch.* Every process keeps its connection and says each second that it is alive. When a connection closes before its
+  process has finished, or a process is silent for too long, one of the others reports it and all end. An error is
+  reported by the first process that asks; the others end without a message. The processes also agree here on the step
+  after which they stop.
 
-Both sides send lines of JSON, each an object with one key, which names the message. This file imports nothing of
-fiddlex: Python runs it as a script, which starts in a fraction of a second.
+Both sides send lines of JSON, each an object with one key, which names the message. A process sends
+
+    join          {"rank", "number", "host"}: its first message; `number` is its --num_processes
+    ping          is a coordinator listening? (the only message of a connection that does not join)
+    alive         each second
+    peer_timeout  seconds of silence after which any process counts as lost
+    failed        {"status", "collective"}: it has an error, and waits until it may report it
+    finished      its status: it ends, and that is no failure
+    stop          the number of a signal: all shall stop after the same step
+    dispatched    the last step that it has dispatched, once it has been asked to stop
+
+and the coordinator sends
+
+    alive         each second, and in answer to `ping`
+    missing       to rank 0 until all have joined: {"ranks", a text; "seconds_left"}
+    start         {"rank", "number", "port", "missing"}: the run begins; `port` is that of jax's service
+    wait          the run begins or goes on without this process, which joins again when the connection closes
+    refused       {"text", "status"}: report this error of the meeting, and end
+    report        report your error, and end
+    lost          {"processes", "silent_s"}: report these as lost, and end
+    end           a status: end with it, without a message
+    stop          {"signal", "rank" that got it}: say the last step that you have dispatched, and dispatch no other
+    stop_after    the step after which all stop
+
+This file imports nothing of fiddlex: Python runs it as a script, which starts in a fraction of a second.
 
     python coordinator.py '{"server": 5, "first": 6, "address": "host0:12345", "number": 4, "timeout_s": 300, …}'
 """
@@ -25,13 +49,14 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-BEAT_S = 1.0  # seconds between two signs of life, in both directions
+ALIVE_S = 1.0  # seconds between two signs of life, in both directions
 SUSPECTED_S = 5.0  # of silence, after which a process counts as lost once a collective has failed
 PEER_TIMEOUT_S = 60.0  # of silence, after which it is lost, until the run has sent its train.peer_timeout_s
-LINE_BYTES = 4096  # of the longest line
-_LINGER_S = 10.0  # seconds that the coordinator waits, in an ending run, for processes that do not end
+LINE_BYTES = 2**16  # of the longest line: the ranks and hosts of a large run
+_LINGER_S = 10.0  # seconds that the coordinator of an ending run waits for processes that do not end
 _HEARTBEAT_S = 3600  # of jax's service, which would end processes with a stack trace; the watch is sooner
 _SHUTDOWN_S = 30  # seconds that a process which ends waits for the others, in jax's service
+_SHOWN = 8  # ranks that a message lists at most
 _FAILED, _MISUSED = 1, 2  # the statuses that fiddlex's programs end with
 
 Message = dict[str, Any]
@@ -41,10 +66,10 @@ class Process:
     """One process of the run, or one that wants to be, and its connection.
 
     Attributes:
-      rank: the rank that it came with, and after the meeting that of the run; −1 before it has said it.
+      rank: the rank that it joined with, and from the start of the run its rank there; −1 before it has joined.
       host: its host's name.
       heard_s: when it was last heard of, by the monotonic clock.
-      left: whether it has said goodbye.
+      finished: whether it has said that it ends without a failure.
       dispatched: the last step that it has dispatched, once it has been asked; None before.
     """
 
@@ -52,7 +77,7 @@ class Process:
         connection.setblocking(False)
         self.connection, self.rank, self.host = connection, rank, host
         self.heard_s = time.monotonic()
-        self.left = False
+        self.finished = False
         self.dispatched: int | None = None
         self._buffer = b""
 
@@ -79,12 +104,12 @@ class Process:
         return messages
 
 
-class StrangerError(Exception):
-    """What a connection sends is not what a process of a run would send, but a scan of ports, for example."""
+class ProtocolError(Exception):
+    """A connection sends what no process of a run sends, as a scan of ports does."""
 
 
 class Failure(NamedTuple):
-    """An error that a process wants to say.
+    """An error that a process wants to report.
 
     Attributes:
       process: the process.
@@ -105,7 +130,7 @@ class Coordinator:
       first: the connection to rank 0, which has started the coordinator.
       address: HOST:PORT as the user gave it, for messages.
       number: how many processes the run has.
-      timeout_s: seconds in which they have to come.
+      timeout_s: seconds in which they have to join.
       sizes: smaller numbers of processes that the run can go on with.
     """
 
@@ -127,19 +152,20 @@ class Coordinator:
         self._selector.register(server, selectors.EVENT_READ)
         self._members: dict[int, Process] = {}  # by rank, of those whose connection is open
         self._add(first, rank=0, host=socket.gethostname())
-        self._waiting: list[Process] = []  # have no place in the present run
-        self._service: Any = None  # of jax, once all have met
+        self._waiting: list[Process] = []  # for the end of the present run, in which they have no place
+        self._service: Any = None  # of jax, once the run has begun
+        self._bound: socket.socket | None = None  # to the port of jax's service
         self._ends_s: float | None = None  # when the coordinator ends at the latest, once the run is ending
         self._peer_timeout_s = PEER_TIMEOUT_S
         self._failure: Failure | None = None
-        self._stop: int | None = None
-        self._beaten_s = 0.0
-        self._done = False  # whether the run has come to its end
+        self._stops = False  # whether a process has asked all to stop
+        self._alive_s = 0.0  # when `alive` was last sent
+        self._done = False  # whether the last process that finished had status 0
 
     def run(self) -> None:
         """Serves until the last process of the run is gone."""
         while not self._is_over():
-            for key, _ in self._selector.select(timeout=BEAT_S / 5):
+            for key, _ in self._selector.select(timeout=ALIVE_S / 5):
                 if key.fileobj is self._server:
                     self._accept()
                 else:
@@ -179,15 +205,15 @@ class Coordinator:
         try:
             for message in messages:
                 self._handle(process, message)
-        except (StrangerError, TypeError, ValueError, KeyError):
+        except (ProtocolError, TypeError, ValueError, KeyError):
             self._closed(process)
 
     def _handle(self, process: Process, message: Message) -> None:
         ((name, value),) = message.items() if len(message) == 1 else (("", None),)
-        if name == "who":
+        if name == "ping":
             process.send(alive=True)
-        elif (name == "come") == (process.rank >= 0):  # comes a second time, or sends something else first
-            raise StrangerError
+        elif (name == "join") == (process.rank >= 0):  # joins a second time, or sends something else first
+            raise ProtocolError
         elif handle := getattr(self, f"_on_{name}", None):
             handle(process, value)
 
@@ -198,21 +224,21 @@ class Coordinator:
             self._waiting.remove(process)
         if self._members.get(process.rank) is process:
             del self._members[process.rank]
-            if process.left or self._ends_s is not None:
+            if process.finished or self._ends_s is not None:
                 return
             if self._service is not None:
                 self._lost([process], silent_s=None)
-            elif process.rank == 0:  # others may come again
-                self._end_meeting(f"Process 0 ({process.host}) ended before all processes had come.", _FAILED)
+            elif process.rank == 0:  # others may join again
+                self._end_meeting(f"Process 0 ({process.host}) ended before all processes had joined.", _FAILED)
 
     # The meeting.
 
-    def _on_come(self, process: Process, value: Any) -> None:
+    def _on_join(self, process: Process, value: Any) -> None:
         kinds = {"rank": int, "number": int, "host": str}
         if not isinstance(value, dict) or {name: type(each) for name, each in value.items()} != kinds:
-            raise StrangerError
+            raise ProtocolError
         if value["rank"] < 0:
-            raise StrangerError
+            raise ProtocolError
         process.rank, process.host = value["rank"], value["host"]
         there = self._members.get(process.rank)
         if value["number"] != self._number:
@@ -243,21 +269,21 @@ class Coordinator:
         if self._ends_s is not None:
             return
         if len(self._members) == self._number:
-            self._go(self._number)
+            self._start(self._number)
         elif time.monotonic() > self._deadline_s:
             there = len(self._members)
             if size := max((size for size in self._sizes if size <= there), default=0):
-                self._go(size)
+                self._start(size)
                 return
-            missing = [rank for rank in range(self._number) if rank not in self._members]
-            named = f"{'all but rank' if len(missing) == 1 else 'without the ranks'} {', '.join(map(str, missing))}"
+            missing = self._missing()
+            named = f"{'all but rank' if len(missing) == 1 else 'without the ranks'} {listed(missing)}"
             self._end_meeting(
-                f"{there} of {self._number} processes have come to --coordinator_address={self._address} within "
+                f"{there} of {self._number} processes have joined at --coordinator_address={self._address} within "
                 f"{self._timeout_s:g} s, {named}. Start all of them, and see that their hosts reach this address.",
                 _FAILED,
             )
         else:
-            self._beat()
+            self._say_alive()
 
     def _end_meeting(self, text: str, status: int) -> None:
         for process in self._members.values():
@@ -265,67 +291,70 @@ class Coordinator:
             process.send(**({"refused": {"text": text, "status": status}} if first else {"end": status}))
         self._ends_s = time.monotonic() + _LINGER_S
 
-    def _go(self, size: int) -> None:
-        """Starts jax's service, and the run with the first `size` of those who have come."""
-        from jaxlib import _jax
-
-        with socket.create_server(("", 0)) as server:
-            port = server.getsockname()[1]
-        self._service = _jax.get_distributed_runtime_service(
-            f"[::]:{port}", size, heartbeat_timeout=_HEARTBEAT_S, shutdown_timeout=_SHUTDOWN_S
-        )
-        came = [self._members[rank] for rank in sorted(self._members)]
-        self._members = dict(enumerate(came[:size]))
-        missing = sorted({*range(self._number)} - {process.rank for process in came})
+    def _start(self, size: int) -> None:
+        """Starts jax's service, and the run with the first `size` of those that have joined."""
+        self._bound, self._service = _jax_service(size)
+        port = self._bound.getsockname()[1]
+        joined = [self._members[rank] for rank in sorted(self._members)]
+        self._members = dict(enumerate(joined[:size]))
+        missing = sorted({*range(self._number)} - {process.rank for process in joined})
         for rank, process in self._members.items():
             process.rank, process.heard_s = rank, time.monotonic()  # from now on it says that it is alive
-            process.send(go={"rank": rank, "number": size, "port": port, "missing": missing})
-        for process in came[size:]:
+            process.send(start={"rank": rank, "number": size, "port": port, "missing": missing})
+        for process in joined[size:]:
             process.rank = self._number  # of no member
             process.send(wait=True)
             self._waiting.append(process)
 
     # The watch.
 
-    def _on_timeout(self, process: Process, value: float) -> None:
+    def _on_peer_timeout(self, process: Process, value: float) -> None:
         self._peer_timeout_s = float(value)
 
-    def _on_left(self, process: Process, status: int) -> None:
-        process.left, self._done = True, status == 0
+    def _on_finished(self, process: Process, status: int) -> None:
+        process.finished, self._done = True, status == 0
 
     def _on_failed(self, process: Process, value: Message) -> None:
         if self._ends_s is not None or self._failure is not None:
-            return  # another one says its error, or all have been told to end
+            return  # another one reports its error, or all have been told to end
         self._failure = Failure(process, int(value["status"]), time.monotonic())
         if not value["collective"]:
-            self._let_speak()
+            self._let_report()
 
-    def _let_speak(self) -> None:
+    def _let_report(self) -> None:
         assert self._failure is not None
-        self._failure.process.send(speak=True)
+        self._failure.process.send(report=True)
         self._end_others(self._failure.process, self._failure.status)
 
     def _watch(self) -> None:
-        self._beat()
+        self._say_alive()
         if self._ends_s is not None:
             return
         now = time.monotonic()
         limit = min(self._peer_timeout_s, SUSPECTED_S) if self._failure else self._peer_timeout_s
-        if lost := [each for each in self._members.values() if not each.left and now - each.heard_s > limit]:
+        if lost := [each for each in self._members.values() if not each.finished and now - each.heard_s > limit]:
             self._lost(lost, silent_s=limit)
         elif self._failure and all(
-            each.left or each.heard_s > self._failure.asked_s + BEAT_S / 2 for each in self._members.values()
+            each.finished or each.heard_s > self._failure.asked_s + ALIVE_S / 2 for each in self._members.values()
         ):
-            self._let_speak()  # all others live: the failure is this process's own
+            self._let_report()  # all others live: the failure is this process's own
 
-    def _beat(self) -> None:
-        if time.monotonic() - self._beaten_s >= BEAT_S:
-            self._beaten_s = time.monotonic()
-            for process in [*self._members.values(), *self._waiting]:
-                process.send(alive=True)
+    def _say_alive(self) -> None:
+        now = time.monotonic()
+        if now - self._alive_s < ALIVE_S:
+            return
+        self._alive_s = now
+        for process in [*self._members.values(), *self._waiting]:
+            process.send(alive=True)
+        if self._service is None:
+            missing = {"ranks": listed(self._missing()), "seconds_left": self._deadline_s - now}
+            self._members[0].send(missing=missing)
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self._number) if rank not in self._members]
 
     def _lost(self, lost: list[Process], *, silent_s: float | None) -> None:
-        """Lets the first of the others say who is lost, and ends all."""
+        """Lets the first of the others report who is lost, and ends all."""
         others = [self._members[rank] for rank in sorted(self._members) if self._members[rank] not in lost]
         ranks = [[process.rank, process.host] for process in lost]
         if others:
@@ -334,19 +363,19 @@ class Coordinator:
         else:
             self._ends_s = time.monotonic()
 
-    def _end_others(self, speaker: Process, status: int) -> None:
+    def _end_others(self, reporter: Process, status: int) -> None:
         for process in self._members.values():
-            if process is not speaker:
+            if process is not reporter:
                 process.send(end=status)
         self._ends_s = time.monotonic() + _LINGER_S
 
     # The stop after the same step.
 
-    def _on_stop(self, process: Process, reason: int) -> None:
-        if self._stop is None:
-            self._stop = reason
+    def _on_stop(self, process: Process, number: int) -> None:
+        if not self._stops:
+            self._stops = True
             for member in self._members.values():
-                member.send(stop=reason)
+                member.send(stop={"signal": int(number), "rank": process.rank})
 
     def _on_dispatched(self, process: Process, step: int) -> None:
         process.dispatched = step
@@ -355,6 +384,31 @@ class Coordinator:
         if len(known) == len(steps):
             for member in self._members.values():
                 member.send(stop_after=max(known))
+
+
+def listed(ranks: list[int]) -> str:
+    """Ranks for a message; of many, the first and how many others."""
+    shown = ", ".join(map(str, ranks[:_SHOWN]))
+    return f"{shown} and {len(ranks) - _SHOWN} others" if len(ranks) > _SHOWN else shown
+
+
+def _jax_service(size: int) -> tuple[socket.socket, Any]:
+    """Jax's coordination service for `size` processes, and a socket that is bound to its port.
+
+    jaxlib crashes where another program has the port. So the socket takes a free one and shares it with the service,
+    which is the only one to listen there; the socket must stay open as long as the service runs.
+    """
+    from jaxlib import _jax
+
+    family, every_address = (socket.AF_INET6, "[::]") if socket.has_dualstack_ipv6() else (socket.AF_INET, "0.0.0.0")
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    bound.bind(("", 0))
+    address = f"{every_address}:{bound.getsockname()[1]}"
+    service = _jax.get_distributed_runtime_service(
+        address, size, heartbeat_timeout=_HEARTBEAT_S, shutdown_timeout=_SHUTDOWN_S
+    )
+    return bound, service
 
 
 def main() -> None:

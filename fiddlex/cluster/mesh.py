@@ -55,7 +55,8 @@ def request_devices(num_devices: int) -> None:
     except RuntimeError:  # jax is already running; make_mesh checks its devices
         return
     if jax.default_backend() == "cpu" and num_devices > 1:
-        logger.info("The platform is CPU: made %d fake devices on %d cores.", num_devices, num_cores())
+        where = " in each process" if processes.num_processes() > 1 else ""
+        logger.info("The platform is CPU: made %d fake devices%s on %d cores.", num_devices, where, num_cores())
 
 
 def num_cores() -> int:
@@ -70,16 +71,16 @@ def make_mesh(config: MeshConfig) -> Mesh:
       A mesh of shape [data, pipe, tensor]. A run of one process leaves devices that the mesh does not need idle.
 
     Raises:
-      DeviceError: when jax cannot start, jit is disabled, jax has fewer devices than the mesh needs, or the mesh does
-        not use all devices of several processes.
+      ConfigError: when the mesh does not use all devices of several processes.
+      DeviceError: when jax cannot start, jit is disabled, or jax has fewer devices than the mesh needs.
     """
     _require_jit()
     needed = config.num_devices
     try:
         if needed % processes.num_processes():
-            raise DeviceError(
-                f"{_sizes(config)} has {needed} devices, which {processes.num_processes()} processes cannot share "
-                "equally. Choose sizes whose product is a multiple of the number of processes."
+            raise ConfigError(
+                f"{_sizes(config)} has {needed} device{'s' * (needed > 1)}, which {processes.num_processes()} processes "
+                "cannot share equally. Choose sizes whose product is a multiple of the number of processes."
             )
         request_devices(needed // processes.num_processes())
         devices = jax.devices()
@@ -90,7 +91,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
             "it to a platform that is installed (cpu, cuda, tpu)."
         ) from error
     if jax.process_count() > 1 and len(devices) != needed:
-        raise DeviceError(
+        raise ConfigError(
             f"{_sizes(config)} needs {needed} devices; the {jax.process_count()} processes have {len(devices)}, and "
             f"none may be idle. Choose mesh.data, mesh.pipe and mesh.tensor with a product of {len(devices)}."
         )

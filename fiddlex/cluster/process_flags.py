@@ -6,6 +6,8 @@ from absl import flags
 
 from fiddlex.cluster import processes
 
+flags.disclaim_key_flags()  # --help lists them under the program that defines them
+
 
 def define_processes() -> Callable[..., int]:
     """Defines the flags.
@@ -14,11 +16,21 @@ def define_processes() -> Callable[..., int]:
       A function that connects the processes (`fiddlex.cluster.processes.join`), for `main` to call first of all. It
       takes that function's `sizes`, and returns what it returns.
     """
-    address = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0, for a run of several processes")
-    number = flags.DEFINE_integer("num_processes", None, "processes of the run; launchers that jax knows tell it")
-    rank = flags.DEFINE_integer("process_id", None, "rank of this process, from 0; launchers that jax knows tell it")
-    seconds = flags.DEFINE_integer("join_timeout_s", processes.JOIN_S, "seconds for all to join", lower_bound=1)
-    fake = flags.DEFINE_integer("fake_devices", None, "CPU devices to make in this process", lower_bound=1)
+    address = flags.DEFINE_string(
+        "coordinator_address", None, "HOST:PORT on the host of rank 0, where the processes of a run meet"
+    )
+    number = flags.DEFINE_integer(
+        "num_processes",
+        None,
+        "number of processes of the run; jax finds it itself under Slurm, Open MPI 4, GKE and on TPU pods",
+    )
+    rank = flags.DEFINE_integer("process_id", None, "rank of this process, from 0; found like --num_processes")
+    seconds = flags.DEFINE_integer(
+        "join_timeout_s", processes.JOIN_S, "seconds in which all processes have to join", lower_bound=1
+    )
+    fake = flags.DEFINE_integer(
+        "fake_devices", None, "number of CPU devices to make in this process, in place of accelerators", lower_bound=1
+    )
 
     def join(*, sizes: Callable[[int], Sequence[int]] | None = None) -> int:
         wanted = processes.join(address.value, number.value, rank.value, timeout_s=seconds.value, sizes=sizes)

@@ -5,9 +5,9 @@ a script starts them, and `join` connects them by `jax.distributed` before jax's
 `jax.devices()` are the devices of all processes, and a compiled program runs on all of them. A coordinator beside rank
 0 (`fiddlex.cluster.coordinator`) watches them.
 
-The first process (rank 0) speaks for all: it prints results and log lines, and writes the files of a run. The other
-processes log only warnings, with their rank, and their standard output is dropped. When a process fails, it says so
-once, with its rank and host, and the others end with the same status and without a message.
+The first process (rank 0) prints and logs for all, and writes the files of a run. The other processes log only
+warnings, with their rank, and their standard output is dropped. When a process fails, it reports its error once, with
+its rank and host, and the others end with the same status and without a message.
 
 Code that a run with one process shares with this module needs no case distinction: there, `is_first` is true, and the
 other functions return at once.
@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from fiddlex.cluster.coordinator import listed
 from fiddlex.cluster.launchers import Place, find_place, is_launched
 from fiddlex.cluster.peers import Peers
 from fiddlex.cluster.rendezvous import Membership, meet
@@ -40,7 +41,7 @@ T = TypeVar("T")
 JOIN_S = 300  # seconds in which all processes have to join
 WAIT_S = 600  # seconds in which they have to come to a common point
 _HEARTBEAT_S = 3600  # of jax itself, which ends a process with a stack trace; the coordinator is sooner
-_SAID, _POSTED = "fiddlex/said", "fiddlex/posted"
+_SHARED, _POSTED = "fiddlex/shared", "fiddlex/posted"
 _FAILURE_STATUS = 1
 _POLL_S = 0.2  # between chances for a handler of signals
 
@@ -65,7 +66,7 @@ _uses: collections.Counter[str] = collections.Counter()
 
 
 def is_first() -> bool:
-    """Whether this process speaks and writes for all: rank 0, or the only process."""
+    """Whether this process prints, logs and writes for all: rank 0, or the only process."""
     return _cluster.process_id == 0
 
 
@@ -93,10 +94,10 @@ def join(
       rank: the rank of this one, from 0.
       timeout_s: seconds to wait until all processes have joined.
       sizes: takes `number`, and returns the smaller numbers of processes that the run can go on with when some do not
-        come in time; None: all must come.
+        join in time; None: all must join.
 
     Returns:
-      How many processes were to come. `num_processes` tells how many have.
+      How many processes were to join. `num_processes` tells how many have.
 
     Raises:
       ConfigError: when only some of the three are given, or they contradict each other.
@@ -117,8 +118,8 @@ def join(
     membership = meet(place.address, place.number, place.rank, timeout_s=timeout_s, sizes=allowed)
     _connect(membership, place, timeout_s=timeout_s)
     if membership.missing and is_first():
-        ranks = ", ".join(map(str, membership.missing))
-        text = "%d of %d processes have come within %d s, without rank %s: the run goes on with %d."
+        ranks = listed(list(membership.missing))
+        text = "%d of %d processes have joined within %d s, without rank %s: the run goes on with %d."
         logger.warning(text, place.number - len(membership.missing), place.number, timeout_s, ranks, membership.number)
     return place.number
 
@@ -151,7 +152,7 @@ def _connect(membership: Membership, place: Place, *, timeout_s: int) -> None:
     """Connects this process to the coordination service and to the watch."""
     global _cluster, _peers
     _cluster = Cluster(membership.rank, membership.number)
-    _peers = Peers(membership, lost=_lost, leave=_leave)  # it must say soon that it is alive
+    _peers = Peers(membership, lost=_lost, leave=_leave)  # sends `alive` from now on
     import jax  # a run of one process with a mistake in its config ends sooner without
 
     end_by(_end_all, crashed=_crashed, finished=_finished)
@@ -174,10 +175,10 @@ def _connect(membership: Membership, place: Place, *, timeout_s: int) -> None:
     from jax._src.distributed import global_state as state  # jax has no public access to its key-value store
 
     _cluster = _cluster._replace(client=state.client)
-    _let_first_speak()
+    _let_first_print()
 
 
-def _let_first_speak() -> None:
+def _let_first_print() -> None:
     """Lets only the first process write to standard output; the others log warnings alone, with their rank."""
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
@@ -192,10 +193,10 @@ def _let_first_speak() -> None:
 
 
 def barrier(name: str) -> None:
-    """Waits until all processes have come to the barrier of this name; they come to all barriers in the same order.
+    """Waits until all processes have reached the barrier of this name; all reach the barriers in the same order.
 
     Raises:
-      DeviceError: when some do not come in time.
+      DeviceError: when some do not reach it within `WAIT_S`.
     """
     if _cluster.client is None:
         return
@@ -203,7 +204,7 @@ def barrier(name: str) -> None:
         _await(_cluster.client.wait_at_barrier, _once(f"fiddlex/at/{name}"))
     except Exception as error:
         raise DeviceError(
-            f"Not all {_cluster.num_processes} processes came to {name} within {WAIT_S} s: {error}"
+            f"The wait of {_cluster.num_processes} processes for {name} failed, or took more than {WAIT_S} s: {error}"
         ) from error
 
 
@@ -234,11 +235,11 @@ def told_by_first(name: str, make: Callable[[], T]) -> T:
       make: is called on the first process only.
 
     Raises:
-      DeviceError: when the first process does not tell it in time.
+      DeviceError: when the first process does not tell it within `WAIT_S`.
     """
     if _cluster.client is None:
         return make()
-    key = _once(f"{_SAID}/{name}")
+    key = _once(f"{_SHARED}/{name}")
     if is_first():
         made = make()
         _cluster.client.key_value_set(key, json.dumps(made))
@@ -246,7 +247,9 @@ def told_by_first(name: str, make: Callable[[], T]) -> T:
     try:
         told: T = json.loads(_await(_cluster.client.blocking_key_value_get, key))
     except Exception as error:
-        raise DeviceError(f"Process 0 did not tell the {name} within {WAIT_S} s: {error}") from error
+        raise DeviceError(
+            f"Rank 0 did not tell the {name}: the wait failed, or took more than {WAIT_S} s: {error}"
+        ) from error
     return told
 
 
@@ -258,15 +261,15 @@ def gather(name: str, value: object) -> list[Any]:
       value: this process's value, of JSON.
 
     Raises:
-      DeviceError: when not all processes come in time.
+      DeviceError: when not all processes have given theirs within `WAIT_S`.
     """
     if _cluster.client is None:
         return [value]
-    key = _once(f"{_SAID}/all/{name}")
+    key = _once(f"{_SHARED}/all/{name}")
     _cluster.client.key_value_set(f"{key}/{_cluster.process_id}", json.dumps(value))
     barrier(name)
-    said = _by_rank(key)
-    return [said[rank] for rank in range(_cluster.num_processes)]
+    values = _by_rank(key)
+    return [values[rank] for rank in range(_cluster.num_processes)]
 
 
 def post(name: str, value: object) -> None:
@@ -291,15 +294,15 @@ def check_equal(facts: Mapping[str, object]) -> None:
 
     Raises:
       ConfigError: names each fact that differs, and the ranks with each value.
-      DeviceError: when not all processes come in time.
+      DeviceError: when not all processes have given theirs within `WAIT_S`.
     """
     if _cluster.client is None:
         return
-    said = dict(enumerate(gather("the comparison of their configs", facts)))
+    all_facts = gather("the comparison of their configs", facts)
     different = []
     for name in facts:
         by_value: dict[str, list[int]] = {}
-        for rank, theirs in sorted(said.items()):
+        for rank, theirs in enumerate(all_facts):
             by_value.setdefault(repr(theirs.get(name)), []).append(rank)
         if len(by_value) > 1:
             values = (f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in by_value.items())
@@ -328,7 +331,7 @@ def set_peer_timeout(seconds: float) -> None:
 
 
 def _end_all(message: str, status: int) -> NoReturn:
-    """Prints the message, unless another process says one, and ends all processes with `status`."""
+    """Prints the message, unless another process prints one, and ends all processes with `status`."""
     _fail(message, status, collective=False)
 
 
@@ -341,26 +344,26 @@ def _crashed(error: BaseException) -> NoReturn:
 def _fail(message: str, status: int, *, collective: bool) -> NoReturn:
     assert _peers is not None
     _peers.fail(status, collective=collective)
-    _say(message)
+    _print_error(message)
     _leave(status)
 
 
 def _lost(what: str) -> NoReturn:
-    """Says that a process is lost, and ends this one; the others end without a message."""
+    """Reports that a process or the coordinator is lost, and ends this process; the others end without a message."""
     program = os.path.basename(sys.argv[0])
-    _say(f"{program}: lost {what}. The run ends; the same command goes on from its newest checkpoint.")
+    _print_error(f"{program}: lost {what}. All processes end; the next start goes on from the newest checkpoint.")
     _leave(_FAILURE_STATUS)
 
 
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     sys.stderr.write(f"rank {_cluster.process_id} ({socket.gethostname()}), {message}\n")
 
 
 def _finished(status: int) -> None:
-    """Waits until all processes have come to their end: from then on, one that ends is no failure."""
+    """Waits until all processes have reached their end: from then on, one that ends is no failure."""
     assert _peers is not None
     barrier("the end of the program")
-    _peers.leave(status)
+    _peers.finish(status)
 
 
 def _leave(status: int) -> NoReturn:

@@ -1,28 +1,45 @@
 """Where the processes of a run meet: the coordinator's port, on the host of rank 0.
 
-Rank 0 starts the coordinator (`fiddlex.cluster.coordinator`), and all ranks connect to it. A process that comes while
-an earlier start of the run is still ending waits for that end, and comes again; so does one that the run goes on
+Rank 0 starts the coordinator (`fiddlex.cluster.coordinator`), and all ranks connect to it. A process that joins while
+an earlier start of the run is still ending waits for that end, and joins again; so does one that the run goes on
 without.
 """
 
 import contextlib
 import errno
 import json
+import logging
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TextIO
+from typing import IO, Any, NamedTuple, TextIO
 
 from fiddlex.cluster import coordinator
 from fiddlex.errors import ConfigError, DeviceError
 
+logger = logging.getLogger(__name__)
+
 _RETRY_S = 0.2
+_PATIENCE_S = 10.0  # of waiting, after which rank 0 logs which processes are missing
 _SILENT_S = 10.0  # seconds in which a coordinator that lives says something
 _PORT_S = 3.0  # seconds in which a port that is in use may become free
+_ENDING_S = 1.0  # seconds in which a coordinator ends once its connection has closed
 _MISUSED = 2  # the status of a mistake on the command line
-_coordinators: list[subprocess.Popen[bytes]] = []  # that this process has started; they end after it
+_ERROR_LINES = 5  # that a message shows of what a coordinator wrote before it failed
+
+
+class _Started(NamedTuple):
+    """A coordinator that this process has started, and the file that its standard error goes to."""
+
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+
+
+_started: list[_Started] = []  # the last one is that of the present run
 
 
 class Membership(NamedTuple):
@@ -34,7 +51,7 @@ class Membership(NamedTuple):
       service: HOST:PORT of jax's coordination service.
       connection: the connection to the coordinator.
       lines: what the coordinator sends.
-      missing: the ranks that did not come, and that the run goes on without.
+      missing: the ranks that did not join, and that the run goes on without.
     """
 
     rank: int
@@ -46,7 +63,7 @@ class Membership(NamedTuple):
 
 
 def meet(address: str, number: int, rank: int, *, timeout_s: float, sizes: Sequence[int] = ()) -> Membership:
-    """Returns once all processes have come, or fewer where `sizes` allows it.
+    """Returns once all processes have joined, or fewer where `sizes` allows it.
 
     Args:
       address: HOST:PORT of the coordinator, on the host of rank 0, with a port above 0.
@@ -57,8 +74,10 @@ def meet(address: str, number: int, rank: int, *, timeout_s: float, sizes: Seque
 
     Raises:
       ConfigError: when two processes have one rank, or say different numbers of processes.
-      DeviceError: when the port is in use, nobody listens at the address, or too few come in time.
-      SystemExit: on the other processes, when one has raised an error, which it tells for all.
+      DeviceError: when the port is in use, nobody listens at the address, too few join in time, or the
+        coordinator fails.
+      SystemExit: when another process reports the error that ends the meeting, with the status of that error; and with
+        status 0 when this process was waiting for its place in a run that is now done.
     """
     host, _, text = address.rpartition(":")
     place = host.strip("[]"), int(text)
@@ -71,8 +90,8 @@ def meet(address: str, number: int, rank: int, *, timeout_s: float, sizes: Seque
                     connection = _start(server, address, number, timeout_s=timeout_s, sizes=sizes)
             else:
                 connection = socket.create_connection(place, timeout=max(deadline - time.monotonic(), 0.001))
-                send(connection, {"come": {"rank": rank, "number": number, "host": socket.gethostname()}})
-            found, waited = _answered(connection, place[0])
+                send(connection, {"join": {"rank": rank, "number": number, "host": socket.gethostname()}})
+            found, waited = _answered(connection, place[0], rank)
         except OSError as error:
             reason = error.strerror or str(error)
             time.sleep(_RETRY_S)
@@ -81,6 +100,8 @@ def meet(address: str, number: int, rank: int, *, timeout_s: float, sizes: Seque
             return found
         if waited:  # the run that it waited for has ended
             deadline = time.monotonic() + timeout_s
+        elif end := end_coordinator():
+            raise DeviceError(f"The coordinator of the run, which process 0 started, {end}")
         time.sleep(_RETRY_S)
     raise DeviceError(
         f"Process {rank} of {number} did not reach --coordinator_address={address} within {timeout_s:g} s: {reason}. "
@@ -112,7 +133,7 @@ def _listen(address: str, port: int) -> socket.socket | None:
 def _is_coordinator(port: int) -> bool:
     """Whether a coordinator of fiddlex listens at a port of this host."""
     with contextlib.suppress(OSError, ValueError), socket.create_connection(("localhost", port), timeout=3) as found:
-        send(found, {"who": True})
+        send(found, {"ping": True})
         return isinstance(json.loads(found.makefile("r", encoding="utf-8").readline(coordinator.LINE_BYTES)), dict)
     return False
 
@@ -128,45 +149,69 @@ def _start(
     connection, first = socket.socketpair()
     arguments = {"address": address, "number": number, "timeout_s": timeout_s, "sizes": list(sizes)}
     arguments |= {"server": server.fileno(), "first": first.fileno()}
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 — open as long as the coordinator runs
     with first:
-        started = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-P", coordinator.__file__, json.dumps(arguments)],
             pass_fds=[server.fileno(), first.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             start_new_session=True,
         )
-    _coordinators.append(started)
+    _started.append(_Started(process, errors))
     return connection
 
 
-def end_coordinator() -> None:
-    """Kills the coordinator if this process has started it; one that is stopped would keep its port for ever."""
-    for started in _coordinators:
-        started.kill()
+def end_coordinator() -> str:
+    """Kills the coordinator if this process has started it; one that is stopped would keep its port for ever.
+
+    Returns:
+      How the coordinator had ended before, and the last lines of its standard error; empty where it still ran, or
+      another process has started it.
+    """
+    if not _started:
+        return ""
+    process, errors = _started[-1]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_ENDING_S)  # its connection closes shortly before it has ended
+    status = process.poll()
+    if status is None:
+        process.kill()
+        return ""
+    end = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    errors.seek(0)
+    lines = errors.read().decode("utf-8", "replace").strip().splitlines()[-_ERROR_LINES:]
+    return ":\n  ".join([end, "\n  ".join(lines)]) if lines else end
 
 
-def _answered(connection: socket.socket, host: str) -> tuple[Membership | None, bool]:
+def _answered(connection: socket.socket, host: str, rank: int) -> tuple[Membership | None, bool]:
     """What the coordinator answers: the membership or None, and whether it has let this process wait until its end."""
-    waits = False
+    waits, told = False, False
+    joined_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         stack.enter_context(connection)
         connection.settimeout(_SILENT_S)
         lines = stack.enter_context(connection.makefile("r", encoding="utf-8"))
         for message in read_messages(lines):
-            if "go" in message:
-                go = message["go"]
+            if "start" in message:
+                start = message["start"]
                 stack.pop_all()
-                service = f"[{host}]:{go['port']}" if ":" in host else f"{host}:{go['port']}"
-                missing = tuple(go["missing"])
-                return Membership(go["rank"], go["number"], service, connection, lines, missing), False
+                service = f"[{host}]:{start['port']}" if ":" in host else f"{host}:{start['port']}"
+                missing = tuple(start["missing"])
+                return Membership(start["rank"], start["number"], service, connection, lines, missing), False
             if "refused" in message:
                 status, text = message["refused"]["status"], message["refused"]["text"]
                 raise ConfigError(text) if status == _MISUSED else DeviceError(text)
             if "end" in message:
                 sys.exit(message["end"])
-            waits = waits or "wait" in message
+            if "missing" in message and not told and time.monotonic() - joined_s > _PATIENCE_S:
+                told, missing = True, message["missing"]
+                text = "waiting for rank %s to join, for %.0f s more (--join_timeout_s)"
+                logger.info(text, missing["ranks"], missing["seconds_left"])
+            if "wait" in message and not waits:
+                waits = True
+                logger.info("rank %d: the run goes on without this process, which waits for its next start", rank)
     return None, waits
 
 

@@ -26,7 +26,6 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.profile import Profile, load_profile, save_profile
 
-_join = define_processes()
 _CONFIG = define_config()
 _PROFILE = flags.DEFINE_string("profile", None, "JSON file to write a profile of this machine to, or to add to")
 _DEVICES = flags.DEFINE_multi_integer(
@@ -35,6 +34,7 @@ _DEVICES = flags.DEFINE_multi_integer(
 _SECONDS = flags.DEFINE_float("seconds", 60.0, "of all turns together, compilation aside", lower_bound=0)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of each step, however long they take", lower_bound=1)
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
+_join = define_processes()
 
 
 def main(argv: list[str]) -> None:

@@ -21,13 +21,13 @@ from fiddlex.interop.folder import PREFIX, folder_of
 
 logger = logging.getLogger("fiddlex.convert")
 
-_join = define_processes()
 define_overrides()
 _SOURCE = flags.DEFINE_string("source", None, "hf:DIR, a folder of transformers, or a workdir", required=True)
 _TARGET = flags.DEFINE_string("target", None, "workdir or hf:DIR to make", required=True)
 _DTYPE = flags.DEFINE_enum(
     "dtype", None, ["float32", "bfloat16", "float16"], "of a folder's tensors; by default that which the weights had"
 )
+_join = define_processes()
 
 
 def main(argv: list[str]) -> None:

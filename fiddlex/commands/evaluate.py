@@ -18,13 +18,13 @@ from absl import flags
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
 
-_join = define_processes()
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
 _OUTPUT = flags.DEFINE_string("output", "", "file for a JSON line about each held-out line of a task or continuation")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "text: a line for people before the JSON object")
 
 logger = logging.getLogger("fiddlex.evaluate")
+_join = define_processes()
 
 
 def main(argv: list[str]) -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fiddlex.train.inference.generation import Completion, Speed, TextGenerator
     from fiddlex.train.inference.sampling import SamplingConfig
 
-_join = define_processes()
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
 _PROMPT = flags.DEFINE_multi_string(
@@ -47,6 +46,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "seed of the draws")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 
 logger = logging.getLogger("fiddlex.generate")
+_join = define_processes()
 
 
 def main(argv: list[str]) -> None:

@@ -19,7 +19,6 @@ from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
 from fiddlex.errors import ConfigError
 
-_join = define_processes()
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run, or made by convert.py")
 _TASKS = flags.DEFINE_list("tasks", None, "names of tasks, separated by commas", required=True)
@@ -29,6 +28,7 @@ _NUM_FEWSHOT = flags.DEFINE_integer(
     "num_fewshot", None, "examples in a context; by default as the task says", lower_bound=0
 )
 _OUTPUT = flags.DEFINE_string("output", "", "JSON file for the harness' results, with each sample")
+_join = define_processes()
 
 
 def main(argv: list[str]) -> None:

@@ -1,12 +1,13 @@
 """Starts the processes of a run, or writes a job file for Slurm, Kubernetes, Open MPI or ssh.
 
-    fiddlex launch slurm|jobset|mpi|ssh --config=gpt3:18.4b --topology=h100 --num_devices=256 --workdir=/shared/run
     fiddlex launch local --processes=4 --devices_per_process=2 -- train --config=gpt_tiny --workdir=/tmp/run
     fiddlex launch task -- train --config=gpt_tiny --workdir=/shared/run
+    fiddlex launch slurm|jobset|mpi|ssh --config=gpt3:18.4b --topology=h100 --num_devices=256 --workdir=/shared/run
 
-The first form prints a job file for a config, such as one that `fiddlex plan --write` made; `--write` writes it to a
-file. `local` starts all processes on this machine, on fake CPU devices. `task` starts one process of a run, and is what
-job files start on every host. Both restart a program that fails. docs/launch.md has what each job file contains.
+`local` starts all processes of a run on this machine, on fake CPU devices. `task` starts one process of a run, and is
+what job files start on every host. Both restart a program that fails. `slurm`, `jobset` (Kubernetes), `mpi` (Open MPI)
+and `ssh` print a job file for a config, such as one that `fiddlex plan --write` made; `--write` writes it to a file.
+docs/launch.md has what each job file contains. Where only some of these kinds take a flag, its text begins with them.
 """
 
 import logging
@@ -43,26 +44,46 @@ _FLAGS: dict[str, tuple[str, ...]] = {}  # the kinds that each flag belongs to
 
 def _for(kinds: Sequence[str], holder: flags.FlagHolder) -> flags.FlagHolder:
     _FLAGS[holder.name] = tuple(kinds)
+    if set(kinds) != set(ARGUMENT_CHOICES):
+        flag = flags.FLAGS[holder.name]
+        flag.help = f"({'job files' if kinds == _FILES else ', '.join(kinds)}) {flag.help}"
     return holder
 
 
 _for(_FILES, define_config(required=False))
 _TOPOLOGY = _for(_FILES, flags.DEFINE_string("topology", None, "name of the catalogue, or a .toml file"))
-_NUM_DEVICES = _for(_FILES, flags.DEFINE_integer("num_devices", None, "devices of the run", lower_bound=1))
+_NUM_DEVICES = _for(_FILES, flags.DEFINE_integer("num_devices", None, "number of devices of the run", lower_bound=1))
 _WORKDIR = _for(_FILES, flags.DEFINE_string("workdir", None, "directory of the run, which all hosts share"))
-_WRITE = _for(_FILES, flags.DEFINE_string("write", None, "file to write; by default it is printed"))
-_NAME = _for(_FILES, flags.DEFINE_string("name", "", "of the job; by default the last part of the workdir"))
-_PYTHON = _for(_FILES, flags.DEFINE_string("python", "", "Python on the hosts; by default the one that runs this"))
-_ENV = _for(_FILES, flags.DEFINE_multi_string("env", [], "NAME=VALUE of the processes; may be given several times"))
+_WRITE = _for(_FILES, flags.DEFINE_string("write", None, "file to write the job file to; by default it is printed"))
+_NAME = _for(_FILES, flags.DEFINE_string("name", "", "name of the job; by default the last part of the workdir"))
+_PYTHON = _for(
+    _FILES,
+    flags.DEFINE_string(
+        "python", "", "path of Python on the hosts; by default the one that runs this, in containers python"
+    ),
+)
+_ENV = _for(_FILES, flags.DEFINE_multi_string("env", [], "NAME=VALUE, an environment variable of the processes"))
 _PER_HOST = _for(
     _FILES,
-    flags.DEFINE_integer("devices_per_host", None, "devices of a host; by default the topology's", lower_bound=1),
+    flags.DEFINE_integer(
+        "devices_per_host", None, "number of devices of a host; by default the topology's", lower_bound=1
+    ),
 )
 _PROCESSES_PER_HOST = _for(
-    _FILES, flags.DEFINE_integer("processes_per_host", 1, "processes of a host of GPUs", lower_bound=1)
+    _FILES, flags.DEFINE_integer("processes_per_host", 1, "number of processes of a host of GPUs", lower_bound=1)
 )
 _GRACE_S = _for(
-    _FILES, flags.DEFINE_integer("grace_s", 300, "seconds from the notice to the end, to save in", lower_bound=1)
+    _FILES,
+    flags.DEFINE_integer(
+        "grace_s",
+        300,
+        "seconds from the notice that the job will be ended to its end; a checkpoint is saved in them",
+        lower_bound=1,
+    ),
+)
+_JOIN_S = _for(
+    _FILES,
+    flags.DEFINE_integer("join_timeout_s", None, "seconds in which all processes have to join", lower_bound=1),
 )
 _PARTITION = _for(["slurm"], flags.DEFINE_string("partition", "", "Slurm's partition"))
 _ACCOUNT = _for(["slurm"], flags.DEFINE_string("account", "", "Slurm's account"))
@@ -77,21 +98,33 @@ _CLAIM = _for(
     ["jobset"],
     flags.DEFINE_string("volume_claim", "", "claim of the volume that is mounted at the workdir's first folder"),
 )
-_SLICES = _for(["jobset"], flags.DEFINE_integer("num_slices", 1, "equal slices of TPUs", lower_bound=1))
+_SLICES = _for(["jobset"], flags.DEFINE_integer("num_slices", 1, "number of equal slices of TPUs", lower_bound=1))
 _HOSTS = _for(["mpi", "ssh"], flags.DEFINE_list("hosts", [], "names of the hosts, separated by commas"))
 _PORT = _for(
     ["jobset", "mpi", "ssh"],
     flags.DEFINE_integer("port", 12345, "port of the first host, at which the processes meet", 1, 2**16 - 1),
 )
-_PROCESSES = _for(["local"], flags.DEFINE_integer("processes", None, "processes to start", lower_bound=1))
+_PROCESSES = _for(["local"], flags.DEFINE_integer("processes", None, "number of processes to start", lower_bound=1))
 _PER_PROCESS = _for(
     ["local", "task"],
-    flags.DEFINE_integer("devices_per_process", None, "local: fake devices; task: GPUs of each process", lower_bound=1),
+    flags.DEFINE_integer(
+        "devices_per_process",
+        None,
+        "number of devices of each process: for local fake ones, for task GPUs",
+        lower_bound=1,
+    ),
 )
 _MAX_RESTARTS = _for(
-    ARGUMENT_CHOICES, flags.DEFINE_integer("max_restarts", MAX_RESTARTS, "restarts at most", lower_bound=0)
+    ARGUMENT_CHOICES, flags.DEFINE_integer("max_restarts", MAX_RESTARTS, "number of restarts at most", lower_bound=0)
 )
-_ELASTIC = _for(ARGUMENT_CHOICES, flags.DEFINE_bool("elastic", False, "go on with fewer hosts"))
+_ELASTIC = _for(
+    ARGUMENT_CHOICES,
+    flags.DEFINE_bool(
+        "elastic",
+        False,
+        "go on with fewer processes when some do not join within --join_timeout_s; not for jobset and mpi",
+    ),
+)
 
 
 def main(argv: list[str]) -> None:
@@ -124,9 +157,13 @@ def _start(kind: str, words: list[str]) -> int:
         )
     elif _PER_PROCESS.value:
         os.environ["JAX_LOCAL_DEVICE_IDS"] = programs.local_device_ids(_PER_PROCESS.value, os.environ)
-    limits = Limits(max_restarts=_MAX_RESTARTS.value)
-    workdir = programs.workdir_of(command)
-    return supervise(commands, limits, workdir=pathlib.Path(workdir) if workdir else None)
+    name = "launch"
+    if kind == "task":  # its messages stand among those of other hosts
+        rank = programs.flag_value("process_id", command)
+        name += f" ({socket.gethostname()}{f', rank {rank}' if rank else ''})"
+    limits = Limits(max_restarts=_MAX_RESTARTS.value, elastic=_ELASTIC.value)
+    workdir = programs.flag_value("workdir", command)
+    return supervise(commands, limits, workdir=pathlib.Path(workdir) if workdir else None, name=name)
 
 
 def _require(kind: str, **values: object) -> None:
@@ -156,6 +193,10 @@ def _file(kind: str) -> str:
 def _job() -> Job:
     config = flags.FLAGS["config"].value
     assert config is not None
+    if not config.train.checkpoint_every:
+        logger.warning(
+            "train.checkpoint_every=0: a restart would begin at step 0. Set --config.train.checkpoint_every."
+        )
     pairs = [pair.partition("=") for pair in _ENV.value]
     for pair in pairs:
         if not pair[1]:
@@ -190,7 +231,8 @@ def _train() -> list[str]:
         spec = f"{os.path.abspath(named)}{colon}{argument}"
     overrides = config_flags.get_override_values(flag)
     fields = [f"--config.{name}={value}" for name, value in overrides.items()]
-    return ["train", f"--config={spec}", f"--workdir={_WORKDIR.value}", *fields]
+    join = [] if _JOIN_S.value is None else [f"--join_timeout_s={_JOIN_S.value}"]
+    return ["train", f"--config={spec}", f"--workdir={_WORKDIR.value}", *fields, *join]
 
 
 def _output(text: str, path: pathlib.Path | None, *, executable: bool) -> None:

@@ -20,13 +20,13 @@ from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import define_config, define_workdir
 
 _START_S = time.monotonic()  # before jax is imported, which takes seconds
-_join = define_processes()
 _CONFIG = define_config()
 _WORKDIR = define_workdir("directory of the run")
 _ELASTIC = flags.DEFINE_bool(
     "elastic", False, "go on with fewer replicas (mesh.data) where processes do not come within --join_timeout_s"
 )
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
+_join = define_processes()
 
 
 def main(argv: list[str]) -> None:
@@ -45,4 +45,4 @@ def main(argv: list[str]) -> None:
             print(json.dumps(outcome.to_dict()))
     finally:
         if outcome.stopped_by:  # the status reports it even when standard output closed with the terminal
-            sys.exit(128 + outcome.stopped_by)
+            sys.exit(128 + outcome.stopped_by.signal)

@@ -21,7 +21,8 @@ def help_text(module: str) -> str:
     own_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0] if module == "__main__" else module)
     lines = [(sys.modules[module].__doc__ or "").strip()]
     if own_flags:
-        lines += ["\nFlags:", *(_line(f"--{flag.name}", _describe(flag)) for flag in own_flags)]
+        width = max(len(f"--{flag.name}") for flag in own_flags)
+        lines += ["\nFlags:", *(_line(f"--{flag.name}", _describe(flag), width) for flag in own_flags)]
     if "config" in flags.FLAGS:
         title = "Fields of the config with their defaults; --config.section.field=value sets one"
         lines.append(f"\n{title} (see fiddlex/config/sections.py):")
@@ -50,5 +51,5 @@ def _describe(flag: flags.Flag) -> str:
     return f"{text} (default {default})"
 
 
-def _line(name: str, text: str) -> str:
-    return textwrap.fill(f"{name:<14} {text}", _WIDTH, initial_indent="  ", subsequent_indent=" " * 17)
+def _line(name: str, text: str, width: int = 14) -> str:
+    return textwrap.fill(f"{name:<{width}} {text}", _WIDTH, initial_indent="  ", subsequent_indent=" " * (width + 3))

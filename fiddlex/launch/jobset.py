@@ -2,7 +2,8 @@
 
 On TPUs, GKE tells each pod of the others, and jax finds the processes. On GPUs the manifest names the first pod, whose
 name the JobSet's headless service resolves, and each pod takes its rank from its index. A pod that Kubernetes evicts
-saves together with all others; all end with status 143, and the JobSet starts again without counting it as a failure.
+saves together with all others; all end with status 143, and the JobSet starts all pods again. It also does so when a
+pod is lost or killed, but not when a supervisor has given up (status 1) or the config has a mistake (status 2).
 """
 
 import dataclasses
@@ -16,10 +17,12 @@ from fiddlex.errors import ConfigError
 from fiddlex.launch.job import Job
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_CLAIM = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LONGEST_CLAIM = 253
 _LONGEST = 40  # of 63 characters of a pod's name; indices and the names of its jobs take the others
 _TPU_PORTS = (8471, 8482, 8080)  # of libtpu, of jax's coordinator, and between slices
 _CONTAINER = "train"
-_STOPPED_STATUS = 143
+_FAILED, _MISUSED = 1, 2  # the statuses with which a supervisor does not want to be started again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,7 @@ def jobset_manifest(job: Job, options: JobSetOptions) -> str:
     """The manifest, in YAML.
 
     Raises:
-      ConfigError: for an elastic run, or for a name, workdir or command that Kubernetes cannot have.
+      ConfigError: for an elastic run, or for a name, claim, workdir or command that Kubernetes cannot have.
     """
     if job.options.elastic:
         raise ConfigError(
@@ -52,14 +55,19 @@ def jobset_manifest(job: Job, options: JobSetOptions) -> str:
             f"the job's name {job.name!r} must have at most {_LONGEST} lower-case letters, digits and -, from a letter "
             "to a letter or digit. Give one with --name."
         )
+    if not _CLAIM.fullmatch(options.volume_claim) or len(options.volume_claim) > _LONGEST_CLAIM:
+        raise ConfigError(
+            f"--volume_claim={options.volume_claim} must have at most {_LONGEST_CLAIM} lower-case letters, digits, - "
+            "and ., as names of Kubernetes."
+        )
     replicated = {"name": "slice" if job.runs_on_tpus else "host", "replicas": job.options.num_slices}
     failure_policy = {
         "maxRestarts": job.options.max_restarts,
         "rules": [
             {
-                "name": "preempted",
-                "action": "RestartJobSetAndIgnoreMaxRestarts",
-                "onJobFailureReasons": ["PodFailurePolicy"],
+                "name": "given-up",
+                "action": "FailJobSet",
+                "onJobFailureReasons": ["BackoffLimitExceeded"],
             }
         ],
     }
@@ -91,12 +99,12 @@ def _metadata(job: Job) -> dict[str, Any]:
 
 def _job(job: Job, options: JobSetOptions) -> dict[str, Any]:
     pods = job.num_processes // job.options.num_slices
-    exit_codes = {"containerName": _CONTAINER, "operator": "In", "values": [_STOPPED_STATUS]}
+    exit_codes = {"containerName": _CONTAINER, "operator": "NotIn", "values": [_FAILED, _MISUSED]}
     return {
         "completionMode": "Indexed",
         "parallelism": pods,
         "completions": pods,
-        "backoffLimit": 0,
+        "backoffLimit": 0,  # a failure that no rule names ends the Job at once, for BackoffLimitExceeded
         "podFailurePolicy": {
             "rules": [
                 {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

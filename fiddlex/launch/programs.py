@@ -51,12 +51,12 @@ def local_commands(
     return [[*command, *shared, f"--process_id={rank}", last] for rank in range(num_processes)]
 
 
-def workdir_of(arguments: Sequence[str]) -> str | None:
-    """The value of the last `--workdir` of a command line; None where there is none."""
+def flag_value(flag: str, arguments: Sequence[str]) -> str | None:
+    """The value that a command line gives last to `flag`, such as `workdir`; None where it gives none."""
     found = None
     for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
         name, equals, value = argument.partition("=")
-        if name in ("--workdir", "-workdir"):
+        if name in (f"--{flag}", f"-{flag}"):
             found = value if equals else following
     return found
 

@@ -1,12 +1,12 @@
 """Starts the processes of a run on this host, and starts them again when they fail.
 
 A process of a run that fails makes all others fail (`fiddlex.cluster.coordinator`), on other hosts too, where a
-supervisor like this one starts them again; they meet at the coordinator's port. So supervisors need no connection of
-their own. What they count by is the workdir, which all hosts share: a start that saved no later checkpoint than there
-was gained nothing.
+supervisor like this one starts them again; they meet at the coordinator's port. So supervisors need no connection to
+each other. All read the workdir, which all hosts share: a start after which it has no later checkpoint gained nothing.
 
-Invariants: a mistake in the config is not tried again; a run that was asked to stop is not started again by the
-supervisor that was asked; on Linux, processes save and end when their supervisor is killed.
+Invariants: a mistake in the config is not tried again; neither is a run that a signal to any of its processes or
+supervisors has stopped, except that in an elastic run the other supervisors go on; on Linux, processes save and end
+when their supervisor is killed.
 """
 
 import contextlib
@@ -21,7 +21,9 @@ from typing import NamedTuple
 
 MAX_RESTARTS = 100  # unless the user sets another number
 FRUITLESS_STARTS = 3  # starts in a row without a later checkpoint, after which a supervisor gives up
-_GRACE_S = 20.0  # seconds in which the other processes of this host end by themselves, once one has failed
+# Seconds in which the other processes of this host end by themselves, once one has failed. Those that do not, such as
+# stopped ones, are killed then.
+_GRACE_S = 20.0
 _POLL_S = 0.1
 _MISUSED, _FAILED = 2, 1
 _STOPPED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}  # stopped after a save
@@ -41,32 +43,35 @@ class Limits(NamedTuple):
     Attributes:
       max_restarts: how often it starts the processes again.
       backoff_s: seconds before the first restart; doubled after each start that gained nothing.
+      elastic: whether the run goes on when another supervisor was asked to stop.
     """
 
     max_restarts: int = MAX_RESTARTS
     backoff_s: float = 1.0
+    elastic: bool = False
 
 
-def supervise(commands: Sequence[Sequence[str]], limits: Limits, *, workdir: Path | None) -> int:
+def supervise(commands: Sequence[Sequence[str]], limits: Limits, *, workdir: Path | None, name: str = "launch") -> int:
     """Runs the processes until all have done their work, and starts all again when one fails.
 
     Args:
       commands: the command line of each process.
       limits: when to give up.
       workdir: the run's directory, whose checkpoints tell whether a start gained anything; None: no start does.
+      name: of this supervisor, with which its messages begin.
 
     Returns:
       The status to exit with: 0 when all processes have; 2 when one has a mistake in its config; 128 + N when signal N
       stopped the run; 1 when the supervisor gave up.
     """
-    supervisor = _Supervisor(commands, limits, workdir)
+    supervisor = _Supervisor(commands, limits, workdir, name)
     with _signals_to(supervisor):
         return supervisor.run()
 
 
 class _Supervisor:
-    def __init__(self, commands: Sequence[Sequence[str]], limits: Limits, workdir: Path | None):
-        self._commands, self._limits, self._workdir = commands, limits, workdir
+    def __init__(self, commands: Sequence[Sequence[str]], limits: Limits, workdir: Path | None, name: str):
+        self._commands, self._limits, self._workdir, self._name = commands, limits, workdir, name
         self._running: list[subprocess.Popen[bytes]] = []
         self._received: int | None = None  # the signal that this supervisor was sent
         self._restarts = self._fruitless = 0
@@ -85,23 +90,28 @@ class _Supervisor:
             begun_s, statuses = time.monotonic(), self._start()
             if set(statuses) == {0}:
                 if self._restarts:
-                    _say(f"done after {_times(self._restarts)}.")
+                    self._log(f"done after {_times(self._restarts)}.")
                 return 0
             if _MISUSED in statuses:
                 return _MISUSED
+            stopped = next((status for status in statuses if status in _STOPPED), None)
             if self._received is not None:
-                return next((status for status in statuses if status in _STOPPED), 128 + self._received)
+                return stopped or 128 + self._received
+            if stopped and not self._limits.elastic and set(statuses) <= {0, *_STOPPED}:
+                return stopped  # a process, or a supervisor of another host, was asked to stop
             before, saved = saved, newest_step(self._workdir)
             gained = saved > before
             self._fruitless = 0 if gained else self._fruitless + 1
             reason = f"{_described(statuses)} after {time.monotonic() - begun_s:.0f} s"
             if gives_up := self._gives_up(saved):
-                _say(f"{reason}. {gives_up}")
+                self._log(f"{reason}. {gives_up}")
                 return _FAILED
             self._restarts += 1
             wait_s = self._limits.backoff_s * 2**self._fruitless
-            goes_on = f"from step {saved}" if saved > 0 else "from the start, as there is no checkpoint"
-            _say(f"{reason}. Restart {self._restarts} of {self._limits.max_restarts} in {wait_s:g} s, {goes_on}.")
+            goes_on = (
+                f"from step {saved}" if saved > 0 else "from the start: no checkpoint yet (train.checkpoint_every)"
+            )
+            self._log(f"{reason}. Restart {self._restarts} of {self._limits.max_restarts} in {wait_s:g} s, {goes_on}.")
             self._wait(wait_s)
             if self._received is not None:
                 return 128 + self._received
@@ -115,7 +125,7 @@ class _Supervisor:
                 "ends the program (a run may save more often, train.checkpoint_every), and run it again."
             )
         if self._restarts >= self._limits.max_restarts:
-            return f"Gives up after --max_restarts={self._limits.max_restarts}. The same command goes on."
+            return f"Gives up after --max_restarts={self._limits.max_restarts}. The same command goes on from there."
         return ""
 
     def _start(self) -> list[int]:
@@ -143,12 +153,19 @@ class _Supervisor:
         while self._received is None and time.monotonic() < end_s:
             time.sleep(_POLL_S)
 
+    def _log(self, text: str) -> None:
+        print(f"{self._name}: {text}", file=sys.stderr, flush=True)
+
 
 def newest_step(workdir: Path | None) -> int:
-    """The step of the newest finished checkpoint in a workdir; −1 without one."""
-    if workdir is None or not (workdir / "checkpoints").is_dir():
+    """The step of the newest finished checkpoint in a workdir; −1 without one, or where it cannot be read."""
+    if workdir is None:
         return -1
-    return max((int(each.name) for each in (workdir / "checkpoints").iterdir() if each.name.isdecimal()), default=-1)
+    try:
+        names = [each.name for each in (workdir / "checkpoints").iterdir()]
+    except OSError:
+        return -1
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 @contextlib.contextmanager
@@ -179,7 +196,3 @@ def _named(numbers: Sequence[int]) -> str:
 
 def _times(number: int) -> str:
     return f"{number} restart{'s' * (number > 1)}"
-
-
-def _say(text: str) -> None:
-    print(f"launch: {text}", file=sys.stderr, flush=True)

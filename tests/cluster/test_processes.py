@@ -175,7 +175,7 @@ def test_processes_that_do_not_come_are_told(
     assert time.monotonic() - started_s < 15
     if rank == 0:
         expected = (
-            f"1 of 4 processes have come to --coordinator_address={address} within 1 s, without the ranks 1, 2, 3"
+            f"1 of 4 processes have joined at --coordinator_address={address} within 1 s, without the ranks 1, 2, 3"
         )
     else:
         expected = f"Process 1 of 4 did not reach --coordinator_address={address} within 1 s: Connection refused"
@@ -255,12 +255,12 @@ def test_a_mesh_that_does_not_use_the_devices(
     tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
 ) -> None:
     for mesh, message in {
-        "1x1x1": "1 devices, which 2 processes cannot share equally",
+        "1x1x1": "1 device, which 2 processes cannot share equally",
         "1x1x2": "needs 2 devices; the 2 processes have 4, and none may be idle",
     }.items():
         flags = as_flags(make_config(tiny_config, mesh, {"train.eval_every": 0}))
         ended = run_pod(2, 2, "train", f"--config={config_file}", *flags, f"--workdir={tmp_path / 'pod'}")
-        assert [each.returncode for each in ended] == [1, 1]
+        assert [each.returncode for each in ended] == [2, 2]
         assert "".join(each.stderr for each in ended).count(message) == 1
 
 
@@ -279,7 +279,8 @@ def test_a_signal_to_one_process_stops_all_after_one_step(
     assert [each.returncode for each in ended] == [128 + signal.SIGTERM] * 2, [each.stderr for each in ended]
     (step,) = (int(path.name) for path in (tmp_path / "pod" / "checkpoints").iterdir())
     assert step == numbers(tmp_path / "pod")[-1][0]
-    assert f"Stopped by a signal at step {step}" in ended[0].stderr
+    assert f"SIGTERM to rank {rank}: all processes stop after the same step" in ended[0].stderr
+    assert f"Stopped by SIGTERM to rank {rank} at step {step}" in ended[0].stderr
 
 
 def wait_for_steps(workdir: pathlib.Path) -> None:

@@ -13,14 +13,14 @@ from fiddlex.cluster.rendezvous import Membership, meet, read_messages, send
 from fiddlex.errors import ConfigError, DeviceError
 from tests.cluster.pods import free_port
 
-Came = Membership | BaseException
+Joined = Membership | BaseException
 
 
-def come(ranks: list[tuple[int, int]], *, timeout_s: float = 10, sizes: tuple[int, ...] = ()) -> list[Came]:
+def join(ranks: list[tuple[int, int]], *, timeout_s: float = 10, sizes: tuple[int, ...] = ()) -> list[Joined]:
     """How `meet` ended for processes, given as rank and number of processes, in threads."""
     address = f"localhost:{free_port()}"
 
-    def one(rank: int, number: int) -> Came:
+    def one(rank: int, number: int) -> Joined:
         try:
             return meet(address, number, rank, timeout_s=timeout_s, sizes=sizes)
         except BaseException as error:
@@ -33,7 +33,7 @@ def come(ranks: list[tuple[int, int]], *, timeout_s: float = 10, sizes: tuple[in
 @contextlib.contextmanager
 def met(number: int, **options: object) -> Iterator[dict[int, Membership]]:
     """The memberships of processes that have met, by rank."""
-    members = come([(rank, number) for rank in range(number)], **options)  # type: ignore[arg-type]
+    members = join([(rank, number) for rank in range(number)], **options)  # type: ignore[arg-type]
     assert all(isinstance(each, Membership) for each in members), members
     try:
         yield {each.rank: each for each in members if isinstance(each, Membership)}
@@ -42,7 +42,7 @@ def met(number: int, **options: object) -> Iterator[dict[int, Membership]]:
             close(each)
 
 
-def close(member: Came) -> None:
+def close(member: Joined) -> None:
     """Ends a process as a kill would: the kernel closes its connection."""
     if isinstance(member, Membership):
         with contextlib.suppress(OSError):
@@ -52,11 +52,11 @@ def close(member: Came) -> None:
 
 
 def told(member: Membership) -> dict[str, object]:
-    """The next message of the coordinator that is not a sign of life."""
-    return next(message for message in read_messages(member.lines) if "alive" not in message)
+    """The next message of the coordinator that does not come by itself each second."""
+    return next(message for message in read_messages(member.lines) if not message.keys() & {"alive", "missing"})
 
 
-def test_all_go_on_once_all_have_come() -> None:
+def test_all_start_once_all_have_joined() -> None:
     with met(4) as members:
         assert sorted(members) == [0, 1, 2, 3]
         assert {each.number for each in members.values()} == {4}
@@ -67,17 +67,17 @@ def test_all_go_on_once_all_have_come() -> None:
 @pytest.mark.parametrize(
     ("ranks", "kind", "message"),
     [
-        ([(0, 3), (1, 3)], DeviceError, r"2 of 3 processes have come .* within 2 s, all but rank 2\. Start all"),
+        ([(0, 3), (1, 3)], DeviceError, r"2 of 3 processes have joined .* within 2 s, all but rank 2\. Start all"),
         ([(0, 3), (1, 3), (1, 3)], ConfigError, r"--process_id=1 was given to two processes, on .* and on rank 1 "),
         ([(0, 2), (1, 3)], ConfigError, r"--num_processes is 2 on rank 0 and 3 on rank 1 "),
         ([(0, 2), (5, 2)], ConfigError, r"--process_id=5 is not among the ranks 0 to 1 on rank 5 "),
     ],
 )
 def test_processes_that_are_missing_or_wrong(ranks: list[tuple[int, int]], kind: type, message: str) -> None:
-    first, *others = come(ranks, timeout_s=2)
+    first, *others = join(ranks, timeout_s=2)
     with pytest.raises(kind, match=message):
         raise first  # type: ignore[misc]
-    for other in others:  # only one process says it; one that came too late for that reached nobody
+    for other in others:  # only one process reports it; one that connected too late reached nobody
         assert isinstance(other, SystemExit | DeviceError), other
     assert any(isinstance(other, SystemExit) for other in others)
 
@@ -91,7 +91,7 @@ def test_a_second_process_of_a_rank_does_not_disturb_the_run() -> None:
             ):
                 meet(address, 2, rank, timeout_s=5)
         send(members[0].connection, {"stop": 15})
-        assert told(members[1]) == {"stop": 15}
+        assert told(members[1]) == {"stop": {"signal": 15, "rank": 0}}
 
 
 def test_the_port_of_another_program() -> None:
@@ -102,7 +102,7 @@ def test_the_port_of_another_program() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"GET / HTTP/1.1\r\n\r\n", b'{"a": 1}\n', b'{"come": 1}\n', b"\xff\n", b"[]\n", b"[" * 60000 + b"\n", b""]
+    "text", [b"GET / HTTP/1.1\r\n\r\n", b'{"a": 1}\n', b'{"join": 1}\n', b"\xff\n", b"[]\n", b"[" * 60000 + b"\n", b""]
 )
 def test_strangers_at_the_port_change_nothing(text: bytes) -> None:
     port = free_port()
@@ -120,13 +120,13 @@ def test_strangers_at_the_port_change_nothing(text: bytes) -> None:
     with socket.create_connection(("localhost", port), timeout=1) as stranger:
         stranger.sendall(text)
     send(members[0].connection, {"stop": 2})
-    assert told(members[1]) == {"stop": 2}
+    assert told(members[1]) == {"stop": {"signal": 2, "rank": 0}}
     for each in members:
         close(each)
 
 
-def test_fewer_processes_go_on_under_new_ranks_where_that_is_allowed() -> None:
-    members = come([(0, 4), (2, 4), (3, 4)], timeout_s=2, sizes=(3,))
+def test_fewer_processes_start_under_new_ranks_where_that_is_allowed() -> None:
+    members = join([(0, 4), (2, 4), (3, 4)], timeout_s=2, sizes=(3,))
     assert [(each.rank, each.number, each.missing) for each in members if isinstance(each, Membership)] == [
         (0, 3, (1,)),
         (1, 3, (1,)),
@@ -136,13 +136,13 @@ def test_fewer_processes_go_on_under_new_ranks_where_that_is_allowed() -> None:
         close(each)
 
 
-def test_a_process_that_has_no_place_waits_for_the_end_and_comes_again() -> None:
+def test_a_process_that_has_no_place_waits_for_the_end_and_joins_again() -> None:
     address = f"localhost:{free_port()}"
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         runs = [pool.submit(meet, address, 4, rank, timeout_s=2, sizes=(2,)) for rank in (0, 1, 3)]
         first, second = runs[0].result(), runs[1].result()
         assert not runs[2].done()
-        close(second)  # the run ends; the third comes again, with all others
+        close(second)  # the run ends; the third joins again, with all others
         assert told(first)["lost"]
         close(first)
         again = [pool.submit(meet, address, 4, rank, timeout_s=20) for rank in (0, 1, 2)]
@@ -158,14 +158,14 @@ def test_a_process_that_waits_ends_with_a_run_that_is_done(status: int) -> None:
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         runs = [pool.submit(meet, address, 3, rank, timeout_s=1, sizes=(1,)) for rank in (0, 1)]
         only = runs[0].result()
-        send(only.connection, {"left": status})
+        send(only.connection, {"finished": status})
         close(only)
         expected = "^0$" if status == 0 else "did not reach"
         with pytest.raises((SystemExit, DeviceError), match=expected):
             runs[1].result()
 
 
-def test_a_lost_process_is_said_by_one_of_the_others() -> None:
+def test_a_lost_process_is_reported_by_one_of_the_others() -> None:
     with met(3) as members:
         lost_s = time.monotonic()
         close(members[0])
@@ -175,10 +175,10 @@ def test_a_lost_process_is_said_by_one_of_the_others() -> None:
         assert time.monotonic() - lost_s < 2
 
 
-def test_a_silent_process_is_lost_and_one_that_has_said_goodbye_is_not() -> None:
+def test_a_silent_process_is_lost_and_one_that_has_finished_is_not() -> None:
     with met(3) as members:
-        send(members[0].connection, {"timeout": 2})
-        send(members[2].connection, {"left": 0})
+        send(members[0].connection, {"peer_timeout": 2})
+        send(members[2].connection, {"finished": 0})
         close(members[2])
         for _ in range(6):
             send(members[0].connection, {"alive": True})
@@ -187,10 +187,10 @@ def test_a_silent_process_is_lost_and_one_that_has_said_goodbye_is_not() -> None
         assert said == {"lost": {"processes": [[1, socket.gethostname()]], "silent_s": 2}}
 
 
-def test_one_process_says_its_error_and_the_others_end_with_its_status() -> None:
+def test_one_process_reports_its_error_and_the_others_end_with_its_status() -> None:
     with met(3) as members:
         send(members[2].connection, {"failed": {"status": 2, "collective": False}})
-        assert told(members[2]) == {"speak": True}
+        assert told(members[2]) == {"report": True}
         send(members[1].connection, {"failed": {"status": 1, "collective": False}})
         assert told(members[0]) == told(members[1]) == {"end": 2}
 
@@ -203,7 +203,7 @@ def test_a_failed_collective_waits_for_signs_of_life_of_all() -> None:
             for each in members.values():
                 send(each.connection, {"alive": True})
             time.sleep(0.2)
-        assert told(members[0]) == {"speak": True}
+        assert told(members[0]) == {"report": True}
         assert told(members[1]) == {"end": 1}
     with met(2) as members:
         send(members[0].connection, {"failed": {"status": 1, "collective": True}})
@@ -214,7 +214,7 @@ def test_a_failed_collective_waits_for_signs_of_life_of_all() -> None:
 def test_all_agree_on_the_step_to_stop_after() -> None:
     with met(3) as members:
         send(members[1].connection, {"stop": 15})
-        assert [told(members[rank]) for rank in range(3)] == [{"stop": 15}] * 3
+        assert [told(members[rank]) for rank in range(3)] == [{"stop": {"signal": 15, "rank": 1}}] * 3
         for rank, step in enumerate((4, 7, 5)):
             send(members[rank].connection, {"dispatched": step})
         assert [told(members[rank]) for rank in range(3)] == [{"stop_after": 7}] * 3
@@ -225,4 +225,4 @@ def test_messages_are_lines_of_json() -> None:
         members[0].connection.sendall(json.dumps({"stop": 15}).encode()[:5])
         time.sleep(0.3)
         members[0].connection.sendall(json.dumps({"stop": 15}).encode()[5:] + b"\n")
-        assert told(members[1]) == {"stop": 15}
+        assert told(members[1]) == {"stop": {"signal": 15, "rank": 0}}

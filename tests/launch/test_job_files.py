@@ -31,7 +31,7 @@ SCHEMA = {
         "network": {"enableDNSHostnames": bool, "subdomain": str},
         "failurePolicy": {
             "maxRestarts": int,
-            "rules": [{"name!": str, "action!": "RestartJobSetAndIgnoreMaxRestarts", "onJobFailureReasons": [str]}],
+            "rules": [{"name!": str, "action!": "FailJobSet", "onJobFailureReasons": [str]}],
         },
         "replicatedJobs": [
             {
@@ -48,7 +48,7 @@ SCHEMA = {
                                 {
                                     "action!": "FailJob",
                                     "onPodConditions": [{"type!": str, "status!": str}],
-                                    "onExitCodes": {"containerName": str, "operator!": "In", "values!": [int]},
+                                    "onExitCodes": {"containerName": str, "operator!": "NotIn", "values!": [int]},
                                 }
                             ]
                         },

@@ -80,5 +80,5 @@ def test_the_processes_of_a_host_share_its_gpus(environment: dict[str, str], ids
         (["benchmark", "--config=x"], None),
     ],
 )
-def test_the_workdir_of_a_program(arguments: list[str], workdir: str | None) -> None:
-    assert programs.workdir_of(arguments) == workdir
+def test_the_value_of_a_flag(arguments: list[str], workdir: str | None) -> None:
+    assert programs.flag_value("workdir", arguments) == workdir

@@ -113,7 +113,7 @@ def test_a_run_shrinks_and_grows_with_its_hosts(
     assert [each.returncode for each in ended] == [0] * 4, [each.stderr for each in ended]
     meshes = [line for line in ended[0].stderr.splitlines() if line.startswith("gpt with")]
     assert [line.split("data=")[1][0] for line in meshes] == ["4", "2", "4"]
-    assert "3 of 4 processes have come within 3 s, without rank 3: the run goes on with 2." in ended[0].stderr
+    assert "3 of 4 processes have joined within 3 s, without rank 3: the run goes on with 2." in ended[0].stderr
     ours, theirs = losses(tmp_path / "hosts"), losses(tmp_path / "one")
     assert list(ours) == list(theirs)
     np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5)

@@ -70,10 +70,18 @@ def test_a_signal_stops_the_run_for_good(number: signal.Signals, tmp_path: pathl
     assert newest_step(tmp_path) == 7
 
 
-def test_a_stop_that_another_host_asked_for_is_a_restart(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(("elastic", "status", "number"), [(False, 143, 1), (True, 0, 2)])
+def test_a_stop_that_another_host_was_asked_for(
+    elastic: bool, status: int, number: int, tmp_path: pathlib.Path
+) -> None:
     script = "echo start >> starts; n=$(wc -l < starts); mkdir -p checkpoints/$n; [ $n -ge 2 ] || exit 143"
-    assert supervise([shell(script, tmp_path)], QUICK, workdir=tmp_path) == 0
-    assert starts(tmp_path) == 2
+    assert supervise([shell(script, tmp_path)], QUICK._replace(elastic=elastic), workdir=tmp_path) == status
+    assert starts(tmp_path) == number
+
+
+def test_a_stop_in_which_a_process_fails_is_a_restart(tmp_path: pathlib.Path) -> None:
+    script = "echo start >> starts; [ $(wc -l < starts) -ge 3 ] || exit"
+    assert supervise([shell(f"{script} {status}", tmp_path) for status in (143, 1)], QUICK, workdir=tmp_path) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")

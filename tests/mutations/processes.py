@@ -12,7 +12,7 @@ MUTATIONS = (
         "fiddlex/cluster/coordinator.py",
         old="                self._lost([process], silent_s=None)",
         new="                pass",
-        tests=(f"{MEETING}::test_a_lost_process_is_said_by_one_of_the_others",),
+        tests=(f"{MEETING}::test_a_lost_process_is_reported_by_one_of_the_others",),
     ),
     Mutation(
         "stop-after-the-first-proposal",
@@ -22,7 +22,7 @@ MUTATIONS = (
         tests=(f"{MEETING}::test_all_agree_on_the_step_to_stop_after",),
     ),
     Mutation(
-        "a-failed-collective-said-at-once",
+        "a-failed-collective-reported-at-once",
         "fiddlex/cluster/coordinator.py",
         old='if not value["collective"]:',
         new="if True:",
@@ -43,11 +43,18 @@ MUTATIONS = (
         tests=(f"{SUPERVISOR}::test_starts_that_gain_nothing_end_it",),
     ),
     Mutation(
-        "a-stop-by-another-host-taken-for-ones-own",
+        "an-elastic-run-ended-by-a-stop-of-one-host",
         "fiddlex/launch/supervisor.py",
-        old="if self._received is not None:\n                return next(",
-        new="if set(statuses) <= _STOPPED:\n                return next(",
-        tests=(f"{SUPERVISOR}::test_a_stop_that_another_host_asked_for_is_a_restart",),
+        old="if stopped and not self._limits.elastic and",
+        new="if stopped and",
+        tests=(f"{SUPERVISOR}::test_a_stop_that_another_host_was_asked_for",),
+    ),
+    Mutation(
+        "a-run-that-was-stopped-started-again",
+        "fiddlex/launch/supervisor.py",
+        old="if stopped and not self._limits.elastic and",
+        new="if False and",
+        tests=(f"{SUPERVISOR}::test_a_stop_that_another_host_was_asked_for",),
     ),
     Mutation(
         "a-mistake-tried-again",

@@ -107,7 +107,7 @@ def interrupted_run(config: Config, workdir: pathlib.Path, *, after: int) -> int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "dispatch", dispatch)
         outcome = loop.train(config, workdir)
-    assert outcome.stopped_by == signal.SIGTERM
+    assert outcome.stopped_by == (signal.SIGTERM, 0)
     assert Checkpoints(workdir).steps()[-1] == outcome.step
     return outcome.step
 

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from fiddlex.cluster.together import compiled_by_all
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError
@@ -93,8 +94,10 @@ class Decoding:
         self._piped, self._lowered = piped, lower(forward_schedule(layout.placement.stage_ranks, num_microbatches=1))
         cast = functools.partial(compute_weights, dtype=self._dtype, mesh=mesh, layout=layout)
         self._cast = jax.jit(cast, in_shardings=(named(mesh, layout.master),))
-        self._prefill = jax.jit(self._first_pass, static_argnames="num_slots")
-        self._step = jax.jit(self._next_pass, donate_argnames="state")
+        prefill = jax.jit(self._first_pass, static_argnames="num_slots")
+        step = jax.jit(self._next_pass, donate_argnames="state")
+        self._prefill = compiled_by_all(prefill, "the first texts to go on")
+        self._step = compiled_by_all(step, "the first token to generate")
 
     def num_rows(self, num_texts: int) -> int:
         """The number of texts that a pass takes for `num_texts`: a multiple of mesh.data."""

@@ -4,6 +4,8 @@ import dataclasses
 import signal
 from pathlib import Path
 
+from fiddlex.cluster import processes
+from fiddlex.cluster.peers import StopRequest
 from fiddlex.config import Config
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import DIRECTORY
@@ -16,7 +18,8 @@ class Outcome:
 
     Attributes:
       step: number of updates done.
-      stopped_by: the signal that stopped the run before its end; None when the run reached its end.
+      stopped_by: the signal that stopped the run before its end, and the rank that received it; None when the run
+        reached its end.
       record: the last training record; None when the run took no step.
       evaluation: the last evaluation record, or with `train.patience` the best one; None when the run evaluated
         nothing.
@@ -26,7 +29,7 @@ class Outcome:
     """
 
     step: int
-    stopped_by: signal.Signals | None
+    stopped_by: StopRequest | None
     record: Record | None
     evaluation: Record | None
     sample: str
@@ -41,7 +44,10 @@ class Outcome:
 
     def summary(self, config: Config, workdir: Path, seconds: float) -> str:
         """How the run ended, as a sentence for people; `seconds` is the time that it took."""
-        parts = [f"Stopped by a signal at step {self.step}" if self.stopped_by else f"Done: step {self.step}"]
+        parts = [f"Done: step {self.step}"]
+        if self.stopped_by:
+            rank = f" to rank {self.stopped_by.rank}" if processes.num_processes() > 1 else ""
+            parts = [f"Stopped by {signal.Signals(self.stopped_by.signal).name}{rank} at step {self.step}"]
         if not self.stopped_by and self.step < config.train.num_steps:
             parts[0] += f" of {config.train.num_steps}, as {config.train.patience} evaluations got no better,"
         parts[0] += f" after {readable_time(seconds)}"

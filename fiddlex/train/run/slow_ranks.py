@@ -6,6 +6,7 @@ for the devices. Slow devices show when each process times the same small produc
 (`device_probe_s`).
 """
 
+import collections
 import logging
 import statistics
 import time
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 FIGURES = ("step_time_s", "host_time_s", "data_wait_s", "device_probe_s")
 TOLERANCE = 0.25  # share by which a figure may be above the median
+NOISE_S = 0.005  # seconds by which it may be above the median besides
 _POSTED = "figures"
 _TURNS = 5  # of the probe, the fastest of which counts
 
@@ -51,7 +53,7 @@ class SlowRanks:
 
     def __init__(self, device: jax.Device):
         self._probe = _make_probe(device) if processes.num_processes() > 1 else None
-        self._probe_s = 0.0
+        self._probes_s: collections.deque[float] = collections.deque(maxlen=2)
         self._seen: set[tuple[int, str]] = set()  # who was slow at the last log point, and in which respect
         self._named: set[tuple[int, str]] = set()  # who of them has been named
         self._compared_step = 0
@@ -59,9 +61,12 @@ class SlowRanks:
         self.probe()
 
     def probe(self) -> None:
-        """Times the devices of this process alone; to be called while they have nothing else to do."""
+        """Times the devices of this process alone; to be called while they have nothing else to do.
+
+        The shorter one of the last two times counts, so that one disturbance makes no process slow.
+        """
         if self._probe:
-            self._probe_s = min(self._probe() for _ in range(_TURNS))
+            self._probes_s.append(min(self._probe() for _ in range(_TURNS)))
 
     def compare(self, record: Record) -> Record:
         """Shows this process's figures to the others; the first process compares the figures it knows of.
@@ -79,7 +84,7 @@ class SlowRanks:
         """
         if self._probe is None:
             return {}
-        values = {**record, "device_probe_s": self._probe_s}
+        values = {**record, "device_probe_s": min(self._probes_s)}
         self._shown = [*self._shown[-1:], [record["step"], {name: values[name] for name in FIGURES}]]
         processes.post(_POSTED, self._shown)
         if not processes.is_first():
@@ -109,8 +114,8 @@ def find_slow(figures: Mapping[int, Figures]) -> list[Slow]:
 
     A host is slow when it is busy or waits for data for longer than the median of the hosts, by more than `TOLERANCE`
     of the step time. Devices, and steps as a whole, are slow when they take longer than the median by more than
-    `TOLERANCE` of it. The median of an even number of processes is the lower of the two in the middle, so that one of
-    two can be slow.
+    `TOLERANCE` of it. Differences up to `NOISE_S` count nowhere. The median of an even number of processes is the lower
+    of the two in the middle, so that one of two can be slow.
 
     Args:
       figures: the `FIGURES` of each process, by rank.
@@ -121,20 +126,20 @@ def find_slow(figures: Mapping[int, Figures]) -> list[Slow]:
     usual_held_s = _median(held.values())
     probe_s = _median(each["device_probe_s"] for each in figures.values())
     for rank, each in sorted(figures.items()):
-        if held[rank] - usual_held_s > TOLERANCE * step_s:
+        if held[rank] - usual_held_s > max(TOLERANCE * step_s, NOISE_S):
             text = (
                 f"Rank {rank} is slow: in each step its host is busy for {each['host_time_s']:.3g} s and waits "
                 f"{each['data_wait_s']:.3g} s for data; the median of the sum is {usual_held_s:.3g} s, and a step "
                 f"takes {step_s:.3g} s."
             )
             found.append(Slow(rank, "host", text))
-        if each["device_probe_s"] > (1 + TOLERANCE) * probe_s:
+        if each["device_probe_s"] - probe_s > max(TOLERANCE * probe_s, NOISE_S):
             text = (
                 f"Rank {rank} has slow devices: a product that takes {each['device_probe_s']:.3g} s there has a median "
                 f"of {probe_s:.3g} s."
             )
             found.append(Slow(rank, "devices", text))
-        if each["step_time_s"] > (1 + TOLERANCE) * step_s:
+        if each["step_time_s"] - step_s > max(TOLERANCE * step_s, NOISE_S):
             text = f"Rank {rank} has slow steps: they take {each['step_time_s']:.3g} s; the median is {step_s:.3g} s."
             found.append(Slow(rank, "steps", text))
     return found
@@ -147,7 +152,7 @@ def _median(values: Iterable[float]) -> float:
 def _make_probe(device: jax.Device) -> Callable[[], float]:
     """A function that multiplies matrices on `device` and returns the seconds that this took."""
     is_cpu = device.platform == "cpu"
-    size, turns = (256, 8) if is_cpu else (2048, 32)
+    size, turns = (256, 32) if is_cpu else (4096, 64)  # about 20 ms on a core of a CPU, and on a GPU or TPU
     matrix = jax.device_put(jnp.full((size, size), 1 / size, jnp.float32 if is_cpu else jnp.bfloat16), device)
     product = jax.jit(lambda x: jax.lax.fori_loop(0, turns, lambda _, y: x @ y, x))
 

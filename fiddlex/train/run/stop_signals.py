@@ -7,6 +7,7 @@ import threading
 from types import FrameType
 
 from fiddlex.cluster import processes
+from fiddlex.cluster.peers import StopRequest
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +38,9 @@ class StopSignals:
         return self
 
     @property
-    def stopped_by(self) -> signal.Signals | None:
-        """The first signal that any process received; None before the processes have agreed to stop."""
-        return None if self._agreed.reason is None else signal.Signals(self._agreed.reason)
+    def stopped_by(self) -> StopRequest | None:
+        """The first signal that any process received, and its rank; None before the processes have agreed to stop."""
+        return self._agreed.request
 
     def goes_on(self, step: int) -> bool:
         """Whether to take the step after `step`."""
@@ -54,7 +55,9 @@ class StopSignals:
             raise KeyboardInterrupt
         if not self.received:  # launchers may send SIGTERM more than once
             self.received = signal.Signals(number)
-            self._agreed.request(number)
+            self._agreed.ask(number)
+            if processes.num_processes() > 1:
+                return  # of several, the first one logs it once all are asked to stop
             text = "%s: stopping after the running step and saving; Ctrl-C again stops without saving."
             with contextlib.suppress(RuntimeError):  # the signal interrupted another write to this stream
                 logger.info(text, self.received.name)
