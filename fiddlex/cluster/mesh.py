@@ -79,8 +79,8 @@ def make_mesh(config: MeshConfig) -> Mesh:
     try:
         if needed % processes.num_processes():
             raise ConfigError(
-                f"{_sizes(config)} has {needed} device{'s' * (needed > 1)}, which {processes.num_processes()} processes "
-                "cannot share equally. Choose sizes whose product is a multiple of the number of processes."
+                f"{_sizes(config)} has {needed} device{'s' * (needed > 1)}, which {processes.num_processes()} "
+                "processes cannot share equally. Choose sizes whose product is a multiple of the number of processes."
             )
         request_devices(needed // processes.num_processes())
         devices = jax.devices()

@@ -321,7 +321,7 @@ def _once(name: str) -> str:
 
 def agreed_stop() -> AgreedStop:
     """Lets the processes agree on the step after which they stop."""
-    return AgreedStop(_peers)
+    return AgreedStop(_peers, _leave)
 
 
 def set_peer_timeout(seconds: float) -> None:

@@ -2,13 +2,17 @@
 
 A process must not stop while another one waits for it in a collective. So each one proposes the last step that it has
 dispatched, dispatches no other until all have proposed, and all stop after the largest proposal. The coordinator
-collects the proposals; a thread makes that of this process, since the main thread may be waiting for the devices.
+collects the proposals; a thread makes that of this process, since the main thread may be waiting for the devices. When
+no process has dispatched a step, there is nothing to save, and all end at once.
 """
 
 import contextlib
 import logging
 import signal
+import sys
 import threading
+from collections.abc import Callable
+from typing import NoReturn
 
 from fiddlex.cluster.peers import Peers, StopRequest
 
@@ -20,14 +24,15 @@ class AgreedStop:
 
     Args:
       peers: the connection to the other processes; None in a run of one process.
+      end: ends a process of several before its first step. In a run of one process, SystemExit does.
 
     Attributes:
       request: why all stop; None before all have agreed.
     """
 
-    def __init__(self, peers: Peers | None):
+    def __init__(self, peers: Peers | None, end: Callable[[int], NoReturn]):
         self.request: StopRequest | None = None
-        self._peers = peers
+        self._peers, self._end = peers, end
         self._changed = threading.Condition()
         self._dispatched = 0  # the last step that this process has dispatched, or is about to
         self._asked: StopRequest | None = None  # once all have been asked to stop
@@ -36,15 +41,24 @@ class AgreedStop:
             peers.follow_stop(self._propose, self._agree)
 
     def ask(self, number: int) -> None:
-        """Asks all processes to stop because of signal `number`, whose handler may call this."""
-        if self._peers is None:
-            self.request = StopRequest(number, rank=0)
-        else:
+        """Asks all processes to stop because of signal `number`, whose handler may call this.
+
+        Raises:
+          SystemExit: in a run of one process that has dispatched no step, with status 128 + `number`.
+        """
+        if self._peers is not None:
             self._peers.request_stop(number)
+            return
+        self.request = StopRequest(number, rank=0)
+        if not self._dispatched:
+            _log("%s: stopping before the first step; there is nothing to save.", self.request)
+            sys.exit(128 + number)
+        _log("%s: stopping after the running step and saving; Ctrl-C again stops without saving.", self.request)
 
     def goes_on(self, step: int) -> bool:
         """Whether to dispatch the step after `step`; waits while the processes agree on it."""
         if self._peers is None:
+            self._dispatched = step + 1
             return self.request is None
         with self._changed:
             self._changed.wait_for(lambda: self._asked is None or self._last is not None)
@@ -58,12 +72,24 @@ class AgreedStop:
         with self._changed:
             self._asked = request
             dispatched = self._dispatched
-        text = "%s to rank %d: all processes stop after the same step and save; Ctrl-C again stops without saving."
-        with contextlib.suppress(RuntimeError):  # a handler of signals interrupted a write to this stream
-            logger.info(text, signal.Signals(request.signal).name, request.rank)
+        if dispatched:
+            text = "%s: all processes stop after the same step and save; Ctrl-C again stops without saving."
+            _log(text, request, several=True)
         return dispatched
 
     def _agree(self, step: int) -> None:
+        if not step:
+            assert self._asked
+            assert self._peers
+            _log("%s: all processes stop before the first step; there is nothing to save.", self._asked, several=True)
+            self._peers.finish(128 + self._asked.signal)
+            self._end(128 + self._asked.signal)
         with self._changed:
             self.request, self._last = self._asked, step
             self._changed.notify_all()
+
+
+def _log(text: str, request: StopRequest, *, several: bool = False) -> None:
+    name = signal.Signals(request.signal).name
+    with contextlib.suppress(RuntimeError):  # the signal interrupted another write to this stream
+        logger.info(text, f"{name} to rank {request.rank}" if several else name)

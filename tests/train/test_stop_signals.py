@@ -1,5 +1,6 @@
 """Which signals ask a run to stop, and which are left alone."""
 
+import contextlib
 import io
 import logging
 import pathlib
@@ -22,10 +23,18 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def begun() -> Iterator[StopSignals]:
+    """The signals of a run that has taken a step."""
+    with StopSignals() as stop:
+        assert stop.goes_on(0)
+        yield stop
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_is_received_and_handlers_are_put_back(number: signal.Signals) -> None:
     signal.signal(number, before := lambda *_: None)
-    with StopSignals() as stop:
+    with begun() as stop:
         assert stop.received is None
         signal.raise_signal(number)
         signal.raise_signal(signal.SIGHUP)  # a launcher or terminal may send more
@@ -35,14 +44,20 @@ def test_the_first_signal_is_received_and_handlers_are_put_back(number: signal.S
 
 def test_a_run_under_nohup_outlives_its_terminal() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with StopSignals() as stop:
+    with begun() as stop:
         signal.raise_signal(signal.SIGHUP)
         assert stop.received is None
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
+def test_before_the_first_step_a_signal_ends_the_run_at_once() -> None:
+    with StopSignals() as stop, pytest.raises(SystemExit, match=r"^143$"):
+        signal.raise_signal(signal.SIGTERM)
+    assert stop.received == signal.SIGTERM
+
+
 def test_ctrl_c_again_stops_at_once() -> None:
-    with StopSignals() as stop:
+    with begun() as stop:
         signal.raise_signal(signal.SIGHUP)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -62,7 +77,7 @@ def test_a_signal_in_the_midst_of_a_line_of_the_log_is_received(
     log = logging.getLogger("fiddlex")
     with (
         io.TextIOWrapper(io.BufferedWriter(Interrupted(tmp_path / "log", "w")), line_buffering=True) as stream,
-        StopSignals() as stop,
+        begun() as stop,
     ):
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setattr(log, "handlers", [logging.StreamHandler(stream)])

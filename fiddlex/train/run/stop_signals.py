@@ -1,7 +1,5 @@
 """Signals that ask a run to stop: it finishes the running step, saves, and ends."""
 
-import contextlib
-import logging
 import signal
 import threading
 from types import FrameType
@@ -9,11 +7,11 @@ from types import FrameType
 from fiddlex.cluster import processes
 from fiddlex.cluster.peers import StopRequest
 
-logger = logging.getLogger(__name__)
-
 
 class StopSignals:
     """Turns SIGINT, SIGTERM and SIGHUP into a request to stop after the running step. A context manager.
+
+    Before the first step there is nothing to save, and the request ends the run at once.
 
     A signal to one of several processes stops all of them after the same step.
 
@@ -56,8 +54,3 @@ class StopSignals:
         if not self.received:  # launchers may send SIGTERM more than once
             self.received = signal.Signals(number)
             self._agreed.ask(number)
-            if processes.num_processes() > 1:
-                return  # of several, the first one logs it once all are asked to stop
-            text = "%s: stopping after the running step and saving; Ctrl-C again stops without saving."
-            with contextlib.suppress(RuntimeError):  # the signal interrupted another write to this stream
-                logger.info(text, self.received.name)
