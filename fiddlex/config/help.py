@@ -9,6 +9,7 @@ from absl import flags
 from fiddlex.config import Config
 
 _WIDTH = 120
+_NAME_WIDTH = 14  # of the column of names, unless one is longer
 
 
 def help_text(module: str) -> str:
@@ -21,7 +22,7 @@ def help_text(module: str) -> str:
     own_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0] if module == "__main__" else module)
     lines = [(sys.modules[module].__doc__ or "").strip()]
     if own_flags:
-        width = max(len(f"--{flag.name}") for flag in own_flags)
+        width = max(_NAME_WIDTH, *(len(f"--{flag.name}") for flag in own_flags))
         lines += ["\nFlags:", *(_line(f"--{flag.name}", _describe(flag), width) for flag in own_flags)]
     if "config" in flags.FLAGS:
         title = "Fields of the config with their defaults; --config.section.field=value sets one"
@@ -51,5 +52,5 @@ def _describe(flag: flags.Flag) -> str:
     return f"{text} (default {default})"
 
 
-def _line(name: str, text: str, width: int = 14) -> str:
+def _line(name: str, text: str, width: int = _NAME_WIDTH) -> str:
     return textwrap.fill(f"{name:<{width}} {text}", _WIDTH, initial_indent="  ", subsequent_indent=" " * (width + 3))
