@@ -184,7 +184,7 @@ def test_stopped_and_resumed(number: int, tmp_path: pathlib.Path, text_file: pat
         assert status == 128 + number
         assert f"{signal.Signals(number).name}: stopping after the running step" in text
         assert f"Stopped by {signal.Signals(number).name} at step {reached}" in text
-        assert "run the same command again to go on" in text
+        assert "the same command goes on from there" in text
     resumed = call("train", *arguments, f"--config.train.num_steps={reached + 3}").stderr
     assert f"Resuming from step {reached}" in resumed or number == signal.SIGKILL
     assert steps(tmp_path) == list(range(1, reached + 4))

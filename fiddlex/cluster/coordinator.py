@@ -20,7 +20,7 @@ Both sides send lines of JSON, each an object with one key, which names the mess
     peer_timeout  seconds of silence after which any process counts as lost
     failed        {"status", "collective"}: it has an error, and waits until it may report it
     finished      its status: it ends, and that is no failure
-    stop          the number of a signal: all shall stop after the same step
+    stop          the number of a signal: all shall stop after the same step, or end if the run has not begun
     dispatched    the last step that it has dispatched, once it has been asked to stop
 
 and the coordinator sends
@@ -43,6 +43,8 @@ This file imports nothing of fiddlex: Python runs it as a script, which starts i
 
 import contextlib
 import json
+import math
+import resource
 import selectors
 import socket
 import sys
@@ -52,8 +54,12 @@ from typing import Any, NamedTuple
 ALIVE_S = 1.0  # seconds between two signs of life, in both directions
 SUSPECTED_S = 5.0  # of silence, after which a process counts as lost once a collective has failed
 PEER_TIMEOUT_S = 60.0  # of silence, after which it is lost, until the run has sent its train.peer_timeout_s
+MOST_PROCESSES = 2**16
+MOST_SECONDS = 604800  # of any time-out: a week
 LINE_BYTES = 2**16  # of the longest line: the ranks and hosts of a large run
 _LINGER_S = 10.0  # seconds that the coordinator of an ending run waits for processes that do not end
+_JOIN_S = 10.0  # seconds from connecting to joining
+_HOST_CHARACTERS = 255  # of the longest name of a host
 _HEARTBEAT_S = 3600  # of jax's service, which would end processes with a stack trace; the watch is sooner
 _SHUTDOWN_S = 30  # seconds that a process which ends waits for the others, in jax's service
 _SHOWN = 8  # ranks that a message lists at most
@@ -69,6 +75,7 @@ class Process:
       rank: the rank that it joined with, and from the start of the run its rank there; −1 before it has joined.
       host: its host's name.
       heard_s: when it was last heard of, by the monotonic clock.
+      connected_s: when it connected.
       finished: whether it has said that it ends without a failure.
       dispatched: the last step that it has dispatched, once it has been asked; None before.
     """
@@ -76,7 +83,7 @@ class Process:
     def __init__(self, connection: socket.socket, rank: int, host: str):
         connection.setblocking(False)
         self.connection, self.rank, self.host = connection, rank, host
-        self.heard_s = time.monotonic()
+        self.heard_s = self.connected_s = time.monotonic()
         self.finished = False
         self.dispatched: int | None = None
         self._buffer = b""
@@ -151,11 +158,12 @@ class Coordinator:
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
         self._members: dict[int, Process] = {}  # by rank, of those whose connection is open
+        self._strangers: set[Process] = set()  # that have not joined
         self._add(first, rank=0, host=socket.gethostname())
         self._waiting: list[Process] = []  # for the end of the present run, in which they have no place
         self._service: Any = None  # of jax, once the run has begun
         self._bound: socket.socket | None = None  # to the port of jax's service
-        self._ends_s: float | None = None  # when the coordinator ends at the latest, once the run is ending
+        self._ends_s = math.inf  # when the coordinator ends at the latest; finite once all have been told to end
         self._peer_timeout_s = PEER_TIMEOUT_S
         self._failure: Failure | None = None
         self._stops = False  # whether a process has asked all to stop
@@ -170,6 +178,7 @@ class Coordinator:
                     self._accept()
                 else:
                     self._serve(key.data)
+            self._drop_strangers()
             if self._service is None:
                 self._meet()
             else:
@@ -181,20 +190,35 @@ class Coordinator:
         for process in [*self._members.values(), *self._waiting]:
             process.connection.close()
 
+    @property
+    def _is_ending(self) -> bool:
+        """Whether all processes have been told to end."""
+        return self._ends_s < math.inf
+
     def _is_over(self) -> bool:
-        if self._ends_s is not None:
+        if self._is_ending:
             return not self._members or time.monotonic() > self._ends_s
         return self._service is not None and not self._members
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             self._add(self._server.accept()[0])
+        except OSError:  # too many files are open
+            time.sleep(ALIVE_S / 5)
 
     def _add(self, connection: socket.socket, *, rank: int = -1, host: str = "") -> None:
         process = Process(connection, rank, host)
         self._selector.register(connection, selectors.EVENT_READ, process)
         if rank >= 0:
             self._members[rank] = process
+        else:
+            self._strangers.add(process)
+
+    def _drop_strangers(self) -> None:
+        """Closes connections that have not joined in time, as those of scans of ports."""
+        limit_s = time.monotonic() - _JOIN_S
+        for process in [each for each in self._strangers if each.connected_s < limit_s]:
+            self._closed(process)
 
     def _serve(self, process: Process) -> None:
         messages = process.receive()
@@ -220,11 +244,12 @@ class Coordinator:
     def _closed(self, process: Process) -> None:
         self._selector.unregister(process.connection)
         process.connection.close()
+        self._strangers.discard(process)
         if process in self._waiting:
             self._waiting.remove(process)
         if self._members.get(process.rank) is process:
             del self._members[process.rank]
-            if process.finished or self._ends_s is not None:
+            if process.finished or self._is_ending:
                 return
             if self._service is not None:
                 self._lost([process], silent_s=None)
@@ -237,17 +262,18 @@ class Coordinator:
         kinds = {"rank": int, "number": int, "host": str}
         if not isinstance(value, dict) or {name: type(each) for name, each in value.items()} != kinds:
             raise ProtocolError
-        if value["rank"] < 0:
+        if value["rank"] < 0 or len(value["host"]) > _HOST_CHARACTERS or not value["host"].isprintable():
             raise ProtocolError
+        self._strangers.discard(process)
         process.rank, process.host = value["rank"], value["host"]
         there = self._members.get(process.rank)
         if value["number"] != self._number:
             self._refuse(process, f"--num_processes is {self._number} on rank 0 and {value['number']}")
         elif not 0 <= process.rank < self._number:
             self._refuse(process, f"--process_id={process.rank} is not among the ranks 0 to {self._number - 1}")
-        elif there is not None and self._ends_s is None:
+        elif there is not None and not self._is_ending:
             self._refuse(process, f"--process_id={process.rank} was given to two processes, on {there.host} and")
-        elif self._service is not None or self._ends_s is not None:
+        elif self._service is not None or self._is_ending:
             process.send(wait=True)
             self._waiting.append(process)
         else:
@@ -266,7 +292,7 @@ class Coordinator:
             process.send(refused={"text": text, "status": _MISUSED})
 
     def _meet(self) -> None:
-        if self._ends_s is not None:
+        if self._is_ending:
             return
         if len(self._members) == self._number:
             self._start(self._number)
@@ -302,7 +328,7 @@ class Coordinator:
             process.rank, process.heard_s = rank, time.monotonic()  # from now on it says that it is alive
             process.send(start={"rank": rank, "number": size, "port": port, "missing": missing})
         for process in joined[size:]:
-            process.rank = self._number  # of no member
+            process.rank = MOST_PROCESSES  # of no member
             process.send(wait=True)
             self._waiting.append(process)
 
@@ -315,7 +341,7 @@ class Coordinator:
         process.finished, self._done = True, status == 0
 
     def _on_failed(self, process: Process, value: Message) -> None:
-        if self._ends_s is not None or self._failure is not None:
+        if self._is_ending or self._failure is not None:
             return  # another one reports its error, or all have been told to end
         self._failure = Failure(process, int(value["status"]), time.monotonic())
         if not value["collective"]:
@@ -328,7 +354,7 @@ class Coordinator:
 
     def _watch(self) -> None:
         self._say_alive()
-        if self._ends_s is not None:
+        if self._is_ending:
             return
         now = time.monotonic()
         limit = min(self._peer_timeout_s, SUSPECTED_S) if self._failure else self._peer_timeout_s
@@ -372,7 +398,13 @@ class Coordinator:
     # The stop after the same step.
 
     def _on_stop(self, process: Process, number: int) -> None:
-        if not self._stops:
+        if process in self._waiting:
+            return  # only this one ends
+        if self._service is None and not self._is_ending:
+            for member in self._members.values():
+                member.send(end=128 + int(number))
+            self._ends_s = time.monotonic() + _LINGER_S
+        elif not self._stops:
             self._stops = True
             for member in self._members.values():
                 member.send(stop={"signal": int(number), "rank": process.rank})
@@ -413,6 +445,9 @@ def _jax_service(size: int) -> tuple[socket.socket, Any]:
 
 def main() -> None:
     """Runs the coordinator that the command line describes."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a connection for each process of the run
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     arguments = json.loads(sys.argv[1])
     server, first = (socket.socket(fileno=arguments.pop(name)) for name in ("server", "first"))
     Coordinator(server, first, **arguments).run()

@@ -6,6 +6,7 @@ share of the batch, in more microbatches of the same size where that is possible
 
 import dataclasses
 import itertools
+import math
 
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
@@ -47,7 +48,8 @@ def shrunk(config: Config, number: int, size: int) -> Config:
     batch, before = config.data.global_batch_size, config.pipeline.num_microbatches
     if batch % data:
         raise ConfigError(f"data.global_batch_size={batch} does not divide by mesh.data={data}, the replicas left.")
-    for microbatches in itertools.count(-(-before * config.mesh.data // data)):
+    first = math.ceil(before * config.mesh.data / data)  # with more examples each, microbatches might not fit in memory
+    for microbatches in itertools.count(first):
         if microbatches > batch // data:
             raise ConfigError(f"No number of microbatches fits data.global_batch_size={batch} and mesh.data={data}.")
         smaller = dataclasses.replace(

@@ -269,4 +269,5 @@ def describe(mesh: Mesh) -> str:
     device = mesh.devices.flat[0]
     kind = "" if device.platform == "cpu" else f" ({device.device_kind})"
     count = math.prod(mesh.shape.values())
-    return f"{axes} on {count} {device.platform} device{'s' * (count > 1)}{kind}"
+    where = f" of {processes.num_processes()} processes" if processes.num_processes() > 1 else ""
+    return f"{axes} on {count} {device.platform} device{'s' * (count > 1)}{kind}{where}"

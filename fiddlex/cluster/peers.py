@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from fiddlex.cluster.coordinator import ALIVE_S, PEER_TIMEOUT_S
-from fiddlex.cluster.rendezvous import Membership, end_coordinator, read_messages, send
+from fiddlex.cluster.rendezvous import Membership, coordinators_end, kill_coordinator, read_messages, send
 
 _POLL_S = 0.2
 
@@ -114,7 +114,7 @@ class Peers:
                 elif name == "end" and not self._finished.is_set():
                     self._leave(value)
                 elif name == "lost":
-                    self._report_lost(_described(value["processes"], value["silent_s"]))
+                    self._report_lost(_described(value["processes"], value["silent_s"], self.timeout_s))
                 elif name == "stop":
                     self._asked_to_stop(StopRequest(value["signal"], value["rank"]))
                 elif name == "stop_after" and self._agree is not None:
@@ -136,14 +136,16 @@ class Peers:
 
     def _coordinator_gone(self, how: str) -> None:
         if not self._finished.is_set():
-            how = end_coordinator() or how
+            how = coordinators_end() or how
+            kill_coordinator()
             host = self._membership.service.rpartition(":")[0]
             self._report_lost(f"the coordinator of the run on the host of rank 0 ({host}), {how}")
 
 
-def _described(processes: list[tuple[int, str]], silent_s: float | None) -> str:
+def _described(processes: list[tuple[int, str]], silent_s: float | None, timeout_s: float) -> str:
     named = ", ".join(f"{rank} ({host})" for rank, host in processes)
     how = "its connection closed: it was killed, or its host is gone"
     if silent_s is not None:
-        how = f"not heard of for {silent_s:g} s (train.peer_timeout_s)"
+        why = "train.peer_timeout_s" if silent_s == timeout_s else "after a failed exchange"
+        how = f"not heard of for {silent_s:g} s ({why})"
     return f"rank {named}, {how}"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from fiddlex.cluster import processes
+from fiddlex.cluster.coordinator import MOST_SECONDS
 
 flags.disclaim_key_flags()  # --help lists them under the program that defines them
 
@@ -26,7 +27,7 @@ def define_processes() -> Callable[..., int]:
     )
     rank = flags.DEFINE_integer("process_id", None, "rank of this process, from 0; found like --num_processes")
     seconds = flags.DEFINE_integer(
-        "join_timeout_s", processes.JOIN_S, "seconds in which all processes have to join", lower_bound=1
+        "join_timeout_s", processes.JOIN_S, "seconds in which all processes have to join", 1, MOST_SECONDS
     )
     fake = flags.DEFINE_integer(
         "fake_devices", None, "number of CPU devices to make in this process, in place of accelerators", lower_bound=1

@@ -19,18 +19,21 @@ import json
 import logging
 import os
 import queue
+import re
+import signal
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from fiddlex.cluster.coordinator import listed
+from fiddlex.cluster.coordinator import MOST_PROCESSES, listed
 from fiddlex.cluster.launchers import Place, find_place, is_launched
 from fiddlex.cluster.peers import Peers
-from fiddlex.cluster.rendezvous import Membership, meet
-from fiddlex.cluster.stopping import AgreedStop
+from fiddlex.cluster.rendezvous import Membership, StoppedError, meet
+from fiddlex.cluster.stopping import AgreedStop, stop_signals
 from fiddlex.config.ending import end_by
 from fiddlex.errors import ConfigError, DeviceError
 
@@ -38,11 +41,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a name, between two dots
+_ADDRESS = re.compile(rf"(({_LABEL}\.)*{_LABEL}\.?|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]):[0-9]{{1,5}}")
 JOIN_S = 300  # seconds in which all processes have to join
 WAIT_S = 600  # seconds in which they have to come to a common point
 _HEARTBEAT_S = 3600  # of jax itself, which ends a process with a stack trace; the coordinator is sooner
 _SHARED, _POSTED = "fiddlex/shared", "fiddlex/posted"
 _FAILURE_STATUS = 1
+_REACH_S = 10.0  # in which a host answers
 _POLL_S = 0.2  # between chances for a handler of signals
 
 
@@ -62,6 +68,7 @@ class Cluster(NamedTuple):
 
 _cluster = Cluster()
 _peers: Peers | None = None
+_stop: AgreedStop | None = None
 _uses: collections.Counter[str] = collections.Counter()
 
 
@@ -115,6 +122,7 @@ def join(
     if place.number == 1:
         return 1
     allowed = sizes(place.number) if sizes and place.rank == 0 else ()
+    _handle_signals()
     membership = meet(place.address, place.number, place.rank, timeout_s=timeout_s, sizes=allowed)
     _connect(membership, place, timeout_s=timeout_s)
     if membership.missing and is_first():
@@ -122,6 +130,19 @@ def join(
         text = "%d of %d processes have joined within %d s, without rank %s: the run goes on with %d."
         logger.warning(text, place.number - len(membership.missing), place.number, timeout_s, ranks, membership.number)
     return place.number
+
+
+def _handle_signals() -> None:
+    """Lets a signal to this process stop all processes, until training handles signals itself (`StopSignals`)."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if _stop is None:
+            raise StoppedError(number)
+        _stop.ask(number)
+
+    if threading.current_thread() is threading.main_thread():  # Python allows no handlers in other threads
+        for number in stop_signals():
+            signal.signal(number, handle)
 
 
 def _given(address: str | None, number: int | None, rank: int | None) -> Place:
@@ -137,25 +158,28 @@ def _given(address: str | None, number: int | None, rank: int | None) -> Place:
             f"{' and '.join(name for name in given if name not in missing)} without {' and '.join(missing)}: give all "
             "three, as in --coordinator_address=HOST:PORT --num_processes=4 --process_id=0, or none."
         )
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ConfigError(f"--coordinator_address={address} must be HOST:PORT, as in 10.0.0.1:12345.")
-    if number < 1 or not 0 <= rank < number:
+    if not _ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 2**16:
         raise ConfigError(
-            f"--num_processes={number} and --process_id={rank}: there must be at least one process, and the ranks are "
-            "0 to --num_processes − 1."
+            f"--coordinator_address={address} must be HOST:PORT, as in host0:12345, 10.0.0.1:12345 or [fd00::1]:12345."
+        )
+    if not 1 <= number <= MOST_PROCESSES or not 0 <= rank < number:
+        raise ConfigError(
+            f"--num_processes={number} and --process_id={rank}: there are 1 to {MOST_PROCESSES:,} processes, and the "
+            "ranks are 0 to --num_processes − 1."
         )
     return Place(address, number, rank)
 
 
 def _connect(membership: Membership, place: Place, *, timeout_s: int) -> None:
     """Connects this process to the coordination service and to the watch."""
-    global _cluster, _peers
+    global _cluster, _peers, _stop
     _cluster = Cluster(membership.rank, membership.number)
     _peers = Peers(membership, lost=_lost, leave=_leave)  # sends `alive` from now on
+    _stop = AgreedStop(_peers, _leave)
     import jax  # a run of one process with a mistake in its config ends sooner without
 
     end_by(_end_all, crashed=_crashed, finished=_finished)
+    _check_reachable(membership.service)
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which `StopSignals` handles
     try:
         jax.distributed.initialize(
@@ -176,6 +200,19 @@ def _connect(membership: Membership, place: Place, *, timeout_s: int) -> None:
 
     _cluster = _cluster._replace(client=state.client)
     _let_first_print()
+
+
+def _check_reachable(service: str) -> None:
+    """Checks that jax can reach its service, since jaxlib aborts the process where it cannot."""
+    host, _, port = service.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except OSError as error:
+        raise DeviceError(
+            f"jax's service at {service}, on the host of rank 0, cannot be reached: {error.strerror or error}. Check "
+            "--coordinator_address, and that no firewall stands between the hosts: they must reach each other at any "
+            "port."
+        ) from error
 
 
 def _let_first_print() -> None:
@@ -321,7 +358,7 @@ def _once(name: str) -> str:
 
 def agreed_stop() -> AgreedStop:
     """Lets the processes agree on the step after which they stop."""
-    return AgreedStop(_peers, _leave)
+    return _stop or AgreedStop(None, _leave)
 
 
 def set_peer_timeout(seconds: float) -> None:

@@ -42,6 +42,14 @@ class _Started(NamedTuple):
 _started: list[_Started] = []  # the last one is that of the present run
 
 
+class StoppedError(SystemExit):
+    """A signal has ended this process while it waited for the others; the status is 128 + `signal`."""
+
+    def __init__(self, number: int):
+        super().__init__(128 + number)
+        self.signal = number
+
+
 class Membership(NamedTuple):
     """The place of this process in the run.
 
@@ -91,16 +99,16 @@ def meet(address: str, number: int, rank: int, *, timeout_s: float, sizes: Seque
             else:
                 connection = socket.create_connection(place, timeout=max(deadline - time.monotonic(), 0.001))
                 send(connection, {"join": {"rank": rank, "number": number, "host": socket.gethostname()}})
-            found, waited = _answered(connection, place[0], rank)
+            answer = _answered(connection, place[0], rank)
         except OSError as error:
             reason = error.strerror or str(error)
             time.sleep(_RETRY_S)
             continue
-        if found is not None:
-            return found
-        if waited:  # the run that it waited for has ended
+        if answer.membership is not None:
+            return answer.membership
+        if answer.waited:  # the run that it waited for has ended
             deadline = time.monotonic() + timeout_s
-        elif end := end_coordinator():
+        elif end := coordinators_end():
             raise DeviceError(f"The coordinator of the run, which process 0 started, {end}")
         time.sleep(_RETRY_S)
     raise DeviceError(
@@ -163,21 +171,18 @@ def _start(
     return connection
 
 
-def end_coordinator() -> str:
-    """Kills the coordinator if this process has started it; one that is stopped would keep its port for ever.
+def coordinators_end() -> str:
+    """How the coordinator that this process has started ended, and the last lines that it wrote.
 
     Returns:
-      How the coordinator had ended before, and the last lines of its standard error; empty where it still ran, or
-      another process has started it.
+      A text such as 'killed by SIGKILL'; empty where it still runs, or another process has started it.
     """
     if not _started:
         return ""
     process, errors = _started[-1]
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_ENDING_S)  # its connection closes shortly before it has ended
-    status = process.poll()
-    if status is None:
-        process.kill()
+    try:
+        status = process.wait(_ENDING_S)  # its connection closes shortly before it has ended
+    except subprocess.TimeoutExpired:
         return ""
     end = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     errors.seek(0)
@@ -185,34 +190,57 @@ def end_coordinator() -> str:
     return ":\n  ".join([end, "\n  ".join(lines)]) if lines else end
 
 
-def _answered(connection: socket.socket, host: str, rank: int) -> tuple[Membership | None, bool]:
-    """What the coordinator answers: the membership or None, and whether it has let this process wait until its end."""
+def kill_coordinator() -> None:
+    """Kills the coordinator if this process has started it; one that is stopped would keep its port for ever."""
+    for started in _started:
+        started.process.kill()
+
+
+class _Answer(NamedTuple):
+    """How the coordinator let this process in, or closed the connection.
+
+    Attributes:
+      membership: the place of this process; None when the connection was closed.
+      waited: whether the coordinator had told this process to wait for the end of the present run.
+    """
+
+    membership: Membership | None
+    waited: bool
+
+
+def _answered(connection: socket.socket, host: str, rank: int) -> _Answer:
+    """What the coordinator at `host` answers to the process that has joined as `rank`."""
     waits, told = False, False
     joined_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         stack.enter_context(connection)
         connection.settimeout(_SILENT_S)
         lines = stack.enter_context(connection.makefile("r", encoding="utf-8"))
-        for message in read_messages(lines):
-            if "start" in message:
-                start = message["start"]
-                stack.pop_all()
-                service = f"[{host}]:{start['port']}" if ":" in host else f"{host}:{start['port']}"
-                missing = tuple(start["missing"])
-                return Membership(start["rank"], start["number"], service, connection, lines, missing), False
-            if "refused" in message:
-                status, text = message["refused"]["status"], message["refused"]["text"]
-                raise ConfigError(text) if status == _MISUSED else DeviceError(text)
-            if "end" in message:
-                sys.exit(message["end"])
-            if "missing" in message and not told and time.monotonic() - joined_s > _PATIENCE_S:
-                told, missing = True, message["missing"]
-                text = "waiting for rank %s to join, for %.0f s more (--join_timeout_s)"
-                logger.info(text, missing["ranks"], missing["seconds_left"])
-            if "wait" in message and not waits:
-                waits = True
-                logger.info("rank %d: the run goes on without this process, which waits for its next start", rank)
-    return None, waits
+        try:
+            for message in read_messages(lines):
+                if "start" in message:
+                    start = message["start"]
+                    stack.pop_all()
+                    service = f"[{host}]:{start['port']}" if ":" in host else f"{host}:{start['port']}"
+                    missing = tuple(start["missing"])
+                    place = Membership(start["rank"], start["number"], service, connection, lines, missing)
+                    return _Answer(place, waits)
+                if "refused" in message:
+                    status, text = message["refused"]["status"], message["refused"]["text"]
+                    raise ConfigError(text) if status == _MISUSED else DeviceError(text)
+                if "end" in message:
+                    sys.exit(message["end"])
+                if "missing" in message and not told and time.monotonic() - joined_s > _PATIENCE_S:
+                    told, missing = True, message["missing"]
+                    text = "waiting for rank %s to join, for %.0f s more (--join_timeout_s)"
+                    logger.info(text, missing["ranks"], missing["seconds_left"])
+                if "wait" in message and not waits:
+                    waits = True
+                    logger.info("rank %d waits: the run has no place for it until its next start", rank)
+        except StoppedError as stopped:
+            send(connection, {"stop": stopped.signal})
+            raise
+    return _Answer(None, waits)
 
 
 def read_messages(lines: TextIO) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,15 @@ from fiddlex.cluster.peers import Peers, StopRequest
 logger = logging.getLogger(__name__)
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask a run to stop.
+
+    A terminal sends SIGHUP when it closes. A run that was started with SIGHUP ignored (`nohup`) ignores it.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM) if ignored else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class AgreedStop:
     """What the processes have agreed on.
 
@@ -51,9 +60,10 @@ class AgreedStop:
             return
         self.request = StopRequest(number, rank=0)
         if not self._dispatched:
-            _log("%s: stopping before the first step; there is nothing to save.", self.request)
+            _log("%s: stopping before the first step; nothing has to be saved.", self.request)
             sys.exit(128 + number)
-        _log("%s: stopping after the running step and saving; Ctrl-C again stops without saving.", self.request)
+        text = "%s: stopping after the running step and saving; a further Ctrl-C ends the run without saving."
+        _log(text, self.request)
 
     def goes_on(self, step: int) -> bool:
         """Whether to dispatch the step after `step`; waits while the processes agree on it."""
@@ -73,7 +83,7 @@ class AgreedStop:
             self._asked = request
             dispatched = self._dispatched
         if dispatched:
-            text = "%s: all processes stop after the same step and save; Ctrl-C again stops without saving."
+            text = "%s: all processes stop after the same step and save; a further Ctrl-C ends them without saving."
             _log(text, request, several=True)
         return dispatched
 
@@ -81,7 +91,7 @@ class AgreedStop:
         if not step:
             assert self._asked
             assert self._peers
-            _log("%s: all processes stop before the first step; there is nothing to save.", self._asked, several=True)
+            _log("%s: all processes stop; nothing has to be saved.", self._asked, several=True)
             self._peers.finish(128 + self._asked.signal)
             self._end(128 + self._asked.signal)
         with self._changed:

@@ -1,7 +1,7 @@
 """Starts the processes of a run, or writes a job file for Slurm, Kubernetes, Open MPI or ssh.
 
     fiddlex launch local --processes=4 --devices_per_process=2 -- train --config=gpt_tiny --workdir=/tmp/run
-    fiddlex launch task -- train --config=gpt_tiny --workdir=/shared/run
+    fiddlex launch task -- train --config=gpt_tiny --workdir=/shared/run --coordinator_address=host0:12345 …
     fiddlex launch slurm|jobset|mpi|ssh --config=gpt3:18.4b --topology=h100 --num_devices=256 --workdir=/shared/run
 
 `local` starts all processes of a run on this machine, on fake CPU devices. `task` starts one process of a run, and is
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
+from fiddlex.cluster.coordinator import MOST_SECONDS
 from fiddlex.cluster.topology import load_topology
 from fiddlex.config import rules
 from fiddlex.config.command_line import define_config
@@ -77,13 +78,14 @@ _GRACE_S = _for(
     flags.DEFINE_integer(
         "grace_s",
         300,
-        "seconds from the notice that the job will be ended to its end; a checkpoint is saved in them",
-        lower_bound=1,
+        "seconds that the processes have to save, after the notice that the job will end",
+        1,
+        MOST_SECONDS,
     ),
 )
 _JOIN_S = _for(
     _FILES,
-    flags.DEFINE_integer("join_timeout_s", None, "seconds in which all processes have to join", lower_bound=1),
+    flags.DEFINE_integer("join_timeout_s", None, "seconds in which all processes have to join", 1, MOST_SECONDS),
 )
 _PARTITION = _for(["slurm"], flags.DEFINE_string("partition", "", "Slurm's partition"))
 _ACCOUNT = _for(["slurm"], flags.DEFINE_string("account", "", "Slurm's account"))
@@ -201,6 +203,8 @@ def _job() -> Job:
     for pair in pairs:
         if not pair[1]:
             raise ConfigError(f"--env={pair[0]} has no value. Write --env=NAME=VALUE.")
+        if [name for name, _, _ in pairs].count(pair[0]) > 1:
+            raise ConfigError(f"--env gives {pair[0]} twice. Give each variable once.")
     options = Options(
         name=_NAME.value,
         devices_per_host=_PER_HOST.value,
@@ -242,12 +246,15 @@ def _output(text: str, path: pathlib.Path | None, *, executable: bool) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.write(encoded)
         return
-    if path.is_dir():
-        raise ConfigError(f"--write={path} is a directory. Name a file in it.")
-    if path.exists() and path.read_bytes() != encoded:
-        raise ConfigError(f"--write={path} is there already, with other text. Name another file, or remove it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encoded)
-    if executable:
-        path.chmod(path.stat().st_mode | 0o111)
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"--write={path} is not a file. Name one.")
+    try:
+        if path.exists() and path.read_bytes() != encoded:
+            raise ConfigError(f"--write={path} is there already, with other text. Name another file, or remove it.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded)
+        if executable:
+            path.chmod(path.stat().st_mode | 0o111)
+    except OSError as error:
+        raise ConfigError(f"--write={path} cannot be written: {error.strerror}. Name another file.") from error
     logger.info("wrote %s", path)

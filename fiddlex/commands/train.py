@@ -9,6 +9,7 @@ the same command resumes the run. A run continues without its log when standard 
 
 import functools
 import json
+import logging
 import pathlib
 import sys
 import time
@@ -18,6 +19,8 @@ from absl import flags
 from fiddlex.cluster import elastic, processes
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import define_config, define_workdir
+
+logger = logging.getLogger("fiddlex.train")
 
 _START_S = time.monotonic()  # before jax is imported, which takes seconds
 _CONFIG = define_config()
@@ -33,10 +36,13 @@ def main(argv: list[str]) -> None:
     """Trains; prints the sample, or the outcome as JSON."""
     wanted = _join(sizes=functools.partial(elastic.sizes, _CONFIG.value) if _ELASTIC.value else None)
     config = elastic.shrunk(_CONFIG.value.validate(), wanted, processes.num_processes())
+    if config is not _CONFIG.value and processes.is_first():
+        text = "The run goes on with %d of %d processes: mesh.data=%d, pipeline.num_microbatches=%d."
+        logger.info(text, processes.num_processes(), wanted, config.mesh.data, config.pipeline.num_microbatches)
 
     from fiddlex.train.loop import SAMPLING, train  # jax is imported only after the command line has been checked
 
-    outcome = train(config, pathlib.Path(_WORKDIR.value), start_s=_START_S)
+    outcome = train(config, pathlib.Path(_WORKDIR.value), start_s=_START_S, given=_CONFIG.value)
     try:
         if outcome.sample and processes.is_first():
             print(f"Sample after {outcome.step} steps (temperature {SAMPLING.temperature}):", file=sys.stderr)

@@ -18,8 +18,9 @@ def check_hosts(hosts: Sequence[str], job: Job) -> None:
     for host in hosts:
         if not _HOST.fullmatch(host) or host.startswith("-"):
             raise ConfigError(f"--hosts: {host!r} is no name of a host. Write --hosts=host0,host1.")
-        if hosts.count(host) > 1:
-            raise ConfigError(f"--hosts names {host} twice. Name each host once; --processes_per_host takes several.")
+        name = host.rpartition("@")[2]
+        if sum(each.rpartition("@")[2] == name for each in hosts) > 1:
+            raise ConfigError(f"--hosts names {name} twice. Name each host once; --processes_per_host takes several.")
     if len(hosts) != job.num_hosts:
         raise ConfigError(
             f"--hosts names {len(hosts)} hosts, and the job needs {job.num_hosts}: {job.title}. Name so many."

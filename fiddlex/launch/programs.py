@@ -72,7 +72,13 @@ def local_device_ids(devices_per_process: int, environment: Mapping[str, str]) -
 
     Returns:
       The value of JAX_LOCAL_DEVICE_IDS.
+
+    Raises:
+      ConfigError: when the launcher's variable is not a number.
     """
-    rank = next((int(environment[name]) for name in _LOCAL_RANKS if name in environment), 0)
-    first = rank * devices_per_process
+    name = next((name for name in _LOCAL_RANKS if name in environment), "")
+    rank = environment[name] if name else "0"
+    if not (rank.isascii() and rank.isdecimal()):
+        raise ConfigError(f"{name}={rank!r} is no rank among the processes of a host. Unset this variable.")
+    first = int(rank) * devices_per_process
     return ",".join(map(str, range(first, first + devices_per_process)))

@@ -13,6 +13,7 @@ from fiddlex.launch.job import Job
 from fiddlex.launch.shell import HEADER, assignments, command_line
 
 _PLAIN = re.compile(r"[A-Za-z0-9/._+,:@=-]+")  # what sbatch reads literally in an #SBATCH line
+_TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|UNLIMITED|INFINITE")
 # A job that scancel ends is not RUNNING any more when its tasks have ended, and stays cancelled.
 _REQUEUE = """\
 status=$?
@@ -65,7 +66,7 @@ def slurm_script(job: Job, options: SlurmOptions) -> str:
         "time": options.time_limit,
         "signal": f"TERM@{shared.grace_s}",
         "open-mode": "append",
-        "output": f"{job.workdir}/slurm-%j.log",
+        "output": f"{job.workdir.replace('%', '%%')}/slurm-%j.log",
     }
     lines = [_directive(name, str(value)) for name, value in valued.items() if value != ""]
     lines += ["#SBATCH --exclusive"] * (cpus is None) + ["#SBATCH --requeue"]
@@ -83,9 +84,10 @@ def slurm_script(job: Job, options: SlurmOptions) -> str:
 
 
 def _directive(name: str, value: str) -> str:
-    if not _PLAIN.fullmatch(value.replace("%j", "") if name == "output" else value):
+    pattern = _TIME if name == "time" else _PLAIN
+    if not pattern.fullmatch(value.replace("%", "") if name == "output" else value):
         raise ConfigError(
-            f"{name}={value!r}: an #SBATCH line may have letters, digits and /._+,:@=- only. Choose another "
-            f"{'--workdir' if name == 'output' else 'value'}."
+            f"{name}={value!r}: an #SBATCH line may have letters, digits and /._+,:@=- only, and a limit of time is "
+            f"minutes, hours:minutes:seconds or days-hours. Choose another {'--workdir' if name == 'output' else 'value'}."
         )
     return f"#SBATCH --{name}={value}"

@@ -31,7 +31,7 @@ _START = """
 folder=$(mktemp -d)
 trap 'rm -r "$folder"' EXIT
 mkfifo "$folder/hold" "$folder/ended"
-exec 9<>"$folder/hold" 8<>"$folder/ended"
+exec 9<>"$folder/hold" 8<>"$folder/ended" # 9 is open as long as the tasks shall run; 8 tells how they end
 
 start() { # rank, host, further variables
     {
@@ -50,7 +50,7 @@ while ((running)); do
     if read -r -t 1 rank code <&8; then
         running=$((running - 1))
         if ((code)); then echo "rank $rank has ended with status $code" >&2; fi
-        if ((status == 0)); then status=$code; fi
+        {keep}
 {then}    fi
 {later}done
 exit "$status"
@@ -94,10 +94,11 @@ def ssh_script(job: Job, *, hosts: Sequence[str], port: int) -> str:
         index, local = divmod(rank, options.processes_per_host)
         devices = "" if job.runs_on_tpus else f" {_devices(local * size, size)}"
         lines.append(f"start {rank} {hosts[index]}{devices}")
-    # The others of an elastic run go on when one ends.
-    ends = {"deadline": "", "then": "", "later": ""}
+    # The others of an elastic run go on when one ends, and rank 0, which is always there, tells how the run ended.
+    ends = {"deadline": "", "keep": "if ((rank == 0)); then status=$code; fi", "then": "", "later": ""}
     if not options.elastic:
-        ends = {"deadline": " deadline=", "then": _THEN, "later": _LATER}
+        keep = "if ((status == 0)); then status=$code; fi"
+        ends = {"deadline": " deadline=", "keep": keep, "then": _THEN, "later": _LATER}
     return "\n".join(lines) + "\n" + _WAIT.format(number=job.num_processes, **ends)
 
 

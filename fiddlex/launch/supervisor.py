@@ -10,6 +10,7 @@ when their supervisor is killed.
 """
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ class Limits(NamedTuple):
 
     Attributes:
       max_restarts: how often it starts the processes again.
-      backoff_s: seconds before the first restart; doubled after each start that gained nothing.
+      backoff_s: seconds before a restart; twice as many after each further start in a row that gained nothing.
       elastic: whether the run goes on when another supervisor was asked to stop.
     """
 
@@ -78,7 +79,10 @@ class _Supervisor:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Passes a signal on to the processes; they save and end."""
-        self._received = self._received or number
+        if self._received is None:
+            self._received = number
+            text = f"{self._name}: {signal.Signals(number).name}: passed on to the processes, which save and end.\n"
+            os.write(2, text.encode())  # a handler must not use the stream, which it may have interrupted
         for process in self._running:
             if process.poll() is None:
                 process.send_signal(number)
@@ -102,15 +106,13 @@ class _Supervisor:
             before, saved = saved, newest_step(self._workdir)
             gained = saved > before
             self._fruitless = 0 if gained else self._fruitless + 1
-            reason = f"{_described(statuses)} after {time.monotonic() - begun_s:.0f} s"
+            reason = f"{time.monotonic() - begun_s:.0f} s after the start, {_described(statuses)}"
             if gives_up := self._gives_up(saved):
                 self._log(f"{reason}. {gives_up}")
                 return _FAILED
             self._restarts += 1
-            wait_s = self._limits.backoff_s * 2**self._fruitless
-            goes_on = (
-                f"from step {saved}" if saved > 0 else "from the start: no checkpoint yet (train.checkpoint_every)"
-            )
+            wait_s = self._limits.backoff_s * 2 ** max(self._fruitless - 1, 0)
+            goes_on = f"from step {saved}" if saved > 0 else "from the start, as no checkpoint is saved yet"
             self._log(f"{reason}. Restart {self._restarts} of {self._limits.max_restarts} in {wait_s:g} s, {goes_on}.")
             self._wait(wait_s)
             if self._received is not None:
@@ -122,7 +124,7 @@ class _Supervisor:
             later = f"checkpoint after step {saved}" if saved >= 0 else "checkpoint"
             return (
                 f"Gives up: {self._fruitless} starts in a row saved no {later}. Mend what "
-                "ends the program (a run may save more often, train.checkpoint_every), and run it again."
+                "ended the program, which it says above, and run it again."
             )
         if self._restarts >= self._limits.max_restarts:
             return f"Gives up after --max_restarts={self._limits.max_restarts}. The same command goes on from there."
@@ -179,9 +181,12 @@ def _signals_to(supervisor: _Supervisor) -> Iterator[None]:
 
 
 def _described(statuses: Sequence[int]) -> str:
-    """What ended the processes: 'process 2 was killed by SIGKILL; processes 0, 1 ended with status 1'."""
+    """What ended the processes: 'process 2 was killed by SIGKILL; processes 0, 1 ended with status 1'.
+
+    Those that a signal killed stand first, since their end made the others end.
+    """
     by_end: dict[str, list[int]] = {}
-    for index, status in enumerate(statuses):
+    for status, index in sorted((status, index) for index, status in enumerate(statuses)):
         if status:
             end = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             by_end.setdefault(end, []).append(index)

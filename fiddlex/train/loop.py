@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 SAMPLING = SamplingConfig(temperature=0.7)  # for the text sampled at the end of a run
 
 
-def train(config: Config, workdir: Path, *, start_s: float | None = None) -> Outcome:
+def train(config: Config, workdir: Path, *, start_s: float | None = None, given: Config | None = None) -> Outcome:
     """Trains until `train.num_steps` or `train.patience` ends the run; resumes from the newest good checkpoint.
 
     After SIGINT, SIGTERM or SIGHUP the function finishes the running step, saves, and returns; a further SIGINT ends
@@ -53,6 +53,8 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None) -> Out
       config: the config; `train` validates it.
       workdir: the directory of the run.
       start_s: when the process started, by the monotonic clock, for the account of its time; None: now.
+      given: the config that the user gave, which the workdir keeps; None: `config`. An elastic run that has lost
+        processes trains with a smaller one.
 
     Raises:
       FiddlexError: any subclass. When the loss is not finite, the message names the last good checkpoint.
@@ -69,7 +71,8 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None) -> Out
         _log_what_runs(trainer)
 
         # Resume.
-        stack.enter_context(workdirs.claimed(workdir, config, schedule=trainer.layout.pipeline.lowered.schedule))
+        schedule = trainer.layout.pipeline.lowered.schedule
+        stack.enter_context(workdirs.claimed(workdir, given or config, schedule=schedule))
         checkpoints = stack.enter_context(Checkpoints(workdir, keep=config.train.keep_checkpoints))
         if trainer.restore(checkpoints):
             logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))

@@ -4,12 +4,16 @@ import concurrent.futures
 import contextlib
 import json
 import socket
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any, TextIO
 
 import pytest
 
-from fiddlex.cluster.rendezvous import Membership, meet, read_messages, send
+from fiddlex.cluster import rendezvous
+from fiddlex.cluster.rendezvous import Membership, StoppedError, meet, read_messages, send
 from fiddlex.errors import ConfigError, DeviceError
 from tests.cluster.pods import free_port
 
@@ -226,3 +230,40 @@ def test_messages_are_lines_of_json() -> None:
         time.sleep(0.3)
         members[0].connection.sendall(json.dumps({"stop": 15}).encode()[5:] + b"\n")
         assert told(members[1]) == {"stop": {"signal": 15, "rank": 0}}
+
+
+def test_a_signal_during_the_meeting_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(lines: TextIO) -> Iterator[dict[str, object]]:
+        if threading.current_thread().name.endswith("_1"):  # of rank 1
+            raise StoppedError(15)
+        return read_messages(lines)
+
+    monkeypatch.setattr(rendezvous, "read_messages", stopped)
+    ended = join([(0, 3), (1, 3)], timeout_s=60)
+    assert [isinstance(each, SystemExit) and each.code for each in ended] == [143, 143]
+
+
+def test_connections_that_do_not_join_are_closed() -> None:
+    with met(2) as members:
+        port = members[1].connection.getpeername()[1]
+        strangers = [socket.create_connection(("localhost", port), timeout=30) for _ in range(20)]
+        for stranger in strangers:
+            assert stranger.recv(1) == b""  # closed, after 10 s
+            stranger.close()
+        send(members[0].connection, {"stop": 15})
+        for each in members.values():  # the run has nothing of it
+            assert told(each) == {"stop": {"signal": 15, "rank": 0}}
+
+
+def test_a_coordinator_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "raise OSError(28, 'No space left on device')"
+    original = subprocess.Popen
+
+    def broken(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return original([command[0], "-c", script], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", broken)
+    with pytest.raises(
+        DeviceError, match=r"which process 0 started, ended with status 1:(.|\n)*No space left on device"
+    ):
+        meet(f"localhost:{free_port()}", 2, 0, timeout_s=20)

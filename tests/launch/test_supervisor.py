@@ -28,7 +28,7 @@ def test_a_run_that_fails_goes_on_until_it_is_done(tmp_path: pathlib.Path, capfd
     assert supervise([shell(script, tmp_path)], QUICK, workdir=tmp_path) == 0
     assert starts(tmp_path) == 5
     said = capfd.readouterr().err.splitlines()
-    assert "the process was killed by SIGKILL after 0 s. Restart 1 of 10 in 0.01 s, from step 10." in said[0]
+    assert "0 s after the start, the process was killed by SIGKILL. Restart 1 of 10 in 0.01 s, from step 10." in said[0]
     assert said[-1] == "launch: done after 4 restarts."
 
 

@@ -31,7 +31,7 @@ MUTATIONS = (
     Mutation(
         "a-smaller-run-keeps-its-microbatches",
         "fiddlex/cluster/elastic.py",
-        old="itertools.count(-(-before * config.mesh.data // data))",
+        old="itertools.count(first)",
         new="itertools.count(before)",
         tests=(f"{ELASTIC}::test_sizes_and_microbatches",),
     ),

@@ -72,6 +72,11 @@ class MetricsWriter:
             self.evaluations.append(record)
         if not processes.is_first():
             return
+        if not self.path.exists():
+            raise CheckpointError(
+                f"{self.path} is gone: the workdir was removed or replaced during the run. Run the same command again, "
+                "and leave its --workdir alone while it runs."
+            )
         with writing(self.path):
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()

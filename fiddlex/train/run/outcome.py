@@ -59,5 +59,5 @@ class Outcome:
         saved = "".join(f", {name}/" for name in ("checkpoints", DIRECTORY) if (workdir / name).exists())
         parts.append(f"metrics.jsonl{saved} in {workdir}")
         if self.stopped_by:
-            parts.append("run the same command again to go on")
+            parts.append("the same command goes on from there")
         return "; ".join(parts) + "."

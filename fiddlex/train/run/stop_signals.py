@@ -6,6 +6,7 @@ from types import FrameType
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.peers import StopRequest
+from fiddlex.cluster.stopping import stop_signals
 
 
 class StopSignals:
@@ -14,8 +15,6 @@ class StopSignals:
     Before the first step there is nothing to save, and the request ends the run at once.
 
     A signal to one of several processes stops all of them after the same step.
-
-    A terminal sends SIGHUP when it closes. A run that was started with SIGHUP ignored (`nohup`) continues to ignore it.
 
     Attributes:
       received: the first signal that this process received; None before any.
@@ -28,10 +27,7 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():  # Python allows no handlers in other threads
-            numbers = [signal.SIGINT, signal.SIGTERM]
-            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-                numbers.append(signal.SIGHUP)
-            for number in numbers:
+            for number in stop_signals():
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 

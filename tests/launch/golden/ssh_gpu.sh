@@ -23,7 +23,7 @@ exit "$status"
 folder=$(mktemp -d)
 trap 'rm -r "$folder"' EXIT
 mkfifo "$folder/hold" "$folder/ended"
-exec 9<>"$folder/hold" 8<>"$folder/ended"
+exec 9<>"$folder/hold" 8<>"$folder/ended" # 9 is open as long as the tasks shall run; 8 tells how they end
 
 start() { # rank, host, further variables
     {

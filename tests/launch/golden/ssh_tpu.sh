@@ -23,7 +23,7 @@ exit "$status"
 folder=$(mktemp -d)
 trap 'rm -r "$folder"' EXIT
 mkfifo "$folder/hold" "$folder/ended"
-exec 9<>"$folder/hold" 8<>"$folder/ended"
+exec 9<>"$folder/hold" 8<>"$folder/ended" # 9 is open as long as the tasks shall run; 8 tells how they end
 
 start() { # rank, host, further variables
     {
@@ -44,7 +44,7 @@ while ((running)); do
     if read -r -t 1 rank code <&8; then
         running=$((running - 1))
         if ((code)); then echo "rank $rank has ended with status $code" >&2; fi
-        if ((status == 0)); then status=$code; fi
+        if ((rank == 0)); then status=$code; fi
     fi
 done
 exit "$status"
