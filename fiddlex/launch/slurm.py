@@ -88,6 +88,7 @@ def _directive(name: str, value: str) -> str:
     if not pattern.fullmatch(value.replace("%", "") if name == "output" else value):
         raise ConfigError(
             f"{name}={value!r}: an #SBATCH line may have letters, digits and /._+,:@=- only, and a limit of time is "
-            f"minutes, hours:minutes:seconds or days-hours. Choose another {'--workdir' if name == 'output' else 'value'}."
+            "minutes, hours:minutes:seconds or days-hours. Choose another "
+            f"{'--workdir' if name == 'output' else 'value'}."
         )
     return f"#SBATCH --{name}={value}"

@@ -28,8 +28,8 @@ def test_a_step_that_blocks_is_reported_once_and_goes_on(
     monkeypatch.setattr(Feed, "train", block_on_data)
     tiny_config.train.step_timeout_s = 3  # other steps take less on a busy machine too
     assert loop.train(tiny_config, tmp_path).step == 5
-    (path,) = (tmp_path / "stacks").glob("rank0-*.txt")
-    (message,) = (text for text in caplog.messages if "has taken" in text)
+    (message,) = (text for text in caplog.messages if text.startswith("Step 3 has taken"))
+    (path,) = (path for path in (tmp_path / "stacks").glob("rank0-*.txt") if f"{path}" in message)
     assert message == (
         "Step 3 has taken 3 s so far, more than train.step_timeout_s=3; this process is waiting for the next batch. "
         f"The stacks of its threads are in {path}."
