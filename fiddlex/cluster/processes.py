@@ -175,7 +175,7 @@ def _connect(membership: Membership, place: Place, *, timeout_s: int) -> None:
     global _cluster, _peers, _stop
     _cluster = Cluster(membership.rank, membership.number)
     _peers = Peers(membership, lost=_lost, leave=_leave)  # sends `alive` from now on
-    _stop = AgreedStop(_peers, _leave)
+    _stop = AgreedStop(_peers, _leave, logs=is_first())
     import jax  # a run of one process with a mistake in its config ends sooner without
 
     end_by(_end_all, crashed=_crashed, finished=_finished)

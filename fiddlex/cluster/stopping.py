@@ -34,14 +34,15 @@ class AgreedStop:
     Args:
       peers: the connection to the other processes; None in a run of one process.
       end: ends a process of several before its first step. In a run of one process, SystemExit does.
+      logs: whether this process logs for all.
 
     Attributes:
       request: why all stop; None before all have agreed.
     """
 
-    def __init__(self, peers: Peers | None, end: Callable[[int], NoReturn]):
+    def __init__(self, peers: Peers | None, end: Callable[[int], NoReturn], *, logs: bool = True):
         self.request: StopRequest | None = None
-        self._peers, self._end = peers, end
+        self._peers, self._end, self._logs = peers, end, logs
         self._changed = threading.Condition()
         self._dispatched = 0  # the last step that this process has dispatched, or is about to
         self._asked: StopRequest | None = None  # once all have been asked to stop
@@ -60,10 +61,10 @@ class AgreedStop:
             return
         self.request = StopRequest(number, rank=0)
         if not self._dispatched:
-            _log("%s: stopping before the first step; nothing has to be saved.", self.request)
+            self._log("%s: stopping before the first step; nothing has to be saved.", self.request)
             sys.exit(128 + number)
         text = "%s: stopping after the running step and saving; a further Ctrl-C ends the run without saving."
-        _log(text, self.request)
+        self._log(text, self.request)
 
     def goes_on(self, step: int) -> bool:
         """Whether to dispatch the step after `step`; waits while the processes agree on it."""
@@ -84,22 +85,23 @@ class AgreedStop:
             dispatched = self._dispatched
         if dispatched:
             text = "%s: all processes stop after the same step and save; a further Ctrl-C ends them without saving."
-            _log(text, request, several=True)
+            self._log(text, request)
         return dispatched
 
     def _agree(self, step: int) -> None:
         if not step:
             assert self._asked
             assert self._peers
-            _log("%s: all processes stop; nothing has to be saved.", self._asked, several=True)
+            self._log("%s: all processes stop; nothing has to be saved.", self._asked)
             self._peers.finish(128 + self._asked.signal)
             self._end(128 + self._asked.signal)
         with self._changed:
             self.request, self._last = self._asked, step
             self._changed.notify_all()
 
-
-def _log(text: str, request: StopRequest, *, several: bool = False) -> None:
-    name = signal.Signals(request.signal).name
-    with contextlib.suppress(RuntimeError):  # the signal interrupted another write to this stream
-        logger.info(text, f"{name} to rank {request.rank}" if several else name)
+    def _log(self, text: str, request: StopRequest) -> None:
+        if not self._logs:
+            return
+        name = signal.Signals(request.signal).name
+        with contextlib.suppress(RuntimeError):  # the signal interrupted another write to this stream
+            logger.info(text, f"{name} to rank {request.rank}" if self._peers else name)
