@@ -94,7 +94,7 @@ class Pod:
     def said(self) -> list[str]:
         """The lines that the processes wrote, without those of a run that trains."""
         lines = [line for rank in self.processes for line in (self._logs / f"{rank}.log").read_text().splitlines()]
-        quiet = re.compile(r"step |gpt with|stdlib:|The platform|Compiled|Rank \d+ has|Goodput|SIG\w+: stopping")
+        quiet = re.compile(r"step |gpt with|stdlib:|The platform|Compiled|Rank \d+ has|Goodput|SIG\w+ to rank")
         return [line for line in lines if not quiet.match(line)]
 
     def ended(self, fault: str, *, without: set[int] | None = None) -> Row:
@@ -151,10 +151,10 @@ def _without_coordinator() -> Row:
         pod = Pod(folder)
         try:
             pod.wait_for_steps()
-            for each in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    if b"coordinator.py" in each.read_bytes():
-                        os.kill(int(each.parent.name), signal.SIGKILL)
+            first = pod.processes[0].pid
+            for child in pathlib.Path(f"/proc/{first}/task/{first}/children").read_text().split():
+                if b"coordinator.py" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes():
+                    os.kill(int(child), signal.SIGKILL)
             return pod.ended("SIGKILL of the coordinator")
         finally:
             pod.kill()
