@@ -17,7 +17,7 @@ MUTATIONS = (
     Mutation(
         "all-processes-of-a-host-on-the-same-gpus",
         "fiddlex/launch/programs.py",
-        old="first = rank * devices_per_process",
+        old="first = int(rank) * devices_per_process",
         new="first = 0",
         tests=(SHARES_GPUS,),
     ),
