@@ -28,6 +28,7 @@ from fiddlex.config.config import check_field
 from fiddlex.config.ending import crashed, end, finished
 from fiddlex.config.files import load_config
 from fiddlex.config.help import help_text
+from fiddlex.config.interval import AUTO, Interval
 from fiddlex.config.log import show_log
 from fiddlex.config.memory_advice import memory_remedies
 from fiddlex.config.overrides import is_field, override, replaced
@@ -42,6 +43,19 @@ _OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
 _LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE)  # the second is in INTERNAL errors
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
+
+
+class _IntervalParser(flags.ArgumentParser):
+    """Reads an `Interval` from the command line."""
+
+    def parse(self, argument: int | str) -> Interval:
+        try:
+            return Interval(argument)
+        except ValueError:
+            raise ValueError(f"{argument!r} is no number of steps. Write one, or {AUTO}") from None
+
+
+config_flags.register_flag_parser_for_type(Interval, _IntervalParser())
 
 
 def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:

@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from fiddlex.config import rules
+from fiddlex.config.interval import Interval
 from fiddlex.config.records import Checked, from_mapping
 from fiddlex.config.sections import (
     DataConfig,
@@ -191,7 +192,7 @@ class Config(Checked, prefix="config."):
 
     def to_json(self) -> str:
         """The resolved config as indented JSON, as it is saved in a workdir."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        return json.dumps(dataclasses.asdict(self, dict_factory=_for_json), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Config":
@@ -220,3 +221,7 @@ def check_field(path: str) -> None:
             raise ConfigError(f"{where} has no field {part!r}. {rules.nearest(part, fields)}")
         seen.append(part)
         holder = fields[part]
+
+
+def _for_json(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value.to_json() if isinstance(value, Interval) else value for name, value in fields}

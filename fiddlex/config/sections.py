@@ -9,6 +9,7 @@ import math
 
 from fiddlex.config import rules
 from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
+from fiddlex.config.interval import Interval, IntervalField
 from fiddlex.config.megatron_source import parse_source, parse_split
 from fiddlex.config.profiled import parse_ranks, parse_steps
 from fiddlex.config.records import Checked
@@ -28,6 +29,8 @@ LEAST_FLOAT32, MOST_FLOAT32 = 1.2e-38, 3.4e38  # the range of positive values th
 MOST_INIT_STD = 100.0  # far above any in use; with much larger values the first loss overflows float32
 MOST_WEIGHTS = 2**58  # in one array; XLA holds its size in bytes in a 64-bit integer and aborts on overflow
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
+LEAST_OVERHEAD, MOST_OVERHEAD = 1e-4, 1.0  # of checkpoints, as a share of the time of steps
+LEAST_FAILURE_H, MOST_FAILURE_H = 1e-3, 1e6  # between two failures of a run
 SOURCE_KINDS = ("text", "hf", "array_record", "tokens", "megatron", "tsv", "jsonl")  # each with a path
 
 
@@ -347,7 +350,9 @@ class TrainConfig(Checked, prefix="config.train."):
     seed: int = 0  # seed of initial weights and dropout
     log_every: int = 10
     eval_every: int = 0  # the run also ends with an evaluation, unless this is 0
-    checkpoint_every: int = 0  # the run also ends with a checkpoint, unless this is 0
+    checkpoint_every: IntervalField = 0  # steps, or auto; the run also ends with a checkpoint, unless this is 0
+    checkpoint_overhead: float = 0.035  # auto: largest share of the time of steps that checkpoints may add to it
+    mean_time_to_failure_h: float = 0.0  # auto: hours between two failures of the run, on average; 0: not known
     keep_checkpoints: int = 1  # number to keep in addition to the newest
     init_from: str = ""  # workdir, or hf:DIR, whose weights this run starts from; a head of another kind is initialised
     patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
@@ -368,8 +373,13 @@ class TrainConfig(Checked, prefix="config.train."):
         parse_ranks("train.profile_ranks", self.profile_ranks)
         rules.at_least("train.keep_checkpoints", self.keep_checkpoints, 1)
         rules.at_least("train.seed", self.seed, 0)
-        for name in ("log_every", "eval_every", "checkpoint_every", "sample_tokens", "patience"):
+        for name in ("log_every", "eval_every", "sample_tokens", "patience"):
             rules.at_least(f"train.{name}", getattr(self, name), 0)
+        if not Interval(self.checkpoint_every).is_auto:
+            rules.at_least("train.checkpoint_every", int(self.checkpoint_every), 0)
+        rules.between("train.checkpoint_overhead", self.checkpoint_overhead, LEAST_OVERHEAD, MOST_OVERHEAD)
+        if self.mean_time_to_failure_h:
+            rules.between("train.mean_time_to_failure_h", self.mean_time_to_failure_h, LEAST_FAILURE_H, MOST_FAILURE_H)
 
 
 def _source(name: str, value: str, *, optional: bool) -> None:

@@ -30,6 +30,7 @@ from fiddlex.train.run.metrics import MetricsWriter, Reporter
 from fiddlex.train.run.original import inherit_original
 from fiddlex.train.run.outcome import Outcome
 from fiddlex.train.run.profiling import Profiler
+from fiddlex.train.run.save_interval import SaveInterval
 from fiddlex.train.run.slow_ranks import SlowRanks
 from fiddlex.train.run.stop_signals import StopSignals
 from fiddlex.train.run.wandb_run import WandbRun
@@ -94,7 +95,8 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         watchdog = Watchdog(workdir, config.train.step_timeout_s, stopwatch)
         with Reporter(first, last, eval_every=config.train.eval_every) as reporter, watchdog:
             best = stack.enter_context(Best(workdir, config, resumed_step=first))
-            run = _Run(trainer, checkpoints, best, writer, reporter, goodput, watchdog, profiler)
+            saves = SaveInterval(config.train, first, writes=checkpoints.is_writing)
+            run = _Run(trainer, checkpoints, saves, best, writer, reporter, goodput, watchdog, profiler)
             if first and _due(first, config.train.eval_every):
                 run.evaluate()  # the run may have been killed during this evaluation
             if run.is_past_best():
@@ -104,7 +106,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
                 run.begin()
             while trainer.step < last and not run.is_past_best() and stop.goes_on(trainer.step):
                 run.step()
-                if _due(trainer.step, config.train.checkpoint_every):
+                if saves.is_due(trainer.step):
                     run.save()
                 if _due(trainer.step, config.train.eval_every):
                     run.evaluate()
@@ -137,6 +139,7 @@ class _Run:
         self,
         trainer: Trainer,
         checkpoints: Checkpoints,
+        saves: SaveInterval,
         best: Best,
         writer: MetricsWriter,
         reporter: Reporter,
@@ -146,7 +149,7 @@ class _Run:
     ):
         self.last_record: Record | None = None
         self.last_evaluation: Record | None = None
-        self._trainer, self._checkpoints, self._best = trainer, checkpoints, best
+        self._trainer, self._checkpoints, self._saves, self._best = trainer, checkpoints, saves, best
         self._writer, self._reporter = writer, reporter
         self._goodput, self._watchdog, self._profiler = goodput, watchdog, profiler
         self._stopwatch, self._lap = trainer.stopwatch, Lap(trainer.stopwatch)
@@ -166,6 +169,7 @@ class _Run:
         self._watchdog.begin(f"Step {number}")
         if self._profiler.starts_with(number):
             self.finish_step()
+            self._saves.disturbed()
             with self._stopwatch.measure(Activity.PROFILING):
                 self._profiler.start()
         try:
@@ -178,6 +182,7 @@ class _Run:
         self._in_flight = dispatched
         if self._profiler.ends_with(number):
             self.finish_step()
+            self._saves.disturbed()
             with self._stopwatch.measure(Activity.PROFILING):
                 self._profiler.stop()
 
@@ -201,6 +206,9 @@ class _Run:
             self._reporter.line(str(decision))
         self._times.append(record["step_time_s"])
         self._reporter.advance(record["step"])
+        if interval := self._saves.step_done():
+            self._writer.write({"step": record["step"], **interval.to_record()})
+            self._reporter.line(str(interval))
         self.last_record = record
         if _due(record["step"], config.log_every) or (config.log_every and record["step"] == config.num_steps):
             number, spent = len(self._times), self._lap.take()
@@ -220,6 +228,7 @@ class _Run:
         if self._writer.evaluated_step == self._trainer.step:
             return
         self._watchdog.begin(f"The evaluation at step {self._trainer.step}")
+        self._saves.disturbed()
         try:
             with self._reporter.evaluating(self._trainer.step), self._stopwatch.measure(Activity.EVALUATION):
                 self._slow_ranks.probe()
@@ -239,7 +248,7 @@ class _Run:
         self.finish_step()
         if self._saved_step != self._trainer.step:
             self._watchdog.begin(f"The checkpoint of step {self._trainer.step}")
-            with self._stopwatch.measure(Activity.CHECKPOINTS):
+            with self._stopwatch.measure(Activity.CHECKPOINTS), self._saves.saving(self._trainer.step):
                 self._slow_ranks.probe()
                 self._trainer.save(self._checkpoints)
             self._watchdog.begin("")

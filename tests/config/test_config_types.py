@@ -17,7 +17,11 @@ from fiddlex.errors import ConfigError
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("train.checkpoint_every", 1.0, "config.train.checkpoint_every=1.0 is a float; it must be of type int."),
+        (
+            "train.checkpoint_every",
+            1.0,
+            "config.train.checkpoint_every=1.0 is a float; it must be of type int, or auto.",
+        ),
         ("train.log_every", 0.5, "config.train.log_every=0.5 is a float; it must be of type int."),
         ("optimizer.zero1", "False", "config.optimizer.zero1='False' is a str; it must be of type bool."),
         ("optimizer.zero1", 1, "config.optimizer.zero1=1 is an int; it must be of type bool."),

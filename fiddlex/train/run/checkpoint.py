@@ -159,6 +159,10 @@ class Checkpoints:
             )
         return None
 
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is still being written in the background."""
+        return self._manager is not None and self._manager.is_saving_in_progress()
+
     def wait(self) -> None:
         """Waits until everything is on disk.
 

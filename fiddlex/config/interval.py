@@ -1,0 +1,37 @@
+"""The type of a field that holds a number of steps or the word `auto`."""
+
+import typing
+
+AUTO = "auto"
+
+
+class Interval(int):
+    """A number of steps between two actions; 0: never; `auto`, whose number is −1: the run chooses it."""
+
+    def __new__(cls, value: int | str = 0) -> "Interval":
+        """Makes one from a number, its digits, or `auto`.
+
+        Raises:
+          ValueError: for any other text.
+        """
+        return super().__new__(cls, -1 if value == AUTO else value)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the run chooses the number."""
+        return self == -1
+
+    def __repr__(self) -> str:
+        return repr(self.to_json())
+
+    __str__ = __repr__
+
+    def to_json(self) -> int | str:
+        """The number, or `auto`."""
+        return AUTO if self.is_auto else int(self)
+
+
+if typing.TYPE_CHECKING:
+    IntervalField = int | str  # what config files may assign
+else:
+    IntervalField = Interval  # what the field then holds (`fiddlex.config.records.Checked`)
