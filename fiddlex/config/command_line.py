@@ -28,10 +28,11 @@ from fiddlex.config.config import check_field
 from fiddlex.config.ending import crashed, end, finished
 from fiddlex.config.files import load_config
 from fiddlex.config.help import help_text
-from fiddlex.config.interval import AUTO, Interval
+from fiddlex.config.interval import Interval
 from fiddlex.config.log import show_log
 from fiddlex.config.memory_advice import memory_remedies
 from fiddlex.config.overrides import is_field, override, replaced
+from fiddlex.config.records import type_name
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
 
 USAGE_STATUS = 2  # the command line or the config is wrong
@@ -52,7 +53,7 @@ class _IntervalParser(flags.ArgumentParser):
         try:
             return Interval(argument)
         except ValueError:
-            raise ValueError(f"{argument!r} is no number of steps. Write one, or {AUTO}") from None
+            raise ValueError(f"{argument!r} is no number of steps") from None
 
 
 config_flags.register_flag_parser_for_type(Interval, _IntervalParser())
@@ -334,7 +335,7 @@ def _wrong_value() -> str | None:
         try:
             override(Config(), f"{match[1]}={value}")
         except ConfigError:
-            return f"config.{match[1]}={value!r} must be of type {kind.__name__}."
+            return f"config.{match[1]}={value!r} must be of type {type_name(kind)}."
     return None
 
 

@@ -3,10 +3,11 @@
 import typing
 
 AUTO = "auto"
+_AUTO_NUMBER = -(2**31)  # which nobody gives as a number of steps
 
 
 class Interval(int):
-    """A number of steps between two actions; 0: never; `auto`, whose number is −1: the run chooses it."""
+    """A number of steps between two actions; 0: never; `auto`: the run chooses it."""
 
     def __new__(cls, value: int | str = 0) -> "Interval":
         """Makes one from a number, its digits, or `auto`.
@@ -14,12 +15,12 @@ class Interval(int):
         Raises:
           ValueError: for any other text.
         """
-        return super().__new__(cls, -1 if value == AUTO else value)
+        return super().__new__(cls, _AUTO_NUMBER if value == AUTO else value)
 
     @property
     def is_auto(self) -> bool:
         """Whether the run chooses the number."""
-        return self == -1
+        return self == _AUTO_NUMBER
 
     def __repr__(self) -> str:
         return repr(self.to_json())

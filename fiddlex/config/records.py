@@ -17,11 +17,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from fiddlex.config import rules
-from fiddlex.config.interval import Interval
+from fiddlex.config.interval import AUTO, Interval
 from fiddlex.errors import ConfigError
 
 _REMEDIES = {datetime.date: ", written as 2026-11-22 without quotes"}
-_NAMES = {Interval: "int, or auto"}
 _INTEGER_BITS = 63  # the limit of JSON readers and numpy; Python itself cannot print integers of more than 4300 digits
 _REPR = reprlib.Repr()
 _REPR.maxstring, _REPR.maxother = 200, 60  # shows a whole path, but not a whole file or section
@@ -55,6 +54,11 @@ class Checked:
 
         def __delattr__(self, name: str) -> None:
             raise ConfigError(f"{self._prefix}{name} cannot be deleted; every field has a value. Set it instead.")
+
+
+def type_name(kind: type) -> str:
+    """What messages call the type of a field."""
+    return f"int, or {AUTO}" if kind is Interval else kind.__name__
 
 
 def from_mapping(cls: type, values: Any, prefix: str, **known: Any) -> Any:
@@ -124,13 +128,13 @@ def _plain(kind: Any, value: Any, name: str) -> Any:
             return float(value)
         except OverflowError:
             raise ConfigError(f"{name} is an integer too large for a float, which holds at most 1.8e308.") from None
-    if kind is Interval and (type(value) is int or value == "auto"):
+    if kind is Interval and (type(value) is int or value == AUTO):
         return Interval(value)
     if type(value) is not kind:
         given = type(value).__name__
         article = "an" if given[0] in "aeiou" else "a"
         raise ConfigError(
-            f"{name}={_REPR.repr(value)} is {article} {given}; it must be of type {_NAMES.get(kind, kind.__name__)}"
+            f"{name}={_REPR.repr(value)} is {article} {given}; it must be of type {type_name(kind)}"
             f"{_REMEDIES.get(kind) or _conversion(kind, value)}."
         )
     if kind is int and value.bit_length() > _INTEGER_BITS:
