@@ -26,9 +26,9 @@ from ml_collections import config_flags
 from fiddlex.config import Config
 from fiddlex.config.config import check_field
 from fiddlex.config.ending import crashed, end, finished
+from fiddlex.config.every import Every
 from fiddlex.config.files import load_config
 from fiddlex.config.help import help_text
-from fiddlex.config.interval import Interval
 from fiddlex.config.log import show_log
 from fiddlex.config.memory_advice import memory_remedies
 from fiddlex.config.overrides import is_field, override, replaced
@@ -46,17 +46,17 @@ _LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE) 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
 
 
-class _IntervalParser(flags.ArgumentParser):
-    """Reads an `Interval` from the command line."""
+class _EveryParser(flags.ArgumentParser):
+    """Reads an `Every` from the command line."""
 
-    def parse(self, argument: int | str) -> Interval:
+    def parse(self, argument: int | str) -> Every:
         try:
-            return Interval(argument)
+            return Every(argument)
         except ValueError:
             raise ValueError(f"{argument!r} is no number of steps") from None
 
 
-config_flags.register_flag_parser_for_type(Interval, _IntervalParser())
+config_flags.register_flag_parser_for_type(Every, _EveryParser())
 
 
 def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from fiddlex.config import rules
-from fiddlex.config.interval import Interval
+from fiddlex.config.every import Every
 from fiddlex.config.records import Checked, from_mapping
 from fiddlex.config.sections import (
     DataConfig,
@@ -224,4 +224,4 @@ def check_field(path: str) -> None:
 
 
 def _for_json(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: value.to_json() if isinstance(value, Interval) else value for name, value in fields}
+    return {name: value.to_json() if isinstance(value, Every) else value for name, value in fields}

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from fiddlex.config import rules
-from fiddlex.config.interval import AUTO, Interval
+from fiddlex.config.every import AUTO, Every
 from fiddlex.errors import ConfigError
 
 _REMEDIES = {datetime.date: ", written as 2026-11-22 without quotes"}
@@ -58,7 +58,7 @@ class Checked:
 
 def type_name(kind: type) -> str:
     """What messages call the type of a field."""
-    return f"int, or {AUTO}" if kind is Interval else kind.__name__
+    return f"int, or {AUTO}" if kind is Every else kind.__name__
 
 
 def from_mapping(cls: type, values: Any, prefix: str, **known: Any) -> Any:
@@ -128,8 +128,8 @@ def _plain(kind: Any, value: Any, name: str) -> Any:
             return float(value)
         except OverflowError:
             raise ConfigError(f"{name} is an integer too large for a float, which holds at most 1.8e308.") from None
-    if kind is Interval and (type(value) is int or value == AUTO):
-        return Interval(value)
+    if kind is Every and (type(value) is int or value == AUTO):
+        return Every(value)
     if type(value) is not kind:
         given = type(value).__name__
         article = "an" if given[0] in "aeiou" else "a"

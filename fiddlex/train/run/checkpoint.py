@@ -35,6 +35,7 @@ from fiddlex.train.run.reading import barrier_of_writers, make_reader
 from fiddlex.train.run.relayout import move_rows, saved_form
 from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.scaling import Scaling
+from fiddlex.train.step.spikes import Usual
 from fiddlex.train.step.state import SavedState
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,8 @@ class Checkpoints:
         meta["padded_vocab"] = padded_vocab
         if state.scaling:
             meta["scaling"] = [np.asarray(part).tolist() for part in jax.device_get(state.scaling)]
+        if state.usual:
+            meta["usual"] = [np.asarray(part).item() for part in jax.device_get(state.usual)]
         if state.switch:
             meta["switch"] = state.switch
         if state.older:
@@ -248,7 +251,8 @@ class Checkpoints:
         if list(layers) != meta["layers"]:
             state = move_rows(state, form, layers, meta["layers"])
         scaling = _scaling(meta["scaling"]) if "scaling" in meta else ()
-        return state._replace(scaling=scaling, switch=meta.get("switch", ())), ""
+        usual = _usual(meta["usual"]) if "usual" in meta else ()
+        return state._replace(scaling=scaling, usual=usual, switch=meta.get("switch", ())), ""
 
     def _read(
         self, step: int, abstract: SavedState, layers: Sequence[int], fingerprint: str, padded_vocab: int
@@ -345,6 +349,11 @@ def _items(state: SavedState) -> dict[str, Any]:
 def _scaling(parts: list[Any]) -> Scaling:
     scales, good_steps = parts
     return Scaling(np.asarray(scales, np.float32), np.int32(good_steps))
+
+
+def _usual(parts: list[Any]) -> Usual:
+    loss, grad_norm, good_steps = parts
+    return Usual(np.float32(loss), np.float32(grad_norm), np.int32(good_steps))
 
 
 def _as_saved(abstract: SavedState, meta: dict[str, Any]) -> SavedState:

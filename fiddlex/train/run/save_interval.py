@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from fiddlex.cluster import processes
 from fiddlex.config import TrainConfig
-from fiddlex.config.interval import Interval
+from fiddlex.config.every import Every
 
 FIRST_STEPS = 20  # of a process, which are measured before its first save
 _USUAL_STEPS = 50  # the last undisturbed ones, whose median is the time of a step
@@ -113,7 +113,7 @@ class SaveInterval:
         writes: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._every, self._overhead = Interval(config.checkpoint_every), config.checkpoint_overhead
+        self._every, self._overhead = Every(config.checkpoint_every), config.checkpoint_overhead
         self._failure_s = 3600 * config.mean_time_to_failure_h
         self._writes, self._clock = writes, clock
         self._steps_s: collections.deque[float] = collections.deque(maxlen=_USUAL_STEPS)

@@ -81,7 +81,7 @@ class Flushed:
 
     def saved(self, state: TrainState) -> SavedState:
         """See `GradientSource`."""
-        return SavedState(state.step, state.weights, state.optimizer, scaling=state.scaling)
+        return SavedState(state.step, state.weights, state.optimizer, scaling=state.scaling, usual=state.usual)
 
     def abstract_saved(self, state: TrainState) -> SavedState:
         """See `GradientSource`."""

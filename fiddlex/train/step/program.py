@@ -16,6 +16,7 @@ from fiddlex.train.step.gradients import GradientSource, init_key
 from fiddlex.train.step.muon import deal_over
 from fiddlex.train.step.optimizer import learning_rate_schedule, make_optimizer
 from fiddlex.train.step.scaling import Scaling, fit, start_scaling
+from fiddlex.train.step.spikes import Usual, start_usual
 from fiddlex.train.step.state import (
     SavedState,
     TrainState,
@@ -62,9 +63,13 @@ class Program:
         self.optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks, deal=deal)
         source = Unflushed if self.layout.pipeline.windows else Flushed
         self.source: GradientSource = source(self.model, config, mesh, self.layout, self.optimizer)
-        scales = config.model.dtype == "float16"
+        scales, compares = config.model.dtype == "float16", bool(config.train.spike_bound)
         self.specs = state_specs(
-            self.optimizer, self.layout, pipeline=self.source.state_specs, scaling=Scaling(P(), P()) if scales else ()
+            self.optimizer,
+            self.layout,
+            pipeline=self.source.state_specs,
+            scaling=Scaling(P(), P()) if scales else (),
+            usual=Usual(P(), P(), P()) if compares else (),
         )
         self.step = make_train_step(
             config,
@@ -81,6 +86,7 @@ class Program:
             self.layout,
             pipeline=self.source.start,
             scaling=lambda: start_scaling(config.optimizer, self.source.max_batches) if scales else (),
+            usual=lambda: start_usual() if compares else (),
         )
         self.abstract_state = abstract_state(self._init, mesh=mesh, specs=self.specs)
 
@@ -108,11 +114,13 @@ class Program:
     def resume(self, saved: SavedState) -> TrainState:
         """The train state that continues from a saved one, with no batch in flight."""
         state = TrainState(saved.step, saved.weights, saved.optimizer, self.source.resume(saved))
-        if not self.abstract_state.scaling:
-            return state
-        scaling = saved.scaling or start_scaling(self.config.optimizer, self.source.max_batches)
         everywhere = NamedSharding(self.mesh, P())
-        return state._replace(scaling=on_devices(fit(scaling, self.source.max_batches), everywhere))
+        if self.abstract_state.usual:
+            state = state._replace(usual=on_devices(saved.usual or start_usual(), everywhere))
+        if self.abstract_state.scaling:
+            scaling = saved.scaling or start_scaling(self.config.optimizer, self.source.max_batches)
+            state = state._replace(scaling=on_devices(fit(scaling, self.source.max_batches), everywhere))
+        return state
 
     def abstract_saved(self) -> SavedState:
         """Shapes, dtypes and shardings of the state that `resume` takes."""

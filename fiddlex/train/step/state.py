@@ -31,6 +31,7 @@ class TrainState(NamedTuple):
       pipeline: the state of batches in flight between steps (`fiddlex.train.step.unflushed.PipelineState`); empty when
         the pipeline is flushed after each batch.
       scaling: loss scaling in float16 (`fiddlex.train.step.scaling.Scaling`); otherwise empty.
+      usual: the usual loss and gradient (`fiddlex.train.step.spikes.Usual`) with `train.spike_bound`; otherwise empty.
     """
 
     step: Any
@@ -38,6 +39,7 @@ class TrainState(NamedTuple):
     optimizer: Any
     pipeline: Any = ()
     scaling: Any = ()
+    usual: Any = ()
 
 
 class SavedState(NamedTuple):
@@ -51,6 +53,7 @@ class SavedState(NamedTuple):
         (`fiddlex.train.step.versions.VersionStore.saved`); all in one dtype.
       last_update: the last update of the weights, where prediction uses it.
       scaling: `TrainState.scaling`.
+      usual: `TrainState.usual`.
       switch: what the run has decided about its semantics (`fiddlex.train.sync_switch.SyncSwitch.saved`); else empty.
     """
 
@@ -60,6 +63,7 @@ class SavedState(NamedTuple):
     older: Mapping[str, Weights] = {}
     last_update: Mapping[str, Any] = {}
     scaling: Any = ()
+    usual: Any = ()
     switch: Any = ()
 
 
@@ -137,7 +141,7 @@ def make_blocks(model: Model, config: Config) -> Weights:
 
 
 def state_specs(
-    optimizer: optax.GradientTransformation, layout: WeightLayout, *, pipeline: Any, scaling: Any
+    optimizer: optax.GradientTransformation, layout: WeightLayout, *, pipeline: Any, scaling: Any, usual: Any
 ) -> TrainState:
     """PartitionSpecs of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
 
@@ -148,6 +152,7 @@ def state_specs(
       layout: the layout of the state's weights.
       pipeline: specs of `TrainState.pipeline`.
       scaling: specs of `TrainState.scaling`.
+      usual: specs of `TrainState.usual`.
     """
     optimizer_state = jax.eval_shape(optimizer.init, layout.shapes)
 
@@ -165,7 +170,7 @@ def state_specs(
         transform_non_params=lambda x: P(),
         is_leaf=lambda x: isinstance(x, optax.MaskedNode),
     )
-    return TrainState(step=P(), weights=layout.master, optimizer=specs, pipeline=pipeline, scaling=scaling)
+    return TrainState(step=P(), weights=layout.master, optimizer=specs, pipeline=pipeline, scaling=scaling, usual=usual)
 
 
 def abstract_state(init: Callable[[jax.Array], TrainState], *, mesh: Mesh, specs: TrainState) -> TrainState:
@@ -183,14 +188,16 @@ def make_init(
     *,
     pipeline: Callable[[Weights], Any],
     scaling: Callable[[], Any],
+    usual: Callable[[], Any],
 ) -> Callable[[jax.Array], TrainState]:
     """The function that makes a fresh train state from a key.
 
-    `pipeline` and `scaling` make `TrainState.pipeline` and `TrainState.scaling`.
+    `pipeline`, `scaling` and `usual` make `TrainState.pipeline`, `TrainState.scaling` and `TrainState.usual`.
     """
 
     def init(key: jax.Array) -> TrainState:
         weights = model.init(key, layout.placement.layers)
-        return TrainState(jnp.zeros((), jnp.int32), weights, optimizer.init(weights), pipeline(weights), scaling())
+        step, moments = jnp.zeros((), jnp.int32), optimizer.init(weights)
+        return TrainState(step, weights, moments, pipeline(weights), scaling(), usual())
 
     return init

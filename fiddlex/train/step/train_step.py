@@ -21,6 +21,7 @@ from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.train.step.gradients import GradientSource, Update
 from fiddlex.train.step.optimizer import clip_by_global_norm, num_updates
 from fiddlex.train.step.scaling import next_scaling
+from fiddlex.train.step.spikes import is_spike, next_usual
 from fiddlex.train.step.state import TrainState, WeightLayout
 
 Metrics = dict[str, Any]
@@ -41,8 +42,11 @@ def make_train_step(
     The inputs are those of `source`. Metrics are device scalars: `loss` (mean over the scored tokens or labels of the
     batch, at the weights of its forward pass), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite`
     (after the update), and `nonfinite`, which says for every weight (and layer) whether its gradient has a value that
-    is not finite. In float16 there is also `loss_scale`, the scale of the step's batch; the step skips the update when
-    `grad_norm` is not finite.
+    is not finite. In float16 there is also `loss_scale`, the scale of the step's batch. With `train.spike_bound`,
+    `spike` says whether the step is one.
+
+    A step does not change weights and optimizer when it is a spike, and when `grad_norm` or `loss` is not finite in
+    float16 or without `train.on_nonfinite=stop`.
     """
 
     def step(state: TrainState, inputs: Any) -> tuple[TrainState, Metrics]:
@@ -53,14 +57,20 @@ def make_train_step(
         clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)
         updates, optimizer_state = optimizer.update(clipped, state.optimizer, state.weights)
         new = TrainState(state.step + 1, optax.apply_updates(state.weights, updates), optimizer_state, pipeline)
+        good = jnp.bool(True)
+        if checks:
+            good = jnp.isfinite(norm) & jnp.isfinite(loss)
         if scales:
-            finite = jnp.isfinite(norm)
-            kept, made = ((each.weights, each.optimizer) for each in (state, new))
-            weights, optimizer_state = jax.tree.map(lambda a, b: jnp.where(finite, b, a), kept, made)
-            scaling = next_scaling(state.scaling, finite, config.optimizer)
-            new = new._replace(weights=weights, optimizer=optimizer_state, scaling=scaling)
-        update = Update(updates, clipped, kept=finite if scales else jnp.bool(True))
-        new = new._replace(pipeline=source.updated(new, update, inputs))
+            new = new._replace(scaling=next_scaling(state.scaling, good, config.optimizer))
+        if bound:
+            spike = is_spike(state.usual, loss, norm, bound=bound)
+            good &= ~spike
+            new = new._replace(usual=next_usual(state.usual, loss, norm, good=good))
+        if checks:
+            before, after = ((each.weights, each.optimizer) for each in (state, new))
+            weights, optimizer_state = jax.tree.map(lambda a, b: jnp.where(good, b, a), before, after)
+            new = new._replace(weights=weights, optimizer=optimizer_state)
+        new = new._replace(pipeline=source.updated(new, Update(updates, clipped, kept=good), inputs))
         metrics = {
             "loss": loss,
             "grad_norm": norm,
@@ -70,9 +80,13 @@ def make_train_step(
         }
         if scales:
             metrics["loss_scale"] = state.scaling.scales[0]
+        if bound:
+            metrics["spike"] = spike
         return new, metrics
 
-    scales, shardings = config.model.dtype == "float16", named(mesh, specs)
+    scales, bound = config.model.dtype == "float16", config.train.spike_bound
+    checks = scales or bool(bound) or config.train.on_nonfinite != "stop"
+    shardings = named(mesh, specs)
     return jax.jit(
         step,
         in_shardings=(shardings, jax.tree.map(lambda x: x.sharding, source.abstract_inputs)),

@@ -148,7 +148,9 @@ class Unflushed:
         """See `GradientSource`."""
         versions = state.pipeline.versions
         older = self._saved_versions(versions, state.step)
-        return SavedState(state.step, state.weights, state.optimizer, older, versions.last_update, state.scaling)
+        return SavedState(
+            state.step, state.weights, state.optimizer, older, versions.last_update, state.scaling, state.usual
+        )
 
     def abstract_saved(self, state: TrainState) -> SavedState:
         """See `GradientSource`."""
@@ -163,7 +165,7 @@ class Unflushed:
             return self._with_nothing_in_flight(self._store.resume(saved))
 
         made = jax.jit(state, out_shardings=named(self._mesh, self.state_specs))
-        pipeline: PipelineState = made(saved._replace(optimizer=(), scaling=(), switch=()))
+        pipeline: PipelineState = made(saved._replace(optimizer=(), scaling=(), usual=(), switch=()))
         return pipeline
 
     @functools.partial(jax.jit, static_argnums=0)

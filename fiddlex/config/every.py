@@ -6,10 +6,10 @@ AUTO = "auto"
 _AUTO_NUMBER = -(2**31)  # which nobody gives as a number of steps
 
 
-class Interval(int):
+class Every(int):
     """A number of steps between two actions; 0: never; `auto`: the run chooses it."""
 
-    def __new__(cls, value: int | str = 0) -> "Interval":
+    def __new__(cls, value: int | str = 0) -> "Every":
         """Makes one from a number, its digits, or `auto`.
 
         Raises:
@@ -33,6 +33,6 @@ class Interval(int):
 
 
 if typing.TYPE_CHECKING:
-    IntervalField = int | str  # what config files may assign
+    EveryField = int | str  # what config files may assign
 else:
-    IntervalField = Interval  # what the field then holds (`fiddlex.config.records.Checked`)
+    EveryField = Every  # what the field then holds (`fiddlex.config.records.Checked`)
