@@ -21,7 +21,15 @@ class DeviceError(FiddlexError, RuntimeError):
     """A mesh that does not fit the devices of this process."""
 
 
-class NonFiniteError(FiddlexError, FloatingPointError):
+class FaultError(FiddlexError):
+    """A training step went wrong, and the run cannot go on from it."""
+
+
+class SpikeError(FaultError):
+    """The loss or the gradient of a step is far above what is usual in the run (`train.spike_bound`)."""
+
+
+class NonFiniteError(FaultError, FloatingPointError):
     """A loss, gradient or weight that is not finite; training cannot continue.
 
     Attributes:

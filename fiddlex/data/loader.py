@@ -81,7 +81,9 @@ class Loader:
         _check_vocab(batch, self._vocab_size, where=f"step {step}", rows=self._rows)
         return batch
 
-    def iterate(self, start_step: int, *, num_steps: int | None = None) -> Iterator[Batch]:
+    def iterate(
+        self, start_step: int, *, num_steps: int | None = None, left_out: Sequence[int] = ()
+    ) -> Iterator[Batch]:
         """`batch(start_step)`, `batch(start_step + 1)`, …, prepared ahead by background threads.
 
         The threads end when the iteration ends, or when the iterator is closed or dropped.
@@ -89,11 +91,12 @@ class Loader:
         Args:
           start_step: the first step.
           num_steps: number of batches; None: unlimited.
+          left_out: the numbers of batches to leave out, in ascending order; those after them move up (`batch_number`).
         """
         import grain
 
         stop = sys.maxsize if num_steps is None else start_step + num_steps
-        steps = grain.MapDataset.source(_Steps(self, stop))[start_step:]
+        steps = grain.MapDataset.source(_Steps(self, stop, left_out))[start_step:]
         options = grain.ReadOptions(num_threads=_NUM_THREADS, prefetch_buffer_size=_PREFETCHED_BATCHES)
         iterator = iter(steps.to_iter_dataset(options))
         try:
@@ -105,6 +108,19 @@ class Loader:
         number, nth = self._blend.place(k)
         source = self._sources[number]
         return source.example(int(self._orders[number][nth]), epoch=nth // len(source))
+
+
+def batch_number(step: int, left_out: Sequence[int]) -> int:
+    """The number of the batch of a step, both counted from 0, in a run that leaves some batches out.
+
+    Args:
+      step: the step.
+      left_out: the numbers of the batches to leave out, in ascending order.
+    """
+    number = step
+    for each in left_out:
+        number += each <= number
+    return number
 
 
 def eval_batches(
@@ -156,15 +172,14 @@ class _EvalBatches(Sequence[Batch]):
 class _Steps:
     """The loader's batches as a random-access source for grain."""
 
-    def __init__(self, loader: Loader, stop: int):
-        self._loader = loader
-        self._stop = stop
+    def __init__(self, loader: Loader, stop: int, left_out: Sequence[int]):
+        self._loader, self._stop, self._left_out = loader, stop, left_out
 
     def __len__(self) -> int:
         return self._stop
 
     def __getitem__(self, step: int) -> Batch:
-        return self._loader.batch(int(step))
+        return self._loader.batch(batch_number(int(step), self._left_out))
 
 
 def _stack(examples: Sequence[Batch]) -> Batch:

@@ -10,13 +10,15 @@ import functools
 import logging
 import time
 from pathlib import Path
+from typing import Literal
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import describe
 from fiddlex.cluster.topology import catalogue
 from fiddlex.config import Config
 from fiddlex.costs.sizes import num_parameters
-from fiddlex.errors import DataError, NonFiniteError
+from fiddlex.data.loader import batch_number
+from fiddlex.errors import DataError, FaultError, NonFiniteError
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
 from fiddlex.train.inference.sampling import SamplingConfig
@@ -24,6 +26,7 @@ from fiddlex.train.record import Record
 from fiddlex.train.run import workdir as workdirs
 from fiddlex.train.run.best import Best
 from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.faults import Fault, Faults
 from fiddlex.train.run.goodput import Goodput
 from fiddlex.train.run.goodput import describe as describe_goodput
 from fiddlex.train.run.metrics import MetricsWriter, Reporter
@@ -41,6 +44,7 @@ from fiddlex.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
+_FAULTS = {"nonfinite": "its loss or gradient is not finite", "spike": "it is a spike (train.spike_bound)"}
 SAMPLING = SamplingConfig(temperature=0.7)  # for the text sampled at the end of a run
 
 
@@ -68,7 +72,6 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         trainer = Trainer(config, workdir=workdir, stopwatch=stopwatch)
         if config.train.eval_every:
             trainer.require_heldout()
-        profiler = stack.enter_context(Profiler(workdir, config.train))
         _log_what_runs(trainer)
 
         # Resume.
@@ -83,20 +86,73 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
                 inherit_original(config.train.init_from, workdir)
         if processes.is_first():
             workdirs.write_config(workdir)
-        first, last = trainer.step, config.train.num_steps
-        if first >= last:
-            logger.info("Nothing to train: the checkpoint is of step %d, train.num_steps is %d.", first, last)
+        goodput = stack.enter_context(Goodput(workdir, stopwatch, resumed_step=trainer.step))
+        faults = Faults(workdir, config.train, resumed_step=trainer.step)
+        while True:
+            trainer.leave_out(faults.left_out)
+            try:
+                outcome = _train_on(trainer, checkpoints, workdir, stop, goodput, faults)
+                break
+            except _RollbackError as error:
+                _go_back(trainer, checkpoints, faults, error)
+                goodput.resume(trainer.step)
+    logger.info("%s", outcome.summary(config, workdir, time.monotonic() - stopwatch.start_s))
+    return outcome
 
-        # Train.
+
+class _RollbackError(Exception):
+    """A step that the run shall go back from.
+
+    Args:
+      fault: the step and its batch.
+      reason: what is wrong with it.
+      blamed: the first step whose checkpoint may hold weights that are to blame.
+    """
+
+    def __init__(self, fault: Fault, reason: str, blamed: int):
+        super().__init__(reason)
+        self.fault, self.reason, self.blamed = fault, reason, blamed
+
+
+def _go_back(trainer: Trainer, checkpoints: Checkpoints, faults: Faults, error: _RollbackError) -> None:
+    """Goes back to the last good checkpoint, and notes the batch to leave out."""
+    if processes.is_first():
+        logger.warning("%s", error.reason)
+    checkpoints.wait()
+    if bad := [step for step in checkpoints.steps() if step >= error.blamed]:
+        checkpoints.set_aside(bad)
+    if not checkpoints.steps():
+        raise FaultError(
+            f"{error.reason}\nThere is no earlier checkpoint to go back to. Save more often "
+            "(train.checkpoint_every), or choose skip in place of rollback."
+        )
+    faults.add(error.fault)
+    trainer.restore(checkpoints)
+    logger.info("Going back to step %d, and leaving batch %d out.", trainer.step, error.fault.batch)
+
+
+def _train_on(
+    trainer: Trainer, checkpoints: Checkpoints, workdir: Path, stop: StopSignals, goodput: Goodput, faults: Faults
+) -> Outcome:
+    """Trains from the trainer's step to the end of the run, or until a signal.
+
+    Raises:
+      _RollbackError: when the run shall go back to a checkpoint.
+    """
+    config, stopwatch = trainer.config, trainer.stopwatch
+    first, last = trainer.step, config.train.num_steps
+    if first >= last:
+        logger.info("Nothing to train: the checkpoint is of step %d, train.num_steps is %d.", first, last)
+    with contextlib.ExitStack() as stack:
         wants_wandb = config.train.wandb_project and processes.is_first()
         wandb_run = WandbRun(workdir, config, resumed_step=first) if wants_wandb else None
         writer = stack.enter_context(MetricsWriter(workdir, resumed_step=first, wandb_run=wandb_run))
-        goodput = stack.enter_context(Goodput(workdir, stopwatch, resumed_step=first))
+        profiler = stack.enter_context(Profiler(workdir, config.train))
         watchdog = Watchdog(workdir, config.train.step_timeout_s, stopwatch)
         with Reporter(first, last, eval_every=config.train.eval_every) as reporter, watchdog:
             best = stack.enter_context(Best(workdir, config, resumed_step=first))
             saves = SaveInterval(config.train, first, writes=checkpoints.is_writing)
-            run = _Run(trainer, checkpoints, saves, best, writer, reporter, goodput, watchdog, profiler)
+            run = _Run(trainer, checkpoints, saves, faults, best, writer, reporter, goodput, watchdog, profiler)
             if first and _due(first, config.train.eval_every):
                 run.evaluate()  # the run may have been killed during this evaluation
             if run.is_past_best():
@@ -127,9 +183,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
                 sample = "".join(trainer.generate("", config.train.sample_tokens, SAMPLING))
         spent = run.end(finished=not stopped_by)
     evaluation = best.evaluation if config.train.patience else run.last_evaluation
-    outcome = Outcome(trainer.step, stopped_by, run.last_record, evaluation, sample, spent)
-    logger.info("%s", outcome.summary(config, workdir, time.monotonic() - stopwatch.start_s))
-    return outcome
+    return Outcome(trainer.step, stopped_by, run.last_record, evaluation, sample, spent)
 
 
 class _Run:
@@ -140,6 +194,7 @@ class _Run:
         trainer: Trainer,
         checkpoints: Checkpoints,
         saves: SaveInterval,
+        faults: Faults,
         best: Best,
         writer: MetricsWriter,
         reporter: Reporter,
@@ -149,7 +204,8 @@ class _Run:
     ):
         self.last_record: Record | None = None
         self.last_evaluation: Record | None = None
-        self._trainer, self._checkpoints, self._saves, self._best = trainer, checkpoints, saves, best
+        self._trainer, self._checkpoints, self._best = trainer, checkpoints, best
+        self._saves, self._faults = saves, faults
         self._writer, self._reporter = writer, reporter
         self._goodput, self._watchdog, self._profiler = goodput, watchdog, profiler
         self._stopwatch, self._lap = trainer.stopwatch, Lap(trainer.stopwatch)
@@ -193,13 +249,11 @@ class _Run:
         config = self._trainer.config.train
         try:
             record = self._trainer.record(self._in_flight)
-        except NonFiniteError as error:
-            # The step computed batch number b = step − 1 with weights up to `delay` updates older than W(b), so every
-            # checkpoint from step b − delay on may hold weights that are to blame.
-            blamed = max(self._in_flight.step - 1 - self._trainer.delay, 0)
-            if error.before_update and self._in_flight.step == 1:
-                raise NonFiniteError(f"{error}\n{self._remedy_at_start()}") from error
-            raise NonFiniteError(f"{error}\n{self._remedy(blamed if error.before_update else None)}") from error
+        except FaultError as error:
+            raise self._explained(error, self._in_flight.step) from error
+        if kind := record.get("skipped"):
+            self._faults.add(self._fault(record["step"], kind, "skip"))
+            self._reporter.line(f"Step {record['step']} is skipped: {_FAULTS[kind]}.")
         self._in_flight = None
         if decision := self._trainer.decision:
             self._writer.write(decision.to_record())
@@ -221,6 +275,26 @@ class _Run:
             self._writer.write(record)
             self._goodput.write(record["step"])
             self._reporter.record(record)
+
+    def _fault(self, step: int, kind: str, action: Literal["skip", "rollback"]) -> Fault:
+        return Fault(step, batch_number(step - 1, self._faults.left_out), kind, action)
+
+    def _explained(self, error: FaultError, step: int) -> Exception:
+        """The error of a step with advice, or that which lets the run go back to a checkpoint."""
+        # The step computed batch number b = step − 1 with weights up to `delay` updates older than W(b), so every
+        # checkpoint from step b − delay on may hold weights that are to blame.
+        blamed = max(step - 1 - self._trainer.delay, 0)
+        config, before_update = self._trainer.config.train, True
+        kind, action = "spike", config.on_spike
+        if isinstance(error, NonFiniteError):
+            kind, action, before_update = "nonfinite", config.on_nonfinite, error.before_update
+        if action == "rollback":
+            return _RollbackError(self._fault(step, kind, "rollback"), str(error), blamed)
+        if not isinstance(error, NonFiniteError):
+            return type(error)(f"{error}\n{self._remedy(None)}")
+        if before_update and step == 1:
+            return NonFiniteError(f"{error}\n{self._remedy_at_start()}")
+        return NonFiniteError(f"{error}\n{self._remedy(blamed if before_update else None)}")
 
     def evaluate(self) -> None:
         """Evaluates the current weights, unless this run or an interrupted one has already written their evaluation."""

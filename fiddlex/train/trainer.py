@@ -9,8 +9,8 @@ The binaries add little to it: `fiddlex.train.loop` adds the workdir, checkpoint
 
 import contextlib
 import copy
-import dataclasses
 import functools
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -104,7 +104,7 @@ class Trainer:
         self._scorer = Scorer(program, self.dataset, self._feed)
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
-        self._in_flight = InFlight(self.throughput, self.stopwatch)
+        self._in_flight = InFlight(self.throughput, self.stopwatch, config.train)
         self._prepared = Prepared(self._feed, self._in_flight, self.stopwatch)
 
     @property
@@ -157,15 +157,24 @@ class Trainer:
         Returns:
           `step`, `loss` (mean over the scored tokens or labels of the batch, at the weights before the update),
           `grad_norm` (before clipping), `learning_rate`, and what `Throughput.rates` returns; in float16 also
-          `loss_scale`, and `grad_norm` is None where the gradient overflowed and the step skipped the update.
+          `loss_scale`, and `grad_norm` is None where the gradient overflowed and the step skipped the update. Of a
+          step that was skipped for another reason, `skipped` says why: `nonfinite` or `spike`; `loss` and `grad_norm`
+          are None where they are not finite.
 
         Raises:
-          NonFiniteError: when the loss, the gradient or the updated weights are not finite; the message names the
-            tensors.
+          NonFiniteError: when the updated weights are not finite, or the loss or the gradient without
+            `train.on_nonfinite=skip`; the message names the tensors.
+          SpikeError: at a spike without `train.on_spike=skip`.
         """
         record = self._in_flight.record(dispatched)
-        self._decide(dispatched.step, record["loss"])
+        if record["loss"] is not None:
+            self._decide(dispatched.step, record["loss"])
         return record
+
+    def leave_out(self, batches: Sequence[int]) -> None:
+        """Leaves out the training batches of these numbers, in ascending order; the batches after them move up."""
+        self._feed.left_out = tuple(batches)
+        self._prepared.clear()
 
     def _decide(self, step: int, loss: float) -> None:
         """Lets the run decide about its semantics after a step."""
@@ -387,7 +396,7 @@ def load_trainer(
 
 def _facts(config: Config, workdir: Path | None) -> dict[str, object]:
     """What the processes of a run must agree on before any of them computes."""
-    sections = dataclasses.asdict(config)
+    sections = json.loads(config.to_json())
     fields = {f"{section}.{field}": value for section, values in sections.items() for field, value in values.items()}
     return fields | {
         "the content of data.tokenizer": tokenizer_digest(config.data.tokenizer),

@@ -33,7 +33,7 @@ def exploding_run(config: Config) -> Any:
     )
     unused: Any = None
     watchdog, profiler = Watchdog(pathlib.Path(), 0, trainer.stopwatch), Profiler(pathlib.Path(), config.train)
-    return _Run(trainer, unused, unused, unused, unused, unused, watchdog, profiler)  # type: ignore[arg-type]
+    return _Run(trainer, unused, unused, unused, unused, unused, unused, unused, watchdog, profiler)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

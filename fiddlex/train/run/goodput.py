@@ -102,6 +102,10 @@ class Goodput:
             os.replace(temporary, self._path)
             self._file = self._path.open("a", encoding="utf-8")
 
+    def resume(self, step: int) -> None:
+        """Notes that this process goes back to `step`, and repeats the steps after it."""
+        self._resumed_step = step
+
     def write(self, step: int, *, ended: bool = False) -> None:
         """Appends a line for the time since the last one.
 

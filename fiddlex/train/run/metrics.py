@@ -196,7 +196,7 @@ class Reporter:
         if "eval_loss" in record:
             self.line(f"step {step}/{self._num_steps}  {describe(record)}")
             return
-        text = f"loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tokens/s"
+        text = f"{describe_loss(record)}  {record['tokens_per_second']:,.0f} tokens/s"
         if self._progress:
             self._progress.update(self._task, description=text)
         else:
@@ -222,6 +222,11 @@ class Reporter:
         if evaluations and not self._evaluation_s:
             return f"{readable_time(seconds)} and {evaluations} evaluation{'s' * (evaluations > 1)} left"
         return f"{readable_time(seconds + evaluations * self._evaluation_s)} left"
+
+
+def describe_loss(record: Record) -> str:
+    """The loss of a training record as text."""
+    return "loss not finite" if record["loss"] is None else f"loss {record['loss']:.4f}"
 
 
 def describe(evaluation: Record) -> str:

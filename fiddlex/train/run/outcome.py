@@ -9,7 +9,7 @@ from fiddlex.cluster.peers import StopRequest
 from fiddlex.config import Config
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import DIRECTORY
-from fiddlex.train.run.metrics import describe, readable_time
+from fiddlex.train.run.metrics import describe, describe_loss, readable_time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Outcome:
             parts[0] += f" of {config.train.num_steps}, as {config.train.patience} evaluations got no better,"
         parts[0] += f" after {readable_time(seconds)}"
         if self.record:
-            parts.append(f"loss {self.record['loss']:.4f}")
+            parts.append(describe_loss(self.record))
         if self.evaluation:
             best = f"best at step {self.evaluation['step']}: " * bool(config.train.patience)
             parts.append(f"{best}{describe(self.evaluation)}")

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fiddlex.config import TrainConfig
 from fiddlex.costs.utilisation import Throughput
-from fiddlex.errors import NonFiniteError
+from fiddlex.errors import NonFiniteError, SpikeError
 from fiddlex.train.record import Record
 from fiddlex.train.step.stopwatch import Activity, Stopwatch
 from fiddlex.train.step.train_step import Metrics
@@ -31,37 +32,49 @@ class Dispatched(NamedTuple):
         """Whether the devices of this process have finished the step."""
         return self.metrics["loss"].is_ready()
 
-    def record(self, previous_s: float, throughput: Throughput) -> tuple[Record, float]:
+    def record(self, previous_s: float, throughput: Throughput, config: TrainConfig) -> tuple[Record, float]:
         """Waits for the step.
 
         Args:
           previous_s: when the step before was done, by the monotonic clock; −inf for the first one.
           throughput: what a step gets done.
+          config: says which faults are skipped.
 
         Returns:
           The step's record, see `Trainer.record`, and when the step was done.
 
         Raises:
-          NonFiniteError: see `Trainer.record`.
+          NonFiniteError, SpikeError: see `Trainer.record`.
         """
         names = ("loss", "grad_norm", "learning_rate", "weights_finite")
         loss, grad_norm, learning_rate, finite = map(float, jax.device_get([self.metrics[name] for name in names]))
         now = time.monotonic()
         step_time = now - max(previous_s, self.time_s)
         scale = float(self.metrics.get("loss_scale", 0.0))
-        skipped = scale > 1 and not math.isfinite(grad_norm)  # by loss scaling; an overflow at scale 1 is an error
-        gradient_finite = math.isfinite(loss) and (math.isfinite(grad_norm) or skipped)
-        if not (gradient_finite and finite):
+        scaled_down = scale > 1 and not math.isfinite(grad_norm)  # an overflow at scale 1 is an error
+        gradient_finite = math.isfinite(loss) and (math.isfinite(grad_norm) or scaled_down)
+        spike = bool(self.metrics.get("spike", False)) and gradient_finite and not scaled_down
+        skipped = "nonfinite" if not gradient_finite else "spike" if spike else ""
+        if not finite or (not gradient_finite and config.on_nonfinite != "skip"):
             text = self._describe_nonfinite(loss, grad_norm)
             raise NonFiniteError(text, before_update=not gradient_finite)
+        if spike and config.on_spike != "skip":
+            raise SpikeError(self._describe_spike(loss, grad_norm, config.spike_bound))
         record = {
             "step": self.step,
-            "loss": loss,
-            "grad_norm": None if skipped else grad_norm,
+            "loss": loss if math.isfinite(loss) else None,
+            "grad_norm": grad_norm if math.isfinite(grad_norm) else None,
             "learning_rate": learning_rate,
             **throughput.rates(step_time),
         }
-        return record | ({"loss_scale": scale} if scale else {}), now
+        return record | ({"loss_scale": scale} if scale else {}) | ({"skipped": skipped} if skipped else {}), now
+
+    def _describe_spike(self, loss: float, grad_norm: float, bound: float) -> str:
+        usual_loss, usual_norm = (float(self.metrics[name]) for name in ("usual_loss", "usual_grad_norm"))
+        return (
+            f"Step {self.step} is a spike: loss {loss:.4g}, usually {usual_loss:.4g}; gradient norm {grad_norm:.4g}, "
+            f"usually {usual_norm:.4g}; train.spike_bound={bound:g}. It did not change the weights."
+        )
 
     def _describe_nonfinite(self, loss: float, grad_norm: float) -> str:
         names = []
@@ -88,10 +101,11 @@ class InFlight:
     Args:
       throughput: what a step gets done.
       stopwatch: measures the time that the host waits for the devices.
+      config: says which faults are skipped.
     """
 
-    def __init__(self, throughput: Throughput, stopwatch: Stopwatch):
-        self._throughput, self._stopwatch = throughput, stopwatch
+    def __init__(self, throughput: Throughput, stopwatch: Stopwatch, config: TrainConfig):
+        self._throughput, self._stopwatch, self._config = throughput, stopwatch, config
         self._last: Dispatched | None = None
         self._done_s = -math.inf  # when the host saw the end of the last step that it has a record of
         self._waited = False  # whether it saw that end as it came
@@ -106,11 +120,11 @@ class InFlight:
         """Waits for a step and returns its record, see `Trainer.record`.
 
         Raises:
-          NonFiniteError: see `Trainer.record`.
+          NonFiniteError, SpikeError: see `Trainer.record`.
         """
         waits = not dispatched.is_done()
         with self._stopwatch.measure(Activity.DEVICES):
-            record, done_s = dispatched.record(self._done_s, self._throughput)
+            record, done_s = dispatched.record(self._done_s, self._throughput, self._config)
         if waits and self._waited:
             self._step_s = done_s - self._done_s  # the devices had nothing else to do in between
         self._waited, self._done_s = waits, done_s

@@ -29,9 +29,14 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
 
 
 class Feed:
-    """The training and evaluation batches of a dataset, on the devices of a mesh."""
+    """The training and evaluation batches of a dataset, on the devices of a mesh.
+
+    Attributes:
+      left_out: the numbers of the training batches that are left out, in ascending order.
+    """
 
     def __init__(self, dataset: Dataset, config: Config, mesh: Mesh):
+        self.left_out: tuple[int, ...] = ()
         self._dataset, self._config = dataset, config
         self._sharding = NamedSharding(mesh, BATCH)
         self._rows = _local_rows(self._sharding, config.data.global_batch_size)
@@ -44,12 +49,12 @@ class Feed:
         )
 
     def train(self, start_step: int) -> Iterator[DeviceBatch]:
-        """Yields training batches without end, starting with batch number `start_step`, counted from 0.
+        """Yields training batches without end, starting with that of the step after `start_step`.
 
         Raises:
           DataError: when a batch has a token outside the vocabulary.
         """
-        for batch in self._loader.iterate(start_step):
+        for batch in self._loader.iterate(start_step, left_out=self.left_out):
             yield self._placed(batch)
 
     def require_heldout(self) -> ExampleSource:

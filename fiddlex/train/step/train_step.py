@@ -43,7 +43,7 @@ def make_train_step(
     batch, at the weights of its forward pass), `grad_norm` (global, before clipping), `learning_rate`, `weights_finite`
     (after the update), and `nonfinite`, which says for every weight (and layer) whether its gradient has a value that
     is not finite. In float16 there is also `loss_scale`, the scale of the step's batch. With `train.spike_bound`,
-    `spike` says whether the step is one.
+    `spike` says whether the step is one, beside `usual_loss` and `usual_grad_norm`.
 
     A step does not change weights and optimizer when it is a spike, and when `grad_norm` or `loss` is not finite in
     float16 or without `train.on_nonfinite=stop`.
@@ -81,7 +81,7 @@ def make_train_step(
         if scales:
             metrics["loss_scale"] = state.scaling.scales[0]
         if bound:
-            metrics["spike"] = spike
+            metrics |= {"spike": spike, "usual_loss": state.usual.loss, "usual_grad_norm": state.usual.grad_norm}
         return new, metrics
 
     scales, bound = config.model.dtype == "float16", config.train.spike_bound

@@ -1,0 +1,105 @@
+"""Steps that went wrong: what a run skipped, and the batches that it left out after a rollback.
+
+A fault is a step whose loss or gradient is not finite, or a spike. With `skip` the step changes no weight, and the run
+goes on. With `rollback` the run goes back to the last good checkpoint and leaves the batch of that step out: the
+batches after it move up, so every later step trains on the batch after the one that it would have had.
+
+The faults are in `faults.json` in the workdir. A run that is resumed from a checkpoint leaves the same batches out, and
+skips the same steps again, since the train step decides that from its state and its batch alone.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from fiddlex.cluster import processes
+from fiddlex.config import TrainConfig
+from fiddlex.errors import CheckpointError, FaultError
+from fiddlex.train.run.workdir import writing
+
+FILE = "faults.json"
+
+
+class Fault(NamedTuple):
+    """A step that went wrong.
+
+    Attributes:
+      step: the number of the step, counted from 1.
+      batch: the number of its batch, counted from 0.
+      kind: `nonfinite` or `spike`.
+      action: what the run did.
+    """
+
+    step: int
+    batch: int
+    kind: str
+    action: Literal["skip", "rollback"]
+
+
+class Faults:
+    """The faults of a run. All processes have the same; the first one writes the file.
+
+    Args:
+      workdir: an existing directory.
+      config: the section `train` of the run's config.
+      resumed_step: the step that training continues from; steps that were skipped after it are forgotten, since the
+        run takes them again.
+
+    Raises:
+      CheckpointError: from the constructor and every method, when the file cannot be written or is damaged.
+    """
+
+    def __init__(self, workdir: Path, config: TrainConfig, *, resumed_step: int):
+        self._path, self._limit = workdir / FILE, config.max_faults
+        self._faults = [Fault(*each) for each in processes.told_by_first(f"faults of {workdir}", self._read)]
+        self.resume(resumed_step)
+
+    @property
+    def left_out(self) -> tuple[int, ...]:
+        """The numbers of the batches that the run leaves out, in ascending order."""
+        return tuple(sorted(fault.batch for fault in self._faults if fault.action == "rollback"))
+
+    def resume(self, step: int) -> None:
+        """Notes that the run goes on from `step`; at 0 it starts anew, without any fault."""
+        kept = [fault for fault in self._faults if step and (fault.action == "rollback" or fault.step <= step)]
+        if kept != self._faults:
+            self._faults = kept
+            self._write()
+
+    def add(self, fault: Fault) -> None:
+        """Records a fault.
+
+        Raises:
+          FaultError: when the run has more than `train.max_faults`.
+        """
+        self._faults.append(fault)
+        self._write()
+        if len(self._faults) > self._limit:
+            raise FaultError(
+                f"Step {fault.step} is the fault number {len(self._faults)} of this run ({self._path}), and "
+                f"train.max_faults={self._limit}. Look for the cause, such as bad data, too high a learning rate or a "
+                "bad device; or set train.max_faults higher, and run the same command again."
+            )
+
+    def _read(self) -> list[Fault]:
+        if not self._path.exists():
+            return []
+        try:
+            faults = [Fault(**each) for each in json.loads(self._path.read_text(encoding="utf-8"))]
+            if all(type(fault.step) is type(fault.batch) is int for fault in faults):
+                return faults
+        except (OSError, ValueError, TypeError):
+            pass
+        raise CheckpointError(
+            f"{self._path} is damaged. It says which batches this run leaves out; put back an intact copy, or remove "
+            "it if the run never went back to a checkpoint because of a fault."
+        )
+
+    def _write(self) -> None:
+        if not processes.is_first():
+            return
+        temporary = self._path.with_suffix(".tmp")
+        with writing(self._path):
+            temporary.write_text(json.dumps([fault._asdict() for fault in self._faults], indent=1) + "\n", "utf-8")
+            os.replace(temporary, self._path)

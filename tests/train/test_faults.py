@@ -1,0 +1,187 @@
+"""Steps that are not finite, and spikes, are skipped or rolled back; the weights are those of a run without the batch."""
+
+import copy
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fiddlex.config import Config
+from fiddlex.data import Batch, Loader
+from fiddlex.errors import CheckpointError, ConfigError, FaultError, NonFiniteError, SpikeError
+from fiddlex.train import loop
+from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.trainer import Trainer
+from tests.train.test_resume import final_state, interrupted_run, records
+
+NONFINITE, SPIKE = 6, 33  # numbers of the batches that are poisoned
+STEPS = {NONFINITE: 10, SPIKE: 36}
+
+
+@pytest.fixture
+def config(tiny_config: Config) -> Config:
+    """SGD at a constant rate without dropout, so that a run without one of its batches can be compared."""
+    tiny_config.mesh.data = 2
+    tiny_config.pipeline.num_microbatches = 2
+    tiny_config.optimizer.name, tiny_config.optimizer.schedule = "sgd", "constant"
+    tiny_config.optimizer.learning_rate, tiny_config.optimizer.momentum = 0.3, 0.5
+    tiny_config.train.num_steps = STEPS[NONFINITE]
+    tiny_config.train.checkpoint_every = 2
+    return tiny_config
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Numbers of batches, to be filled by the test, whose loss shall not be finite; SPIKE's is only high."""
+    numbers: set[int] = set()
+    original = Loader.batch
+
+    def batch(self: Loader, number: int) -> Batch:
+        made = original(self, number)
+        if number in numbers:
+            made["weights"] = np.full_like(made["weights"], np.nan)
+            if number == SPIKE:  # tokens that do not occur in the text
+                made |= {"weights": np.ones_like(made["weights"]), "targets": np.full_like(made["targets"], 256)}
+        return made
+
+    monkeypatch.setattr(Loader, "batch", batch)
+    return numbers
+
+
+def weights_without(config: Config, batch: int, *, steps: int) -> list[np.ndarray]:
+    """The weights after `steps` steps of a run that never sees a batch."""
+    trainer = Trainer(copy.deepcopy(config))
+    trainer.leave_out([batch])
+    for _ in trainer.steps(steps):
+        pass
+    return [np.asarray(each) for each in _leaves(trainer.weights())]
+
+
+def _leaves(tree: Any) -> list[Any]:
+    import jax
+
+    return jax.tree.leaves(tree)
+
+
+def trained(workdir: pathlib.Path, config: Config) -> list[np.ndarray]:
+    trainer = Trainer(copy.deepcopy(config))
+    with Checkpoints(workdir) as checkpoints:
+        assert trainer.restore(checkpoints)
+    assert trainer.step == config.train.num_steps
+    return _leaves(trainer.weights())
+
+
+def faults(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    return json.loads((workdir / "faults.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+@pytest.mark.parametrize("batch", [NONFINITE, SPIKE])
+def test_a_run_with_a_bad_batch_equals_one_without_it(
+    batch: int, action: str, config: Config, tmp_path: pathlib.Path, poison: set[int]
+) -> None:
+    poison.add(batch)
+    config.train.num_steps = STEPS[batch]
+    config.train.on_nonfinite = config.train.on_spike = action
+    config.train.spike_bound = 1.5 if batch == SPIKE else 0.0
+    outcome = loop.train(config, tmp_path)
+    assert outcome.step == config.train.num_steps
+    kind = "spike" if batch == SPIKE else "nonfinite"
+    assert faults(tmp_path) == [{"step": batch + 1, "batch": batch, "kind": kind, "action": action}]
+    found = records(tmp_path)
+    assert [record["step"] for record in found] == list(range(1, STEPS[batch] + 1))
+    skipped = [record["step"] for record in found if "skipped" in record]
+    assert skipped == ([batch + 1] if action == "skip" else [])
+    steps = config.train.num_steps - (action == "skip")  # a skipped step updates nothing
+    for got, expected in zip(trained(tmp_path, config), weights_without(config, batch, steps=steps), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+@pytest.mark.parametrize("after", [5, 8])
+def test_a_resumed_run_finds_the_same_faults(
+    after: int, action: str, config: Config, tmp_path: pathlib.Path, poison: set[int]
+) -> None:
+    poison.add(NONFINITE)
+    config.train.on_nonfinite, config.optimizer.name = action, "adamw"
+    config.optimizer.learning_rate = 1e-3
+    loop.train(config, tmp_path / "whole")
+    interrupted_run(config, tmp_path / "parts", after=after)
+    loop.train(config, tmp_path / "parts")
+    assert faults(tmp_path / "parts") == faults(tmp_path / "whole")
+    assert records(tmp_path / "parts") == records(tmp_path / "whole")
+    for a, b in zip(*(final_state(tmp_path / name, config) for name in ("parts", "whole")), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("semantics", ["2bw", "stash"])
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+def test_with_several_batches_in_flight_no_weight_is_lost(
+    action: str, semantics: str, config: Config, tmp_path: pathlib.Path, poison: set[int]
+) -> None:
+    config.mesh.pipe, config.pipeline.semantics = 2, semantics
+    config.train.on_nonfinite = action
+    poison.add(NONFINITE)
+    assert loop.train(config, tmp_path).step == config.train.num_steps
+    assert [fault["batch"] for fault in faults(tmp_path)] == [NONFINITE]
+    assert all(np.isfinite(each).all() for each in trained(tmp_path, config))
+    if action == "rollback":
+        expected = weights_without(config, NONFINITE, steps=config.train.num_steps)
+        for got, each in zip(trained(tmp_path, config), expected, strict=True):
+            np.testing.assert_allclose(got, each, rtol=1e-6, atol=1e-7)
+
+
+def test_faults_are_bounded_in_number(config: Config, tmp_path: pathlib.Path, poison: set[int]) -> None:
+    poison.update({3, 4, 6})
+    config.train.on_nonfinite, config.train.max_faults = "skip", 2
+    with pytest.raises(FaultError, match=r"Step 7 is the fault number 3 of this run .* train.max_faults=2. Look for"):
+        loop.train(config, tmp_path)
+
+
+def test_stop_names_what_was_usual(config: Config, tmp_path: pathlib.Path, poison: set[int]) -> None:
+    poison.add(SPIKE)
+    config.train.num_steps, config.train.spike_bound, config.train.on_spike = STEPS[SPIKE], 1.5, "stop"
+    text = r"Step 34 is a spike: loss .*, usually .*; gradient norm .*; train.spike_bound=1.5. It did not change"
+    with pytest.raises(SpikeError, match=text):
+        loop.train(config, tmp_path)
+    config.train.on_spike = "skip"
+    assert loop.train(config, tmp_path).step == STEPS[SPIKE]
+
+
+def test_a_rollback_without_an_earlier_checkpoint(config: Config, tmp_path: pathlib.Path, poison: set[int]) -> None:
+    poison.add(0)
+    config.train.on_nonfinite = "rollback"
+    with pytest.raises(FaultError, match=r"Step 1 is not finite(.|\n)*no earlier checkpoint to go back to"):
+        loop.train(config, tmp_path)
+
+
+def test_without_faults_the_checks_change_nothing(config: Config) -> None:
+    plain = [record["loss"] for record in Trainer(copy.deepcopy(config)).steps(4)]
+    config.train.on_nonfinite, config.train.spike_bound = "skip", 5.0
+    assert [record["loss"] for record in Trainer(config).steps(4)] == plain
+
+
+@pytest.mark.parametrize(
+    "text", ["[", '[{"step": 1}]', '{"a": 1}', '[{"step": "1", "batch": 0, "kind": "", "action": ""}]']
+)
+def test_a_damaged_list_of_faults(text: str, config: Config, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "faults.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"faults.json is damaged. .* put back an intact copy, or remove it"):
+        loop.train(config, tmp_path)
+
+
+def test_a_rollback_needs_checkpoints(config: Config) -> None:
+    config.train.checkpoint_every, config.train.on_spike = 0, "rollback"
+    with pytest.raises(ConfigError, match=r"train.on_spike=rollback with train.checkpoint_every=0: there would be no"):
+        config.validate()
+
+
+def test_not_finite_without_an_action_is_still_an_error(
+    config: Config, tmp_path: pathlib.Path, poison: set[int]
+) -> None:
+    poison.add(NONFINITE)
+    with pytest.raises(NonFiniteError, match="Step 7 is not finite"):
+        loop.train(config, tmp_path)
