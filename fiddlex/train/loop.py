@@ -128,6 +128,7 @@ def _go_back(trainer: Trainer, checkpoints: Checkpoints, faults: Faults, error: 
         )
     faults.add(error.fault)
     trainer.restore(checkpoints)
+    faults.resume(trainer.step)
     logger.info("Going back to step %d, and leaving batch %d out.", trainer.step, error.fault.batch)
 
 
