@@ -3,6 +3,7 @@
 from tests.mutations import (
     commands,
     data,
+    faults,
     launching,
     megatron,
     models,
@@ -18,6 +19,7 @@ MUTATIONS = (
     *models.MUTATIONS,
     *training.MUTATIONS,
     *spent_time.MUTATIONS,
+    *faults.MUTATIONS,
     *data.MUTATIONS,
     *megatron.MUTATIONS,
     *planning.MUTATIONS,
