@@ -88,8 +88,8 @@ MUTATIONS = (
     Mutation(
         "count-of-updates-goes-on-where-one-is-left-out",
         STEP,
-        old="jax.tree.map(lambda a, b: jnp.where(finite, b, a), kept, made)",
-        new="jax.tree.map(lambda a, b: jnp.where(finite, b, a) if a.ndim else b, kept, made)",
+        old="jax.tree.map(lambda a, b: jnp.where(good, b, a), before, after)",
+        new="jax.tree.map(lambda a, b: jnp.where(good, b, a) if a.ndim else b, before, after)",
         tests=(OVERFLOWING, RESUMED),
     ),
     Mutation(
@@ -174,15 +174,15 @@ MUTATIONS = (
     Mutation(
         "batch-skipped-on-resume",
         "fiddlex/train/step/feed.py",
-        old="self._loader.iterate(start_step)",
-        new="self._loader.iterate(start_step + (start_step > 0))",
+        old="self._loader.iterate(start_step, left_out",
+        new="self._loader.iterate(start_step + (start_step > 0), left_out",
         tests=(RESUMED,),
     ),
     Mutation(
         "batch-repeated-on-resume",
         "fiddlex/train/step/feed.py",
-        old="self._loader.iterate(start_step)",
-        new="self._loader.iterate(max(start_step - 1, 0))",
+        old="self._loader.iterate(start_step, left_out",
+        new="self._loader.iterate(max(start_step - 1, 0), left_out",
         tests=(RESUMED,),
     ),
     Mutation(
