@@ -272,16 +272,16 @@ MUTATIONS = (
     ),
     Mutation(
         "damaged-description-of-a-checkpoint-accepted",
-        CHECKPOINTS,
-        old='meta.pop("checksum", None) != _text_checksum(meta)',
+        "fiddlex/train/run/checkpoint_meta.py",
+        old='meta.pop("checksum", None) != text_checksum(meta)',
         new='meta.pop("checksum", None) is None',
         tests=(CHECKPOINT,),
     ),
     Mutation(
         "checksum-blind-to-places",
-        CHECKPOINTS,
-        old="jnp.sum(words * (place | 1), dtype=jnp.uint32)",
-        new="jnp.sum(words, dtype=jnp.uint32)",
+        "fiddlex/train/run/checksums.py",
+        old="jnp.sum(_words(x) * (place | 1), dtype=jnp.uint32)",
+        new="jnp.sum(_words(x), dtype=jnp.uint32)",
         tests=("tests/train/test_resume.py::test_checksums_tell_arrays_apart_that_hold_the_same_numbers",),
     ),
     Mutation(
