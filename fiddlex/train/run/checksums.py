@@ -54,7 +54,7 @@ def checksum_of_stored(x: np.ndarray) -> int:
     """The checksum of an array in this process's memory; needs a few MB besides the array."""
     columns = x.shape[-1] if x.ndim else 1
     rows = x.reshape(math.prod(x.shape[:-1]), columns)
-    starts = np.zeros(x.shape[:-1], np.uint32)
+    starts: np.ndarray = np.zeros(x.shape[:-1], np.uint32)
     for axis, size in enumerate(x.shape[:-1]):
         along = np.arange(size, dtype=np.uint32).reshape(-1, *[1] * (x.ndim - 2 - axis))
         starts = (starts + along) * np.uint32(_FACTOR)
