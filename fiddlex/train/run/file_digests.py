@@ -21,7 +21,7 @@ from pathlib import Path
 
 LIST = "SHA256SUMS"
 _PART = ".sha256sums_"  # + rank: the digests of the files that another process wrote, until the first has read them
-_UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a folder, while orbax writes a checkpoint
+_UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a folder, while orbax writes a checkpoint or an item of it
 _AFTERWARDS = ("commit_success.txt", "_CHECKPOINT_METADATA")
 
 
@@ -53,10 +53,11 @@ def record_all(directory: Path, step: int) -> None:
     path = _unfinished(directory, step)
     known: dict[str, str] = {}
     for part in path.glob(f"{_PART}*"):
-        known |= _read(part)
+        known |= {name.replace(_UNFINISHED, ""): digest for name, digest in _read(part).items()}  # named since
         part.unlink()
-    others = [name for name in _files(path) if name not in known]
-    _write(path / LIST, known | _digests(path, others))
+    files = _files(path)
+    others = _digests(path, [name for name in files if name not in known])
+    _write(path / LIST, {name: known.get(name) or others[name] for name in files})
 
 
 def read_list(path: Path) -> dict[str, str]:

@@ -15,9 +15,10 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import MeshConfig
 from fiddlex.errors import CheckpointError
+from fiddlex.train.run import file_digests
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.checkpoint_inventory import verify
-from fiddlex.train.run.file_digests import LIST, damaged_files, read_list
+from fiddlex.train.run.file_digests import LIST, damaged_files, read_list, record_all, record_own
 from fiddlex.train.step.state import SavedState
 
 GOOD, BAD = 5, 6  # steps: the older checkpoint stays whole, the newer is damaged
@@ -161,6 +162,28 @@ def test_each_file_is_in_one_process_share(saved: pathlib.Path) -> None:
     for index in range(3):
         damaged_files(path, share=(index, 3), told=lambda name, size: read.append(name))
     assert sorted(read) == sorted(read_list(path))
+
+
+def test_the_first_process_does_not_read_again_what_another_has_recorded(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are in folders with other names when the others record them."""
+    path = tmp_path / f"{BAD}.orbax-checkpoint-tmp"
+    for name in ("weights.orbax-checkpoint-tmp/ocdbt.process_1/d/a", "weights.orbax-checkpoint-tmp/ocdbt.process_0/b"):
+        (path / name).parent.mkdir(parents=True)
+        (path / name).write_text(name)
+    for _ in range(2):  # before each of orbax's waits
+        record_own(tmp_path, BAD, 1)
+    (path / "weights.orbax-checkpoint-tmp").rename(path / "weights")
+    read, digest = [], file_digests._digest
+    monkeypatch.setattr(file_digests, "_digest", lambda file: read.append(file.name) or digest(file))
+    record_all(tmp_path, BAD)
+    finished = path.rename(tmp_path / str(BAD))
+    record_own(tmp_path, BAD, 1)  # as the checkpoint has its name
+    assert read == ["b"]
+    assert set(read_list(finished)) == {"weights/ocdbt.process_1/d/a", "weights/ocdbt.process_0/b"}
+    assert damaged_files(finished) == {}
+    assert [file.name for file in finished.iterdir() if file.is_file()] == [LIST]
 
 
 def test_a_list_that_names_files_elsewhere_is_refused(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
