@@ -175,7 +175,8 @@ def _differing(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.dtype != y.dtype:
         different: np.ndarray = x.astype(np.float64) != y.astype(np.float64)
         return different
-    return (x.view(np.uint8) != y.view(np.uint8)).reshape(x.size, -1).any(axis=1)
+    bits = np.dtype(f"u{x.dtype.itemsize}")
+    return np.not_equal(x.view(bits), y.view(bits))
 
 
 def _sizes(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
