@@ -1,7 +1,9 @@
 """Every fault of a file of a checkpoint is found, and never gives a wrong number."""
 
 import hashlib
+import json
 import pathlib
+import re
 import shutil
 from collections.abc import Callable, Iterator
 
@@ -18,6 +20,8 @@ from fiddlex.errors import CheckpointError
 from fiddlex.train.run import file_digests
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.checkpoint_inventory import verify
+from fiddlex.train.run.checkpoint_meta import read_meta
+from fiddlex.train.run.checksums import text_checksum
 from fiddlex.train.run.file_digests import LIST, damaged_files, read_list, record_all, record_own
 from fiddlex.train.step.state import SavedState
 
@@ -140,6 +144,25 @@ def test_without_a_list_of_files_no_fault_gives_a_wrong_number(
             assert step == GOOD, name
             passed_over.add(name.partition("/")[0])
     assert {"meta", "weights", "optimizer"} <= passed_over
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("checksums", 7, "its checksum is .*, and 7 was saved"), ("shapes", [3], r"its shape is \(9,\), and \(3,\) was")],
+)
+def test_an_array_that_is_not_what_was_saved_is_named(
+    field: str, value: object, message: str, saved: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """As if the array had changed, in a file that decodes without an error."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "checkpoints" / str(BAD)
+    meta = read_meta(path)
+    meta[field]["weights.head.table"] = value
+    (path / "meta" / "metadata").write_text(json.dumps(meta | {"checksum": text_checksum(meta)}))
+    (path / LIST).unlink()
+    ((name, reason),) = verify(path).damaged_arrays.items()
+    assert name == "weights.head.table"
+    assert re.search(message, reason)
 
 
 def test_weights_alone_do_not_need_the_optimizers_files(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
