@@ -107,7 +107,7 @@ def difference(first: Path, second: Path, told: Callable[[str, int], None] = lam
 def _meta(path: Path) -> Meta:
     try:
         return read_meta(path)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}. Compare another checkpoint.") from error
 
 

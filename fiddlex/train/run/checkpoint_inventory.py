@@ -133,7 +133,7 @@ def verify(path: Path, told: Progress = lambda what, size: None) -> Verdict:
     num_arrays = num_bytes = num_files = 0
     try:
         meta = read_meta(path)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         arrays["meta"] = first_line(error)
     else:
         stored = StoredArrays(path, meta)
