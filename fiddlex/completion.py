@@ -61,6 +61,9 @@ def _add_command(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--help", action="store_true", help="show the help of the command")
     if argument := getattr(module, "ARGUMENT", ""):
         parser.add_argument("argument", help=argument, choices=module.ARGUMENT_CHOICES)
+    if hasattr(module, "MORE_ARGUMENTS"):
+        files = parser.add_argument("more", nargs="*")
+        files.completer = FilesCompleter()  # type: ignore[attr-defined]
     for flag in flags.FLAGS.get_key_flags_for_module(module.__name__):
         if flag.name == "config":
             if takes_file(flag):

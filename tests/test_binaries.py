@@ -32,6 +32,7 @@ SIDES = {"source": "train", "eval_source": "eval"}
 FILES = [
     "benchmark",
     "bubbles",
+    "checkpoint",
     "compile",
     "evaluate",
     "generate",

@@ -85,6 +85,8 @@ def folder(tmp_path):
         ("schedule --semantics=d", {"delay:"}),
         ("plan --topology=a100", {"a100_40", "a100_80"}),
         ("completion ", {"bash", "zsh", "fish", "--help"}),
+        ("checkpoint v", {"verify"}),
+        ("checkpoint verify r", {"runs/"}),
         ("launch s", {"slurm", "ssh"}),
         ("launch slurm --config=gpt_ti", {"gpt_tiny"}),
         ("launch slurm --topology=a100", {"a100_40", "a100_80"}),

@@ -2,8 +2,8 @@
 
 `fiddlex.commands.train` is `fiddlex train`. A module defines absl flags as it is imported, so a process imports only
 the module of the sub-command that it runs. A sub-command that takes an argument without a flag says what it is in
-`ARGUMENT` and what it may be in `ARGUMENT_CHOICES`; one that starts another program, named after `--`, sets
-`TAKES_PROGRAM`.
+`ARGUMENT`, what it may be in `ARGUMENT_CHOICES`, and how many more may follow in `MORE_ARGUMENTS`; one that starts
+another program, named after `--`, sets `TAKES_PROGRAM`.
 """
 
 import ast

@@ -114,11 +114,12 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     The exit status is `USAGE_STATUS` for flags that cannot be parsed and for every ConfigError or ScheduleError. It is
     `FAILURE_STATUS` for any other FiddlexError that `main` raises, and when standard output cannot be written. A
     standard error that cannot be written changes nothing. The module that defines `main` may say in `ARGUMENT` what the
-    one positional argument is, which must then be given; and with `TAKES_PROGRAM` that `--` and another program's
-    command line may follow. Further positional arguments are an error.
+    first positional argument is, which must then be given; in `MORE_ARGUMENTS` how many may follow it, by default none;
+    and with `TAKES_PROGRAM` that `--` and another program's command line may follow. Further positional arguments are
+    an error.
 
     Args:
-      main: takes a list that holds the program's name, the positional argument if there is one, and what follows `--`.
+      main: takes a list that holds the program's name, the positional arguments, and what follows `--`.
         `--help` shows the docstring and the flags of its module.
     """
 
@@ -302,7 +303,8 @@ def _parse_flags(argv: list[str], *, module: str) -> list[str]:
         end("interrupted.", INTERRUPTED_STATUS)
     if argument and not remaining[1:]:
         end(f"an argument is missing, {argument}.", USAGE_STATUS)
-    surplus = remaining[1 + bool(argument) :] + ([] if takes_program else program)
+    allowed = bool(argument) + getattr(sys.modules[module], "MORE_ARGUMENTS", 0)
+    surplus = remaining[1 + allowed :] + ([] if takes_program else program)
     if surplus:
         before = " A program and its flags come after --." if takes_program else ""
         rule = "Write --name=value, and --name or --noname for a bool."

@@ -205,7 +205,15 @@ class Config(Checked, prefix="config."):
             values = json.loads(text)
         except (ValueError, RecursionError) as error:  # JSONDecodeError, or an integer with too many digits
             raise ConfigError(f"not JSON: {error}") from error
-        return from_mapping(cls, values, "config.")
+        return from_mapping(cls, _renamed(values), "config.")
+
+
+def _renamed(values: Any) -> Any:
+    """The values of a config with today's names; versions before 2026-11-24 had others."""
+    match values:
+        case {"train": {"keep_checkpoints": int(others), **train}}:
+            return values | {"train": {**train, "keep_last": others + 1}}
+    return values
 
 
 def check_field(path: str) -> None:

@@ -355,7 +355,8 @@ class TrainConfig(Checked, prefix="config.train."):
     checkpoint_every: EveryField = 0  # steps, or auto; the run also ends with a checkpoint, unless this is 0
     checkpoint_overhead: float = 0.035  # auto: largest share of the time of steps that checkpoints may add to it
     mean_time_to_failure_h: float = 0.0  # auto: hours between two failures of the run, on average; 0: not known
-    keep_checkpoints: int = 1  # number to keep in addition to the newest
+    keep_last: int = 2  # checkpoints to keep; of the newest it is not known before the next step whether it is good
+    keep_every: int = 0  # keep the first checkpoint of every so many steps, however old; 0: none
     on_nonfinite: str = "stop"  # loss or gradient that is not finite: stop | skip (the update) | rollback
     spike_bound: float = 0.0  # loss or gradient this many times as large as usual is a spike, never an update; 0: off
     on_spike: str = "skip"  # stop | skip | rollback (to the last good checkpoint, and leave the batch out)
@@ -388,7 +389,8 @@ class TrainConfig(Checked, prefix="config.train."):
                     f"train.{name}=rollback with train.checkpoint_every=0: there would be no checkpoint to go back to. "
                     "Set train.checkpoint_every, or choose skip or stop."
                 )
-        rules.at_least("train.keep_checkpoints", self.keep_checkpoints, 1)
+        rules.at_least("train.keep_last", self.keep_last, 2)
+        rules.at_least("train.keep_every", self.keep_every, 0)
         rules.at_least("train.seed", self.seed, 0)
         for name in ("log_every", "eval_every", "sample_tokens", "patience"):
             rules.at_least(f"train.{name}", getattr(self, name), 0)

@@ -77,7 +77,9 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         # Resume.
         schedule = trainer.layout.pipeline.lowered.schedule
         stack.enter_context(workdirs.claimed(workdir, given or config, schedule=schedule))
-        checkpoints = stack.enter_context(Checkpoints(workdir, keep=config.train.keep_checkpoints))
+        checkpoints = stack.enter_context(
+            Checkpoints(workdir, keep_last=config.train.keep_last, keep_every=config.train.keep_every)
+        )
         if trainer.restore(checkpoints):
             logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))
         elif config.train.init_from:

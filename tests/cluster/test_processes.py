@@ -18,6 +18,8 @@ from fiddlex.cluster.launchers import is_launched
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.train import loop
+from fiddlex.train.run.checkpoint_inventory import finished, verify
+from fiddlex.train.run.file_digests import read_list
 from fiddlex.train.trainer import load_trainer
 from tests.cluster.pods import free_port, pod, run_pod
 from tests.programs import EXPERIMENTS, Running, call, started
@@ -78,6 +80,11 @@ def test_training_equals_that_of_one_process(
     ours, theirs = (load_trainer(tmp_path / run).weights() for run in ("one", "pod"))
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert np.linalg.norm(one - other) <= 1e-6 * np.linalg.norm(one)
+    for path in finished(tmp_path / "pod"):
+        assert verify(path).whole
+        folders = {name.split("/")[1] for name in read_list(path) if name.startswith("weights/ocdbt")}
+        assert folders == {f"ocdbt.process_{rank}" for rank in range(number)}
+        assert not list(path.glob(".*"))  # what the other processes recorded is in the list
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """All mutations, by the part of fiddlex that they break."""
 
 from tests.mutations import (
+    checkpoints,
     commands,
     data,
     faults,
@@ -18,6 +19,7 @@ MUTATIONS = (
     *pipeline.MUTATIONS,
     *models.MUTATIONS,
     *training.MUTATIONS,
+    *checkpoints.MUTATIONS,
     *spent_time.MUTATIONS,
     *faults.MUTATIONS,
     *data.MUTATIONS,

@@ -1,4 +1,4 @@
-"""Mutations of `fiddlex.train`: steps, optimizers, checkpoints, records."""
+"""Mutations of `fiddlex.train`: steps, optimizers, records."""
 
 from tests.mutations.mutation import Mutation
 
@@ -10,7 +10,6 @@ OVERFLOWING = "tests/train/test_semantics.py::test_float16_leaves_out_updates_th
 RESUMED = "tests/train/test_semantics.py::test_float16_resumes_with_its_scales"
 SCALING = "tests/train/step/test_scaling.py"
 PLAIN_OPTAX = "tests/train/step/test_optimizer.py::test_stacked_and_padded_equals_plain_optax"
-CHECKPOINT = "tests/train/run/test_checkpoint.py"
 STEP, GRADIENT, STATE = (
     "fiddlex/train/step/train_step.py",
     "fiddlex/train/step/gradients.py",
@@ -23,7 +22,7 @@ VERSIONS, LAYOUTS = (
 )
 MOMENTUM = f"{LAYOUTS}[2x3x1-mlmpre-zb_h2-v1-m2-121-none-adamw-zero1-dropout-delay:3-momentum21]"
 ADAM = f"{LAYOUTS}[1x2x2-mlmpre-interleaved_1f1b-v2-m4-1211-selective-adam-zero1-dropout-2bw-extrapolate21]"
-CHECKPOINTS, SAMPLING = "fiddlex/train/run/checkpoint.py", "fiddlex/train/inference/sampling.py"
+SAMPLING = "fiddlex/train/inference/sampling.py"
 GENERATION, CACHE = "fiddlex/train/inference/generation.py", "fiddlex/models/cache.py"
 
 MUTATIONS = (
@@ -262,34 +261,6 @@ MUTATIONS = (
         old='"losses": list(self._losses)',
         new='"losses": self._losses',
         tests=("tests/train/test_sync_switch.py",),
-    ),
-    Mutation(
-        "checksums-not-compared",
-        CHECKPOINTS,
-        old='if value != meta["checksums"][name]:',
-        new="if False:",
-        tests=(CHECKPOINT,),
-    ),
-    Mutation(
-        "damaged-description-of-a-checkpoint-accepted",
-        CHECKPOINTS,
-        old='meta.pop("checksum", None) != _text_checksum(meta)',
-        new='meta.pop("checksum", None) is None',
-        tests=(CHECKPOINT,),
-    ),
-    Mutation(
-        "checksum-blind-to-places",
-        CHECKPOINTS,
-        old="jnp.sum(words * (place | 1), dtype=jnp.uint32)",
-        new="jnp.sum(words, dtype=jnp.uint32)",
-        tests=("tests/train/test_resume.py::test_checksums_tell_arrays_apart_that_hold_the_same_numbers",),
-    ),
-    Mutation(
-        "rows-not-moved-to-another-layout",
-        "fiddlex/train/run/relayout.py",
-        old="0 if layer == PADDING else sources[layer] for layer in layers",
-        new="0 if layer == PADDING else layer for layer in layers",
-        tests=(CHECKPOINT,),
     ),
     Mutation(
         "records-of-steps-to-come-kept-on-resume",

@@ -40,7 +40,7 @@ class Best:
 
     def __init__(self, workdir: Path, config: Config, *, resumed_step: int):
         self._path, self._task = workdir / RECORD, config.model.task
-        self._checkpoints = Checkpoints(workdir, keep=0, name=DIRECTORY)
+        self._checkpoints = Checkpoints(workdir, keep_last=1, name=DIRECTORY)
         self.evaluation = processes.told_by_first(f"best of {workdir}", lambda: read_best(workdir))
         if self.evaluation and self.evaluation["step"] > resumed_step:
             self.evaluation = None

@@ -1,37 +1,36 @@
 """Checkpoints of a workdir: saved in the background, verified when read, resumable on another layout.
 
-A checkpoint consists of two orbax items, `weights` and `optimizer`, with global shapes, and a JSON item `meta`. With
-delayed weights it has one more orbax item for each older version. `meta` holds, among others, the step, layer order,
-loss scale, each array's checksum and shape, and a fingerprint of the training data.
+A checkpoint consists of two orbax items, `weights` and `optimizer`, with global shapes, a JSON item `meta`
+(`fiddlex.train.run.checkpoint_meta`), and a list of its files (`fiddlex.train.run.file_digests`). With delayed weights
+it has one more orbax item for each older version.
 
 A checkpoint does not hold what is in flight in a pipeline: a resumed run recomputes that from the same weights. Data
 order and dropout follow from the seeds and the step, so the step is the only position to save.
 
-The checksum depends on the bits of an array's numbers and on their places, but not on the sharding or on zero padding.
-It reveals a truncated or changed file; the newest undamaged checkpoint is then used. Of several processes each reads
-the parts that its devices hold, and all pass over a checkpoint that one of them cannot read. `Checkpoints` deletes only
-checkpoints beyond the newest `keep` + 1, and moves damaged ones if asked to.
+A checkpoint of which a file or an array is not what was saved is passed over, and the newest undamaged one is used. Of
+several processes each reads a part of the files to verify them, and then the parts of the arrays that its devices hold;
+all pass over a checkpoint that one of them cannot read. `Checkpoints` deletes only checkpoints beyond the newest
+`keep` + 1, and moves damaged ones if asked to.
 """
 
-import json
 import logging
 import socket
 import time
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax import lax
 
 from fiddlex.cluster import processes
 from fiddlex.errors import CheckpointError
 from fiddlex.parallel.sharding import on_devices
-from fiddlex.train.run.reading import barrier_of_writers, make_reader
+from fiddlex.train.run.checkpoint_meta import META, Meta, arrays_of, items_of, make_meta, named, read_meta
+from fiddlex.train.run.checksums import checksums
+from fiddlex.train.run.file_digests import damaged_files, record_all, record_own
+from fiddlex.train.run.reading import barrier_of_writers, first_line, make_reader
 from fiddlex.train.run.relayout import move_rows, saved_form
 from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.scaling import Scaling
@@ -48,14 +47,16 @@ class Checkpoints:
 
     Args:
       workdir: the run's directory; the first save creates the directory of the checkpoints in it.
-      keep: how many checkpoints to keep in addition to the newest.
+      keep_last: how many of the newest checkpoints to keep.
+      keep_every: of every so many steps, the first checkpoint is kept too; 0: of none.
       name: name of the checkpoints' directory in `workdir`.
     """
 
-    def __init__(self, workdir: Path, *, keep: int = 1, name: str = "checkpoints"):
+    def __init__(self, workdir: Path, *, keep_last: int = 2, keep_every: int = 0, name: str = "checkpoints"):
         self.directory = workdir.absolute() / name
-        self._keep = keep
+        self._kept = _Kept(keep_last, keep_every)
         self._manager: ocp.CheckpointManager | None = None
+        self._saving = -1  # step of the checkpoint that is being written
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -87,25 +88,17 @@ class Checkpoints:
         Raises:
           CheckpointError: when the directory cannot be written, or the previous background write failed.
         """
-        sums = _checksums(_arrays(state))
-        meta = {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": sums}
-        meta["shapes"] = {name: list(x.shape) for name, x in _arrays(state).items()}
-        meta["padded_vocab"] = padded_vocab
-        if state.scaling:
-            meta["scaling"] = [np.asarray(part).tolist() for part in jax.device_get(state.scaling)]
-        if state.usual:
-            meta["usual"] = [np.asarray(part).item() for part in jax.device_get(state.usual)]
-        if state.switch:
-            meta["switch"] = state.switch
-        if state.older:
-            meta["older_dtype"] = jax.tree.leaves(state.older)[0].dtype.name
+        meta = make_meta(state, step, layers=layers, fingerprint=fingerprint, padded_vocab=padded_vocab)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            saved = self._open().save(
+            manager = self._open()
+            manager.wait_until_finished()  # the writer's threads read the step
+            self._saving = step
+            saved = manager.save(
                 step,
                 args=ocp.args.Composite(
-                    **{name: ocp.args.StandardSave(item) for name, item in _items(state).items() if item},
-                    meta=ocp.args.JsonSave(meta | {"checksum": _text_checksum(meta)}),
+                    **{name: ocp.args.StandardSave(item) for name, item in items_of(state).items() if item},
+                    meta=ocp.args.JsonSave(meta),
                 ),
             )
         except Exception as error:  # orbax raises errors of the previous background write here
@@ -193,20 +186,26 @@ class Checkpoints:
 
     def _cannot_write(self, error: Exception) -> CheckpointError:
         return CheckpointError(
-            f"Cannot write a checkpoint under {self.directory}: {_first_line(error)}. Earlier checkpoints are intact; "
+            f"Cannot write a checkpoint under {self.directory}: {first_line(error)}. Earlier checkpoints are intact; "
             "make room or permit writing there, and run the same command again."
         )
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            # `keep`, plus the newest, whose weights are known to be good only after the next step.
             options = ocp.CheckpointManagerOptions(
-                max_to_keep=self._keep + 1,
+                preservation_policy=self._kept,
                 create=False,
-                async_options=ocp.AsyncOptions(barrier_sync_fn=barrier_of_writers()),
+                async_options=ocp.AsyncOptions(
+                    barrier_sync_fn=barrier_of_writers(self._record_own),
+                    post_finalization_callback=lambda: record_all(self.directory, self._saving),
+                ),
             )
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
+
+    def _record_own(self) -> None:
+        if rank := jax.process_index():
+            record_own(self.directory, self._saving, rank)
 
     def set_aside(self, steps: Iterable[int]) -> None:
         """Moves unusable checkpoints to `DAMAGED`, next to `checkpoints`, and logs each move."""
@@ -233,19 +232,21 @@ class Checkpoints:
         self, step: int, abstract: SavedState, layers: Sequence[int], fingerprint: str, padded_vocab: int
     ) -> tuple[SavedState | None, str]:
         """The checkpoint of a step; None, and the reason, if a process cannot read it or it is not what was saved."""
-        read, reason = None, ""
+        if reason := self._damaged_files(step, abstract):
+            return None, reason
+        read = None
         try:
             read = self._read(step, abstract, layers, fingerprint, padded_vocab)
         except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):  # the files are not to blame
             raise
         except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
-            reason = _first_line(error)
+            reason = first_line(error)
         # Whatever follows takes all processes, as does the reading of an earlier checkpoint.
-        reasons = processes.gather(f"{self.path(step)}", [reason, socket.gethostname()])
-        if read is None or any(reason for reason, _ in reasons):
-            return None, _reasons(reasons)
+        if reasons := self._gathered(step, reason):
+            return None, reasons
+        assert read is not None
         state, form, meta = read
-        for name, value in _checksums(_arrays(state)).items():
+        for name, value in checksums(arrays_of(state)).items():
             if value != meta["checksums"][name]:
                 return None, f"{name} is not what was saved (checksum {value}, saved {meta['checksums'][name]})"
         if list(layers) != meta["layers"]:
@@ -254,19 +255,29 @@ class Checkpoints:
         usual = _usual(meta["usual"]) if "usual" in meta else ()
         return state._replace(scaling=scaling, usual=usual, switch=meta.get("switch", ())), ""
 
+    def _damaged_files(self, step: int, abstract: SavedState) -> str:
+        """What is wrong with a file of the checkpoint that has to be read; empty when all are what was written."""
+        wanted = {name for name, item in items_of(abstract).items() if item} | {META}
+        share = jax.process_index(), jax.process_count()
+        found = damaged_files(self.path(step), items=wanted, share=share)
+        return self._gathered(step, "; ".join(f"{name}: {reason}" for name, reason in found.items()))
+
+    def _gathered(self, step: int, reason: str) -> str:
+        """Why the processes cannot read a checkpoint, of which each gives its reason or an empty text."""
+        reasons = processes.gather(f"{self.path(step)}", [reason, socket.gethostname()])
+        if len({reason for reason, _ in reasons}) == 1:
+            return reason
+        return "; ".join(f"on rank {rank} ({host}): {reason}" for rank, (reason, host) in enumerate(reasons) if reason)
+
     def _read(
         self, step: int, abstract: SavedState, layers: Sequence[int], fingerprint: str, padded_vocab: int
-    ) -> tuple[SavedState, SavedState, dict[str, Any]]:
+    ) -> tuple[SavedState, SavedState, Meta]:
         """What this process's devices hold of a checkpoint: the state as it was saved, the form to give it, and `meta`.
 
         No process waits for another here.
         """
         reader = make_reader()
-        meta = reader.restore(self.path(step), args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
-        if not isinstance(meta, dict) or meta.pop("checksum", None) != _text_checksum(meta):
-            raise ValueError(f"what it says of itself is not what was saved: {meta}")
-        if meta["step"] != step:
-            raise ValueError(f"it is the checkpoint of step {meta['step']} under another name")
+        meta = read_meta(self.path(step))
         expected = meta["checksums"]
         if fingerprint and meta["fingerprint"] and meta["fingerprint"] != fingerprint:
             raise CheckpointError(
@@ -277,9 +288,9 @@ class Checkpoints:
         abstract = _as_saved(abstract, meta)
         if not any(name.startswith("optimizer.") for name in expected):
             abstract = abstract._replace(optimizer=())  # weights alone, as from another program
-        if different := sorted(set(_arrays(abstract)) ^ {name for name in expected if _is_wanted(name, abstract)}):
+        if different := sorted(set(arrays_of(abstract)) ^ {name for name in expected if _is_wanted(name, abstract)}):
             raise CheckpointError(_other_arrays(self.path(step), different))
-        items = _items(abstract)
+        items = items_of(abstract)
         if list(layers) != meta["layers"]:
             items = saved_form(items, layers, meta["layers"])
         self._check_shapes(step, items, meta, padded_vocab)
@@ -299,12 +310,12 @@ class Checkpoints:
         )
         return state, abstract, meta
 
-    def _check_shapes(self, step: int, items: dict[str, Any], meta: dict[str, Any], padded_vocab: int) -> None:
+    def _check_shapes(self, step: int, items: dict[str, Any], meta: Meta, padded_vocab: int) -> None:
         """Raises CheckpointError when a saved shape differs by more than the padding of the vocabulary."""
         padding = meta.get("padded_vocab", 0), padded_vocab
         saved = meta.get("shapes", {})  # earlier versions of fiddlex saved none
         different = []
-        for name, x in _named(items).items():
+        for name, x in named(items).items():
             was, now = tuple(saved.get(name, x.shape)), tuple(x.shape)
             if len(was) != len(now) or any(a != b and (a, b) != padding for a, b in zip(was, now, strict=True)):
                 different.append(f"{name} is {now}, was {was}")
@@ -317,11 +328,22 @@ class Checkpoints:
             )
 
 
-def _reasons(reasons: Sequence[tuple[str, str]]) -> str:
-    """Why a checkpoint cannot be read: the reason that all processes have, or those of each rank, with its host."""
-    if len({reason for reason, _ in reasons}) == 1:
-        return reasons[0][0]
-    return "; ".join(f"on rank {rank} ({host}): {reason}" for rank, (reason, host) in enumerate(reasons) if reason)
+class _Kept(NamedTuple):
+    """Which checkpoints orbax keeps when it has saved another one; see `Checkpoints`."""
+
+    last: int
+    every: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
+        """Whether to keep each of the checkpoints, which are in the order of their steps."""
+        steps = [each.step for each in checkpoints]
+        kept = set(steps[-self.last :])
+        if self.every:
+            spans = [step // self.every for step in steps]
+            kept |= {
+                step for step, span in zip(steps, spans, strict=True) if span and spans.index(span) == steps.index(step)
+            }
+        return [step in kept for step in steps]
 
 
 def _other_arrays(path: Path, different: list[str]) -> str:
@@ -337,15 +359,6 @@ def _other_arrays(path: Path, different: list[str]) -> str:
     )
 
 
-def _items(state: SavedState) -> dict[str, Any]:
-    return {
-        "weights": state.weights,
-        "optimizer": state.optimizer,
-        "last_update": state.last_update,
-        **state.older,
-    }
-
-
 def _scaling(parts: list[Any]) -> Scaling:
     scales, good_steps = parts
     return Scaling(np.asarray(scales, np.float32), np.int32(good_steps))
@@ -356,7 +369,7 @@ def _usual(parts: list[Any]) -> Usual:
     return Usual(np.float32(loss), np.float32(grad_norm), np.int32(good_steps))
 
 
-def _as_saved(abstract: SavedState, meta: dict[str, Any]) -> SavedState:
+def _as_saved(abstract: SavedState, meta: Meta) -> SavedState:
     """`abstract` with the older weights and the last update that the checkpoint holds, in the checkpoint's dtype."""
     saved = {name.partition(".")[0] for name in meta["checksums"]}
     older = {
@@ -368,42 +381,4 @@ def _as_saved(abstract: SavedState, meta: dict[str, Any]) -> SavedState:
 
 
 def _is_wanted(name: str, abstract: SavedState) -> bool:
-    return bool(_items(abstract).get(name.partition(".")[0]))
-
-
-def _arrays(state: SavedState) -> dict[str, Any]:
-    return _named(_items(state))
-
-
-def _named(items: dict[str, Any]) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(items)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-
-
-def _checksums(arrays: dict[str, jax.Array]) -> dict[str, int]:
-    """For each array, the sum of its 32-bit words times a hash of their places, modulo 2³²; zeros add nothing.
-
-    One array after another, since XLA's CPU backend holds the terms of the sum, which are as large as the array.
-    """
-    return {name: int(jax.device_get(_checksum(x))) for name, x in arrays.items()}
-
-
-@jax.jit
-def _checksum(x: jax.Array) -> jax.Array:
-    x = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-    words = jnp.where(x == 0, jnp.uint32(0), lax.bitcast_convert_type(x, jnp.uint32))
-    place = jnp.zeros(x.shape, jnp.uint32)
-    for axis in range(x.ndim):
-        place = (place + lax.broadcasted_iota(jnp.uint32, x.shape, axis)) * jnp.uint32(0x9E3779B1)
-    return jnp.sum(words * (place | 1), dtype=jnp.uint32)  # odd, so that no bit of a word is lost
-
-
-def _text_checksum(meta: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(meta, sort_keys=True).encode())
-
-
-def _first_line(error: BaseException) -> str:
-    while error.__cause__:  # orbax's error names what it was reading; the cause says why it failed
-        error = error.__cause__
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return line if len(line) <= 300 else f"{line[:140]} … {line[-140:]}"  # the cause is often at the end
+    return bool(items_of(abstract).get(name.partition(".")[0]))

@@ -30,15 +30,19 @@ def make_reader() -> ocp.Checkpointer:
     return ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone)
 
 
-def barrier_of_writers() -> Callable[..., None]:
+def barrier_of_writers(written: Callable[[], None]) -> Callable[..., None]:
     """What the threads that write a checkpoint wait by: for all processes, unless this one's write has failed.
 
     Such a thread must end, so that the main thread gets the error and ends all processes.
+
+    Args:
+      written: is called before each wait. At the first one, this process has written its part of the checkpoint.
     """
     wait = ocp.multihost.get_barrier_sync_fn()
 
     def barrier(*, key: str, timeout_ms: int) -> None:
         if sys.exception() is None:
+            written()
             wait(key=key, timeout_ms=timeout_ms)
 
     return barrier
@@ -65,3 +69,11 @@ def _patient(read: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
             raise
 
     return patient
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or of that of its cause; long ones are shortened in the middle."""
+    while error.__cause__:  # orbax's error names what it was reading; the cause says why it failed
+        error = error.__cause__
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if len(line) <= 300 else f"{line[:140]} … {line[-140:]}"  # the cause is often at the end

@@ -50,7 +50,7 @@ def test_a_damaged_checkpoint_is_told_in_one_line(tmp_path: pathlib.Path, text_f
     trainer = Trainer(config)
     with workdirs.claimed(tmp_path, config, schedule=trainer.layout.pipeline.lowered.schedule):
         workdirs.write_config(tmp_path)
-    with Checkpoints(tmp_path, keep=len(DAMAGE)) as checkpoints:
+    with Checkpoints(tmp_path, keep_last=len(DAMAGE) + 1) as checkpoints:
         for trainer.step in range(1, len(DAMAGE) + 2):
             trainer.save(checkpoints)
     for step, (damage, pattern, which) in enumerate(DAMAGE, 2):

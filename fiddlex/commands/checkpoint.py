@@ -1,0 +1,181 @@
+"""Lists the checkpoints of a workdir, verifies that they are what was saved, or shows how two of them differ.
+
+    fiddlex checkpoint list WORKDIR
+    fiddlex checkpoint verify WORKDIR [STEP]
+    fiddlex checkpoint diff WORKDIR STEP STEP2
+    fiddlex checkpoint diff WORKDIR STEP WORKDIR2 STEP2
+
+`verify` reads each file and each array of one checkpoint, or of all, and ends with status 1 if anything is damaged. It
+needs no accelerator and no config, and memory for the largest array. docs/checkpoints.md explains what each prints.
+"""
+
+import json
+import logging
+import math
+import pathlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from fiddlex.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from fiddlex.train.run.checkpoint_differences import ArrayDifference, Difference
+    from fiddlex.train.run.checkpoint_inventory import Entry, Verdict
+
+ARGUMENT_CHOICES = ("list", "verify", "diff")
+ARGUMENT = f"what to do: {', '.join(ARGUMENT_CHOICES)}"
+MORE_ARGUMENTS = 4
+
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
+
+logger = logging.getLogger("fiddlex.checkpoint")
+
+_PROGRESS_S = 2.0  # seconds between two lines that tell how much was read
+
+
+def main(argv: list[str]) -> None:
+    """Prints what the first argument names."""
+    action, *arguments = argv[1:]
+    usage = {"list": "WORKDIR", "verify": "WORKDIR [STEP]", "diff": "WORKDIR STEP [WORKDIR2] STEP2"}
+    numbers = {"list": (1,), "verify": (1, 2), "diff": (3, 4)}
+    if action not in usage:
+        raise ConfigError(f"there is no {action!r} of checkpoints; use {', '.join(ARGUMENT_CHOICES)}.")
+    if len(arguments) not in numbers[action]:
+        raise ConfigError(f"{action} takes {usage[action]}, as in fiddlex checkpoint {action} {usage[action]}.")
+    if action == "list":
+        _list(pathlib.Path(arguments[0]))
+    elif action == "verify":
+        _verify(pathlib.Path(arguments[0]), _step(arguments[1]) if arguments[1:] else None)
+    else:
+        workdir, step, *others = arguments
+        second = others[0] if others[1:] else workdir
+        _diff((workdir, _step(step)), (second, _step(others[-1])))
+
+
+def _list(workdir: pathlib.Path) -> None:
+    from fiddlex.train.run.checkpoint_inventory import entries
+
+    found = list(entries(workdir))
+    if not found and not (workdir / "config.json").exists():
+        raise CheckpointError(f"{workdir} has no checkpoints and no config.json. Name the --workdir of a run.")
+    if _FORMAT.value == "json":
+        print(json.dumps({"checkpoints": [entry.facts() for entry in found]}))
+        return
+    for entry in found:
+        print(_described(entry, workdir))
+    if not found:
+        print(f"{workdir} has no checkpoint yet.")
+
+
+def _described(entry: "Entry", workdir: pathlib.Path) -> str:
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.written)) if entry.written else "without files"
+    line = f"{entry.path.relative_to(workdir)}: {entry.state}, {_size(entry.num_bytes)}, {written}"
+    if entry.reason:
+        return f"{line}\n  cannot be read: {entry.reason}"
+    if entry.step is None:
+        return line
+    parts = ", ".join(f"{part} ({', '.join(entry.dtypes[part])})" for part in entry.parts)
+    number = f" of {entry.num_parameters:,} parameters" if entry.num_parameters is not None else ""
+    return f"{line}\n  step {entry.step}{number}: {parts}"
+
+
+def _verify(workdir: pathlib.Path, step: int | None) -> None:
+    from fiddlex.train.run.checkpoint_inventory import finished, verify
+
+    verdicts: list[Verdict] = []
+    for path in finished(workdir, step):
+        verdict = verify(path, _progress(f"{path.relative_to(workdir)}: read"))
+        if not path.is_dir():
+            logger.info("%s was deleted meanwhile, by its run.", path)
+            continue
+        verdicts.append(verdict)
+        if _FORMAT.value == "text":
+            print(_judged(verdict, workdir), flush=True)
+    if _FORMAT.value == "json":
+        print(json.dumps({"checkpoints": [verdict.facts() for verdict in verdicts]}))
+    if damaged := [str(verdict.path) for verdict in verdicts if not verdict.whole]:
+        raise CheckpointError(
+            f"{len(damaged)} of {len(verdicts)} checkpoints {'is' if len(damaged) == 1 else 'are'} damaged: "
+            f"{', '.join(damaged)}. Put back an intact copy; until then fiddlex goes on from the newest whole one."
+        )
+
+
+def _judged(verdict: "Verdict", workdir: pathlib.Path) -> str:
+    name = verdict.path.relative_to(workdir)
+    files = f"{verdict.num_files} files" if verdict.num_files else "files without a list of digests"
+    rate = verdict.num_bytes / max(verdict.seconds, 1e-9)
+    read = (
+        f"{verdict.num_arrays} arrays of {_size(verdict.num_bytes)}, {files}, {verdict.seconds:.1f} s, {_size(rate)}/s"
+    )
+    lines = [f"{name}: {'whole' if verdict.whole else 'DAMAGED'}; {read}"]
+    lines += [f"  file {file}: {reason}" for file, reason in verdict.damaged_files.items()]
+    lines += [f"  {'array ' * (name != 'meta')}{name}: {reason}" for name, reason in verdict.damaged_arrays.items()]
+    return "\n".join(lines)
+
+
+def _diff(first: tuple[str, int], second: tuple[str, int]) -> None:
+    from fiddlex.train.run.checkpoint_differences import difference
+    from fiddlex.train.run.checkpoint_inventory import finished
+
+    a, b = (finished(pathlib.Path(workdir), step)[0] for workdir, step in (first, second))
+    found = difference(a, b, _progress("compared"))
+    if _FORMAT.value == "json":
+        print(json.dumps(found.facts()))
+        return
+    print("\n".join([f"{a} and {b}:", *_differences(found)]))
+
+
+def _differences(found: "Difference") -> list[str]:
+    lines = [f"  {name}: {_short(old)} and {_short(new)}" for name, (old, new) in found.meta.items()]
+    for side, names in zip(("first", "second"), found.only, strict=True):
+        lines += [f"  {name}: in the {side} alone" for name in names]
+    lines += [_compared(each) for each in found.arrays if not each.equal]
+    equal = sum(each.equal for each in found.arrays)
+    return [*lines, f"  {equal} of {len(found.arrays)} arrays that both have are equal bit for bit"]
+
+
+def _compared(each: "ArrayDifference") -> str:
+    line = f"  {each.name}:"
+    if each.dtypes[0] != each.dtypes[1]:
+        line += f" {' and '.join(each.dtypes)};"
+    if not each.comparable:
+        return f"{line} shapes {each.shapes[0]} and {each.shapes[1]} cannot be compared"
+    return (
+        f"{line} {each.num_different:,} of {each.num_elements:,} elements differ, by at most {each.max_absolute:.3g} "
+        f"(relative {each.max_relative:.3g})"
+    )
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:40]} … {text[-16:]}"
+
+
+def _progress(what: str) -> Callable[[str, int], None]:
+    """What logs from time to time how many bytes were read, and the name of the file or array that was read last."""
+    total, last = 0, time.monotonic()
+
+    def told(name: str, size: int) -> None:
+        nonlocal total, last
+        total += size
+        if time.monotonic() - last > _PROGRESS_S:
+            last = time.monotonic()
+            logger.info("%s %s … (%s)", what, _size(total), name)
+
+    return told
+
+
+def _step(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(f"{text!r} is not the step of a checkpoint, which is a number such as 1000.")
+    return int(text)
+
+
+def _size(num_bytes: float) -> str:
+    """A number of bytes in the largest unit of which it has at least one."""
+    power = min(4, max(0, math.floor(math.log10(max(num_bytes, 1)) / 3)))
+    unit = ("bytes", "kB", "MB", "GB", "TB")[power]
+    return f"{num_bytes / 1000**power:.{2 * bool(power)}f} {unit}"

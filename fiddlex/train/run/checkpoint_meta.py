@@ -1,0 +1,74 @@
+"""What a checkpoint says of itself: the JSON file `meta/metadata`, with the names of the arrays that it holds.
+
+It has the step, the layer of each row of the stacked weights, a fingerprint of the training data, each array's checksum
+and shape, the padded size of the vocabulary, and where the run has them the loss scale, the state of the choice of
+semantics and the dtype of older weights. Its own checksum is in it too. Invariant: `read_meta` returns what `make_meta`
+made, or raises.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fiddlex.train.run.checksums import checksums, text_checksum
+from fiddlex.train.step.state import SavedState
+
+META = "meta"  # name of the item
+Meta = dict[str, Any]
+
+
+def items_of(state: SavedState) -> dict[str, Any]:
+    """The parts of a state, also empty ones, by the names of the folders in which orbax saves them."""
+    return {
+        "weights": state.weights,
+        "optimizer": state.optimizer,
+        "last_update": state.last_update,
+        **state.older,
+    }
+
+
+def named(items: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of items by their full names, such as `weights.layers.mlp.up.kernel`."""
+    leaves = jax.tree_util.tree_leaves_with_path(items)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def arrays_of(state: SavedState) -> dict[str, Any]:
+    """The arrays of a state by their full names."""
+    return named(items_of(state))
+
+
+def make_meta(state: SavedState, step: int, *, layers: Sequence[int], fingerprint: str, padded_vocab: int) -> Meta:
+    """What the checkpoint of a state says of itself; see `Checkpoints.save` for the arguments."""
+    arrays = arrays_of(state)
+    meta: Meta = {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": checksums(arrays)}
+    meta["shapes"] = {name: list(x.shape) for name, x in arrays.items()}
+    meta["padded_vocab"] = padded_vocab
+    if state.scaling:
+        meta["scaling"] = [np.asarray(part).tolist() for part in jax.device_get(state.scaling)]
+    if state.usual:
+        meta["usual"] = [np.asarray(part).item() for part in jax.device_get(state.usual)]
+    if state.switch:
+        meta["switch"] = state.switch
+    if state.older:
+        meta["older_dtype"] = jax.tree.leaves(state.older)[0].dtype.name
+    return meta | {"checksum": text_checksum(meta)}
+
+
+def read_meta(path: Path) -> Meta:
+    """What the checkpoint at `path`, whose folder has the name of its step, says of itself.
+
+    Raises:
+      OSError: when the file cannot be read.
+      ValueError: when it is not what was saved, or the checkpoint is that of another step.
+    """
+    meta = json.loads((path / META / "metadata").read_text(encoding="utf-8"))
+    if not isinstance(meta, dict) or meta.pop("checksum", None) != text_checksum(meta):
+        raise ValueError(f"what it says of itself is not what was saved: {meta}")
+    if path.name.isdecimal() and meta["step"] != int(path.name):
+        raise ValueError(f"it is the checkpoint of step {meta['step']} under another name")
+    return meta

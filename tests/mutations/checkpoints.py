@@ -1,0 +1,116 @@
+"""Mutations of checkpoints: what is verified when they are read, and what is told of them."""
+
+from tests.mutations.mutation import Mutation
+
+CHECKPOINT = "tests/train/run/test_checkpoint.py"
+INTEGRITY, DIFFERING = "tests/train/run/test_integrity.py", "tests/train/run/test_checkpoint_differences.py"
+CHECKPOINTS = "fiddlex/train/run/checkpoint.py"
+DIGESTS, DIFFERENCES = "fiddlex/train/run/file_digests.py", "fiddlex/train/run/checkpoint_differences.py"
+
+MUTATIONS = (
+    Mutation(
+        "checksums-not-compared",
+        CHECKPOINTS,
+        old='if value != meta["checksums"][name]:',
+        new="if False:",
+        tests=(CHECKPOINT,),
+    ),
+    Mutation(
+        "damaged-description-of-a-checkpoint-accepted",
+        "fiddlex/train/run/checkpoint_meta.py",
+        old='meta.pop("checksum", None) != text_checksum(meta)',
+        new='meta.pop("checksum", None) is None',
+        tests=(CHECKPOINT,),
+    ),
+    Mutation(
+        "checksum-blind-to-places",
+        "fiddlex/train/run/checksums.py",
+        old="jnp.sum(_words(x) * (place | 1), dtype=jnp.uint32)",
+        new="jnp.sum(_words(x), dtype=jnp.uint32)",
+        tests=("tests/train/test_resume.py::test_checksums_tell_arrays_apart_that_hold_the_same_numbers",),
+    ),
+    Mutation(
+        "denormal-numbers-outside-of-the-checksum",
+        "fiddlex/train/run/checksums.py",
+        old="return jnp.where(words << 1 == 0, jnp.uint32(0), words)",
+        new="return jnp.where(x == 0, jnp.uint32(0), words)",
+        tests=("tests/train/run/test_checksums.py::test_a_flipped_bit_changes_the_checksum",),
+    ),
+    Mutation(
+        "files-of-a-checkpoint-not-verified-on-restore",
+        CHECKPOINTS,
+        old="if reason := self._damaged_files(step, abstract):",
+        new='if reason := "":',
+        tests=(f"{INTEGRITY}::test_a_fault_in_any_file_is_found_and_the_older_checkpoint_is_used[flips]",),
+    ),
+    Mutation(
+        "digests-of-files-not-compared",
+        DIGESTS,
+        old="if _digest(path / name) != recorded[name]:",
+        new="if not _digest(path / name):",
+        tests=(f"{INTEGRITY}::test_a_fault_in_any_file_is_found_and_the_older_checkpoint_is_used[flips]",),
+    ),
+    Mutation(
+        "damaged-list-of-digests-accepted",
+        DIGESTS,
+        old='if first != f"# {hashlib.sha256(text).hexdigest()}  the lines below".encode():',
+        new='if not first.startswith(b"#"):',
+        tests=(f"{INTEGRITY}::test_a_fault_in_any_file_is_found_and_the_older_checkpoint_is_used[cuts]",),
+    ),
+    Mutation(
+        "a-file-in-no-process-share",
+        DIGESTS,
+        old="for name in wanted[index::number]:",
+        new="for name in wanted[index + 1 :: number]:",
+        tests=(f"{INTEGRITY}::test_each_file_is_in_one_process_share",),
+    ),
+    Mutation(
+        "digests-of-other-processes-lost",
+        DIGESTS,
+        old='known |= {name.replace(_UNFINISHED, ""): digest',
+        new="known |= {name: digest",
+        tests=(f"{INTEGRITY}::test_the_first_process_does_not_read_again_what_another_has_recorded",),
+    ),
+    Mutation(
+        "verify-reads-arrays-and-compares-nothing",
+        "fiddlex/train/run/checkpoint_inventory.py",
+        old='"" if found == expected else',
+        new='"" if found == found else',
+        tests=(f"{INTEGRITY}::test_an_array_that_is_not_what_was_saved_is_named",),
+    ),
+    Mutation(
+        "arrays-of-any-shape-read",
+        "fiddlex/train/run/stored_arrays.py",
+        old="if array.shape != shape:",
+        new="if False:",
+        tests=(f"{INTEGRITY}::test_an_array_that_is_not_what_was_saved_is_named",),
+    ),
+    Mutation(
+        "layers-compared-row-by-row",
+        DIFFERENCES,
+        old="b[rows[1][layer]]",
+        new="b[rows[0][layer]]",
+        tests=(f"{DIFFERING}::test_rows_are_compared_layer_by_layer",),
+    ),
+    Mutation(
+        "numbers-compared-in-place-of-bits",
+        DIFFERENCES,
+        old="return np.not_equal(x.view(bits), y.view(bits))",
+        new="return np.not_equal(x, y)",
+        tests=(f"{DIFFERING}::test_the_largest_differences_and_their_number_are_told",),
+    ),
+    Mutation(
+        "last-block-alone-compared",
+        DIFFERENCES,
+        old="num_different=found.num_different + count,",
+        new="num_different=count,",
+        tests=(f"{DIFFERING}::test_blocks_of_a_large_array_are_taken_together",),
+    ),
+    Mutation(
+        "rows-not-moved-to-another-layout",
+        "fiddlex/train/run/relayout.py",
+        old="0 if layer == PADDING else sources[layer] for layer in layers",
+        new="0 if layer == PADDING else layer for layer in layers",
+        tests=(CHECKPOINT,),
+    ),
+)

@@ -1,0 +1,123 @@
+"""`fiddlex checkpoint`: what it prints, for people and programs, and its status."""
+
+import json
+import pathlib
+
+import jax.numpy as jnp
+import pytest
+
+from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.step.state import SavedState
+from tests.programs import call
+
+
+def state(step: int) -> SavedState:
+    weights = {
+        "layers": {"kernel": jnp.full((2, 3, 4), 0.5).at[0, 0, 0].set(step)},
+        "head": {"table": jnp.ones((5, 4))},
+    }
+    return SavedState(jnp.int32(0), weights, {"mu": jnp.zeros((2, 3, 4)), "count": jnp.int32(step)})
+
+
+@pytest.fixture
+def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Checkpoints of steps 8 and 10, a best one, one that was moved aside, one that was not finished."""
+    with Checkpoints(tmp_path, keep_last=3) as checkpoints:
+        for step in (8, 9, 10):
+            checkpoints.save(state(step), step, layers=(0, -1), fingerprint="data")
+        checkpoints.wait()
+        checkpoints.set_aside([9])
+    older = {"version_1": {"head": {"table": jnp.ones((5, 4), jnp.bfloat16)}}}
+    with Checkpoints(tmp_path, name="best") as best:
+        best.save(state(8)._replace(optimizer=(), older=older), 8, layers=(0, -1), fingerprint="data")
+    unfinished = tmp_path / "checkpoints" / "12.orbax-checkpoint-tmp"
+    unfinished.mkdir()
+    (unfinished / "part").write_bytes(b"12345")
+    return tmp_path
+
+
+def as_json(*arguments: object, status: int = 0) -> dict:
+    found: dict = json.loads(call("checkpoint", *arguments, "--format=json", status=status).stdout.splitlines()[-1])
+    return found
+
+
+def test_list(workdir: pathlib.Path) -> None:
+    lines = call("checkpoint", "list", workdir).stdout.splitlines()
+    first, held, *_ = lines
+    assert first.startswith("checkpoints/8: finished, ")
+    assert held == "  step 8 of 32 parameters: optimizer (int32, float32), weights (float32)"
+    assert any(line.startswith("checkpoints/12.orbax-checkpoint-tmp: unfinished, 5 bytes, ") for line in lines)
+    assert any(line.startswith("damaged_checkpoints/9-") and ": damaged, " in line for line in lines)
+    found = as_json("list", workdir)["checkpoints"]
+    assert [(pathlib.Path(each["path"]).name.partition("-")[0], each["state"]) for each in found] == [
+        ("8", "finished"),
+        ("10", "finished"),
+        ("12.orbax", "unfinished"),
+        ("8", "finished"),
+        ("9", "damaged"),
+    ]
+    assert [each["step"] for each in found] == [8, 10, None, 8, 9]
+    assert found[3]["dtypes"] == {"version_1": ["bfloat16"], "weights": ["float32"]}
+    path = workdir / "checkpoints" / "10"
+    assert found[1]["num_bytes"] == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def test_verify(workdir: pathlib.Path) -> None:
+    assert call("checkpoint", "verify", workdir).stdout.count(": whole; ") == 3
+    file = max((workdir / "checkpoints" / "10" / "weights").rglob("d/*"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    name = file.relative_to(workdir / "checkpoints" / "10").as_posix()
+    done = call("checkpoint", "verify", workdir, status=1)
+    assert f"\n  file {name}: it is not what was written" in done.stdout
+    assert done.stdout.count(": whole; ") == 2
+    assert f"1 of 3 checkpoints is damaged: {workdir}/checkpoints/10. Put back an intact copy" in done.stderr
+    assert call("checkpoint", "verify", workdir, 8).stdout.count(": whole; ") == 2  # the best one too
+    (found,) = as_json("verify", workdir, 10, status=1)["checkpoints"]
+    assert list(found["damaged_files"]) == [name]
+    assert found["whole"] is False
+
+
+def test_verify_of_a_damaged_array_without_a_list_of_files(workdir: pathlib.Path) -> None:
+    path = workdir / "checkpoints" / "10"
+    (path / "SHA256SUMS").unlink()
+    assert "files without a list of digests" in call("checkpoint", "verify", workdir, 10).stdout
+    for file in (path / "weights").rglob("d/*"):
+        file.write_bytes(b"")
+    done = call("checkpoint", "verify", workdir, 10, status=1)
+    assert "\n  array weights.head.table: it cannot be read: " in done.stdout
+    assert "\n  array weights.layers.kernel: it cannot be read: " in done.stdout
+
+
+def test_diff(workdir: pathlib.Path) -> None:
+    text = call("checkpoint", "diff", workdir, 8, 10).stdout
+    assert text.splitlines()[1:] == [
+        "  step: 8 and 10",
+        "  optimizer.count: 1 of 1 elements differ, by at most 2 (relative 0.2)",
+        "  weights.layers.kernel: 1 of 12 elements differ, by at most 2 (relative 0.2)",
+        "  2 of 4 arrays that both have are equal bit for bit",
+    ]
+    assert call("checkpoint", "diff", workdir, 8, workdir, 10).stdout == text
+    found = as_json("diff", workdir, 8, 10)
+    assert found["meta"] == {"step": [8, 10]}
+    assert [each["name"] for each in found["arrays"] if not each["equal"]] == [
+        "optimizer.count",
+        "weights.layers.kernel",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("list", "{}/nowhere"), "/nowhere is not a directory. Name the --workdir of a run."),
+        (("list", "{}/best/8"), "has no checkpoints and no config.json."),
+        (("verify", "{}/best/8"), "has no finished checkpoint. Name the --workdir of a run that has saved one."),
+        (("verify", "{}", 9), "has no finished checkpoint of step 9. It has those of steps 8, 10."),
+        (("diff", "{}", 8, 9), "has no finished checkpoint of step 9."),
+    ],
+)
+def test_what_is_not_there_is_told(arguments: tuple, message: str, workdir: pathlib.Path) -> None:
+    done = call("checkpoint", *(str(each).format(workdir) for each in arguments), status=1)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
