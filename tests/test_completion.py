@@ -23,6 +23,8 @@ from tests.programs import ROOT
 COMMANDS = {name for name, _ in summaries()}
 WORD_BREAKS = " \t\n\"'><=;|&(:"  # bash's own
 
+PROCESSES = ("--coordinator_address=", "--num_processes=", "--process_id=", "--join_timeout_s=", "--fake_devices=")
+
 
 def candidates(line: str, folder: pathlib.Path) -> set[str]:
     """What fiddlex offers for the line, as bash's script asks for it; bash replaces the word after its last break."""
@@ -57,8 +59,8 @@ def folder(tmp_path):
     [
         ("", {*COMMANDS, "--help", "--version"}),
         ("tra", {"train"}),
-        ("train --", {"--help", "--config=", "--workdir=", "--format=", "--elastic", "--noelastic"}),
-        ("train --f", {"--format="}),
+        ("train --", {"--help", "--config=", "--workdir=", "--format=", "--elastic", "--noelastic", *PROCESSES}),
+        ("train --f", {"--format=", "--fake_devices="}),
         ("train --config=gpt2", {"gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"}),
         ("train --config=", {*config_names(), "mine.py", "runs/"}),
         ("train --config ll", {"llama"}),
