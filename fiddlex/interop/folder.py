@@ -1,6 +1,5 @@
 """A folder of Hugging Face's transformers: its `config.json` and the files of its tokenizer."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -8,8 +7,10 @@ from typing import Any
 
 import tokenizers
 
-from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.config.small_files import json_object, read_small
+from fiddlex.errors import CheckpointError, ConfigError, is_failure
 from fiddlex.interop.architectures import ARCHITECTURES, settings_of
+from fiddlex.interop.messages import shortened
 from fiddlex.interop.options import Json
 from fiddlex.interop.safetensors_files import TensorFolder
 
@@ -38,16 +39,13 @@ def read_json(folder: Path) -> Json:
     """
     path = folder / "config.json"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            raise ValueError("it is not a JSON object")
+        return json_object(read_small(path))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path} does not exist: hf:{folder} is not a folder that transformers' save_pretrained wrote."
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. Copy it again.") from error
-    return value
 
 
 def described(folder: Path) -> Json:
@@ -98,13 +96,15 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer | None:
         if {vocab.name, merges.name} <= there:
             return _byte_pairs(vocab, merges)
         return _word_pieces(words, folder / "tokenizer_config.json") if words.name in there else None
-    except Exception as error:  # the library raises plain Exception
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         names = "vocab.txt is no WordPiece vocabulary"
         if path.name in there:
             names = "tokenizer.json is no tokenizer"
         elif {vocab.name, merges.name} <= there:
             names = "vocab.json and merges.txt are no byte-pair encoding"
-        raise CheckpointError(f"{folder}: {names} ({error}). Copy the files again.") from error
+        raise CheckpointError(f"{folder}: {names} ({shortened(str(error))}). Copy the files again.") from error
 
 
 def _is_there(path: Path) -> bool:
@@ -129,7 +129,7 @@ def _byte_pairs(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
 
 
 def _word_pieces(words: Path, options: Path) -> tokenizers.Tokenizer:
-    said = json.loads(options.read_text(encoding="utf-8")) if options.is_file() else {}
+    said = json_object(read_small(options)) if options.is_file() else {}
     vocabulary = tokenizers.models.WordPiece.read_file(str(words))
     lacking = [name for name in ("[UNK]", "[SEP]", "[CLS]") if name not in vocabulary]
     if lacking:

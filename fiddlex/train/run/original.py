@@ -55,7 +55,8 @@ def original_dtype(workdir: Path) -> str | None:
     if not (workdir / ORIGINAL / "config.json").exists():
         return None
     fields = read_json(workdir / ORIGINAL)
-    return fields.get("dtype", fields.get("torch_dtype"))
+    named = fields.get("dtype", fields.get("torch_dtype"))
+    return named if isinstance(named, str) else None
 
 
 def copy_description(workdir: Path, config: Config, folder: Path) -> None:
@@ -122,7 +123,8 @@ def complete_description(workdir: Path, folder: Path, tokenizer: Tokenizer | Non
     elif (
         before is not None
         and ("rope_parameters" in fields or "rope_theta" in fields)
-        and before.get(longest, 0) > fields[longest]
+        and type(before.get(longest)) is int
+        and before[longest] > fields[longest]
     ):
         fields[longest] = before[longest]
     path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
