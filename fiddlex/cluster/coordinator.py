@@ -56,6 +56,7 @@ LINE_BYTES = 2**16  # of the longest line: the ranks and hosts of a large run
 _LINGER_S = 10.0  # seconds that the coordinator of an ending run waits for processes that do not end
 _HEARTBEAT_S = 3600  # of jax's service, which would end processes with a stack trace; the watch is sooner
 _SHUTDOWN_S = 30  # seconds that a process which ends waits for the others, in jax's service
+_LONGEST_S = 1e10  # of silence that a process can ask for
 _SHOWN = 8  # ranks that a message lists at most
 _FAILED, _MISUSED = 1, 2  # the statuses that fiddlex's programs end with
 
@@ -205,7 +206,7 @@ class Coordinator:
         try:
             for message in messages:
                 self._handle(process, message)
-        except (ProtocolError, TypeError, ValueError, KeyError):
+        except (ProtocolError, ArithmeticError, TypeError, ValueError, KeyError):
             self._closed(process)
 
     def _handle(self, process: Process, message: Message) -> None:
@@ -309,6 +310,8 @@ class Coordinator:
     # The watch.
 
     def _on_peer_timeout(self, process: Process, value: float) -> None:
+        if not 0 < float(value) < _LONGEST_S:  # NaN would end the watch
+            raise ProtocolError
         self._peer_timeout_s = float(value)
 
     def _on_finished(self, process: Process, status: int) -> None:

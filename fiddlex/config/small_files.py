@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+MOST_NAME = 255  # characters of a file's name; the limit of file systems
 MOST_BYTES = 2**26  # of a file; the index of a model with 10¹² weights has 1.5·10⁷
 
 
@@ -43,3 +44,13 @@ def json_object(text: str | bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     return value
+
+
+def read_object(path: str | Path) -> dict[str, Any]:
+    """The JSON object in a file; raises as `read_small` and `json_object` do."""
+    return json_object(read_small(path))
+
+
+def is_own_name(name: Any) -> bool:
+    """Whether a name that a file gives can be that of a file or folder beside it, and leads nowhere else."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and len(name) <= MOST_NAME

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tokenizers
 
-from fiddlex.config.small_files import json_object, read_small
+from fiddlex.config.small_files import read_object
 from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer
 from fiddlex.errors import ConfigError
 
@@ -81,7 +81,7 @@ class HarnessTokenizer:
 def _special_names(path: Path) -> dict[str, str]:
     """The special tokens that a `tokenizer_config.json` names; none if there is no such file, or it is damaged."""
     try:
-        described = json_object(read_small(path))
+        described = read_object(path)
     except (OSError, ValueError):
         return {}
     named = {name: described.get(name) for name in ("bos_token", "eos_token")}

@@ -7,7 +7,7 @@ from typing import Any
 
 import tokenizers
 
-from fiddlex.config.small_files import json_object, read_small
+from fiddlex.config.small_files import read_object
 from fiddlex.errors import CheckpointError, ConfigError, is_failure
 from fiddlex.interop.architectures import ARCHITECTURES, settings_of
 from fiddlex.interop.messages import shortened
@@ -39,7 +39,7 @@ def read_json(folder: Path) -> Json:
     """
     path = folder / "config.json"
     try:
-        return json_object(read_small(path))
+        return read_object(path)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path} does not exist: hf:{folder} is not a folder that transformers' save_pretrained wrote."
@@ -129,7 +129,7 @@ def _byte_pairs(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
 
 
 def _word_pieces(words: Path, options: Path) -> tokenizers.Tokenizer:
-    said = json_object(read_small(options)) if options.is_file() else {}
+    said = read_object(options) if options.is_file() else {}
     vocabulary = tokenizers.models.WordPiece.read_file(str(words))
     lacking = [name for name in ("[UNK]", "[SEP]", "[CLS]") if name not in vocabulary]
     if lacking:
@@ -143,6 +143,28 @@ def _word_pieces(words: Path, options: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(made.to_str())
 
 
+def copy_own_file(source: Path, target: Path) -> None:
+    """Copies a file of a folder of transformers, if it is there.
+
+    The folder may be somebody else's, and the copy may be published. So links are followed within the folder alone, and
+    to `blobs/` of Hugging Face's cache, in whose `snapshots/REVISION/` every file is such a link.
+
+    Raises:
+      CheckpointError: when the file is a link to anywhere else.
+    """
+    if not source.is_file():
+        return
+    folder = source.parent.resolve()
+    own = [folder, *([folder.parents[1] / "blobs"] if folder.parent.name == "snapshots" else [])]
+    found = source.resolve()
+    if not any(each in found.parents for each in own):
+        raise CheckpointError(
+            f"{source} is a link to {found}, which is not in its folder, and would be copied to {target.parent}. If "
+            "you trust the folder, make a copy of it without links (cp -rL), and name that."
+        )
+    shutil.copyfile(found, target)
+
+
 def copy_tokenizer(source: Path, target: Path) -> Path | None:
     """Copies the files of a folder's tokenizer to another folder.
 
@@ -151,12 +173,11 @@ def copy_tokenizer(source: Path, target: Path) -> Path | None:
       None where the folder has no tokenizer.
 
     Raises:
-      CheckpointError: when the files are not those of a tokenizer.
+      CheckpointError: when the files are not those of a tokenizer, or links to files elsewhere.
     """
     tokenizer = read_tokenizer(source)
     for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+        copy_own_file(source / name, target / name)
     if tokenizer is None:
         return None
     path = target / "tokenizer.json"

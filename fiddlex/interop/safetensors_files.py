@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from fiddlex.config.small_files import json_object, read_small
+from fiddlex.config.small_files import is_own_name, json_object, read_object
 from fiddlex.errors import CheckpointError
 from fiddlex.interop.messages import shortened, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
-MOST_FILE_NAME = 255  # characters; the limit of file systems
 MOST_DIMS = 32  # of a tensor; numpy's arrays have up to 64, and those before numpy 2 up to 32
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -146,12 +145,12 @@ def _begin(item: tuple[str, Any]) -> tuple[int, int]:
 def _indexed(folder: Path, index: Path) -> dict[str, Place]:
     """The places of all tensors that an index names."""
     try:
-        files = json_object(read_small(index)).get("weight_map")
+        files = read_object(index).get("weight_map")
         if not isinstance(files, dict):
             raise ValueError(f"its weight_map is {shown(files)}, and must be an object")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{index} is not an index of safetensors files: {error}. Copy it again.") from error
-    if outside := [name for name in files.values() if not _is_file_name(name)]:
+    if outside := [name for name in files.values() if not is_own_name(name)]:
         raise CheckpointError(f"{index} names {shown(outside[0])}, which is not a file of its folder. Copy it again.")
     headers = {name: read_header(folder / name) for name in sorted(set(files.values()))}
     lost = [name for name, file in files.items() if name not in headers[file]]
@@ -160,11 +159,6 @@ def _indexed(folder: Path, index: Path) -> dict[str, Place]:
             f"{index} says that {shortened(lost[0])} is in {files[lost[0]]}, where it is not. Copy both again."
         )
     return {name: headers[file][name] for name, file in files.items()}
-
-
-def _is_file_name(name: Any) -> bool:
-    """Whether a name that an index gives can be that of a file in the folder of the index."""
-    return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and len(name) <= MOST_FILE_NAME
 
 
 class Tensor(NamedTuple):

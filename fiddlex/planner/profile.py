@@ -20,7 +20,7 @@ import numpy as np
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, PipelineConfig, rules
 from fiddlex.config.records import from_mapping
 from fiddlex.config.sections import OPTIMIZERS, RECOMPUTE_MODES
-from fiddlex.config.small_files import json_object, read_small
+from fiddlex.config.small_files import read_object
 from fiddlex.costs.weight_memory import num_moments
 from fiddlex.costs.work import Work, edge_work, layer_work
 from fiddlex.errors import ConfigError
@@ -168,7 +168,7 @@ def load_profile(path: str | Path) -> Profile:
         range; the message names the file and the field.
     """
     try:
-        values = json_object(read_small(path))
+        values = read_object(path)
     except FileNotFoundError:
         raise ConfigError(f"there is no profile {path}. Make one: fiddlex benchmark --profile={path}.") from None
     except (OSError, ValueError) as error:

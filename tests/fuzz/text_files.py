@@ -175,7 +175,8 @@ def _hf_config(folder: Path, data: bytes) -> None:
     settings["model"].validate()
 
 
-def _word_level(**special: Any) -> tokenizers.Tokenizer:
+def word_level() -> tokenizers.Tokenizer:
+    """A tokenizer of seven words."""
     words = {"[UNK]": 0, "a": 1, "b": 2, "[PAD]": 3, "[CLS]": 4, "[SEP]": 5, "[MASK]": 6}
     made = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -191,7 +192,7 @@ def _byte_pairs() -> tokenizers.Tokenizer:
 
 
 def _tokenizer_files() -> list[bytes]:
-    return [made.to_str().encode() for made in (_word_level(), _byte_pairs())]
+    return [made.to_str().encode() for made in (word_level(), _byte_pairs())]
 
 
 def _tokenizer(folder: Path, data: bytes) -> None:
@@ -297,6 +298,7 @@ READERS = (
     Reader(
         "input_gz", lambda: [gzip.compress(TEXTS, mtime=0)], functools.partial(_inputs, "a.jsonl.gz"), may_be_cut=True
     ),
+    Reader("input_text_gz", lambda: [gzip.compress(TEXTS, mtime=0)], functools.partial(_inputs, "a.txt.gz")),
     Reader("part_counts", lambda: [_json({"documents": 2, "tokens": 9, "text_bytes": 9})], _counts, is_json=True),
 )
 

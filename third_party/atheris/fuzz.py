@@ -46,9 +46,8 @@ def main() -> None:
     reader = READERS[options.reader]
 
     def read(data: bytes) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            with contextlib.suppress(FiddlexError):
-                reader.read(pathlib.Path(folder), data)
+        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(FiddlexError):
+            reader.read(pathlib.Path(folder), data)
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         """Half of the files come from libFuzzer's mutations, half from those that know the format."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fiddlex.config.small_files import json_object, read_small
+from fiddlex.config.small_files import read_object
 from fiddlex.data.megatron.builder import IndexedBuilder, smallest_dtype
 from fiddlex.data.preparation.inputs import Piece, read_piece
 from fiddlex.data.tokenizers import Tokenizer, make_tokenizer
@@ -127,7 +127,7 @@ def read_counts(folder: Path, number: int) -> Counts | None:
     """What part `number` has; None when the part is not complete."""
     try:
         path = part_path(folder, number)
-        return Counts.of(json_object(read_small(path.with_name(path.name + ".json"))))
+        return Counts.of(read_object(path.with_name(path.name + ".json")))
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -23,7 +23,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fiddlex.config.small_files import json_object, read_small
+from fiddlex.config.small_files import read_object
 from fiddlex.data.megatron.builder import IndexedBuilder, smallest_dtype
 from fiddlex.data.megatron.index_file import open_indexed
 from fiddlex.data.preparation.encoding import Counts, Encoding, encode_part, part_path, read_counts, start_worker
@@ -335,7 +335,7 @@ def _start(task: Preparation, plan: dict[str, Any]) -> None:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        return json_object(read_small(file))
+        return read_object(file)
     except ValueError:
         return {}
 

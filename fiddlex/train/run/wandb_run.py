@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fiddlex.config import Config
-from fiddlex.config.small_files import json_object, read_small
+from fiddlex.config.small_files import read_object
 from fiddlex.errors import ConfigError
 from fiddlex.train.run.workdir import writing
 
@@ -133,7 +133,7 @@ class WandbRun:
 def read_id(path: Path, *, project: str) -> str | None:
     """The id in `wandb.json` of the run in `project`; None when it has none that wandb could have made."""
     try:
-        known = json_object(read_small(path))
+        known = read_object(path)
     except (OSError, ValueError):
         return None
     found = known.get("id") if known.get("project") == project else None
