@@ -1,11 +1,14 @@
 """Files of somebody who wants to do harm: links out of a folder, pipes, and small files that become large ones."""
 
+import ast
 import gzip
 import json
 import os
 import pathlib
 import time
+import zlib
 
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers import models
@@ -13,6 +16,8 @@ from tokenizers import models
 from fiddlex.config import Config
 from fiddlex.config.small_files import MOST_BYTES, json_object, read_small
 from fiddlex.data import arrow_datasets
+from fiddlex.data.megatron.index_file import IndexedTokens, open_indexed
+from fiddlex.data.megatron.order import document_order
 from fiddlex.data.preparation import inputs
 from fiddlex.data.tokenizers import MOST_IDS, JsonTokenizer
 from fiddlex.errors import CheckpointError, ConfigError, DataError, ScheduleError
@@ -20,6 +25,8 @@ from fiddlex.interop.folder import copy_tokenizer, read_json
 from fiddlex.interop.safetensors_files import SINGLE, TensorFolder
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.train.run import original, workdir
+from fiddlex.train.run.wandb_run import read_id
+from tests.data.megatron import plain
 from tests.fuzz.text_files import word_level
 
 
@@ -150,3 +157,86 @@ def test_a_number_of_layers_is_bounded_before_any_is_made() -> None:
     config.model.num_layers = 2**31 - 1
     with pytest.raises(ConfigError, match=r"model\.num_layers=2147483647 must be at least 1 and at most 65536"):
         config.validate()
+
+
+class _Harmful:
+    """Removes a file as soon as it is unpickled."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.unlink, (self._path,)
+
+
+ORDER, PLACES = [3, 1, 0, 2], [0, 1, 2, 4, 7]
+
+
+def order_file(folder: pathlib.Path) -> tuple[IndexedTokens, pathlib.Path]:
+    data = open_indexed(plain.write(folder / "a", [[[1, 2]], [[3]], [[4, 5, 6]], [[7]]]))
+    document_order(data, 0, 4, seed=3)
+    (file,) = (folder / "a-cache").glob("*.npy")
+    return data, file
+
+
+def test_no_cached_order_is_unpickled(tmp_path: pathlib.Path) -> None:
+    data, file = order_file(tmp_path)
+    kept = tmp_path / "kept"
+    kept.touch()
+    np.save(file, np.array([_Harmful(str(kept))] * 10, object), allow_pickle=True)
+    assert document_order(data, 0, 4, seed=3).order.tolist() == ORDER
+    assert kept.exists()
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 1), (1, -3), (4, 8), (5, -1), (8, 4)])
+def test_a_cached_order_has_documents_and_tokens_that_there_are(place: int, value: int, tmp_path: pathlib.Path) -> None:
+    """Also where its checksum is right: five places of tokens, four documents, the checksum."""
+    data, file = order_file(tmp_path)
+    numbers = np.load(file)
+    numbers[place] = value
+    numbers[-1] = zlib.crc32(numbers[:-1].data)
+    np.save(file, numbers)
+    found = document_order(data, 0, 4, seed=3)
+    assert (found.order.tolist(), found.places.tolist()) == (ORDER, PLACES)
+
+
+@pytest.mark.parametrize("name", ["../../x", "", "a b", 3, None, "x" * 65, "ü"])
+def test_an_id_of_wandb_is_part_of_a_files_name(name: object, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "wandb.json"
+    file.write_text(json.dumps({"project": "p", "id": "a1b2"}))
+    assert read_id(file, project="p") == "a1b2"
+    assert read_id(file, project="q") is None
+    file.write_text(json.dumps({"project": "p", "id": name}))
+    assert read_id(file, project="p") is None
+
+
+FOLDERS = [pathlib.Path(__file__).parents[2] / name for name in ("fiddlex", "experiments")]
+CODE = {
+    "pickle",
+    "dill",
+    "cloudpickle",
+    "marshal",
+    "shelve",
+    "joblib",
+    "torch",
+    "runpy",
+}  # modules that run what a file says
+
+
+def test_nothing_that_is_read_runs_as_code() -> None:
+    """But for config files, which are Python."""
+    found = set()
+    for path in (path for folder in FOLDERS for path in folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Import(names):
+                    found |= {(path.name, each.name) for each in names if each.name.partition(".")[0] in CODE}
+                case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in CODE:
+                    found.add((path.name, module))
+                case ast.Call(func=ast.Name(id="eval" | "exec" | "compile" as name)):
+                    found.add((path.name, name))
+                case ast.keyword(arg="allow_pickle", value=ast.Constant(value=True)):
+                    found.add((path.name, "allow_pickle"))
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="yaml"), attr="load" | "unsafe_load")):
+                    found.add((path.name, "yaml.load"))
+    assert found == {("files.py", "runpy")}

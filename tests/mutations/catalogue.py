@@ -9,6 +9,7 @@ from tests.mutations import (
     pipeline,
     planning,
     processes,
+    reading,
     spent_time,
     training,
 )
@@ -24,4 +25,5 @@ MUTATIONS = (
     *commands.MUTATIONS,
     *launching.MUTATIONS,
     *processes.MUTATIONS,
+    *reading.MUTATIONS,
 )
