@@ -295,9 +295,7 @@ READERS = (
         may_be_cut=True,
     ),
     Reader("input_jsonl", lambda: [TEXTS], functools.partial(_inputs, "a.jsonl"), is_json=True, may_be_cut=True),
-    Reader(
-        "input_gz", lambda: [gzip.compress(TEXTS, mtime=0)], functools.partial(_inputs, "a.jsonl.gz"), may_be_cut=True
-    ),
+    Reader("input_gz", lambda: [gzip.compress(TEXTS, mtime=0)], functools.partial(_inputs, "a.jsonl.gz")),
     Reader("input_text_gz", lambda: [gzip.compress(TEXTS, mtime=0)], functools.partial(_inputs, "a.txt.gz")),
     Reader("part_counts", lambda: [_json({"documents": 2, "tokens": 9, "text_bytes": 9})], _counts, is_json=True),
 )

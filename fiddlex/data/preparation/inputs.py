@@ -93,13 +93,15 @@ def cut(files: Sequence[tuple[str, bool]]) -> list[Piece]:
     """The pieces of `files`, which depend on the names and sizes of the files alone.
 
     Raises:
-      DataError: when a Parquet file is damaged.
+      DataError: when a Parquet file is damaged, or a compressed file is empty.
     """
     sizes = {file: os.path.getsize(file) for file, _ in files}
     size = max(_LEAST_PIECE, sum(sizes.values()) // _MOST_PIECES)
     pieces: list[Piece] = []
     for file, passes_over in files:
         form, compressed = _form(file)
+        if compressed and not sizes[file]:
+            raise DataError(f"{file} is truncated: it has 0 bytes, and a compressed file has a header. Copy it again.")
         if form == "text":
             _add_text(pieces, file, sizes[file], most=size, passes_over=passes_over)
         elif form == "jsonl":
