@@ -44,3 +44,11 @@ class NonFiniteError(FaultError, FloatingPointError):
 
 class ScheduleError(FiddlexError, ValueError):
     """A pipeline schedule that is unknown, impossible for these sizes, unreadable, or breaks a rule."""
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception of another library is a failure, and no request to end the program.
+
+    A panic of a library in Rust, such as tokenizers, reaches Python as a BaseException that is no Exception.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -21,6 +21,7 @@ from experiments.quality_results import (
     table,
 )
 from experiments.quality_runs import train
+from fiddlex.cluster.peers import StopRequest
 from fiddlex.errors import ConfigError
 
 STUDIES = pathlib.Path(__file__).parents[1] / "docs/studies"
@@ -123,7 +124,7 @@ def test_equal_times_are_those_of_the_lockstep_clock() -> None:
 def test_a_run_that_a_signal_stops_is_not_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     from fiddlex.train import loop
 
-    stopped = loop.Outcome(3, signal.SIGTERM, None, None, "", None)
+    stopped = loop.Outcome(3, StopRequest(signal.SIGTERM, rank=0), None, None, "", None)
     monkeypatch.setattr(loop, "train", lambda config, workdir: stopped)
     with pytest.raises(SystemExit) as raised:
         train(SYNC)

@@ -62,6 +62,7 @@ _JOIN_S = 10.0  # seconds from connecting to joining
 _HOST_CHARACTERS = 255  # of the longest name of a host
 _HEARTBEAT_S = 3600  # of jax's service, which would end processes with a stack trace; the watch is sooner
 _SHUTDOWN_S = 30  # seconds that a process which ends waits for the others, in jax's service
+_LONGEST_S = 1e10  # of silence that a process can ask for
 _SHOWN = 8  # ranks that a message lists at most
 _FAILED, _MISUSED = 1, 2  # the statuses that fiddlex's programs end with
 
@@ -229,7 +230,7 @@ class Coordinator:
         try:
             for message in messages:
                 self._handle(process, message)
-        except (ProtocolError, TypeError, ValueError, KeyError):
+        except (ProtocolError, ArithmeticError, TypeError, ValueError, KeyError):
             self._closed(process)
 
     def _handle(self, process: Process, message: Message) -> None:
@@ -335,6 +336,8 @@ class Coordinator:
     # The watch.
 
     def _on_peer_timeout(self, process: Process, value: float) -> None:
+        if not 0 < float(value) < _LONGEST_S:  # NaN would end the watch
+            raise ProtocolError
         self._peer_timeout_s = float(value)
 
     def _on_finished(self, process: Process, status: int) -> None:

@@ -21,6 +21,7 @@ from fiddlex.config.sections import (
     PipelineConfig,
     TrainConfig,
 )
+from fiddlex.config.small_files import json_object
 from fiddlex.errors import ConfigError
 
 LABELLED = ("classification", "multiple_choice")  # objectives whose data are texts with labels
@@ -202,8 +203,8 @@ class Config(Checked, prefix="config."):
           ConfigError: on an unknown field (with the nearest name) or a value of the wrong type.
         """
         try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:  # JSONDecodeError, or an integer with too many digits
+            values = json_object(text)
+        except ValueError as error:
             raise ConfigError(f"not JSON: {error}") from error
         return from_mapping(cls, _renamed(values), "config.")
 

@@ -75,7 +75,7 @@ def from_mapping(cls: type, values: Any, prefix: str, **known: Any) -> Any:
     """
     where = prefix.rstrip(".: ")
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where} must be an object with fields, not {values!r}.")
+        raise ConfigError(f"{where} must be an object with fields, not {_REPR.repr(values)}.")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.name not in known}
     kwargs = dict(known)
     for name, value in values.items():
@@ -100,7 +100,7 @@ def _kinds(cls: type) -> dict[str, Any]:
 
 
 def _unknown(prefix: str, name: str, fields: Iterable[str]) -> str:
-    return f"{prefix.rstrip('.: ')} has no field {name!r}. {rules.nearest(name, fields)}"
+    return f"{prefix.rstrip('.: ')} has no field {_REPR.repr(name)}. {rules.nearest(name, fields)}"
 
 
 def _typed(kind: Any, value: Any, name: str) -> Any:
@@ -112,11 +112,11 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
         return from_mapping(typing.cast(type, kind), value, f"{name}.")
     if origin is tuple:
         if not isinstance(value, list):
-            raise ConfigError(f"{name} must be a list, not {value!r}.")
+            raise ConfigError(f"{name} must be a list, not {_REPR.repr(value)}.")
         return tuple(_typed(arguments[0], item, f"{name}[{index}]") for index, item in enumerate(value))
     if origin is Mapping:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{name} must be an object with fields, not {value!r}.")
+            raise ConfigError(f"{name} must be an object with fields, not {_REPR.repr(value)}.")
         return {key: _typed(arguments[1], item, f"{name}.{key}") for key, item in value.items()}
     return _plain(kind, value, name)
 

@@ -2,11 +2,14 @@
 
 import difflib
 import math
+import reprlib
 from collections.abc import Iterable
 
 from fiddlex.errors import ConfigError
 
 INTEGER_LIMIT = 2**31  # steps, examples and sizes are 32-bit integers on the devices
+_REPR = reprlib.Repr()
+_REPR.maxstring = 200
 ROUNDS_TO_ONE = 1 - 2**-25  # float32 rounds this number, and those between it and 1, to 1
 
 
@@ -20,7 +23,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Checks that `value` is one of `choices`."""
     if value not in choices:
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}. {nearest(value, choices)}")
+        raise ConfigError(f"{name}={_REPR.repr(value)} is not one of {', '.join(choices)}. {nearest(value, choices)}")
 
 
 def at_least(name: str, value: float, least: float) -> None:

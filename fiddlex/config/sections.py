@@ -27,6 +27,7 @@ OPTIMIZERS = ("adamw", "nadamw", "adam", "adan", "lion", "muon", "lamb", "adafac
 MOST_LOSS_SCALE = 2.0**40  # far above what float16 can use, and far below what float32 can hold
 LEAST_FLOAT32, MOST_FLOAT32 = 1.2e-38, 3.4e38  # the range of positive values that devices do not round to 0 or infinity
 MOST_INIT_STD = 100.0  # far above any in use; with much larger values the first loss overflows float32
+MOST_LAYERS = 2**16  # each takes memory on the host before any weight is read or made
 MOST_WEIGHTS = 2**58  # in one array; XLA holds its size in bytes in a 64-bit integer and aborts on overflow
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 ON_FAULT = ("stop", "skip", "rollback")
@@ -102,7 +103,8 @@ class ModelConfig(Checked, prefix="config.model."):
         rules.choice(f"model.family={self.family}: model.objective", self.task, family(self.family).objectives)
         self._validate_family()
         rules.choice("model.dtype", self.dtype, COMPUTE_DTYPES)
-        for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "vocab_multiple"):
+        rules.between("model.num_layers", self.num_layers, 1, MOST_LAYERS)
+        for name in ("hidden_size", "num_heads", "vocab_size", "seq_len", "vocab_multiple"):
             rules.at_least(f"model.{name}", getattr(self, name), 1)
         rules.at_least("model.ffn_size", self.ffn_size, 0)
         rules.fraction("model.dropout", self.dropout)

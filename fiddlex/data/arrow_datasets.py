@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fiddlex.config.small_files import is_own_name, read_object
 from fiddlex.data.tables import decode_line, json_object, numbered_lines
 from fiddlex.data.text_rows import TextRows, files_by_split, json_text
 from fiddlex.data.values import BadLineError
@@ -50,6 +51,7 @@ def read_dataset(path: Path, column: str) -> dict[str, list[TextRows]]:
         )
     if path.is_dir() and any((path / name).is_file() for name in _SAVED):
         with _damage(path):
+            _check_saved(path)
             saved = datasets.load_from_disk(str(path), keep_in_memory=False)
         splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
         return {str(name): [_saved_rows(split, path, str(name), column)] for name, split in splits.items()}
@@ -63,6 +65,32 @@ def read_dataset(path: Path, column: str) -> dict[str, list[TextRows]]:
         split: [_READERS[file.suffix](name, file, column) for name, file in of_split]
         for split, of_split in files.items()
     }
+
+
+def _check_saved(path: Path) -> None:
+    """Checks the names of folders and files that a folder of save_to_disk tells of, which `datasets` follows anywhere.
+
+    Raises:
+      OSError: when a folder lacks its description.
+      ValueError: when a name leads out of the folder, or a description is damaged.
+    """
+    folders, (of_splits, of_files) = [path], _SAVED
+    if (path / of_splits).is_file():
+        folders = [path / name for name in _names(read_object(path / of_splits).get("splits"), of_splits)]
+    for folder in folders:
+        described = read_object(folder / of_files).get("_data_files")
+        files = described if isinstance(described, list) else [None]
+        _names([each.get("filename") if isinstance(each, dict) else None for each in files], of_files)
+
+
+def _names(names: Any, file: str) -> list[str]:
+    """`names` if each is that of a file or folder beside `file`; raises ValueError when one is not."""
+    if not isinstance(names, list):
+        raise ValueError(f"{file} has no list of names")
+    for name in names:
+        if not is_own_name(name):
+            raise ValueError(f"{file} names {name!r:.80}, which is not in its folder")
+    return names
 
 
 def _saved_rows(dataset: Any, path: Path, split: str, column: str) -> TextRows:

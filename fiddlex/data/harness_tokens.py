@@ -4,12 +4,12 @@ Training adds no special tokens to a text (`fiddlex.data.tokenizers`). Models of
 a token at the beginning of each text, as Llama was; the post-processor in `tokenizer.json` adds it.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
 
+from fiddlex.config.small_files import read_object
 from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer
 from fiddlex.errors import ConfigError
 
@@ -81,9 +81,14 @@ class HarnessTokenizer:
 def _special_names(path: Path) -> dict[str, str]:
     """The special tokens that a `tokenizer_config.json` names; none if there is no such file, or it is damaged."""
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-        named = {name: described.get(name) for name in ("bos_token", "eos_token")}
-    except (OSError, ValueError, AttributeError):
+        described = read_object(path)
+    except (OSError, ValueError):
         return {}
+    named = {name: described.get(name) for name in ("bos_token", "eos_token")}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+    return {name: text for name, text in texts.items() if isinstance(text, str) and _is_valid(text)}
+
+
+def _is_valid(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which is no character and no part of a token."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

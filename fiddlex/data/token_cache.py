@@ -29,6 +29,7 @@ import numpy as np
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.shared_files import not_seen_by
+from fiddlex.config.small_files import json_object
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.errors import DataError
 
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".tokens"
 MAGIC = b"FXTOKEN1"
 SILENCE_S = 600.0  # without a new token, after which the other processes give up
+DTYPES = ("|u1", "<u2", "<u4")  # of tokens, as numpy writes them
 _END = struct.Struct("<QI8s")
 _ALIGNMENT = 8  # bytes
 _CHUNK_TOKENS = 2**22
@@ -195,20 +197,46 @@ def _opened(file: Path, digest: str) -> list[TokenStream]:
       OSError: when it cannot be read.
     """
     text = _description(file)
-    said = json.loads(text)
-    if said["digest"] != digest:
-        raise ValueError(f"it was made from something else ({said['digest']})")
+    described = _streams(text, digest)
     mapped = np.memmap(file, np.uint8, mode="r")
     streams = []
-    for each in said["streams"]:
-        dtype = np.dtype(each["dtype"])
-        stop = each["offset"] + each["length"] * dtype.itemsize
+    for each in described:
+        dtype, offset = np.dtype(each["dtype"]), each["offset"]
+        stop = offset + each["length"] * dtype.itemsize
         if stop > len(mapped) - len(text) - _END.size:
             raise ValueError(f"it has {len(mapped):,} bytes, which is too few")
-        tokens = mapped[each["offset"] : stop].view(dtype)
         fields = {name: each[name] for name in ("num_bytes", "num_documents", "separator", "unit")}
-        streams.append(TokenStream(tokens, **fields))
+        streams.append(TokenStream(mapped[offset:stop].view(dtype), **fields))
     return streams
+
+
+def _streams(text: bytes, digest: str) -> list[dict[str, Any]]:
+    """The descriptions of the streams, in which every value is one that `_written` may have written.
+
+    Raises:
+      ValueError: when they are not, or those of something else.
+    """
+    said = json_object(text)
+    if said.get("digest") != digest:
+        raise ValueError(f"it was made from something else ({said.get('digest')!r:.80})")
+    described = said.get("streams")
+    if not isinstance(described, list):
+        raise ValueError("its description has no streams")
+    for each in described:
+        match each:
+            case {
+                "offset": int(offset),
+                "length": int(length),
+                "dtype": str(dtype),
+                "checksum": int(),
+                "num_bytes": int() | None,
+                "num_documents": int() | None,
+                "separator": int() | None,
+                "unit": str(),
+            } if min(offset, length) >= 0 and dtype in DTYPES:
+                continue
+        raise ValueError(f"its description has a stream that none can be: {each!r:.200}")
+    return described
 
 
 def _description(file: Path) -> bytes:
@@ -228,7 +256,7 @@ def _description(file: Path) -> bytes:
 
 def _check_tokens(file: Path, streams: Sequence[TokenStream]) -> None:
     """Raises ValueError when the tokens are not those that were written."""
-    described = json.loads(_description(file))["streams"]
+    described = json_object(_description(file))["streams"]
     for stream, each in zip(streams, described, strict=True):
         if _checksum(stream.tokens) != each["checksum"]:
             raise ValueError("the checksum of its tokens is another")

@@ -4,11 +4,12 @@ Invariant: every id that `encode` returns lies in [0, vocab_size), and encoding 
 tokens, no padding, no truncation. `corpus` joins documents and puts `separator` between them.
 """
 
+import contextlib
 import functools
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -16,11 +17,12 @@ import numpy as np
 import tokenizers
 
 from fiddlex.data.token_kinds import SPECIAL_NAMES, SpecialTokens, Vocabulary, byte_vocabulary, json_vocabulary
-from fiddlex.errors import ConfigError, DataError
+from fiddlex.errors import ConfigError, DataError, is_failure
 
 logger = logging.getLogger(__name__)
 
 MOST_UNKNOWN = 0.05  # share of unknown tokens above which a tokenizer probably does not suit a text
+MOST_IDS = 2**24  # of a vocabulary, with gaps; the largest that are published have 2²⁰
 _COUNTED_AT_ONCE = 2**22  # tokens, so that a memory map is never wholly in memory
 _UNKNOWN_NAMES = ("[UNK]", "<unk>")
 
@@ -121,24 +123,25 @@ class JsonTokenizer:
                 f"data.tokenizer={str(path)!r}: {file} {'is a folder' if os.path.isdir(file) else 'does not exist'}. "
                 "Use 'bytes' or the path of a tokenizer.json of the tokenizers library."
             )
-        try:
+        self._path = str(path)
+        with self._library("is not a JSON file of the tokenizers library"):
             self._tokenizer = tokenizers.Tokenizer.from_file(file)
-        except Exception as error:  # the library raises plain Exception
-            raise DataError(
-                f"data.tokenizer={str(path)!r} is not a JSON file of the tokenizers library ({error}). "
-                "Write one with tokenizers.Tokenizer.save, or use the model's tokenizer.json, not its vocab.json."
-            ) from error
         # A file may set truncation and padding for another use; a corpus needs neither.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         # This is not the number of entries: vocabularies may have gaps, and embeddings are indexed by id.
         self.vocab_size: int = max(vocab.values(), default=-1) + 1
+        if self.vocab_size > MOST_IDS:
+            raise DataError(
+                f"data.tokenizer={self._path!r} has a token with the id {self.vocab_size - 1:,}, and ids must be below "
+                f"{MOST_IDS:,}: tables and embeddings have a row for each id. Number its tokens from 0 on."
+            )
         self.separator: int | None = next((vocab[name] for name in SEPARATORS if name in vocab), None)
         names = (getattr(self._tokenizer.model, "unk_token", None), *_UNKNOWN_NAMES)
         self.unknown: int | None = next((vocab[name] for name in names if name in vocab), None)
-        self._path = str(path)
-        probe = self._tokenizer.encode("a")
+        with self._library("cannot encode a text"):
+            probe = self._tokenizer.encode("a")
         self.beginning: list[int] = probe.ids[: next((i for i, part in enumerate(probe.sequence_ids) if part == 0), 0)]
 
     @property
@@ -153,16 +156,33 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text`, int32[tokens], without special tokens around it."""
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        with self._library("cannot encode a text"):
+            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` of each text, on all cores."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        with self._library("cannot encode a text"):
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`, separators included."""
-        return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+        with self._library("cannot decode tokens"):
+            return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+
+    @contextlib.contextmanager
+    def _library(self, problem: str) -> Iterator[None]:
+        """Turns what the library raises into a DataError: plain Exceptions, and panics."""
+        try:
+            yield
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            reason = str(error) if len(str(error)) <= 300 else f"{str(error)[:300]}…"
+            raise DataError(
+                f"data.tokenizer={self._path!r} {problem} ({reason}). Write one with tokenizers.Tokenizer.save, or use "
+                "the model's tokenizer.json, not its vocab.json."
+            ) from error
 
 
 def make_tokenizer(spec: str) -> Tokenizer:

@@ -1,6 +1,5 @@
 """A folder of Hugging Face's transformers: its `config.json` and the files of its tokenizer."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -8,8 +7,10 @@ from typing import Any
 
 import tokenizers
 
-from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.config.small_files import read_object
+from fiddlex.errors import CheckpointError, ConfigError, is_failure
 from fiddlex.interop.architectures import ARCHITECTURES, settings_of
+from fiddlex.interop.messages import shortened
 from fiddlex.interop.options import Json
 from fiddlex.interop.safetensors_files import TensorFolder
 
@@ -38,16 +39,13 @@ def read_json(folder: Path) -> Json:
     """
     path = folder / "config.json"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            raise ValueError("it is not a JSON object")
+        return read_object(path)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path} does not exist: hf:{folder} is not a folder that transformers' save_pretrained wrote."
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. Copy it again.") from error
-    return value
 
 
 def described(folder: Path) -> Json:
@@ -98,13 +96,15 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer | None:
         if {vocab.name, merges.name} <= there:
             return _byte_pairs(vocab, merges)
         return _word_pieces(words, folder / "tokenizer_config.json") if words.name in there else None
-    except Exception as error:  # the library raises plain Exception
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         names = "vocab.txt is no WordPiece vocabulary"
         if path.name in there:
             names = "tokenizer.json is no tokenizer"
         elif {vocab.name, merges.name} <= there:
             names = "vocab.json and merges.txt are no byte-pair encoding"
-        raise CheckpointError(f"{folder}: {names} ({error}). Copy the files again.") from error
+        raise CheckpointError(f"{folder}: {names} ({shortened(str(error))}). Copy the files again.") from error
 
 
 def _is_there(path: Path) -> bool:
@@ -129,7 +129,7 @@ def _byte_pairs(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
 
 
 def _word_pieces(words: Path, options: Path) -> tokenizers.Tokenizer:
-    said = json.loads(options.read_text(encoding="utf-8")) if options.is_file() else {}
+    said = read_object(options) if options.is_file() else {}
     vocabulary = tokenizers.models.WordPiece.read_file(str(words))
     lacking = [name for name in ("[UNK]", "[SEP]", "[CLS]") if name not in vocabulary]
     if lacking:
@@ -143,6 +143,28 @@ def _word_pieces(words: Path, options: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(made.to_str())
 
 
+def copy_own_file(source: Path, target: Path) -> None:
+    """Copies a file of a folder of transformers, if it is there.
+
+    The folder may be somebody else's, and the copy may be published. So links are followed within the folder alone, and
+    to `blobs/` of Hugging Face's cache, in whose `snapshots/REVISION/` every file is such a link.
+
+    Raises:
+      CheckpointError: when the file is a link to anywhere else.
+    """
+    if not source.is_file():
+        return
+    folder = source.parent.resolve()
+    own = [folder, *([folder.parents[1] / "blobs"] if folder.parent.name == "snapshots" else [])]
+    found = source.resolve()
+    if not any(each in found.parents for each in own):
+        raise CheckpointError(
+            f"{source} is a link to {found}, which is not in its folder, and would be copied to {target.parent}. If "
+            "you trust the folder, make a copy of it without links (cp -rL), and name that."
+        )
+    shutil.copyfile(found, target)
+
+
 def copy_tokenizer(source: Path, target: Path) -> Path | None:
     """Copies the files of a folder's tokenizer to another folder.
 
@@ -151,12 +173,11 @@ def copy_tokenizer(source: Path, target: Path) -> Path | None:
       None where the folder has no tokenizer.
 
     Raises:
-      CheckpointError: when the files are not those of a tokenizer.
+      CheckpointError: when the files are not those of a tokenizer, or links to files elsewhere.
     """
     tokenizer = read_tokenizer(source)
     for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+        copy_own_file(source / name, target / name)
     if tokenizer is None:
         return None
     path = target / "tokenizer.json"

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from fiddlex.config.small_files import is_own_name, json_object, read_object
 from fiddlex.errors import CheckpointError
 from fiddlex.interop.messages import shortened, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
-MOST_FILE_NAME = 255  # characters; the limit of file systems
+MOST_DIMS = 32  # of a tensor; numpy's arrays have up to 64, and those before numpy 2 up to 32
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -90,16 +91,16 @@ def read_header(file: Path) -> dict[str, Place]:
     """
     try:
         size = file.stat().st_size
+        if size < 8:  # before the file is opened, since a pipe would let the reader wait
+            raise ValueError(f"it has {size} bytes, fewer than the length of its header")
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if size < 8 or length > min(size - 8, MOST_HEADER):
+            if length > min(size - 8, MOST_HEADER):
                 raise ValueError(f"it has {size} bytes, and its header would have {length}")
-            header = json.loads(stream.read(length))
-        if not isinstance(header, dict):
-            raise ValueError("its header is not a JSON object")
+            header = json_object(stream.read(length))
         header.pop("__metadata__", None)
         return _checked(file, header, first=8 + length, size=size)
-    except (OSError, ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
+    except (OSError, ValueError) as error:  # JSON and UTF-8 errors are ValueErrors
         raise CheckpointError(f"{file} is not a safetensors file, or is damaged: {error}. Copy it again.") from error
 
 
@@ -112,7 +113,7 @@ def _checked(file: Path, header: dict[str, Any], *, first: int, size: int) -> di
             raise ValueError(
                 f"{shortened(name)} has dtype {shown(entry['dtype'])}, which is none of {', '.join(DTYPES)}"
             )
-        if not isinstance(shape, list) or not all(type(each) is int and each >= 0 for each in shape):
+        if not _is_shape(shape):
             raise ValueError(f"{shortened(name)} has shape {shown(shape)}")
         dtype = DTYPES[entry["dtype"]]
         if begin != end or stop - begin != math.prod(shape) * dtype.itemsize:
@@ -126,22 +127,30 @@ def _checked(file: Path, header: dict[str, Any], *, first: int, size: int) -> di
     return places
 
 
+def _is_shape(shape: Any) -> bool:
+    """Whether numpy has arrays of this shape, also where a size of 0 hides how large the others are."""
+    if not isinstance(shape, list) or len(shape) > MOST_DIMS:
+        return False
+    return all(type(each) is int and 0 <= each < 2**63 for each in shape) and math.prod(filter(None, shape)) < 2**60
+
+
 def _begin(item: tuple[str, Any]) -> tuple[int, int]:
     name, entry = item
     match entry:
-        case {"dtype": str(), "shape": _, "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
-            return begin, end
+        case {"dtype": str(), "shape": _, "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end < 2**63:
+            return int(begin), int(end)
     raise ValueError(f"its header has {shown(entry)} for {shown(name)}")
 
 
 def _indexed(folder: Path, index: Path) -> dict[str, Place]:
     """The places of all tensors that an index names."""
     try:
-        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        outside = [name for name in files.values() if Path(name).name != name or len(name) > MOST_FILE_NAME]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{index} is not an index of safetensors files: {error!r}. Copy it again.") from error
-    if outside:
+        files = read_object(index).get("weight_map")
+        if not isinstance(files, dict):
+            raise ValueError(f"its weight_map is {shown(files)}, and must be an object")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{index} is not an index of safetensors files: {error}. Copy it again.") from error
+    if outside := [name for name in files.values() if not is_own_name(name)]:
         raise CheckpointError(f"{index} names {shown(outside[0])}, which is not a file of its folder. Copy it again.")
     headers = {name: read_header(folder / name) for name in sorted(set(files.values()))}
     lost = [name for name, file in files.items() if name not in headers[file]]

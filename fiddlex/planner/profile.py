@@ -20,6 +20,7 @@ import numpy as np
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, PipelineConfig, rules
 from fiddlex.config.records import from_mapping
 from fiddlex.config.sections import OPTIMIZERS, RECOMPUTE_MODES
+from fiddlex.config.small_files import read_object
 from fiddlex.costs.weight_memory import num_moments
 from fiddlex.costs.work import Work, edge_work, layer_work
 from fiddlex.errors import ConfigError
@@ -167,11 +168,11 @@ def load_profile(path: str | Path) -> Profile:
         range; the message names the file and the field.
     """
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = read_object(path)
     except FileNotFoundError:
         raise ConfigError(f"there is no profile {path}. Make one: fiddlex benchmark --profile={path}.") from None
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a number of 5000 digits
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is no profile: {error}. Name one that fiddlex benchmark --profile wrote.") from error
     profile = from_mapping(Profile, values, f"{path}: profile.")
     profile.validate(f"{path}: profile")
     return profile

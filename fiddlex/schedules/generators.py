@@ -27,6 +27,7 @@ import pathlib
 from collections.abc import Sequence
 
 from fiddlex.config.rules import nearest
+from fiddlex.config.small_files import read_small
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.buffers import Sizes, Slots
 from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
@@ -168,8 +169,8 @@ def make_schedule(
 
 def _read(path: str, name: str) -> Schedule:
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark first
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_small(path)
+    except (OSError, ValueError) as error:
         raise ScheduleError(
             f"schedule {name}: {pathlib.Path(path).absolute()} cannot be read ({error}). "
             "Give the path of a CSV file with one row of actions for each rank."

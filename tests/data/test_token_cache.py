@@ -1,7 +1,10 @@
 """The file that keeps the tokens of text: what it holds, when it is made again, and what is never taken for it."""
 
+import json
 import os
 import pathlib
+import struct
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -175,3 +178,23 @@ def test_progress_is_counted(texts, monkeypatch):
     report(3)
     report(4)
     assert posted == [{"made": 3}, {"made": 7}]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("dtype", "<i1"), ("dtype", "|O"), ("dtype", None), ("offset", -8), ("offset", 1.5), ("length", 2**62)),
+        *(("length", -1), ("separator", "x"), ("num_bytes", [])),
+    ],
+)
+def test_a_description_that_fiddlex_does_not_write_is_not_believed(field, value, texts, tmp_path, caplog):
+    """Also where its checksums are right."""
+    whole = load(texts, tmp_path / "cache")
+    (file,) = (tmp_path / "cache").iterdir()
+    data = file.read_bytes()
+    length, _, magic = struct.unpack("<QI8s", data[-20:])
+    described = json.loads(data[-20 - length : -20])
+    described["streams"][0][field] = value
+    text = json.dumps(described).encode()
+    file.write_bytes(data[: -20 - length] + text + struct.pack("<QI8s", len(text), zlib.crc32(text), magic))
+    assert_same(load(texts, tmp_path / "cache"), whole)

@@ -112,13 +112,15 @@ def test_a_damaged_header_is_refused_or_tells_of_places_in_the_file(tmp_path: pa
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ([], "its header is not a JSON object"),
+        ([], "it is not a JSON object"),
         ({"a": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}, "dtype 'F8_E4M3', which is none of F64"),
         ({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, "a has shape"),
         ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, "a of shape"),
         ({"a": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]}}, "would be at bytes"),
         ({"a": {"dtype": "U8", "shape": [2], "data_offsets": [2, 0]}}, "its header has"),
-        ({"a": {"dtype": "U8", "shape": [10**30, 10**30], "data_offsets": [0, 4]}}, "a of shape"),
+        ({"a": {"dtype": "U8", "shape": [10**30, 10**30], "data_offsets": [0, 4]}}, "a has shape"),
+        ({"a": {"dtype": "U8", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}, "a has shape"),
+        ({"a": {"dtype": "U8", "shape": [1] * 33, "data_offsets": [0, 1]}}, "a has shape"),
         ({"a": 3}, "its header has 3 for 'a'"),
     ],
 )

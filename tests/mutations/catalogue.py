@@ -11,6 +11,7 @@ from tests.mutations import (
     pipeline,
     planning,
     processes,
+    reading,
     spent_time,
     training,
 )
@@ -28,4 +29,5 @@ MUTATIONS = (
     *commands.MUTATIONS,
     *launching.MUTATIONS,
     *processes.MUTATIONS,
+    *reading.MUTATIONS,
 )

@@ -68,7 +68,7 @@ MUTATIONS = (
     Mutation(
         "resumed-run-is-another-run-at-wandb",
         WANDB,
-        old='self._id = known["id"] if continues else secrets.token_hex(4)',
+        old="self._id = known or secrets.token_hex(4)",
         new="self._id = secrets.token_hex(4)",
         tests=(f"{TEST_WANDB}::test_a_resumed_run_goes_on_without_writing_a_step_twice",),
     ),

@@ -265,8 +265,8 @@ MUTATIONS = (
     Mutation(
         "records-of-steps-to-come-kept-on-resume",
         "fiddlex/train/run/metrics.py",
-        old='keep = record["step"] <= step',
-        new="keep = True",
+        old='if record["step"] <= step and "goodput" not in record:',
+        new='if "goodput" not in record:',
         tests=("tests/train/run/test_metrics.py::test_records_of_steps_that_are_trained_again_are_dropped",),
     ),
     # Text.

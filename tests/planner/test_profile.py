@@ -97,7 +97,7 @@ def test_a_file_that_is_missing_or_no_json_is_refused(tmp_path):
         load_profile(tmp_path / "none.json")
     for text in ("{", "9" * 5000):
         (tmp_path / "text").write_text(text)
-        with pytest.raises(ConfigError, match="text is not JSON"):
+        with pytest.raises(ConfigError, match="text is no profile"):
             load_profile(tmp_path / "text")
 
 

@@ -38,6 +38,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
     for code, name in enumerate(("u1", "i1", "i2", "i4", "i8", "f8", "f4", "u2"), start=1)
 }
 _CHUNK = 2**22  # entries of the index that are checked at once
+_MOST_BYTES = 2**61  # of PREFIX.bin, so that no sum of one chunk more overflows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,7 +175,7 @@ def _check_sequences(file: Path, lengths: np.ndarray, pointers: np.ndarray, byte
         chunk = np.asarray(lengths[first : first + _CHUNK], np.int64)
         stops = end + bytes_per_id * np.cumsum(chunk)
         starts = stops - bytes_per_id * chunk
-        wrong = (chunk < 0) | (starts != pointers[first : first + _CHUNK])
+        wrong = (chunk < 0) | (starts != pointers[first : first + _CHUNK]) | (stops > _MOST_BYTES)
         if wrong.any():
             place = int(np.argmax(wrong))
             raise DataError(

@@ -48,14 +48,14 @@ def document_order(data: IndexedTokens, first: int, last: int, *, seed: int) -> 
     Raises:
       DeviceError: when the first of several processes does not write the file in time.
     """
-    count = last - first
+    num_tokens = data.first_token(last) - data.first_token(first)
     text = f"{_FORMAT} {data.digest} {first} {last} {seed}"
     name = f"order-{hashlib.sha256(text.encode()).hexdigest()[:24]}.npy"
     files = [folder / name for folder in _folders(data.prefix)]
 
     def found_or_made() -> DocumentOrder:
         for file in files:
-            if (found := _read(file, count)) is not None:
+            if (found := _read(file, first, last, num_tokens)) is not None:
                 return found
         made = _shuffled(data, first, last, seed)
         if processes.is_first():
@@ -84,8 +84,12 @@ def _folders(prefix: Path) -> Iterator[Path]:
         yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fiddlex"
 
 
-def _read(file: Path, count: int) -> DocumentOrder | None:
-    """The order of `count` documents in `file`, mapped into memory; None when there is none, or it is damaged."""
+def _read(file: Path, first: int, last: int, num_tokens: int) -> DocumentOrder | None:
+    """The order of the documents from `first` to before `last` in `file`, mapped into memory.
+
+    Returns:
+      The order; None when there is none, it is damaged, or it tells of documents or tokens that there are not.
+    """
     try:
         numbers = np.lib.format.open_memmap(file, mode="r")
     except FileNotFoundError:
@@ -93,11 +97,17 @@ def _read(file: Path, count: int) -> DocumentOrder | None:
     except Exception as error:  # numpy lets through whatever the parser of a header raises
         logger.warning("%s is damaged and is made again: %s", file, error)
         return None
+    count = last - first
     whole = numbers.dtype == np.int64 and numbers.shape == (2 * count + 2,)
     if not whole or _checksum(numbers) != numbers[-1]:
         logger.warning("%s is damaged and is made again: its checksum is another.", file)
         return None
-    return DocumentOrder(numbers[count + 1 : -1], numbers[: count + 1])
+    found = DocumentOrder(numbers[count + 1 : -1], numbers[: count + 1])
+    inside = (found.order >= first) & (found.order < last)
+    if found.places[0] != 0 or found.places[-1] != num_tokens or not inside.all() or (np.diff(found.places) < 0).any():
+        logger.warning("%s is of other data and is made again.", file)
+        return None
+    return found
 
 
 def _checksum(numbers: np.ndarray) -> int:

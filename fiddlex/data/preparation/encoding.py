@@ -10,9 +10,11 @@ import multiprocessing
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from fiddlex.config.small_files import read_object
 from fiddlex.data.megatron.builder import IndexedBuilder, smallest_dtype
 from fiddlex.data.preparation.inputs import Piece, read_piece
 from fiddlex.data.tokenizers import Tokenizer, make_tokenizer
@@ -55,6 +57,16 @@ class Counts:
     empty: int = 0
     passed_over: int = 0
     text_bytes: int = 0
+
+    @classmethod
+    def of(cls, values: Any) -> "Counts":
+        """The counts that a file has; raises ValueError when these are none."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(values, dict) or not values.keys() <= names:
+            raise ValueError("these are no counts")
+        if not all(type(value) is int and 0 <= value < 2**63 for value in values.values()):
+            raise ValueError("a count is no whole number from 0 on")
+        return cls(**values)
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
@@ -115,10 +127,10 @@ def read_counts(folder: Path, number: int) -> Counts | None:
     """What part `number` has; None when the part is not complete."""
     try:
         path = part_path(folder, number)
-        return Counts(**json.loads(path.with_name(path.name + ".json").read_text(encoding="utf-8")))
+        return Counts.of(read_object(path.with_name(path.name + ".json")))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise DataError(f"{folder} is damaged: part {number} has no readable counts. Remove {folder}.") from error
 
 

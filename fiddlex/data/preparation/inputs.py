@@ -31,6 +31,9 @@ _JSON_NAMES = {
     bool: "true or false",
     type(None): "null",
 }
+MOST_TEXT = 2**28  # bytes of a text in a compressed file, or if that is more, so many times the file's:
+MOST_RATIO = 64
+_CHUNK = 2**20  # bytes that are decompressed at once
 _PROBE = 8192  # bytes at the start of a file that tell whether it is text
 
 
@@ -90,13 +93,15 @@ def cut(files: Sequence[tuple[str, bool]]) -> list[Piece]:
     """The pieces of `files`, which depend on the names and sizes of the files alone.
 
     Raises:
-      DataError: when a Parquet file is damaged.
+      DataError: when a Parquet file is damaged, or a compressed file is empty.
     """
     sizes = {file: os.path.getsize(file) for file, _ in files}
     size = max(_LEAST_PIECE, sum(sizes.values()) // _MOST_PIECES)
     pieces: list[Piece] = []
     for file, passes_over in files:
         form, compressed = _form(file)
+        if compressed and not sizes[file]:
+            raise DataError(f"{file} is truncated: it has 0 bytes, and a compressed file has a header. Copy it again.")
         if form == "text":
             _add_text(pieces, file, sizes[file], most=size, passes_over=passes_over)
         elif form == "jsonl":
@@ -150,7 +155,8 @@ def read_piece(piece: Piece, key: str) -> Iterator[str | None]:
 
 def _read_text(file: str, passes_over: bool) -> str | None:
     with _opened(file) as stream:
-        data = stream.read()
+        data = _read_most(stream, _most_text(file))
+        _check_end(file, data, stream)
     try:
         if passes_over and b"\0" in data[:_PROBE]:
             return None
@@ -166,7 +172,7 @@ def _read_text(file: str, passes_over: bool) -> str | None:
 
 def _read_lines(piece: Piece, key: str) -> Iterator[str]:
     (file,) = piece.files
-    whole = _form(file)[1]
+    whole, most = _form(file)[1], _most_text(file)
     with _opened(file) as stream:
         position = piece.first
         if position:  # the line that begins before the piece belongs to the piece before
@@ -174,9 +180,11 @@ def _read_lines(piece: Piece, key: str) -> Iterator[str]:
             position += len(stream.readline()) - 1
         number = 0
         while whole or position < piece.last:
-            line = stream.readline()
+            line = stream.readline(most)
             if not line:
                 break
+            if not line.endswith(b"\n"):
+                _check_end(file, line, stream)
             number += 1
             if line.strip():
                 try:
@@ -188,6 +196,31 @@ def _read_lines(piece: Piece, key: str) -> Iterator[str]:
                         f"{key!r} (--json_key)."
                     ) from error
             position += len(line)
+
+
+def _most_text(file: str) -> int:
+    """The most bytes that a text of a compressed file may have; no limit (-1) where the file itself has the bytes."""
+    return max(MOST_TEXT, MOST_RATIO * os.path.getsize(file)) if _form(file)[1] else -1
+
+
+def _read_most(stream: IO[bytes], most: int) -> bytes:
+    """At most `most` bytes; all, if it is negative. Python would allocate that many at once, whatever the file has."""
+    if most < 0:
+        return stream.read()
+    pieces, left = list[bytes](), most
+    while left and (piece := stream.read(min(left, _CHUNK))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
+
+
+def _check_end(file: str, data: bytes, stream: IO[bytes]) -> None:
+    """Raises DataError when a text of a compressed file goes on after `data`."""
+    if len(data) == _most_text(file) and stream.read(1):
+        raise DataError(
+            f"{file} has {os.path.getsize(file):,} bytes, and a text of more than {len(data):,} once it is "
+            "decompressed: hardly any text becomes so much smaller. If it is one, decompress it and name that file."
+        )
 
 
 def _text_of(line: bytes, key: str) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from fiddlex.config.small_files import read_object
 from fiddlex.data.megatron.builder import IndexedBuilder, smallest_dtype
 from fiddlex.data.megatron.index_file import open_indexed
 from fiddlex.data.preparation.encoding import Counts, Encoding, encode_part, part_path, read_counts, start_worker
@@ -262,9 +263,9 @@ def _finished(task: Preparation, plan: dict[str, Any]) -> Prepared | None:
         return None
     try:
         made = record["prepared"]
-        done = Prepared(Counts(**made["counts"]), made["vocab_size"], made["tokenizer"])
+        done = Prepared(Counts.of(made["counts"]), made["vocab_size"], made["tokenizer"])
         same_tokenizer = _digest(task.tokenizer_file) == record["tokenizer"]
-    except (KeyError, TypeError, OSError):
+    except (KeyError, TypeError, ValueError, OSError):
         return None
     data = open_indexed(task.prefix)
     sizes = (len(data.documents) - 1, len(data.tokens))
@@ -301,7 +302,7 @@ def _train(task: Preparation, pieces: list[Piece]) -> None:
     if not (mark.exists() and os.path.exists(task.tokenizer_file)):
         train_tokenizer(pieces, Path(task.tokenizer_file), num_tokens=task.train_tokens, json_key=task.json_key)
         mark.write_text(_digest(task.tokenizer_file), encoding="utf-8")
-    elif mark.read_text(encoding="utf-8") != _digest(task.tokenizer_file):
+    elif mark.read_text(encoding="utf-8", errors="replace") != _digest(task.tokenizer_file):
         raise ConfigError(
             f"{task.tokenizer_file} is not the file that the interrupted run of this command trained. Remove it and "
             f"{task.parts}, and start again."
@@ -334,10 +335,9 @@ def _start(task: Preparation, plan: dict[str, Any]) -> None:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {}
+        return read_object(file)
+    except ValueError:
+        return {}
 
 
 def _write_json(file: Path, value: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ Invariant: `best.json` is the evaluation of the weights in `best/`, and no later
 resumes after a kill, it sets aside best weights of steps that it trains again.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -13,9 +12,10 @@ from pathlib import Path
 
 from fiddlex.cluster import processes
 from fiddlex.config import Config
+from fiddlex.config.small_files import read_small
 from fiddlex.errors import CheckpointError
 from fiddlex.train.inference.evaluation import merit
-from fiddlex.train.record import Record
+from fiddlex.train.record import Record, parse_record
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.program import Program
@@ -41,7 +41,7 @@ class Best:
     def __init__(self, workdir: Path, config: Config, *, resumed_step: int):
         self._path, self._task = workdir / RECORD, config.model.task
         self._checkpoints = Checkpoints(workdir, keep_last=1, name=DIRECTORY)
-        self.evaluation = processes.told_by_first(f"best of {workdir}", lambda: read_best(workdir))
+        self.evaluation = processes.told_by_first(f"best of {workdir}", lambda: read_best(workdir, self._task))
         if self.evaluation and self.evaluation["step"] > resumed_step:
             self.evaluation = None
         kept = self.evaluation and self.evaluation["step"]
@@ -79,19 +79,26 @@ class Best:
             os.replace(temporary, self._path)
 
 
-def read_best(workdir: Path) -> Record | None:
-    """The evaluation of the weights in `best/`; None when either is missing."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        evaluation: Record = json.loads((workdir / RECORD).read_text(encoding="utf-8"))
-        with Checkpoints(workdir, name=DIRECTORY) as checkpoints:
-            if evaluation["step"] in checkpoints.steps():
-                return evaluation
-            logger.warning(
-                "%s tells of the best weights, those of step %d, which are not in %s.",
-                workdir / RECORD,
-                evaluation["step"],
-                checkpoints.directory,
-            )
+def read_best(workdir: Path, task: str) -> Record | None:
+    """The evaluation of the weights in `best/`; None when either is missing or cannot be read."""
+    path = workdir / RECORD
+    try:
+        evaluation = parse_record(read_small(path))
+        merit(evaluation, task)  # so that a later evaluation can be compared with it
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        logger.warning("%s is not used, since it is no evaluation of the best weights: %s.", path, error)
+        return None
+    with Checkpoints(workdir, name=DIRECTORY) as checkpoints:
+        if evaluation["step"] in checkpoints.steps():
+            return evaluation
+        logger.warning(
+            "%s tells of the best weights, those of step %d, which are not in %s.",
+            path,
+            evaluation["step"],
+            checkpoints.directory,
+        )
     return None
 
 
@@ -109,7 +116,9 @@ def restore_result(workdir: Path, config: Config, program: Program) -> SavedStat
     abstract, layers = program.abstract_state, program.layout.placement.layers
     wanted, padded_vocab = SavedState(abstract.step, abstract.weights), program.config.padded_vocab_size
     names = ["checkpoints"]
-    if config.train.patience and processes.told_by_first(f"best of {workdir}", lambda: read_best(workdir)):
+    if config.train.patience and processes.told_by_first(
+        f"best of {workdir}", lambda: read_best(workdir, config.model.task)
+    ):
         names.insert(0, DIRECTORY)
     for name in names:
         with Checkpoints(workdir, name=name) as checkpoints:

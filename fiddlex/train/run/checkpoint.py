@@ -251,9 +251,7 @@ class Checkpoints:
                 return None, f"{name} is not what was saved (checksum {value}, saved {meta['checksums'][name]})"
         if list(layers) != meta["layers"]:
             state = move_rows(state, form, layers, meta["layers"])
-        scaling = _scaling(meta["scaling"]) if "scaling" in meta else ()
-        usual = _usual(meta["usual"]) if "usual" in meta else ()
-        return state._replace(scaling=scaling, usual=usual, switch=meta.get("switch", ())), ""
+        return state, ""
 
     def _damaged_files(self, step: int, abstract: SavedState) -> str:
         """What is wrong with a file of the checkpoint that has to be read; empty when all are what was written."""
@@ -307,6 +305,9 @@ class Checkpoints:
             optimizer=restored["optimizer"] if abstract.optimizer else (),
             older={name: restored[name] for name in abstract.older},
             last_update=restored["last_update"] if abstract.last_update else {},
+            scaling=_scaling(meta["scaling"]) if "scaling" in meta else (),
+            usual=_usual(meta["usual"]) if "usual" in meta else (),
+            switch=meta.get("switch", ()),
         )
         return state, abstract, meta
 

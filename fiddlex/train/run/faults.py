@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from fiddlex.cluster import processes
 from fiddlex.config import TrainConfig
+from fiddlex.config.small_files import read_small
 from fiddlex.errors import CheckpointError, FaultError
 from fiddlex.train.run.workdir import writing
 
@@ -86,10 +87,10 @@ class Faults:
         if not self._path.exists():
             return []
         try:
-            faults = [Fault(**each) for each in json.loads(self._path.read_text(encoding="utf-8"))]
+            faults = [Fault(**each) for each in json.loads(read_small(self._path))]
             if all(type(fault.step) is type(fault.batch) is int for fault in faults):
                 return faults
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             pass
         raise CheckpointError(
             f"{self._path} is damaged. It says which batches this run leaves out; put back an intact copy, or remove "

@@ -13,6 +13,7 @@ Kinds of seconds in a line: `steps` (devices at work, or the host between two st
 that a later process took once more, from an older checkpoint.
 """
 
+import contextlib
 import itertools
 import json
 import math
@@ -24,6 +25,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from fiddlex.cluster import processes
+from fiddlex.config.small_files import json_object
 from fiddlex.train.record import Record
 from fiddlex.train.run.metrics import readable_time
 from fiddlex.train.run.workdir import writing
@@ -42,6 +44,8 @@ _KINDS = {
     Activity.PROFILING: "profiling",
 }
 _DECIMALS = 6  # of seconds
+_MOST_LINE = 2**16  # bytes of an interval
+_MOST_SECONDS = 1e11  # 3,000 years
 _REPEATABLE = ("steps", "data_wait")
 LOSSES = ("compilation", "data_wait", "checkpoints", "evaluation", "profiling", "starting", "restarts", "repeated")
 
@@ -94,7 +98,7 @@ class Goodput:
             return
         with writing(self._path):
             if self._path.exists():
-                self._intervals = _read(self._path.read_text(encoding="utf-8", errors="replace"))
+                self._intervals = _read(self._path)
             if resumed_step == 0 and self._intervals and self._intervals[-1].ended:
                 self._intervals = []
             temporary = self._path.with_suffix(".tmp")  # without a line that a kill has cut short
@@ -208,23 +212,38 @@ def _line(interval: Interval) -> str:
     return json.dumps(values | ({"ended": True} if interval.ended else {})) + "\n"
 
 
-def _read(text: str) -> list[Interval]:
+def _read(path: Path) -> list[Interval]:
     """The intervals of a file, without lines that are none, such as the last line of a killed process."""
     intervals = []
-    for line in text.splitlines():
-        try:
-            values = json.loads(line)
-            seconds = {kind: float(values["seconds"].get(kind, 0.0)) for kind in _KINDS.values()}
-            resumed_step = values.get("resumed_step")
-            intervals.append(
-                Interval(
-                    float(values["time_s"]),
-                    int(values["step"]),
-                    seconds,
-                    None if resumed_step is None else int(resumed_step),
-                    values.get("ended") is True,
-                )
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
+    with path.open("rb") as file:
+        while line := file.readline(_MOST_LINE):
+            with contextlib.suppress(ValueError):
+                intervals.append(_interval(json_object(line)))
     return intervals
+
+
+def _interval(values: dict[str, Any]) -> Interval:
+    """The interval of a line; raises ValueError when a value is missing, of another type or no such number."""
+    seconds, resumed_step = values.get("seconds"), values.get("resumed_step")
+    if not isinstance(seconds, dict):
+        raise ValueError(f"seconds={seconds!r:.80}")
+    return Interval(
+        _number(values, "time_s"),
+        _step(values.get("step")),
+        {kind: _number(seconds, kind) if kind in seconds else 0.0 for kind in _KINDS.values()},
+        None if resumed_step is None else _step(resumed_step),
+        values.get("ended") is True,
+    )
+
+
+def _number(values: dict[str, Any], name: str) -> float:
+    value: Any = values.get(name)
+    if type(value) not in (int, float) or not 0 <= value < _MOST_SECONDS:
+        raise ValueError(f"{name}={value!r:.80}")
+    return float(value)
+
+
+def _step(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"step={value!r:.80}")
+    return value

@@ -9,7 +9,7 @@ import tokenizers
 
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
-from fiddlex.errors import CheckpointError, DataError
+from fiddlex.errors import CheckpointError, DataError, is_failure
 from fiddlex.interop.architectures import sliding_window
 from fiddlex.interop.folder import described, read_settings, read_tokenizer
 from fiddlex.interop.huggingface import FolderWeights
@@ -149,7 +149,9 @@ def _check_tokenizer(folder: Path, config: Config) -> None:
         raise CheckpointError(f"{here}, but the model of {folder} has learnt {len(ids)} tokens of its own. {remedy}")
     try:
         ours = tokenizers.Tokenizer.from_file(os.path.expanduser(data.tokenizer)).get_vocab(with_added_tokens=True)
-    except Exception as error:  # the library raises plain Exception
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise DataError(f"{here} is not a JSON file of the tokenizers library ({error}).") from error
     if differing := sorted(name for name in ids.keys() | ours.keys() if ids.get(name) != ours.get(name)):
         name = differing[0]

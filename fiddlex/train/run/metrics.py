@@ -23,12 +23,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fiddlex.cluster import processes
 from fiddlex.errors import CheckpointError
-from fiddlex.train.record import Record
+from fiddlex.train.record import Record, parse_record
 from fiddlex.train.run.tensorboard import EventFile
 from fiddlex.train.run.wandb_run import WandbRun
 from fiddlex.train.run.workdir import writing
 
 logger = logging.getLogger(__name__)
+
+_MOST_LINE = 2**20  # bytes of a record
 
 
 class MetricsWriter:
@@ -93,15 +95,14 @@ class MetricsWriter:
 
     def _keep_records_until(self, step: int) -> None:
         kept, unreadable = [], 0
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in _lines(self.path):
             try:
-                record = json.loads(line)
-                keep = record["step"] <= step and "goodput" not in record
-            except (json.JSONDecodeError, KeyError, TypeError):  # the process was killed while it wrote this line
+                record = parse_record(line)
+            except ValueError:  # the process was killed while it wrote this line
                 unreadable += 1
                 continue
-            if keep:
-                kept.append(line + "\n")
+            if record["step"] <= step and "goodput" not in record:
+                kept.append(line.rstrip(b"\n") + b"\n")
                 if "eval_loss" in record:
                     self.evaluations.append(record)
             else:
@@ -114,7 +115,7 @@ class MetricsWriter:
             logger.warning("The workdir has records of an earlier run and no checkpoint of it: moved to %s.", aside)
             self.path.rename(aside)
         temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.write_bytes(b"".join(kept))
         os.replace(temporary, self.path)
 
     def __enter__(self) -> "MetricsWriter":
@@ -132,6 +133,14 @@ class MetricsWriter:
                 stack.callback(self._wandb_run.close, failed=value is not None)
             stack.callback(self._events.close)
             stack.callback(self._file.close)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file that are not blank; of a line that is longer than any record, pieces."""
+    with path.open("rb") as file:
+        while line := file.readline(_MOST_LINE):
+            if line.strip():
+                yield line
 
 
 def _key(record: Record) -> tuple[int, frozenset[str]]:

@@ -18,7 +18,7 @@ from fiddlex.config import Config
 from fiddlex.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer, make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.architectures import settings_of
-from fiddlex.interop.folder import copy_tokenizer, described, folder_of, read_json
+from fiddlex.interop.folder import TOKENIZER_FILES, copy_own_file, copy_tokenizer, described, folder_of, read_json
 from fiddlex.train.run.workdir import OWN_TOKENIZER, writing
 
 ORIGINAL = os.path.dirname(OWN_TOKENIZER)  # subdirectory of a workdir
@@ -47,7 +47,9 @@ def inherit_original(source: str, workdir: Path) -> None:
         if folder := folder_of(source):
             keep_original(folder, workdir)
         elif (Path(source) / ORIGINAL).is_dir():
-            shutil.copytree(Path(source) / ORIGINAL, workdir / ORIGINAL)
+            (workdir / ORIGINAL).mkdir()
+            for name in ("config.json", *TOKENIZER_FILES):
+                copy_own_file(Path(source) / ORIGINAL / name, workdir / ORIGINAL / name)
 
 
 def original_dtype(workdir: Path) -> str | None:
@@ -55,7 +57,8 @@ def original_dtype(workdir: Path) -> str | None:
     if not (workdir / ORIGINAL / "config.json").exists():
         return None
     fields = read_json(workdir / ORIGINAL)
-    return fields.get("dtype", fields.get("torch_dtype"))
+    named = fields.get("dtype", fields.get("torch_dtype"))
+    return named if isinstance(named, str) else None
 
 
 def copy_description(workdir: Path, config: Config, folder: Path) -> None:
@@ -68,7 +71,7 @@ def copy_description(workdir: Path, config: Config, folder: Path) -> None:
                 config.model.task,
                 config.model.qk_norm,
             ):
-                shutil.copyfile(workdir / ORIGINAL / "config.json", folder / "config.json")
+                copy_own_file(workdir / ORIGINAL / "config.json", folder / "config.json")
 
 
 def write_tokenizer(config: Config, workdir: Path, folder: Path) -> Tokenizer | None:
@@ -122,7 +125,8 @@ def complete_description(workdir: Path, folder: Path, tokenizer: Tokenizer | Non
     elif (
         before is not None
         and ("rope_parameters" in fields or "rope_theta" in fields)
-        and before.get(longest, 0) > fields[longest]
+        and type(before.get(longest)) is int
+        and before[longest] > fields[longest]
     ):
         fields[longest] = before[longest]
     path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

@@ -30,7 +30,15 @@ def saved_form(abstract: Tree, layers: Sequence[int], saved_layers: Sequence[int
     Returns:
       ShapeDtypeStructs of the saved shapes. The row axis is not sharded; its mesh axes move to another axis where
       possible.
+
+    Raises:
+      ValueError: when `saved_layers`, which come from a file, lack a layer of the state or are no layers.
     """
+    is_known = isinstance(saved_layers, list | tuple) and all(type(layer) is int for layer in saved_layers)
+    if not is_known or not {*layers} - {PADDING} <= {*saved_layers}:
+        raise ValueError(
+            f"it tells of rows for the layers {saved_layers!r:.100}, and the state has {list(layers)!r:.100}"
+        )
 
     def saved(path: Any, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         if not _has_rows(path, x, layers):

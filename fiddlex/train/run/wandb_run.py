@@ -14,17 +14,20 @@ import json
 import logging
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fiddlex.config import Config
+from fiddlex.config.small_files import read_object
 from fiddlex.errors import ConfigError
 from fiddlex.train.run.workdir import writing
 
 logger = logging.getLogger(__name__)
 
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _INIT_TIMEOUT_S = 30.0
 _FINISH_TIMEOUT_S = 60.0
 
@@ -58,10 +61,9 @@ class WandbRun:
             ) from error
         self._workdir, self._config = workdir, config
         path = workdir / "wandb.json"
-        known = _read(path) if resumed_step else {}
-        continues = known.get("project") == config.train.wandb_project and isinstance(known.get("id"), str)
-        self._id = known["id"] if continues else secrets.token_hex(4)
-        self.written_step = math.inf if continues else -1
+        known = read_id(path, project=config.train.wandb_project) if resumed_step else None
+        self._id = known or secrets.token_hex(4)
+        self.written_step = math.inf if known else -1
         with writing(path):
             temporary = path.with_suffix(".tmp")
             temporary.write_text(json.dumps({"project": config.train.wandb_project, "id": self._id}), encoding="utf-8")
@@ -128,13 +130,14 @@ class WandbRun:
             )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The contents of `wandb.json`; empty when there is none, or it is no JSON object."""
+def read_id(path: Path, *, project: str) -> str | None:
+    """The id in `wandb.json` of the run in `project`; None when it has none that wandb could have made."""
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = read_object(path)
     except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
+        return None
+    found = known.get("id") if known.get("project") == project else None
+    return found if isinstance(found, str) and _ID.fullmatch(found) else None
 
 
 def _first_line(error: Exception) -> str:

@@ -112,6 +112,7 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
     with contextlib.ExitStack() as stack:
         with writing(workdir):
             workdir.mkdir(parents=True, exist_ok=True)
+            _check_links(workdir)
             try:
                 stack.enter_context(FileLock(workdir / ".lock", timeout=0))
             except Timeout as error:
@@ -126,6 +127,16 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
             (workdir / "config.json.tmp").write_text(_with_table(config, TABLE).to_json(), encoding="utf-8")
         _check_shared(workdir)
         yield
+
+
+def _check_links(workdir: Path) -> None:
+    """Raises CheckpointError when a file of the directory is a link, which a run would write through."""
+    for path in workdir.iterdir():
+        if path.is_symlink() and not path.is_dir():
+            raise CheckpointError(
+                f"{path} is a link to {os.readlink(path)}. A run would write to that file: in a --workdir only folders "
+                "may be links, such as checkpoints/ on another disk. Put the file itself there, or remove the link."
+            )
 
 
 def _check_shared(workdir: Path) -> None:

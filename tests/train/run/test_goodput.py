@@ -175,3 +175,19 @@ def test_a_killed_run_knows_what_the_kill_cost(tmp_path: pathlib.Path, text_file
     first, resumed = (line["resumed_step"] for line in lines if "resumed_step" in line)
     assert first == 0
     assert (record["repeated_share"] > 0) == (resumed < reached)
+
+
+@pytest.mark.parametrize("name", ["time_s", "step", "resumed_step", "steps"])
+@pytest.mark.parametrize("value", ["NaN", "1e400", "-1", "true", '"1"', "[]", "9" * 400, "9" * 5000, "[" * 100_000])
+def test_a_line_that_no_run_writes_does_no_harm(name: str, value: str, tmp_path: pathlib.Path) -> None:
+    fields = {"time_s": "1000.0", "step": "4", "resumed_step": "2"} | {name: value}
+    seconds = value if name == "steps" else "3.0"
+    whole = '{"time_s": 990.0, "step": 2, "seconds": {"steps": 5.0}, "resumed_step": 0}'
+    odd = ", ".join(f'"{field}": {text}' for field, text in fields.items() if field != "steps")
+    path = tmp_path / "goodput.jsonl"
+    path.write_text(f'{whole}\n{{{odd}, "seconds": {{"steps": {seconds}}}}}\n')
+    with Goodput(tmp_path, Stopwatch(), resumed_step=2) as goodput:
+        record = goodput.record()
+    assert path.read_text() == f"{whole}\n"
+    assert record is not None
+    assert (record["wall_time_s"], record["goodput"]) == (5.0, 1.0)

@@ -124,3 +124,29 @@ def test_an_evaluation_in_words() -> None:
     )
     task = {"eval_loss": 1.0, "eval_accuracy": 0.5, "eval_accuracy_low": 0.4, "eval_accuracy_high": 0.6}
     assert metrics.describe(task) == "held-out loss 1.0000, accuracy 50.0% (95% interval 40.0% to 60.0%)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1.0, "loss": 2.0}',
+        '{"step": true, "loss": 2.0}',
+        '{"step": NaN, "loss": 2.0}',
+        '{"step": -1, "loss": 2.0}',
+        '{"step": 2, "eval_loss": "2.0"}',
+        '{"step": 2, "eval_loss": null}',
+        '{"step": 1, "loss": ' + "9" * 5000 + "}",
+        '{"step": 1, "loss": ' + "[" * 100_000,
+        '["step", 1]',
+        "x" * 3 * 2**20,
+    ],
+    ids=lambda line: line[:32],
+)
+def test_a_line_that_no_run_writes_is_left_out(line: str, tmp_path: pathlib.Path) -> None:
+    whole = ['{"step": 1, "loss": 2.0}', '{"step": 2, "eval_loss": 3.0}']
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{whole[0]}\n{line}\n{whole[1]}")  # a last line without its end is whole too
+    with MetricsWriter(tmp_path, resumed_step=2) as writer:
+        assert writer.evaluations == [{"step": 2, "eval_loss": 3.0}]
+        writer.write({"step": 3, "loss": 0.25})
+    assert path.read_text().splitlines() == [*whole, '{"step": 3, "loss": 0.25}']

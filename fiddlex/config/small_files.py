@@ -1,0 +1,56 @@
+"""Reads small files that may come from somebody else: configs, indexes, records of a run.
+
+Invariant: nothing that such a file says decides how much memory the reader takes. A file larger than `MOST_BYTES` is
+refused before it is read, and a pipe or a device, which may never end, before it is opened.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+MOST_NAME = 255  # characters of a file's name; the limit of file systems
+MOST_BYTES = 2**26  # of a file; the index of a model with 10¹² weights has 1.5·10⁷
+
+
+def read_small(path: str | Path) -> str:
+    """The text of a file, without a byte order mark, which spreadsheets and some editors put first.
+
+    Raises:
+      FileNotFoundError: when there is no such file.
+      OSError: when it cannot be read.
+      ValueError: when it is no regular file, has more than `MOST_BYTES`, or is not UTF-8.
+    """
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is a folder, a pipe or a device, and must be a file")
+    if found.st_size > MOST_BYTES:
+        raise ValueError(f"it has {found.st_size:,} bytes, and may have {MOST_BYTES:,}")
+    with open(path, "rb") as file:
+        return file.read(found.st_size).decode("utf-8-sig")
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """The JSON object in a text.
+
+    Raises:
+      ValueError: when the text is not JSON, is nested too deeply, has a number of thousands of digits, or is no object.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    return value
+
+
+def read_object(path: str | Path) -> dict[str, Any]:
+    """The JSON object in a file; raises as `read_small` and `json_object` do."""
+    return json_object(read_small(path))
+
+
+def is_own_name(name: Any) -> bool:
+    """Whether a name that a file gives can be that of a file or folder beside it, and leads nowhere else."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and len(name) <= MOST_NAME

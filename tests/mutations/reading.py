@@ -1,0 +1,81 @@
+"""Mutations of readers of files that may be damaged, or come from somebody else."""
+
+from tests.mutations.mutation import Mutation
+
+HOSTILE = "tests/fuzz/test_hostile_files.py"
+GOODPUT = "tests/train/run/test_goodput.py::test_a_line_that_no_run_writes_does_no_harm"
+METRICS = "tests/train/run/test_metrics.py::test_a_line_that_no_run_writes_is_left_out"
+COORDINATOR = "tests/fuzz/test_coordinator_messages.py::test_messages_of_a_process"
+
+MUTATIONS = (
+    Mutation(
+        "names-that-lead-out-of-a-folder",
+        "fiddlex/config/small_files.py",
+        old="isinstance(name, str) and Path(name).name == name and name not in",
+        new="isinstance(name, str) and name not in",
+        tests=(f"{HOSTILE}::test_a_saved_dataset_names_files_of_its_folder",),
+    ),
+    Mutation(
+        "a-run-writes-through-links",
+        "fiddlex/train/run/workdir.py",
+        old="if path.is_symlink() and not path.is_dir():",
+        new="if path.is_symlink() and not path.exists():",
+        tests=(f"{HOSTILE}::test_a_workdir_has_no_file_that_leads_elsewhere",),
+    ),
+    Mutation(
+        "files-that-links-lead-to-copied",
+        "fiddlex/interop/folder.py",
+        old="if not any(each in found.parents for each in own):",
+        new="if False:",
+        tests=(f"{HOSTILE}::test_files_that_are_copied_are_those_of_the_folder",),
+    ),
+    Mutation(
+        "compressed-texts-of-any-size",
+        "fiddlex/data/preparation/inputs.py",
+        old="return max(MOST_TEXT, MOST_RATIO * os.path.getsize(file)) if _form(file)[1] else -1",
+        new="return -1",
+        tests=(f"{HOSTILE}::test_a_text_that_grows_beyond_measure_is_refused",),
+    ),
+    Mutation(
+        "an-order-of-documents-that-there-are-not",
+        "fiddlex/data/megatron/order.py",
+        old="or not inside.all() or",
+        new="or",
+        tests=(f"{HOSTILE}::test_a_cached_order_has_documents_and_tokens_that_there_are",),
+    ),
+    Mutation(
+        "cached-tokens-of-any-type",
+        "fiddlex/data/token_cache.py",
+        old="} if min(offset, length) >= 0 and dtype in DTYPES:",
+        new="} if min(offset, length) >= 0:",
+        tests=("tests/data/test_token_cache.py::test_a_description_that_fiddlex_does_not_write_is_not_believed",),
+    ),
+    Mutation(
+        "goodput-of-endless-seconds",
+        "fiddlex/train/run/goodput.py",
+        old="not 0 <= value < _MOST_SECONDS",
+        new="value < 0",
+        tests=(GOODPUT,),
+    ),
+    Mutation(
+        "records-of-half-a-step",
+        "fiddlex/train/record.py",
+        old="type(step) is not int or not 0 <= step < 2**63",
+        new="step is None",
+        tests=(METRICS,),
+    ),
+    Mutation(
+        "evaluations-that-are-no-numbers",
+        "fiddlex/train/record.py",
+        old='if name.startswith("eval_") and type(value) not in (int, float):',
+        new="if False:",
+        tests=(METRICS,),
+    ),
+    Mutation(
+        "a-watch-without-an-end",
+        "fiddlex/cluster/coordinator.py",
+        old="if not 0 < float(value) < _LONGEST_S:",
+        new="if float(value) <= 0:",
+        tests=(COORDINATOR,),
+    ),
+)
