@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import MeshConfig
 from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.file_digests import LIST
 from fiddlex.train.step.state import SavedState
 from tests.fuzz.reader import Reader
 
@@ -31,11 +32,13 @@ def _state(step: int) -> SavedState:
 def _workdir() -> tuple[tempfile.TemporaryDirectory[str], Path]:
     """A workdir with checkpoints of steps 5 and 6, which is removed at the end, and the description of the newer."""
     folder = tempfile.TemporaryDirectory()
-    with Checkpoints(Path(folder.name), keep=2) as checkpoints:
+    with Checkpoints(Path(folder.name), keep_last=3) as checkpoints:
         for step in (5, 6):
             checkpoints.save(_state(step), step, layers=LAYERS, fingerprint="data")
             checkpoints.wait()
-    return folder, Path(folder.name) / "checkpoints" / "6" / "meta" / "metadata"
+    newest = Path(folder.name) / "checkpoints" / "6"
+    (newest / LIST).unlink()  # else it refuses every change before anything is read
+    return folder, newest / "meta" / "metadata"
 
 
 @functools.cache

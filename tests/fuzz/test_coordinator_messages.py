@@ -66,6 +66,6 @@ def test_messages_of_a_stranger_end_no_run_that_has_begun(has_begun: bool) -> No
             for message in messages:
                 serve(made, process, stranger, message)
             assert 0 in made._members
-            assert not has_begun or made._ends_s is None
+            assert not has_begun or not made._is_ending
 
     run()
