@@ -180,6 +180,7 @@ MEMORY = """
 import json, pathlib, re, sys
 from fiddlex.cluster import processes
 from fiddlex.config import DataConfig
+from fiddlex.config.ending import finished
 from fiddlex.data import load_corpus
 
 address, rank, folder = sys.argv[1].partition("=")[2], int(sys.argv[3].partition("=")[2]), pathlib.Path(__file__).parent
@@ -195,7 +196,7 @@ config = DataConfig(source=f"text:{folder / 'text.txt'}")
 corpus = load_corpus(config, vocab_size=256, seq_len=4, shared=folder / "tokens")
 total = int(corpus.train.tokens.sum(dtype=int))
 (folder / f"{rank}.json").write_text(json.dumps([len(corpus.train), total, anonymous() - before]))
-processes.barrier("end")
+finished(0)
 """
 
 
