@@ -159,7 +159,7 @@ class SentencePairExamples(StagedExamples):
         else:
             other = _another(window, len(self), rng)
         sample = self.fetch(other)
-        start, stop, last = self._window(other)
+        start, _, last = self._window(other)
         cut = self._cut(self._text(other, sample), rng)
         if num_documents == 1 and other < window:
             last = self._window(window)[0]

@@ -100,7 +100,7 @@ class Trainer:
         if config.pipeline.semantics_schedule == AUTO:
             phases, max_batches = self.layout.pipeline.phases, program.source.max_batches
             self._switch = SyncSwitch(config, phases, max_batches=max_batches)
-        self._feed = Feed(self.dataset, config, self.mesh)
+        self._feed = Feed(self.dataset, config, self.mesh, workdir=workdir)
         self._scorer = Scorer(program, self.dataset, self._feed)
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None

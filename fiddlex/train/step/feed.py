@@ -3,7 +3,10 @@
 Of several processes, each prepares only the rows of a batch that its own devices hold.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -11,10 +14,15 @@ from jax.sharding import Mesh, NamedSharding
 
 from fiddlex.config import Config
 from fiddlex.data import Batch, ExampleSource, Loader, eval_batches
+from fiddlex.data.caching import batches_digest
 from fiddlex.data.dataset import Dataset
+from fiddlex.data.sample_log import SampleLog
 from fiddlex.errors import DataError
 from fiddlex.models.task_sizes import example_fields
 from fiddlex.parallel.sharding import BATCH
+
+if TYPE_CHECKING:
+    from fiddlex.data.shared_batches import SharedBatches
 
 DeviceBatch = dict[str, jax.Array]
 
@@ -29,10 +37,18 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
 
 
 class Feed:
-    """The training and evaluation batches of a dataset, on the devices of a mesh."""
+    """The training and evaluation batches of a dataset, on the devices of a mesh.
 
-    def __init__(self, dataset: Dataset, config: Config, mesh: Mesh):
+    Args:
+      dataset: the data.
+      config: the config.
+      mesh: the mesh.
+      workdir: the directory of the run, for the log of samples; None: there is no log.
+    """
+
+    def __init__(self, dataset: Dataset, config: Config, mesh: Mesh, *, workdir: Path | None = None):
         self._dataset, self._config = dataset, config
+        self._log_dir = workdir if config.data.log_samples else None
         self._sharding = NamedSharding(mesh, BATCH)
         self._rows = _local_rows(self._sharding, config.data.global_batch_size)
         self._loader = Loader(
@@ -41,16 +57,25 @@ class Feed:
             seed=config.data.seed,
             vocab_size=config.model.vocab_size,
             rows=self._rows,
+            num_threads=config.data.num_threads,
+            numbered=self._log_dir is not None,
         )
+        self._batches = _shared(self._loader, dataset, config, self._rows) if config.data.share else self._loader
 
     def train(self, start_step: int) -> Iterator[DeviceBatch]:
         """Yields training batches without end, starting with batch number `start_step`, counted from 0.
 
         Raises:
-          DataError: when a batch has a token outside the vocabulary.
+          DataError: when a batch has a token outside the vocabulary, or the log of samples cannot be written.
         """
-        for batch in self._loader.iterate(start_step):
-            yield self._placed(batch)
+        with contextlib.ExitStack() as stack:
+            log = None
+            if self._log_dir:
+                log = SampleLog(self._log_dir, rank=jax.process_index(), start_step=start_step, rows=self._rows)
+                stack.callback(log.close)
+            batches = stack.enter_context(contextlib.closing(self._batches.iterate(start_step)))
+            for step, batch in enumerate(batches, start_step + 1):
+                yield self._placed(log.write(step, batch) if log else batch)
 
     def require_heldout(self) -> ExampleSource:
         """The held-out examples; raises DataError when no data is held out."""
@@ -116,6 +141,20 @@ class Feed:
             limit=data.eval_batches,
             rows=rows,
         )
+
+
+def _shared(loader: Loader, dataset: Dataset, config: Config, rows: Sequence[int]) -> "SharedBatches":
+    """The batches of the loader, prepared once for all runs that meet in `data.share`."""
+    from fiddlex.data.shared_batches import SharedBatches  # takes a module that only Unix has
+
+    return SharedBatches(
+        Path(config.data.share).expanduser().absolute(),
+        batches_digest(config, dataset.fingerprint, rows=rows),
+        make=loader.batch,
+        num_rows=len(rows),
+        num_threads=config.data.num_threads,
+        counts=dataset.counts,
+    )
 
 
 def _local_rows(sharding: NamedSharding, size: int) -> list[int]:
