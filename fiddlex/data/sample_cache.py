@@ -73,6 +73,7 @@ class CachedStore:
         self._cache, self._counts = cache, counts
         self._first_key = source << _SOURCE_SHIFT
         self._store = store or DirectStore()
+        counts.add(FETCHED, 0)
         counts.add(HITS, 0)
 
     def fetch(self, number: int, read: Read) -> np.ndarray:

@@ -162,7 +162,7 @@ class SharedBatches:
     def _taken(self, step: int) -> Batch | None:
         """The batch that another thread or run has prepared; None when there is none, or it is damaged."""
         try:
-            with np.load(self._file(step), allow_pickle=False) as arrays:
+            with self._file(step).open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
                 batch = dict(arrays)
         except FileNotFoundError:
             return None
