@@ -16,7 +16,7 @@ import numpy as np
 from fiddlex.data.counts import FETCHED, HITS, DataCounts
 from fiddlex.data.stages import DirectStore, Read, Store
 
-_OBJECT_BYTES = 256  # of an array, its number and its entry, in addition to its tokens
+OBJECT_BYTES = 256  # of an array, its number and its entry, in addition to its tokens
 _SOURCE_SHIFT = 48  # a key has the number of the source above this bit, and that of the sample below
 
 
@@ -52,7 +52,7 @@ class MemoryCache:
 
     def put(self, key: int, sample: np.ndarray) -> None:
         """Keeps the sample if there is room."""
-        size = sample.nbytes + _OBJECT_BYTES
+        size = sample.nbytes + OBJECT_BYTES
         with self._lock:
             if key not in self._samples and self._num_bytes + size <= self._limit_bytes:
                 self._samples[key] = sample
