@@ -25,6 +25,7 @@ import logging
 import os
 import secrets
 import struct
+import sys
 import threading
 import time
 import weakref
@@ -76,6 +77,7 @@ class SharedBatches:
         self._make, self._num_rows, self._num_threads, self._counts = make, num_rows, num_threads, counts
         self._lock = threading.Lock()
         self._member: _Member | None = None
+        self._stop = sys.maxsize
         self._longest_s = 0.0  # preparation of a batch
         self._given_up: set[int] = set()  # slots whose holder hangs
         self._own_ahead: set[int] = set()  # steps that this run has prepared ahead and not taken yet
@@ -85,14 +87,18 @@ class SharedBatches:
 
     def iterate(self, start_step: int, *, num_steps: int | None = None) -> Generator[Batch, None, None]:
         """The batches of `start_step` and the following steps, see `Loader.iterate`."""
-        self.join(start_step)
+        self.join(start_step, num_steps=num_steps)
         try:
             yield from prefetched(self.batch, start_step, num_steps=num_steps, num_threads=self._num_threads)
         finally:
             self.leave()
 
-    def join(self, step: int) -> None:
-        """Begins to take batches, the first of which is that of `step`.
+    def join(self, step: int, *, num_steps: int | None = None) -> None:
+        """Begins to take batches.
+
+        Args:
+          step: the step of the first one.
+          num_steps: number of batches; None: unlimited.
 
         Raises:
           DataError: when the folder cannot be used.
@@ -102,6 +108,7 @@ class SharedBatches:
             self._members.mkdir(parents=True, exist_ok=True)
             self._locks.mkdir(exist_ok=True)
             self._member = _Member(self._members, step)
+            self._stop = sys.maxsize if num_steps is None else step + num_steps
             for other in self._folder.parent.glob("*/members"):
                 if not list(_positions(other)):
                     _clear(other.parent)  # all its runs were killed
@@ -185,7 +192,7 @@ class SharedBatches:
 
     def _prepare_ahead(self, step: int) -> bool:
         """Prepares one of the batches after `step` that nobody prepares yet; returns whether there was one."""
-        for later in range(step + 1, step + 1 + _AHEAD):
+        for later in range(step + 1, min(step + 1 + _AHEAD, self._stop)):
             if self._file(later).exists():
                 continue
             with self._preparing(later) as mine:

@@ -10,6 +10,7 @@ from tests.mutations import (
     planning,
     processes,
     spent_time,
+    stalls,
     training,
 )
 
@@ -24,4 +25,5 @@ MUTATIONS = (
     *commands.MUTATIONS,
     *launching.MUTATIONS,
     *processes.MUTATIONS,
+    *stalls.MUTATIONS,
 )
