@@ -24,11 +24,11 @@ from fiddlex.data.counts import HITS, PREPARED, DataCounts
 from fiddlex.data.sample_cache import Cache, CachedStore, MemoryCache
 from fiddlex.data.shared_batches import SharedBatches
 from fiddlex.data.stages import SlowStore, StagedExamples
-from fiddlex.data.stalls import DEVICES, FETCH, PREPARE, Analysis, measure_loader
+from fiddlex.data.stalls import DEVICES, FETCH, PREPARE, Analysis, Mend, measure_loader
 
 _ONLY = flags.DEFINE_multi_enum("only", ["cache", "shared", "stalls"], ["cache", "shared", "stalls"], "tables to make")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON Lines file to write the rows to")
-_TURNS = flags.DEFINE_integer("turns", 3, "turns of each measurement of shared preparation", lower_bound=1)
+_TURNS = flags.DEFINE_integer("turns", 3, "turns of the runs of the last two tables", lower_bound=1)
 
 Row = dict[str, Any]
 
@@ -163,10 +163,12 @@ def _run(folder: str, ready: Any, results: Any) -> None:
 # Verdicts and mended runs.
 
 _ROWS, _NUM_EXAMPLES = 2, 4000
+# Seconds of a request and a preparation, of an example, and of the devices, of a step. They are long, because a busy
+# machine wakes a sleeping thread some milliseconds late.
 _CASES = {
-    FETCH: (0.010, 0.002, 0.010),  # seconds of a request and a preparation, of an example; of the devices, of a step
-    PREPARE: (0.002, 0.010, 0.010),
-    DEVICES: (0.005, 0.005, 0.010),
+    FETCH: (0.040, 0.008, 0.040),
+    PREPARE: (0.008, 0.040, 0.040),
+    DEVICES: (0.020, 0.020, 0.040),
 }
 
 
@@ -215,7 +217,7 @@ class Case:
         def make(examples: Any) -> Loader:
             return Loader(examples, global_batch_size=_ROWS, seed=0, vocab_size=_NUM_EXAMPLES)
 
-        times = measure_loader(make, source, num_threads=2, limit_s=1.0)
+        times = measure_loader(make, source, num_threads=2, limit_s=0.5)
         return Analysis(statistics.median(_slept(self.devices_s) for _ in range(21)), times)
 
     def run_s(self, fields: dict[str, float]) -> float:
@@ -227,7 +229,7 @@ class Case:
         source.store = CachedStore(cache, source=0, counts=DataCounts(), store=SlowStore(latency_s=self.latency_s))
         loader = Loader(source, global_batch_size=_ROWS, seed=0, vocab_size=_NUM_EXAMPLES, num_threads=threads)
         ends = []
-        for _ in loader.iterate(0, num_steps=44 * threads):
+        for _ in loader.iterate(0, num_steps=15 * threads):
             time.sleep(self.devices_s)
             ends.append(time.monotonic())
         groups = np.diff(ends[4 * threads :: threads])
@@ -241,27 +243,34 @@ def _slept(seconds: float) -> float:
 
 
 def stall_rows() -> Iterator[Row]:
-    """Nine runs: what bounds them, what the analysis says, and how fast they are when they are mended."""
+    """Nine runs: what bounds them, what the analysis says, and how fast they are when they are mended; medians."""
     for bound, (latency_s, prepare_s, devices_s) in _CASES.items():
         for ratio in (1.5, 2.0, 4.0):
             scales: Sequence[float] = [ratio if bound == each else 1.0 for each in (FETCH, PREPARE, DEVICES)]
             case = Case(bound, ratio, latency_s * scales[0], prepare_s * scales[1], devices_s * scales[2])
-            analysis = case.analyse()
-            fields, predicted_s = {}, analysis.step_s
-            if analysis.mends:
-                fields, predicted_s = analysis.mends[0].fields, analysis.mends[0].step_s
-            mended_s = case.run_s(fields)
+            turns = [_predicted_and_mended(case) for _ in range(_TURNS.value)]
             yield {
                 "bound": bound,
                 "ratio": ratio,
-                "verdict": analysis.bound,
-                "step_s": analysis.step_s,
-                "run_s": case.run_s({}),
-                "mend": analysis.mends[0].describe() if analysis.mends else "",
-                "predicted_s": predicted_s,
-                "mended_s": mended_s,
-                "error": predicted_s / mended_s - 1,
+                "verdicts": [turn["verdict"] for turn in turns],
+                "mends": [turn["mend"] for turn in turns],
+                **{name: statistics.median(turn[name] for turn in turns) for name in ("step_s", "run_s")},
+                **{name: statistics.median(turn[name] for turn in turns) for name in ("predicted_s", "mended_s")},
+                "errors": [turn["predicted_s"] / turn["mended_s"] - 1 for turn in turns],
             }
+
+
+def _predicted_and_mended(case: Case) -> Row:
+    analysis = case.analyse()
+    mend = analysis.mends[0] if analysis.mends else Mend({}, analysis.step_s)
+    return {
+        "verdict": analysis.bound,
+        "mend": mend.describe(),
+        "step_s": analysis.step_s,
+        "run_s": case.run_s({}),
+        "predicted_s": mend.step_s,
+        "mended_s": case.run_s(mend.fields),
+    }
 
 
 if __name__ == "__main__":

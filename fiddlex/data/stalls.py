@@ -34,7 +34,7 @@ from fiddlex.data.stages import Read, StagedExamples, Store
 FETCH, PREPARE, DEVICES = "fetch", "prepare", "devices"
 _LEAST_GROUPS = 3  # of as many batches as there are threads
 _COUNTED_STEPS = 4  # whose fetches are counted; some examples take more than one
-_ROOM = 1.1  # a mend makes the loader faster than the devices by this factor, where it can
+_ROOM = 1.25  # a mend makes the loader that much faster than the devices, since batches do not come evenly
 _GIB = 2**30
 
 

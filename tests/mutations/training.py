@@ -174,15 +174,15 @@ MUTATIONS = (
     Mutation(
         "batch-skipped-on-resume",
         "fiddlex/train/step/feed.py",
-        old="self._loader.iterate(start_step)",
-        new="self._loader.iterate(start_step + (start_step > 0))",
+        old="self._batches.iterate(start_step)",
+        new="self._batches.iterate(start_step + (start_step > 0))",
         tests=(RESUMED,),
     ),
     Mutation(
         "batch-repeated-on-resume",
         "fiddlex/train/step/feed.py",
-        old="self._loader.iterate(start_step)",
-        new="self._loader.iterate(max(start_step - 1, 0))",
+        old="self._batches.iterate(start_step)",
+        new="self._batches.iterate(max(start_step - 1, 0))",
         tests=(RESUMED,),
     ),
     Mutation(
