@@ -80,9 +80,9 @@ def test_mends_are_the_least_that_keep_up():
 
     assert fields(0.005)[0] == {"data.num_threads": 5}  # a quarter more than it takes
     assert fields(0.02) == []
-    # The channel alone bounds: a cache of a third of 1 GiB, which no number of threads replaces.
+    # The channel alone bounds: a cache of half of 1 GiB, which no number of threads replaces.
     (cache,) = fields(0.01, fetch_s=0.03, fetch_limit_s=0.015, prepare_s=0.001, loader_s=0.0155)
-    assert cache == {"data.sample_cache_gib": pytest.approx(0.48, abs=0.02)}
+    assert cache == {"data.sample_cache_gib": pytest.approx(0.5)}
     analysis = Analysis(0.002, times(prepare_limit_s=0.01))
     assert analysis.mends == []
     assert "neither a cache nor 8 threads; runs with the same batches can share" in analysis.describe()
