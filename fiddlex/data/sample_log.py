@@ -21,6 +21,7 @@ import errno
 import json
 import os
 import time
+import weakref
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,6 +73,7 @@ class SampleLog:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a+b", buffering=0)
+            weakref.finalize(self, self._file.close)
             if self._file.seek(0, os.SEEK_END):
                 self._file.seek(-1, os.SEEK_END)
                 if self._file.read() != b"\n":
@@ -94,10 +96,6 @@ class SampleLog:
         except OSError as error:
             raise self._unwritable(error) from error
         return fields
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
 
     def _unwritable(self, error: OSError) -> DataError:
         return DataError(

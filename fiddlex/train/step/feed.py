@@ -49,6 +49,7 @@ class Feed:
     def __init__(self, dataset: Dataset, config: Config, mesh: Mesh, *, workdir: Path | None = None):
         self._dataset, self._config = dataset, config
         self._log_dir = workdir if config.data.log_samples else None
+        self._log: SampleLog | None = None
         self._sharding = NamedSharding(mesh, BATCH)
         self._rows = _local_rows(self._sharding, config.data.global_batch_size)
         self._loader = Loader(
@@ -68,14 +69,11 @@ class Feed:
         Raises:
           DataError: when a batch has a token outside the vocabulary, or the log of samples cannot be written.
         """
-        with contextlib.ExitStack() as stack:
-            log = None
-            if self._log_dir:
-                log = SampleLog(self._log_dir, rank=jax.process_index(), start_step=start_step, rows=self._rows)
-                stack.callback(log.close)
-            batches = stack.enter_context(contextlib.closing(self._batches.iterate(start_step)))
+        if self._log_dir and self._log is None:  # once, since all processes must; one may begin to iterate again
+            self._log = SampleLog(self._log_dir, rank=jax.process_index(), start_step=start_step, rows=self._rows)
+        with contextlib.closing(self._batches.iterate(start_step)) as batches:
             for step, batch in enumerate(batches, start_step + 1):
-                yield self._placed(log.write(step, batch) if log else batch)
+                yield self._placed(self._log.write(step, batch) if self._log else batch)
 
     def require_heldout(self) -> ExampleSource:
         """The held-out examples; raises DataError when no data is held out."""
