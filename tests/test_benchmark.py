@@ -62,3 +62,16 @@ def test_a_step_is_measured():
     assert 0 < facts["fastest_step_s"] <= low <= facts["step_time_s"] <= high
     assert facts["num_steps"] == 3
     assert facts["tokens_per_second"] == pytest.approx(16 * 32 / facts["step_time_s"])
+
+
+def test_what_bounds_a_run_is_told():
+    slow = ["--data", "--seconds=1.2", "--store_latency_ms=4", "--config.mesh.pipe=1", "--config.model.num_layers=1"]
+    facts = json.loads(call("benchmark", *CONFIG, *slow, "--format=json").stdout)
+    assert facts["bound"] == "fetch"
+    assert facts["step_s"] == facts["loader_s"] > facts["devices_s"] > 0
+    assert any("data.sample_cache_gib" in mend["fields"] for mend in facts["mends"])
+    for flag, message in {
+        "--store_mb_per_s=0": "--store_mb_per_s=0 must be greater than 0",
+        "--store_latency_ms=-1": "--store_latency_ms=-1.0 must be at least 0",
+    }.items():
+        assert message in call("benchmark", *CONFIG, "--data", flag, status=2).stderr

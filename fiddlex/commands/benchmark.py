@@ -1,7 +1,11 @@
-"""Measures the train step of a config on this machine, or a profile of the machine for predictions.
+"""Measures the train step of a config on this machine, what bounds it, or a profile of the machine for predictions.
 
     fiddlex benchmark --config=gpt_tiny [--config.mesh.pipe=4 --seconds=30 --format=json …]
+    fiddlex benchmark --data --config=gpt_tiny [--store_mb_per_s=100 --store_latency_ms=2 …]
     fiddlex benchmark --profile=here.json --config=gpt_tiny --config.mesh.data=1 …
+
+With `--data` it tells whether fetching data, preparing batches or the devices bound the run, and what would mend it
+(docs/data_stalls.md).
 
 A profile holds the times of one layer of the config's model for a microbatch of its size, and everything else that
 `fiddlex what_if` and `experiments/predicted_steps.py` need to predict the step of any layout. It is fitted to
@@ -11,23 +15,31 @@ exists, the config's shape is added to it as an entry, which replaces an entry o
 
 import dataclasses
 import json
+import math
 import pathlib
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config
+from fiddlex.config.overrides import replaced
 from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.profile import Profile, load_profile, save_profile
 
+if TYPE_CHECKING:
+    from fiddlex.data.stalls import Analysis
+
 _CONFIG = define_config()
 _PROFILE = flags.DEFINE_string("profile", None, "JSON file to write a profile of this machine to, or to add to")
+_DATA = flags.DEFINE_bool("data", False, "tells which of fetching, preparation and devices bounds the run")
+_STORE_MB_PER_S = flags.DEFINE_float("store_mb_per_s", None, "with --data: as if the data came at this rate, in MB/s")
+_STORE_LATENCY_MS = flags.DEFINE_float("store_latency_ms", 0.0, "with --data: as if each sample took that long to come")
 _DEVICES = flags.DEFINE_multi_integer(
     "devices", [2, 4, 8], "numbers of devices whose sharing is measured", lower_bound=2
 )
@@ -42,6 +54,10 @@ def main(argv: list[str]) -> None:
     _join()
     config = _CONFIG.value.validate()
     rules.at_least("--seconds", _SECONDS.value, 0)
+    if _DATA.value:
+        analysis = analyse_data(config)
+        print(json.dumps(analysis.to_record()) if _FORMAT.value == "json" else analysis.describe())
+        return
     if _PROFILE.value:
         profile = measure_profile(config, pathlib.Path(_PROFILE.value))
         save_profile(profile, _PROFILE.value)
@@ -76,6 +92,45 @@ def measure_step(config: Config) -> dict[str, Any]:
         "tokens_per_second": config.tokens_per_step / median,
         "model_tflops_per_device": flops / 1e12,
     }
+
+
+def analyse_data(config: Config) -> "Analysis":
+    """Measures what bounds a run of the config without a cache of samples and without other runs.
+
+    Raises:
+      ConfigError: when there are several processes, or a flag is out of range.
+    """
+    from fiddlex.cluster import processes
+    from fiddlex.data import Loader
+    from fiddlex.data.dataset import load_dataset
+    from fiddlex.data.stages import SlowStore, StagedExamples
+    from fiddlex.data.stalls import Analysis, measure_loader
+    from fiddlex.train.timing import time_with_data_there
+
+    rules.at_least("--store_latency_ms", _STORE_LATENCY_MS.value, 0)
+    mb_per_s = math.inf if _STORE_MB_PER_S.value is None else _STORE_MB_PER_S.value
+    if not mb_per_s > 0:
+        raise ConfigError(f"--store_mb_per_s={mb_per_s:g} must be greater than 0.")
+    if processes.num_processes() > 1:
+        raise ConfigError("--data with several processes: each has a loader of its own. Measure one process.")
+    data, limit_s = config.data, _SECONDS.value / 6  # of five measurements of the loader and one of the devices
+    alone = replaced(config, {"data.sample_cache_gib": 0.0, "data.sample_cache_folder": "", "data.share": ""})
+    dataset = load_dataset(alone)
+    for source in dataset.sources:
+        if isinstance(source, StagedExamples):
+            source.store = SlowStore(bytes_per_s=1e6 * mb_per_s, latency_s=_STORE_LATENCY_MS.value / 1e3)
+    times = measure_loader(
+        lambda examples: Loader(
+            examples,
+            global_batch_size=data.global_batch_size,
+            seed=data.seed,
+            vocab_size=config.model.vocab_size,
+        ),
+        dataset.train,
+        num_threads=data.num_threads,
+        limit_s=limit_s,
+    )
+    return Analysis(statistics.median(time_with_data_there(alone, dataset, limit_s=limit_s)), times)
 
 
 def measure_profile(config: Config, path: pathlib.Path) -> Profile:

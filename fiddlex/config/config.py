@@ -152,6 +152,11 @@ class Config(Checked, prefix="config."):
                 f"data.labels={data.labels!r} with model.objective=classification: name at least two classes, in order "
                 "and separated by commas, as in data.labels=entailment,neutral,contradiction."
             )
+        if labelled and data.sample_cache_gib:
+            raise ConfigError(
+                f"data.sample_cache_gib={data.sample_cache_gib:g} with model.objective={task}: labelled texts are all "
+                "in memory, and nothing is fetched. Use 0."
+            )
         if len(set(data.classes)) < len(data.classes) or "" in data.classes:
             raise ConfigError(f"data.labels={data.labels!r}: each class has a name of its own, and none is empty.")
         if data.eval_stride and (task != "lm" or data.eval_source.startswith("jsonl:")):

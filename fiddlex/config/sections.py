@@ -29,6 +29,8 @@ LEAST_FLOAT32, MOST_FLOAT32 = 1.2e-38, 3.4e38  # the range of positive values th
 MOST_INIT_STD = 100.0  # far above any in use; with much larger values the first loss overflows float32
 MOST_LAYERS = 2**16  # each takes memory on the host before any weight is read or made
 MOST_WEIGHTS = 2**58  # in one array; XLA holds its size in bytes in a 64-bit integer and aborts on overflow
+MOST_CACHE_GIB = 2.0**20
+MOST_THREADS = 256
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 ON_FAULT = ("stop", "skip", "rollback")
 LEAST_SPIKE, MOST_SPIKE = 1.1, 1e6  # bounds of a spike
@@ -310,6 +312,11 @@ class DataConfig(Checked, prefix="config.data."):
     tokenizer: str = "bytes"  # bytes | path of a JSON file of the `tokenizers` library
     token_dtype: str = "uint16"  # type in files of tokens:PATH; uint16 | uint32
     cache: str = ""  # folder that keeps the tokens of text, shared by all hosts; empty: several processes, the workdir
+    sample_cache_gib: float = 0.0  # GiB of fetched samples to keep, which are never evicted; 0: none are kept
+    sample_cache_folder: str = ""  # folder that keeps them for all runs of a machine; empty: memory, of each process
+    share: str = ""  # folder, best in /dev/shm, by which runs of a machine prepare each batch once for all; empty: none
+    num_threads: int = 2  # of each process that prepare batches
+    log_samples: bool = False  # writes which samples each step trains on to WORKDIR/samples
     global_batch_size: int = 32  # examples per step, over all replicas and microbatches
     eval_batches: int = 0  # batches per evaluation; 0: all held-out data
     seed: int = 0  # seed of the order of examples and of the masks
@@ -342,6 +349,13 @@ class DataConfig(Checked, prefix="config.data."):
         rules.at_least("data.global_batch_size", self.global_batch_size, 1)
         rules.at_least("data.eval_batches", self.eval_batches, 0)
         rules.at_least("data.seed", self.seed, 0)
+        rules.between("data.sample_cache_gib", self.sample_cache_gib, 0, MOST_CACHE_GIB)
+        rules.between("data.num_threads", self.num_threads, 1, MOST_THREADS)
+        if self.sample_cache_folder and not self.sample_cache_gib:
+            raise ConfigError(
+                f"data.sample_cache_folder={self.sample_cache_folder} with data.sample_cache_gib=0: nothing would be "
+                "kept there. Set data.sample_cache_gib, or leave the folder empty."
+            )
         rules.fraction("data.eval_fraction", self.eval_fraction)
         parse_split("data.split", self.split)
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from fiddlex.config import Config, DataConfig
 from fiddlex.config.config import LABELLED
 from fiddlex.data.blended_examples import BlendedExamples, InterleavedExamples
+from fiddlex.data.caching import keep_samples
 from fiddlex.data.corpus import corpus_tokenizer, load_corpus, load_heldout, reading, text_tokenizer
+from fiddlex.data.counts import DataCounts
 from fiddlex.data.examples import ExampleSource, NextTokenExamples
 from fiddlex.data.labelled_texts import TaskRow, read_classification, read_multiple_choice, split_table
 from fiddlex.data.megatron.order import document_order
@@ -33,6 +35,7 @@ class Dataset:
       heldout_fingerprint: a text that identifies the held-out data; empty when nothing is held out.
       bytes_per_token: bytes per token of the held-out text; the loss per token divided by this is the loss per byte.
         None when the text is unknown or a full evaluation does not score all its tokens.
+      counts: how many training samples were fetched and prepared, and how.
     """
 
     source: str
@@ -43,6 +46,12 @@ class Dataset:
     tokenizer: Tokenizer | None
     heldout_fingerprint: str = ""
     bytes_per_token: float | None = None
+    counts: DataCounts = dataclasses.field(default_factory=DataCounts)
+
+    @property
+    def sources(self) -> tuple[ExampleSource, ...]:
+        """The training examples; of a blend those of each source."""
+        return self.train.sources if isinstance(self.train, BlendedExamples) else (self.train,)
 
     @property
     def facts(self) -> dict[str, object]:
@@ -67,7 +76,10 @@ def load_dataset(config: Config, *, shared: Path | None = None) -> Dataset:
     """
     if config.model.task in LABELLED:
         return _labelled(config)
-    return _megatron(config, shared) if config.data.source.startswith("megatron:") else _text(config, shared)
+    is_megatron = config.data.source.startswith("megatron:")
+    dataset = _megatron(config, shared) if is_megatron else _text(config, shared)
+    keep_samples(config, dataset.sources, fingerprint=dataset.fingerprint, counts=dataset.counts)
+    return dataset
 
 
 def _text(config: Config, shared: Path | None) -> Dataset:

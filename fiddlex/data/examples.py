@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fiddlex.data.stages import StagedExamples
 from fiddlex.errors import DataError
 
 
@@ -28,7 +29,7 @@ class ExampleSource(Protocol):
         """
 
 
-class NextTokenExamples:
+class NextTokenExamples(StagedExamples):
     """Windows for next-token prediction: each token of the stream except the first is a target once.
 
     Window i reads seq_len + 1 tokens from i·seq_len on, so neighbouring windows share one token: the last target of one
@@ -47,9 +48,14 @@ class NextTokenExamples:
     def __len__(self) -> int:
         return max(len(self._tokens) - 1, 0) // self._seq_len
 
-    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+    def read(self, number: int) -> np.ndarray:
+        """The tokens of window `number`."""
+        start = number * self._seq_len
+        return np.array(self._tokens[start : start + self._seq_len + 1])
+
+    def prepare(self, sample: np.ndarray, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Window `index`, the same in every epoch; all weights are 1."""
-        return _window(self._tokens, checked(index, len(self)) * self._seq_len, seq_len=self._seq_len)
+        return _padded(sample, seq_len=self._seq_len)
 
 
 class HeldoutExamples:
@@ -84,7 +90,7 @@ class HeldoutExamples:
     def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Window `index`, the same in every epoch; weights are 1 on targets that no previous window has."""
         start = checked(index, len(self)) * self._stride
-        example = _window(self._tokens, start, seq_len=self._seq_len)
+        example = _padded(self._tokens[start : start + self._seq_len + 1], seq_len=self._seq_len)
         if index:
             example["weights"][: self._seq_len - self._stride] = 0
         return example
@@ -97,9 +103,8 @@ def as_int32(ids: np.ndarray) -> np.ndarray:
     return ids.astype(np.int32)
 
 
-def _window(tokens: np.ndarray, start: int, *, seq_len: int) -> dict[str, np.ndarray]:
-    """seq_len + 1 tokens from `start` on as one example, padded where the stream ends."""
-    window = tokens[start : start + seq_len + 1]
+def _padded(window: np.ndarray, *, seq_len: int) -> dict[str, np.ndarray]:
+    """Up to seq_len + 1 tokens as one example, padded where the stream ended."""
     filled = np.zeros(seq_len + 1, np.int32)
     filled[: len(window)] = as_int32(window)
     weights = (np.arange(1, seq_len + 1) < len(window)).astype(np.float32)

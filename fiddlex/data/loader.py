@@ -7,7 +7,7 @@ In a blend, k alone decides which source gives example k; each source has its ow
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -18,10 +18,8 @@ from fiddlex.errors import DataError
 
 Batch = dict[str, np.ndarray]
 
-# Batches prepared ahead, and the threads that prepare them. Slicing and stacking sometimes release the interpreter
-# lock, and two threads keep up with a step of a few milliseconds.
-_NUM_THREADS = 2
-_PREFETCHED_BATCHES = 4
+SAMPLES = "samples"  # the field of a batch that says which examples it has
+_PREFETCHED_BATCHES = 4  # prepared ahead at least; at least twice as many as there are threads
 
 
 class Loader:
@@ -34,6 +32,9 @@ class Loader:
       vocab_size: every token and target must be below it.
       rows: the rows of each batch to make, in ascending order; None: all. A process of several makes those that its
         devices hold.
+      num_threads: threads that prepare batches ahead. Two keep up with a step of a few milliseconds.
+      numbered: whether batches have the field `SAMPLES`, int64[rows, 3]: the number of the source, of the example in
+        it, and of its epoch.
 
     Raises:
       DataError: when there are no examples or the seed is negative.
@@ -47,6 +48,8 @@ class Loader:
         seed: int,
         vocab_size: int,
         rows: Sequence[int] | None = None,
+        num_threads: int = 2,
+        numbered: bool = False,
     ):
         blended = source if isinstance(source, BlendedExamples) else BlendedExamples([source], [Fraction(1)])
         if not all(map(len, blended.sources)):
@@ -57,6 +60,7 @@ class Loader:
         self._global_batch_size = global_batch_size
         self._rows = range(global_batch_size) if rows is None else rows
         self._vocab_size = vocab_size
+        self._num_threads, self._numbered = num_threads, numbered
         import grain  # takes a second, which processes that only prepare data need not spend
 
         # `repeat` gives each epoch a new seed, and no array of the data's size is stored. Computing an index takes
@@ -83,7 +87,7 @@ class Loader:
 
     def iterate(
         self, start_step: int, *, num_steps: int | None = None, left_out: Sequence[int] = ()
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """`batch(start_step)`, `batch(start_step + 1)`, …, prepared ahead by background threads.
 
         The threads end when the iteration ends, or when the iterator is closed or dropped.
@@ -93,21 +97,34 @@ class Loader:
           num_steps: number of batches; None: unlimited.
           left_out: the numbers of batches to leave out, in ascending order; those after them move up (`batch_number`).
         """
-        import grain
 
-        stop = sys.maxsize if num_steps is None else start_step + num_steps
-        steps = grain.MapDataset.source(_Steps(self, stop, left_out))[start_step:]
-        options = grain.ReadOptions(num_threads=_NUM_THREADS, prefetch_buffer_size=_PREFETCHED_BATCHES)
-        iterator = iter(steps.to_iter_dataset(options))
-        try:
-            yield from iterator
-        finally:
-            iterator.close()
+        def batch(step: int) -> Batch:
+            return self.batch(batch_number(step, left_out))
+
+        return prefetched(batch, start_step, num_steps=num_steps, num_threads=self._num_threads)
 
     def _example(self, k: int) -> Batch:
         number, nth = self._blend.place(k)
         source = self._sources[number]
-        return source.example(int(self._orders[number][nth]), epoch=nth // len(source))
+        index, epoch = int(self._orders[number][nth]), nth // len(source)
+        example = source.example(index, epoch=epoch)
+        return example | {SAMPLES: np.array([number, index, epoch])} if self._numbered else example
+
+
+def prefetched(
+    batch: Callable[[int], Batch], start_step: int, *, num_steps: int | None, num_threads: int
+) -> Generator[Batch, None, None]:
+    """`batch(start_step)`, `batch(start_step + 1)`, …, prepared ahead by background threads, see `Loader.iterate`."""
+    import grain
+
+    stop = sys.maxsize if num_steps is None else start_step + num_steps
+    steps = grain.MapDataset.source(_Steps(batch, stop))[start_step:]
+    buffer_size = max(_PREFETCHED_BATCHES, 2 * num_threads)
+    iterator = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads, buffer_size)))
+    try:
+        yield from iterator
+    finally:
+        iterator.close()
 
 
 def batch_number(step: int, left_out: Sequence[int]) -> int:
@@ -170,16 +187,17 @@ class _EvalBatches(Sequence[Batch]):
 
 
 class _Steps:
-    """The loader's batches as a random-access source for grain."""
+    """Batches as a random-access source for grain."""
 
-    def __init__(self, loader: Loader, stop: int, left_out: Sequence[int]):
-        self._loader, self._stop, self._left_out = loader, stop, left_out
+    def __init__(self, batch: Callable[[int], Batch], stop: int):
+        self._batch = batch
+        self._stop = stop
 
     def __len__(self) -> int:
         return self._stop
 
     def __getitem__(self, step: int) -> Batch:
-        return self._loader.batch(batch_number(int(step), self._left_out))
+        return self._batch(int(step))
 
 
 def _stack(examples: Sequence[Batch]) -> Batch:

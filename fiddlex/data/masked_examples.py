@@ -7,6 +7,7 @@ tokens and only draw new masks. Memory holds a few numbers for each document and
 import numpy as np
 
 from fiddlex.data.masking import Masker, example_rng
+from fiddlex.data.stages import StagedExamples
 from fiddlex.data.token_kinds import SpecialTokens
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import Tokenizer
@@ -15,7 +16,7 @@ from fiddlex.errors import DataError
 _AROUND = 2  # tokens around a piece: [CLS] piece [SEP]
 
 
-class MaskedExamples:
+class MaskedExamples(StagedExamples):
     """Documents cut into pieces of seq_len − 2 tokens, each as [CLS] piece [SEP].
 
     The last piece of a document holds the remaining tokens, which may be a single one; no token is left out. With
@@ -72,7 +73,14 @@ class MaskedExamples:
     def __len__(self) -> int:
         return int(self._full_before[-1]) + len(self._shared_indices)
 
-    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+    def read(self, number: int) -> np.ndarray:
+        """The tokens of the pieces of example `number`, without special tokens."""
+        starts, stops = self._pieces(number)
+        lengths = stops - starts
+        positions = np.arange(lengths.sum()) + np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+        return np.asarray(self._tokens[positions])
+
+    def prepare(self, sample: np.ndarray, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Example `index` with the masks of `epoch`.
 
         Returns:
@@ -82,13 +90,9 @@ class MaskedExamples:
         Raises:
           DataError: when a token is outside the tokenizer's vocabulary.
         """
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
         starts, stops = self._pieces(index)
-        lengths = stops - starts
-        positions = np.arange(lengths.sum()) + np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
-        text = self._masker.vocabulary.checked(self._tokens[positions])
-        tokens, segments = _laid_out(text, lengths, special=self._masker.special, seq_len=self._seq_len)
+        text = self._masker.vocabulary.checked(sample)
+        tokens, segments = _laid_out(text, stops - starts, special=self._masker.special, seq_len=self._seq_len)
         rng = example_rng(self._seed, epoch=epoch, index=index)
         return {
             **self._masker.mask(tokens, rng),

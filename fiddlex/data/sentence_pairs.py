@@ -9,6 +9,7 @@ Invariant: an example is a function of seed, epoch and index. Memory holds a few
 import numpy as np
 
 from fiddlex.data.masking import Masker, example_rng
+from fiddlex.data.stages import StagedExamples
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.data.tokenizers import Tokenizer
 from fiddlex.errors import DataError
@@ -17,7 +18,7 @@ _AROUND = 3  # tokens around a pair: [CLS] A [SEP] B [SEP]
 _LEAST = 2  # least tokens of a pair
 
 
-class SentencePairExamples:
+class SentencePairExamples(StagedExamples):
     """[CLS] A [SEP] B [SEP], where B follows A in a document or, half of the time, does not.
 
     Documents are cut into windows of seq_len − 3 tokens; the last window of a document may be shorter. A last window of
@@ -85,8 +86,13 @@ class SentencePairExamples:
     def __len__(self) -> int:
         return int(self._before[-1])
 
-    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
-        """Pair `index` as it is drawn in `epoch`.
+    def read(self, number: int) -> np.ndarray:
+        """The tokens of window `number`, and a last token of its document that makes no window of its own."""
+        start, stop, last = self._window(number)
+        return np.array(self._tokens[start : last if last == stop + 1 else stop])
+
+    def prepare(self, sample: np.ndarray, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+        """Pair `index` as it is drawn in `epoch`; fetches one or two more windows for a B from elsewhere.
 
         Returns:
           The arrays of `Masker.mask` (`tokens`, `masked_positions`, `targets`, `weights`); `segments` int32[seq_len], 1
@@ -96,14 +102,13 @@ class SentencePairExamples:
         Raises:
           DataError: when a token is outside the tokenizer's vocabulary.
         """
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
         rng = example_rng(self._seed, epoch=epoch, index=index)
-        start, cut, stop = self._cut_window(index, rng)
-        first, second = self._text(start, cut), self._text(cut, stop)
+        text = self._text(index, sample)
+        cut = self._cut(text, rng)
+        first, second = text[:cut], text[cut:]
         is_right = rng.random() < 0.5
         if not is_right:
-            first, second = (second, first) if self._swaps else (first, self._elsewhere(index, cut - start, rng))
+            first, second = (second, first) if self._swaps else (first, self._elsewhere(index, cut, rng))
         special, middle = self._masker.special, len(first) + 2
         end = middle + len(second) + 1
         tokens = np.full(self._seq_len, special.pad, np.int32)
@@ -122,17 +127,20 @@ class SentencePairExamples:
     def _document(self, window: int) -> int:
         return int(np.searchsorted(self._before, window, side="right")) - 1
 
-    def _window(self, window: int) -> tuple[int, int]:
-        """The first token of a window and the one after its last."""
+    def _window(self, window: int) -> tuple[int, int, int]:
+        """The first token of a window, the one after its last, and the one after the last of its document."""
         document = self._document(window)
-        start, stop = self._bounds[document].tolist()
+        start, last = self._bounds[document].tolist()
         start += int(window - self._before[document]) * self._room
-        return start, min(start + self._room, stop)
+        return start, min(start + self._room, last), last
 
-    def _cut_window(self, window: int, rng: np.random.Generator) -> tuple[int, int, int]:
-        """The first token of a window, the first token of B at a drawn cut, and the token after the window's last."""
-        start, stop = self._window(window)
-        text = self._text(start, stop)
+    def _text(self, window: int, sample: np.ndarray) -> np.ndarray:
+        """The tokens of a window."""
+        start, stop, _ = self._window(window)
+        return self._masker.vocabulary.checked(sample[: stop - start])
+
+    def _cut(self, text: np.ndarray, rng: np.random.Generator) -> int:
+        """The first token of B in the text of a window, drawn."""
         ends = self._masker.vocabulary.ends_sentences(text)
         # If several ends follow one another, as in "?!", the window can be cut only after the last.
         places = np.flatnonzero(ends[:-1] & ~ends[1:])
@@ -140,23 +148,25 @@ class SentencePairExamples:
             places = np.flatnonzero(self._masker.vocabulary.starts_words(text)[1:])
         if not len(places):
             places = np.arange(len(text) - 1)
-        return start, start + 1 + int(rng.choice(places)), stop
+        return 1 + int(rng.choice(places))
 
     def _elsewhere(self, window: int, length: int, rng: np.random.Generator) -> np.ndarray:
         """Text for a B that does not follow the A of `length` tokens at the start of `window`."""
         document, num_documents = self._document(window), len(self._bounds)
         if num_documents > 1:
-            other = _another(document, num_documents, rng)
-            start = self._cut_window(int(rng.integers(self._before[other], self._before[other + 1])), rng)[1]
-            last = self._bounds[other, 1]
+            drawn = _another(document, num_documents, rng)
+            other = int(rng.integers(self._before[drawn], self._before[drawn + 1]))
         else:
-            start = self._cut_window(_another(window, len(self), rng), rng)[1]
-            own = self._window(window)[0]
-            last = own if start < own else self._bounds[document, 1]
-        return self._text(start, min(start + self._room - length, last))
-
-    def _text(self, start: int, stop: int) -> np.ndarray:
-        return self._masker.vocabulary.checked(self._tokens[start:stop])
+            other = _another(window, len(self), rng)
+        sample = self.fetch(other)
+        start, _, last = self._window(other)
+        cut = self._cut(self._text(other, sample), rng)
+        if num_documents == 1 and other < window:
+            last = self._window(window)[0]
+        end = min(start + cut + self._room - length, last) - start
+        if end > len(sample):  # B goes on in the next window
+            sample = np.concatenate([sample, self.fetch(other + 1)])
+        return self._masker.vocabulary.checked(sample[cut:end])
 
 
 def _another(number: int, count: int, rng: np.random.Generator) -> int:

@@ -273,7 +273,7 @@ class _Run:
                 "host_time_s": spent[Activity.HOST] / number,
                 "data_wait_s": (spent[Activity.DATA] + spent[Activity.STARVED]) / number,
             }
-            record |= self._slow_ranks.compare(record)
+            record |= self._slow_ranks.compare(record) | self._trainer.dataset.counts.take()
             self._times.clear()
             self._writer.write(record)
             self._goodput.write(record["step"])
@@ -346,6 +346,8 @@ class _Run:
           finished: whether the run has come to its end, so that what follows is not lost time.
         """
         self._account(ended=finished)
+        if counts := self._trainer.dataset.counts.describe():
+            logger.info("Data: %s.", counts)
         goodput = self._goodput.record()
         if goodput:
             self._writer.write(goodput)

@@ -18,6 +18,7 @@ import jax
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import make_mesh, num_cores, request_devices
 from fiddlex.config import Config
+from fiddlex.data import Batch, ExampleSource
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.train.inference.forward import make_eval_step
 from fiddlex.train.step.feed import Feed
@@ -27,6 +28,7 @@ from fiddlex.train.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 WARMUP_TURNS = 2  # the first turn fills a pipeline that continues from batch to batch
+_LEAST_STEPS = 5
 
 
 class TimedCase(NamedTuple):
@@ -84,11 +86,41 @@ def time_steps(cases: Sequence[TimedCase], *, limit_s: float, min_rounds: int = 
     return [list(row) for row in zip(*taken, strict=True)]
 
 
+def time_with_data_there(config: Config, dataset: Dataset, *, limit_s: float) -> list[float]:
+    """The seconds of steps whose batches take no time to make: all rows are the first example of the data.
+
+    Raises:
+      ConfigError, DataError, DeviceError: when `Trainer` raises them.
+    """
+    turn = _start(TimedCase(config), dataclasses.replace(dataset, train=_SameExample(dataset.sources[0])))
+    times: list[float] = []
+    end_s = time.monotonic() + limit_s
+    while len(times) < _LEAST_STEPS or time.monotonic() < end_s:
+        start_s = time.perf_counter()
+        jax.block_until_ready(turn())
+        times.append(time.perf_counter() - start_s)
+    return times
+
+
 def about() -> dict[str, str]:
     """A description of this machine for a profile: `machine`, `jax_version`, `date`."""
     device = jax.devices()[0]
     kind = f"{num_cores()} cores of {platform.machine()}" if device.platform == "cpu" else device.device_kind
     return {"machine": kind, "jax_version": jax.__version__, "date": str(datetime.date.today())}
+
+
+class _SameExample:
+    """As many examples as a source has, all of which are its first one."""
+
+    def __init__(self, source: ExampleSource):
+        self._example, self._length = source.example(0, epoch=0), len(source)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def example(self, index: int, *, epoch: int) -> Batch:
+        """The first example of the source."""
+        return self._example
 
 
 def _dataset(config: Config, datasets: dict[str, Dataset]) -> Dataset:

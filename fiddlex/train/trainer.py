@@ -100,7 +100,7 @@ class Trainer:
         if config.pipeline.semantics_schedule == AUTO:
             phases, max_batches = self.layout.pipeline.phases, program.source.max_batches
             self._switch = SyncSwitch(config, phases, max_batches=max_batches)
-        self._feed = Feed(self.dataset, config, self.mesh)
+        self._feed = Feed(self.dataset, config, self.mesh, workdir=workdir)
         self._scorer = Scorer(program, self.dataset, self._feed)
         self._compiled: jax.stages.Compiled | None = None
         self._state: TrainState | None = None
@@ -173,7 +173,7 @@ class Trainer:
 
     def leave_out(self, batches: Sequence[int]) -> None:
         """Leaves out the training batches of these numbers, in ascending order; the batches after them move up."""
-        self._feed.left_out = tuple(batches)
+        self._feed.leave_out(batches)
         self._prepared.clear()
 
     def _decide(self, step: int, loss: float) -> None:

@@ -13,6 +13,7 @@ from tests.mutations import (
     processes,
     reading,
     spent_time,
+    stalls,
     training,
 )
 
@@ -30,4 +31,5 @@ MUTATIONS = (
     *launching.MUTATIONS,
     *processes.MUTATIONS,
     *reading.MUTATIONS,
+    *stalls.MUTATIONS,
 )

@@ -25,8 +25,8 @@ MUTATIONS = (
     Mutation(
         "examples-of-the-first-epoch-in-all",
         LOADER,
-        old="epoch=nth // len(source)",
-        new="epoch=0",
+        old="nth // len(source)\n",
+        new="0\n",
         tests=("tests/data/test_loader.py::test_each_epoch_is_a_permutation",),
     ),
     Mutation(

@@ -42,8 +42,8 @@ MUTATIONS = (
     Mutation(
         "windows-that-share-no-token",
         f"{FOLDER}/packing.py",
-        old="start = index * self._seq_len",
-        new="start = index * (self._seq_len + 1)",
+        old="start = number * self._seq_len",
+        new="start = number * (self._seq_len + 1)",
         tests=(WINDOWS,),
     ),
     Mutation(

@@ -173,15 +173,15 @@ MUTATIONS = (
     Mutation(
         "batch-skipped-on-resume",
         "fiddlex/train/step/feed.py",
-        old="self._loader.iterate(start_step, left_out",
-        new="self._loader.iterate(start_step + (start_step > 0), left_out",
+        old="contextlib.closing(self._iterate(start_step))",
+        new="contextlib.closing(self._iterate(start_step + (start_step > 0)))",
         tests=(RESUMED,),
     ),
     Mutation(
         "batch-repeated-on-resume",
         "fiddlex/train/step/feed.py",
-        old="self._loader.iterate(start_step, left_out",
-        new="self._loader.iterate(max(start_step - 1, 0), left_out",
+        old="contextlib.closing(self._iterate(start_step))",
+        new="contextlib.closing(self._iterate(max(start_step - 1, 0)))",
         tests=(RESUMED,),
     ),
     Mutation(

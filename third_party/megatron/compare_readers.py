@@ -143,7 +143,7 @@ def compare_samples(folder: pathlib.Path, rng: np.random.Generator) -> str:
             shuffle = theirs.shuffle_index
             assert sorted(shuffle.tolist()) == list(range(len(ours)))
             for place, index in enumerate(shuffle.tolist()):
-                item, window = theirs[place], ours.window(index)
+                item, window = theirs[place], ours.read(index)
                 np.testing.assert_array_equal(item["tokens"].numpy(), window[:-1])
                 np.testing.assert_array_equal(item["labels"].numpy(), window[1:])
             cases += 1

@@ -6,12 +6,13 @@ end that do not fill an example are left out. Nothing is stored for an example: 
 
 import numpy as np
 
-from fiddlex.data.examples import as_int32, check_seq_len, checked
+from fiddlex.data.examples import as_int32, check_seq_len
 from fiddlex.data.megatron.index_file import IndexedTokens
 from fiddlex.data.megatron.order import DocumentOrder
+from fiddlex.data.stages import StagedExamples
 
 
-class PackedDocuments:
+class PackedDocuments(StagedExamples):
     """Windows over documents that are shuffled, then concatenated.
 
     Window i reads seq_len + 1 tokens from token i·seq_len of the concatenation on, so neighbouring windows share one
@@ -34,15 +35,15 @@ class PackedDocuments:
     def __len__(self) -> int:
         return max(int(self._documents.places[-1]) - 1, 0) // self._seq_len
 
-    def example(self, index: int, *, epoch: int) -> dict[str, np.ndarray]:
+    def prepare(self, sample: np.ndarray, index: int, *, epoch: int) -> dict[str, np.ndarray]:
         """Window `index`, the same in every epoch; all weights are 1."""
-        window = self.window(checked(index, len(self)))
+        window = as_int32(sample)
         return {"tokens": window[:-1], "targets": window[1:], "weights": np.ones(self._seq_len, np.float32)}
 
-    def window(self, index: int) -> np.ndarray:
-        """The tokens of window `index`, int32[seq_len + 1]."""
+    def read(self, number: int) -> np.ndarray:
+        """The seq_len + 1 tokens of window `number`."""
         order, places = self._documents
-        start = index * self._seq_len
+        start = number * self._seq_len
         stop = start + self._seq_len + 1
         first = int(np.searchsorted(places, start, side="right")) - 1
         last = int(np.searchsorted(places, stop, side="left"))
@@ -50,4 +51,4 @@ class PackedDocuments:
         lengths = np.diff(edges)
         begins = self._data.starts(order[first:last]) + edges[:-1] - places[first:last]
         positions = np.arange(stop - start) + np.repeat(begins - np.cumsum(lengths) + lengths, lengths)
-        return as_int32(self._data.tokens[positions])
+        return np.asarray(self._data.tokens[positions])

@@ -3,7 +3,10 @@
 Of several processes, each prepares only the rows of a batch that its own devices hold.
 """
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -11,10 +14,16 @@ from jax.sharding import Mesh, NamedSharding
 
 from fiddlex.config import Config
 from fiddlex.data import Batch, ExampleSource, Loader, eval_batches
+from fiddlex.data.caching import batches_digest
 from fiddlex.data.dataset import Dataset
+from fiddlex.data.loader import batch_number
+from fiddlex.data.sample_log import SampleLog
 from fiddlex.errors import DataError
 from fiddlex.models.task_sizes import example_fields
 from fiddlex.parallel.sharding import BATCH
+
+if TYPE_CHECKING:
+    from fiddlex.data.shared_batches import SharedBatches
 
 DeviceBatch = dict[str, jax.Array]
 
@@ -31,13 +40,18 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
 class Feed:
     """The training and evaluation batches of a dataset, on the devices of a mesh.
 
-    Attributes:
-      left_out: the numbers of the training batches that are left out, in ascending order.
+    Args:
+      dataset: the data.
+      config: the config.
+      mesh: the mesh.
+      workdir: the directory of the run, for the log of samples; None: there is no log.
     """
 
-    def __init__(self, dataset: Dataset, config: Config, mesh: Mesh):
-        self.left_out: tuple[int, ...] = ()
+    def __init__(self, dataset: Dataset, config: Config, mesh: Mesh, *, workdir: Path | None = None):
+        self._left_out: tuple[int, ...] = ()
         self._dataset, self._config = dataset, config
+        self._log_dir = workdir if config.data.log_samples else None
+        self._log: SampleLog | None = None
         self._sharding = NamedSharding(mesh, BATCH)
         self._rows = _local_rows(self._sharding, config.data.global_batch_size)
         self._loader = Loader(
@@ -46,16 +60,35 @@ class Feed:
             seed=config.data.seed,
             vocab_size=config.model.vocab_size,
             rows=self._rows,
+            num_threads=config.data.num_threads,
+            numbered=self._log_dir is not None,
         )
 
     def train(self, start_step: int) -> Iterator[DeviceBatch]:
         """Yields training batches without end, starting with that of the step after `start_step`.
 
         Raises:
-          DataError: when a batch has a token outside the vocabulary.
+          DataError: when a batch has a token outside the vocabulary, or the log of samples cannot be written.
         """
-        for batch in self._loader.iterate(start_step, left_out=self.left_out):
-            yield self._placed(batch)
+        if self._log_dir and self._log is None:  # once, since all processes must; one may begin to iterate again
+            self._log = SampleLog(self._log_dir, rank=jax.process_index(), start_step=start_step, rows=self._rows)
+        with contextlib.closing(self._iterate(start_step)) as batches:
+            for step, batch in enumerate(batches, start_step + 1):
+                yield self._placed(self._log.write(step, batch) if self._log else batch)
+
+    def leave_out(self, batches: Sequence[int]) -> None:
+        """Leaves out the training batches of these numbers, in ascending order; the batches after them move up.
+
+        The batches that `train` yields from the next call on are those of a new attempt, also in the log of samples.
+        """
+        self._left_out, self._log = tuple(batches), None
+
+    def _iterate(self, start_step: int) -> Generator[Batch, None, None]:
+        """The training batches on the host."""
+        if self._config.data.share:
+            shared = _shared(self._loader, self._dataset, self._config, self._rows, left_out=self._left_out)
+            return shared.iterate(start_step)
+        return self._loader.iterate(start_step, left_out=self._left_out)
 
     def require_heldout(self) -> ExampleSource:
         """The held-out examples; raises DataError when no data is held out."""
@@ -121,6 +154,22 @@ class Feed:
             limit=data.eval_batches,
             rows=rows,
         )
+
+
+def _shared(
+    loader: Loader, dataset: Dataset, config: Config, rows: Sequence[int], *, left_out: Sequence[int]
+) -> "SharedBatches":
+    """The batches of the loader, prepared once for all runs that meet in `data.share` and leave out the same."""
+    from fiddlex.data.shared_batches import SharedBatches  # takes a module that only Unix has
+
+    return SharedBatches(
+        Path(config.data.share).expanduser().absolute(),
+        batches_digest(config, dataset.fingerprint, rows=rows, left_out=left_out),
+        make=lambda step: loader.batch(batch_number(step, left_out)),
+        num_rows=len(rows),
+        num_threads=config.data.num_threads,
+        counts=dataset.counts,
+    )
 
 
 def _local_rows(sharding: NamedSharding, size: int) -> list[int]:

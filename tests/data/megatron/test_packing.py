@@ -42,7 +42,7 @@ def test_windows_are_those_of_the_concatenation(tmp_path_factory, lengths, seq_l
     opened = open_indexed(prefix)
     packed = PackedDocuments(opened, document_order(opened, first, last, seed=seed), seq_len)
     expected = plain.samples(documents, shuffled(first, last, seed), seq_len)
-    assert [packed.window(index).tolist() for index in range(len(packed))] == expected
+    assert [packed.read(index).tolist() for index in range(len(packed))] == expected
     for index, window in enumerate(expected):
         example = packed.example(index, epoch=3)
         assert example["tokens"].tolist() == window[:-1]
@@ -57,7 +57,8 @@ def test_windows_are_those_of_the_concatenation(tmp_path_factory, lengths, seq_l
 def test_ids_that_no_vocabulary_has_stay_outside(tmp_path, dtype):
     ids = [0, 2**32, -(2**40), 2**31 - 1] if dtype == "int64" else [0, -1, -128, 127]
     opened = open_indexed(plain.write(tmp_path / "a", [[ids]], dtype))
-    window = PackedDocuments(opened, document_order(opened, 0, 1, seed=0), 3).window(0)
+    example = PackedDocuments(opened, document_order(opened, 0, 1, seed=0), 3).example(0, epoch=0)
+    window = np.append(example["tokens"], example["targets"][-1:])
     assert (window.view(np.uint32) >= 2**31).tolist() == [False, True, True, False]
     assert window[[0, 3]].tolist() == [ids[0], ids[3]]
 

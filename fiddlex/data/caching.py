@@ -1,0 +1,104 @@
+"""Which samples a run keeps and where, and the names of the data that its samples and batches are made of."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fiddlex
+from fiddlex.config import Config
+from fiddlex.config.megatron_source import parse_source
+from fiddlex.data.counts import DataCounts
+from fiddlex.data.documents import file_states
+from fiddlex.data.examples import ExampleSource
+from fiddlex.data.sample_cache import Cache, CachedStore, MemoryCache
+from fiddlex.data.stages import StagedExamples
+from fiddlex.data.tokenizers import tokenizer_digest
+
+_GIB = 2**30
+# Fields that decide nothing about the examples to train on, and those that decide only what is made of samples.
+_NOT_OF_BATCHES = (
+    "cache",
+    "sample_cache_gib",
+    "sample_cache_folder",
+    "share",
+    "num_threads",
+    "eval_source",
+    "eval_batches",
+    "eval_stride",
+)
+_NOT_OF_SAMPLES = (*_NOT_OF_BATCHES, "global_batch_size", "mask_fraction", "whole_words", "log_samples")
+
+
+def keep_samples(config: Config, sources: Sequence[ExampleSource], *, fingerprint: str, counts: DataCounts) -> None:
+    """Lets the sources fetch from the cache that the config asks for, if it asks for one.
+
+    Args:
+      config: the config.
+      sources: the examples to train on, from each source of a blend.
+      fingerprint: that of the training data.
+      counts: where to count fetches.
+    """
+    data = config.data
+    if not data.sample_cache_gib:
+        return
+    limit_bytes = data.sample_cache_gib * _GIB
+    cache: Cache = MemoryCache(limit_bytes)
+    if data.sample_cache_folder:
+        from fiddlex.data.disk_cache import DiskCache  # takes a module that only Unix has
+
+        name = samples_digest(config, fingerprint)
+        cache = DiskCache(Path(data.sample_cache_folder).expanduser().absolute(), name, limit_bytes)
+    for number, source in enumerate(sources):
+        if isinstance(source, StagedExamples):
+            source.store = CachedStore(cache, source=number, counts=counts)
+
+
+def samples_digest(config: Config, fingerprint: str) -> str:
+    """A name for all that the samples of a run and their numbers follow from, as 24 hexadecimal digits.
+
+    Args:
+      config: the config.
+      fingerprint: that of the training data.
+    """
+    without = _NOT_OF_SAMPLES if config.data.source.startswith("megatron:") else (*_NOT_OF_SAMPLES, "seed")
+    return _digest(config, fingerprint, without=without)
+
+
+def batches_digest(config: Config, fingerprint: str, *, rows: Sequence[int], left_out: Sequence[int] = ()) -> str:
+    """A name for all that the training batches of a run follow from, as 24 hexadecimal digits.
+
+    Args:
+      config: the config.
+      fingerprint: that of the training data.
+      rows: the rows of each batch that this process makes.
+      left_out: the numbers of the batches that the run leaves out.
+    """
+    return _digest(config, fingerprint, without=_NOT_OF_BATCHES, rows=list(rows), left_out=list(left_out))
+
+
+def _digest(config: Config, fingerprint: str, *, without: Sequence[str], **more: Any) -> str:
+    data = {name: value for name, value in dataclasses.asdict(config.data).items() if name not in without}
+    facts = {
+        "data": data,
+        "fingerprint": fingerprint,
+        "files": _files(config.data.source),  # the fingerprint is made of parts of the data alone
+        "model": [config.model.task, config.model.seq_len, config.model.vocab_size],
+        "tokenizer": tokenizer_digest(config.data.tokenizer),
+        "version": fiddlex.__version__,
+        **more,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _files(source: str) -> list[Any]:
+    """Names, sizes and times of change of the files of a source."""
+    kind, _, path = source.partition(":")
+    if kind == "megatron":
+        paths = [f"{prefix}.bin" for _, prefix in parse_source("data.source", source)]
+    else:
+        paths = [path] if path else []
+    return [[each, file_states(Path(os.path.abspath(os.path.expanduser(each))))] for each in paths]

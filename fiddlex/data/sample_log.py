@@ -1,0 +1,134 @@
+"""The log of what a run has trained on, from which one can prove that each sample was seen once in an epoch.
+
+With `data.log_samples`, each process appends a line of JSON to WORKDIR/samples/rank-N.jsonl for each step:
+
+    {"rank": 0, "processes": 2, "attempt": 1790000000000000000, "start": 40, "step": 41, "rows": [0, 1],
+     "samples": [[0, 17, 2, 3735928559], [0, 3, 2, 195894762]]}
+
+`step` counts from 1, as in metrics.jsonl. Each row of the batch that the process holds has the number of its source in
+a blend (0 without), of the example in the source and of its epoch, and the CRC-32 of its fields as they go to the
+devices. They come with the batch from where it was prepared, through caches and other runs. `attempt` is the same for
+all processes that started together, and larger after a restart (nanoseconds since 1970); `start` is the step that the
+attempt went on from. Processes that hold the same rows, as with pipeline parallelism, each log them.
+
+Guarantee: a line has been handed to the operating system before its batch goes to the devices. So a process that is
+killed at any moment has logged every step that it has trained on; with a power failure the last seconds may be lost.
+Lines may be there of a few steps that were prepared and not trained on; a restart logs those steps again, with the same
+rows and samples. The last line of a killed process may be cut short; the next attempt begins a new line.
+"""
+
+import errno
+import json
+import os
+import time
+import weakref
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fiddlex.cluster import processes
+from fiddlex.data.loader import SAMPLES, Batch
+from fiddlex.errors import DataError
+
+FOLDER = "samples"
+
+
+class Sample(NamedTuple):
+    """An example that a step was trained on.
+
+    Attributes:
+      source: the number of the source in a blend.
+      number: the number of the example in the source.
+      epoch: the epoch of the source.
+      checksum: the CRC-32 of the example's fields.
+    """
+
+    source: int
+    number: int
+    epoch: int
+    checksum: int
+
+
+class SampleLog:
+    """Writes the log of this process. All processes of the run must construct it at the same point.
+
+    Args:
+      workdir: the directory of the run.
+      rank: the rank of this process.
+      start_step: the step that the run goes on from.
+      rows: the rows of each batch that this process holds.
+
+    Raises:
+      DataError: from the constructor and `write`, when the file cannot be written.
+    """
+
+    def __init__(self, workdir: Path, *, rank: int, start_step: int, rows: Sequence[int]):
+        self._path = workdir / FOLDER / f"rank-{rank}.jsonl"
+        attempt = processes.told_by_first("attempt of the log of samples", time.time_ns)
+        self._facts = {"rank": rank, "processes": processes.num_processes(), "attempt": attempt, "start": start_step}
+        self._rows = list(rows)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a+b", buffering=0)
+            weakref.finalize(self, self._file.close)
+            if self._file.seek(0, os.SEEK_END):
+                self._file.seek(-1, os.SEEK_END)
+                if self._file.read() != b"\n":
+                    self._file.write(b"\n")
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def write(self, step: int, batch: Batch) -> Batch:
+        """Logs the batch that `step`, counted from 1, is trained on; returns it without the field `SAMPLES`."""
+        fields = {name: values for name, values in batch.items() if name != SAMPLES}
+        samples = [
+            [*numbers, example_checksum({name: values[row] for name, values in fields.items()})]
+            for row, numbers in enumerate(batch[SAMPLES].tolist())
+        ]
+        facts = self._facts | {"step": step, "rows": self._rows, "samples": samples}
+        line = json.dumps(facts).encode() + b"\n"
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return fields
+
+    def _unwritable(self, error: OSError) -> DataError:
+        return DataError(
+            f"Cannot write {self._path}: {error.strerror or error}. Make room or permit writing there, or set "
+            "data.log_samples=False."
+        )
+
+
+def example_checksum(example: Batch) -> int:
+    """The CRC-32 of the fields of an example, in the order of their names."""
+    checksum = 0
+    for name in sorted(example):
+        checksum = zlib.crc32(np.ascontiguousarray(example[name]).tobytes(), zlib.crc32(name.encode(), checksum))
+    return checksum
+
+
+def read_sample_log(workdir: Path, *, batch_size: int) -> dict[int, list[Sample]]:
+    """The samples of each step that was logged in full: for each step, counted from 1, those of all rows in order.
+
+    Raises:
+      DataError: when two attempts or two processes have logged different samples for the same row of a step.
+    """
+    steps: dict[int, dict[int, Sample]] = {}
+    for path in sorted((workdir / FOLDER).glob("rank-*.jsonl")):
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:  # the process was killed while it wrote this line
+                continue
+            rows = steps.setdefault(line["step"], {})
+            for row, numbers in zip(line["rows"], line["samples"], strict=True):
+                sample = Sample(*numbers)
+                if rows.setdefault(row, sample) != sample:
+                    raise DataError(f"{path}: step {line['step']}, row {row} has {sample}, and also {rows[row]}.")
+    full = {step: rows for step, rows in sorted(steps.items()) if len(rows) == batch_size}
+    return {step: [rows[row] for row in range(batch_size)] for step, rows in full.items()}
