@@ -29,6 +29,7 @@ import numpy as np
 from absl import flags
 
 from fiddlex.config.command_line import run
+from fiddlex.data.sample_log import read_sample_log
 from fiddlex.errors import DeviceError
 
 _KILLS = flags.DEFINE_integer("kills", 50, "of each run", lower_bound=1)
@@ -38,6 +39,7 @@ _DISKS = flags.DEFINE_list("disk", ["well"], "well, slow, full or readonly; seve
 _SEED = flags.DEFINE_integer("seed", 0, "of the moments of the kills")
 
 _SAVING_SHARE, _SUPERVISOR_SHARE = 1 / 3, 1 / 8  # of the kills
+_BATCH = 8  # examples of a step
 _LONGEST_S = 4 * 3600.0  # of a run
 _STARTS = 400  # of the supervisor
 
@@ -83,7 +85,8 @@ def command(workdir: pathlib.Path, semantics: str) -> list[str]:
         "pipeline.num_microbatches": 4,
         "pipeline.semantics": semantics,
         "data.source": f"text:{pathlib.Path(__file__).resolve().parents[1] / 'README.md'}",
-        "data.global_batch_size": 8,
+        "data.global_batch_size": _BATCH,
+        "data.log_samples": True,
         "train.num_steps": _STEPS.value,
         "train.log_every": 1,
         "train.eval_every": 0,
@@ -184,7 +187,7 @@ def _environment(folder: pathlib.Path, disk: str, workdir: pathlib.Path) -> dict
 
 
 def differences(one: pathlib.Path, other: pathlib.Path) -> list[str]:
-    """What differs between two finished runs: losses, weights."""
+    """What differs between two finished runs: losses, weights, samples; and samples that the second has seen twice."""
     import jax
 
     from fiddlex.train.trainer import load_trainer
@@ -196,7 +199,12 @@ def differences(one: pathlib.Path, other: pathlib.Path) -> list[str]:
         found.append(f"losses of {len(set(steps))} steps, from {min(steps)} on")
     ours_w, theirs_w = (jax.tree.leaves(load_trainer(each).weights()) for each in (one, other))
     unequal = sum(not np.array_equal(a, b) for a, b in zip(ours_w, theirs_w, strict=True))
-    return found + [f"{unequal} of {len(ours_w)} weights"] * (unequal > 0)
+    found += [f"{unequal} of {len(ours_w)} weights"] * (unequal > 0)
+    ours_s, theirs_s = (read_sample_log(each, batch_size=_BATCH) for each in (one, other))
+    if ours_s != theirs_s:
+        found.append(f"samples of {sum(ours_s.get(step) != theirs_s[step] for step in theirs_s)} steps")
+    samples = [(each.source, each.number, each.epoch) for step in theirs_s.values() for each in step]
+    return found + [f"{len(samples) - len(set(samples))} samples seen twice"] * (len(set(samples)) < len(samples))
 
 
 def _losses(workdir: pathlib.Path) -> list[tuple[int, float]]:
