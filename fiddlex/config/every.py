@@ -25,7 +25,8 @@ class Every(int):
     def __repr__(self) -> str:
         return repr(self.to_json())
 
-    __str__ = __repr__
+    def __str__(self) -> str:
+        return str(self.to_json())
 
     def to_json(self) -> int | str:
         """The number, or `auto`."""

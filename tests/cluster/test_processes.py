@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -319,3 +320,20 @@ def test_a_lost_process_ends_the_others(
     assert survivor.returncode == 1
     assert f"lost rank {rank} (" in survivor.stderr
     assert "Traceback" not in survivor.stderr
+
+
+@pytest.mark.long
+def test_all_processes_save_after_the_steps_that_the_first_chooses(
+    tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
+) -> None:
+    fields = {"train.num_steps": 120, "train.eval_every": 0, "train.checkpoint_every": "auto"}
+    config = make_config(tiny_config, "2x1x2", fields | {"train.checkpoint_overhead": 1.0})
+    flags = [f"--config={config_file}", *as_flags(config), f"--workdir={tmp_path / 'pod'}"]
+    ended = run_pod(2, 2, "train", *flags)
+    assert [each.returncode for each in ended] == [0, 0], [each.stderr for each in ended]
+    assert re.search(r"Checkpoints every \d+ steps \(.*\): a save costs", ended[0].stderr)
+    assert "Checkpoints every" not in ended[1].stderr
+    records = map(json.loads, (tmp_path / "pod" / "metrics.jsonl").read_text().splitlines())
+    decisions = [record for record in records if "checkpoint_interval" in record]
+    assert decisions
+    assert min(record["step"] for record in decisions) > 20
