@@ -84,7 +84,7 @@ def command(workdir: pathlib.Path, semantics: str) -> list[str]:
         "pipeline.num_chunks": 1,
         "pipeline.num_microbatches": 4,
         "pipeline.semantics": semantics,
-        "data.source": f"text:{pathlib.Path(__file__).resolve().parents[1] / 'README.md'}",
+        "data.source": f"text:{workdir.parents[1] / 'text.txt'}",
         "data.global_batch_size": _BATCH,
         "data.log_samples": True,
         "train.num_steps": _STEPS.value,
@@ -215,6 +215,8 @@ def _losses(workdir: pathlib.Path) -> list[tuple[int, float]]:
 def rows(folder: pathlib.Path, semantics: Sequence[str], disks: Sequence[str]) -> Iterator[Row]:
     """Runs each case."""
     chosen = random.Random(_SEED.value)
+    readme = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+    (folder / "text.txt").write_bytes(readme.read_bytes())  # which may change meanwhile
     for each in semantics:
         (quiet_folder := folder / f"{each}-undisturbed").mkdir()
         quiet = Tortured(quiet_folder, each, "well", chosen)
