@@ -58,8 +58,8 @@ MUTATIONS = (
     Mutation(
         "batches-of-other-rows-shared",
         CACHING,
-        old=", rows=list(rows))",
-        new=")",
+        old=", rows=list(rows), left_out",
+        new=", left_out",
         tests=(f"{OF_SHARED}::test_the_name_of_batches_has_what_they_follow_from",),
     ),
     Mutation(

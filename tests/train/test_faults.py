@@ -72,8 +72,18 @@ def faults(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return json.loads((workdir / "faults.json").read_text())  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("action", ["skip", "rollback"])
-@pytest.mark.parametrize("batch", [NONFINITE, SPIKE])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("batch", "action"),
+    [
+        (NONFINITE, "rollback"),
+        (SPIKE, "skip"),
+        pytest.param(NONFINITE, "skip", marks=LONG),
+        pytest.param(SPIKE, "rollback", marks=LONG),
+    ],
+)
 def test_a_run_with_a_bad_batch_equals_one_without_it(
     batch: int, action: str, config: Config, tmp_path: pathlib.Path, poison: set[int]
 ) -> None:
@@ -94,8 +104,15 @@ def test_a_run_with_a_bad_batch_equals_one_without_it(
         np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("action", ["skip", "rollback"])
-@pytest.mark.parametrize("after", [5, 8])
+@pytest.mark.parametrize(
+    ("action", "after"),
+    [
+        ("rollback", 8),
+        pytest.param("rollback", 5, marks=LONG),
+        pytest.param("skip", 5, marks=LONG),
+        pytest.param("skip", 8, marks=LONG),
+    ],
+)
 def test_a_resumed_run_finds_the_same_faults(
     after: int, action: str, config: Config, tmp_path: pathlib.Path, poison: set[int]
 ) -> None:
