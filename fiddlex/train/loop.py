@@ -121,9 +121,10 @@ def _go_back(trainer: Trainer, checkpoints: Checkpoints, faults: Faults, error: 
     if processes.is_first():
         logger.warning("%s", error.reason)
     checkpoints.wait()
-    if bad := [step for step in checkpoints.steps() if step >= error.blamed]:
+    steps = processes.told_by_first("checkpoints to go back to", checkpoints.steps)
+    if bad := [step for step in steps if step >= error.blamed]:
         checkpoints.set_aside(bad)
-    if not checkpoints.steps():
+    if len(bad) == len(steps):
         raise FaultError(
             f"{error.reason}\nThere is no earlier checkpoint to go back to. Save more often "
             "(train.checkpoint_every), or choose skip in place of rollback."

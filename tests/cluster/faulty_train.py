@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 
 from fiddlex.commands.train import main
 from fiddlex.config.command_line import run
-from fiddlex.data import corpus, token_cache, tokenizers
+from fiddlex.data import Batch, Loader, corpus, token_cache, tokenizers
 
 
 def refuse(*arguments: object, **options: object) -> NoReturn:
@@ -71,6 +71,16 @@ def full_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
     threading.Thread(target=limit, daemon=True).start()
+
+
+def poisons_batch_6() -> None:
+    batch = Loader.batch
+
+    def poisoned(self: Loader, number: int) -> Batch:
+        made = batch(self, number)
+        return made | {"weights": made["weights"] * float("nan")} if number == 6 else made
+
+    Loader.batch = poisoned  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

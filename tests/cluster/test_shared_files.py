@@ -276,3 +276,30 @@ def test_kills_during_saves_change_nothing(config: Config, tmp_path: pathlib.Pat
 
 def steps_of(checkpoints: pathlib.Path) -> set[str]:
     return {path.name for path in checkpoints.iterdir() if path.name.isdigit()} if checkpoints.is_dir() else set()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+def test_all_processes_skip_or_go_back_from_a_bad_batch(
+    action: str, tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
+) -> None:
+    fields = {"train.num_steps": 10, "train.eval_every": 0, "train.checkpoint_every": 2, "train.on_nonfinite": action}
+    config = make_config(tiny_config, "2x1x2", fields)
+    bad = ["--fault=poisons_batch_6"]
+    for name, number in (("one", 1), ("pod", 2)):
+        flags = flags_of(config_file, config, tmp_path / name)
+        ended = run_pod(number, 4 // number, FAULTY, *flags, extra=[bad] * number)
+        assert [each.returncode for each in ended] == [0] * number, [each.stderr for each in ended]
+        (fault,) = json.loads((tmp_path / name / "faults.json").read_text())
+        assert (fault["step"], fault["batch"], fault["action"]) == (7, 6, action)
+    losses = [
+        [
+            record["loss"]
+            for record in map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+            if "loss" in record
+        ]
+        for name in ("one", "pod")
+    ]
+    assert len(losses[0]) == 10
+    assert [loss is None for loss in losses[0]] == [loss is None for loss in losses[1]]
+    np.testing.assert_allclose(*[[loss or 0.0 for loss in each] for each in losses], rtol=1e-6)
