@@ -243,6 +243,7 @@ def test_a_signal_during_the_meeting_ends_all(monkeypatch: pytest.MonkeyPatch) -
     assert [isinstance(each, SystemExit) and each.code for each in ended] == [143, 143]
 
 
+@pytest.mark.long
 def test_connections_that_do_not_join_are_closed() -> None:
     with met(2) as members:
         port = members[1].connection.getpeername()[1]

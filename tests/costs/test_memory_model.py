@@ -43,9 +43,7 @@ def wide() -> Config:
     return config
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.long] * (case in ("1f1b", "2bw"))) for case in ON_TPUS]
-)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case != "bert")) for case in ON_TPUS])
 def test_prediction_is_near_what_xla_assigns_on_tpus(case: str) -> None:
     pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
     config = replaced(wide(), ON_TPUS[case]).validate()

@@ -105,6 +105,7 @@ def test_zero_padding_of_the_vocabulary_does_not_count(
     assert [(each.num_different, each.num_elements) for each in found.arrays] == [(number, 12)]
 
 
+@pytest.mark.long
 def test_a_run_that_moves_to_another_layout_keeps_each_number(tiny_config: Config, tmp_path: pathlib.Path) -> None:
     """From interleaved layers, ZeRO-1 and a padded vocabulary to none of these; 2bw has older weights, in bfloat16."""
     config = tiny_config
