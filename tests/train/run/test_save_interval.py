@@ -109,6 +109,9 @@ def test_a_run_that_measures_no_step_saves_all_the_same() -> None:
     run = Run()
     run.go(interval(run), 0, 100, eval_every=1)
     assert run.saves == [20, 40, 60, 80, 100]
+    run = Run(write_s=150.0)  # longer than 20 steps with their evaluations
+    run.go(interval(run), 0, 200, eval_every=1)
+    assert len(run.saves) == 5
 
 
 TIMES = st.floats(1e-3, 1e3)
