@@ -169,8 +169,8 @@ def _progress(what: str) -> Callable[[str, int], None]:
 
 
 def _step(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise ConfigError(f"{text!r} is not the step of a checkpoint, which is a number such as 1000.")
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise ConfigError(f"{text[:40]!r} is not the step of a checkpoint, which is a number such as 1000.")
     return int(text)
 
 

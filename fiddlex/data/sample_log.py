@@ -72,7 +72,9 @@ class SampleLog:
         self._rows = list(rows)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a+b", buffering=0)
+            # A link there would let the run write elsewhere.
+            opened = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            self._file = os.fdopen(opened, "a+b", buffering=0)
             weakref.finalize(self, self._file.close)
             if self._file.seek(0, os.SEEK_END):
                 self._file.seek(-1, os.SEEK_END)
@@ -112,13 +114,21 @@ def example_checksum(example: Batch) -> int:
     return checksum
 
 
-def read_sample_log(workdir: Path, *, batch_size: int) -> dict[int, list[Sample]]:
+def read_sample_log(workdir: Path, *, batch_size: int, rolled_back: bool = False) -> dict[int, list[Sample]]:
     """The samples of each step that was logged in full: for each step, counted from 1, those of all rows in order.
 
+    Args:
+      workdir: the directory of the run.
+      batch_size: `data.global_batch_size` of the run.
+      rolled_back: whether the run has left batches out after a rollback (`train.on_spike`, `train.on_nonfinite`). The
+        steps after it are then trained on other samples than before, and those of the last attempt count.
+
     Raises:
-      DataError: when two attempts or two processes have logged different samples for the same row of a step.
+      DataError: when two attempts or two processes have logged different samples for the same row of a step, other than
+        after a rollback.
     """
     steps: dict[int, dict[int, Sample]] = {}
+    attempts: dict[tuple[int, int], int] = {}  # by step and row, the last one
     for path in sorted((workdir / FOLDER).glob("rank-*.jsonl")):
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
@@ -127,8 +137,10 @@ def read_sample_log(workdir: Path, *, batch_size: int) -> dict[int, list[Sample]
                 continue
             rows = steps.setdefault(line["step"], {})
             for row, numbers in zip(line["rows"], line["samples"], strict=True):
-                sample = Sample(*numbers)
-                if rows.setdefault(row, sample) != sample:
+                sample, place = Sample(*numbers), (line["step"], row)
+                if rolled_back and line["attempt"] >= attempts.get(place, line["attempt"]):
+                    attempts[place], rows[row] = line["attempt"], sample
+                elif not rolled_back and rows.setdefault(row, sample) != sample:
                     raise DataError(f"{path}: step {line['step']}, row {row} has {sample}, and also {rows[row]}.")
     full = {step: rows for step, rows in sorted(steps.items()) if len(rows) == batch_size}
     return {step: [rows[row] for row in range(batch_size)] for step, rows in full.items()}

@@ -229,8 +229,7 @@ class _Run:
         self._watchdog.begin(f"Step {number}")
         if self._profiler.starts_with(number):
             self.finish_step()
-            self._saves.disturbed()
-            with self._stopwatch.measure(Activity.PROFILING):
+            with self._stopwatch.measure(Activity.PROFILING), self._saves.excluding():
                 self._profiler.start()
         try:
             dispatched = self._trainer.dispatch()
@@ -242,8 +241,7 @@ class _Run:
         self._in_flight = dispatched
         if self._profiler.ends_with(number):
             self.finish_step()
-            self._saves.disturbed()
-            with self._stopwatch.measure(Activity.PROFILING):
+            with self._stopwatch.measure(Activity.PROFILING), self._saves.excluding():
                 self._profiler.stop()
 
     def finish_step(self) -> None:
@@ -306,15 +304,15 @@ class _Run:
         if self._writer.evaluated_step == self._trainer.step:
             return
         self._watchdog.begin(f"The evaluation at step {self._trainer.step}")
-        self._saves.disturbed()
+        measured = self._stopwatch.measure(Activity.EVALUATION)
         try:
-            with self._reporter.evaluating(self._trainer.step), self._stopwatch.measure(Activity.EVALUATION):
+            with self._reporter.evaluating(self._trainer.step), measured, self._saves.excluding():
                 self._slow_ranks.probe()
                 self.last_evaluation = self._trainer.evaluate()
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}\n{self._remedy(self._trainer.step)}") from error
         if self._trainer.config.train.patience:
-            with self._stopwatch.measure(Activity.CHECKPOINTS):
+            with self._stopwatch.measure(Activity.CHECKPOINTS), self._saves.excluding():
                 self._best.offer(self.last_evaluation, functools.partial(self._trainer.save, weights_only=True))
         self._watchdog.begin("")
         self._writer.write(self.last_evaluation)
@@ -322,8 +320,10 @@ class _Run:
         self._reporter.record(self.last_evaluation)
 
     def save(self) -> None:
-        """Saves the current state, unless it is already on disk."""
+        """Saves the current state, unless it is already on disk, or its weights may be to blame for a bad step."""
         self.finish_step()
+        if self.last_record and self.last_record.get("skipped") == "nonfinite":
+            return
         if self._saved_step != self._trainer.step:
             self._watchdog.begin(f"The checkpoint of step {self._trainer.step}")
             with self._stopwatch.measure(Activity.CHECKPOINTS), self._saves.saving(self._trainer.step):

@@ -107,8 +107,8 @@ MUTATIONS = (
     Mutation(
         "disagreement-in-the-log-ignored",
         LOG,
-        old="if rows.setdefault(row, sample) != sample:",
-        new="if rows.setdefault(row, sample) is None:",
+        old="elif not rolled_back and rows.setdefault(row, sample) != sample:",
+        new="elif not rolled_back and rows.setdefault(row, sample) is None:",
         tests=("tests/train/test_samples_once.py::test_disagreement_in_a_log_is_an_error",),
     ),
     Mutation(

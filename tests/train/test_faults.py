@@ -149,7 +149,7 @@ def test_with_several_batches_in_flight_no_weight_is_lost(
 def test_faults_are_bounded_in_number(config: Config, tmp_path: pathlib.Path, poison: set[int]) -> None:
     poison.update({3, 4, 6})
     config.train.on_nonfinite, config.train.max_faults = "skip", 2
-    with pytest.raises(FaultError, match=r"Step 7 is the fault number 3 of this run .* train.max_faults=2. Look for"):
+    with pytest.raises(FaultError, match=r"Step 7 is fault number 3 of this run .* train.max_faults=2. Look for"):
         loop.train(config, tmp_path)
 
 
@@ -177,7 +177,17 @@ def test_without_faults_the_checks_change_nothing(config: Config) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[", '[{"step": 1}]', '{"a": 1}', '[{"step": "1", "batch": 0, "kind": "", "action": ""}]']
+    "text",
+    [
+        "[",
+        "{}",
+        '[{"step": 1}]',
+        '{"a": 1}',
+        '[{"step": "1", "batch": 0, "kind": "spike", "action": "skip"}]',
+        '[{"step": 1, "batch": -5, "kind": "spike", "action": "skip"}]',
+        '[{"step": 1, "batch": 0, "kind": "spike", "action": "foo"}]',
+        str([{"step": 1, "batch": 0, "kind": "spike", "action": "rollback"}] * 2).replace("'", '"'),
+    ],
 )
 def test_a_damaged_list_of_faults(text: str, config: Config, tmp_path: pathlib.Path) -> None:
     (tmp_path / "faults.json").write_text(text)
@@ -197,3 +207,12 @@ def test_not_finite_without_an_action_is_still_an_error(
     poison.add(NONFINITE)
     with pytest.raises(NonFiniteError, match="Step 7 is not finite"):
         loop.train(config, tmp_path)
+
+
+def test_weights_that_make_every_step_bad_are_not_saved(config: Config, tmp_path: pathlib.Path) -> None:
+    loop.train(config, tmp_path)
+    diverging = copy.deepcopy(config)
+    diverging.train.num_steps, diverging.train.on_nonfinite, diverging.optimizer.learning_rate = 30, "skip", 1e20
+    with pytest.raises(FaultError, match="is fault number 11"):
+        loop.train(diverging, tmp_path)
+    assert Checkpoints(tmp_path).steps()[-1] == STEPS[NONFINITE]

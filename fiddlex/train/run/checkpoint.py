@@ -66,7 +66,10 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps that have a finished checkpoint, in ascending order."""
-        return sorted(ocp.utils.checkpoint_steps(self.directory)) if self.directory.is_dir() else []
+        if not self.directory.is_dir():
+            return []
+        steps = sorted(ocp.utils.checkpoint_steps(self.directory))
+        return [step for step in steps if self.path(step).is_dir()]  # orbax takes a folder 0040 for that of step 40
 
     def path(self, step: int) -> Path:
         """The path of a step's checkpoint."""

@@ -20,6 +20,7 @@ from fiddlex.errors import CheckpointError, FaultError
 from fiddlex.train.run.workdir import writing
 
 FILE = "faults.json"
+KINDS = ("nonfinite", "spike")
 
 
 class Fault(NamedTuple):
@@ -78,7 +79,7 @@ class Faults:
         self._write()
         if len(self._faults) > self._limit:
             raise FaultError(
-                f"Step {fault.step} is the fault number {len(self._faults)} of this run ({self._path}), and "
+                f"Step {fault.step} is fault number {len(self._faults)} of this run ({self._path}), and "
                 f"train.max_faults={self._limit}. Look for the cause, such as bad data, too high a learning rate or a "
                 "bad device; or set train.max_faults higher, and run the same command again."
             )
@@ -87,8 +88,11 @@ class Faults:
         if not self._path.exists():
             return []
         try:
-            faults = [Fault(**each) for each in json.loads(read_small(self._path))]
-            if all(type(fault.step) is type(fault.batch) is int for fault in faults):
+            listed = json.loads(read_small(self._path))
+            faults = [Fault(**each) for each in listed] if isinstance(listed, list) else [Fault(0, 0, "", "skip")]
+            if all(map(_is_valid, faults)) and len({each.batch for each in faults if each.action == "rollback"}) == sum(
+                each.action == "rollback" for each in faults
+            ):
                 return faults
         except (OSError, ValueError, TypeError, RecursionError):
             pass
@@ -104,3 +108,8 @@ class Faults:
         with writing(self._path):
             temporary.write_text(json.dumps([fault._asdict() for fault in self._faults], indent=1) + "\n", "utf-8")
             os.replace(temporary, self._path)
+
+
+def _is_valid(fault: Fault) -> bool:
+    numbers = type(fault.step) is type(fault.batch) is int and fault.step >= 1 and fault.batch >= 0
+    return numbers and fault.kind in KINDS and fault.action in ("skip", "rollback")

@@ -118,7 +118,7 @@ class SaveInterval:
         self._writes, self._clock = writes, clock
         self._steps_s: collections.deque[float] = collections.deque(maxlen=_USUAL_STEPS)
         self._costs_s: collections.deque[float] = collections.deque(maxlen=_COSTS)
-        self._done_s: float | None = None  # when the last step was done, unless something other than a save followed it
+        self._done_s: float | None = None  # when the last step was done, or what followed it; None before the first
         self._asked_step = first_step + FIRST_STEPS  # at which the first process decides again
         self._next_step = self._asked_step  # at which it saves
         self._saved_step = first_step
@@ -139,9 +139,9 @@ class SaveInterval:
 
     def _ask_again(self, step: int) -> int:
         """`step` to save now, or the later step at which to ask again."""
-        if self._writes():
+        if self._held_s is not None:  # the last save is not safe yet
             return step + max(math.ceil(_POLL_S / self._usual_s()), 1)
-        return step + 1 if self._held_s is not None else max(step, self._next_step)
+        return max(step, self._next_step)
 
     def step_done(self) -> Decision | None:
         """Notes that the devices have done a step, and measures its time.
@@ -170,9 +170,11 @@ class SaveInterval:
         self._held_s = None
         return self._decide(now - self._begun_s)
 
-    def disturbed(self) -> None:
-        """Notes that something else happens before the next step is done, whose time is then not measured."""
-        self._done_s = None
+    @contextlib.contextmanager
+    def excluding(self) -> Iterator[None]:
+        """Leaves the time of the body, between two steps, out of the time of the second."""
+        yield
+        self._done_s = self._clock()
 
     @contextlib.contextmanager
     def saving(self, step: int) -> Iterator[None]:
@@ -182,7 +184,7 @@ class SaveInterval:
         self._done_s = self._clock()
         self._saved_step, self._begun_s = step, begun_s
         self._asked_step, self._next_step = step + 1, step + FIRST_STEPS
-        self._held_s = self._done_s - begun_s if self._steps_s else None
+        self._held_s = self._done_s - begun_s
         self._beside_s.clear()
         self._num_beside = 0
 
