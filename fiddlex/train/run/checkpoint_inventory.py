@@ -110,7 +110,7 @@ def finished(workdir: Path, step: int | None = None) -> list[Path]:
     Raises:
       CheckpointError: when there is none, or the directory cannot be read.
     """
-    paths = [path for folder in USABLE for path in _folders(workdir, folder) if path.name.isdecimal()]
+    paths = [path for folder in USABLE for path in _folders(workdir, folder) if path.name == str(_number(path.name))]
     chosen = [path for path in paths if step is None or int(path.name) == step]
     if not chosen and not paths:
         raise CheckpointError(f"{workdir} has no finished checkpoint. Name the --workdir of a run that has saved one.")

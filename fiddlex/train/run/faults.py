@@ -88,18 +88,12 @@ class Faults:
         if not self._path.exists():
             return []
         try:
-            listed = json.loads(read_small(self._path))
-            faults = [Fault(**each) for each in listed] if isinstance(listed, list) else [Fault(0, 0, "", "skip")]
-            if all(map(_is_valid, faults)) and len({each.batch for each in faults if each.action == "rollback"}) == sum(
-                each.action == "rollback" for each in faults
-            ):
-                return faults
-        except (OSError, ValueError, TypeError, RecursionError):
-            pass
-        raise CheckpointError(
-            f"{self._path} is damaged. It says which batches this run leaves out; put back an intact copy, or remove "
-            "it if the run never went back to a checkpoint because of a fault."
-        )
+            return _parsed(read_small(self._path))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise CheckpointError(
+                f"{self._path} is damaged. It says which batches this run leaves out; put back an intact copy, or "
+                "remove it if the run never went back to a checkpoint because of a fault."
+            ) from error
 
     def _write(self) -> None:
         if not processes.is_first():
@@ -108,6 +102,18 @@ class Faults:
         with writing(self._path):
             temporary.write_text(json.dumps([fault._asdict() for fault in self._faults], indent=1) + "\n", "utf-8")
             os.replace(temporary, self._path)
+
+
+def _parsed(text: str) -> list[Fault]:
+    """The faults in a file; raises ValueError or TypeError for a text that no run writes."""
+    listed = json.loads(text)
+    if not isinstance(listed, list):
+        raise ValueError("not a list")
+    faults = [Fault(**each) for each in listed]
+    left_out = [fault.batch for fault in faults if fault.action == "rollback"]
+    if not all(map(_is_valid, faults)) or len(set(left_out)) < len(left_out):
+        raise ValueError("a fault that no run has")
+    return faults
 
 
 def _is_valid(fault: Fault) -> bool:

@@ -1,6 +1,6 @@
 """When a run saves: every N steps, or as often as its time for checkpoints allows (`train.checkpoint_every=auto`).
 
-`auto` is CheckFreq (Mohan et al., FAST 2021, section 4.4) with measured costs. A save costs the time by which the steps
+`auto` is CheckFreq (Mohan et al., FAST 2021) with measured costs. A save costs the time by which the steps
 around it take longer than others: the copy that the devices wait for, and the work of the background writer beside the
 steps. With cost C, the run saves every C / `train.checkpoint_overhead` seconds, so that checkpoints add at most that
 share to the time of steps. It never starts a save before the last one is safe on disk. Costs and times are measured
@@ -126,7 +126,6 @@ class SaveInterval:
         self._held_s: float | None = None  # for which the last save held the run, while its cost is being measured
         self._beside_s: list[float] = []  # seconds of steps beside the writer
         self._num_measured = 0  # saves whose cost was measured; the first, which also compiles, counts until the second
-        self._num_beside = 0  # the number of such steps, with those that were not measured
 
     def is_due(self, step: int) -> bool:
         """Whether to save after `step`; all processes call this after each step, and get the same answer."""
@@ -157,16 +156,15 @@ class SaveInterval:
             if before_s is not None:
                 self._steps_s.append(now - before_s)
             return None
-        self._num_beside += 1
-        if before_s is not None:
-            self._beside_s.append(now - before_s)
+        assert before_s is not None  # `saving` has set it
+        self._beside_s.append(now - before_s)
         if self._writes():
             return None
-        slower_s = statistics.mean(self._beside_s) - self._usual_s() if self._beside_s else 0.0
+        slower_s = sum(self._beside_s) - len(self._beside_s) * self._usual_s()
         if self._num_measured == 1:
             self._costs_s.clear()
         self._num_measured += 1
-        self._costs_s.append(max(self._held_s + self._num_beside * slower_s, 0.0))
+        self._costs_s.append(max(self._held_s + slower_s, 0.0))
         self._held_s = None
         return self._decide(now - self._begun_s)
 
@@ -186,7 +184,6 @@ class SaveInterval:
         self._asked_step, self._next_step = step + 1, step + FIRST_STEPS
         self._held_s = self._done_s - begun_s
         self._beside_s.clear()
-        self._num_beside = 0
 
     def _decide(self, write_s: float) -> Decision:
         decision = choose(
@@ -200,7 +197,7 @@ class SaveInterval:
         return decision
 
     def _usual_s(self) -> float:
-        return max(statistics.median(self._steps_s), _LEAST_S) if self._steps_s else _POLL_S
+        return max(statistics.median(self._steps_s), _LEAST_S)
 
 
 def _seconds(seconds: float) -> str:
