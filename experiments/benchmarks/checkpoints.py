@@ -31,6 +31,7 @@ from absl import flags
 
 from fiddlex.config import Config
 from fiddlex.config.command_line import define_changes, run
+from fiddlex.errors import DeviceError
 from fiddlex.train.run import checkpoint
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.save_interval import FIRST_STEPS, SaveInterval
@@ -104,6 +105,16 @@ class Turn:
         self.lost.append((step - self._begun_step, now - self._begun_s - (step - self._begun_step) * self.usual_s))
         self._begun_s, self._begun_step = now, step
 
+    def stall_s(self) -> float:
+        """The median seconds for which a save held the loop, without the first, which compiles.
+
+        Raises:
+          DeviceError: when there was only that one.
+        """
+        if len(self.stalls) < 2:
+            raise DeviceError("A turn was too short for two saves. Give more --seconds.")
+        return statistics.median(self.stalls[1:])
+
     def overhead(self, *, first: int = 1) -> float:
         """The share that saves added to the steps between the save number `first` and the last."""
         steps = sum(number for number, _ in self.lost[first:])
@@ -160,7 +171,7 @@ def auto(trainer: Trainer, folder: pathlib.Path, *, slow: bool) -> tuple[Row, in
         name,
         decisions[-1].steps,
         len(turn.stalls),
-        statistics.median(turn.stalls[1:]),
+        turn.stall_s(),
         turn.overhead(first=first),
         None,
     )
@@ -177,8 +188,9 @@ def synchronous(trainer: Trainer, folder: pathlib.Path, interval: int) -> Row:
 
         turn = Turn(trainer, usual(trainer))
         turn.go(_SECONDS.value, _every(trainer, interval), save, lambda: None)
-    stall_s = statistics.median(turn.stalls[1:] or turn.stalls)
-    return Row("synchronous", interval, len(turn.stalls), stall_s, turn.overhead(), restored(trainer.config, folder))
+    return Row(
+        "synchronous", interval, len(turn.stalls), turn.stall_s(), turn.overhead(), restored(trainer.config, folder)
+    )
 
 
 def orbax(trainer: Trainer, folder: pathlib.Path, interval: int) -> Row:
@@ -196,8 +208,7 @@ def orbax(trainer: Trainer, folder: pathlib.Path, interval: int) -> Row:
         start_s = time.monotonic()
         manager.restore(manager.latest_step(), args=ocp.args.StandardRestore())
         restore_s = time.monotonic() - start_s
-    stall_s = statistics.median(turn.stalls[1:] or turn.stalls)
-    return Row("orbax's defaults", interval, len(turn.stalls), stall_s, turn.overhead(), restore_s)
+    return Row("orbax's defaults", interval, len(turn.stalls), turn.stall_s(), turn.overhead(), restore_s)
 
 
 def _every(trainer: Trainer, interval: int) -> Callable[[int], bool]:
