@@ -36,6 +36,7 @@ _KILLS = flags.DEFINE_integer("kills", 50, "of each run", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 400, "of each run", lower_bound=10)
 _SEMANTICS = flags.DEFINE_list("semantics", ["sync", "2bw"], "of the runs, separated by commas")
 _DISKS = flags.DEFINE_list("disk", ["well"], "well, slow, full or readonly; several separated by commas")
+_EVERY_S = flags.DEFINE_float("every_s", 12.0, "seconds between two kills on average", lower_bound=0.1)
 _SEED = flags.DEFINE_integer("seed", 0, "of the moments of the kills")
 
 _SAVING_SHARE, _SUPERVISOR_SHARE = 1 / 3, 1 / 8  # of the kills
@@ -119,6 +120,7 @@ class Tortured:
         """Runs it until it is done.
 
         Raises:
+          DeviceError: when it comes to its end before it has been killed so often.
           RuntimeError: when it does not come to its end.
         """
         deadline = time.monotonic() + _LONGEST_S
@@ -136,13 +138,18 @@ class Tortured:
         self._log.flush()
         text = pathlib.Path(self._log.name).read_text(encoding="utf-8")
         self.starts = text.count("Resuming from step") + text.count("Restart ")
+        if self.kills < kills:
+            raise DeviceError(
+                f"The run ended after {self.kills} of {kills} kills, too early to show anything. Give more --steps, or a "
+                "smaller --every_s."
+            )
         if supervisor.returncode:
             raise RuntimeError(f"the run did not come to its end:\n{text[-3000:]}")
 
     def _kill_one(self, supervisor: subprocess.Popen[bytes]) -> None:
         """Waits for a moment, and kills a process."""
         saves = self._chosen.random() < _SAVING_SHARE
-        end_s = time.monotonic() + self._chosen.expovariate(1 / 12)
+        end_s = time.monotonic() + self._chosen.expovariate(1 / _EVERY_S.value)
         while time.monotonic() < end_s or (saves and time.monotonic() < end_s + 30):
             if supervisor.poll() is not None:
                 return

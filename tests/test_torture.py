@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 def test_nothing_is_lost(semantics: str, disk: str) -> None:
     if disk != "well" and not (sys.platform == "linux" and shutil.which("cc")):
         pytest.skip("a disk that fails takes Linux and a C compiler")
-    flags = [f"--semantics={semantics}", f"--disk={disk}", "--kills=4", "--steps=40"]
+    flags = [f"--semantics={semantics}", f"--disk={disk}", "--kills=4", "--steps=150", "--every_s=4"]
     done = subprocess.run(
         [sys.executable, "-m", "experiments.torture", *flags], cwd=ROOT, capture_output=True, text=True, timeout=1500
     )
