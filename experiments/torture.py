@@ -140,8 +140,8 @@ class Tortured:
         self.starts = text.count("Resuming from step") + text.count("Restart ")
         if self.kills < kills:
             raise DeviceError(
-                f"The run ended after {self.kills} of {kills} kills, too early to show anything. Give more --steps, or a "
-                "smaller --every_s."
+                f"The run ended after {self.kills} of {kills} kills, too early to show anything. Give more "
+                "--steps, or a smaller --every_s."
             )
         if supervisor.returncode:
             raise RuntimeError(f"the run did not come to its end:\n{text[-3000:]}")

@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,10 +27,11 @@ import orbax.checkpoint as ocp
 from fiddlex.cluster import processes
 from fiddlex.errors import CheckpointError
 from fiddlex.parallel.sharding import on_devices
-from fiddlex.train.run.checkpoint_meta import META, Meta, arrays_of, items_of, make_meta, named, read_meta
+from fiddlex.train.run.checkpoint_meta import META, About, Meta, arrays_of, items_of, named, read_meta
+from fiddlex.train.run.checkpoint_writer import CheckpointWriter
 from fiddlex.train.run.checksums import checksums
-from fiddlex.train.run.file_digests import damaged_files, record_all, record_own
-from fiddlex.train.run.reading import barrier_of_writers, first_line, make_reader
+from fiddlex.train.run.file_digests import damaged_files
+from fiddlex.train.run.reading import first_line, make_reader
 from fiddlex.train.run.relayout import move_rows, saved_form
 from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.scaling import Scaling
@@ -54,9 +55,7 @@ class Checkpoints:
 
     def __init__(self, workdir: Path, *, keep_last: int = 2, keep_every: int = 0, name: str = "checkpoints"):
         self.directory = workdir.absolute() / name
-        self._kept = _Kept(keep_last, keep_every)
-        self._manager: ocp.CheckpointManager | None = None
-        self._saving = -1  # step of the checkpoint that is being written
+        self._writer = CheckpointWriter(self.directory, keep_last=keep_last, keep_every=keep_every)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -78,7 +77,7 @@ class Checkpoints:
     def save(
         self, state: SavedState, step: int, *, layers: Sequence[int], fingerprint: str, padded_vocab: int = 0
     ) -> None:
-        """Copies the state to the host, then writes it in the background.
+        """Takes a snapshot of the state, and writes it in the background.
 
         Args:
           state: the state to save; an empty `optimizer` or `older` is left out.
@@ -91,26 +90,7 @@ class Checkpoints:
         Raises:
           CheckpointError: when the directory cannot be written, or the previous background write failed.
         """
-        meta = make_meta(state, step, layers=layers, fingerprint=fingerprint, padded_vocab=padded_vocab)
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            manager = self._open()
-            manager.wait_until_finished()  # the writer's threads read the step
-            self._saving = step
-            saved = manager.save(
-                step,
-                args=ocp.args.Composite(
-                    **{name: ocp.args.StandardSave(item) for name, item in items_of(state).items() if item},
-                    meta=ocp.args.JsonSave(meta),
-                ),
-            )
-        except Exception as error:  # orbax raises errors of the previous background write here
-            raise self._cannot_write(error) from error
-        if not saved:  # orbax returns False, without a reason, if there are later checkpoints
-            raise CheckpointError(
-                f"{self.directory} has checkpoints of steps after {step}, which were not there when the run began: is "
-                "another process writing there? Move them away and run the same command again."
-            )
+        self._writer.save(state, About(step, layers, fingerprint, padded_vocab))
 
     def restore_newest(
         self,
@@ -160,7 +140,7 @@ class Checkpoints:
 
     def is_writing(self) -> bool:
         """Whether a checkpoint is still being written in the background."""
-        return self._manager is not None and self._manager.is_saving_in_progress()
+        return self._writer.is_writing()
 
     def wait(self) -> None:
         """Waits until everything is on disk.
@@ -168,11 +148,7 @@ class Checkpoints:
         Raises:
           CheckpointError: when the background write failed.
         """
-        if self._manager is not None:
-            try:
-                self._manager.wait_until_finished()
-            except Exception as error:  # tensorstore raises various errors for a full disk
-                raise self._cannot_write(error) from error
+        self._writer.wait()
 
     def close(self) -> None:
         """Waits until everything is on disk, and releases the writer's threads.
@@ -180,35 +156,7 @@ class Checkpoints:
         Raises:
           CheckpointError: when the background write failed.
         """
-        if self._manager is not None:
-            manager, self._manager = self._manager, None
-            try:
-                manager.close()
-            except Exception as error:
-                raise self._cannot_write(error) from error
-
-    def _cannot_write(self, error: Exception) -> CheckpointError:
-        return CheckpointError(
-            f"Cannot write a checkpoint under {self.directory}: {first_line(error)}. Earlier checkpoints are intact; "
-            "make room or permit writing there, and run the same command again."
-        )
-
-    def _open(self) -> ocp.CheckpointManager:
-        if self._manager is None:
-            options = ocp.CheckpointManagerOptions(
-                preservation_policy=self._kept,
-                create=False,
-                async_options=ocp.AsyncOptions(
-                    barrier_sync_fn=barrier_of_writers(self._record_own),
-                    post_finalization_callback=lambda: record_all(self.directory, self._saving),
-                ),
-            )
-            self._manager = ocp.CheckpointManager(self.directory, options=options)
-        return self._manager
-
-    def _record_own(self) -> None:
-        if rank := jax.process_index():
-            record_own(self.directory, self._saving, rank)
+        self._writer.close()
 
     def set_aside(self, steps: Iterable[int]) -> None:
         """Moves unusable checkpoints to `DAMAGED`, next to `checkpoints`, and logs each move."""
@@ -330,24 +278,6 @@ class Checkpoints:
                 + "\n  ".join(different[:4])
                 + "\nUse the description it was trained with to go on with this run, or choose a new --workdir."
             )
-
-
-class _Kept(NamedTuple):
-    """Which checkpoints orbax keeps when it has saved another one; see `Checkpoints`."""
-
-    last: int
-    every: int
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
-        """Whether to keep each of the checkpoints, which are in the order of their steps."""
-        steps = [each.step for each in checkpoints]
-        kept = set(steps[-self.last :])
-        if self.every:
-            spans = [step // self.every for step in steps]
-            kept |= {
-                step for step, span in zip(steps, spans, strict=True) if span and spans.index(span) == steps.index(step)
-            }
-        return [step in kept for step in steps]
 
 
 def _other_arrays(path: Path, different: list[str]) -> str:

@@ -7,14 +7,14 @@ made, or raises.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fiddlex.train.run.checksums import checksums, text_checksum
+from fiddlex.train.run.checksums import text_checksum
 from fiddlex.train.step.state import SavedState
 
 META = "meta"  # name of the item
@@ -42,12 +42,31 @@ def arrays_of(state: SavedState) -> dict[str, Any]:
     return named(items_of(state))
 
 
-def make_meta(state: SavedState, step: int, *, layers: Sequence[int], fingerprint: str, padded_vocab: int) -> Meta:
-    """What the checkpoint of a state says of itself; see `Checkpoints.save` for the arguments."""
-    arrays = arrays_of(state)
-    meta: Meta = {"step": step, "layers": list(layers), "fingerprint": fingerprint, "checksums": checksums(arrays)}
-    meta["shapes"] = {name: list(x.shape) for name, x in arrays.items()}
-    meta["padded_vocab"] = padded_vocab
+class About(NamedTuple):
+    """What a checkpoint says of its state that the state does not tell; see `Checkpoints.save`."""
+
+    step: int
+    layers: Sequence[int]
+    fingerprint: str
+    padded_vocab: int
+
+
+def make_meta(state: SavedState, about: About, checksums: Mapping[str, int]) -> Meta:
+    """What the checkpoint of a state says of itself.
+
+    Args:
+      state: the state.
+      about: what the state does not tell.
+      checksums: of the state's arrays, by their full names.
+    """
+    meta: Meta = {
+        "step": about.step,
+        "layers": list(about.layers),
+        "fingerprint": about.fingerprint,
+        "checksums": dict(checksums),
+        "shapes": {name: list(x.shape) for name, x in arrays_of(state).items()},
+        "padded_vocab": about.padded_vocab,
+    }
     if state.scaling:
         meta["scaling"] = [np.asarray(part).tolist() for part in jax.device_get(state.scaling)]
     if state.usual:

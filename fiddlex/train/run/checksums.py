@@ -5,7 +5,7 @@ the bits of the numbers and on their places, but not on the sharding or on zero 
 one number alone changes, the checksum changes, unless that number was zero and becomes the other zero. Where more
 change, it changes with probability 1 − 2⁻³².
 
-Invariant: `checksums` and `checksum_of_stored` agree about equal arrays, whatever computes them. So both work with
+Invariant: `checksum` and `checksum_of_stored` agree about equal arrays, whatever computes them. So both work with
 bits: some devices take denormal numbers for zero.
 """
 
@@ -28,11 +28,12 @@ def checksums(arrays: dict[str, jax.Array]) -> dict[str, int]:
 
     One array after another, since XLA's CPU backend holds the terms of the sum, which are as large as the array.
     """
-    return {name: int(jax.device_get(_checksum(x))) for name, x in arrays.items()}
+    return {name: int(jax.device_get(checksum(x))) for name, x in arrays.items()}
 
 
 @jax.jit
-def _checksum(x: jax.Array) -> jax.Array:
+def checksum(x: jax.Array) -> jax.Array:
+    """The checksum of an array, a scalar of type uint32; does not wait for it."""
     place = jnp.zeros(x.shape, jnp.uint32)
     for axis in range(x.ndim):
         place = (place + lax.broadcasted_iota(jnp.uint32, x.shape, axis)) * jnp.uint32(_FACTOR)

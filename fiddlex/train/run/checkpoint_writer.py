@@ -1,0 +1,165 @@
+"""Writes the checkpoints of one directory in the background.
+
+A save takes a snapshot of the state before it lets the training go on: a copy on the devices, where they have room for
+it, and else a copy on the host (`fiddlex.train.run.snapshot`). A thread, and then those of orbax, write the snapshot.
+
+Invariant: at most one checkpoint is being written, and whatever uses the writer next raises its error.
+"""
+
+import concurrent.futures
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+
+from fiddlex.errors import CheckpointError
+from fiddlex.train.run.checkpoint_meta import About, arrays_of, items_of, make_meta
+from fiddlex.train.run.checksums import checksum, checksums
+from fiddlex.train.run.file_digests import record_all, record_own
+from fiddlex.train.run.reading import barrier_of_writers, first_line
+from fiddlex.train.run.snapshot import copied, has_room
+from fiddlex.train.step.state import SavedState
+
+
+class CheckpointWriter:
+    """Writes checkpoints to a directory, which the first save creates.
+
+    Args:
+      directory: the directory of the checkpoints.
+      keep_last: how many of the newest checkpoints to keep.
+      keep_every: of every so many steps, the first checkpoint is kept too; 0: of none.
+    """
+
+    def __init__(self, directory: Path, *, keep_last: int, keep_every: int):
+        self._directory = directory
+        self._kept = _Kept(keep_last, keep_every)
+        self._manager: ocp.CheckpointManager | None = None
+        self._begun: concurrent.futures.Future[None] | None = None  # what a thread does before those of orbax
+        self._saving = -1  # step of the checkpoint that is being written
+        self._has_room: bool | None = None  # for a snapshot on the devices; None before the first save
+
+    def save(self, state: SavedState, about: About) -> None:
+        """Takes a snapshot of the state, and writes it in the background.
+
+        Args:
+          state: the state to save; an empty `optimizer` or `older` is left out.
+          about: what to say of it.
+
+        Raises:
+          CheckpointError: when the directory cannot be written, or the previous background write failed.
+        """
+        self.wait()
+        self._saving = about.step  # orbax's threads read it
+        if self._manager is None:
+            self._manager = self._open()
+        arrays = arrays_of(state)
+        if self._has_room is None:
+            self._has_room = has_room(arrays)
+        if not self._has_room:
+            self._write(state, about, checksums(arrays))
+            return
+        # The devices do this before the next step, and the host does not wait for it.
+        sums = {name: checksum(x) for name, x in arrays.items()}
+        snapshot = copied(state._replace(switch=()))._replace(switch=state.switch)
+        thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._begun = thread.submit(self._write, snapshot, about, sums)
+        thread.shutdown(wait=False)  # it ends when it has done this
+
+    def _write(self, state: SavedState, about: About, sums: dict[str, Any]) -> None:
+        """Copies the state to the host, and lets orbax's threads write it."""
+        assert self._manager is not None
+        items = {name: ocp.args.StandardSave(item) for name, item in items_of(state).items() if item}
+        with self._explained():
+            meta = make_meta(state, about, {name: int(value) for name, value in sums.items()})
+            saved = self._manager.save(about.step, args=ocp.args.Composite(**items, meta=ocp.args.JsonSave(meta)))
+        if not saved:  # orbax returns False, without a reason, if there are later checkpoints
+            raise CheckpointError(
+                f"{self._directory} has checkpoints of steps after {about.step}, which were not there when the run "
+                "began: is another process writing there? Move them away and run the same command again."
+            )
+
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is still being written."""
+        if self._begun is not None and not self._begun.done():
+            return True
+        return self._manager is not None and self._manager.is_saving_in_progress()
+
+    def wait(self) -> None:
+        """Waits until everything is on disk.
+
+        Raises:
+          CheckpointError: when the background write failed.
+        """
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.result()
+        if self._manager is not None:
+            with self._explained():
+                self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits until everything is on disk, and ends orbax's threads; a later save starts new ones.
+
+        Raises:
+          CheckpointError: when the background write failed.
+        """
+        try:
+            self.wait()
+            if self._manager is not None:
+                with self._explained():
+                    self._manager.close()
+        finally:
+            self._manager = None
+
+    def _open(self) -> ocp.CheckpointManager:
+        everyone = ocp.options.MultiprocessingOptions(active_processes=set(range(jax.process_count())))
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=self._kept,
+            create=False,
+            # Where the processes are named, they wait for each other by the coordinator. By default orbax runs a
+            # program on the devices for it, which a thread must not start beside the train step.
+            multiprocessing_options=everyone,
+            async_options=ocp.AsyncOptions(
+                barrier_sync_fn=barrier_of_writers(self._record_own),
+                post_finalization_callback=lambda: record_all(self._directory, self._saving),
+            ),
+        )
+        with self._explained():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            return ocp.CheckpointManager(self._directory, options=options)
+
+    def _record_own(self) -> None:
+        if rank := jax.process_index():
+            record_own(self._directory, self._saving, rank)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raises the errors of the body, which for a full disk are of various kinds, as CheckpointError."""
+        try:
+            yield
+        except Exception as error:
+            raise CheckpointError(
+                f"Cannot write a checkpoint under {self._directory}: {first_line(error)}. Earlier checkpoints are "
+                "intact; make room or permit writing there, and run the same command again."
+            ) from error
+
+
+class _Kept(NamedTuple):
+    """Which checkpoints orbax keeps when it has saved another one; see `CheckpointWriter`."""
+
+    last: int
+    every: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
+        """Whether to keep each of the checkpoints, which are in the order of their steps."""
+        steps = [each.step for each in checkpoints]
+        kept = set(steps[-self.last :])
+        if self.every:
+            spans = [step // self.every for step in steps]
+            kept |= {
+                step for step, span in zip(steps, spans, strict=True) if span and spans.index(span) == steps.index(step)
+            }
+        return [step in kept for step in steps]

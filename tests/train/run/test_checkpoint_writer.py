@@ -1,0 +1,116 @@
+"""Saves from a copy on the devices, which devices of the CPU do not make by themselves."""
+
+import pathlib
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fiddlex.cluster.mesh import make_mesh
+from fiddlex.config import MeshConfig
+from fiddlex.errors import CheckpointError
+from fiddlex.train.run import checkpoint_writer, snapshot
+from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.step.state import SavedState
+from tests.train.run.test_checkpoint import LAYERS, a_state, restored
+
+GB = 10**9
+
+
+@pytest.fixture(autouse=True)
+def on_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_writer, "has_room", lambda tree: True)
+
+
+def save(checkpoints: Checkpoints, state: SavedState, step: int = 5) -> None:
+    checkpoints.save(state, step, layers=LAYERS, fingerprint="data")
+
+
+def test_the_training_goes_on_before_anything_is_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    make_meta = checkpoint_writer.make_meta
+
+    def late(*arguments: Any) -> Any:
+        assert goes_on.wait(60)
+        return make_meta(*arguments)
+
+    monkeypatch.setattr(checkpoint_writer, "make_meta", late)
+    step = jax.jit(lambda weights: jax.tree.map(lambda x: x + 1, weights), donate_argnums=0)
+    state = a_state()
+    before = jax.tree.map(np.array, state.weights)
+    with Checkpoints(tmp_path) as checkpoints:
+        try:
+            save(checkpoints, state)
+            assert checkpoints.is_writing()
+            assert checkpoints.steps() == []
+            jax.block_until_ready(step(state.weights))
+            assert all(x.is_deleted() for x in jax.tree.leaves(state.weights))
+        finally:
+            goes_on.set()
+        checkpoints.wait()
+        assert not checkpoints.is_writing()
+    read = restored(tmp_path)
+    assert read is not None
+    jax.tree.map(np.testing.assert_array_equal, read.weights, before)
+
+
+def test_a_copy_has_memory_of_its_own_and_the_same_sharding() -> None:
+    mesh = make_mesh(MeshConfig(data=2))
+    sharding = jax.NamedSharding(mesh, jax.P(None, "data"))
+    x = jax.device_put(jnp.arange(8.0).reshape(2, 4), sharding)
+    (copy,) = snapshot.copied((x,))
+    assert copy.sharding.is_equivalent_to(sharding, 2)
+    parts = zip(copy.addressable_shards, x.addressable_shards, strict=True)
+    assert all(one.data.unsafe_buffer_pointer() != other.data.unsafe_buffer_pointer() for one, other in parts)
+    np.testing.assert_array_equal(copy, x)
+
+
+@pytest.mark.parametrize("finish", ["save", "wait", "close"])
+def test_an_error_of_the_thread_is_raised_by_the_next_use(
+    finish: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> Any:
+        raise OSError("No space left on device")
+
+    checkpoints = Checkpoints(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_writer, "make_meta", full)
+        save(checkpoints, a_state())
+        with pytest.raises(CheckpointError, match=r"Cannot write a checkpoint .*No space left on device.*make room"):
+            save(checkpoints, a_state(), 6) if finish == "save" else getattr(checkpoints, finish)()
+    save(checkpoints, a_state(), 7)  # there is room again
+    checkpoints.close()
+    assert checkpoints.steps() == [7]
+
+
+@pytest.mark.parametrize(
+    ("limit", "peak", "room"), [(100, 80, True), (100, 86, False), (20, 10, False), (None, None, False)]
+)
+def test_a_copy_on_the_devices_takes_room_on_each(
+    limit: int | None, peak: int | None, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second device has as much memory as the parameters say, of which 5% are left free; the first has plenty."""
+    first, second = devices = jax.devices()[:2]
+
+    def stats(device: jax.Device) -> dict[str, int] | None:
+        if limit is None or peak is None:
+            return None
+        return (
+            {"bytes_limit": 10**12, "peak_bytes_in_use": 0}
+            if device == first
+            else {
+                "bytes_limit": limit * GB,
+                "peak_bytes_in_use": peak * GB,
+            }
+        )
+
+    monkeypatch.setattr(snapshot, "memory_stats", stats)
+    mesh = jax.make_mesh((2,), ("data",), devices=devices, axis_types=(jax.sharding.AxisType.Auto,))
+    whole = jax.ShapeDtypeStruct((2, 5, GB // 2), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P("data")))
+    assert second in whole.sharding.addressable_devices
+    assert snapshot.has_room({"x": whole}) == room  # 10 GB of each device
