@@ -11,9 +11,10 @@ device. Systems take turns, each with fresh checkpoints:
 - orbax: `ocp.CheckpointManager` with its defaults at the same interval: asynchronous, without checksums and digests.
 
 "Stall" is the time for which a save holds the loop, the median of all but the first. "Overhead" is the share by which
-the turn took longer than its steps would take without saves, whose median is measured beside. The first save of `auto`,
-which it makes to learn the cost, is left out of both. "Restore" is the time that an empty trainer takes for the newest
-checkpoint.
+saves lengthen the steps between them: the stalls, and the time by which steps beside the background writer take longer
+than the median of the other steps in the same turn. The first save of a turn, which compiles and from which `auto`
+learns the cost, is left out; with slow writes, so are all saves before. "Restore" is the time that an empty trainer
+takes for the newest checkpoint.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from absl import flags
 from fiddlex.config import Config
 from fiddlex.config.command_line import define_changes, run
 from fiddlex.errors import DeviceError
-from fiddlex.train.run import checkpoint
+from fiddlex.train.run import checkpoint_writer
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.save_interval import FIRST_STEPS, SaveInterval
 from fiddlex.train.trainer import Trainer
@@ -61,7 +62,7 @@ class Row(NamedTuple):
       saves: number of saves.
       stall_s: median seconds for which a save held the loop.
       overhead: share of the time of steps that saves added.
-      restore_s: seconds to restore the newest checkpoint; None where fiddlex cannot read it.
+      restore_s: seconds to restore the newest checkpoint.
     """
 
     system: str
@@ -69,41 +70,45 @@ class Row(NamedTuple):
     saves: int
     stall_s: float
     overhead: float
-    restore_s: float | None
+    restore_s: float
 
 
 class Turn:
     """Takes steps and saves for some seconds.
 
     Args:
-      trainer: with a compiled step.
-      usual_s: seconds of a step without saves.
+      trainer: a trainer whose step is compiled.
+      writes: whether a checkpoint is being written in the background.
     """
 
-    def __init__(self, trainer: Trainer, usual_s: float):
-        self.trainer, self.usual_s = trainer, usual_s
-        self.stalls: list[float] = []
-        self.lost: list[tuple[int, float]] = []  # step, and the seconds by which the time since the last save was long
-        self._begun_s, self._begun_step = time.monotonic(), trainer.step
+    def __init__(self, trainer: Trainer, writes: Callable[[], bool]):
+        self.trainer, self._writes = trainer, writes
+        self._saves: list[_Save] = []
+        self._alone_s: list[float] = []  # of steps without the writer beside them
 
     def go(
-        self, seconds: float, is_due: Callable[[int], bool], save: Callable[[], None], done: Callable[[], None]
+        self,
+        seconds: float,
+        is_due: Callable[[int], bool],
+        save: Callable[[], None],
+        done: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes steps until the time is over."""
+        """Takes steps until the time is over, and then until no checkpoint is being written any more."""
         end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s:
+        while time.monotonic() < end_s or self._writes():
+            times, start_s = self._saves[-1].beside_s if self._writes() else self._alone_s, time.monotonic()
             self.trainer.record(self.trainer.dispatch())
+            times.append(time.monotonic() - start_s)
             done()
-            if is_due(self.trainer.step):
-                self._account()
+            if time.monotonic() < end_s and is_due(self.trainer.step):
                 start_s = time.monotonic()
                 save()
-                self.stalls.append(time.monotonic() - start_s)
+                self._saves.append(_Save(self.trainer.step, time.monotonic() - start_s, []))
 
-    def _account(self) -> None:
-        now, step = time.monotonic(), self.trainer.step
-        self.lost.append((step - self._begun_step, now - self._begun_s - (step - self._begun_step) * self.usual_s))
-        self._begun_s, self._begun_step = now, step
+    @property
+    def num_saves(self) -> int:
+        """The number of saves so far."""
+        return len(self._saves)
 
     def stall_s(self) -> float:
         """The median seconds for which a save held the loop, without the first, which compiles.
@@ -111,38 +116,42 @@ class Turn:
         Raises:
           DeviceError: when there was only that one.
         """
-        if len(self.stalls) < 2:
+        if len(self._saves) < 2:
             raise DeviceError("A turn was too short for two saves. Give more --seconds.")
-        return statistics.median(self.stalls[1:])
+        return statistics.median(save.stall_s for save in self._saves[1:])
 
-    def overhead(self, *, first: int = 1) -> float:
-        """The share that saves added to the steps between the save number `first` and the last."""
-        steps = sum(number for number, _ in self.lost[first:])
-        return sum(seconds for _, seconds in self.lost[first:]) / max(steps * self.usual_s, 1e-9)
+    def overhead(self, first: int) -> float:
+        """The share by which the saves from number `first` on lengthened the steps that each of them came after.
+
+        Raises:
+          DeviceError: when there was no such save.
+        """
+        if len(self._saves) <= first:
+            raise DeviceError(f"A turn was too short for {first + 1} saves. Give more --seconds.")
+        step_s = statistics.median(self._alone_s)
+        slower_s = sum(took_s - step_s for save in self._saves[first:] for took_s in save.beside_s)
+        steps = self._saves[-1].step - self._saves[first - 1].step
+        return (sum(save.stall_s for save in self._saves[first:]) + slower_s) / (steps * step_s)
 
 
-def usual(trainer: Trainer, *, number: int = 15) -> float:
-    """The median seconds of a step."""
-    times = []
-    for _ in range(number):
-        start_s = time.monotonic()
-        trainer.record(trainer.dispatch())
-        times.append(time.monotonic() - start_s)
-    return statistics.median(times)
+class _Save(NamedTuple):
+    step: int
+    stall_s: float
+    beside_s: list[float]  # of the steps while the checkpoint was being written
 
 
 def auto(trainer: Trainer, folder: pathlib.Path, *, slow: bool) -> tuple[Row, int]:
     """The row of `auto`, and the interval that it had chosen last."""
     config = trainer.config.train
     slowness = 0.0
-    record_all = checkpoint.record_all
+    record_all = checkpoint_writer.record_all
 
     def slowly(*arguments: object) -> None:
         record_all(*arguments)  # type: ignore[arg-type]
         time.sleep(slowness * (time.monotonic() - begun_s))
 
     begun_s, decisions = 0.0, []
-    checkpoint.record_all = slowly  # type: ignore[assignment]
+    checkpoint_writer.record_all = slowly  # type: ignore[assignment]
     try:
         with Checkpoints(folder) as checkpoints:
             saves = SaveInterval(config, trainer.step, writes=checkpoints.is_writing)
@@ -157,25 +166,18 @@ def auto(trainer: Trainer, folder: pathlib.Path, *, slow: bool) -> tuple[Row, in
                 if decision := saves.step_done():
                     decisions.append(decision)
 
-            turn = Turn(trainer, usual(trainer))
+            turn = Turn(trainer, checkpoints.is_writing)
             turn.go(_SECONDS.value, saves.is_due, save, done)
-            before = len(turn.lost)
+            first = 1
             if slow:
-                slowness = 3.0
+                slowness, first = 3.0, turn.num_saves
                 turn.go(_SECONDS.value, saves.is_due, save, done)
     finally:
-        checkpoint.record_all = record_all
+        checkpoint_writer.record_all = record_all
     name = "auto, writes four times as slow" if slow else "auto"
-    first = before if slow else 2
-    row = Row(
-        name,
-        decisions[-1].steps,
-        len(turn.stalls),
-        turn.stall_s(),
-        turn.overhead(first=first),
-        None,
-    )
-    return row._replace(restore_s=restored(trainer.config, folder)), decisions[-1].steps
+    interval = decisions[-1].steps
+    restore_s = restored(trainer.config, folder)
+    return Row(name, interval, turn.num_saves, turn.stall_s(), turn.overhead(first), restore_s), interval
 
 
 def synchronous(trainer: Trainer, folder: pathlib.Path, interval: int) -> Row:
@@ -186,11 +188,10 @@ def synchronous(trainer: Trainer, folder: pathlib.Path, interval: int) -> Row:
             trainer.save(checkpoints)
             checkpoints.wait()
 
-        turn = Turn(trainer, usual(trainer))
-        turn.go(_SECONDS.value, _every(trainer, interval), save, lambda: None)
-    return Row(
-        "synchronous", interval, len(turn.stalls), turn.stall_s(), turn.overhead(), restored(trainer.config, folder)
-    )
+        turn = Turn(trainer, checkpoints.is_writing)
+        turn.go(_SECONDS.value, _every(trainer, interval), save)
+    restore_s = restored(trainer.config, folder)
+    return Row("synchronous", interval, turn.num_saves, turn.stall_s(), turn.overhead(1), restore_s)
 
 
 def orbax(trainer: Trainer, folder: pathlib.Path, interval: int) -> Row:
@@ -202,13 +203,13 @@ def orbax(trainer: Trainer, folder: pathlib.Path, interval: int) -> Row:
             items = {"weights": state.weights, "optimizer": state.optimizer}
             manager.save(trainer.step, args=ocp.args.StandardSave(items))
 
-        turn = Turn(trainer, usual(trainer))
-        turn.go(_SECONDS.value, _every(trainer, interval), save, lambda: None)
+        turn = Turn(trainer, manager.is_saving_in_progress)
+        turn.go(_SECONDS.value, _every(trainer, interval), save)
         manager.wait_until_finished()
         start_s = time.monotonic()
         manager.restore(manager.latest_step(), args=ocp.args.StandardRestore())
         restore_s = time.monotonic() - start_s
-    return Row("orbax's defaults", interval, len(turn.stalls), turn.stall_s(), turn.overhead(), restore_s)
+    return Row("orbax's defaults", interval, turn.num_saves, turn.stall_s(), turn.overhead(1), restore_s)
 
 
 def _every(trainer: Trainer, interval: int) -> Callable[[int], bool]:
@@ -243,9 +244,9 @@ def main(argv: list[str]) -> None:
     with contextlib.ExitStack() as stack:
         folder = _FOLDER.value or stack.enter_context(tempfile.TemporaryDirectory())
         for row in rows(pathlib.Path(folder)):
-            restore = "" if row.restore_s is None else f"{row.restore_s:.1f}"
             print(
-                f"| {row.system} | {row.interval} | {row.saves} | {row.stall_s:.2f} | {row.overhead:.1%} | {restore} |",
+                f"| {row.system} | {row.interval} | {row.saves} | {row.stall_s:.2f} | {row.overhead:.1%} | "
+                f"{row.restore_s:.1f} |",
                 flush=True,
             )
 
