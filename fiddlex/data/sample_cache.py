@@ -1,4 +1,4 @@
-"""A bounded cache of fetched samples that keeps what it has: CoorDL's MinIO cache (VLDB 2021, section 4.1).
+"""A bounded cache of fetched samples that keeps what it has: CoorDL's MinIO cache (Mohan et al., VLDB 2021).
 
 An epoch reads every sample once, in an order that is drawn anew. An LRU cache smaller than the data therefore throws
 samples away shortly before they are read again. This cache never throws anything away: once it is full, what it holds

@@ -6,7 +6,7 @@ A sample is what a source has stored: the tokens of a window or of pieces of doc
 does not depend on the epoch, so that it can be kept (`fiddlex.data.sample_cache`). Masks, special tokens and padding
 belong to the preparation. Every fetch goes through the source's *store*, which reads the sample, or has it already, or
 is slow on purpose (`SlowStore`). The terms are those of Mohan et al., "Analyzing and Mitigating Data Stalls in DNN
-Training" (VLDB 2021, arXiv:2007.06775), section 2.
+Training" (VLDB 2021, arXiv:2007.06775).
 """
 
 import abc

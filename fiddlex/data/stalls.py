@@ -1,4 +1,4 @@
-"""Which of fetching, preparation and devices bounds a run, and what would mend it: DS-Analyzer (VLDB 2021, section 3).
+"""Which of fetching, preparation and devices bounds a run, and what would mend it: DS-Analyzer (VLDB 2021).
 
 `measure_loader` measures by difference: batches as the run makes them, batches of samples that are in memory, and
 fetches whose samples are dropped; the latter two with one thread and with many. `Analysis` adds the time that the
