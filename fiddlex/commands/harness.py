@@ -17,6 +17,7 @@ from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
+from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import ConfigError
 
 define_overrides()
@@ -60,7 +61,4 @@ def main(argv: list[str]) -> None:
     print(lm_eval.utils.make_table(results))
     print(json.dumps({"step": model.step, "results": results["results"]}, default=str), flush=True)
     if output:
-        temporary = output.with_name(f"{output.name}.tmp")
-        text = json.dumps({"step": model.step, **results}, default=str, ensure_ascii=False, indent=1)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, output)
+        write_whole(output, json.dumps({"step": model.step, **results}, default=str, ensure_ascii=False, indent=1))

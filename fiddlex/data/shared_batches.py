@@ -34,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fiddlex.config.whole_files import replacing
 from fiddlex.data.counts import PREPARED, TAKEN, DataCounts
 from fiddlex.data.file_locks import try_lock
 from fiddlex.data.loader import Batch, prefetched
@@ -222,13 +223,10 @@ class SharedBatches:
         """Writes a batch for the runs that need it; where that fails, they prepare it themselves."""
         if not self._is_needed(step, by_others=for_others):
             return
-        partial = self._folder / f"{step}-{secrets.token_hex(4)}.tmp"
         try:
-            with partial.open("xb") as opened:
+            with replacing(self._file(step), shared=True) as opened:
                 np.savez(opened, allow_pickle=False, **batch)
-            os.replace(partial, self._file(step))
         except OSError as error:
-            partial.unlink(missing_ok=True)
             self._warn(error)
 
     def _sweep(self) -> None:

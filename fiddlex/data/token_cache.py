@@ -17,7 +17,6 @@ import itertools
 import json
 import logging
 import os
-import secrets
 import struct
 import time
 import zlib
@@ -30,6 +29,7 @@ import numpy as np
 from fiddlex.cluster import processes
 from fiddlex.cluster.shared_files import not_seen_by
 from fiddlex.config.small_files import json_object
+from fiddlex.config.whole_files import remove_leftovers, replacing
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.errors import DataError
 
@@ -43,7 +43,6 @@ _END = struct.Struct("<QI8s")
 _ALIGNMENT = 8  # bytes
 _CHUNK_TOKENS = 2**22
 _POLL_S, _POST_S = 0.1, 1.0
-_LEFTOVER_S = 3600.0  # age of an incomplete file that nobody writes to any more
 
 _numbers = itertools.count()  # of the calls; all processes make the same calls in the same order
 
@@ -156,19 +155,10 @@ def _told(name: str, source: str) -> str:
 
 def _write(file: Path, digest: str, streams: Sequence[TokenStream]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in file.parent.glob(f"{file.name}-*.tmp"):  # of a process that was killed while it wrote
-        if time.time() - leftover.stat().st_mtime > _LEFTOVER_S:
-            leftover.unlink(missing_ok=True)
-    partial = file.with_name(f"{file.name}-{secrets.token_hex(4)}.tmp")
-    try:
-        with partial.open("xb") as opened:
-            text = json.dumps({"digest": digest, "streams": [_written(opened, stream) for stream in streams]}).encode()
-            opened.write(text + _END.pack(len(text), zlib.crc32(text), MAGIC))
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
+    remove_leftovers(file)
+    with replacing(file, shared=True, synced=True) as opened:
+        text = json.dumps({"digest": digest, "streams": [_written(opened, stream) for stream in streams]}).encode()
+        opened.write(text + _END.pack(len(text), zlib.crc32(text), MAGIC))
 
 
 def _written(opened: BinaryIO, stream: TokenStream) -> dict[str, Any]:

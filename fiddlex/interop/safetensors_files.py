@@ -8,7 +8,6 @@ is mapped into memory, and written as they are made: no folder is ever in memory
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from fiddlex.config.small_files import is_own_name, json_object, read_object
+from fiddlex.config.whole_files import replacing
 from fiddlex.errors import CheckpointError
 from fiddlex.interop.messages import shortened, shown
 
@@ -211,11 +211,9 @@ def _write_file(file: Path, tensors: Iterable[Tensor]) -> None:
         offset += each.size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that every tensor begins at a multiple of its element's size
-    temporary = file.with_name(f"{file.name}.tmp")
-    with temporary.open("wb") as stream:
+    with replacing(file) as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for each in tensors:
             array = np.asarray(each.make(), each.dtype, order="C")
             assert array.shape == each.shape, (each.name, array.shape, each.shape)
             stream.write(array.reshape(-1).view(np.uint8).data)
-    os.replace(temporary, file)

@@ -10,7 +10,6 @@ devices of the measurement, the prediction for a measured shape equals its measu
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, Pipeline
 from fiddlex.config.records import from_mapping
 from fiddlex.config.sections import OPTIMIZERS, RECOMPUTE_MODES
 from fiddlex.config.small_files import read_object
+from fiddlex.config.whole_files import write_whole
 from fiddlex.costs.weight_memory import num_moments
 from fiddlex.costs.work import Work, edge_work, layer_work
 from fiddlex.errors import ConfigError
@@ -179,10 +179,8 @@ def load_profile(path: str | Path) -> Profile:
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:
-    """Writes a profile for `load_profile` atomically: the file is complete or stays as it was."""
-    temporary = Path(f"{path}.tmp")
-    temporary.write_text(json.dumps(dataclasses.asdict(profile), indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    """Writes a profile for `load_profile` as a whole."""
+    write_whole(path, json.dumps(dataclasses.asdict(profile), indent=1) + "\n")
 
 
 class ProfiledCostModel:

@@ -65,7 +65,7 @@ def test_a_workdir_has_no_file_that_leads_elsewhere(tmp_path: pathlib.Path) -> N
     (tmp_path / "disk").mkdir()
     run = tmp_path / "run"
     schedule = make_schedule("1f1b", pipe=1, num_microbatches=1)
-    for name in (".lock", "config.json.tmp", "metrics.tmp", "goodput.jsonl"):
+    for name in (".lock", "config.json.tmp", "metrics.jsonl.tmp", "goodput.jsonl"):
         run.mkdir()
         (run / "checkpoints").symlink_to(tmp_path / "disk")
         (run / name).symlink_to(outside)

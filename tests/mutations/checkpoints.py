@@ -113,4 +113,18 @@ MUTATIONS = (
         new="0 if layer == PADDING else layer for layer in layers",
         tests=(CHECKPOINT,),
     ),
+    Mutation(
+        "part-of-a-file-kept-after-an-error",
+        "fiddlex/config/whole_files.py",
+        old="            part.unlink()\n        raise",
+        new="            pass\n        raise",
+        tests=("tests/config/test_whole_files.py::test_an_error_leaves_the_old_content_and_nothing_else",),
+    ),
+    Mutation(
+        "file-replaced-before-its-content-is-on-disk",
+        "fiddlex/config/whole_files.py",
+        old="            if synced:",
+        new="            if not synced:",
+        tests=("tests/config/test_whole_files.py::test_an_error_leaves_the_old_content_and_nothing_else",),
+    ),
 )

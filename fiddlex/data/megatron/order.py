@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.cluster import processes
+from fiddlex.config.whole_files import remove_leftovers, replacing
 from fiddlex.data.megatron.index_file import IndexedTokens
 
 logger = logging.getLogger(__name__)
@@ -118,11 +118,6 @@ def _write(file: Path, made: DocumentOrder) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     numbers = np.concatenate([made.places, made.order, [0]])
     numbers[-1] = _checksum(numbers)
-    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".tmp", delete=False) as temporary:
-        try:
-            np.save(temporary, numbers, allow_pickle=False)
-            temporary.close()
-            os.replace(temporary.name, file)
-        except BaseException:
-            os.unlink(temporary.name)
-            raise
+    remove_leftovers(file)
+    with replacing(file, shared=True) as opened:
+        np.save(opened, numbers, allow_pickle=False)

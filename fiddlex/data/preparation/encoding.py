@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fiddlex.config.small_files import read_object
+from fiddlex.config.whole_files import replacing
 from fiddlex.data.megatron.builder import IndexedBuilder, smallest_dtype
 from fiddlex.data.preparation.inputs import Piece, read_piece
 from fiddlex.data.tokenizers import Tokenizer, make_tokenizer
@@ -111,9 +112,9 @@ def encode_part(piece: Piece, folder: Path, number: int, encoding: Encoding) -> 
                 _write(builder, texts, tokenizer, encoding, counts)
                 texts, waiting = [], 0
         _write(builder, texts, tokenizer, encoding, counts)
-    partial = path.with_name(f"{path.name}.json.{os.getpid()}.tmp")
-    partial.write_text(json.dumps(dataclasses.asdict(counts)), encoding="utf-8")
-    os.replace(partial, path.with_name(path.name + ".json"))
+    # A worker may live on for a moment after its parent was killed, while the same command encodes the piece again.
+    with replacing(path.with_name(path.name + ".json"), shared=True) as opened:
+        opened.write(json.dumps(dataclasses.asdict(counts)).encode())
     return counts
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fiddlex.config.small_files import read_object
+from fiddlex.config.whole_files import write_whole
 from fiddlex.data.megatron.builder import IndexedBuilder, smallest_dtype
 from fiddlex.data.megatron.index_file import open_indexed
 from fiddlex.data.preparation.encoding import Counts, Encoding, encode_part, part_path, read_counts, start_worker
@@ -341,6 +342,4 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _write_json(file: Path, value: dict[str, Any]) -> None:
-    partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    write_whole(file, json.dumps(value, indent=2) + "\n")

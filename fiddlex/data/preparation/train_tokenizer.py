@@ -1,12 +1,12 @@
 """Trains a byte-level BPE, as GPT-2's (Radford et al. 2019, section 2.2), on the input of a preparation."""
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from fiddlex.config.whole_files import write_whole
 from fiddlex.data.preparation.inputs import Piece, read_piece
 from fiddlex.data.tokenizers import END_OF_TEXT
 from fiddlex.errors import ConfigError, DataError
@@ -44,9 +44,7 @@ def train_tokenizer(pieces: Sequence[Piece], file: Path, *, num_tokens: int, jso
     tokenizer.train_from_iterator(_texts(pieces, json_key, seen), trainer)
     if not seen[0]:
         raise DataError("--train_tokenizer: the input has no text to train on.")
-    partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    tokenizer.save(str(partial))
-    os.replace(partial, file)
+    write_whole(file, tokenizer.to_str(pretty=True))
     return tokenizer.get_vocab_size()
 
 

@@ -9,13 +9,13 @@ skips the same steps again, since the train step decides that from its state and
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fiddlex.cluster import processes
 from fiddlex.config import TrainConfig
 from fiddlex.config.small_files import read_small
+from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import CheckpointError, FaultError
 from fiddlex.train.run.workdir import writing
 
@@ -98,10 +98,8 @@ class Faults:
     def _write(self) -> None:
         if not processes.is_first():
             return
-        temporary = self._path.with_suffix(".tmp")
         with writing(self._path):
-            temporary.write_text(json.dumps([fault._asdict() for fault in self._faults], indent=1) + "\n", "utf-8")
-            os.replace(temporary, self._path)
+            write_whole(self._path, json.dumps([fault._asdict() for fault in self._faults], indent=1) + "\n")
 
 
 def _parsed(text: str) -> list[Fault]:

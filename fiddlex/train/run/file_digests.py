@@ -19,6 +19,8 @@ import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from fiddlex.config.whole_files import write_whole
+
 LIST = "SHA256SUMS"
 _PART = ".sha256sums_"  # + rank: the digests of the files that another process wrote, until the first has read them
 _UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a folder, while orbax writes a checkpoint or an item of it
@@ -135,13 +137,7 @@ def _digest(path: Path) -> str:
 
 def _write(path: Path, digests: dict[str, str]) -> None:
     text = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
-    whole = f"# {hashlib.sha256(text.encode()).hexdigest()}  the lines below\n{text}"
-    beside = path.with_name(f"{path.name}.part")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(whole)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    write_whole(path, f"# {hashlib.sha256(text.encode()).hexdigest()}  the lines below\n{text}")
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 
 from fiddlex.cluster import processes
 from fiddlex.config.small_files import json_object
+from fiddlex.config.whole_files import write_whole
 from fiddlex.train.record import Record
 from fiddlex.train.run.metrics import readable_time
 from fiddlex.train.run.workdir import writing
@@ -101,9 +101,7 @@ class Goodput:
                 self._intervals = _read(self._path)
             if resumed_step == 0 and self._intervals and self._intervals[-1].ended:
                 self._intervals = []
-            temporary = self._path.with_suffix(".tmp")  # without a line that a kill has cut short
-            temporary.write_text("".join(map(_line, self._intervals)), encoding="utf-8")
-            os.replace(temporary, self._path)
+            write_whole(self._path, "".join(map(_line, self._intervals)))  # without a line that a kill has cut short
             self._file = self._path.open("a", encoding="utf-8")
 
     def resume(self, step: int) -> None:

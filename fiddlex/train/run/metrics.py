@@ -12,7 +12,6 @@ nothing can be dropped, so those steps are not written a second time.
 import contextlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fiddlex.cluster import processes
+from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import CheckpointError
 from fiddlex.train.record import Record, parse_record
 from fiddlex.train.run.tensorboard import EventFile
@@ -114,9 +114,7 @@ class MetricsWriter:
             aside = self.path.with_name(f"metrics-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
             logger.warning("The workdir has records of an earlier run and no checkpoint of it: moved to %s.", aside)
             self.path.rename(aside)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_bytes(b"".join(kept))
-        os.replace(temporary, self.path)
+        write_whole(self.path, b"".join(kept))
 
     def __enter__(self) -> "MetricsWriter":
         return self

@@ -13,7 +13,6 @@ import importlib
 import json
 import logging
 import math
-import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 
 from fiddlex.config import Config
 from fiddlex.config.small_files import read_object
+from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import ConfigError
 from fiddlex.train.run.workdir import writing
 
@@ -65,9 +65,7 @@ class WandbRun:
         self._id = known or secrets.token_hex(4)
         self.written_step = math.inf if known else -1
         with writing(path):
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps({"project": config.train.wandb_project, "id": self._id}), encoding="utf-8")
-            os.replace(temporary, path)
+            write_whole(path, json.dumps({"project": config.train.wandb_project, "id": self._id}))
         self._run: Any = self._start()
 
     def write(self, scalars: Mapping[str, float], *, step: int) -> None:

@@ -1,0 +1,68 @@
+"""Files that are replaced as a whole: after a kill at any moment, a path has its old content or its new, never a part.
+
+New content goes into another file beside the path, which takes the path's place once it is complete. So a process that
+is killed before that leaves a file whose name ends in `.tmp`, and which nothing reads.
+"""
+
+import contextlib
+import glob
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_LEFTOVER_S = 3600.0  # age of an incomplete file that nobody writes to any more
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path, *, shared: bool = False, synced: bool = False) -> Iterator[BinaryIO]:
+    """Yields a file to write, which takes the place of `path` when the body ends without an error.
+
+    Until then it is NAME.tmp beside `path`. An error removes it; what a kill left, the next call replaces.
+
+    Args:
+      path: the file, in a folder that exists.
+      shared: whether other processes may write the same file at the same time. Each then writes to a name of its own,
+        NAME-*.tmp; `remove_leftovers` removes what kills left.
+      synced: whether to wait until the content is on disk before it takes the place of `path`, so that a failure of the
+        machine leaves no part either.
+
+    Raises:
+      OSError: when it cannot be written; `path` is as it was.
+    """
+    path = Path(path)
+    part = path.with_name(f"{path.name}-{secrets.token_hex(4)}.tmp" if shared else f"{path.name}.tmp")
+    if not shared:
+        part.unlink(missing_ok=True)
+    file = part.open("xb")  # never through a link that somebody has put there
+    try:
+        with file:
+            yield file
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # such as of a disk that has become read-only; the first error says why
+            part.unlink()
+        raise
+
+
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Replaces a small file, which one process at a time writes, and waits until it is on disk.
+
+    Raises:
+      OSError: when it cannot be written; `path` is as it was.
+    """
+    with replacing(path, synced=True) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what processes that were killed an hour ago or earlier left of a file that several processes write."""
+    for part in path.parent.glob(f"{glob.escape(path.name)}-*.tmp"):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            if time.time() - part.stat().st_mtime > _LEFTOVER_S:
+                part.unlink()
