@@ -19,7 +19,7 @@ from argcomplete.completers import FilesCompleter
 
 from fiddlex.cluster.topology import catalogue
 from fiddlex.commands import summaries
-from fiddlex.config import Config, sections
+from fiddlex.config import Config, data_section, sections
 from fiddlex.config.families import FAMILIES, OBJECTIVES
 from fiddlex.config.files import config_names, describe
 from fiddlex.config.help import takes_file
@@ -140,7 +140,7 @@ def _escaped(text: str) -> str:
     return " ".join(text.split()).replace("%", "%%")  # argparse formats help
 
 
-_SOURCES = _one_of(["stdlib"], files=[f"{kind}:" for kind in sections.SOURCE_KINDS])
+_SOURCES = _one_of(["stdlib"], files=[f"{kind}:" for kind in data_section.SOURCE_KINDS])
 _SEMANTICS = _one_of([name.removesuffix("K") for name in NAMES])  # delay:K
 _FLAGS: dict[str, _Completer] = {
     "name": _one_of(GENERATORS, files=["file:"]),

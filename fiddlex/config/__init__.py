@@ -1,13 +1,8 @@
 """The configuration of a run, and the command line that reads it."""
 
 from fiddlex.config.config import Config
-from fiddlex.config.sections import (
-    DataConfig,
-    MeshConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PipelineConfig,
-    TrainConfig,
-)
+from fiddlex.config.data_section import DataConfig
+from fiddlex.config.sections import MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
+from fiddlex.config.train_section import TrainConfig
 
 __all__ = ["Config", "DataConfig", "MeshConfig", "ModelConfig", "OptimizerConfig", "PipelineConfig", "TrainConfig"]

@@ -11,17 +11,12 @@ import json
 from typing import Any
 
 from fiddlex.config import rules
+from fiddlex.config.data_section import DataConfig
 from fiddlex.config.every import Every
 from fiddlex.config.records import Checked, from_mapping
-from fiddlex.config.sections import (
-    DataConfig,
-    MeshConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PipelineConfig,
-    TrainConfig,
-)
+from fiddlex.config.sections import MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
 from fiddlex.config.small_files import json_object
+from fiddlex.config.train_section import TrainConfig
 from fiddlex.errors import ConfigError
 
 LABELLED = ("classification", "multiple_choice")  # objectives whose data are texts with labels

@@ -26,7 +26,7 @@ def help_text(module: str) -> str:
         lines += ["\nFlags:", *(_line(f"--{flag.name}", _describe(flag), width) for flag in own_flags)]
     if "config" in flags.FLAGS:
         title = "Fields of the config with their defaults; --config.section.field=value sets one"
-        lines.append(f"\n{title} (see fiddlex/config/sections.py):")
+        lines += [f"\n{title}", "(see sections.py, data_section.py and train_section.py in fiddlex/config):"]
         for name, fields in dataclasses.asdict(flags.FLAGS["config"].default or Config()).items():
             lines.append(_line(name, ", ".join(f"{field}={value!r}" for field, value in fields.items())))
     return "\n".join(lines)

@@ -1,17 +1,15 @@
-"""The sections of a config: the model, the mesh, the pipeline, the optimizer, the data, and the run itself.
+"""The sections of a config that describe a step: the model, the mesh, the pipeline and the optimizer.
 
-Each section checks its values in `validate`; `Config.validate` checks rules that involve two sections. Every message
-gives the values, the rule and the remedy.
+`fiddlex.config.data_section` has the section of the data, and `fiddlex.config.train_section` that of the run. Each
+section checks its values in `validate`; `Config.validate` checks rules that involve two sections. Every message gives
+the values, the rule and the remedy.
 """
 
 import dataclasses
 import math
 
 from fiddlex.config import rules
-from fiddlex.config.every import Every, EveryField
 from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
-from fiddlex.config.megatron_source import parse_source, parse_split
-from fiddlex.config.profiled import parse_ranks, parse_steps
 from fiddlex.config.records import Checked
 from fiddlex.errors import ConfigError
 
@@ -29,14 +27,7 @@ LEAST_FLOAT32, MOST_FLOAT32 = 1.2e-38, 3.4e38  # the range of positive values th
 MOST_INIT_STD = 100.0  # far above any in use; with much larger values the first loss overflows float32
 MOST_LAYERS = 2**16  # each takes memory on the host before any weight is read or made
 MOST_WEIGHTS = 2**58  # in one array; XLA holds its size in bytes in a 64-bit integer and aborts on overflow
-MOST_CACHE_GIB = 2.0**20
-MOST_THREADS = 256
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
-ON_FAULT = ("stop", "skip", "rollback")
-LEAST_SPIKE, MOST_SPIKE = 1.1, 1e6  # bounds of a spike
-LEAST_OVERHEAD, MOST_OVERHEAD = 1e-4, 1.0  # of checkpoints, as a share of the time of steps
-LEAST_FAILURE_H, MOST_FAILURE_H = 1e-3, 1e6  # between two failures of a run
-SOURCE_KINDS = ("text", "hf", "array_record", "tokens", "megatron", "tsv", "jsonl")  # each with a path
 
 
 @dataclasses.dataclass
@@ -298,132 +289,3 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
                 f"optimizer.decay_steps={self.decay_steps} is shorter than optimizer.warmup_steps="
                 f"{self.warmup_steps}: decay_steps counts the warm-up too; raise it or set it to 0 (train.num_steps)."
             )
-
-
-@dataclasses.dataclass
-class DataConfig(Checked, prefix="config.data."):
-    """Where examples come from and how many make a batch."""
-
-    source: str = "stdlib"  # stdlib, or text:, hf:, array_record:, tokens:, megatron: and a path; labels: tsv:, jsonl:
-    eval_source: str = ""  # like source; empty: a held-out share of source; for lm also jsonl:PATH of continuations
-    eval_fraction: float = 0.05  # the held-out share of source; unused with eval_source and megatron:PREFIX
-    split: str = "969,30,1"  # of megatron:PREFIX: shares to train on, to hold out and to leave out; as eval_fraction
-    text_column: str = "text"  # column of hf:PATH that holds the text; of array_record:PATH the key in JSON records
-    tokenizer: str = "bytes"  # bytes | path of a JSON file of the `tokenizers` library
-    token_dtype: str = "uint16"  # type in files of tokens:PATH; uint16 | uint32
-    cache: str = ""  # folder that keeps the tokens of text, shared by all hosts; empty: several processes, the workdir
-    sample_cache_gib: float = 0.0  # GiB of fetched samples to keep, which are never evicted; 0: none are kept
-    sample_cache_folder: str = ""  # folder that keeps them for all runs of a machine; empty: memory, of each process
-    share: str = ""  # folder, best in /dev/shm, by which runs of a machine prepare each batch once for all; empty: none
-    num_threads: int = 2  # of each process that prepare batches
-    log_samples: bool = False  # writes which samples each step trains on to WORKDIR/samples
-    global_batch_size: int = 32  # examples per step, over all replicas and microbatches
-    eval_batches: int = 0  # batches per evaluation; 0: all held-out data
-    seed: int = 0  # seed of the order of examples and of the masks
-    mask_fraction: float = 0.15  # share of an example's tokens to predict; for mlm, mlm_nsp and mlm_sop
-    whole_words: bool = False  # masks either all tokens of a word or none
-    pack: bool = True  # for mlm: packs short documents, each attending only to itself, into one example; else pads each
-    text_fields: str = "sentence1,sentence2"  # columns or keys of the one or two texts of a task
-    choices_fields: str = "choices"  # for multiple_choice: one key that holds a list, or a column for each choice
-    num_choices: int = 4  # for multiple_choice
-    label_field: str = "label"  # column or key of the right answer
-    labels: str = ""  # for classification: the classes in order, as in entailment,neutral,contradiction
-    truncate: bool = False  # cuts a task's texts that are longer than model.seq_len; else they are an error
-    skip_bad_lines: bool = False  # skips and counts bad lines of a task; else they are an error
-    eval_stride: int = 0  # for lm: tokens from one evaluation window to the next; 0: model.seq_len, no overlap
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The labels of classification, in order."""
-        return tuple(label.strip() for label in self.labels.split(",")) if self.labels else ()
-
-    def validate(self) -> None:
-        """Raises ConfigError when a field is out of its range."""
-        for name in ("source", "eval_source"):
-            _source(f"data.{name}", getattr(self, name), optional=name == "eval_source")
-        rules.fraction("data.mask_fraction", self.mask_fraction)
-        rules.positive("data.mask_fraction", self.mask_fraction)
-        rules.at_least("data.num_choices", self.num_choices, 2)
-        rules.at_least("data.eval_stride", self.eval_stride, 0)
-        rules.choice("data.token_dtype", self.token_dtype, ("uint16", "uint32"))
-        rules.at_least("data.global_batch_size", self.global_batch_size, 1)
-        rules.at_least("data.eval_batches", self.eval_batches, 0)
-        rules.at_least("data.seed", self.seed, 0)
-        rules.between("data.sample_cache_gib", self.sample_cache_gib, 0, MOST_CACHE_GIB)
-        rules.between("data.num_threads", self.num_threads, 1, MOST_THREADS)
-        if self.sample_cache_folder and not self.sample_cache_gib:
-            raise ConfigError(
-                f"data.sample_cache_folder={self.sample_cache_folder} with data.sample_cache_gib=0: nothing would be "
-                "kept there. Set data.sample_cache_gib, or leave the folder empty."
-            )
-        rules.fraction("data.eval_fraction", self.eval_fraction)
-        parse_split("data.split", self.split)
-
-
-@dataclasses.dataclass
-class TrainConfig(Checked, prefix="config.train."):
-    """Length of the run and its periodic actions. `*_every` fields count steps; 0 turns the action off."""
-
-    num_steps: int = 100
-    seed: int = 0  # seed of initial weights and dropout
-    log_every: int = 10
-    eval_every: int = 0  # the run also ends with an evaluation, unless this is 0
-    checkpoint_every: EveryField = 0  # steps, or auto; the run also ends with a checkpoint, unless this is 0
-    checkpoint_overhead: float = 0.035  # auto: largest share of the time of steps that checkpoints may add to it
-    mean_time_to_failure_h: float = 0.0  # auto: hours between two failures of the run, on average; 0: not known
-    keep_last: int = 2  # checkpoints to keep; of the newest it is not known before the next step whether it is good
-    keep_every: int = 0  # keep the first checkpoint of every so many steps, however old; 0: none
-    on_nonfinite: str = "stop"  # loss or gradient that is not finite: stop | skip (the update) | rollback
-    spike_bound: float = 0.0  # loss or gradient this many times as large as usual is a spike, never an update; 0: off
-    on_spike: str = "skip"  # stop | skip | rollback (to the last good checkpoint, and leave the batch out)
-    max_faults: int = 10  # steps that may be skipped or rolled back in a run before it ends
-    init_from: str = ""  # workdir, or hf:DIR, whose weights this run starts from; a head of another kind is initialised
-    patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
-    sample_tokens: int = 0  # length of the text sampled at the end of the run
-    peer_timeout_s: int = 60  # of silence after which another process of the run counts as lost, and the run ends
-    step_timeout_s: int = 600  # after which a step, evaluation or checkpoint is reported as stuck; 0: never
-    topology: str = ""  # whose chip's peak is that of `mfu`: a name or a .toml path; empty: by the kind of the devices
-    profile_steps: str = ""  # first and last step of a profile for TensorBoard, as in 10:13; empty: none
-    profile_ranks: str = "0"  # processes that write the profile, as in 0,3; or all
-    wandb_project: str = ""  # project at Weights & Biases to log to as well; takes the extra wandb
-
-    def validate(self) -> None:
-        """Raises ConfigError when a field is out of its range."""
-        rules.at_least("train.num_steps", self.num_steps, 1)
-        rules.at_least("train.peer_timeout_s", self.peer_timeout_s, 5)
-        rules.at_least("train.step_timeout_s", self.step_timeout_s, 0)
-        parse_steps("train.profile_steps", self.profile_steps, num_steps=self.num_steps)
-        parse_ranks("train.profile_ranks", self.profile_ranks)
-        rules.choice("train.on_nonfinite", self.on_nonfinite, ON_FAULT)
-        rules.choice("train.on_spike", self.on_spike, ON_FAULT)
-        rules.at_least("train.max_faults", self.max_faults, 1)
-        if self.spike_bound:
-            rules.between("train.spike_bound", self.spike_bound, LEAST_SPIKE, MOST_SPIKE)
-        for name in ("on_nonfinite", "on_spike"):
-            if getattr(self, name) == "rollback" and not self.checkpoint_every:
-                raise ConfigError(
-                    f"train.{name}=rollback with train.checkpoint_every=0: there would be no checkpoint to go back to. "
-                    "Set train.checkpoint_every, or choose skip or stop."
-                )
-        rules.at_least("train.keep_last", self.keep_last, 2)
-        rules.at_least("train.keep_every", self.keep_every, 0)
-        rules.at_least("train.seed", self.seed, 0)
-        for name in ("log_every", "eval_every", "sample_tokens", "patience"):
-            rules.at_least(f"train.{name}", getattr(self, name), 0)
-        if not Every(self.checkpoint_every).is_auto:
-            rules.at_least("train.checkpoint_every", int(self.checkpoint_every), 0)
-        rules.between("train.checkpoint_overhead", self.checkpoint_overhead, LEAST_OVERHEAD, MOST_OVERHEAD)
-        if self.mean_time_to_failure_h:
-            rules.between("train.mean_time_to_failure_h", self.mean_time_to_failure_h, LEAST_FAILURE_H, MOST_FAILURE_H)
-
-
-def _source(name: str, value: str, *, optional: bool) -> None:
-    kind, _, path = value.partition(":")
-    known = (kind == "stdlib" and not path) or (kind in SOURCE_KINDS and path)
-    if not known and not (optional and not value):
-        raise ConfigError(
-            f"{name}={value!r} is not a data source: use stdlib, text:PATH, hf:PATH, array_record:PATH, tokens:PATH or "
-            "megatron:PREFIX; for labelled texts tsv:PATH or jsonl:PATH."
-        )
-    if kind == "megatron" and len(parse_source(name, value)) > 1 and optional:
-        raise ConfigError(f"{name}={value!r} is a blend: evaluate on one dataset at a time, megatron:PREFIX.")

@@ -97,12 +97,13 @@ def test_an_error_leaves_the_old_content_and_nothing_else(
 
 
 def test_the_first_error_is_the_one_that_is_raised(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def readonly(*arguments: object, **options: object) -> None:
-        raise OSError("the disk is read-only")
+    def readonly(path: pathlib.Path, missing_ok: bool = False) -> None:
+        if path.exists():
+            raise OSError("the disk is read-only")
 
-    with pytest.raises(OSError, match="the body fails"), replacing(tmp_path / "best.json"):
-        monkeypatch.setattr(pathlib.Path, "unlink", readonly)
-        raise OSError("the body fails")
+    monkeypatch.setattr(pathlib.Path, "unlink", readonly)
+    with pytest.raises(OSError, match="the body fails"):
+        fail_in_the_body(tmp_path / "best.json", monkeypatch)
 
 
 def test_a_link_in_the_place_of_the_part_is_not_followed(tmp_path: pathlib.Path) -> None:

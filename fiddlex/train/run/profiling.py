@@ -14,8 +14,8 @@ from pathlib import Path
 import jax
 
 from fiddlex.cluster import processes
+from fiddlex.config import TrainConfig
 from fiddlex.config.profiled import check_ranks, parse_ranks, parse_steps
-from fiddlex.config.sections import TrainConfig
 from fiddlex.errors import DeviceError
 from fiddlex.train.run.workdir import writing
 

@@ -1,0 +1,84 @@
+"""The section `data` of a config: where examples come from, in which order, and how they are prepared."""
+
+import dataclasses
+
+from fiddlex.config import rules
+from fiddlex.config.megatron_source import parse_source, parse_split
+from fiddlex.config.records import Checked
+from fiddlex.errors import ConfigError
+
+SOURCE_KINDS = ("text", "hf", "array_record", "tokens", "megatron", "tsv", "jsonl")  # each with a path
+MOST_CACHE_GIB = 2.0**20
+MOST_THREADS = 256
+
+
+@dataclasses.dataclass
+class DataConfig(Checked, prefix="config.data."):
+    """Where examples come from and how many make a batch."""
+
+    source: str = "stdlib"  # stdlib, or text:, hf:, array_record:, tokens:, megatron: and a path; labels: tsv:, jsonl:
+    eval_source: str = ""  # like source; empty: a held-out share of source; for lm also jsonl:PATH of continuations
+    eval_fraction: float = 0.05  # the held-out share of source; unused with eval_source and megatron:PREFIX
+    split: str = "969,30,1"  # of megatron:PREFIX: shares to train on, to hold out and to leave out; as eval_fraction
+    text_column: str = "text"  # column of hf:PATH that holds the text; of array_record:PATH the key in JSON records
+    tokenizer: str = "bytes"  # bytes | path of a JSON file of the `tokenizers` library
+    token_dtype: str = "uint16"  # type in files of tokens:PATH; uint16 | uint32
+    cache: str = ""  # folder that keeps the tokens of text, shared by all hosts; empty: several processes, the workdir
+    sample_cache_gib: float = 0.0  # GiB of fetched samples to keep, which are never evicted; 0: none are kept
+    sample_cache_folder: str = ""  # folder that keeps them for all runs of a machine; empty: memory, of each process
+    share: str = ""  # folder, best in /dev/shm, by which runs of a machine prepare each batch once for all; empty: none
+    num_threads: int = 2  # of each process that prepare batches
+    log_samples: bool = False  # writes which samples each step trains on to WORKDIR/samples
+    global_batch_size: int = 32  # examples per step, over all replicas and microbatches
+    eval_batches: int = 0  # batches per evaluation; 0: all held-out data
+    seed: int = 0  # seed of the order of examples and of the masks
+    mask_fraction: float = 0.15  # share of an example's tokens to predict; for mlm, mlm_nsp and mlm_sop
+    whole_words: bool = False  # masks either all tokens of a word or none
+    pack: bool = True  # for mlm: packs short documents, each attending only to itself, into one example; else pads each
+    text_fields: str = "sentence1,sentence2"  # columns or keys of the one or two texts of a task
+    choices_fields: str = "choices"  # for multiple_choice: one key that holds a list, or a column for each choice
+    num_choices: int = 4  # for multiple_choice
+    label_field: str = "label"  # column or key of the right answer
+    labels: str = ""  # for classification: the classes in order, as in entailment,neutral,contradiction
+    truncate: bool = False  # cuts a task's texts that are longer than model.seq_len; else they are an error
+    skip_bad_lines: bool = False  # skips and counts bad lines of a task; else they are an error
+    eval_stride: int = 0  # for lm: tokens from one evaluation window to the next; 0: model.seq_len, no overlap
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The labels of classification, in order."""
+        return tuple(label.strip() for label in self.labels.split(",")) if self.labels else ()
+
+    def validate(self) -> None:
+        """Raises ConfigError when a field is out of its range."""
+        for name in ("source", "eval_source"):
+            _source(f"data.{name}", getattr(self, name), optional=name == "eval_source")
+        rules.fraction("data.mask_fraction", self.mask_fraction)
+        rules.positive("data.mask_fraction", self.mask_fraction)
+        rules.at_least("data.num_choices", self.num_choices, 2)
+        rules.at_least("data.eval_stride", self.eval_stride, 0)
+        rules.choice("data.token_dtype", self.token_dtype, ("uint16", "uint32"))
+        rules.at_least("data.global_batch_size", self.global_batch_size, 1)
+        rules.at_least("data.eval_batches", self.eval_batches, 0)
+        rules.at_least("data.seed", self.seed, 0)
+        rules.between("data.sample_cache_gib", self.sample_cache_gib, 0, MOST_CACHE_GIB)
+        rules.between("data.num_threads", self.num_threads, 1, MOST_THREADS)
+        if self.sample_cache_folder and not self.sample_cache_gib:
+            raise ConfigError(
+                f"data.sample_cache_folder={self.sample_cache_folder} with data.sample_cache_gib=0: nothing would be "
+                "kept there. Set data.sample_cache_gib, or leave the folder empty."
+            )
+        rules.fraction("data.eval_fraction", self.eval_fraction)
+        parse_split("data.split", self.split)
+
+
+def _source(name: str, value: str, *, optional: bool) -> None:
+    kind, _, path = value.partition(":")
+    known = (kind == "stdlib" and not path) or (kind in SOURCE_KINDS and path)
+    if not known and not (optional and not value):
+        raise ConfigError(
+            f"{name}={value!r} is not a data source: use stdlib, text:PATH, hf:PATH, array_record:PATH, tokens:PATH or "
+            "megatron:PREFIX; for labelled texts tsv:PATH or jsonl:PATH."
+        )
+    if kind == "megatron" and len(parse_source(name, value)) > 1 and optional:
+        raise ConfigError(f"{name}={value!r} is a blend: evaluate on one dataset at a time, megatron:PREFIX.")

@@ -1,0 +1,71 @@
+"""The section `train` of a config: the length of a run, what it does periodically, and what it does about faults."""
+
+import dataclasses
+
+from fiddlex.config import rules
+from fiddlex.config.every import Every, EveryField
+from fiddlex.config.profiled import parse_ranks, parse_steps
+from fiddlex.config.records import Checked
+from fiddlex.errors import ConfigError
+
+ON_FAULT = ("stop", "skip", "rollback")
+LEAST_SPIKE, MOST_SPIKE = 1.1, 1e6  # bounds of a spike
+LEAST_OVERHEAD, MOST_OVERHEAD = 1e-4, 1.0  # of checkpoints, as a share of the time of steps
+LEAST_FAILURE_H, MOST_FAILURE_H = 1e-3, 1e6  # between two failures of a run
+
+
+@dataclasses.dataclass
+class TrainConfig(Checked, prefix="config.train."):
+    """Length of the run and its periodic actions. `*_every` fields count steps; 0 turns the action off."""
+
+    num_steps: int = 100
+    seed: int = 0  # seed of initial weights and dropout
+    log_every: int = 10
+    eval_every: int = 0  # the run also ends with an evaluation, unless this is 0
+    checkpoint_every: EveryField = 0  # steps, or auto; the run also ends with a checkpoint, unless this is 0
+    checkpoint_overhead: float = 0.035  # auto: largest share of the time of steps that checkpoints may add to it
+    mean_time_to_failure_h: float = 0.0  # auto: hours between two failures of the run, on average; 0: not known
+    keep_last: int = 2  # checkpoints to keep; of the newest it is not known before the next step whether it is good
+    keep_every: int = 0  # keep the first checkpoint of every so many steps, however old; 0: none
+    on_nonfinite: str = "stop"  # loss or gradient that is not finite: stop | skip (the update) | rollback
+    spike_bound: float = 0.0  # loss or gradient this many times as large as usual is a spike, never an update; 0: off
+    on_spike: str = "skip"  # stop | skip | rollback (to the last good checkpoint, and leave the batch out)
+    max_faults: int = 10  # steps that may be skipped or rolled back in a run before it ends
+    init_from: str = ""  # workdir, or hf:DIR, whose weights this run starts from; a head of another kind is initialised
+    patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
+    sample_tokens: int = 0  # length of the text sampled at the end of the run
+    peer_timeout_s: int = 60  # of silence after which another process of the run counts as lost, and the run ends
+    step_timeout_s: int = 600  # after which a step, evaluation or checkpoint is reported as stuck; 0: never
+    topology: str = ""  # whose chip's peak is that of `mfu`: a name or a .toml path; empty: by the kind of the devices
+    profile_steps: str = ""  # first and last step of a profile for TensorBoard, as in 10:13; empty: none
+    profile_ranks: str = "0"  # processes that write the profile, as in 0,3; or all
+    wandb_project: str = ""  # project at Weights & Biases to log to as well; takes the extra wandb
+
+    def validate(self) -> None:
+        """Raises ConfigError when a field is out of its range."""
+        rules.at_least("train.num_steps", self.num_steps, 1)
+        rules.at_least("train.peer_timeout_s", self.peer_timeout_s, 5)
+        rules.at_least("train.step_timeout_s", self.step_timeout_s, 0)
+        parse_steps("train.profile_steps", self.profile_steps, num_steps=self.num_steps)
+        parse_ranks("train.profile_ranks", self.profile_ranks)
+        rules.choice("train.on_nonfinite", self.on_nonfinite, ON_FAULT)
+        rules.choice("train.on_spike", self.on_spike, ON_FAULT)
+        rules.at_least("train.max_faults", self.max_faults, 1)
+        if self.spike_bound:
+            rules.between("train.spike_bound", self.spike_bound, LEAST_SPIKE, MOST_SPIKE)
+        for name in ("on_nonfinite", "on_spike"):
+            if getattr(self, name) == "rollback" and not self.checkpoint_every:
+                raise ConfigError(
+                    f"train.{name}=rollback with train.checkpoint_every=0: there would be no checkpoint to go back to. "
+                    "Set train.checkpoint_every, or choose skip or stop."
+                )
+        rules.at_least("train.keep_last", self.keep_last, 2)
+        rules.at_least("train.keep_every", self.keep_every, 0)
+        rules.at_least("train.seed", self.seed, 0)
+        for name in ("log_every", "eval_every", "sample_tokens", "patience"):
+            rules.at_least(f"train.{name}", getattr(self, name), 0)
+        if not Every(self.checkpoint_every).is_auto:
+            rules.at_least("train.checkpoint_every", int(self.checkpoint_every), 0)
+        rules.between("train.checkpoint_overhead", self.checkpoint_overhead, LEAST_OVERHEAD, MOST_OVERHEAD)
+        if self.mean_time_to_failure_h:
+            rules.between("train.mean_time_to_failure_h", self.mean_time_to_failure_h, LEAST_FAILURE_H, MOST_FAILURE_H)
