@@ -54,7 +54,6 @@ from typing import Any, NamedTuple
 ALIVE_S = 1.0  # seconds between two signs of life, in both directions
 SUSPECTED_S = 5.0  # of silence, after which a process counts as lost once a collective has failed
 PEER_TIMEOUT_S = 60.0  # of silence, after which it is lost, until the run has sent its train.peer_timeout_s
-MOST_PROCESSES = 2**16
 MOST_SECONDS = 604800  # of any time-out: a week
 LINE_BYTES = 2**16  # of the longest line: the ranks and hosts of a large run
 _LINGER_S = 10.0  # seconds that the coordinator of an ending run waits for processes that do not end
@@ -73,7 +72,7 @@ class Process:
     """One process of the run, or one that wants to be, and its connection.
 
     Attributes:
-      rank: the rank that it joined with, and from the start of the run its rank there; −1 before it has joined.
+      rank: the rank that it joined with; of a member of the run, from the start, its rank there; −1 before it joins.
       host: its host's name.
       heard_s: when it was last heard of, by the monotonic clock.
       connected_s: when it connected.
@@ -329,7 +328,6 @@ class Coordinator:
             process.rank, process.heard_s = rank, time.monotonic()  # from now on it says that it is alive
             process.send(start={"rank": rank, "number": size, "port": port, "missing": missing})
         for process in joined[size:]:
-            process.rank = MOST_PROCESSES  # of no member
             process.send(wait=True)
             self._waiting.append(process)
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from fiddlex.cluster.coordinator import MOST_PROCESSES, listed
+from fiddlex.cluster.coordinator import listed
 from fiddlex.cluster.launchers import Place, find_place, is_launched
 from fiddlex.cluster.peers import Peers
 from fiddlex.cluster.rendezvous import Membership, StoppedError, meet
@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a name, between two dots
 _ADDRESS = re.compile(rf"(({_LABEL}\.)*{_LABEL}\.?|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]):[0-9]{{1,5}}")
+MOST_PROCESSES = 2**16
 JOIN_S = 300  # seconds in which all processes have to join
 WAIT_S = 600  # seconds in which they have to come to a common point
 _HEARTBEAT_S = 3600  # of jax itself, which ends a process with a stack trace; the coordinator is sooner
