@@ -164,10 +164,11 @@ def newest_step(workdir: Path | None) -> int:
     if workdir is None:
         return -1
     try:
-        names = [each.name for each in (workdir / "checkpoints").iterdir()]
+        names = [each.name for each in (workdir / "checkpoints").iterdir() if each.is_dir()]
     except OSError:
         return -1
-    return max((int(name) for name in names if name.isdecimal()), default=-1)
+    # Like the trainer, it takes no folder 0040 for the checkpoint of step 40.
+    return max((int(name) for name in names if name.isdecimal() and name == str(int(name))), default=-1)
 
 
 @contextlib.contextmanager

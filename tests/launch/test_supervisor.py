@@ -10,6 +10,7 @@ import pytest
 
 from fiddlex.launch import supervisor
 from fiddlex.launch.supervisor import Limits, newest_step, supervise
+from fiddlex.train.run.checkpoint import Checkpoints
 from tests.programs import ROOT
 
 QUICK = Limits(max_restarts=10, backoff_s=0.01)
@@ -68,6 +69,16 @@ def test_a_signal_stops_the_run_for_good(number: signal.Signals, tmp_path: pathl
         process.send_signal(number)
         assert process.wait(timeout=20) == 128 + number
     assert newest_step(tmp_path) == 7
+
+
+def test_only_folders_that_the_trainer_reads_are_checkpoints(tmp_path: pathlib.Path) -> None:
+    assert newest_step(tmp_path) == -1
+    for name in ("0", "7", "0040", "٥٠", "60.orbax-checkpoint-tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints" / "70").touch()
+    assert newest_step(tmp_path) == 7
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [0, 7]
 
 
 @pytest.mark.parametrize(("elastic", "status", "number"), [(False, 143, 1), (True, 0, 2)])

@@ -56,4 +56,11 @@ MUTATIONS = (
         new="flags.FLAGS.read_flags_from_files([word for word in argv if word != '--'])",
         tests=("tests/launch/test_mistakes.py::test_mistakes",),
     ),
+    Mutation(
+        "folder-with-another-name-taken-for-a-checkpoint",
+        "fiddlex/launch/supervisor.py",
+        old="if name.isdecimal() and name == str(int(name))",
+        new="if name.isdecimal()",
+        tests=("tests/launch/test_supervisor.py::test_only_folders_that_the_trainer_reads_are_checkpoints",),
+    ),
 )
