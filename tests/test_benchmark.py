@@ -71,7 +71,14 @@ def test_what_bounds_a_run_is_told():
     assert facts["step_s"] == facts["loader_s"] > facts["devices_s"] > 0
     assert any("data.sample_cache_gib" in mend["fields"] for mend in facts["mends"])
     for flag, message in {
-        "--store_mb_per_s=0": "--store_mb_per_s=0 must be greater than 0",
-        "--store_latency_ms=-1": "--store_latency_ms=-1.0 must be at least 0",
+        "--store_mb_per_s=0": "--store_mb_per_s=0 must be at least 0.001",
+        "--store_latency_ms=-1": "--store_latency_ms=-1.0 must be at least 0 and at most 10000",
+        "--store_latency_ms=1e9": "--store_latency_ms=1000000000.0 must be at least 0 and at most 10000",
+        "--profile=here.json": "--data and --profile=here.json: each is a measurement of its own. Leave one out.",
+        "--devices=2": "--devices without --profile: it changes nothing. Add --profile, or leave it out.",
     }.items():
         assert message in call("benchmark", *CONFIG, "--data", flag, status=2).stderr
+    for flag in ("--store_mb_per_s=100", "--store_latency_ms=0"):
+        name = flag.partition("=")[0]
+        message = f"{name} without --data: it changes nothing. Add --data, or leave it out."
+        assert message in call("benchmark", *CONFIG, flag, status=2).stderr

@@ -35,6 +35,8 @@ from fiddlex.planner.profile import Profile, load_profile, save_profile
 if TYPE_CHECKING:
     from fiddlex.data.stalls import Analysis
 
+_MOST_LATENCY_MS, _LEAST_MB_PER_S = 10_000, 0.001  # with slower stores a measurement takes hours
+
 _CONFIG = define_config()
 _PROFILE = flags.DEFINE_string("profile", None, "JSON file to write a profile of this machine to, or to add to")
 _DATA = flags.DEFINE_bool("data", False, "tells which of fetching, preparation and devices bounds the run")
@@ -54,6 +56,7 @@ def main(argv: list[str]) -> None:
     _join()
     config = _CONFIG.value.validate()
     rules.at_least("--seconds", _SECONDS.value, 0)
+    _check_flags()
     if _DATA.value:
         analysis = analyse_data(config)
         print(json.dumps(analysis.to_record()) if _FORMAT.value == "json" else analysis.describe())
@@ -75,6 +78,20 @@ def main(argv: list[str]) -> None:
         f"tokens  {facts['tokens_per_second']:,.0f} a second\n"
         f"model   {facts['model_tflops_per_device']:.4g} TFLOP/s on each device"
     )
+
+
+def _check_flags() -> None:
+    """Raises ConfigError for a flag that what is measured would ignore."""
+    if _DATA.value and _PROFILE.value:
+        raise ConfigError(f"--data and --profile={_PROFILE.value}: each is a measurement of its own. Leave one out.")
+    readers = {
+        "--data": (_DATA.value, (_STORE_MB_PER_S, _STORE_LATENCY_MS)),
+        "--profile": (_PROFILE.value, (_DEVICES,)),
+    }
+    for reader, (given, read) in readers.items():
+        for flag in read:
+            if flag.present and not given:
+                raise ConfigError(f"--{flag.name} without {reader}: it changes nothing. Add {reader}, or leave it out.")
 
 
 def measure_step(config: Config) -> dict[str, Any]:
@@ -107,10 +124,10 @@ def analyse_data(config: Config) -> "Analysis":
     from fiddlex.data.stalls import Analysis, measure_loader
     from fiddlex.train.timing import time_with_data_there
 
-    rules.at_least("--store_latency_ms", _STORE_LATENCY_MS.value, 0)
+    rules.between("--store_latency_ms", _STORE_LATENCY_MS.value, 0, _MOST_LATENCY_MS)
     mb_per_s = math.inf if _STORE_MB_PER_S.value is None else _STORE_MB_PER_S.value
-    if not mb_per_s > 0:
-        raise ConfigError(f"--store_mb_per_s={mb_per_s:g} must be greater than 0.")
+    if not mb_per_s >= _LEAST_MB_PER_S:
+        raise ConfigError(f"--store_mb_per_s={mb_per_s:g} must be at least {_LEAST_MB_PER_S}.")
     if processes.num_processes() > 1:
         raise ConfigError("--data with several processes: each has a loader of its own. Measure one process.")
     data, limit_s = config.data, _SECONDS.value / 6  # of five measurements of the loader and one of the devices
