@@ -8,12 +8,12 @@ are computed here and nowhere else.
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, cast
 
 from fiddlex.config import rules
 from fiddlex.config.data_section import DataConfig
 from fiddlex.config.every import Every
-from fiddlex.config.records import Checked, from_mapping
+from fiddlex.config.records import Checked, from_mapping, no_field
 from fiddlex.config.sections import MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
 from fiddlex.config.small_files import json_object
 from fiddlex.config.train_section import TrainConfig
@@ -226,8 +226,7 @@ def check_field(path: str) -> None:
             raise ConfigError(f"config.{path}: config.{'.'.join(seen)} is a value and has no field {part!r}.")
         fields = {f.name: f.type for f in dataclasses.fields(holder)}
         if part not in fields:
-            where = ".".join(["config", *seen])
-            raise ConfigError(f"{where} has no field {part!r}. {rules.nearest(part, fields)}")
+            raise ConfigError(no_field(cast(type, holder), part, fields, prefix=".".join(["config", *seen])))
         seen.append(part)
         holder = fields[part]
 

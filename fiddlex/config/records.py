@@ -30,26 +30,32 @@ class Checked:
     """Base of dataclasses that check a field's type whenever it is set, by the constructor or by an assignment.
 
     A section's class is declared as `class MeshConfig(Checked, prefix="config.mesh.")`; messages put the prefix before
-    field names. A field whose type is a dataclass takes an instance of exactly that class. An integer given for a float
-    becomes a float. Copying and pickling work as for any dataclass.
+    field names. `former` has the names of fields of earlier versions, and what replaced each. A field whose type is a
+    dataclass takes an instance of exactly that class. An integer given for a float becomes a float. Copying and
+    pickling work as for any dataclass.
 
     Raises:
       ConfigError: for a value of the wrong type, for a name that is no field, and for deleting a field.
     """
 
     _prefix: ClassVar[str]
+    _former: ClassVar[Mapping[str, str]] = {}
 
-    def __init_subclass__(cls, *, prefix: str | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, *, prefix: str | None = None, former: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> None:
         super().__init_subclass__(**kwargs)
         if prefix is not None:
             cls._prefix = prefix
+        if former is not None:
+            cls._former = former
 
     if not typing.TYPE_CHECKING:  # with this in view, mypy would allow names that are no fields
 
         def __setattr__(self, name: str, value: Any) -> None:
             kinds = _kinds(type(self))
             if name not in kinds:
-                raise ConfigError(_unknown(self._prefix, name, kinds))
+                raise ConfigError(no_field(type(self), name, kinds, prefix=self._prefix))
             object.__setattr__(self, name, _plain(kinds[name], value, f"{self._prefix}{name}"))
 
         def __delattr__(self, name: str) -> None:
@@ -80,7 +86,7 @@ def from_mapping(cls: type, values: Any, prefix: str, **known: Any) -> Any:
     kwargs = dict(known)
     for name, value in values.items():
         if name not in fields:
-            raise ConfigError(_unknown(prefix, name, fields))
+            raise ConfigError(no_field(cls, name, fields, prefix=prefix))
         kwargs[name] = _typed(fields[name].type, value, f"{prefix}{name}")
     missing = [name for name, field in fields.items() if name not in kwargs and _is_required(field)]
     if missing:
@@ -99,8 +105,11 @@ def _kinds(cls: type) -> dict[str, Any]:
     return {field.name: field.type for field in dataclasses.fields(cls)}
 
 
-def _unknown(prefix: str, name: str, fields: Iterable[str]) -> str:
-    return f"{prefix.rstrip('.: ')} has no field {_REPR.repr(name)}. {rules.nearest(name, fields)}"
+def no_field(cls: type, name: str, fields: Iterable[str], *, prefix: str) -> str:
+    """The message for a `name` that is none of the `fields` of a dataclass; `prefix` precedes names in messages."""
+    former: Mapping[str, str] = getattr(cls, "_former", {})
+    hint = f"It was replaced by {former[name]}." if name in former else rules.nearest(name, fields)
+    return f"{prefix.rstrip('.: ')} has no field {_REPR.repr(name)}. {hint}"
 
 
 def _typed(kind: Any, value: Any, name: str) -> Any:

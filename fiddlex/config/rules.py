@@ -3,7 +3,7 @@
 import difflib
 import math
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fiddlex.errors import ConfigError
 
@@ -16,14 +16,19 @@ ROUNDS_TO_ONE = 1 - 2**-25  # float32 rounds this number, and those between it a
 def nearest(name: str, names: Iterable[str]) -> str:
     """'Did you mean x?' with the closest of `names`, or 'Known: …' with all of them when none is close."""
     names = list(names)
+    return _close(name, names) or f"Known: {', '.join(names)}."
+
+
+def _close(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names)}."
+    return f"Did you mean {close[0]!r}?" if close else ""
 
 
 def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Checks that `value` is one of `choices`."""
     if value not in choices:
-        raise ConfigError(f"{name}={_REPR.repr(value)} is not one of {', '.join(choices)}. {nearest(value, choices)}")
+        text = f"{name}={_REPR.repr(value)} is not one of {', '.join(choices)}. {_close(value, choices)}"
+        raise ConfigError(text.rstrip())
 
 
 def at_least(name: str, value: float, least: float) -> None:

@@ -12,10 +12,11 @@ ON_FAULT = ("stop", "skip", "rollback")
 LEAST_SPIKE, MOST_SPIKE = 1.1, 1e6  # bounds of a spike
 LEAST_OVERHEAD, MOST_OVERHEAD = 1e-4, 1.0  # of checkpoints, as a share of the time of steps
 LEAST_FAILURE_H, MOST_FAILURE_H = 1e-3, 1e6  # between two failures of a run
+FORMER = {"keep_checkpoints": "keep_last, which counts the newest checkpoint too"}
 
 
 @dataclasses.dataclass
-class TrainConfig(Checked, prefix="config.train."):
+class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     """Length of the run and its periodic actions. `*_every` fields count steps; 0 turns the action off."""
 
     num_steps: int = 100
@@ -69,3 +70,20 @@ class TrainConfig(Checked, prefix="config.train."):
         rules.between("train.checkpoint_overhead", self.checkpoint_overhead, LEAST_OVERHEAD, MOST_OVERHEAD)
         if self.mean_time_to_failure_h:
             rules.between("train.mean_time_to_failure_h", self.mean_time_to_failure_h, LEAST_FAILURE_H, MOST_FAILURE_H)
+        self._validate_used()
+
+    def _validate_used(self) -> None:
+        """Checks that no field is set that another field makes the run ignore."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        is_auto = Every(self.checkpoint_every).is_auto
+        uses = {
+            "checkpoint_overhead": (is_auto, "checkpoint_every", "auto"),
+            "mean_time_to_failure_h": (is_auto, "checkpoint_every", "auto"),
+            "on_spike": (bool(self.spike_bound), "spike_bound", "4, for example"),
+        }
+        for name, (is_used, by, remedy) in uses.items():
+            if getattr(self, name) != defaults[name] and not is_used:
+                raise ConfigError(
+                    f"train.{name}={getattr(self, name)} with train.{by}={getattr(self, by)}: it changes nothing. Set "
+                    f"train.{by} to {remedy}, or train.{name} to {defaults[name]}."
+                )

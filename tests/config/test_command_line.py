@@ -162,6 +162,7 @@ def test_overrides_are_laid_over_the_programs_own_config(folder):
         (["--config.model.hiden_size=8"], "config.model has no field 'hiden_size'. Did you mean 'hidden_size'?"),
         (["--noconfig.mesh.sequence_paralel"], "config.mesh has no field 'sequence_paralel'. Did you mean"),
         (["--config.modle.hidden_size", "8"], "config has no field 'modle'. Did you mean 'model'?"),
+        (["--config.train.keep_checkpoints=3"], "'keep_checkpoints'. It was replaced by keep_last, which counts the"),
         (["--config.mesh=2"], "config.mesh is a section and has no value of its own. Set one of its fields: data, "),
         (["--config.model.hidden_size=1.5"], "config.model.hidden_size='1.5' must be of type int."),
         (["--config.optimizer.zero1=maybe"], "config.optimizer.zero1='maybe' must be of type bool."),

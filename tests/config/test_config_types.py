@@ -44,6 +44,7 @@ from fiddlex.errors import ConfigError
         ("mesh", None, "config.mesh=None is a NoneType; it must be of type MeshConfig."),
         ("model.num_layer", 4, "config.model has no field 'num_layer'. Did you mean 'num_layers'?"),
         ("moddel", ModelConfig(), "config has no field 'moddel'. Did you mean 'model'?"),
+        ("train.keep_checkpoints", 3, "config.train has no field 'keep_checkpoints'. It was replaced by keep_last, "),
         ("model.task", "lm", "config.model has no field 'task'. Known: family, "),
     ],
 )

@@ -89,8 +89,10 @@ def test_a_run_with_a_bad_batch_equals_one_without_it(
 ) -> None:
     poison.add(batch)
     config.train.num_steps = STEPS[batch]
-    config.train.on_nonfinite = config.train.on_spike = action
-    config.train.spike_bound = 1.5 if batch == SPIKE else 0.0
+    if batch == SPIKE:
+        config.train.on_spike, config.train.spike_bound = action, 1.5
+    else:
+        config.train.on_nonfinite = action
     outcome = loop.train(config, tmp_path)
     assert outcome.step == config.train.num_steps
     kind = "spike" if batch == SPIKE else "nonfinite"
