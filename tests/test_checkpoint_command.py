@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import jax.numpy as jnp
 import pytest
@@ -79,6 +80,24 @@ def test_verify(workdir: pathlib.Path) -> None:
     assert found["whole"] is False
 
 
+def test_verify_of_a_damaged_list_of_files(workdir: pathlib.Path) -> None:
+    (workdir / "checkpoints" / "8" / "SHA256SUMS").write_bytes(b"\xff garbage")
+    done = call("checkpoint", "verify", workdir, 8, status=1)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("checkpoints/8"))
+    assert ": DAMAGED; " in line
+    assert ", files not compared, " in line
+    assert (
+        "\n  file SHA256SUMS: the list of digests is itself damaged: its lines have another SHA-256 digest than its "
+        "first line says. Of the other files it is not known whether they are what was written\n"
+    ) in done.stdout
+    shutil.rmtree(workdir / "best")
+    done = call("checkpoint", "verify", workdir, 8, status=1)
+    assert f"1 of 1 checkpoint is damaged: {workdir}/checkpoints/8. Put back" in done.stderr
+    shutil.rmtree(workdir / "checkpoints" / "10")
+    done = call("checkpoint", "verify", workdir, 9, status=1)
+    assert "has no finished checkpoint of step 9. It has that of step 8." in done.stderr
+
+
 def test_verify_of_a_damaged_array_without_a_list_of_files(workdir: pathlib.Path) -> None:
     path = workdir / "checkpoints" / "10"
     (path / "SHA256SUMS").unlink()
@@ -94,8 +113,8 @@ def test_diff(workdir: pathlib.Path) -> None:
     text = call("checkpoint", "diff", workdir, 8, 10).stdout
     assert text.splitlines()[1:] == [
         "  step: 8 and 10",
-        "  optimizer.count: 1 of 1 elements differ, by at most 2 (relative 0.2)",
-        "  weights.layers.kernel: 1 of 12 elements differ, by at most 2 (relative 0.2)",
+        "  optimizer.count: 1 of 1 element differs, by at most 2 (relative 0.2)",
+        "  weights.layers.kernel: 1 of 12 elements differs, by at most 2 (relative 0.2)",
         "  2 of 4 arrays that both have are equal bit for bit",
     ]
     assert call("checkpoint", "diff", workdir, 8, workdir, 10).stdout == text

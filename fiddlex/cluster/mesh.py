@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh
 from fiddlex.cluster import processes
 from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import MeshConfig
+from fiddlex.config.readable import counted
 from fiddlex.errors import ConfigError, DeviceError
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
     try:
         if needed % processes.num_processes():
             raise ConfigError(
-                f"{_sizes(config)} has {needed} device{'s' * (needed > 1)}, which {processes.num_processes()} "
+                f"{_sizes(config)} has {counted(needed, 'device')}, which {processes.num_processes()} "
                 "processes cannot share equally. Choose sizes whose product is a multiple of the number of processes."
             )
         request_devices(needed // processes.num_processes())
@@ -270,4 +271,4 @@ def describe(mesh: Mesh) -> str:
     kind = "" if device.platform == "cpu" else f" ({device.device_kind})"
     count = math.prod(mesh.shape.values())
     where = f" of {processes.num_processes()} processes" if processes.num_processes() > 1 else ""
-    return f"{axes} on {count} {device.platform} device{'s' * (count > 1)}{kind}{where}"
+    return f"{axes} on {counted(count, f'{device.platform} device')}{kind}{where}"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from fiddlex.config.readable import counted
 from fiddlex.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _described(entry: "Entry", workdir: pathlib.Path) -> str:
     if entry.step is None:
         return line
     parts = ", ".join(f"{part} ({', '.join(entry.dtypes[part])})" for part in entry.parts)
-    number = f" of {entry.num_parameters:,} parameters" if entry.num_parameters is not None else ""
+    number = f" of {counted(entry.num_parameters, 'parameter')}" if entry.num_parameters is not None else ""
     return f"{line}\n  step {entry.step}{number}: {parts}"
 
 
@@ -98,18 +99,21 @@ def _verify(workdir: pathlib.Path, step: int | None) -> None:
         print(json.dumps({"checkpoints": [verdict.facts() for verdict in verdicts]}))
     if damaged := [str(verdict.path) for verdict in verdicts if not verdict.whole]:
         raise CheckpointError(
-            f"{len(damaged)} of {len(verdicts)} checkpoints {'is' if len(damaged) == 1 else 'are'} damaged: "
+            f"{len(damaged)} of {counted(len(verdicts), 'checkpoint')} {'is' if len(damaged) == 1 else 'are'} damaged: "
             f"{', '.join(damaged)}. Put back an intact copy; until then fiddlex goes on from the newest whole one."
         )
 
 
 def _judged(verdict: "Verdict", workdir: pathlib.Path) -> str:
+    from fiddlex.train.run.file_digests import LIST
+
     name = verdict.path.relative_to(workdir)
-    files = f"{verdict.num_files} files" if verdict.num_files else "files without a list of digests"
+    files = counted(verdict.num_files, "file") if verdict.num_files else "files without a list of digests"
+    if LIST in verdict.damaged_files:
+        files = "files not compared"
     rate = verdict.num_bytes / max(verdict.seconds, 1e-9)
-    read = (
-        f"{verdict.num_arrays} arrays of {_size(verdict.num_bytes)}, {files}, {verdict.seconds:.1f} s, {_size(rate)}/s"
-    )
+    arrays = f"{counted(verdict.num_arrays, 'array')} of {_size(verdict.num_bytes)}"
+    read = f"{arrays}, {files}, {verdict.seconds:.1f} s, {_size(rate)}/s"
     lines = [f"{name}: {'whole' if verdict.whole else 'DAMAGED'}; {read}"]
     lines += [f"  file {file}: {reason}" for file, reason in verdict.damaged_files.items()]
     lines += [f"  {'array ' * (name != 'meta')}{name}: {reason}" for name, reason in verdict.damaged_arrays.items()]
@@ -134,7 +138,8 @@ def _differences(found: "Difference") -> list[str]:
         lines += [f"  {name}: in the {side} alone" for name in names]
     lines += [_compared(each) for each in found.arrays if not each.equal]
     equal = sum(each.equal for each in found.arrays)
-    return [*lines, f"  {equal} of {len(found.arrays)} arrays that both have are equal bit for bit"]
+    verb = "is" if equal == 1 else "are"
+    return [*lines, f"  {equal} of {counted(len(found.arrays), 'array')} that both have {verb} equal bit for bit"]
 
 
 def _compared(each: "ArrayDifference") -> str:
@@ -143,9 +148,10 @@ def _compared(each: "ArrayDifference") -> str:
         line += f" {' and '.join(each.dtypes)};"
     if not each.comparable:
         return f"{line} shapes {each.shapes[0]} and {each.shapes[1]} cannot be compared"
+    verb = "differs" if each.num_different == 1 else "differ"
     return (
-        f"{line} {each.num_different:,} of {each.num_elements:,} elements differ, by at most {each.max_absolute:.3g} "
-        f"(relative {each.max_relative:.3g})"
+        f"{line} {each.num_different:,} of {counted(each.num_elements, 'element')} {verb}, by at most "
+        f"{each.max_absolute:.3g} (relative {each.max_relative:.3g})"
     )
 
 

@@ -17,6 +17,7 @@ from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
+from fiddlex.config.readable import counted
 
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
@@ -45,8 +46,7 @@ def main(argv: list[str]) -> None:
     if "eval_masked_accuracy" in record:
         record["eval_masked_majority"] = trainer.majority()
     if _FORMAT.value == "text":
-        counts = (("tokens", "token"), ("examples", "example"), ("lines", "line"))
-        found = [(record[f"eval_{many}"], many, one) for many, one in counts if f"eval_{many}" in record]
-        over = " and ".join(f"{number:,} {one if number == 1 else many}" for number, many, one in found)
+        kinds = [kind for kind in ("token", "example", "line") if f"eval_{kind}s" in record]
+        over = " and ".join(counted(record[f"eval_{kind}s"], kind) for kind in kinds)
         print(f"step {record['step']}: {describe(record)}, over {over}")
     print(json.dumps(record))

@@ -18,6 +18,7 @@ from absl import flags
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from fiddlex.config.readable import readable_time
 from fiddlex.errors import ConfigError
 
 _INPUT = flags.DEFINE_list("input", None, "files, folders or patterns, separated by commas", required=True)
@@ -51,7 +52,6 @@ class _Shown:
             self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        from fiddlex.train.run.metrics import readable_time
 
         now = time.monotonic()
         if not self._start_s:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from absl import flags
 
+from fiddlex.config.readable import counted
 from fiddlex.errors import ConfigError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
@@ -138,7 +139,7 @@ def _not_flushed(name: str, windows: Windows, costs: Costs) -> str:
     facts, steps = steady(windows, costs), len(windows.first) + len(windows.cycle)
     lowered = windows.over(steps)
     return (
-        f"\n{_how(windows, name)}, lockstep, the ticks of the first {steps} step{'s' * (steps > 1)}:\n"
+        f"\n{_how(windows, name)}, lockstep, the ticks of the first {counted(steps, 'step')}:\n"
         f"{to_text(lowered.schedule, lowered.ticks)}"
         f"  the first step takes {facts.fill_ticks} ticks, {facts.fill:g} long; then a batch takes "
         f"{facts.period_ticks:g} ticks, {facts.period:g} long, bubble {facts.bubble_fraction:.4g} of the work\n"

@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from fiddlex.config.readable import counted
 from fiddlex.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -141,10 +142,7 @@ def _is_charmap(name: str, text: str) -> bool:
 def _warn_of_passed_over(folder: Path, names: list[str]) -> None:
     if names:
         some = ", ".join(names[:_LISTED_FILES]) + ", …" * (len(names) > _LISTED_FILES)
-        logger.warning(
-            "text:%s: %s file%s passed over (not UTF-8 or binary): %s",
-            *(folder, f"{len(names):,}", "s" * (len(names) != 1), some),
-        )
+        logger.warning("text:%s: %s passed over (not UTF-8 or binary): %s", folder, counted(len(names), "file"), some)
 
 
 def _decode_file(path: Path) -> str:

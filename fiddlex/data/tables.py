@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
+from fiddlex.config.readable import counted
 from fiddlex.data.values import MISSING_KEY, BadLineError, nearest, shown
 from fiddlex.errors import DataError
 
@@ -71,7 +72,7 @@ class Table(Generic[T]):
 
     def describe(self) -> str:
         """A line for the log: 'tsv:/data/train.tsv: 1,200 lines, 3 passed over (2 empty text, 1 not UTF-8)'."""
-        text = f"{self.source}: {len(self):,} line{'s' * (len(self) != 1)}"
+        text = f"{self.source}: {counted(len(self), 'line')}"
         return f"{text}, {self.skipped.total():,} passed over ({_counts(self.skipped)})" if self.skipped else text
 
 
@@ -195,7 +196,7 @@ def _tsv_reader(
         if len(cells) != len(header):
             raise BadLineError(
                 "wrong number of columns",
-                f"{shown(line)} has {len(cells)} column{'s' * (len(cells) != 1)}, and the header has {len(header)}.",
+                f"{shown(line)} has {counted(len(cells), 'column')}, and the header has {len(header)}.",
             )
         return {name: cells[place] for name, place in places.items()}
 

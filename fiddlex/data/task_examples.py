@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fiddlex.config.readable import counted
 from fiddlex.data.labelled_texts import TaskRow
 from fiddlex.data.ragged import Ragged, encode_rows
 from fiddlex.data.statistics import class_shares
@@ -244,7 +245,7 @@ def _room(seq_len: int, num_texts: int) -> int:
     room = seq_len - 1 - num_texts
     if room < num_texts:
         raise ConfigError(
-            f"model.seq_len={seq_len} has no room for {num_texts} text{'s' * (num_texts > 1)} beside [CLS] and a [SEP] "
+            f"model.seq_len={seq_len} has no room for {counted(num_texts, 'text')} beside [CLS] and a [SEP] "
             f"after each. Use at least {1 + 2 * num_texts}."
         )
     return room

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fiddlex.config.readable import counted
 from fiddlex.data.boundaries import find_documents
 
 
@@ -70,10 +71,10 @@ class TokenStream:
         """The stream's size: '14 files, 0.4 MB, 412,345 tokens'."""
         parts = []
         if self.num_documents is not None:
-            parts.append(f"{self.num_documents:,} {self.unit}{'s' * (self.num_documents != 1)}")
+            parts.append(counted(self.num_documents, self.unit))
         if self.num_bytes is not None:
             parts.append(_readable_size(self.num_bytes))
-        return ", ".join([*parts, f"{len(self):,} tokens"])
+        return ", ".join([*parts, counted(len(self), "token")])
 
 
 def _readable_size(num_bytes: int) -> str:

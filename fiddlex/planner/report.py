@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fiddlex.config import Config
+from fiddlex.config.readable import counted
 from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.planner.layouts import Layout, Problem, outermost_axes
@@ -212,7 +213,7 @@ def layout_text(layout: Layout) -> str:
     across = f", outermost={layout.outermost}" * (layout.outermost != "data")
     return (
         f"data={layout.data}, pipe={layout.pipe}, tensor={layout.tensor}, sequence_parallel="
-        f"{layout.sequence_parallel}{across}, {layout.schedule} with {layout.chunks} chunk{'s' * (layout.chunks > 1)} "
+        f"{layout.sequence_parallel}{across}, {layout.schedule} with {counted(layout.chunks, 'chunk')} "
         f"and {layout.num_microbatches} microbatches, {layout.semantics}, recompute={layout.recompute}"
     )
 

@@ -115,8 +115,9 @@ def finished(workdir: Path, step: int | None = None) -> list[Path]:
     if not chosen and not paths:
         raise CheckpointError(f"{workdir} has no finished checkpoint. Name the --workdir of a run that has saved one.")
     if not chosen:
-        steps = ", ".join(dict.fromkeys(path.name for path in paths))
-        raise CheckpointError(f"{workdir} has no finished checkpoint of step {step}. It has those of steps {steps}.")
+        steps = list(dict.fromkeys(path.name for path in paths))
+        there = f"that of step {steps[0]}" if len(steps) == 1 else f"those of steps {', '.join(steps)}"
+        raise CheckpointError(f"{workdir} has no finished checkpoint of step {step}. It has {there}.")
     return chosen
 
 

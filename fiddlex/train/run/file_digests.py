@@ -91,7 +91,9 @@ def damaged_files(
     try:
         recorded = read_list(path)
     except (OSError, ValueError) as error:
-        return {LIST: str(error)}
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        unknown = "Of the other files it is not known whether they are what was written"
+        return {LIST: f"the list of digests is itself damaged: {reason}. {unknown}"}
     wanted = [name for name in sorted(recorded) if not items or "/" not in name or name.partition("/")[0] in items]
     found = {}
     index, number = share
@@ -143,7 +145,7 @@ def _write(path: Path, digests: dict[str, str]) -> None:
 def _read(path: Path) -> dict[str, str]:
     first, _, text = path.read_bytes().partition(b"\n")
     if first != f"# {hashlib.sha256(text).hexdigest()}  the lines below".encode():
-        raise ValueError("it is not what was written: its lines have another SHA-256 digest than its first line says")
+        raise ValueError("its lines have another SHA-256 digest than its first line says")
     digests = {name: digest for digest, name in (line.split("  ", 1) for line in text.decode().splitlines())}
     for name in digests:
         if not Path(os.path.normpath(path.parent / name)).is_relative_to(os.path.normpath(path.parent)):

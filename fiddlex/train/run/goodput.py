@@ -24,10 +24,10 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from fiddlex.cluster import processes
+from fiddlex.config.readable import readable_time
 from fiddlex.config.small_files import json_object
 from fiddlex.config.whole_files import write_whole
 from fiddlex.train.record import Record
-from fiddlex.train.run.metrics import readable_time
 from fiddlex.train.run.workdir import writing
 from fiddlex.train.step.stopwatch import Activity, Lap, Stopwatch
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fiddlex.cluster import processes
+from fiddlex.config.readable import counted, readable_time
 from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import CheckpointError
 from fiddlex.train.record import Record, parse_record
@@ -227,7 +228,7 @@ class Reporter:
         if self._eval_every:
             evaluations = -(-self._num_steps // self._eval_every) - self._evaluated_step // self._eval_every
         if evaluations and not self._evaluation_s:
-            return f"{readable_time(seconds)} and {evaluations} evaluation{'s' * (evaluations > 1)} left"
+            return f"{readable_time(seconds)} and {counted(evaluations, 'evaluation')} left"
         return f"{readable_time(seconds + evaluations * self._evaluation_s)} left"
 
 
@@ -249,13 +250,3 @@ def describe(evaluation: Record) -> str:
         if f"{name}_low" in evaluation:
             text += f" (95% interval {evaluation[f'{name}_low']:.1%} to {evaluation[f'{name}_high']:.1%})"
     return text
-
-
-def readable_time(seconds: float) -> str:
-    """`42 s`, `3 min 05 s` or `2 h 03 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -7,9 +7,10 @@ from pathlib import Path
 from fiddlex.cluster import processes
 from fiddlex.cluster.peers import StopRequest
 from fiddlex.config import Config
+from fiddlex.config.readable import counted, readable_time
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import DIRECTORY
-from fiddlex.train.run.metrics import describe, describe_loss, readable_time
+from fiddlex.train.run.metrics import describe, describe_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,9 @@ class Outcome:
             rank = f" to rank {self.stopped_by.rank}" if processes.num_processes() > 1 else ""
             parts = [f"Stopped by {signal.Signals(self.stopped_by.signal).name}{rank} at step {self.step}"]
         if not self.stopped_by and self.step < config.train.num_steps:
-            parts[0] += f" of {config.train.num_steps}, as {config.train.patience} evaluations got no better,"
+            parts[0] += (
+                f" of {config.train.num_steps}, as {counted(config.train.patience, 'evaluation')} got no better,"
+            )
         parts[0] += f" after {readable_time(seconds)}"
         if self.record:
             parts.append(describe_loss(self.record))

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from fiddlex.cluster import processes
 from fiddlex.config import TrainConfig
 from fiddlex.config.every import Every
+from fiddlex.config.readable import counted, readable_time
 
 FIRST_STEPS = 20  # of a process, which are measured before its first save
 _USUAL_STEPS = 50  # the last undisturbed ones, whose median is the time of a step
@@ -66,10 +67,11 @@ class Decision(NamedTuple):
 
     def __str__(self) -> str:
         """A line for the log."""
+        every = counted(self.steps, "step") if self.steps > 1 else "step"
         text = (
-            f"Checkpoints every {self.steps} steps ({_seconds(self.steps * self.step_s)}): a save costs "
-            f"{_seconds(self.cost_s)}, {self.overhead:.1%} of the time, and is on disk after {_seconds(self.write_s)}. "
-            f"A failure would cost {_seconds(self.lost_s)} of steps on average"
+            f"Checkpoints every {every} ({readable_time(self.steps * self.step_s)}): a save costs "
+            f"{readable_time(self.cost_s)}, {self.overhead:.1%} of the time, and is on disk after "
+            f"{readable_time(self.write_s)}. A failure would cost {readable_time(self.lost_s)} of steps on average"
         )
         return f"{text}; with saves, {self.lost:.1%} of the time." if self.lost is not None else f"{text}."
 
@@ -198,7 +200,3 @@ class SaveInterval:
 
     def _usual_s(self) -> float:
         return max(statistics.median(self._steps_s), _LEAST_S)
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds < 60 else f"{seconds / 60:.3g} min"
