@@ -1,0 +1,141 @@
+"""Bad steps: those whose loss or gradient is not finite, and spikes. What is to blame, and what the run does about it.
+
+A bad step ends the run with advice, is skipped, or makes the run go back to the last good checkpoint
+(`train.on_nonfinite`, `train.on_spike`; docs/checkpoints.md). A checkpoint is *good* when its weights cannot be to
+blame; the others are moved to `damaged_checkpoints/`.
+"""
+
+import logging
+from typing import Literal
+
+from fiddlex.cluster import processes
+from fiddlex.data.loader import batch_number
+from fiddlex.errors import FaultError, NonFiniteError
+from fiddlex.train.record import Record
+from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.faults import Fault, Faults
+from fiddlex.train.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+_REASONS = {"nonfinite": "its loss or gradient is not finite", "spike": "it is a spike (train.spike_bound)"}
+
+
+class RollbackError(Exception):
+    """A step that the run shall go back from.
+
+    Args:
+      fault: the step and its batch.
+      reason: what is wrong with it.
+      blamed: the first step whose checkpoint may hold weights that are to blame.
+    """
+
+    def __init__(self, fault: Fault, reason: str, *, blamed: int):
+        super().__init__(reason)
+        self.fault, self.reason, self.blamed = fault, reason, blamed
+
+
+class BadSteps:
+    """Decides what a run does about its bad steps.
+
+    Args:
+      trainer: the trainer of the run.
+      checkpoints: its checkpoints.
+      faults: the bad steps that it has had.
+    """
+
+    def __init__(self, trainer: Trainer, checkpoints: Checkpoints, faults: Faults):
+        self._trainer, self._checkpoints, self._faults = trainer, checkpoints, faults
+
+    def note(self, record: Record) -> str:
+        """Notes the step of a record if the step was skipped; returns a line for the log, empty for a good step.
+
+        Raises:
+          FaultError: when the run has more than `train.max_faults`.
+        """
+        kind = record.get("skipped")
+        if not kind:
+            return ""
+        self._faults.add(self._fault(record["step"], kind, "skip"))
+        return f"Step {record['step']} is skipped: {_REASONS[kind]}."
+
+    def explained(self, error: FaultError, step: int) -> Exception:
+        """The error of a step with advice, or the one that lets the run go back to a checkpoint."""
+        # The step computed batch number b = step − 1 with weights up to `delay` updates older than W(b), so every
+        # checkpoint from step b − delay on may hold weights that are to blame.
+        blamed = max(step - 1 - self._trainer.delay, 0)
+        config, before_update = self._trainer.config.train, True
+        kind, action = "spike", config.on_spike
+        if isinstance(error, NonFiniteError):
+            kind, action, before_update = "nonfinite", config.on_nonfinite, error.before_update
+        if action == "rollback":
+            return RollbackError(self._fault(step, kind, "rollback"), str(error), blamed=blamed)
+        if not isinstance(error, NonFiniteError):
+            return type(error)(f"{error}\n{self._advice()}")
+        if before_update and step == 1:
+            return NonFiniteError(f"{error}\n{self._advice_at_start()}")
+        if before_update:
+            self._set_aside(blamed)
+        return NonFiniteError(f"{error}\n{self._advice()}")
+
+    def explained_evaluation(self, error: NonFiniteError) -> NonFiniteError:
+        """The error of an evaluation of the current weights with advice; their checkpoint is set aside."""
+        self._set_aside(self._trainer.step)
+        return NonFiniteError(f"{error}\n{self._advice()}")
+
+    def go_back(self, error: RollbackError) -> None:
+        """Goes back to the last good checkpoint, and leaves the batch of the bad step out from now on.
+
+        Raises:
+          FaultError: when there is no good checkpoint, or the run has more than `train.max_faults`.
+        """
+        if processes.is_first():
+            logger.warning("%s", error.reason)
+        if not self._set_aside(error.blamed):
+            raise FaultError(
+                f"{error.reason}\nThere is no earlier checkpoint to go back to. Save more often "
+                "(train.checkpoint_every), or choose skip in place of rollback."
+            )
+        self._faults.add(error.fault)
+        self._trainer.restore(self._checkpoints)
+        self._faults.resume(self._trainer.step)
+        self._trainer.leave_out(self._faults.left_out)
+        logger.info("Going back to step %d, and leaving batch %d out.", self._trainer.step, error.fault.batch)
+
+    def _fault(self, step: int, kind: str, action: Literal["skip", "rollback"]) -> Fault:
+        return Fault(step, batch_number(step - 1, self._faults.left_out), kind, action)
+
+    def _set_aside(self, blamed: int) -> list[int]:
+        """Sets the checkpoints of step `blamed` and later steps aside; returns the steps of the others."""
+        self._checkpoints.wait()
+        steps = processes.told_by_first("checkpoints to go back to", self._checkpoints.steps)
+        if bad := [step for step in steps if step >= blamed]:
+            self._checkpoints.set_aside(bad)
+        return [step for step in steps if step < blamed]
+
+    def _advice(self) -> str:
+        """Advice on weights that exploded, or are about to."""
+        return (
+            "A lower optimizer.learning_rate, a longer optimizer.warmup_steps or optimizer.clip_norm=1.0 often help; "
+            f"the same command with them {self._continuation()}."
+        )
+
+    def _continuation(self) -> str:
+        """Where the next start of the run goes on, as the end of a sentence."""
+        self._checkpoints.wait()
+        if steps := self._checkpoints.steps():
+            return f"goes on from the last good checkpoint, {self._checkpoints.path(steps[-1])}"
+        return "starts again, since there is no checkpoint"
+
+    def _advice_at_start(self) -> str:
+        """Advice when the initial weights are to blame, before any update."""
+        config = self._trainer.config
+        start, remedy = "the initial ones", f"a model.init_std below {config.model.init_std:g}"
+        if config.train.init_from:
+            start, remedy = f"those of train.init_from={config.train.init_from}", "another run in train.init_from"
+        if config.model.dtype != "float32":
+            remedy += f" or model.dtype=float32 in place of {config.model.dtype}"
+        return (
+            f"The weights are still {start}: no update has been made, so a lower optimizer.learning_rate would not "
+            f"help. Use {remedy}."
+        )

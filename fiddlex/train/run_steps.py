@@ -1,0 +1,148 @@
+"""The steps of a run, one of which is in flight, and what the run does between them: evaluations and saves.
+
+The host stays one step behind the devices: while they run step k, it reads the metrics of step k − 1, so the devices
+never wait for logging. Before a checkpoint or an evaluation, the host also reads the metrics of step k. These say
+whether the updated weights are finite, so the run never saves weights that are not.
+"""
+
+import functools
+
+from fiddlex.cluster import processes
+from fiddlex.errors import DataError, FaultError, NonFiniteError
+from fiddlex.train.bad_steps import BadSteps
+from fiddlex.train.instruments import Instruments
+from fiddlex.train.record import Record
+from fiddlex.train.run.best import Best
+from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.reports import Reports
+from fiddlex.train.step.dispatched import Dispatched
+from fiddlex.train.step.stopwatch import Activity
+from fiddlex.train.trainer import Trainer
+
+
+class RunSteps:
+    """Takes the steps of a run, evaluates and saves.
+
+    Args:
+      trainer: the trainer, at the step that the run goes on from.
+      checkpoints: the checkpoints of the run.
+      best: its best weights.
+      bad_steps: decides about steps that go wrong.
+      reports: where the numbers go.
+      instruments: what measures and watches the run.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        checkpoints: Checkpoints,
+        best: Best,
+        bad_steps: BadSteps,
+        reports: Reports,
+        instruments: Instruments,
+    ):
+        self._trainer, self._config = trainer, trainer.config.train
+        self._checkpoints, self._best, self._bad_steps = checkpoints, best, bad_steps
+        self._reports, self._instruments = reports, instruments
+        self._in_flight: Dispatched | None = None
+        self._saved_step = trainer.step
+
+    def begin(self) -> None:
+        """Compiles the train step, which ends the start of the process."""
+        self._reports.terminal.compiled(self._trainer.compile())
+        self._instruments.begin()
+
+    def step(self) -> None:
+        """Dispatches the next step, then reads the metrics of the previous step."""
+        number, profiler = self._trainer.step + 1, self._instruments.profiler
+        self._instruments.begin_step(number)
+        if profiler.starts_with(number):
+            self.finish_step()
+            with self._instruments.between_steps(Activity.PROFILING):
+                profiler.start()
+        try:
+            dispatched = self._trainer.dispatch()
+        except DataError:  # the steps before this one are good
+            if processes.num_processes() == 1:  # of several, the others may have no error, and would not save too
+                self.save()
+            raise
+        self.finish_step()
+        self._in_flight = dispatched
+        if profiler.ends_with(number):
+            self.finish_step()
+            with self._instruments.between_steps(Activity.PROFILING):
+                profiler.stop()
+
+    def finish_step(self) -> None:
+        """Waits for the step in flight, if there is one; writes its record if one is due or the step is the last."""
+        if self._in_flight is None:
+            return
+        dispatched, self._in_flight = self._in_flight, None
+        try:
+            record = self._trainer.record(dispatched)
+        except FaultError as error:
+            raise self._bad_steps.explained(error, dispatched.step) from error
+        if skipped := self._bad_steps.note(record):
+            self._reports.terminal.line(skipped)
+        if decision := self._trainer.decision:
+            self._reports.decision(decision.to_record(), str(decision))
+        self._reports.step_done(record)
+        if interval := self._instruments.step_done(record):
+            self._reports.decision({"step": record["step"], **interval.to_record()}, str(interval))
+        is_last = record["step"] == self._config.num_steps
+        if is_due(record["step"], self._config.log_every) or (self._config.log_every and is_last):
+            record |= self._instruments.figures(record) | self._trainer.dataset.counts.take()
+            self._reports.training(record)
+
+    def evaluate(self) -> None:
+        """Evaluates the current weights, unless this run or an interrupted one has already written their evaluation."""
+        self.finish_step()
+        step = self._trainer.step
+        if self._reports.evaluated_step == step:
+            return
+        with self._instruments.watching(f"The evaluation at step {step}"):
+            evaluation = self._evaluation(step)
+            if self._config.patience:
+                with self._instruments.between_steps(Activity.CHECKPOINTS):
+                    self._best.offer(evaluation, functools.partial(self._trainer.save, weights_only=True))
+        self._reports.evaluation(evaluation)
+
+    def _evaluation(self, step: int) -> Record:
+        measured = self._instruments.between_steps(Activity.EVALUATION)
+        try:
+            with self._reports.terminal.evaluating(step), measured:
+                self._instruments.probe()
+                return self._trainer.evaluate()
+        except NonFiniteError as error:
+            raise self._bad_steps.explained_evaluation(error) from error
+
+    def save(self) -> None:
+        """Saves the current state, unless it is already on disk, or its weights may be to blame for a bad step."""
+        self.finish_step()
+        record, step = self._reports.last_record, self._trainer.step
+        if self._saved_step == step or (record and record.get("skipped") == "nonfinite"):
+            return
+        with self._instruments.saving(step):
+            self._instruments.probe()
+            self._trainer.save(self._checkpoints)
+        self._saved_step = step
+        self._reports.account(step)
+
+    def finish_checkpoints(self) -> None:
+        """Waits until all checkpoints are on disk."""
+        watched = self._instruments.watching("The last checkpoint")
+        with watched, self._instruments.between_steps(Activity.CHECKPOINTS):
+            self._checkpoints.wait()
+
+    def is_past_best(self) -> bool:
+        """Whether `train.patience` evaluations after the best one were no better."""
+        patience, best = self._config.patience, self._best.evaluation
+        if not patience or not best:
+            return False
+        return self._reports.num_evaluations_after(best["step"]) >= patience
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something that happens every `every` steps happens after `step`; 0: never."""
+    return every > 0 and step % every == 0
