@@ -48,16 +48,27 @@ class BadSteps:
         self._trainer, self._checkpoints, self._faults = trainer, checkpoints, faults
 
     def note(self, record: Record) -> str:
-        """Notes the step of a record if the step was skipped; returns a line for the log, empty for a good step.
-
-        Raises:
-          FaultError: when the run has more than `train.max_faults`.
-        """
+        """Notes the step of a record if the step was skipped; returns a line for the log, empty for a good step."""
         kind = record.get("skipped")
         if not kind:
             return ""
         self._faults.add(self._fault(record["step"], kind, "skip"))
         return f"Step {record['step']} is skipped: {_REASONS[kind]}."
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether the run has had more than `train.max_faults` bad steps."""
+        return self._faults.first_beyond_limit is not None
+
+    def check(self) -> None:
+        """Raises FaultError when the run has had more than `train.max_faults` bad steps."""
+        if fault := self._faults.first_beyond_limit:
+            limit = self._faults.limit
+            raise FaultError(
+                f"Step {fault.step} is fault number {limit + 1} of this run ({self._faults.path}), and "
+                f"train.max_faults={limit}. Look for the cause, such as bad data, too high a learning rate or a bad "
+                f"device. Then set train.max_faults higher: the same command with it {self._continuation()}."
+            )
 
     def explained(self, error: FaultError, step: int) -> Exception:
         """The error of a step with advice, or the one that lets the run go back to a checkpoint."""
@@ -97,6 +108,7 @@ class BadSteps:
                 "(train.checkpoint_every), or choose skip in place of rollback."
             )
         self._faults.add(error.fault)
+        self.check()
         self._trainer.restore(self._checkpoints)
         self._faults.resume(self._trainer.step)
         self._trainer.leave_out(self._faults.left_out)

@@ -132,6 +132,7 @@ def _train_on(
             if run.is_past_best():
                 logger.info("Nothing to train: %d evaluations were no better than the best.", config.patience)
             elif first < last:
+                bad_steps.check()  # an earlier process may have ended because of them
                 run.begin()
             while trainer.step < last and not run.is_past_best() and stop.goes_on(trainer.step):
                 run.step()

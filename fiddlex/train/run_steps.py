@@ -54,7 +54,12 @@ class RunSteps:
         self._instruments.begin()
 
     def step(self) -> None:
-        """Dispatches the next step, then reads the metrics of the previous step."""
+        """Dispatches the next step, then reads the metrics of the previous step.
+
+        Raises:
+          FaultError: when the run has had more than `train.max_faults` bad steps. Steps that were skipped changed no
+            weight, so the run saves before it ends, unless this step shows that its weights may be to blame.
+        """
         number, profiler = self._trainer.step + 1, self._instruments.profiler
         self._instruments.begin_step(number)
         if profiler.starts_with(number):
@@ -73,6 +78,9 @@ class RunSteps:
             self.finish_step()
             with self._instruments.between_steps(Activity.PROFILING):
                 profiler.stop()
+        if self._bad_steps.are_too_many:
+            self.save()  # reads the metrics of this step first: when they are finite, so were the weights before it
+            self._bad_steps.check()
 
     def finish_step(self) -> None:
         """Waits for the step in flight, if there is one; writes its record if one is due or the step is the last."""

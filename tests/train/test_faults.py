@@ -14,7 +14,7 @@ from fiddlex.data import Batch, Loader
 from fiddlex.errors import CheckpointError, ConfigError, FaultError, NonFiniteError, SpikeError
 from fiddlex.train import loop
 from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.trainer import Trainer
+from fiddlex.train.trainer import Trainer, load_trainer
 from tests.train.test_resume import final_state, interrupted_run, records
 
 NONFINITE, SPIKE = 6, 33  # numbers of the batches that are poisoned
@@ -85,7 +85,12 @@ LONG = pytest.mark.long
     ],
 )
 def test_a_run_with_a_bad_batch_equals_one_without_it(
-    batch: int, action: str, config: Config, tmp_path: pathlib.Path, poison: set[int]
+    batch: int,
+    action: str,
+    config: Config,
+    tmp_path: pathlib.Path,
+    poison: set[int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     poison.add(batch)
     config.train.num_steps = STEPS[batch]
@@ -95,6 +100,7 @@ def test_a_run_with_a_bad_batch_equals_one_without_it(
         config.train.on_nonfinite = action
     outcome = loop.train(config, tmp_path)
     assert outcome.step == config.train.num_steps
+    assert capsys.readouterr().err.count("Compiled the train step in") == 1
     kind = "spike" if batch == SPIKE else "nonfinite"
     assert faults(tmp_path) == [{"step": batch + 1, "batch": batch, "kind": kind, "action": action}]
     found = records(tmp_path)
@@ -148,11 +154,61 @@ def test_with_several_batches_in_flight_no_weight_is_lost(
             np.testing.assert_allclose(got, each, rtol=1e-6, atol=1e-7)
 
 
-def test_faults_are_bounded_in_number(config: Config, tmp_path: pathlib.Path, poison: set[int]) -> None:
+@pytest.mark.parametrize(
+    ("action", "checkpoint_every", "step", "kept"),
+    [
+        ("skip", 100, 7, 8),  # step 8 is good, and shows that the weights are
+        pytest.param("skip", 1, 7, 8, marks=LONG),
+        pytest.param("rollback", 2, 5, 2, marks=LONG),
+    ],
+)
+def test_faults_are_bounded_in_number_and_no_good_step_is_lost(
+    action: str, checkpoint_every: int, step: int, kept: int, config: Config, tmp_path: pathlib.Path, poison: set[int]
+) -> None:
     poison.update({3, 4, 6})
-    config.train.on_nonfinite, config.train.max_faults = "skip", 2
-    with pytest.raises(FaultError, match=r"Step 7 is fault number 3 of this run .* train.max_faults=2. Look for"):
-        loop.train(config, tmp_path)
+    config.train.on_nonfinite, config.train.checkpoint_every = action, checkpoint_every
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    config.train.max_faults = 3
+    loop.train(config, whole)
+    config.train.max_faults = 2
+    taken = []
+    for _ in range(2):  # the second start ends at once
+        with pytest.raises(FaultError) as raised:
+            loop.train(config, parts)
+        assert str(raised.value) == (
+            f"Step {step} is fault number 3 of this run ({parts}/faults.json), and train.max_faults=2. Look for the "
+            "cause, such as bad data, too high a learning rate or a bad device. Then set train.max_faults higher: the "
+            f"same command with it goes on from the last good checkpoint, {parts}/checkpoints/{kept}."
+        )
+        assert Checkpoints(parts).steps()[-1] == kept
+        taken.append(records(parts))
+    assert taken[0][:kept] == taken[1]
+    config.train.max_faults = 3
+    assert loop.train(config, parts).step == config.train.num_steps
+    assert records(parts) == records(whole)
+    assert faults(parts) == faults(whole)
+    for a, b in zip(*(final_state(each, config) for each in (parts, whole)), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("best", [4, 8])
+def test_a_rollback_keeps_the_best_weights_or_makes_them_again(
+    best: int, config: Config, tmp_path: pathlib.Path, poison: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 9 is bad, and the checkpoint of step 8 may be to blame, so the run goes back to step 6."""
+    original = Trainer.evaluate
+    monkeypatch.setattr(Trainer, "evaluate", lambda self: {**original(self), "eval_loss": 1.0 + abs(self.step - best)})
+    poison.add(8)
+    config.train.on_nonfinite, config.train.eval_every, config.train.patience = "rollback", 4, 9
+    outcome = loop.train(config, tmp_path)
+    assert outcome.evaluation is not None
+    assert outcome.evaluation["step"] == best
+    assert [path.name for path in (tmp_path / "best").iterdir() if path.is_dir()] == [str(best)]
+    moved = [path.name.partition("-")[0] for path in (tmp_path / "damaged_checkpoints").iterdir()]
+    assert moved == ["8"] * (1 + (best == 8))  # the checkpoint, and the best weights if they are made again
+    expected = weights_without(config, 8, steps=best)
+    for got, each in zip(jax.tree.leaves(load_trainer(tmp_path).weights()), expected, strict=True):
+        np.testing.assert_array_equal(got, each)
 
 
 def test_stop_names_what_was_usual(config: Config, tmp_path: pathlib.Path, poison: set[int]) -> None:
@@ -215,6 +271,8 @@ def test_weights_that_make_every_step_bad_are_not_saved(config: Config, tmp_path
     loop.train(config, tmp_path)
     diverging = copy.deepcopy(config)
     diverging.train.num_steps, diverging.train.on_nonfinite, diverging.optimizer.learning_rate = 30, "skip", 1e20
-    with pytest.raises(FaultError, match="is fault number 11"):
+    with pytest.raises(FaultError, match=r"is fault number 11 (.|\n)*goes on from .*/checkpoints/10\.$"):
         loop.train(diverging, tmp_path)
     assert Checkpoints(tmp_path).steps()[-1] == STEPS[NONFINITE]
+    config.train.num_steps, config.train.on_nonfinite = 12, "skip"
+    assert loop.train(config, tmp_path).step == 12  # takes the bad steps again, at a lower learning rate

@@ -1,7 +1,10 @@
 """The best weights of a run that ends when it stops improving: `best/` and `best.json` in its workdir.
 
 Invariant: `best.json` is the evaluation of the weights in `best/`, and no later evaluation was better. When a run
-resumes after a kill, it sets aside best weights of steps that it trains again.
+resumes after a kill or goes back from a bad step, it sets aside best weights of steps that it trains again, and keeps
+those of earlier steps. Weights that may be to blame for a bad step are always among the former, since the run goes back
+to a checkpoint before them. Nothing is lost: a batch that is left out comes after the evaluated step, so the run makes
+the same weights again.
 """
 
 import json

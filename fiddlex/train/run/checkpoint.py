@@ -169,7 +169,7 @@ class Checkpoints:
         self.close()  # an open manager does not look for changes on disk
 
         def move() -> list[tuple[int, str]]:
-            moved = {step: self.directory.with_name(DAMAGED) / f"{step}-{int(time.time())}" for step in steps}
+            moved = {step: _unused(self.directory.with_name(DAMAGED), step) for step in steps}
             for step, target in moved.items():
                 with writing(target):
                     target.parent.mkdir(exist_ok=True)
@@ -278,6 +278,14 @@ class Checkpoints:
                 + "\n  ".join(different[:4])
                 + "\nUse the description it was trained with to go on with this run, or choose a new --workdir."
             )
+
+
+def _unused(folder: Path, step: int) -> Path:
+    """A path for a step's checkpoint in `folder`, named by the time; `best/` may have moved one there this second."""
+    seconds = int(time.time())
+    while (path := folder / f"{step}-{seconds}").exists():
+        seconds += 1
+    return path
 
 
 def _other_arrays(path: Path, different: list[str]) -> str:

@@ -16,7 +16,7 @@ from fiddlex.cluster import processes
 from fiddlex.config import TrainConfig
 from fiddlex.config.small_files import read_small
 from fiddlex.config.whole_files import write_whole
-from fiddlex.errors import CheckpointError, FaultError
+from fiddlex.errors import CheckpointError
 from fiddlex.train.run.workdir import writing
 
 FILE = "faults.json"
@@ -48,12 +48,16 @@ class Faults:
       resumed_step: the step that training continues from; steps that were skipped after it are forgotten, since the
         run takes them again.
 
+    Attributes:
+      path: the path of `faults.json`.
+      limit: `train.max_faults`, the number of faults with which the run still goes on.
+
     Raises:
       CheckpointError: from the constructor and every method, when the file cannot be written or is damaged.
     """
 
     def __init__(self, workdir: Path, config: TrainConfig, *, resumed_step: int):
-        self._path, self._limit = workdir / FILE, config.max_faults
+        self.path, self.limit = workdir / FILE, config.max_faults
         self._faults = [Fault(*each) for each in processes.told_by_first(f"faults of {workdir}", self._read)]
         self.resume(resumed_step)
 
@@ -61,6 +65,11 @@ class Faults:
     def left_out(self) -> tuple[int, ...]:
         """The numbers of the batches that the run leaves out, in ascending order."""
         return tuple(sorted(fault.batch for fault in self._faults if fault.action == "rollback"))
+
+    @property
+    def first_beyond_limit(self) -> Fault | None:
+        """The fault that is one more than `train.max_faults`; None while the run has no more than these."""
+        return self._faults[self.limit] if len(self._faults) > self.limit else None
 
     def resume(self, step: int) -> None:
         """Notes that the run goes on from `step`; at 0 it starts anew, without any fault."""
@@ -70,36 +79,26 @@ class Faults:
             self._write()
 
     def add(self, fault: Fault) -> None:
-        """Records a fault.
-
-        Raises:
-          FaultError: when the run has more than `train.max_faults`.
-        """
+        """Records a fault."""
         self._faults.append(fault)
         self._write()
-        if len(self._faults) > self._limit:
-            raise FaultError(
-                f"Step {fault.step} is fault number {len(self._faults)} of this run ({self._path}), and "
-                f"train.max_faults={self._limit}. Look for the cause, such as bad data, too high a learning rate or a "
-                "bad device; or set train.max_faults higher, and run the same command again."
-            )
 
     def _read(self) -> list[Fault]:
-        if not self._path.exists():
+        if not self.path.exists():
             return []
         try:
-            return _parsed(read_small(self._path))
+            return _parsed(read_small(self.path))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
-                f"{self._path} is damaged. It says which batches this run leaves out; put back an intact copy, or "
+                f"{self.path} is damaged. It says which batches this run leaves out; put back an intact copy, or "
                 "remove it if the run never went back to a checkpoint because of a fault."
             ) from error
 
     def _write(self) -> None:
         if not processes.is_first():
             return
-        with writing(self._path):
-            write_whole(self._path, json.dumps([fault._asdict() for fault in self._faults], indent=1) + "\n")
+        with writing(self.path):
+            write_whole(self.path, json.dumps([fault._asdict() for fault in self._faults], indent=1) + "\n")
 
 
 def _parsed(text: str) -> list[Fault]:

@@ -178,8 +178,9 @@ class Reporter:
             self._progress.stop()
 
     def compiled(self, seconds: float) -> None:
-        """Reports how long compilation took; the estimate of the time left starts here."""
-        self.line(f"Compiled the train step in {readable_time(seconds)}.")
+        """Reports how long compilation took, if it took any time; the estimate of the time left starts here."""
+        if seconds:
+            self.line(f"Compiled the train step in {readable_time(seconds)}.")
         self._start_time = time.monotonic()
         if self._progress:
             self._progress.reset(self._task, completed=self._start_step, total=self._num_steps)
