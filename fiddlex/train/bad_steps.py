@@ -61,7 +61,10 @@ class BadSteps:
         return self._faults.first_beyond_limit is not None
 
     def check(self) -> None:
-        """Raises FaultError when the run has had more than `train.max_faults` bad steps."""
+        """Raises FaultError when the run has had more than `train.max_faults` bad steps.
+
+        The message is the same when a run ends and when the next start finds that it has ended so.
+        """
         if fault := self._faults.first_beyond_limit:
             limit = self._faults.limit
             raise FaultError(

@@ -79,11 +79,16 @@ class RunSteps:
             with self._instruments.between_steps(Activity.PROFILING):
                 profiler.stop()
         if self._bad_steps.are_too_many:
-            self.save()  # reads the metrics of this step first: when they are finite, so were the weights before it
+            self.save()  # reads the metrics of this step first, which tell whether the weights before it are good
             self._bad_steps.check()
 
     def finish_step(self) -> None:
-        """Waits for the step in flight, if there is one; writes its record if one is due or the step is the last."""
+        """Waits for the step in flight, if there is one; writes its record if one is due or the step is the last.
+
+        Raises:
+          RollbackError: when the run shall go back from the step.
+          FaultError: when the step is not finite or a spike, and ends the run.
+        """
         if self._in_flight is None:
             return
         dispatched, self._in_flight = self._in_flight, None
