@@ -73,7 +73,7 @@ def test_a_signal_stops_the_run_for_good(number: signal.Signals, tmp_path: pathl
 
 def test_only_folders_that_the_trainer_reads_are_checkpoints(tmp_path: pathlib.Path) -> None:
     assert newest_step(tmp_path) == -1
-    for name in ("0", "7", "0040", "٥٠", "60.orbax-checkpoint-tmp"):
+    for name in ("0", "7", "0040", "²", "٥٠", "60.orbax-checkpoint-tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     (tmp_path / "checkpoints" / "70").touch()
     assert newest_step(tmp_path) == 7

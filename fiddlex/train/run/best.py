@@ -9,13 +9,13 @@ the same weights again.
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from fiddlex.cluster import processes
 from fiddlex.config import Config
 from fiddlex.config.small_files import read_small
+from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import CheckpointError
 from fiddlex.train.inference.evaluation import merit
 from fiddlex.train.record import Record, parse_record
@@ -77,9 +77,7 @@ class Best:
         if not processes.is_first():
             return
         with writing(self._path):
-            temporary = self._path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(evaluation) + "\n", encoding="utf-8")
-            os.replace(temporary, self._path)
+            write_whole(self._path, json.dumps(evaluation) + "\n")
 
 
 def read_best(workdir: Path, task: str) -> Record | None:

@@ -67,8 +67,8 @@ class Checkpoints:
         """Steps that have a finished checkpoint, in ascending order."""
         if not self.directory.is_dir():
             return []
-        steps = sorted(ocp.utils.checkpoint_steps(self.directory))
-        return [step for step in steps if self.path(step).is_dir()]  # orbax takes a folder 0040 for that of step 40
+        names = (path.name for path in self.directory.iterdir() if path.is_dir())
+        return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
     def path(self, step: int) -> Path:
         """The path of a step's checkpoint."""
