@@ -134,7 +134,10 @@ class RunSteps:
         """Saves the current state, unless it is already on disk, or its weights may be to blame for a bad step."""
         self.finish_step()
         record, step = self._reports.last_record, self._trainer.step
-        if self._saved_step == step or (record and record.get("skipped") == "nonfinite"):
+        if self._saved_step == step:
+            return
+        if record and record.get("skipped") == "nonfinite":
+            self._reports.terminal.line(f"Nothing is saved after step {step}: its weights may be to blame for it.")
             return
         with self._instruments.saving(step):
             self._instruments.probe()

@@ -267,12 +267,15 @@ def test_not_finite_without_an_action_is_still_an_error(
         loop.train(config, tmp_path)
 
 
-def test_weights_that_make_every_step_bad_are_not_saved(config: Config, tmp_path: pathlib.Path) -> None:
+def test_weights_that_make_every_step_bad_are_not_saved(
+    config: Config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     loop.train(config, tmp_path)
     diverging = copy.deepcopy(config)
     diverging.train.num_steps, diverging.train.on_nonfinite, diverging.optimizer.learning_rate = 30, "skip", 1e20
     with pytest.raises(FaultError, match=r"is fault number 11 (.|\n)*goes on from .*/checkpoints/10\.$"):
         loop.train(diverging, tmp_path)
     assert Checkpoints(tmp_path).steps()[-1] == STEPS[NONFINITE]
+    assert "Nothing is saved after step 23: its weights may be to blame for it." in capsys.readouterr().err
     config.train.num_steps, config.train.on_nonfinite = 12, "skip"
     assert loop.train(config, tmp_path).step == 12  # takes the bad steps again, at a lower learning rate
