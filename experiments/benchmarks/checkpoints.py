@@ -10,11 +10,11 @@ device. Systems take turns, each with fresh checkpoints:
 - synchronous: fiddlex's checkpoints at the interval that `auto` had chosen last, and the run waits until each is safe.
 - orbax: `ocp.CheckpointManager` with its defaults at the same interval: asynchronous, without checksums and digests.
 
-"Stall" is the time for which a save holds the loop, the median of all but the first. "Overhead" is the share by which
-saves lengthen the steps between them: the stalls, and the time by which steps beside the background writer take longer
-than the median of the other steps in the same turn. The first save of a turn, which compiles and from which `auto`
-learns the cost, is left out; with slow writes, so are all saves before. "Restore" is the time that an empty trainer
-takes for the newest checkpoint.
+"Stall" is the time for which a save holds the loop, the median of all but the first of a turn. "Overhead" is the share
+by which saves lengthen the steps between them: the stalls, and the time by which steps beside the background writer are
+longer than the median of the other steps in the same turn. The first save of a turn, from which `auto` learns the cost,
+is left out; with slow writes, so are all saves before. "Restore" is the time that an empty trainer takes for the newest
+checkpoint. A save before all turns compiles what saves run on the devices.
 """
 
 import contextlib
@@ -111,7 +111,7 @@ class Turn:
         return len(self._saves)
 
     def stall_s(self) -> float:
-        """The median seconds for which a save held the loop, without the first, which compiles.
+        """The median seconds for which a save held the loop, without the first.
 
         Raises:
           DeviceError: when there was only that one.
@@ -231,6 +231,8 @@ def rows(folder: pathlib.Path) -> Iterator[Row]:
     """Runs each system."""
     trainer = Trainer(_CONFIG.value)
     trainer.record(trainer.dispatch())
+    with Checkpoints(folder / "compiled") as checkpoints:
+        trainer.save(checkpoints)
     row, interval = auto(trainer, folder / "auto", slow=False)
     yield row
     yield auto(trainer, folder / "slow", slow=True)[0]
