@@ -6,6 +6,7 @@ is killed before that leaves a file whose name ends in `.tmp`, and which nothing
 
 import contextlib
 import glob
+import itertools
 import os
 import secrets
 import time
@@ -66,3 +67,15 @@ def remove_leftovers(path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
             if time.time() - part.stat().st_mtime > _LEFTOVER_S:
                 part.unlink()
+
+
+def unused(folder: Path, name: str) -> Path:
+    """A path in `folder` where nothing is yet.
+
+    Args:
+      folder: the folder, which may not exist.
+      name: the name, with {} where the date and time of now go, and behind them -2, -3, … if the path is taken.
+    """
+    now = time.strftime("%Y%m%d-%H%M%S")
+    stamps = itertools.chain([now], (f"{now}-{number}" for number in itertools.count(2)))
+    return next(path for stamp in stamps if not os.path.lexists(path := folder / name.format(stamp)))

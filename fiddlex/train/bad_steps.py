@@ -9,8 +9,9 @@ import logging
 from typing import Literal
 
 from fiddlex.cluster import processes
+from fiddlex.config.every import Every
 from fiddlex.data.loader import batch_number
-from fiddlex.errors import FaultError, NonFiniteError
+from fiddlex.errors import ConfigError, FaultError, NonFiniteError
 from fiddlex.train.record import Record
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.faults import Fault, Faults
@@ -42,9 +43,13 @@ class BadSteps:
       trainer: the trainer of the run.
       checkpoints: its checkpoints.
       faults: the bad steps that it has had.
+
+    Raises:
+      ConfigError: when the checkpoints that the run keeps may all be too new to go back to one.
     """
 
     def __init__(self, trainer: Trainer, checkpoints: Checkpoints, faults: Faults):
+        _check_reach(trainer)
         self._trainer, self._checkpoints, self._faults = trainer, checkpoints, faults
 
     def note(self, record: Record) -> str:
@@ -107,13 +112,12 @@ class BadSteps:
             logger.warning("%s", error.reason)
         if not self._set_aside(error.blamed):
             raise FaultError(
-                f"{error.reason}\nThere is no earlier checkpoint to go back to. Save more often "
-                "(train.checkpoint_every), or choose skip in place of rollback."
+                f"{error.reason}\nThere is no earlier checkpoint to go back to. Save earlier or more often "
+                "(train.checkpoint_every), keep more of them (train.keep_last), or choose skip in place of rollback."
             )
-        self._faults.add(error.fault)
-        self.check()
         self._trainer.restore(self._checkpoints)
-        self._faults.resume(self._trainer.step)
+        self._faults.go_back(self._trainer.step, error.fault)
+        self.check()
         self._trainer.leave_out(self._faults.left_out)
         logger.info("Going back to step %d, and leaving batch %d out.", self._trainer.step, error.fault.batch)
 
@@ -153,4 +157,17 @@ class BadSteps:
         return (
             f"The weights are still {start}: no update has been made, so a lower optimizer.learning_rate would not "
             f"help. Use {remedy}."
+        )
+
+
+def _check_reach(trainer: Trainer) -> None:
+    """Raises ConfigError when all checkpoints that the run keeps may be of steps to blame for a bad step."""
+    config, delay = trainer.config.train, trainer.delay
+    every = max(Every(config.checkpoint_every), 1)  # `auto` may save after each step
+    if "rollback" in (config.on_nonfinite, config.on_spike) and (config.keep_last - 1) * every <= delay:
+        raise ConfigError(
+            f"A rollback takes a checkpoint from more than {delay} steps before the newest, since steps compute with "
+            f"weights up to {delay} updates old. With train.keep_last={config.keep_last} and "
+            f"train.checkpoint_every={Every(config.checkpoint_every)} the run may keep none. Set train.keep_last to at "
+            f"least {delay // every + 2}."
         )

@@ -146,6 +146,7 @@ def _train_on(
             # Save a last checkpoint and run a last evaluation.
             if config.checkpoint_every or stopped_by:
                 run.save()
+            bad_steps.check()  # the last step may have been one too many
             if config.eval_every and not stopped_by:
                 run.evaluate()
             run.finish_checkpoints()

@@ -8,7 +8,7 @@ whether the updated weights are finite, so the run never saves weights that are 
 import functools
 
 from fiddlex.cluster import processes
-from fiddlex.errors import DataError, FaultError, NonFiniteError
+from fiddlex.errors import CheckpointError, DataError, FaultError, NonFiniteError
 from fiddlex.train.bad_steps import BadSteps
 from fiddlex.train.instruments import Instruments
 from fiddlex.train.record import Record
@@ -60,6 +60,8 @@ class RunSteps:
           FaultError: when the run has had more than `train.max_faults` bad steps. Steps that were skipped changed no
             weight, so the run saves before it ends, unless this step shows that its weights may be to blame.
         """
+        if self._checkpoints.has_failed():
+            self.save()
         number, profiler = self._trainer.step + 1, self._instruments.profiler
         self._instruments.begin_step(number)
         if profiler.starts_with(number):
@@ -131,19 +133,42 @@ class RunSteps:
             raise self._bad_steps.explained_evaluation(error) from error
 
     def save(self) -> None:
-        """Saves the current state, unless it is already on disk, or its weights may be to blame for a bad step."""
+        """Saves the current state, unless it is already on disk, or its weights may be to blame for a bad step.
+
+        Raises:
+          CheckpointError: when the save cannot begin, or it fails like the save before, which failed in the background.
+        """
         self.finish_step()
         record, step = self._reports.last_record, self._trainer.step
-        if self._saved_step == step:
+        if self._saved_step == step and not self._checkpoints.has_failed():
             return
+        self._reports.check()
         if record and record.get("skipped") == "nonfinite":
             self._reports.terminal.line(f"Nothing is saved after step {step}: its weights may be to blame for it.")
             return
         with self._instruments.saving(step):
             self._instruments.probe()
+            is_last_try = self._last_save_failed(step)
             self._trainer.save(self._checkpoints)
+            if is_last_try:
+                self._checkpoints.wait()
         self._saved_step = step
         self._reports.account(step)
+
+    def _last_save_failed(self, step: int) -> bool:
+        """Waits for the last save; tells of its error if it has failed in the background.
+
+        Raises:
+          CheckpointError: when it has failed and the run has several processes, of which it may have failed in one.
+        """
+        try:
+            self._checkpoints.wait()
+        except CheckpointError as error:
+            if processes.num_processes() > 1:
+                raise
+            self._reports.terminal.line(f"{error} The run tries it once more, with step {step}.")
+            return True
+        return False
 
     def finish_checkpoints(self) -> None:
         """Waits until all checkpoints are on disk."""

@@ -335,6 +335,7 @@ class Trainer:
           CheckpointError: when there are checkpoints but none can be read, or when the newest readable one belongs to
             other training data, another kind of optimizer, or a network with other parameters.
         """
+        self._state = None  # whose memory the restored one takes
         saved = checkpoints.restore_newest(
             self._program.abstract_saved(),
             layers=self.layout.placement.layers,
@@ -347,7 +348,7 @@ class Trainer:
         if self._switch is not None and saved.switch:
             self._switch.restore(saved.switch)
             self._follow(self._switch)
-        if not saved.optimizer:  # weights alone, as from another program
+        if not saved.optimizer:  # weights alone, as from another program; the optimizer starts afresh
             saved = saved._replace(optimizer=self.state.optimizer)
         self._take(self._program.resume(saved))
         return True

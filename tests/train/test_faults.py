@@ -13,6 +13,7 @@ from fiddlex.config import Config
 from fiddlex.data import Batch, Loader
 from fiddlex.errors import CheckpointError, ConfigError, FaultError, NonFiniteError, SpikeError
 from fiddlex.train import loop
+from fiddlex.train.run import workdir as workdirs
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer, load_trainer
 from tests.train.test_resume import final_state, interrupted_run, records
@@ -225,6 +226,41 @@ def test_a_rollback_without_an_earlier_checkpoint(config: Config, tmp_path: path
     poison.add(0)
     config.train.on_nonfinite = "rollback"
     with pytest.raises(FaultError, match=r"Step 1 is not finite(.|\n)*no earlier checkpoint to go back to"):
+        loop.train(config, tmp_path)
+
+
+def test_a_rollback_to_weights_alone_starts_the_optimizer_afresh(
+    config: Config, tmp_path: pathlib.Path, poison: set[int]
+) -> None:
+    """As in a workdir that `fiddlex convert` has made, whose checkpoint is that of step 0."""
+    config.optimizer.name, config.train.on_nonfinite, config.train.checkpoint_every = "adamw", "rollback", 100
+    trainer = Trainer(copy.deepcopy(config))
+    with workdirs.claimed(tmp_path, config, schedule=trainer.layout.pipeline.lowered.schedule):
+        workdirs.write_config(tmp_path)
+    with Checkpoints(tmp_path) as checkpoints:
+        trainer.save(checkpoints, weights_only=True)
+    poison.add(NONFINITE)
+    loop.train(config, tmp_path)
+    assert [fault["batch"] for fault in faults(tmp_path)] == [NONFINITE]
+    expected = weights_without(config, NONFINITE, steps=config.train.num_steps)
+    for got, each in zip(trained(tmp_path, config), expected, strict=True):
+        np.testing.assert_array_equal(got, each)
+
+
+@pytest.mark.parametrize(("every", "keep_last", "message"), [(1, 2, "at least 3"), ("auto", 2, "at least 3")])
+def test_a_rollback_that_might_find_no_good_checkpoint_is_refused(
+    every: int | str, keep_last: int, message: str, config: Config, tmp_path: pathlib.Path
+) -> None:
+    config.mesh.data, config.mesh.pipe, config.pipeline.semantics = 1, 2, "2bw"
+    config.train.on_nonfinite, config.train.keep_last, config.train.checkpoint_every = "rollback", keep_last, every
+    with pytest.raises(ConfigError, match=f"since steps compute with weights up to 1 updates old(.|\n)*{message}"):
+        loop.train(config, tmp_path)
+
+
+def test_too_many_faults_at_the_end_are_an_error(config: Config, tmp_path: pathlib.Path, poison: set[int]) -> None:
+    poison.update({NONFINITE, config.train.num_steps - 1})
+    config.train.on_nonfinite, config.train.max_faults = "skip", 1
+    with pytest.raises(FaultError, match="Step 10 is fault number 2 of this run"):
         loop.train(config, tmp_path)
 
 

@@ -14,8 +14,8 @@ all pass over a checkpoint that one of them cannot read. `Checkpoints` deletes o
 """
 
 import logging
+import shutil
 import socket
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fiddlex.cluster import processes
+from fiddlex.config.whole_files import unused
 from fiddlex.errors import CheckpointError
 from fiddlex.parallel.sharding import on_devices
 from fiddlex.train.run.checkpoint_meta import META, About, Meta, arrays_of, items_of, named, read_meta
@@ -60,8 +61,13 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, value: BaseException | None, traceback: object) -> None:
+        try:
+            self.close()
+        except CheckpointError as error:
+            if value is None:
+                raise
+            logger.warning("%s", error)  # what ended the body comes first
 
     def steps(self) -> list[int]:
         """Steps that have a finished checkpoint, in ascending order."""
@@ -139,8 +145,12 @@ class Checkpoints:
         return None
 
     def is_writing(self) -> bool:
-        """Whether a checkpoint is still being written in the background."""
+        """Whether the last checkpoint is not on disk yet, or could not be written and nobody was told."""
         return self._writer.is_writing()
+
+    def has_failed(self) -> bool:
+        """Whether the last checkpoint could not be written and nobody was told; `wait` then raises the error."""
+        return self._writer.has_failed()
 
     def wait(self) -> None:
         """Waits until everything is on disk.
@@ -169,11 +179,11 @@ class Checkpoints:
         self.close()  # an open manager does not look for changes on disk
 
         def move() -> list[tuple[int, str]]:
-            moved = {step: _unused(self.directory.with_name(DAMAGED), step) for step in steps}
+            moved = {step: unused(self.directory.with_name(DAMAGED), f"{step}-{{}}") for step in steps}
             for step, target in moved.items():
                 with writing(target):
                     target.parent.mkdir(exist_ok=True)
-                    self.path(step).rename(target)
+                    shutil.move(self.path(step), target)  # copies where `checkpoints` is a link to another disk
             return [(step, str(target)) for step, target in moved.items()]
 
         moved = processes.told_by_first(f"checkpoints moved out of {self.directory}", move)
@@ -278,14 +288,6 @@ class Checkpoints:
                 + "\n  ".join(different[:4])
                 + "\nUse the description it was trained with to go on with this run, or choose a new --workdir."
             )
-
-
-def _unused(folder: Path, step: int) -> Path:
-    """A path for a step's checkpoint in `folder`, named by the time; `best/` may have moved one there this second."""
-    seconds = int(time.time())
-    while (path := folder / f"{step}-{seconds}").exists():
-        seconds += 1
-    return path
 
 
 def _other_arrays(path: Path, different: list[str]) -> str:

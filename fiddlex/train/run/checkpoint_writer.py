@@ -3,7 +3,8 @@
 A save takes a snapshot of the state before it lets the training go on: a copy on the devices, where they have room for
 it, and else a copy on the host (`fiddlex.train.run.snapshot`). A thread, and then those of orbax, write the snapshot.
 
-Invariant: at most one checkpoint is being written, and whatever uses the writer next raises its error.
+Invariant: at most one checkpoint is being written. Its error is raised once, by the next call of `wait`, `save` or
+`close`.
 """
 
 import concurrent.futures
@@ -38,6 +39,8 @@ class CheckpointWriter:
         self._kept = _Kept(keep_last, keep_every)
         self._manager: ocp.CheckpointManager | None = None
         self._begun: concurrent.futures.Future[None] | None = None  # what a thread does before those of orbax
+        self._pending = False  # whether a save was begun of which nobody knows yet how it has ended
+        self._error: CheckpointError | None = None  # of the last save, if nobody was told
         self._saving = -1  # step of the checkpoint that is being written
         self._has_room: bool | None = None  # for a snapshot on the devices; None before the first save
 
@@ -59,13 +62,18 @@ class CheckpointWriter:
         if self._has_room is None:
             self._has_room = has_room(arrays)
         if not self._has_room:
-            self._write(state, about, checksums(arrays))
+            try:
+                self._write(state, about, checksums(arrays))
+            except CheckpointError:
+                self._manager = None  # it would go on waiting for the end of this save
+                raise
+            self._pending = True
             return
         # The devices do this before the next step, and the host does not wait for it.
         sums = {name: checksum(x) for name, x in arrays.items()}
         snapshot = copied(state._replace(switch=()))._replace(switch=state.switch)
         thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._begun = thread.submit(self._write, snapshot, about, sums)
+        self._begun, self._pending = thread.submit(self._write, snapshot, about, sums), True
         thread.shutdown(wait=False)  # it ends when it has done this
 
     def _write(self, state: SavedState, about: About, sums: dict[str, Any]) -> None:
@@ -82,37 +90,53 @@ class CheckpointWriter:
             )
 
     def is_writing(self) -> bool:
-        """Whether a checkpoint is still being written."""
-        if self._begun is not None and not self._begun.done():
-            return True
-        return self._manager is not None and self._manager.is_saving_in_progress()
+        """Whether the last checkpoint is not on disk yet, or could not be written and nobody was told."""
+        self._collect(wait=False)
+        return self._pending or self._error is not None
+
+    def has_failed(self) -> bool:
+        """Whether the last checkpoint could not be written and nobody was told; `wait` then raises the error."""
+        self._collect(wait=False)
+        return self._error is not None
 
     def wait(self) -> None:
         """Waits until everything is on disk.
 
         Raises:
-          CheckpointError: when the background write failed.
+          CheckpointError: once, when the last checkpoint could not be written.
         """
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            begun.result()
-        if self._manager is not None:
+        self._collect(wait=True)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _collect(self, *, wait: bool) -> None:
+        """Notes how the save in the background has ended, if it has ended or `wait` says to wait for it."""
+        manager, begun = self._manager, self._begun
+        if not self._pending or manager is None:
+            return
+        if not wait and ((begun is not None and not begun.done()) or manager.is_saving_in_progress()):
+            return
+        try:
+            if begun is not None:
+                begun.result()
             with self._explained():
-                self._manager.wait_until_finished()
+                manager.wait_until_finished()
+        except CheckpointError as error:
+            self._error, self._manager = error, None  # the manager would raise the error again and again
+        self._pending, self._begun = False, None
 
     def close(self) -> None:
         """Waits until everything is on disk, and ends orbax's threads; a later save starts new ones.
 
         Raises:
-          CheckpointError: when the background write failed.
+          CheckpointError: once, when the last checkpoint could not be written.
         """
-        try:
-            self.wait()
-            if self._manager is not None:
-                with self._explained():
-                    self._manager.close()
-        finally:
-            self._manager = None
+        self.wait()
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            with self._explained():
+                manager.close()
 
     def _open(self) -> ocp.CheckpointManager:
         everyone = ocp.options.MultiprocessingOptions(active_processes=set(range(jax.process_count())))

@@ -83,6 +83,11 @@ class Faults:
         self._faults.append(fault)
         self._write()
 
+    def go_back(self, step: int, fault: Fault) -> None:
+        """Records a fault because of which the run goes on from `step`, and forgets the skips after that step."""
+        self._faults = [each for each in self._faults if each.action == "rollback" or each.step <= step]
+        self.add(fault)
+
     def _read(self) -> list[Fault]:
         if not self.path.exists():
             return []

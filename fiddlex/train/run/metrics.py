@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fiddlex.cluster import processes
 from fiddlex.config.readable import counted, readable_time
-from fiddlex.config.whole_files import write_whole
+from fiddlex.config.whole_files import unused, write_whole
 from fiddlex.errors import CheckpointError
 from fiddlex.train.record import Record, parse_record
 from fiddlex.train.run.tensorboard import EventFile
@@ -75,11 +75,7 @@ class MetricsWriter:
             self.evaluations.append(record)
         if not processes.is_first():
             return
-        if not self.path.exists():
-            raise CheckpointError(
-                f"{self.path} is gone: the workdir was removed or replaced during the run. Run the same command again, "
-                "and leave its --workdir alone while it runs."
-            )
+        self.check()
         with writing(self.path):
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
@@ -88,6 +84,14 @@ class MetricsWriter:
             self._events.write(scalars, step=record["step"])
         if self._wandb_run and not (record["step"] <= self._wandb_run.written_step and _key(record) in self._dropped):
             self._wandb_run.write(scalars, step=record["step"])
+
+    def check(self) -> None:
+        """Raises CheckpointError, on the first process, when the file is gone."""
+        if processes.is_first() and not self.path.exists():
+            raise CheckpointError(
+                f"{self.path} is gone: the workdir was removed or replaced during the run. Run the same command again, "
+                "and leave its --workdir alone while it runs."
+            )
 
     @property
     def evaluated_step(self) -> int:
@@ -112,8 +116,8 @@ class MetricsWriter:
             what = "line that is no record" if unreadable == 1 else "lines that are no records"
             logger.warning("%s: left out %d %s.", self.path, unreadable, what)
         if step == 0 and self.path.stat().st_size:
-            aside = self.path.with_name(f"metrics-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
-            logger.warning("The workdir has records of an earlier run and no checkpoint of it: moved to %s.", aside)
+            aside = unused(self.path.parent, "metrics-{}.jsonl")
+            logger.warning("The run starts again at step 0. Records of its steps so far are moved to %s.", aside)
             self.path.rename(aside)
         write_whole(self.path, b"".join(kept))
 

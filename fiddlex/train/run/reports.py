@@ -39,6 +39,10 @@ class Reports:
         """How many evaluations of later steps than `step` the run has made, before an interruption too."""
         return sum(record["step"] > step for record in self._writer.evaluations)
 
+    def check(self) -> None:
+        """Raises CheckpointError when the workdir is no longer the one of this run."""
+        self._writer.check()
+
     def step_done(self, record: Record) -> None:
         """Notes the record of a step that is done."""
         self.last_record = record

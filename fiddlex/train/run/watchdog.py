@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 
+from fiddlex.config.whole_files import unused
 from fiddlex.train.step.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Watchdog:
 
     def _report(self, watched: _Watched, seconds: float) -> None:
         rank = jax.process_index()
-        path = self._folder / f"rank{rank}-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+        path = unused(self._folder, f"rank{rank}-{{}}.txt")
         text = (
             f"{watched.what} has taken {seconds:.0f} s so far, more than train.step_timeout_s={self._timeout_s:g}; "
             f"this process is {self._stopwatch.activity}."

@@ -14,7 +14,6 @@ import operator
 import os
 import secrets
 import socket
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from fiddlex.cluster.shared_files import not_seen_by
 from fiddlex.config import Config
 from fiddlex.config.families import family
 from fiddlex.config.overrides import replaced
+from fiddlex.config.whole_files import unused
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.text import to_csv
@@ -185,7 +185,7 @@ def writing(path: Path, *, named_by: str = "--workdir") -> Iterator[None]:
 def _keep_other_table(path: Path, table: str) -> None:
     """Logs that a run's schedule has another table than before, and copies the earlier one to a file beside it."""
     if path.exists() and (earlier := path.read_text(encoding="utf-8")) != table:
-        copy = path.with_name(f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}.csv")
+        copy = unused(path.parent, f"{path.stem}-{{}}.csv")
         copy.write_text(earlier, encoding="utf-8")
         logger.warning("The schedule's table has changed since this run was last started; the earlier is %s.", copy)
 

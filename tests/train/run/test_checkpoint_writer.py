@@ -1,5 +1,7 @@
 """Saves from a copy on the devices, which devices of the CPU do not make by themselves."""
 
+import errno
+import os
 import pathlib
 import threading
 from typing import Any
@@ -10,9 +12,10 @@ import numpy as np
 import pytest
 
 from fiddlex.cluster.mesh import make_mesh
-from fiddlex.config import MeshConfig
+from fiddlex.config import Config, MeshConfig
 from fiddlex.errors import CheckpointError
-from fiddlex.train.run import checkpoint_writer, snapshot
+from fiddlex.train import loop
+from fiddlex.train.run import checkpoint_writer, save_interval, snapshot
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.step.state import SavedState
 from tests.train.run.test_checkpoint import LAYERS, a_state, restored
@@ -86,6 +89,56 @@ def test_an_error_of_the_thread_is_raised_by_the_next_use(
     save(checkpoints, a_state(), 7)  # there is room again
     checkpoints.close()
     assert checkpoints.steps() == [7]
+
+
+@pytest.mark.parametrize("every", [2, "auto"])
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_save_that_fails_in_the_background_is_tried_once_more(
+    every: int | str,
+    failures: int,
+    tiny_config: Config,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The saves that fail are the first ones; then there is room again."""
+    monkeypatch.setattr(save_interval, "FIRST_STEPS", 2)
+    monkeypatch.setattr(checkpoint_writer, "has_room", snapshot.has_room)
+    record_all, saves = checkpoint_writer.record_all, []
+
+    def full(directory: pathlib.Path, step: int) -> None:
+        saves.append(step)
+        if len(saves) <= failures:
+            raise OSError("No space left on device")
+        record_all(directory, step)
+
+    monkeypatch.setattr(checkpoint_writer, "record_all", full)
+    tiny_config.train.num_steps, tiny_config.train.checkpoint_every = 12, every
+    if failures == 2:
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            loop.train(tiny_config, tmp_path)
+        assert Checkpoints(tmp_path).steps() == []
+    else:
+        assert loop.train(tiny_config, tmp_path).step == 12
+        assert Checkpoints(tmp_path).steps()[-1] == 12
+    told = capsys.readouterr().err
+    assert "No space left on device. Earlier checkpoints are intact" in told
+    assert f"The run tries it once more, with step {saves[1]}." in told
+    assert "is on disk after" not in told.partition("once more")[0]
+
+
+def test_a_damaged_checkpoint_is_moved_to_another_disk(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_another_disk(source: object, target: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    with Checkpoints(tmp_path) as checkpoints:
+        save(checkpoints, a_state())
+        checkpoints.wait()
+        monkeypatch.setattr(os, "rename", on_another_disk)
+        checkpoints.set_aside([5])
+        assert checkpoints.steps() == []
+    (moved,) = (tmp_path / "damaged_checkpoints").iterdir()
+    assert (moved / "SHA256SUMS").is_file()
 
 
 @pytest.mark.parametrize(
