@@ -4,6 +4,7 @@ from tests.mutations.mutation import Mutation
 
 INTERVAL = "tests/train/run/test_save_interval.py"
 FAULTS = "tests/train/test_faults.py"
+WRITER = "tests/train/run/test_checkpoint_writer.py"
 
 MUTATIONS = (
     Mutation(
@@ -89,5 +90,33 @@ MUTATIONS = (
         old="for step in steps if step >= blamed]",
         new="for step in steps if step > blamed + 1]",
         tests=(f"{FAULTS}::test_a_rollback_keeps_the_best_weights_or_makes_them_again",),
+    ),
+    Mutation(
+        "a-rollback-keeps-the-optimizer-of-the-bad-step",
+        "fiddlex/train/trainer.py",
+        old="        self._state = None  # whose memory the restored one takes\n",
+        new="",
+        tests=(f"{FAULTS}::test_a_rollback_to_weights_alone_starts_the_optimizer_afresh",),
+    ),
+    Mutation(
+        "a-failed-save-counts-as-written",
+        "fiddlex/train/run/checkpoint_writer.py",
+        old="return self._pending or self._error is not None",
+        new="return self._pending",
+        tests=(f"{WRITER}::test_a_save_that_fails_in_the_background_is_tried_once_more",),
+    ),
+    Mutation(
+        "the-second-try-of-a-save-is-not-waited-for",
+        "fiddlex/train/run_steps.py",
+        old="            if is_last_try:\n                self._checkpoints.wait()\n",
+        new="",
+        tests=(f"{WRITER}::test_a_save_that_fails_in_the_background_is_tried_once_more",),
+    ),
+    Mutation(
+        "the-snapshot-is-the-state-itself",
+        "fiddlex/train/run/checkpoint_writer.py",
+        old="snapshot = copied(state._replace(switch=()))._replace(switch=state.switch)",
+        new="snapshot = state",
+        tests=(f"{WRITER}::test_the_training_goes_on_before_anything_is_written",),
     ),
 )
