@@ -13,8 +13,8 @@ device. Systems take turns, each with fresh checkpoints:
 "Stall" is the time for which a save holds the loop, the median of all but the first of a turn. "Overhead" is the share
 by which saves lengthen the steps between them: the stalls, and the time by which steps beside the background writer are
 longer than the median of the other steps in the same turn. The first save of a turn, from which `auto` learns the cost,
-is left out; with slow writes, so are all saves before. "Restore" is the time that an empty trainer takes for the newest
-checkpoint. A save before all turns compiles what saves run on the devices.
+is left out, and so is the last; with slow writes, so are all saves before. "Restore" is the time that an empty trainer
+takes for the newest checkpoint. A save before all turns compiles what saves run on the devices.
 """
 
 import contextlib
@@ -111,27 +111,21 @@ class Turn:
         return len(self._saves)
 
     def stall_s(self) -> float:
-        """The median seconds for which a save held the loop, without the first.
-
-        Raises:
-          DeviceError: when there was only that one.
-        """
-        if len(self._saves) < 2:
-            raise DeviceError("A turn was too short for two saves. Give more --seconds.")
+        """The median seconds for which a save held the loop, without the first."""
         return statistics.median(save.stall_s for save in self._saves[1:])
 
     def overhead(self, first: int) -> float:
-        """The share by which the saves from number `first` on lengthened the steps that each of them came after.
+        """The share by which the saves from number `first` on lengthened the steps up to the last save, left out.
 
         Raises:
-          DeviceError: when there was no such save.
+          DeviceError: when there were no two such saves.
         """
-        if len(self._saves) <= first:
-            raise DeviceError(f"A turn was too short for {first + 1} saves. Give more --seconds.")
+        saves = self._saves[first:-1]
+        if not saves:
+            raise DeviceError(f"A turn was too short for {first + 2} saves. Give more --seconds.")
         step_s = statistics.median(self._alone_s)
-        slower_s = sum(took_s - step_s for save in self._saves[first:] for took_s in save.beside_s)
-        steps = self._saves[-1].step - self._saves[first - 1].step
-        return (sum(save.stall_s for save in self._saves[first:]) + slower_s) / (steps * step_s)
+        slower_s = sum(took_s - step_s for save in saves for took_s in save.beside_s)
+        return (sum(save.stall_s for save in saves) + slower_s) / ((self._saves[-1].step - saves[0].step) * step_s)
 
 
 class _Save(NamedTuple):
@@ -176,8 +170,9 @@ def auto(trainer: Trainer, folder: pathlib.Path, *, slow: bool) -> tuple[Row, in
         checkpoint_writer.record_all = record_all
     name = "auto, writes four times as slow" if slow else "auto"
     interval = decisions[-1].steps
+    overhead, stall_s = turn.overhead(first), turn.stall_s()
     restore_s = restored(trainer.config, folder)
-    return Row(name, interval, turn.num_saves, turn.stall_s(), turn.overhead(first), restore_s), interval
+    return Row(name, interval, turn.num_saves, stall_s, overhead, restore_s), interval
 
 
 def synchronous(trainer: Trainer, folder: pathlib.Path, interval: int) -> Row:
@@ -190,8 +185,9 @@ def synchronous(trainer: Trainer, folder: pathlib.Path, interval: int) -> Row:
 
         turn = Turn(trainer, checkpoints.is_writing)
         turn.go(_SECONDS.value, _every(trainer, interval), save)
+    overhead, stall_s = turn.overhead(1), turn.stall_s()
     restore_s = restored(trainer.config, folder)
-    return Row("synchronous", interval, turn.num_saves, turn.stall_s(), turn.overhead(1), restore_s)
+    return Row("synchronous", interval, turn.num_saves, stall_s, overhead, restore_s)
 
 
 def orbax(trainer: Trainer, folder: pathlib.Path, interval: int) -> Row:
@@ -209,7 +205,8 @@ def orbax(trainer: Trainer, folder: pathlib.Path, interval: int) -> Row:
         start_s = time.monotonic()
         manager.restore(manager.latest_step(), args=ocp.args.StandardRestore())
         restore_s = time.monotonic() - start_s
-    return Row("orbax's defaults", interval, turn.num_saves, turn.stall_s(), turn.overhead(1), restore_s)
+    overhead, stall_s = turn.overhead(1), turn.stall_s()
+    return Row("orbax's defaults", interval, turn.num_saves, stall_s, overhead, restore_s)
 
 
 def _every(trainer: Trainer, interval: int) -> Callable[[int], bool]:
