@@ -4,6 +4,8 @@ import gc
 import importlib.metadata
 import os
 import pathlib
+import signal
+from collections.abc import Iterator
 
 # The time to compile matters here, the time to run does not. LLVM's optimizations triple the time to compile, and XLA's
 # newer way of emitting code for fusions, the only one from jax 0.12 on, doubles it.
@@ -68,6 +70,20 @@ def tiny_config(text_file: pathlib.Path) -> Config:
     config.train.num_steps = 5
     config.train.log_every = 1
     return config
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """Ends a test that waits for a pipe; to open a pipe that nobody writes to takes for ever."""
+
+    def end(*ignored: object) -> None:
+        raise TimeoutError("the test waits for something that does not come")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Reads small files that may come from somebody else: configs, indexes, records of a run.
 
 Invariant: nothing that such a file says decides how much memory the reader takes. A file larger than `MOST_BYTES` is
-refused before it is read, and a pipe or a device, which may never end, before it is opened.
+refused before it is read, and a pipe or a device, which may never end, before it is opened (`check_regular`; larger
+files of a workdir or a cache are checked by it too).
 """
 
 import json
@@ -14,6 +15,20 @@ MOST_NAME = 255  # characters of a file's name; the limit of file systems
 MOST_BYTES = 2**26  # of a file; the index of a model with 10¹² weights has 1.5·10⁷
 
 
+def check_regular(path: str | Path) -> os.stat_result:
+    """The status of a file that is about to be opened.
+
+    Raises:
+      FileNotFoundError: when there is no such file.
+      OSError: when nothing can be known of it.
+      ValueError: when it is no regular file.
+    """
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is a folder, a pipe or a device, and must be a file")
+    return found
+
+
 def read_small(path: str | Path) -> str:
     """The text of a file, without a byte order mark, which spreadsheets and some editors put first.
 
@@ -22,9 +37,7 @@ def read_small(path: str | Path) -> str:
       OSError: when it cannot be read.
       ValueError: when it is no regular file, has more than `MOST_BYTES`, or is not UTF-8.
     """
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is a folder, a pipe or a device, and must be a file")
+    found = check_regular(path)
     if found.st_size > MOST_BYTES:
         raise ValueError(f"it has {found.st_size:,} bytes, and may have {MOST_BYTES:,}")
     with open(path, "rb") as file:

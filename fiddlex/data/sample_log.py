@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.cluster import processes
+from fiddlex.config.small_files import check_regular
 from fiddlex.data.loader import SAMPLES, Batch
 from fiddlex.errors import DataError
 
@@ -72,6 +73,8 @@ class SampleLog:
         self._rows = list(rows)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.exists():
+                check_regular(self._path)
             # A link there would let the run write elsewhere.
             opened = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             self._file = os.fdopen(opened, "a+b", buffering=0)
@@ -80,7 +83,7 @@ class SampleLog:
                 self._file.seek(-1, os.SEEK_END)
                 if self._file.read() != b"\n":
                     self._file.write(b"\n")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise self._unwritable(error) from error
 
     def write(self, step: int, batch: Batch) -> Batch:
@@ -99,10 +102,10 @@ class SampleLog:
             raise self._unwritable(error) from error
         return fields
 
-    def _unwritable(self, error: OSError) -> DataError:
+    def _unwritable(self, error: OSError | ValueError) -> DataError:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         return DataError(
-            f"Cannot write {self._path}: {error.strerror or error}. Make room or permit writing there, or set "
-            "data.log_samples=False."
+            f"Cannot write {self._path}: {reason}. Make room or permit writing there, or set data.log_samples=False."
         )
 
 
@@ -124,13 +127,20 @@ def read_sample_log(workdir: Path, *, batch_size: int, rolled_back: bool = False
         steps after it are then trained on other samples than before, and those of the last attempt count.
 
     Raises:
-      DataError: when two attempts or two processes have logged different samples for the same row of a step, other than
-        after a rollback.
+      DataError: when a log cannot be read, or two attempts or two processes have logged different samples for the same
+        row of a step, other than after a rollback.
     """
     steps: dict[int, dict[int, Sample]] = {}
     attempts: dict[tuple[int, int], int] = {}  # by step and row, the last one
     for path in sorted((workdir / FOLDER).glob("rank-*.jsonl")):
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            check_regular(path)
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{path} cannot be read: {error}. Remove it, or put an intact copy in its place."
+            ) from error
+        for text in lines:
             try:
                 line = json.loads(text)
             except ValueError:  # the process was killed while it wrote this line

@@ -28,7 +28,7 @@ import numpy as np
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.shared_files import not_seen_by
-from fiddlex.config.small_files import json_object
+from fiddlex.config.small_files import check_regular, json_object
 from fiddlex.config.whole_files import remove_leftovers, replacing
 from fiddlex.data.token_stream import TokenStream
 from fiddlex.errors import DataError
@@ -230,6 +230,7 @@ def _streams(text: bytes, digest: str) -> list[dict[str, Any]]:
 
 
 def _description(file: Path) -> bytes:
+    check_regular(file)
     with file.open("rb") as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, size - _END.size))

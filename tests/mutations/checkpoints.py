@@ -58,6 +58,20 @@ MUTATIONS = (
         tests=(f"{INTEGRITY}::test_a_fault_in_any_file_is_found_and_the_older_checkpoint_is_used[cuts]",),
     ),
     Mutation(
+        "links-in-a-checkpoint-followed",
+        DIGESTS,
+        old="if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):",
+        new="if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):",
+        tests=(f"{INTEGRITY}::test_a_link_or_a_pipe_in_a_checkpoint_is_damage",),
+    ),
+    Mutation(
+        "what-a-checkpoint-says-of-itself-read-through-links",
+        "fiddlex/train/run/checkpoint_meta.py",
+        old="for name, reason in foreign_files(path).items():",
+        new="for name, reason in {}.items():",
+        tests=(f"{INTEGRITY}::test_a_link_or_a_pipe_in_a_checkpoint_is_damage",),
+    ),
+    Mutation(
         "a-file-in-no-process-share",
         DIGESTS,
         old="for name in wanted[index::number]:",

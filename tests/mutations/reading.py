@@ -18,9 +18,23 @@ MUTATIONS = (
     Mutation(
         "a-run-writes-through-links",
         "fiddlex/train/run/workdir.py",
-        old="if path.is_symlink() and not path.is_dir():",
+        old="if path.is_symlink():",
         new="if path.is_symlink() and not path.exists():",
         tests=(f"{HOSTILE}::test_a_workdir_has_no_file_that_leads_elsewhere",),
+    ),
+    Mutation(
+        "a-run-waits-for-pipes",
+        "fiddlex/train/run/workdir.py",
+        old="if not path.is_file():",
+        new="if not path.exists():",
+        tests=(f"{HOSTILE}::test_a_pipe_in_a_workdir_is_not_waited_for",),
+    ),
+    Mutation(
+        "pipes-read-as-files",
+        "fiddlex/config/small_files.py",
+        old="if not stat.S_ISREG(found.st_mode):",
+        new="if stat.S_ISDIR(found.st_mode):",
+        tests=(f"{HOSTILE}::test_a_pipe_in_a_workdir_is_not_waited_for",),
     ),
     Mutation(
         "files-that-links-lead-to-copied",

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fiddlex.cluster import processes
+from fiddlex.config.small_files import check_regular
 from fiddlex.config.whole_files import remove_leftovers, replacing
 from fiddlex.data.megatron.index_file import IndexedTokens
 
@@ -91,6 +92,7 @@ def _read(file: Path, first: int, last: int, num_tokens: int) -> DocumentOrder |
       The order; None when there is none, it is damaged, or it tells of documents or tokens that there are not.
     """
     try:
+        check_regular(file)
         numbers = np.lib.format.open_memmap(file, mode="r")
     except FileNotFoundError:
         return None

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fiddlex.config.small_files import read_small
 from fiddlex.train.run.checksums import text_checksum
+from fiddlex.train.run.file_digests import foreign_files
 from fiddlex.train.step.state import SavedState
 
 META = "meta"  # name of the item
@@ -81,11 +83,16 @@ def make_meta(state: SavedState, about: About, checksums: Mapping[str, int]) -> 
 def read_meta(path: Path) -> Meta:
     """What the checkpoint at `path`, whose folder has the name of its step, says of itself.
 
+    Everything that reads a checkpoint calls this first.
+
     Raises:
       OSError: when the file cannot be read.
-      ValueError: when it is not what was saved, or the checkpoint is that of another step.
+      ValueError: when it is not what was saved, the checkpoint is that of another step, or it has a link, a pipe or a
+        device.
     """
-    meta = json.loads((path / META / "metadata").read_text(encoding="utf-8"))
+    for name, reason in foreign_files(path).items():
+        raise ValueError(f"{name}: {reason}")
+    meta = json.loads(read_small(path / META / "metadata"))
     if not isinstance(meta, dict) or meta.pop("checksum", None) != text_checksum(meta):
         raise ValueError(f"what it says of itself is not what was saved: {meta}")
     if path.name.isdecimal() and meta["step"] != int(path.name):

@@ -11,11 +11,15 @@ background. Of several processes each reads the files that it wrote; the first p
 writes the list. A finished checkpoint therefore has a list, unless an earlier version of fiddlex made it. The list
 leaves out what orbax writes afterwards and fiddlex does not read: `_CHECKPOINT_METADATA`, which has the time of the
 end, and files named `commit_success.txt`.
+
+A checkpoint is written as folders and regular files. A link, a pipe or a device in it is damage, and is never opened:
+it could lead to any file, or never end. The checkpoint's own folder may be a link, as when it is moved to another disk.
 """
 
 import contextlib
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -73,6 +77,20 @@ def read_list(path: Path) -> dict[str, str]:
     return {}
 
 
+def foreign_files(path: Path) -> dict[str, str]:
+    """What a checkpoint has besides folders and regular files, by its path in the checkpoint, and what it is."""
+    found = {}
+    for folder, folders, files in os.walk(path):  # follows no links in it
+        for place in (Path(folder, name) for name in (*folders, *files)):
+            with contextlib.suppress(FileNotFoundError):  # a run that deletes the checkpoint now
+                mode = place.lstat().st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    kind = f"a link to {os.readlink(place)}" if stat.S_ISLNK(mode) else "a pipe or a device"
+                    name = place.relative_to(path).as_posix()
+                    found[name] = f"it is {kind}, and a checkpoint has only folders and files"
+    return found
+
+
 def damaged_files(
     path: Path,
     *,
@@ -80,22 +98,26 @@ def damaged_files(
     share: tuple[int, int] = (0, 1),
     told: Callable[[str, int], None] = lambda name, size: None,
 ) -> dict[str, str]:
-    """What is wrong with which files of a checkpoint; empty when nothing is, or when there is no list of them.
+    """What is wrong with which files of a checkpoint.
+
+    Without a list of the files, only links, pipes and devices are found.
 
     Args:
       path: the checkpoint's folder.
-      items: folders in it to which to keep, besides the files outside of folders; empty: all.
-      share: (i, n) to read only the i-th of n equal parts of the files.
+      items: folders in it whose digests to compare, besides those of files outside of folders; empty: all.
+      share: (i, n) to compare only the digests of the i-th of n equal parts of the files.
       told: is called after each file with its name and its size in bytes.
     """
+    foreign = foreign_files(path)
     try:
-        recorded = read_list(path)
+        recorded = {} if LIST in foreign else read_list(path)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         unknown = "Of the other files it is not known whether they are what was written"
-        return {LIST: f"the list of digests is itself damaged: {reason}. {unknown}"}
+        return foreign | {LIST: f"the list of digests is itself damaged: {reason}. {unknown}"}
     wanted = [name for name in sorted(recorded) if not items or "/" not in name or name.partition("/")[0] in items]
-    found = {}
+    wanted = [name for name in wanted if foreign.keys().isdisjoint((name, *map(str, Path(name).parents)))]
+    found = dict(foreign)
     index, number = share
     for name in wanted[index::number]:
         try:

@@ -82,7 +82,7 @@ class Watchdog:
         where = f"The stacks of its threads could not be written to {path}"
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            with path.open("w", encoding="utf-8") as file:
+            with path.open("x", encoding="utf-8") as file:  # never through a link that somebody has put there
                 file.write(f"Rank {rank}: {text}\n\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)

@@ -25,6 +25,7 @@ from fiddlex.cluster.shared_files import not_seen_by
 from fiddlex.config import Config
 from fiddlex.config.families import family
 from fiddlex.config.overrides import replaced
+from fiddlex.config.small_files import read_small
 from fiddlex.config.whole_files import unused
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.schedules.schedule import Schedule
@@ -103,7 +104,8 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
 
     Raises:
       CheckpointError: when the directory cannot be written, another process is training in it, the run in it differs
-        in one of `FIXED_FIELDS`, or some processes of this run do not see its files.
+        in one of `FIXED_FIELDS`, a file in it is a link, a pipe or a device, or some processes of this run do not see
+        its files.
     """
     if not processes.is_first():
         _check_shared(workdir)
@@ -112,7 +114,7 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
     with contextlib.ExitStack() as stack:
         with writing(workdir):
             workdir.mkdir(parents=True, exist_ok=True)
-            _check_links(workdir)
+            _check_files(workdir)
             try:
                 stack.enter_context(FileLock(workdir / ".lock", timeout=0))
             except Timeout as error:
@@ -129,13 +131,23 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
         yield
 
 
-def _check_links(workdir: Path) -> None:
-    """Raises CheckpointError when a file of the directory is a link, which a run would write through."""
+def _check_files(workdir: Path) -> None:
+    """Raises CheckpointError when a file of the directory is not what a run writes.
+
+    A run would write through a link, and would wait for a pipe or a device, when it reads it or appends to it.
+    """
     for path in workdir.iterdir():
-        if path.is_symlink() and not path.is_dir():
+        if path.is_dir():
+            continue
+        if path.is_symlink():
             raise CheckpointError(
                 f"{path} is a link to {os.readlink(path)}. A run would write to that file: in a --workdir only folders "
                 "may be links, such as checkpoints/ on another disk. Put the file itself there, or remove the link."
+            )
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path} is a pipe or a device, and a --workdir has files and folders alone. Remove it, or put an "
+                "intact copy of the file in its place."
             )
 
 
@@ -226,7 +238,7 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
     """
     path = workdir / "config.json"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small(path)
         if '"architectures"' in text or str(workdir).startswith("hf:"):
             folder = str(workdir).removeprefix("hf:")
             raise CheckpointError(
@@ -242,7 +254,7 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
             f"{path} does not exist: {named_by}={workdir} is not the directory of a training run. "
             "Train one with fiddlex train --config=… --workdir=…"
         ) from error
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be read: {error}\nPut back an intact copy, or name another directory with {named_by}."
         ) from error

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -19,7 +20,8 @@ from fiddlex.config import MeshConfig
 from fiddlex.errors import CheckpointError
 from fiddlex.train.run import file_digests
 from fiddlex.train.run.checkpoint import Checkpoints
-from fiddlex.train.run.checkpoint_inventory import verify
+from fiddlex.train.run.checkpoint_differences import difference
+from fiddlex.train.run.checkpoint_inventory import entries, verify
 from fiddlex.train.run.checkpoint_meta import read_meta
 from fiddlex.train.run.checksums import text_checksum
 from fiddlex.train.run.file_digests import LIST, damaged_files, read_list, record_all, record_own
@@ -122,6 +124,49 @@ def test_a_fault_in_any_file_is_found_and_the_older_checkpoint_is_used(
     assert found - {LIST} == listed
     assert {name.partition("/")[0] for name in listed} == {"meta", "optimizer", "weights"}
     assert verify(path).whole
+
+
+@pytest.mark.parametrize("kind", ["a link to ", "a pipe or a device, "])
+def test_a_link_or_a_pipe_in_a_checkpoint_is_damage(
+    kind: str, saved: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, limited: None
+) -> None:
+    """In the place of each file, also of one that nobody reads, and where there is no list of files."""
+    path = tmp_path / "checkpoints" / str(BAD)
+    names = files_of(saved / "checkpoints" / str(BAD))
+    for name, listed in [*((name, True) for name in names), ("weights/_METADATA", False)]:
+        shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+        if not listed:
+            (path / LIST).unlink()
+        (path / name).replace(tmp_path / "elsewhere")
+        if kind == "a link to ":
+            (path / name).symlink_to(tmp_path / "elsewhere")
+        else:
+            os.mkfifo(path / name)
+        assert f"it is {kind}" in verify(path).damaged_files[name]
+        assert same_bits(restored(tmp_path), a_state(GOOD))
+        assert f"{name}: it is {kind}" in caplog.text
+        (entry,) = (entry for entry in entries(tmp_path) if entry.path == path)
+        assert entry.reason.startswith(f"{name}: it is {kind}")
+        with pytest.raises(CheckpointError, match=f"{name}: it is {kind}"):
+            difference(path, path.with_name(str(GOOD)))
+        caplog.clear()
+        shutil.rmtree(tmp_path / "checkpoints")
+
+
+def test_folders_in_a_checkpoint_are_not_links_and_its_own_may_be_one(
+    saved: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    elsewhere = shutil.copytree(saved / "checkpoints" / str(BAD), tmp_path / "elsewhere")
+    path = tmp_path / "checkpoints" / str(BAD)
+    path.parent.mkdir()
+    path.symlink_to(elsewhere)
+    assert verify(path).whole
+    assert same_bits(restored(tmp_path), a_state(BAD))
+    (elsewhere / "weights").rename(tmp_path / "weights")
+    (elsewhere / "weights").symlink_to(tmp_path / "weights")
+    assert list(damaged_files(path)) == ["weights"]
+    with pytest.raises(CheckpointError, match=f"weights: it is a link to {tmp_path}/weights, and a checkpoint has"):
+        restored(tmp_path)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
