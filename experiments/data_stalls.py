@@ -163,6 +163,7 @@ def _run(folder: str, ready: Any, results: Any) -> None:
 # Verdicts and mended runs.
 
 _ROWS, _NUM_EXAMPLES = 2, 4000
+_EPOCHS = 2.0  # of a run whose cache is full, as the mended ones have it
 # Seconds of a request and a preparation, of an example, and of the devices, of a step. They are long, because a busy
 # machine wakes a sleeping thread some milliseconds late.
 _CASES = {
@@ -218,7 +219,7 @@ class Case:
             return Loader(examples, global_batch_size=_ROWS, seed=0, vocab_size=_NUM_EXAMPLES)
 
         times = measure_loader(make, source, num_threads=2, limit_s=0.5)
-        return Analysis(statistics.median(_slept(self.devices_s) for _ in range(21)), times)
+        return Analysis(statistics.median(_slept(self.devices_s) for _ in range(21)), times, _EPOCHS)
 
     def run_s(self, fields: dict[str, float]) -> float:
         """Seconds of a step of the run with these fields, once its cache is full."""

@@ -53,7 +53,7 @@ def test_what_cannot_be_measured_is_refused_before_it_is(tmp_path: pathlib.Path)
     for flags, message in asked.items():
         stderr = call("benchmark", *CONFIG, *flags, status=2).stderr
         assert message in stderr
-        assert "Ready after" not in stderr
+        assert "Ready to measure" not in stderr
 
 
 def test_a_step_is_measured():
@@ -65,11 +65,16 @@ def test_a_step_is_measured():
 
 
 def test_what_bounds_a_run_is_told():
-    slow = ["--data", "--seconds=1.2", "--store_latency_ms=4", "--config.mesh.pipe=1", "--config.model.num_layers=1"]
-    facts = json.loads(call("benchmark", *CONFIG, *slow, "--format=json").stdout)
+    slow = ["--data", "--seconds=1.2", "--store_latency_ms=20", "--config.mesh.pipe=1", "--config.model.num_layers=1"]
+    slow += ["--config.train.num_steps=20_000"]  # epochs enough for a cache
+    done = call("benchmark", *CONFIG, *slow, "--format=json")
+    assert "the train step of mesh data=1 × pipe=1 × tensor=1, schedule 1f1b, num_microbatches 4." in done.stderr
+    facts = json.loads(done.stdout)
     assert facts["bound"] == "fetch"
     assert facts["step_s"] == facts["loader_s"] > facts["devices_s"] > 0
+    assert facts["fetch_s"] >= facts["fetch_one_thread_s"] / facts["num_threads"]
     assert any("data.sample_cache_gib" in mend["fields"] for mend in facts["mends"])
+    assert facts["epochs"] == pytest.approx(16 * 20_000 / facts["num_samples"])
     for flag, message in {
         "--store_mb_per_s=0": "--store_mb_per_s=0 must be at least 0.001",
         "--store_latency_ms=-1": "--store_latency_ms=-1.0 must be at least 0 and at most 10000",

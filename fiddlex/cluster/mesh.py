@@ -80,7 +80,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
     try:
         if needed % processes.num_processes():
             raise ConfigError(
-                f"{_sizes(config)} has {counted(needed, 'device')}, which {processes.num_processes()} "
+                f"{sizes(config)} has {counted(needed, 'device')}, which {processes.num_processes()} "
                 "processes cannot share equally. Choose sizes whose product is a multiple of the number of processes."
             )
         request_devices(needed // processes.num_processes())
@@ -93,16 +93,16 @@ def make_mesh(config: MeshConfig) -> Mesh:
         ) from error
     if jax.process_count() > 1 and len(devices) != needed:
         raise ConfigError(
-            f"{_sizes(config)} needs {needed} devices; the {jax.process_count()} processes have {len(devices)}, and "
+            f"{sizes(config)} needs {needed} devices; the {jax.process_count()} processes have {len(devices)}, and "
             f"none may be idle. Choose mesh.data, mesh.pipe and mesh.tensor with a product of {len(devices)}."
         )
     if len(devices) < needed:
         raise DeviceError(
-            f"{_sizes(config)} needs {needed} devices; there are {len(devices)} ({devices[0].platform}). "
+            f"{sizes(config)} needs {needed} devices; there are {len(devices)} ({devices[0].platform}). "
             + _remedy(len(devices), devices[0].platform, needed)
         )
     if len(devices) > needed:
-        logger.info("%s uses %d of %d devices.", _sizes(config), needed, len(devices))
+        logger.info("%s uses %d of %d devices.", sizes(config), needed, len(devices))
     return _mesh(config, devices)
 
 
@@ -133,7 +133,7 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
     devices = _tpu_devices(name) if platform == "tpu" else _gpu_devices(name)
     if len(devices) != config.num_devices:
         raise DeviceError(
-            f"{_sizes(config)} needs {config.num_devices} devices; {topology} has {len(devices)}. Choose mesh.data, "
+            f"{sizes(config)} needs {config.num_devices} devices; {topology} has {len(devices)}. Choose mesh.data, "
             f"mesh.pipe and mesh.tensor with a product of {len(devices)}, or another topology."
         )
     return _mesh(config, devices)
@@ -235,7 +235,7 @@ def _slices_along(config: MeshConfig, num_slices: int) -> list[int]:
         if taken not in (size, left):
             other = "data" if config.outermost == "pipe" else "pipe"
             raise DeviceError(
-                f"{_sizes(config)} with mesh.outermost={config.outermost} cannot be placed on {num_slices} slices: "
+                f"{sizes(config)} with mesh.outermost={config.outermost} cannot be placed on {num_slices} slices: "
                 f"mesh.{axis}={size} must divide the {left} slices left for it, or be a multiple of them. Choose such "
                 f"a mesh.{axis}, or mesh.outermost={other}."
             )
@@ -244,7 +244,8 @@ def _slices_along(config: MeshConfig, num_slices: int) -> list[int]:
     return along
 
 
-def _sizes(config: MeshConfig) -> str:
+def sizes(config: MeshConfig) -> str:
+    """The sizes of a mesh as text: 'mesh data=2 × pipe=4 × tensor=1'."""
     return f"mesh data={config.data} × pipe={config.pipe} × tensor={config.tensor}"
 
 

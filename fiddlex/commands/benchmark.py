@@ -40,8 +40,14 @@ _MOST_LATENCY_MS, _LEAST_MB_PER_S = 10_000, 0.001  # with slower stores a measur
 _CONFIG = define_config()
 _PROFILE = flags.DEFINE_string("profile", None, "JSON file to write a profile of this machine to, or to add to")
 _DATA = flags.DEFINE_bool("data", False, "tells which of fetching, preparation and devices bounds the run")
-_STORE_MB_PER_S = flags.DEFINE_float("store_mb_per_s", None, "with --data: as if the data came at this rate, in MB/s")
-_STORE_LATENCY_MS = flags.DEFINE_float("store_latency_ms", 0.0, "with --data: as if each sample took that long to come")
+_STORE_MB_PER_S = flags.DEFINE_float(
+    "store_mb_per_s",
+    None,
+    "with --data: as if the store, which the data are read from, sent them at this rate, in MB/s",
+)
+_STORE_LATENCY_MS = flags.DEFINE_float(
+    "store_latency_ms", 0.0, "with --data: as if the store took that long to begin to send each sample"
+)
 _DEVICES = flags.DEFINE_multi_integer(
     "devices", [2, 4, 8], "numbers of devices whose sharing is measured", lower_bound=2
 )
@@ -121,7 +127,7 @@ def analyse_data(config: Config) -> "Analysis":
     from fiddlex.data import Loader
     from fiddlex.data.dataset import load_dataset
     from fiddlex.data.stages import SlowStore, StagedExamples
-    from fiddlex.data.stalls import Analysis, measure_loader
+    from fiddlex.data.stalls import Analysis, measure_loader, num_epochs
     from fiddlex.train.timing import time_with_data_there
 
     rules.between("--store_latency_ms", _STORE_LATENCY_MS.value, 0, _MOST_LATENCY_MS)
@@ -147,7 +153,8 @@ def analyse_data(config: Config) -> "Analysis":
         num_threads=data.num_threads,
         limit_s=limit_s,
     )
-    return Analysis(statistics.median(time_with_data_there(alone, dataset, limit_s=limit_s)), times)
+    epochs = num_epochs(dataset.train, config.train.num_steps * data.global_batch_size)
+    return Analysis(statistics.median(time_with_data_there(alone, dataset, limit_s=limit_s)), times, epochs)
 
 
 def measure_profile(config: Config, path: pathlib.Path) -> Profile:

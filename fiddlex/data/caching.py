@@ -57,6 +57,30 @@ def keep_samples(config: Config, sources: Sequence[ExampleSource], *, fingerprin
             source.store = CachedStore(cache, source=number, counts=counts)
 
 
+def require_folders(config: Config, sources: Sequence[ExampleSource]) -> None:
+    """Makes `data.sample_cache_folder` and `data.share` ready: a run that cannot use them ends before it compiles.
+
+    Args:
+      config: the config.
+      sources: the examples to train on, after `keep_samples`.
+
+    Raises:
+      DataError: when a folder cannot be used.
+    """
+    for source in sources:
+        if isinstance(source, StagedExamples) and isinstance(source.store, CachedStore):
+            source.store.cache.open()
+    if config.data.share:
+        from fiddlex.data.shared_batches import require_folder  # takes a module that only Unix has
+
+        require_folder(shared_folder(config))
+
+
+def shared_folder(config: Config) -> Path:
+    """The folder that `data.share` names."""
+    return Path(config.data.share).expanduser().absolute()
+
+
 def samples_digest(config: Config, fingerprint: str) -> str:
     """A name for all that the samples of a run and their numbers follow from, as 24 hexadecimal digits.
 

@@ -60,9 +60,17 @@ class DiskCache:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
+        self.open()
+        return len(self._places)
+
+    def open(self) -> None:
+        """Opens the file unless it is open, and finds the samples that it has.
+
+        Raises:
+          DataError: when the file cannot be opened or made.
+        """
         with self._lock:
             self._scan()
-        return len(self._places)
 
     def get(self, key: int) -> np.ndarray | None:
         """The sample; None when it is not in the file, or damaged."""

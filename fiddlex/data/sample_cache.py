@@ -23,6 +23,9 @@ _SOURCE_SHIFT = 48  # a key has the number of the source above this bit, and tha
 class Cache(Protocol):
     """Samples by key, an integer of 64 bits; all methods may be called from several threads."""
 
+    def open(self) -> None:
+        """Makes ready to keep samples; raises DataError when there is no place to keep them."""
+
     def get(self, key: int) -> np.ndarray | None:
         """The sample, which the caller must not change; None when it is not in the cache."""
 
@@ -46,6 +49,9 @@ class MemoryCache:
     def __len__(self) -> int:
         return len(self._samples)
 
+    def open(self) -> None:
+        """Does nothing: there is memory until it is full."""
+
     def get(self, key: int) -> np.ndarray | None:
         """The sample, or None."""
         return self._samples.get(key)
@@ -67,10 +73,13 @@ class CachedStore:
       source: the number of the source among those of a blend, since they share the cache.
       counts: where to count what is fetched from the other store, and what the cache has.
       store: the other store.
+
+    Attributes:
+      cache: the cache.
     """
 
     def __init__(self, cache: Cache, *, source: int, counts: DataCounts, store: Store | None = None):
-        self._cache, self._counts = cache, counts
+        self.cache, self._counts = cache, counts
         self._first_key = source << _SOURCE_SHIFT
         self._store = store or DirectStore()
         counts.add(FETCHED, 0)
@@ -79,11 +88,11 @@ class CachedStore:
     def fetch(self, number: int, read: Read) -> np.ndarray:
         """Sample `number`."""
         key = self._first_key | number
-        sample = self._cache.get(key)
+        sample = self.cache.get(key)
         if sample is not None:
             self._counts.add(HITS)
             return sample
         sample = self._store.fetch(number, read)
         self._counts.add(FETCHED)
-        self._cache.put(key, sample)
+        self.cache.put(key, sample)
         return sample

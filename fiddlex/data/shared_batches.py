@@ -26,6 +26,7 @@ import os
 import secrets
 import struct
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -49,6 +50,26 @@ _POLL_S = 0.001
 _LEAST_PATIENCE_S, _PATIENCE = 2.0, 10  # seconds; times the longest preparation
 _LEFTOVER_S = 600.0  # age of an incomplete file that nobody writes to any more
 _POSITION = struct.Struct("<q")
+
+
+def require_folder(folder: Path) -> None:
+    """Makes the folder `data.share` if need be; raises DataError when this process cannot write there."""
+    with _usable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+@contextlib.contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Turns an OSError in the body, which uses the folder `data.share`, into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"data.share={folder}: {error.strerror or error}. Name a folder of this machine in which this process may "
+            "write, best below /dev/shm, or leave the field empty to prepare all batches alone."
+        ) from error
 
 
 class SharedBatches:
@@ -105,7 +126,7 @@ class SharedBatches:
           DataError: when the folder cannot be used.
         """
         self.leave()
-        try:
+        with _usable(self._folder.parent):
             self._members.mkdir(parents=True, exist_ok=True)
             self._locks.mkdir(exist_ok=True)
             self._member = _Member(self._members, step)
@@ -113,11 +134,6 @@ class SharedBatches:
             for other in self._folder.parent.glob("*/members"):
                 if not list(_positions(other)):
                     _clear(other.parent)  # all its runs were killed
-        except OSError as error:
-            raise DataError(
-                f"data.share={self._folder.parent}: {error.strerror or error}. Name a folder of this machine in which "
-                "this process may write, best below /dev/shm, or leave the field empty to prepare all batches alone."
-            ) from error
 
     def leave(self) -> None:
         """Ends taking batches: the others keep none for this run any more."""

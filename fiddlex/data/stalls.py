@@ -6,7 +6,8 @@ devices take for a step whose batch is there.
 
 The model of the loader: T threads that take f seconds to fetch a batch and p to prepare it make one in (f + p) / T. No
 number of threads makes one in less than F, the time that the store's channel takes for a batch, or P, what the
-interpreter and the cores take to prepare it. A cache that holds the share h of the samples multiplies f and F by 1 − h:
+interpreter and the cores take to prepare it. A cache that holds the share h of the samples multiplies f and F by 1 − h,
+from the second epoch on:
 
     loader(T, h) = max((f·(1 − h) + p) / T, F·(1 − h), P)
 
@@ -35,6 +36,7 @@ FETCH, PREPARE, DEVICES = "fetch", "prepare", "devices"
 _LEAST_GROUPS = 3  # of as many batches as there are threads
 _COUNTED_STEPS = 4  # whose fetches are counted; some examples take more than one
 _ROOM = 1.25  # a mend makes the loader that much faster than the devices, since batches do not come evenly
+_CACHE = "data.sample_cache_gib"
 _GIB = 2**30
 
 
@@ -44,9 +46,9 @@ class LoaderTimes:
 
     Attributes:
       loader_s: as the run makes batches, with `num_threads` threads.
-      fetch_s: of fetching alone, with one thread.
+      fetch_one_thread_s: of fetching alone, with one thread.
       fetch_limit_s: of fetching alone, with `most_threads` threads; 0 where more threads were as much faster.
-      prepare_s: of preparation alone, with one thread.
+      prepare_one_thread_s: of preparation alone, with one thread.
       prepare_limit_s: of preparation alone, with `most_threads` threads; 0 as above.
       num_threads: `data.num_threads`.
       most_threads: the largest number of threads that was measured, and that a mend has.
@@ -55,9 +57,9 @@ class LoaderTimes:
     """
 
     loader_s: float
-    fetch_s: float
+    fetch_one_thread_s: float
     fetch_limit_s: float
-    prepare_s: float
+    prepare_one_thread_s: float
     prepare_limit_s: float
     num_threads: int
     most_threads: int
@@ -67,8 +69,8 @@ class LoaderTimes:
     def alone_s(self, stage: str) -> float:
         """Seconds of a batch if there were only this stage, with the threads of the run."""
         one_s, limit_s = {
-            FETCH: (self.fetch_s, self.fetch_limit_s),
-            PREPARE: (self.prepare_s, self.prepare_limit_s),
+            FETCH: (self.fetch_one_thread_s, self.fetch_limit_s),
+            PREPARE: (self.prepare_one_thread_s, self.prepare_limit_s),
         }[stage]
         return max(one_s / self.num_threads, limit_s)
 
@@ -79,7 +81,7 @@ class LoaderTimes:
 
     def _modelled_s(self, num_threads: int, cached: float) -> float:
         missing = 1.0 - cached
-        together_s = (self.fetch_s * missing + self.prepare_s) / num_threads
+        together_s = (self.fetch_one_thread_s * missing + self.prepare_one_thread_s) / num_threads
         return max(together_s, self.fetch_limit_s * missing, self.prepare_limit_s)
 
 
@@ -107,10 +109,12 @@ class Analysis:
     Attributes:
       devices_s: seconds that the devices take for a step whose batch is there.
       times: the loader's times.
+      epochs: how often the run trains on each sample (`num_epochs`); a cache has nothing to give in the first epoch.
     """
 
     devices_s: float
     times: LoaderTimes
+    epochs: float
 
     @property
     def step_s(self) -> float:
@@ -131,11 +135,14 @@ class Analysis:
 
     @property
     def mends(self) -> list[Mend]:
-        """Changes that make the run faster, the fastest one first; of equally fast ones that with fewer fields."""
+        """Changes that make the run faster, the fastest one first; of equally fast ones that with fewer fields.
+
+        Those with a cache hold from the second epoch on.
+        """
         if self.bound == DEVICES:
             return []
         found = [self._mend(self._least_threads(0.0), 0.0)]
-        if self.times.fetch_s:
+        if self.times.fetch_one_thread_s and self.epochs > 1:
             threads = self._least_threads(1.0)
             found.append(self._mend(None, self._least_cached(self.times.num_threads)))
             if threads > self.times.num_threads:
@@ -146,7 +153,7 @@ class Analysis:
     def _mend(self, num_threads: int | None, cached: float) -> Mend:
         fields: dict[str, float] = {}
         if cached:
-            fields["data.sample_cache_gib"] = self._cache_gib(cached)
+            fields[_CACHE] = self._cache_gib(cached)
         if num_threads and num_threads != self.times.num_threads:
             fields["data.num_threads"] = num_threads
         loader_s = self.times.predicted_s(num_threads=num_threads, cached=cached)
@@ -182,33 +189,58 @@ class Analysis:
             f"(data.num_threads={self.times.num_threads})",
         ]
         others = ", ".join(
-            f"{name} alone would be {seconds[self.bound] / value:.2g} times as fast"
+            f"{name} alone would be {_times(seconds[self.bound] / value)} as fast"
             for name, value in seconds.items()
             if name != self.bound and value
         )
         rows.append(f"bound    by {self.bound}, {1e3 * self.step_s:.3g} ms a step; {others}")
         for mend in self.mends:
-            text = f"{1e3 * mend.step_s:.3g} ms a step, {self.step_s / mend.step_s:.2g} times as fast"
+            text = f"{1e3 * mend.step_s:.3g} ms a step, {_times(self.step_s / mend.step_s)} as fast"
+            if _CACHE in mend.fields:
+                text += f", from the second of the run's {self.epochs:.3g} epochs on"
             rows.append(f"mend     {mend.describe()}: {text}")
         if not self.mends and self.bound != DEVICES:
             rows.append(
                 f"mend     neither a cache nor {self.times.most_threads} threads; runs with the same batches can share "
                 "their preparation (data.share)"
             )
+        if self.bound == FETCH and self.epochs <= 1:
+            rows.append(
+                f"cache    of no use to this run, which ends before its second epoch ({self.epochs:.2g} epochs); with "
+                "data.sample_cache_folder, later runs on the same data find what it has kept"
+            )
         return "\n".join(rows)
 
     def to_record(self) -> dict[str, Any]:
-        """All figures as values of JSON."""
+        """All figures as values of JSON; docs/data_stalls.md explains them."""
         return {
             "bound": self.bound,
             "step_s": self.step_s,
             "devices_s": self.devices_s,
             "fetch_s": self.times.alone_s(FETCH),
             "prepare_s": self.times.alone_s(PREPARE),
-            "loader_s": self.times.loader_s,
-            "times": dataclasses.asdict(self.times),
+            **dataclasses.asdict(self.times),
+            "epochs": self.epochs,
             "mends": [dataclasses.asdict(mend) for mend in self.mends],
         }
+
+
+def _times(ratio: float) -> str:
+    """'1.6 times', '840 times'."""
+    return f"{ratio:.2g} times" if ratio < 10 else f"{ratio:,.0f} times"
+
+
+def num_epochs(train: ExampleSource | BlendedExamples, num_examples: int) -> float:
+    """How often a run trains on each sample; of a blend, on those of the source that it repeats most often.
+
+    Args:
+      train: the examples to train on.
+      num_examples: how many of them the run trains on, repetitions included.
+    """
+    if not isinstance(train, BlendedExamples):
+        return num_examples / len(train)
+    shares = zip(train.sources, train.blend.shares, strict=True)
+    return max(num_examples * share / len(source) for source, share in shares)
 
 
 def measure_loader(

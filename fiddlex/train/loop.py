@@ -10,6 +10,7 @@ from fiddlex.cluster.mesh import describe
 from fiddlex.cluster.topology import catalogue
 from fiddlex.config import Config
 from fiddlex.costs.sizes import num_parameters
+from fiddlex.data.caching import require_folders
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
 from fiddlex.train.bad_steps import BadSteps, RollbackError
@@ -59,6 +60,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         trainer = Trainer(config, workdir=workdir, stopwatch=stopwatch)
         if config.train.eval_every:
             trainer.require_heldout()
+        require_folders(config, trainer.dataset.sources)
         _log_what_runs(trainer)
 
         # Resume.

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import jax
 
 from fiddlex.cluster import processes
-from fiddlex.cluster.mesh import make_mesh, num_cores, request_devices
+from fiddlex.cluster.mesh import make_mesh, num_cores, request_devices, sizes
 from fiddlex.config import Config
+from fiddlex.config.readable import readable_time
 from fiddlex.data import Batch, ExampleSource
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.train.inference.forward import make_eval_step
@@ -138,8 +139,15 @@ def _start(case: TimedCase, dataset: Dataset) -> Callable[[], object]:
     turn = _forward(case.config, dataset) if case.forward_only else _train(case.config, dataset)
     for _ in range(WARMUP_TURNS):
         jax.block_until_ready(turn())
-    mesh, pipeline = case.config.mesh, case.config.pipeline
-    logger.info("Ready after %.0f s: %s, %s.", time.monotonic() - start_s, mesh, pipeline)
+    pipeline = case.config.pipeline
+    logger.info(
+        "Ready to measure after %s: %s of %s, schedule %s, num_microbatches %d.",
+        readable_time(time.monotonic() - start_s),
+        "the forward pass" if case.forward_only else "the train step",
+        sizes(case.config.mesh),
+        pipeline.schedule,
+        pipeline.num_microbatches,
+    )
     return turn
 
 

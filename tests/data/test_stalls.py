@@ -1,17 +1,20 @@
 """What bounds a run: the model of the loader, the verdict, and predictions against runs that are mended."""
 
 import time
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from fiddlex.data import Loader
+from fiddlex.data.blended_examples import BlendedExamples
 from fiddlex.data.counts import DataCounts
 from fiddlex.data.sample_cache import OBJECT_BYTES, CachedStore, MemoryCache
 from fiddlex.data.stages import SlowStore, StagedExamples
-from fiddlex.data.stalls import DEVICES, FETCH, PREPARE, Analysis, LoaderTimes, measure_loader
+from fiddlex.data.stalls import DEVICES, FETCH, PREPARE, Analysis, LoaderTimes, measure_loader, num_epochs
 
 ROWS = 2
+EPOCHS = 3.5
 NUM_EXAMPLES = 4000  # with few examples, to compute their order takes milliseconds
 
 
@@ -37,9 +40,9 @@ def times(**changes: float) -> LoaderTimes:
     """Two threads, 10 ms to fetch and 10 to prepare: 10 ms a batch."""
     fields = {
         "loader_s": 0.01,
-        "fetch_s": 0.01,
+        "fetch_one_thread_s": 0.01,
         "fetch_limit_s": 0.0,
-        "prepare_s": 0.01,
+        "prepare_one_thread_s": 0.01,
         "prepare_limit_s": 0.0,
         "num_threads": 2,
         "most_threads": 8,
@@ -49,14 +52,23 @@ def times(**changes: float) -> LoaderTimes:
     return LoaderTimes(**(fields | changes))
 
 
+# The store's channel bounds, which no number of threads makes faster.
+CHANNEL = {
+    "fetch_one_thread_s": 0.03,
+    "fetch_limit_s": 0.015,
+    "prepare_one_thread_s": 0.001,
+    "loader_s": 0.0155,
+}
+
+
 @pytest.mark.parametrize("ratio", [1.5, 2, 4])
 @pytest.mark.parametrize("bound", [FETCH, PREPARE, DEVICES])
 def test_the_verdict(bound, ratio):
     # Without a bound each of the three takes 10 ms a step.
-    of_loader = {f"{bound}_s": 0.02 * ratio} if bound != DEVICES else {}
-    both = {"fetch_s": 0.02, "prepare_s": 0.02} | of_loader
-    loader_s = (both["fetch_s"] + both["prepare_s"]) / 2
-    analysis = Analysis(loader_s * ratio if bound == DEVICES else 0.01, times(loader_s=loader_s, **both))
+    of_loader = {f"{bound}_one_thread_s": 0.02 * ratio} if bound != DEVICES else {}
+    both = {"fetch_one_thread_s": 0.02, "prepare_one_thread_s": 0.02} | of_loader
+    loader_s = sum(both.values()) / 2
+    analysis = Analysis(loader_s * ratio if bound == DEVICES else 0.01, times(loader_s=loader_s, **both), EPOCHS)
     assert analysis.bound == bound
     assert bool(analysis.mends) == (bound != DEVICES)
     assert f"by {bound}, " in analysis.describe()
@@ -76,16 +88,38 @@ def test_predictions_of_the_model():
 
 def test_mends_are_the_least_that_keep_up():
     def fields(devices_s: float, **changes: float) -> list[dict[str, float]]:
-        return [mend.fields for mend in Analysis(devices_s, times(**changes)).mends]
+        return [mend.fields for mend in Analysis(devices_s, times(**changes), EPOCHS).mends]
 
     assert fields(0.005)[0] == {"data.num_threads": 5}  # a quarter more than it takes
     assert fields(0.02) == []
     # The channel alone bounds: a cache of half of 1 GiB, which no number of threads replaces.
-    (cache,) = fields(0.01, fetch_s=0.03, fetch_limit_s=0.015, prepare_s=0.001, loader_s=0.0155)
+    (cache,) = fields(0.01, **CHANNEL)
     assert cache == {"data.sample_cache_gib": pytest.approx(0.5)}
-    analysis = Analysis(0.002, times(prepare_limit_s=0.01))
+    analysis = Analysis(0.002, times(prepare_limit_s=0.01), EPOCHS)
     assert analysis.mends == []
     assert "neither a cache nor 8 threads; runs with the same batches can share" in analysis.describe()
+
+
+def test_a_cache_is_advised_to_runs_of_more_than_an_epoch():
+    longer = Analysis(0.01, times(**CHANNEL), EPOCHS)
+    assert longer.describe().splitlines()[-1] == (
+        "mend     data.sample_cache_gib=0.5: 10 ms a step, 1.6 times as fast, "
+        "from the second of the run's 3.5 epochs on"
+    )
+    shorter = Analysis(0.01, times(**CHANNEL), 1.0)
+    assert shorter.mends == []
+    assert shorter.describe().splitlines()[-1] == (
+        "cache    of no use to this run, which ends before its second epoch (1 epochs); with data.sample_cache_folder, "
+        "later runs on the same data find what it has kept"
+    )
+    assert [mend.fields for mend in Analysis(0.005, times(), 0.5).mends] == [{"data.num_threads": 5}]
+
+
+def test_epochs_of_a_run():
+    one, other = SleepingExamples(10, 0.0), SleepingExamples(100, 0.0)
+    assert num_epochs(one, 25) == 2.5
+    # A quarter of 80 examples are those of the first source.
+    assert num_epochs(BlendedExamples([one, other], [Fraction(1), Fraction(3)]), 80) == 2.0
 
 
 def measured(devices_s: float, *, latency_s: float, prepare_s: float, num_threads: int = 2) -> Analysis:
@@ -97,7 +131,7 @@ def measured(devices_s: float, *, latency_s: float, prepare_s: float, num_thread
 
     found = measure_loader(make, source, num_threads=num_threads, limit_s=0.3)
     assert source.store is store
-    return Analysis(devices_s, found)
+    return Analysis(devices_s, found, EPOCHS)
 
 
 def run_s(fields: dict[str, float], devices_s: float, *, latency_s: float, prepare_s: float) -> float:
@@ -127,12 +161,12 @@ CASES = {
 def test_stages_are_measured_apart():
     # A sleep can be longer than it should be, and is never shorter.
     slow_store = measured(1.0, latency_s=0.04, prepare_s=0.0).times
-    assert slow_store.fetch_s >= 0.04 * ROWS
+    assert slow_store.fetch_one_thread_s >= 0.04 * ROWS
     assert slow_store.loader_s >= 0.04 * ROWS / 2
-    assert slow_store.prepare_s < 0.02 * ROWS
+    assert slow_store.prepare_one_thread_s < 0.02 * ROWS
     slow_preparation = measured(1.0, latency_s=0.0, prepare_s=0.04).times
-    assert slow_preparation.prepare_s >= 0.04 * ROWS
-    assert slow_preparation.fetch_s < 0.02 * ROWS
+    assert slow_preparation.prepare_one_thread_s >= 0.04 * ROWS
+    assert slow_preparation.fetch_one_thread_s < 0.02 * ROWS
     assert slow_preparation.sample_bytes == 1000 + OBJECT_BYTES
 
 

@@ -62,7 +62,7 @@ def test_a_pipe_in_a_workdir_is_not_waited_for(name: str, tmp_path: pathlib.Path
     ):
         pass
     if name == "config.json":
-        with pytest.raises(CheckpointError, match="config.json cannot be read: it is a folder, a pipe or a device"):
+        with pytest.raises(CheckpointError, match=r"config\.json cannot be read: it is a folder, a pipe or a device"):
             workdir.read_config(tmp_path)
 
 

@@ -3,7 +3,10 @@
 `third_party/atheris/fuzz.py` does the same for hours, guided by the code that a file reaches.
 """
 
+import importlib.util
+import runpy
 import shutil
+import sys
 import tempfile
 import time
 import tracemalloc
@@ -20,6 +23,7 @@ from tests.fuzz.reader import Reader
 from tests.fuzz.readers import READERS
 
 MOST_BYTES, MOST_S = 2**26, 20.0  # of memory beside the file's own size, and of time, with other work on the machine
+SCRIPT = Path(__file__).parents[2] / "third_party" / "atheris" / "fuzz.py"
 MOST_MESSAGE = 3000  # characters
 FULL = hypothesis.settings().max_examples >= 200  # the full tier
 MOST_CUTS, EXAMPLES = (2000, 300) if FULL else (15, 10)  # of each file, of each reader
@@ -72,3 +76,35 @@ def test_a_file_that_is_cut_short_is_refused(reader: Reader) -> None:
         text = whole.rstrip() if reader.is_json else whole
         for length in range(0, len(text), max(1, len(text) // MOST_CUTS)):
             assert refused(reader, whole[:length]) or reader.may_be_cut, length
+
+
+@pytest.mark.skipif(importlib.util.find_spec("atheris") is not None, reason="needs an environment without atheris")
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--help"], 0, "usage: fuzz.py"),
+        (["--list"], 0, "megatron_idx"),
+        (
+            ["--reader=megatron_idx"],
+            2,
+            "fuzz.py: error: atheris is not installed. Install it in an environment of its own",
+        ),
+    ],
+)
+def test_the_program_of_atheris_tells_that_atheris_is_missing(
+    arguments: list[str],
+    status: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    ended = 0
+    try:
+        runpy.run_path(str(SCRIPT))
+    except SystemExit as error:
+        ended = error.code
+    assert ended == status
+    told = capsys.readouterr()
+    assert message in told.out + told.err

@@ -126,6 +126,13 @@ MUTATIONS = (
         tests=(MODEL,),
     ),
     Mutation(
+        "a-cache-advised-to-runs-without-a-second-epoch",
+        STALLS,
+        old="if self.times.fetch_one_thread_s and self.epochs > 1:",
+        new="if self.times.fetch_one_thread_s:",
+        tests=("tests/data/test_stalls.py::test_a_cache_is_advised_to_runs_of_more_than_an_epoch",),
+    ),
+    Mutation(
         "prediction-not-scaled-to-what-was-measured",
         STALLS,
         old="return scale * self._modelled_s(",

@@ -53,6 +53,18 @@ def prove_once(workdir: pathlib.Path, text: pathlib.Path) -> list[Sample]:
     return samples
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"data_share": "FILE/x"}, {"data_sample_cache_folder": "FILE/x", "data_sample_cache_gib": 1.0}],
+)
+def test_a_folder_that_cannot_be_used_ends_a_run_before_it_begins(text, tmp_path, fields):
+    (tmp_path / "file").touch()
+    wrong = {name: f"{tmp_path}/file/x" if value == "FILE/x" else value for name, value in fields.items()}
+    with pytest.raises(DataError, match=rf"data\.{next(iter(fields))[5:]}={tmp_path}/file/x: .*Name a folder"):
+        train(config_of(values(text, **wrong)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # it is made before the step is compiled
+
+
 @pytest.fixture(scope="module")
 def undisturbed(text, tmp_path_factory) -> tuple[list[Sample], list[float]]:
     workdir = tmp_path_factory.mktemp("undisturbed")

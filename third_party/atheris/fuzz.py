@@ -13,18 +13,20 @@ import argparse
 import contextlib
 import logging
 import pathlib
+import random
 import sys
 import tempfile
 
-import atheris
+try:
+    import atheris
+except ImportError:
+    atheris = None
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))  # for tests.fuzz
-with atheris.instrument_imports(include=["fiddlex"]):
+with atheris.instrument_imports(include=["fiddlex"]) if atheris else contextlib.nullcontext():
     from fiddlex.errors import FiddlexError
     from tests.fuzz.mutants import mutated
     from tests.fuzz.readers import READERS
-
-import random
 
 MOST_MIB, MOST_S, MOST_BYTES = 3000, 30, 200_000  # of the process; for a file; of a file
 
@@ -42,6 +44,8 @@ def main() -> None:
     if options.list or not options.reader:
         print("\n".join(READERS))
         return
+    if atheris is None:
+        parser.error("atheris is not installed. Install it in an environment of its own: pip install atheris")
     logging.disable(logging.CRITICAL)
     reader = READERS[options.reader]
 

@@ -38,6 +38,11 @@ class Blend:
         self._period = sum(self._per_period)
         self._sources, self._nths = _first_places(self._per_period)
 
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of the examples that each source gives."""
+        return tuple(number / self._period for number in self._per_period)
+
     def place(self, k: int) -> Place:
         """The place of example `k`, counted from 0."""
         periods = max(k // self._period - 1, 0)

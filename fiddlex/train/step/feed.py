@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from fiddlex.config import Config
 from fiddlex.data import Batch, ExampleSource, Loader, eval_batches
-from fiddlex.data.caching import batches_digest
+from fiddlex.data.caching import batches_digest, shared_folder
 from fiddlex.data.dataset import Dataset
 from fiddlex.data.loader import batch_number
 from fiddlex.data.sample_log import SampleLog
@@ -163,7 +163,7 @@ def _shared(
     from fiddlex.data.shared_batches import SharedBatches  # takes a module that only Unix has
 
     return SharedBatches(
-        Path(config.data.share).expanduser().absolute(),
+        shared_folder(config),
         batches_digest(config, dataset.fingerprint, rows=rows, left_out=left_out),
         make=lambda step: loader.batch(batch_number(step, left_out)),
         num_rows=len(rows),
