@@ -57,6 +57,9 @@ class LeastRecentlyUsed:
         self._capacity = capacity
         self._samples: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
 
+    def open(self) -> None:
+        """Does nothing."""
+
     def get(self, key: int) -> np.ndarray | None:
         """The sample, or None."""
         if key in self._samples:
