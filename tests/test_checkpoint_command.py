@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from fiddlex.train.run.checkpoint import Checkpoints
+from fiddlex.train.run.checkpoint_meta import read_meta
+from fiddlex.train.run.checksums import text_checksum
 from fiddlex.train.step.state import SavedState
 from tests.programs import call
 
@@ -48,14 +50,14 @@ def test_list(workdir: pathlib.Path) -> None:
     assert first.startswith("checkpoints/8: finished, ")
     assert held == "  step 8 of 32 parameters: optimizer (int32, float32), weights (float32)"
     assert any(line.startswith("checkpoints/12.orbax-checkpoint-tmp: unfinished, 5 bytes, ") for line in lines)
-    assert any(line.startswith("damaged_checkpoints/9-") and ": damaged, " in line for line in lines)
+    assert any(line.startswith("damaged_checkpoints/9-") and ": set aside, " in line for line in lines)
     found = as_json("list", workdir)["checkpoints"]
     assert [(pathlib.Path(each["path"]).name.partition("-")[0], each["state"]) for each in found] == [
         ("8", "finished"),
         ("10", "finished"),
         ("12.orbax", "unfinished"),
         ("8", "finished"),
-        ("9", "damaged"),
+        ("9", "set aside"),
     ]
     assert [each["step"] for each in found] == [8, 10, None, 8, 9]
     assert found[3]["dtypes"] == {"version_1": ["bfloat16"], "weights": ["float32"]}
@@ -105,8 +107,20 @@ def test_verify_of_a_damaged_array_without_a_list_of_files(workdir: pathlib.Path
     for file in (path / "weights").rglob("d/*"):
         file.write_bytes(b"")
     done = call("checkpoint", "verify", workdir, 10, status=1)
-    assert "\n  array weights.head.table: it cannot be read: " in done.stdout
-    assert "\n  array weights.layers.kernel: it cannot be read: " in done.stdout
+    assert "\n  weights/: 2 arrays cannot be read, of weights.head.table: " in done.stdout
+
+
+def test_a_missing_file_takes_one_line_and_another_for_the_arrays(workdir: pathlib.Path) -> None:
+    path = workdir / "checkpoints" / "10"
+    (path / "optimizer" / "manifest.ocdbt").unlink()
+    assert call("checkpoint", "verify", workdir, 10, status=1).stdout.splitlines()[1:] == [
+        "  file optimizer/manifest.ocdbt: it is missing",
+        "  optimizer/: 2 arrays cannot be read, because of a file above",
+    ]
+    line = "  cannot be read: optimizer/: files in it are missing or damaged, which verify names"
+    assert line in call("checkpoint", "list", workdir).stdout.splitlines()
+    shutil.rmtree(path / "optimizer")
+    assert "  cannot be read: optimizer/: it is missing" in call("checkpoint", "list", workdir).stdout.splitlines()
 
 
 def test_diff(workdir: pathlib.Path) -> None:
@@ -124,6 +138,20 @@ def test_diff(workdir: pathlib.Path) -> None:
         "optimizer.count",
         "weights.layers.kernel",
     ]
+
+
+def test_diff_names_arrays_that_are_not_what_was_saved(workdir: pathlib.Path) -> None:
+    """As if a number had changed in a file that decodes without an error."""
+    path = workdir / "checkpoints" / "10"
+    meta = read_meta(path)
+    meta["checksums"]["weights.head.table"] = 7
+    (path / "meta" / "metadata").write_text(json.dumps(meta | {"checksum": text_checksum(meta)}))
+    done = call("checkpoint", "diff", workdir, 8, 10, status=1)
+    assert "\n  weights.head.table: DAMAGED in the second: its checksum is " in done.stdout
+    assert "1 array is not what was saved, so not all differences are those of training." in done.stderr
+    first, second = as_json("diff", workdir, 8, 10, status=1)["damaged"]
+    assert first == {}
+    assert list(second) == ["weights.head.table"]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@
     fiddlex checkpoint diff WORKDIR STEP STEP2
     fiddlex checkpoint diff WORKDIR STEP WORKDIR2 STEP2
 
-`verify` reads each file and each array of one checkpoint, or of all, and ends with status 1 if anything is damaged. It
-needs no accelerator and no config, and memory for the largest array. docs/checkpoints.md explains what each prints.
+`verify` reads each file and each array of one checkpoint, or of all, and ends with status 1 if anything is damaged.
+`diff` ends with status 0 whether the two differ or not, and with 1 if an array that it compares is damaged. They need
+no accelerator and no config, and memory for the largest array or two. docs/checkpoints.md explains what each prints.
 """
 
 import json
@@ -117,7 +118,20 @@ def _judged(verdict: "Verdict", workdir: pathlib.Path) -> str:
     lines = [f"{name}: {'whole' if verdict.whole else 'DAMAGED'}; {read}"]
     lines += [f"  file {file}: {reason}" for file, reason in verdict.damaged_files.items()]
     lines += [f"  {'array ' * (name != 'meta')}{name}: {reason}" for name, reason in verdict.damaged_arrays.items()]
+    lines += _unreadable(verdict)
     return "\n".join(lines)
+
+
+def _unreadable(verdict: "Verdict") -> list[str]:
+    """A line for each part of a checkpoint of which arrays cannot be read."""
+    lines = []
+    reasons = verdict.unreadable_arrays
+    for part in dict.fromkeys(name.partition(".")[0] for name in reasons):
+        names = [name for name in reasons if name.startswith(f"{part}.")]
+        is_known = any(file.startswith(f"{part}/") for file in verdict.damaged_files)
+        why = "because of a file above" if is_known else f"of {names[0]}: {reasons[names[0]]}"
+        lines.append(f"  {part}/: {counted(len(names), 'array')} cannot be read, {why}")
+    return lines
 
 
 def _diff(first: tuple[str, int], second: tuple[str, int]) -> None:
@@ -128,8 +142,13 @@ def _diff(first: tuple[str, int], second: tuple[str, int]) -> None:
     found = difference(a, b, _progress("compared"))
     if _FORMAT.value == "json":
         print(json.dumps(found.facts()))
-        return
-    print("\n".join([f"{a} and {b}:", *_differences(found)]))
+    else:
+        print("\n".join([f"{a} and {b}:", *_differences(found)]), flush=True)
+    if number := sum(map(len, found.damaged)):
+        raise CheckpointError(
+            f"{counted(number, 'array')} {'is' if number == 1 else 'are'} not what was saved, so not all differences "
+            "are those of training. Run fiddlex checkpoint verify to see which file is damaged."
+        )
 
 
 def _differences(found: "Difference") -> list[str]:
@@ -137,6 +156,8 @@ def _differences(found: "Difference") -> list[str]:
     for side, names in zip(("first", "second"), found.only, strict=True):
         lines += [f"  {name}: in the {side} alone" for name in names]
     lines += [_compared(each) for each in found.arrays if not each.equal]
+    for side, reasons in zip(("first", "second"), found.damaged, strict=True):
+        lines += [f"  {name}: DAMAGED in the {side}: {reason}" for name, reason in reasons.items()]
     equal = sum(each.equal for each in found.arrays)
     verb = "is" if equal == 1 else "are"
     return [*lines, f"  {equal} of {counted(len(found.arrays), 'array')} that both have {verb} equal bit for bit"]

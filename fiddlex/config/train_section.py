@@ -76,12 +76,13 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
         """Checks that no field is set that another field makes the run ignore."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         is_auto = Every(self.checkpoint_every).is_auto
-        uses = {
-            "checkpoint_overhead": (is_auto, "checkpoint_every", "auto"),
-            "mean_time_to_failure_h": (is_auto, "checkpoint_every", "auto"),
-            "on_spike": (bool(self.spike_bound), "spike_bound", "4, for example"),
-        }
-        for name, (is_used, by, remedy) in uses.items():
+        uses = (
+            ("checkpoint_overhead", is_auto, "checkpoint_every", "auto"),
+            ("checkpoint_overhead", not self.mean_time_to_failure_h, "mean_time_to_failure_h", "0"),
+            ("mean_time_to_failure_h", is_auto, "checkpoint_every", "auto"),
+            ("on_spike", bool(self.spike_bound), "spike_bound", "4, for example"),
+        )
+        for name, is_used, by, remedy in uses:
             if getattr(self, name) != defaults[name] and not is_used:
                 raise ConfigError(
                     f"train.{name}={getattr(self, name)} with train.{by}={getattr(self, by)}: it changes nothing. Set "

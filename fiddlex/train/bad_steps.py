@@ -15,11 +15,10 @@ from fiddlex.errors import ConfigError, FaultError, NonFiniteError
 from fiddlex.train.record import Record
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.faults import Fault, Faults
+from fiddlex.train.step.dispatched import Dispatched
 from fiddlex.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-_REASONS = {"nonfinite": "its loss or gradient is not finite", "spike": "it is a spike (train.spike_bound)"}
 
 
 class RollbackError(Exception):
@@ -52,13 +51,19 @@ class BadSteps:
         _check_reach(trainer)
         self._trainer, self._checkpoints, self._faults = trainer, checkpoints, faults
 
-    def note(self, record: Record) -> str:
-        """Notes the step of a record if the step was skipped; returns a line for the log, empty for a good step."""
+    def note(self, record: Record, dispatched: Dispatched) -> str:
+        """Notes a step if it was skipped; returns a line for the log, empty for a good step.
+
+        Args:
+          record: the record of the step.
+          dispatched: the step.
+        """
         kind = record.get("skipped")
         if not kind:
             return ""
         self._faults.add(self._fault(record["step"], kind, "skip"))
-        return f"Step {record['step']} is skipped: {_REASONS[kind]}."
+        what = dispatched.describe(kind, self._trainer.config.train)
+        return f"Step {record['step']} is skipped, since it is {what}."
 
     @property
     def are_too_many(self) -> bool:
@@ -72,10 +77,13 @@ class BadSteps:
         """
         if fault := self._faults.first_beyond_limit:
             limit = self._faults.limit
+            later = ""
+            if fault.action == "skip":
+                later = f"The run ended after step {fault.step + 1}, which tells whether the weights are good. "
             raise FaultError(
                 f"Step {fault.step} is fault number {limit + 1} of this run ({self._faults.path}), and "
-                f"train.max_faults={limit}. Look for the cause, such as bad data, too high a learning rate or a bad "
-                f"device. Then set train.max_faults higher: the same command with it {self._continuation()}."
+                f"train.max_faults={limit}. {later}Look for the cause, such as bad data, too high a learning rate or a "
+                f"bad device. Then set train.max_faults higher: the same command with it {self._continuation()}."
             )
 
     def explained(self, error: FaultError, step: int) -> Exception:
@@ -89,13 +97,14 @@ class BadSteps:
             kind, action, before_update = "nonfinite", config.on_nonfinite, error.before_update
         if action == "rollback":
             return RollbackError(self._fault(step, kind, "rollback"), str(error), blamed=blamed)
+        others = self._other_actions(f"on_{kind}", can_skip=before_update)
         if not isinstance(error, NonFiniteError):
-            return type(error)(f"{error}\n{self._advice()}")
+            return type(error)(f"{error}\n{self._advice(f'A higher train.spike_bound allows such steps. {others}')}")
         if before_update and step == 1:
             return NonFiniteError(f"{error}\n{self._advice_at_start()}")
         if before_update:
             self._set_aside(blamed)
-        return NonFiniteError(f"{error}\n{self._advice()}")
+        return NonFiniteError(f"{error}\n{self._advice(others)}")
 
     def explained_evaluation(self, error: NonFiniteError) -> NonFiniteError:
         """The error of an evaluation of the current weights with advice; their checkpoint is set aside."""
@@ -108,12 +117,11 @@ class BadSteps:
         Raises:
           FaultError: when there is no good checkpoint, or the run has more than `train.max_faults`.
         """
-        if processes.is_first():
-            logger.warning("%s", error.reason)
-        if not self._set_aside(error.blamed):
+        if not self._set_aside(error.blamed, reason=error.reason):
             raise FaultError(
                 f"{error.reason}\nThere is no earlier checkpoint to go back to. Save earlier or more often "
-                "(train.checkpoint_every), keep more of them (train.keep_last), or choose skip in place of rollback."
+                "(train.checkpoint_every), keep more checkpoints (train.keep_last), or choose "
+                f"train.on_{error.fault.kind}=skip."
             )
         self._trainer.restore(self._checkpoints)
         self._faults.go_back(self._trainer.step, error.fault)
@@ -124,20 +132,45 @@ class BadSteps:
     def _fault(self, step: int, kind: str, action: Literal["skip", "rollback"]) -> Fault:
         return Fault(step, batch_number(step - 1, self._faults.left_out), kind, action)
 
-    def _set_aside(self, blamed: int) -> list[int]:
-        """Sets the checkpoints of step `blamed` and later steps aside; returns the steps of the others."""
+    def _set_aside(self, blamed: int, *, reason: str = "") -> bool:
+        """Sets the checkpoints of step `blamed` and later steps aside.
+
+        Args:
+          blamed: the first step whose checkpoint may be to blame.
+          reason: is logged before, if there are earlier checkpoints; else it belongs into an error.
+
+        Returns:
+          Whether there are earlier checkpoints.
+        """
         self._checkpoints.wait()
         steps = processes.told_by_first("checkpoints to go back to", self._checkpoints.steps)
-        if bad := [step for step in steps if step >= blamed]:
-            self._checkpoints.set_aside(bad)
-        return [step for step in steps if step < blamed]
+        suspects = [step for step in steps if step >= blamed]
+        has_good = len(suspects) < len(steps)
+        if reason and has_good and processes.is_first():
+            logger.warning("%s", reason)
+        if suspects:
+            self._checkpoints.set_aside(suspects)
+        return has_good
 
-    def _advice(self) -> str:
-        """Advice on weights that exploded, or are about to."""
+    def _advice(self, others: str = "") -> str:
+        """Advice on weights that exploded, or are about to.
+
+        Args:
+          others: sentences about fields of `train` that let the run go on.
+        """
+        clip_norm = self._trainer.config.optimizer.clip_norm
+        clipping = f"an optimizer.clip_norm below {clip_norm:g}" if clip_norm else "optimizer.clip_norm=1.0"
         return (
-            "A lower optimizer.learning_rate, a longer optimizer.warmup_steps or optimizer.clip_norm=1.0 often help; "
-            f"the same command with them {self._continuation()}."
+            f"A lower optimizer.learning_rate, a longer optimizer.warmup_steps or {clipping} often help. {others}The "
+            f"same command with such a change {self._continuation()}."
         )
+
+    def _other_actions(self, field: str, *, can_skip: bool) -> str:
+        """A sentence about what else than `stop` the field `train.on_…` can be."""
+        skip = f"train.{field}=skip goes on without the update of such a step. " if can_skip else ""
+        needed = "" if self._trainer.config.train.checkpoint_every else ", with train.checkpoint_every set,"
+        back = "goes back to the last good checkpoint and leaves the batch out"
+        return f"{skip}train.{field}=rollback{needed} {back}. "
 
     def _continuation(self) -> str:
         """Where the next start of the run goes on, as the end of a sentence."""

@@ -85,7 +85,9 @@ class RunSteps:
             self._bad_steps.check()
 
     def finish_step(self) -> None:
-        """Waits for the step in flight, if there is one; writes its record if one is due or the step is the last.
+        """Waits for the step in flight, if there is one.
+
+        Writes its record if one is due, if the step was skipped or if it is the last; with `log_every=0` none.
 
         Raises:
           RollbackError: when the run shall go back from the step.
@@ -98,7 +100,7 @@ class RunSteps:
             record = self._trainer.record(dispatched)
         except FaultError as error:
             raise self._bad_steps.explained(error, dispatched.step) from error
-        if skipped := self._bad_steps.note(record):
+        if skipped := self._bad_steps.note(record, dispatched):
             self._reports.terminal.line(skipped)
         if decision := self._trainer.decision:
             self._reports.decision(decision.to_record(), str(decision))
@@ -106,7 +108,8 @@ class RunSteps:
         if interval := self._instruments.step_done(record):
             self._reports.decision({"step": record["step"], **interval.to_record()}, str(interval))
         is_last = record["step"] == self._config.num_steps
-        if is_due(record["step"], self._config.log_every) or (self._config.log_every and is_last):
+        is_logged = is_last or skipped or is_due(record["step"], self._config.log_every)
+        if self._config.log_every and is_logged:
             record |= self._instruments.figures(record) | self._trainer.dataset.counts.take()
             self._reports.training(record)
 

@@ -87,8 +87,8 @@ MUTATIONS = (
     ),
     Mutation(
         "verify-reads-arrays-and-compares-nothing",
-        "fiddlex/train/run/checkpoint_inventory.py",
-        old='"" if found == expected else',
+        "fiddlex/train/run/checksums.py",
+        old='"" if found == saved else',
         new='"" if found == found else',
         tests=(f"{INTEGRITY}::test_an_array_that_is_not_what_was_saved_is_named",),
     ),
@@ -140,5 +140,19 @@ MUTATIONS = (
         old="            if synced:",
         new="            if not synced:",
         tests=("tests/config/test_whole_files.py::test_an_error_leaves_the_old_content_and_nothing_else",),
+    ),
+    Mutation(
+        "unfinished-checkpoints-stay-for-ever",
+        "fiddlex/train/run/checkpoint_writer.py",
+        old="                self._remove_unfinished()",
+        new="                pass",
+        tests=(f"{CHECKPOINT}::test_what_a_killed_process_left_is_removed_before_the_first_save",),
+    ),
+    Mutation(
+        "checkpoints-of-a-former-keep-every-deleted",
+        "fiddlex/train/run/workdir.py",
+        old="    check_keeps(saved.train, config.train, checkpoints)\n",
+        new="",
+        tests=("tests/train/run/test_kept_steps.py::test_a_run_does_not_start_that_would_delete_what_it_has_kept",),
     ),
 )

@@ -64,10 +64,17 @@ MUTATIONS = (
         tests=(f"{FAULTS}::test_faults_are_bounded_in_number_and_no_good_step_is_lost",),
     ),
     Mutation(
+        "skipped-steps-without-a-record",
+        "fiddlex/train/run_steps.py",
+        old="is_last or skipped or is_due(",
+        new="is_last or is_due(",
+        tests=(f"{FAULTS}::test_a_run_with_a_bad_batch_equals_one_without_it",),
+    ),
+    Mutation(
         "weights-to-blame-are-saved",
         "fiddlex/train/run_steps.py",
-        old=' or (record and record.get("skipped") == "nonfinite")',
-        new="",
+        old='if record and record.get("skipped") == "nonfinite":',
+        new="if False:",
         tests=(f"{FAULTS}::test_weights_that_make_every_step_bad_are_not_saved",),
     ),
     Mutation(

@@ -3,6 +3,7 @@
 import copy
 import json
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -95,17 +96,22 @@ def test_a_run_with_a_bad_batch_equals_one_without_it(
 ) -> None:
     poison.add(batch)
     config.train.num_steps = STEPS[batch]
+    config.train.log_every = 5 if action == "skip" else 1
     if batch == SPIKE:
         config.train.on_spike, config.train.spike_bound = action, 1.5
     else:
         config.train.on_nonfinite = action
     outcome = loop.train(config, tmp_path)
     assert outcome.step == config.train.num_steps
-    assert capsys.readouterr().err.count("Compiled the train step in") == 1
+    log = capsys.readouterr().err
+    assert log.count("Compiled the train step in") == 1
     kind = "spike" if batch == SPIKE else "nonfinite"
     assert faults(tmp_path) == [{"step": batch + 1, "batch": batch, "kind": kind, "action": action}]
     found = records(tmp_path)
-    assert [record["step"] for record in found] == list(range(1, STEPS[batch] + 1))
+    steps = set(range(config.train.log_every, STEPS[batch] + 1, config.train.log_every))
+    assert [record["step"] for record in found] == sorted(steps | {STEPS[batch], batch + 1})
+    what = "not finite: loss nan" if batch == NONFINITE else r"a spike: loss \d.*, usually \d.*; gradient norm \d"
+    assert bool(re.search(f"\nStep {batch + 1} is skipped, since it is {what}", log)) == (action == "skip")
     skipped = [record["step"] for record in found if "skipped" in record]
     assert skipped == ([batch + 1] if action == "skip" else [])
     steps = config.train.num_steps - (action == "skip")  # a skipped step updates nothing
@@ -177,9 +183,10 @@ def test_faults_are_bounded_in_number_and_no_good_step_is_lost(
         with pytest.raises(FaultError) as raised:
             loop.train(config, parts)
         assert str(raised.value) == (
-            f"Step {step} is fault number 3 of this run ({parts}/faults.json), and train.max_faults=2. Look for the "
-            "cause, such as bad data, too high a learning rate or a bad device. Then set train.max_faults higher: the "
-            f"same command with it goes on from the last good checkpoint, {parts}/checkpoints/{kept}."
+            f"Step {step} is fault number 3 of this run ({parts}/faults.json), and train.max_faults=2. "
+            f"{'The run ended after step 8, which tells whether the weights are good. ' * (action == 'skip')}Look for "
+            "the cause, such as bad data, too high a learning rate or a bad device. Then set train.max_faults higher: "
+            f"the same command with it goes on from the last good checkpoint, {parts}/checkpoints/{kept}."
         )
         assert Checkpoints(parts).steps()[-1] == kept
         taken.append(records(parts))
@@ -215,18 +222,28 @@ def test_a_rollback_keeps_the_best_weights_or_makes_them_again(
 def test_stop_names_what_was_usual(config: Config, tmp_path: pathlib.Path, poison: set[int]) -> None:
     poison.add(SPIKE)
     config.train.num_steps, config.train.spike_bound, config.train.on_spike = STEPS[SPIKE], 1.5, "stop"
-    text = r"Step 34 is a spike: loss .*, usually .*; gradient norm .*; train.spike_bound=1.5. It did not change"
+    text = (
+        r"^Step 34 is a spike: loss .*, usually .*; gradient norm .*; train\.spike_bound=1\.5\. It did not change the "
+        r"weights\.\nA lower optimizer\.learning_rate, a longer optimizer\.warmup_steps or optimizer\.clip_norm=1\.0 "
+        r"often help\. A higher train\.spike_bound allows such steps\. train\.on_spike=skip goes on without the update "
+        r"of such a step\. train\.on_spike=rollback goes back to the last good checkpoint and leaves the batch out\. "
+        r"The same command with such a change goes on from the last good checkpoint, .*/checkpoints/32\.$"
+    )
     with pytest.raises(SpikeError, match=text):
         loop.train(config, tmp_path)
     config.train.on_spike = "skip"
     assert loop.train(config, tmp_path).step == STEPS[SPIKE]
 
 
-def test_a_rollback_without_an_earlier_checkpoint(config: Config, tmp_path: pathlib.Path, poison: set[int]) -> None:
+def test_a_rollback_without_an_earlier_checkpoint(
+    config: Config, tmp_path: pathlib.Path, poison: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
     poison.add(0)
     config.train.on_nonfinite = "rollback"
-    with pytest.raises(FaultError, match=r"Step 1 is not finite(.|\n)*no earlier checkpoint to go back to"):
+    text = r"Step 1 is not finite(.|\n)*no earlier checkpoint to go back to\. .* or choose train\.on_nonfinite=skip\."
+    with pytest.raises(FaultError, match=text):
         loop.train(config, tmp_path)
+    assert "Step 1 is not finite" not in caplog.text  # the error says it
 
 
 def test_a_rollback_to_weights_alone_starts_the_optimizer_afresh(
@@ -299,7 +316,14 @@ def test_not_finite_without_an_action_is_still_an_error(
     config: Config, tmp_path: pathlib.Path, poison: set[int]
 ) -> None:
     poison.add(NONFINITE)
-    with pytest.raises(NonFiniteError, match="Step 7 is not finite"):
+    config.train.checkpoint_every, config.optimizer.clip_norm = 0, 1.0
+    text = (
+        r"^Step 7 is not finite: loss nan, gradient norm nan\. Gradients that are not finite: all\.\nA lower .* or an "
+        r"optimizer\.clip_norm below 1 often help\. train\.on_nonfinite=skip goes on .*\. "
+        r"train\.on_nonfinite=rollback, with train\.checkpoint_every set, goes back .*\. The same command with such a "
+        r"change starts again"
+    )
+    with pytest.raises(NonFiniteError, match=text):
         loop.train(config, tmp_path)
 
 

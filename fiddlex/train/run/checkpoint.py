@@ -9,14 +9,14 @@ order and dropout follow from the seeds and the step, so the step is the only po
 
 A checkpoint of which a file or an array is not what was saved is passed over, and the newest undamaged one is used. Of
 several processes each reads a part of the files to verify them, and then the parts of the arrays that its devices hold;
-all pass over a checkpoint that one of them cannot read. `Checkpoints` deletes only checkpoints beyond the newest
-`keep` + 1, and moves damaged ones if asked to.
+all pass over a checkpoint that one of them cannot read. `Checkpoints` deletes what `Kept` does not name
+(`fiddlex.train.run.kept_steps`) and unfinished checkpoints, and moves damaged ones if asked to.
 """
 
 import logging
 import shutil
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from fiddlex.train.run.checkpoint_meta import META, About, Meta, arrays_of, item
 from fiddlex.train.run.checkpoint_writer import CheckpointWriter
 from fiddlex.train.run.checksums import checksums
 from fiddlex.train.run.file_digests import damaged_files
+from fiddlex.train.run.kept_steps import steps_in
 from fiddlex.train.run.reading import first_line, make_reader
 from fiddlex.train.run.relayout import move_rows, saved_form
 from fiddlex.train.run.workdir import writing
@@ -71,10 +72,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps that have a finished checkpoint, in ascending order."""
-        if not self.directory.is_dir():
-            return []
-        names = (path.name for path in self.directory.iterdir() if path.is_dir())
-        return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
+        return steps_in(self.directory)
 
     def path(self, step: int) -> Path:
         """The path of a step's checkpoint."""
@@ -125,17 +123,17 @@ class Checkpoints:
         """
         damaged: dict[int, str] = {}
         for step in reversed(processes.told_by_first(f"steps of {self.directory}", self.steps)):
-            state, reason = self._restore(step, abstract, layers, fingerprint, padded_vocab)
-            if state is None:
-                damaged[step] = f"{self.path(step)}: {reason}"
-                then = f", to be moved to {DAMAGED}/ once an earlier one is read" if move_damaged else ""
-                text = "The checkpoint of step %d cannot be read and is passed over%s. %s"
-                if processes.is_first():
-                    logger.warning(text, step, then, damaged[step])
-                continue
-            if move_damaged:
-                self._move_aside(damaged)
-            return state
+            try:
+                state, reason = self._restore(step, abstract, layers, fingerprint, padded_vocab)
+            except Exception:
+                _warn_of(damaged)
+                raise
+            if state is not None:
+                _warn_of(damaged, f" and moved to {DAMAGED}/" if move_damaged else "")
+                if move_damaged:
+                    self._move_aside(damaged)
+                return state
+            damaged[step] = f"{self.path(step)}: {reason}"
         if damaged:
             raise CheckpointError(
                 f"None of the checkpoints under {self.directory} can be read:\n  "
@@ -288,6 +286,14 @@ class Checkpoints:
                 + "\n  ".join(different[:4])
                 + "\nUse the description it was trained with to go on with this run, or choose a new --workdir."
             )
+
+
+def _warn_of(damaged: Mapping[int, str], then: str = "") -> None:
+    """Logs a line about each checkpoint that is passed over; `then` ends the sentence that says so."""
+    if processes.is_first():
+        for step, reason in damaged.items():
+            text = "The checkpoint of step %d cannot be read and is passed over%s. %s"
+            logger.warning(text, step, then, reason)
 
 
 def _other_arrays(path: Path, different: list[str]) -> str:

@@ -1,8 +1,9 @@
 """What differs between two checkpoints: in what they say of themselves, and in the numbers of each array.
 
 Rows of stacked weights are compared layer by layer, so that the order in which two layouts keep them does not count. An
-array whose vocabulary is padded further than the other's is compared as if the other had zeros there. Invariant: an
-array is told to be equal only if each of its numbers has the same bits in both, and both have the same dtype.
+array whose vocabulary is padded further than the other's is compared as if the other had zeros there. An array that is
+not what was saved is named, so that nobody takes a fault for training. Invariant: an array is told to be equal only if
+each of its numbers has the same bits in both, and both have the same dtype.
 
 Memory: two arrays are held at a time, and blocks of them that are compared.
 """
@@ -17,6 +18,7 @@ import numpy as np
 from fiddlex.errors import CheckpointError
 from fiddlex.schedules.placement import PADDING
 from fiddlex.train.run.checkpoint_meta import Meta, read_meta
+from fiddlex.train.run.checksums import other_checksum
 from fiddlex.train.run.reading import first_line
 from fiddlex.train.run.stored_arrays import StoredArrays
 
@@ -67,17 +69,20 @@ class Difference:
       meta: by field the two values of what differs in what they say of themselves; None where one lacks the field.
       only: the names of arrays that only the first has, and of those that only the second has.
       arrays: the arrays that both have, whether they differ or not.
+      damaged: what is wrong with which of these arrays of the first, and of the second.
     """
 
     paths: tuple[Path, Path]
     meta: dict[str, tuple[Any, Any]]
     only: tuple[list[str], list[str]]
     arrays: list[ArrayDifference]
+    damaged: tuple[dict[str, str], dict[str, str]]
 
     def facts(self) -> dict[str, Any]:
         """The difference as a JSON object."""
         arrays = [dataclasses.asdict(each) | {"equal": each.equal} for each in self.arrays]
-        return {"paths": list(map(str, self.paths)), "meta": self.meta, "only": self.only, "arrays": arrays}
+        paths = list(map(str, self.paths))
+        return {"paths": paths, "meta": self.meta, "only": self.only, "arrays": arrays, "damaged": self.damaged}
 
 
 def difference(first: Path, second: Path, told: Callable[[str, int], None] = lambda what, size: None) -> Difference:
@@ -95,13 +100,17 @@ def difference(first: Path, second: Path, told: Callable[[str, int], None] = lam
     stored = [StoredArrays(path, meta) for path, meta in zip((first, second), metas, strict=True)]
     fields = {name: (metas[0].get(name), metas[1].get(name)) for name in FIELDS}
     names, others = (set(each.names) for each in stored)
-    arrays = []
+    arrays: list[ArrayDifference] = []
+    damaged: tuple[dict[str, str], dict[str, str]] = {}, {}
     for name in sorted(names & others):
         a, b = (_read(each, path, name) for each, path in zip(stored, (first, second), strict=True))
+        for x, meta, found in zip((a, b), metas, damaged, strict=True):
+            if reason := other_checksum(x, meta["checksums"][name]):
+                found[name] = reason
         arrays.append(_compared(name, a, b, metas))
         told(name, a.nbytes + b.nbytes)
     differing = {name: values for name, values in fields.items() if values[0] != values[1]}
-    return Difference((first, second), differing, (sorted(names - others), sorted(others - names)), arrays)
+    return Difference((first, second), differing, (sorted(names - others), sorted(others - names)), arrays, damaged)
 
 
 def _meta(path: Path) -> Meta:

@@ -15,7 +15,7 @@ from typing import Any
 from fiddlex.errors import CheckpointError
 from fiddlex.schedules.placement import PADDING
 from fiddlex.train.run.checkpoint_meta import Meta, read_meta
-from fiddlex.train.run.checksums import checksum_of_stored
+from fiddlex.train.run.checksums import other_checksum
 from fiddlex.train.run.file_digests import LIST, damaged_files, is_unfinished, read_list
 from fiddlex.train.run.reading import first_line
 from fiddlex.train.run.stored_arrays import StoredArrays
@@ -31,8 +31,8 @@ class Entry:
 
     Attributes:
       path: its folder.
-      state: "finished", "unfinished" (a process was ended while it wrote it, or writes it now) or "damaged" (moved out
-        of the way, see `Checkpoints.set_aside`).
+      state: where it is: "finished", "unfinished" (a process was ended while it wrote it, or writes it now) or "set
+        aside" (see `Checkpoints.set_aside`). Whether its files are whole only `verify` tells.
       num_bytes: of all its files.
       written: when, in seconds since 1970: the time of its newest file.
       step: the step it says it is of; None when it cannot be read.
@@ -67,7 +67,9 @@ class Verdict:
       num_bytes: of these arrays, decoded.
       num_files: the number of files whose digests were compared; 0 when the checkpoint has no list of them.
       damaged_files: what is wrong with which file.
-      damaged_arrays: what is wrong with which array; `meta` stands for what the checkpoint says of itself.
+      damaged_arrays: which array has another checksum than the saved one; `meta` stands for what the checkpoint says
+        of itself.
+      unreadable_arrays: why which array cannot be read.
       seconds: how long the verification took.
     """
 
@@ -77,12 +79,13 @@ class Verdict:
     num_files: int
     damaged_files: dict[str, str]
     damaged_arrays: dict[str, str]
+    unreadable_arrays: dict[str, str]
     seconds: float
 
     @property
     def whole(self) -> bool:
         """Whether nothing is damaged."""
-        return not (self.damaged_files or self.damaged_arrays)
+        return not (self.damaged_files or self.damaged_arrays or self.unreadable_arrays)
 
     def facts(self) -> dict[str, Any]:
         """The verdict as a JSON object."""
@@ -90,7 +93,7 @@ class Verdict:
 
 
 def entries(workdir: Path) -> Iterator[Entry]:
-    """All checkpoints of a workdir, also unfinished and damaged ones, by folder and step.
+    """All checkpoints of a workdir, also unfinished ones and those set aside, by folder and step.
 
     Raises:
       CheckpointError: when there is no such directory, or it cannot be read.
@@ -131,6 +134,7 @@ def verify(path: Path, told: Progress = lambda what, size: None) -> Verdict:
     start = time.monotonic()
     files = damaged_files(path, told=told)
     arrays: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
     num_arrays = num_bytes = num_files = 0
     try:
         meta = read_meta(path)
@@ -139,24 +143,18 @@ def verify(path: Path, told: Progress = lambda what, size: None) -> Verdict:
     else:
         stored = StoredArrays(path, meta)
         for name in stored.names:
-            size, reason = _verify(stored, name, meta["checksums"][name])
-            num_arrays, num_bytes = num_arrays + 1, num_bytes + size
-            told(name, size)
-            if reason:
+            try:
+                x = stored.read(name)
+            except Exception as error:  # tensorstore raises various errors for a damaged file
+                unreadable[name] = first_line(error)
+                continue
+            num_arrays, num_bytes = num_arrays + 1, num_bytes + x.nbytes
+            told(name, x.nbytes)
+            if reason := other_checksum(x, meta["checksums"][name]):
                 arrays[name] = reason
     if LIST not in files:
         num_files = len(read_list(path))
-    return Verdict(path, num_arrays, num_bytes, num_files, files, arrays, time.monotonic() - start)
-
-
-def _verify(stored: StoredArrays, name: str, expected: int) -> tuple[int, str]:
-    """The bytes of an array, and what is wrong with it."""
-    try:
-        x = stored.read(name)
-    except Exception as error:  # tensorstore raises various errors for a damaged file
-        return 0, f"it cannot be read: {first_line(error)}"
-    found = checksum_of_stored(x)
-    return x.nbytes, "" if found == expected else f"its checksum is {found}, and {expected} was saved"
+    return Verdict(path, num_arrays, num_bytes, num_files, files, arrays, unreadable, time.monotonic() - start)
 
 
 def _folders(workdir: Path, name: str) -> list[Path]:
@@ -181,21 +179,28 @@ def _entry(path: Path, folder: str) -> Entry:
         with contextlib.suppress(FileNotFoundError):  # a run that writes or deletes it now
             if file.is_file():
                 size, written = size + file.stat().st_size, max(written, file.stat().st_mtime)
-    state = "damaged" if folder == FOLDERS[-1] else "unfinished" if is_unfinished(path) else "finished"
+    state = "set aside" if folder == FOLDERS[-1] else "unfinished" if is_unfinished(path) else "finished"
     entry = Entry(path, state, size, written)
     if state == "unfinished":
         return entry
     try:
         meta = read_meta(path)
-        stored = StoredArrays(path, meta)
-        parts = tuple(dict.fromkeys(name.partition(".")[0] for name in meta["checksums"]))
-        dtypes: dict[str, list[str]] = {part: [] for part in parts}
-        for name in stored.names:
-            known = dtypes[name.partition(".")[0]]
-            if (dtype := stored.dtype(name).name) not in known:
-                known.append(dtype)
-    except Exception as error:  # tensorstore raises various errors for a damaged file
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         return dataclasses.replace(entry, reason=first_line(error))
+    stored = StoredArrays(path, meta)
+    parts = tuple(dict.fromkeys(name.partition(".")[0] for name in meta["checksums"]))
+    dtypes: dict[str, list[str]] = {part: [] for part in parts}
+    for name in stored.names:
+        part = name.partition(".")[0]
+        try:
+            dtype = stored.dtype(name).name
+        except Exception:  # tensorstore raises various errors for a damaged file, in words of its own
+            there = (
+                "files in it are missing or damaged, which verify names" if (path / part).is_dir() else "it is missing"
+            )
+            return dataclasses.replace(entry, reason=f"{part}/: {there}")
+        if dtype not in dtypes[part]:
+            dtypes[part].append(dtype)
     return dataclasses.replace(
         entry, step=meta["step"], parts=parts, dtypes=dtypes, num_parameters=_num_parameters(meta)
     )

@@ -3,26 +3,34 @@
 A save takes a snapshot of the state before it lets the training go on: a copy on the devices, where they have room for
 it, and else a copy on the host (`fiddlex.train.run.snapshot`). A thread, and then those of orbax, write the snapshot.
 
+Before its first save, a run removes what killed processes have left of unfinished checkpoints.
+
 Invariant: at most one checkpoint is being written. Its error is raised once, by the next call of `wait`, `save` or
 `close`.
 """
 
 import concurrent.futures
 import contextlib
-from collections.abc import Iterator, Sequence
+import logging
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
+from fiddlex.cluster import processes
 from fiddlex.errors import CheckpointError
 from fiddlex.train.run.checkpoint_meta import About, arrays_of, items_of, make_meta
 from fiddlex.train.run.checksums import checksum, checksums
-from fiddlex.train.run.file_digests import record_all, record_own
+from fiddlex.train.run.file_digests import is_unfinished, record_all, record_own
+from fiddlex.train.run.kept_steps import Kept
 from fiddlex.train.run.reading import barrier_of_writers, first_line
 from fiddlex.train.run.snapshot import copied, has_room
 from fiddlex.train.step.state import SavedState
+
+logger = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
@@ -36,7 +44,7 @@ class CheckpointWriter:
 
     def __init__(self, directory: Path, *, keep_last: int, keep_every: int):
         self._directory = directory
-        self._kept = _Kept(keep_last, keep_every)
+        self._kept = Kept(keep_last, keep_every)
         self._manager: ocp.CheckpointManager | None = None
         self._begun: concurrent.futures.Future[None] | None = None  # what a thread does before those of orbax
         self._pending = False  # whether a save was begun of which nobody knows yet how it has ended
@@ -153,7 +161,21 @@ class CheckpointWriter:
         )
         with self._explained():
             self._directory.mkdir(parents=True, exist_ok=True)
+            if processes.is_first():
+                self._remove_unfinished()
             return ocp.CheckpointManager(self._directory, options=options)
+
+    def _remove_unfinished(self) -> None:
+        """Removes the folders of saves that were not finished; nothing is being written now."""
+        unfinished = sorted(path for path in self._directory.iterdir() if is_unfinished(path))
+        for path in unfinished:
+            if path.is_symlink():
+                path.unlink()
+            else:
+                shutil.rmtree(path)
+        if unfinished:
+            text = "Removed what processes have left in %s that were ended while they saved: %s."
+            logger.info(text, self._directory, ", ".join(path.name for path in unfinished))
 
     def _record_own(self) -> None:
         if rank := jax.process_index():
@@ -169,21 +191,3 @@ class CheckpointWriter:
                 f"Cannot write a checkpoint under {self._directory}: {first_line(error)}. Earlier checkpoints are "
                 "intact; make room or permit writing there, and run the same command again."
             ) from error
-
-
-class _Kept(NamedTuple):
-    """Which checkpoints orbax keeps when it has saved another one; see `CheckpointWriter`."""
-
-    last: int
-    every: int
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
-        """Whether to keep each of the checkpoints, which are in the order of their steps."""
-        steps = [each.step for each in checkpoints]
-        kept = set(steps[-self.last :])
-        if self.every:
-            spans = [step // self.every for step in steps]
-            kept |= {
-                step for step, span in zip(steps, spans, strict=True) if span and spans.index(span) == steps.index(step)
-            }
-        return [step in kept for step in steps]

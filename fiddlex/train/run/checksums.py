@@ -72,6 +72,12 @@ def checksum_of_stored(x: np.ndarray) -> int:
     return total % 2**32
 
 
+def other_checksum(x: np.ndarray, saved: int) -> str:
+    """What is wrong with an array in this process's memory whose checksum was `saved`; empty when nothing is."""
+    found = checksum_of_stored(x)
+    return "" if found == saved else f"its checksum is {found}, and {saved} was saved"
+
+
 def _stored_words(x: np.ndarray) -> np.ndarray:
     if x.dtype == jnp.bfloat16:
         words = x.view(np.uint16).astype(np.uint32) << np.uint32(16)

@@ -7,8 +7,9 @@ share to the time of steps. It never starts a save before the last one is safe o
 anew at each save, so the interval grows when the disk slows down.
 
 Where the mean time between failures M is known (`train.mean_time_to_failure_h`), a failure costs half an interval of
-repeated steps on average. An interval T then loses the share C / T + T / 2M of the time, which is least at √(2 C M)
-(Young, CACM 1974; Daly, FGCS 2006). That interval takes the place of the other one.
+repeated steps on average. With an interval T, saves and repeated steps then add the share C / T + T / 2M to the time of
+steps, which is least at √(2 C M) (Young, CACM 1974; Daly, FGCS 2006). Any other interval loses more, the one above too.
+So a bound on saves alone could only do harm, and a config that sets both is refused.
 
 Invariant: all processes of a run save after the same steps. The first one decides, and tells the others.
 """
@@ -43,7 +44,8 @@ class Decision(NamedTuple):
       write_s: seconds from the beginning of a save until it is safe on disk.
       overhead: share of the time of steps that saves every `steps` steps add.
       lost_s: seconds of steps that a failure costs on average.
-      lost: share of the time that saves and repeated steps cost together; None where the time to failure is not known.
+      lost: share of the time of steps that saves and repeated steps add together; None where the time to failure is not
+        known.
     """
 
     steps: int
@@ -70,10 +72,12 @@ class Decision(NamedTuple):
         every = counted(self.steps, "step") if self.steps > 1 else "step"
         text = (
             f"Checkpoints every {every} ({readable_time(self.steps * self.step_s)}): a save costs "
-            f"{readable_time(self.cost_s)}, {self.overhead:.1%} of the time, and is on disk after "
+            f"{readable_time(self.cost_s)}, which adds {self.overhead:.1%} to the time of steps, and is on disk after "
             f"{readable_time(self.write_s)}. A failure would cost {readable_time(self.lost_s)} of steps on average"
         )
-        return f"{text}; with saves, {self.lost:.1%} of the time." if self.lost is not None else f"{text}."
+        if self.lost is None:
+            return f"{text}."
+        return f"{text}; saves and failures together add {self.lost:.1%} to the time of steps."
 
 
 def choose(
@@ -85,7 +89,7 @@ def choose(
       step_s: seconds of a step, above 0.
       cost_s: seconds that a save costs.
       write_s: seconds until a save is safe on disk.
-      overhead: the share of the time of steps that saves may add.
+      overhead: the share of the time of steps that saves may add; not used where the time to failure is known.
       mean_time_to_failure_s: seconds; 0: not known.
     """
     wanted_s = math.sqrt(2 * cost_s * mean_time_to_failure_s) if mean_time_to_failure_s else cost_s / overhead

@@ -30,6 +30,7 @@ from fiddlex.config.whole_files import unused
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.text import to_csv
+from fiddlex.train.run.kept_steps import check_keeps
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +104,9 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
       schedule: the schedule that `config` names.
 
     Raises:
-      CheckpointError: when the directory cannot be written, another process is training in it, the run in it differs
-        in one of `FIXED_FIELDS`, a file in it is a link, a pipe or a device, or some processes of this run do not see
-        its files.
+      CheckpointError: when the directory cannot be written, the run in it differs in one of `FIXED_FIELDS`, a file in it
+        is a link, a pipe or a device, or some processes of this run do not see its files.
+      ConfigError: when another process is training in it, or the run would delete what `train.keep_every` has kept.
     """
     if not processes.is_first():
         _check_shared(workdir)
@@ -216,6 +217,7 @@ def _check_checkpoints(workdir: Path, config: Config) -> None:
         check_same_shapes(saved, config, workdir)
     else:
         check_same_run(saved, config, workdir)
+    check_keeps(saved.train, config.train, checkpoints)
 
 
 def write_config(workdir: Path) -> None:

@@ -56,10 +56,10 @@ class Dispatched(NamedTuple):
         spike = bool(self.metrics.get("spike", False)) and gradient_finite and not scaled_down
         skipped = "nonfinite" if not gradient_finite else "spike" if spike else ""
         if not finite or (not gradient_finite and config.on_nonfinite != "skip"):
-            text = self._describe_nonfinite(loss, grad_norm)
+            text = f"Step {self.step} is {self.describe('nonfinite', config)}."
             raise NonFiniteError(text, before_update=not gradient_finite)
         if spike and config.on_spike != "skip":
-            raise SpikeError(self._describe_spike(loss, grad_norm, config.spike_bound))
+            raise SpikeError(f"Step {self.step} is {self.describe('spike', config)}. It did not change the weights.")
         record = {
             "step": self.step,
             "loss": loss if math.isfinite(loss) else None,
@@ -69,14 +69,23 @@ class Dispatched(NamedTuple):
         }
         return record | ({"loss_scale": scale} if scale else {}) | ({"skipped": skipped} if skipped else {}), now
 
-    def _describe_spike(self, loss: float, grad_norm: float, bound: float) -> str:
+    def describe(self, kind: str, config: TrainConfig) -> str:
+        """What is wrong with a step that is done, as the end of a sentence such as 'The step is …'.
+
+        Args:
+          kind: `nonfinite` or `spike`.
+          config: says what a spike is.
+        """
+        loss, grad_norm = (float(self.metrics[name]) for name in ("loss", "grad_norm"))
+        if kind == "nonfinite":
+            return f"not finite: loss {loss}, gradient norm {grad_norm}. {self._nonfinite_gradients()}"
         usual_loss, usual_norm = (float(self.metrics[name]) for name in ("usual_loss", "usual_grad_norm"))
         return (
-            f"Step {self.step} is a spike: loss {loss:.4g}, usually {usual_loss:.4g}; gradient norm {grad_norm:.4g}, "
-            f"usually {usual_norm:.4g}; train.spike_bound={bound:g}. It did not change the weights."
+            f"a spike: loss {loss:.4g}, usually {usual_loss:.4g}; gradient norm {grad_norm:.4g}, usually "
+            f"{usual_norm:.4g}; train.spike_bound={config.spike_bound:g}"
         )
 
-    def _describe_nonfinite(self, loss: float, grad_norm: float) -> str:
+    def _nonfinite_gradients(self) -> str:
         names = []
         flags = jax.device_get(self.metrics["nonfinite"])
         for path, flag in jax.tree_util.tree_leaves_with_path(flags):
@@ -89,10 +98,7 @@ class Dispatched(NamedTuple):
                 names.append(name)
         if len(names) == len(jax.tree.leaves(flags)):
             names = ["all"]
-        return (
-            f"Step {self.step} is not finite: loss {loss}, gradient norm {grad_norm}. "
-            f"Gradients that are not finite: {', '.join(names) or 'none; the weights overflowed in the update'}."
-        )
+        return f"Gradients that are not finite: {', '.join(names) or 'none; the weights overflowed in the update'}"
 
 
 class InFlight:

@@ -52,6 +52,41 @@ def test_each_layer_has_its_weights_in_whatever_row(layers: Sequence[int], workd
     jax.tree.map(np.testing.assert_array_equal, state.weights, a_state(layers).weights)
 
 
+def test_what_a_killed_process_left_is_removed_before_the_first_save(
+    workdir: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, elsewhere = workdir / "checkpoints", workdir / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("4.orbax-checkpoint-tmp", "6.orbax-checkpoint-tmp", "notes"):
+        (folder / name).mkdir()
+        (folder / name / "part").write_text("x")
+    (folder / "7.orbax-checkpoint-tmp").symlink_to(elsewhere)
+    with caplog.at_level("INFO"):
+        assert restored(workdir) is not None
+        assert len(list(folder.glob("*tmp"))) == 3  # who only reads removes nothing
+        with Checkpoints(workdir) as checkpoints:
+            for step in (6, 8):
+                checkpoints.save(a_state(), step, layers=LAYERS, fingerprint="data")
+    assert sorted(path.name for path in folder.iterdir()) == ["6", "8", "notes"]
+    assert elsewhere.is_dir()
+    assert [message for message in caplog.messages if "Removed" in message] == [
+        f"Removed what processes have left in {folder} that were ended while they saved: 4.orbax-checkpoint-tmp, "
+        "6.orbax-checkpoint-tmp, 7.orbax-checkpoint-tmp."
+    ]
+    assert all(record.levelname == "INFO" for record in caplog.records)  # orbax finds nothing to warn of
+
+
+def test_when_none_can_be_read_each_is_told_once_and_stays(
+    workdir: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (workdir / "checkpoints" / "5" / "meta" / "metadata").unlink()
+    with Checkpoints(workdir) as checkpoints, pytest.raises(CheckpointError) as error:
+        checkpoints.restore_newest(a_state(), layers=LAYERS, move_damaged=True)
+    assert str(error.value).count("/checkpoints/5: meta/metadata: it is missing") == 1
+    assert caplog.messages == []
+    assert (workdir / "checkpoints" / "5").is_dir()
+
+
 def other_numbers(meta: dict[str, Any]) -> None:
     """As if the array had changed: the description is whole, and the array is not what it describes."""
     meta["checksums"]["weights.layers.kernel"] += 1

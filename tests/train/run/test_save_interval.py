@@ -140,12 +140,13 @@ def test_the_shortest_interval_within_the_overhead(
 def test_decisions_are_told_in_words_and_numbers() -> None:
     chosen = choose(step_s=0.5, cost_s=1.4, write_s=10, overhead=0.035, mean_time_to_failure_s=36000)
     assert str(chosen) == (
-        "Checkpoints every 635 steps (5 min 18 s): a save costs 1.4 s, 0.4% of the time, and is on disk after 10 s. A "
-        "failure would cost 2 min 49 s of steps on average; with saves, 0.9% of the time."
+        "Checkpoints every 635 steps (5 min 18 s): a save costs 1.4 s, which adds 0.4% to the time of steps, and is "
+        "on disk after 10 s. A failure would cost 2 min 49 s of steps on average; saves and failures together add 0.9% "
+        "to the time of steps."
     )
     assert chosen.to_record()["checkpoint_interval"] == 635
     chosen = choose(step_s=7200, cost_s=1.23e-5, write_s=0.02, overhead=0.035)
     assert str(chosen) == (
-        "Checkpoints every step (2 h 00 min): a save costs less than 0.1 ms, 0.0% of the time, and is on disk after 20 "
-        "ms. A failure would cost 1 h 00 min of steps on average."
+        "Checkpoints every step (2 h 00 min): a save costs less than 0.1 ms, which adds 0.0% to the time of steps, and "
+        "is on disk after 20 ms. A failure would cost 1 h 00 min of steps on average."
     )
