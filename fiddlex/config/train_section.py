@@ -24,8 +24,8 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     log_every: int = 10
     eval_every: int = 0  # the run also ends with an evaluation, unless this is 0
     checkpoint_every: EveryField = 0  # steps, or auto; the run also ends with a checkpoint, unless this is 0
-    checkpoint_overhead: float = 0.035  # auto: largest share of the time of steps that checkpoints may add to it
-    mean_time_to_failure_h: float = 0.0  # auto: hours between two failures of the run, on average; 0: not known
+    checkpoint_overhead: float = 0.035  # auto: largest share that checkpoints may add to the time of steps
+    mean_time_to_failure_h: float = 0.0  # auto: hours between two failures, in place of the overhead; 0: not known
     keep_last: int = 2  # checkpoints to keep; of the newest it is not known before the next step whether it is good
     keep_every: int = 0  # keep the first checkpoint of every so many steps, however old; 0: none
     on_nonfinite: str = "stop"  # loss or gradient that is not finite: stop | skip (the update) | rollback
