@@ -104,8 +104,8 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
       schedule: the schedule that `config` names.
 
     Raises:
-      CheckpointError: when the directory cannot be written, the run in it differs in one of `FIXED_FIELDS`, a file in it
-        is a link, a pipe or a device, or some processes of this run do not see its files.
+      CheckpointError: when the directory cannot be written, the run in it differs in one of `FIXED_FIELDS`, a file in
+        it is a link, a pipe or a device, or some processes of this run do not see its files.
       ConfigError: when another process is training in it, or the run would delete what `train.keep_every` has kept.
     """
     if not processes.is_first():
