@@ -7,20 +7,7 @@ itself; we took them from XLA's own tests (openxla/xla, `target_config/specs`).
 
 import dataclasses
 
-from fiddlex.config import ModelConfig, rules
-
-FLASH_CAPABILITY = 8  # the lowest major compute capability for which cuDNN has a flash kernel
-
-
-def runs_flash(capability: int, model: ModelConfig, *, dropout: bool) -> bool:
-    """Whether attention runs in cuDNN's flash kernel: the GPU has the kernel, it takes the model, and dropout is off.
-
-    Args:
-      capability: major number of the GPU's CUDA compute capability; 0: the device has none.
-      model: config of the model that computes the attention.
-      dropout: whether attention probabilities are dropped.
-    """
-    return capability >= FLASH_CAPABILITY and model.suits_flash and not dropout
+from fiddlex.config import rules
 
 
 @dataclasses.dataclass(frozen=True)

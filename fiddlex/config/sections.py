@@ -80,17 +80,6 @@ class ModelConfig(Checked, prefix="config.model."):
         """Number of heads of keys and values."""
         return self.num_kv_heads or self.num_heads
 
-    @property
-    def suits_flash(self) -> bool:
-        """Whether cuDNN's flash kernel takes this model: half precision, heads up to 128 wide, even masked lengths."""
-        masked = self.task != "lm"
-        return (
-            self.dtype != "float32"
-            and self.head_size % 8 == 0
-            and self.head_size <= 128
-            and not (masked and self.seq_len % 2)
-        )
-
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range or two fields contradict each other."""
         rules.choice(f"model.family={self.family}: model.objective", self.task, family(self.family).objectives)

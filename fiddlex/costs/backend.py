@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 
-from fiddlex.cluster.gpu_targets import FLASH_CAPABILITY, runs_flash
+from fiddlex.cluster.flash import CUDNN_CAPABILITY, FlashKernel, flash_kernel
 from fiddlex.cluster.topology import Compiler
 from fiddlex.config import ModelConfig
 
@@ -19,6 +19,7 @@ class Backend:
     """Facts about a backend.
 
     Attributes:
+      platform: the platform of its devices as jax names it: `cpu`, `gpu` or `tpu`.
       fuses: whether the backend fuses long chains of elementwise operations with the products next to them, so that
         memory holds only their result, not the words of the random generator or exponentials and gradients of logits.
       rounds_products: whether products of float32 round their inputs to bfloat16 (the default precision), and arrays
@@ -40,6 +41,7 @@ class Backend:
         larger heads it holds the product of this gradient and the probabilities, in float32.
     """
 
+    platform: str
     fuses: bool
     rounds_products: bool
     draws_inside: bool = False
@@ -56,22 +58,30 @@ class Backend:
         """Elements that an array of 4-byte elements takes, padding included."""
         return _tiled(shape, self.sublanes, self.lanes)
 
-    def runs_flash(self, model: ModelConfig) -> bool:
-        """Whether attention runs in the flash kernel when a model is trained."""
-        return runs_flash(self.capability, model, dropout=model.dropout > 0)
+    def flash_kernel(self, model: ModelConfig) -> FlashKernel:
+        """The fused kernel in which attention runs when a model is trained."""
+        return flash_kernel(self.platform, model, capability=self.capability, dropout=model.dropout > 0)
 
 
-CPU = Backend(fuses=False, rounds_products=False)
+CPU = Backend("cpu", fuses=False, rounds_products=False)
 TPU = Backend(
-    fuses=True, rounds_products=True, lanes=128, sublanes=8, whole_lanes_copy=True, reduces_whole=True, narrow_head=64
+    "tpu",
+    fuses=True,
+    rounds_products=True,
+    lanes=128,
+    sublanes=8,
+    whole_lanes_copy=True,
+    reduces_whole=True,
+    narrow_head=64,
 )
 GPU = Backend(
+    "gpu",
     fuses=False,
     rounds_products=False,
     draws_inside=True,
     rounds_gradients=True,
     scatters_in_place=True,
-    capability=FLASH_CAPABILITY,
+    capability=CUDNN_CAPABILITY,
 )
 
 

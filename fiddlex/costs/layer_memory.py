@@ -79,7 +79,7 @@ class LayerMemory:
             statistics=statistics,
             head_size=network.attention.head_size,
             dropout=model.dropout > 0,
-            flash=backend.runs_flash(model),
+            flash=bool(backend.flash_kernel(model).name),
         )
 
     def stash(self) -> int:

@@ -3,9 +3,9 @@
 A head of keys and values may serve several heads of queries: the queries of these heads then count as further queries
 of that head (Ainslie et al., EMNLP 2023).
 
-Where the devices support it, attention runs in cuDNN's flash kernel, through `jax.nn.dot_product_attention`. That
-kernel has no dropout, so training with dropout computes the probabilities explicitly, and so does every device without
-the kernel.
+Where the devices have a fused kernel that takes the model, attention runs in that kernel (`fiddlex.models.flash`). The
+kernels have no dropout, so training with dropout computes the probabilities explicitly, and so does every device
+without a kernel.
 """
 
 import functools
@@ -24,7 +24,7 @@ def attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Con
     With a key-value cache, `LayerCache.attend`: the positions also attend to earlier ones.
 
     With `recompute="selective"` the backward pass recomputes scores and probabilities instead of saving them
-    (Korthikanti et al., MLSys 2023, section 5); the flash kernel always recomputes them.
+    (Korthikanti et al., MLSys 2023, section 5); a fused kernel always recomputes them.
 
     Args:
       q_BSND: queries; N is a multiple of K.
@@ -33,15 +33,12 @@ def attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Con
       context: the settings of the microbatch.
 
     Returns:
-      [B, S, N, D] in the dtype of the inputs.
+      [B, S, N, D] in the dtype of the inputs, or with the heads side by side [B, S, N · D], as the kernel has it.
     """
     if context.cache is not None:
         return context.cache.attend(q_BSND, k_BSKD, v_BSKD)
-    if context.flash:
-        mask_B1SS = _same_segment(context)
-        return jax.nn.dot_product_attention(
-            q_BSND, k_BSKD, v_BSKD, mask=mask_B1SS, is_causal=context.causal, implementation="cudnn"
-        )
+    if context.kernel is not None:
+        return context.kernel(q_BSND, k_BSKD, v_BSKD, context.segments_BS)
     attention: Callable[..., jax.Array] = functools.partial(_attend, context=context)
     if context.recompute == "selective":
         attention = jax.checkpoint(attention, prevent_cse=False)  # inside the loop over layers CSE has nothing to merge
@@ -53,7 +50,7 @@ def _attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Co
     kv_heads = k_BSKD.shape[2]
     group = heads // kv_heads
     visible = jnp.tril(jnp.ones((length, length), bool)) if context.causal else jnp.ones((), bool)
-    mask_B1SS = _same_segment(context)
+    mask_B1SS = same_segment(context.segments_BS)
     mask = visible if mask_B1SS is None else visible & mask_B1SS
     if group > 1:  # [B, group · S, K, D]: all queries that share a key
         q_BSND = q_BSND.reshape(batch, length, kv_heads, group, size).transpose(0, 3, 1, 2, 4)
@@ -70,8 +67,8 @@ def _attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Co
     return y_BSND
 
 
-def _same_segment(context: Context) -> jax.Array | None:
+def same_segment(segments_BS: jax.Array | None) -> jax.Array | None:
     """Which pairs share a segment, bool [B, 1, S, S]; None: all do. Every position sees itself, even padding."""
-    if context.segments_BS is None:
+    if segments_BS is None:
         return None
-    return (context.segments_BS[:, :, None] == context.segments_BS[:, None, :])[:, None]
+    return (segments_BS[:, :, None] == segments_BS[:, None, :])[:, None]

@@ -1,14 +1,17 @@
 """The settings that every layer of one microbatch receives in addition to its input."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
 
 from fiddlex.models.cache import LayerCache
 from fiddlex.models.dropout import Dropout
+
+# `(q_BSND, k_BSKD, v_BSKD, segments_BS) -> y`, see `fiddlex.models.attention.attend`
+AttentionKernel = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Context:
 
     Attributes:
       sequence_parallel: whether activations between products are sharded along the sequence.
-      flash: whether attention runs in cuDNN's flash kernel (`fiddlex.cluster.gpu_targets.runs_flash`).
+      kernel: the fused kernel of attention (`fiddlex.models.flash`), or None when there is none.
       recompute: what the backward pass recomputes: none | selective | full, see `PipelineConfig`.
       dropout: the microbatch's random stream, or None when nothing is dropped.
       causal: whether a position attends only to itself and to earlier positions.
@@ -27,7 +30,7 @@ class Context:
     """
 
     sequence_parallel: bool
-    flash: bool = False
+    kernel: AttentionKernel | None = None
     recompute: str = "none"
     dropout: Dropout | None = None
     causal: bool = True
@@ -48,12 +51,3 @@ def positions_in_segments(segments_BS: jax.Array) -> jax.Array:
     before_BS = jnp.pad(segments_BS[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     starts_BS = jnp.where(segments_BS != before_BS, indices_S, 0)
     return indices_S - lax.cummax(starts_BS, axis=1)
-
-
-def compute_capability(mesh: Mesh) -> int:
-    """The major number of the CUDA compute capability of a mesh's devices; 0 for devices without one."""
-    device: jax.Device = mesh.devices.flat[0]
-    if device.platform != "gpu":
-        return 0
-    major = str(device.compute_capability).partition(".")[0]  # for AMD GPUs a name, such as gfx942
-    return int(major) if major.isdigit() else 0

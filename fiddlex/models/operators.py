@@ -23,14 +23,16 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Contracts the last dimensions of `x` with the first dimensions of `kernel`, as one product of two matrices.
 
     The shapes determine how many dimensions are contracted: `x` is [example, position, inputs…] and `kernel` is
-    [inputs…, outputs…]. Both products of the backward pass are products of two matrices as well: XLA's CPU backend runs
-    a contraction over separate dimensions for example and position at half the speed.
+    [inputs…, outputs…]. `x` may also have the first two dimensions of the kernel as one. Both products of the backward
+    pass are products of two matrices as well: XLA's CPU backend runs a contraction over separate dimensions for example
+    and position at half the speed.
 
     Returns:
       [example, position, outputs…] in the dtype of the inputs.
     """
     x_TI, kernel_IO = _matrices(x, kernel)
-    return (x_TI @ kernel_IO).reshape(*x.shape[:2], *kernel.shape[x.ndim - 2 :])
+    num_inputs = 2 if x.ndim == 3 and x.shape[2] != kernel.shape[0] else x.ndim - 2
+    return (x_TI @ kernel_IO).reshape(*x.shape[:2], *kernel.shape[num_inputs:])
 
 
 def _product_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Pair]:

@@ -162,7 +162,7 @@ class CostModel:
     ):
         self._config, self._topology, self._efficiency = config, topology, efficiency
         self._system, self._itemsize = system or System(), ITEMSIZES[config.model.dtype]
-        has_flash = backend_of(topology.compiler).runs_flash(config.model)
+        has_flash = bool(backend_of(topology.compiler).flash_kernel(config.model).name)
         self._flash = has_flash if self._system.flash is None else self._system.flash
         topology.chip.peak(config.model.dtype)
         # Each cost model has its own caches, which are freed with it.

@@ -118,7 +118,7 @@ def planned_prediction(config: Config, semantics: str) -> dict[str, Any]:
 def layouts(problem: Problem) -> Iterator[Layout]:
     """All layouts of the space, from the divisors of the devices, the heads and the batch."""
     model, batch = problem.config.model, problem.config.data.global_batch_size
-    flash = backend_of(problem.topology.compiler).runs_flash(model)
+    flash = backend_of(problem.topology.compiler).flash_kernel(model).name
     modes = [mode for mode in RECOMPUTE_MODES if not (flash and mode == "selective")]
     for devices in _numbers_of_devices(problem):
         for tensor in _divisors(math.gcd(math.gcd(model.num_heads, model.mlp_size), devices)):

@@ -47,7 +47,7 @@ def test_an_unknown_one_has_no_flash_kernel(compiler: Compiler | None) -> None:
 )
 def test_which_models_run_in_it(changes: dict[str, object], flash: bool) -> None:
     model = dataclasses.replace(MODEL, **changes)  # type: ignore[arg-type]
-    assert GPU.runs_flash(model) == flash
+    assert GPU.flash_kernel(model) == flash
     assert not TPU.runs_flash(model)
 
 

@@ -340,6 +340,7 @@ def _expected_training(case: Case, trainer: Trainer, initial: Any) -> dict[str, 
     """The reference's run; layouts share it, since they must not differ but by the delay of their weights."""
     delays = _delays_of(case.semantics, trainer.layout.placement.layers_per_stage)
     key = (case.model, case.num_layers, case.dropout, case.optimizer, case.num_steps, delays, case.prediction)
+    key += (trainer.config.model.seq_len,)
     if key not in _references:
         config = trainer.config
         loader = Loader(trainer.dataset.train, global_batch_size=config.data.global_batch_size, seed=0, vocab_size=257)

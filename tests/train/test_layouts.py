@@ -10,6 +10,7 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.models import dropout
+from fiddlex.models.flash import make_splash
 from fiddlex.train.step import gradients
 from tests.programs import call
 from tests.train import one_layout
@@ -144,3 +145,20 @@ def test_what_lasts_in_row_major_order_trains_alike(tiny_config: Config, monkeyp
     """As on GPUs."""
     monkeypatch.setitem(gradients.TILES, "cpu", gradients.TILES["gpu"])
     check_layout(case("2x2x2 gpt zb_h1 1 4 - sp none sgd zero1 dropout 2bw"), tiny_config)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "1x2x2 gpt 1f1b 1 4 - sp none sgd zero1 - sync",
+        "1x2x1 gpt zb_h1 1 4 - - none sgd zero1 - 2bw",
+        "1x1x2 mlm,pre 1f1b 1 2 - - selective sgd zero1 - sync",
+        "1x2x4 llama,tied 1f1b 1 2 - - full sgd zero1 - sync",
+    ],
+)
+def test_attention_in_the_kernel_of_tpus_trains_alike(
+    row: str, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradients, "make_kernel", lambda config, mesh: make_splash(config, interpret=True))
+    tiny_config.model.seq_len = 128
+    check_layout(case(row), tiny_config)

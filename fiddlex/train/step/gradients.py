@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from fiddlex.cluster.gpu_targets import runs_flash
 from fiddlex.config import Config
 from fiddlex.models.cache import LayerCache
-from fiddlex.models.context import Context, compute_capability
+from fiddlex.models.context import Context
 from fiddlex.models.dropout import Dropout, example_keys
+from fiddlex.models.flash import make_kernel
 from fiddlex.models.model import Batch, Model, as_rows
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
@@ -115,15 +115,15 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
 
     A microbatch with `keys` runs with dropout. One with `slots` and `starts` is new tokens of texts, see `LayerCache`.
     """
-    capability, recompute = compute_capability(mesh), config.pipeline.recompute
+    kernel, recompute = make_kernel(config, mesh), config.pipeline.recompute
 
     def context(microbatch: Batch, earlier: Sequence[jax.Array] = ()) -> Context:
         dropout = Dropout(config.model.dropout, microbatch["keys"].reshape(-1)) if "keys" in microbatch else None
-        flash = runs_flash(capability, config.model, dropout=dropout is not None)
         segments_BS = as_rows(microbatch["segments"]) if "segments" in microbatch else None
         new = "slots" in microbatch
         cache = LayerCache(microbatch["slots"], microbatch["starts"], tuple(earlier)) if new else None
-        return Context(config.mesh.sequence_parallel, flash, recompute, dropout, model.causal, segments_BS, cache)
+        own = kernel if dropout is None else None  # the kernels drop nothing
+        return Context(config.mesh.sequence_parallel, own, recompute, dropout, model.causal, segments_BS, cache)
 
     def cached_layer(layer: Weights, x: jax.Array, again: Any, earlier: Arrays) -> tuple[jax.Array, Arrays]:
         number, microbatch = again
