@@ -58,6 +58,10 @@ class Backend:
         """Elements that an array of 4-byte elements takes, padding included."""
         return _tiled(shape, self.sublanes, self.lanes)
 
+    def in_lanes(self, width: int) -> int:
+        """Elements that `width` elements of a last dimension take, padding included."""
+        return _up(width, self.lanes)
+
     def flash_kernel(self, model: ModelConfig) -> FlashKernel:
         """The fused kernel in which attention runs when a model is trained."""
         return flash_kernel(self.platform, model, capability=self.capability, dropout=model.dropout > 0)

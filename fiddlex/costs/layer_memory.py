@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+from fiddlex.cluster.flash import SPLASH
 from fiddlex.config import Config
 from fiddlex.costs.backend import Backend
 from fiddlex.models.registry import describe
@@ -42,8 +43,9 @@ class LayerMemory:
       scores: attention's scores, B·N·S·S.
       statistics: one number for each row of the scores, B·N·S.
       head_size: the width of a head.
+      by_head: queries, keys, values and the result of attention, each head padded as splash reads it.
       dropout: whether the model has dropout.
-      flash: whether attention runs in a kernel that saves no scores.
+      kernel: the fused kernel of attention, which saves no scores (`FlashKernel.name`).
     """
 
     backend: Backend
@@ -57,15 +59,18 @@ class LayerMemory:
     scores: int
     statistics: int
     head_size: int
+    by_head: int
     dropout: bool
-    flash: bool
+    kernel: str
 
     @classmethod
     def of(cls, config: Config, backend: Backend) -> "LayerMemory":
         """The memory of the layers of a config."""
         model, tensor, network = config.model, config.mesh.tensor, describe(config)
         tokens, itemsize = num_sequences(config) * model.seq_len, ITEMSIZES[model.dtype]
-        statistics = tokens * network.attention.heads // tensor
+        attention = network.attention
+        statistics = tokens * attention.heads // tensor
+        local = tokens * (attention.width + attention.kv_width) // tensor // attention.head_size
         return cls(
             backend=backend,
             recompute=config.pipeline.recompute,
@@ -77,9 +82,10 @@ class LayerMemory:
             residual=tokens * network.hidden // (tensor if config.mesh.sequence_parallel else 1),
             scores=statistics * model.seq_len,
             statistics=statistics,
-            head_size=network.attention.head_size,
+            head_size=attention.head_size,
+            by_head=2 * local * backend.in_lanes(attention.head_size),
             dropout=model.dropout > 0,
-            flash=bool(backend.flash_kernel(model).name),
+            kernel=backend.flash_kernel(model).name,
         )
 
     def stash(self) -> int:
@@ -90,7 +96,7 @@ class LayerMemory:
         """
         if self.recompute == "full":
             return self._input
-        attention = self._probabilities() * (self.recompute == "none" or self.flash)
+        attention = self._probabilities() * (self.recompute == "none" or bool(self.kernel))
         return sum(self._saved(each) for branch in self.branches for each in branch) + attention
 
     @property
@@ -109,7 +115,10 @@ class LayerMemory:
             case Product():
                 return 0 if operation.shares_input else self._inputs(operation) * self.operand
             case Attention():
-                return self._local(operation.width + 2 * operation.kv_width) * self.operand
+                inputs, result = self._local(operation.width + 2 * operation.kv_width), self._local(operation.width)
+                if self.kernel == SPLASH:  # not only products read these; the next product counts its input as operand
+                    return inputs * self.itemsize + result * (self.itemsize - self.operand)
+                return inputs * self.operand
             case Activation():
                 return operation.num_inputs * self._local(operation.units) * self.itemsize
             case Residual():
@@ -121,7 +130,7 @@ class LayerMemory:
         These are the probabilities and, with dropout, also the probabilities after dropout and the mask. The flash
         kernel saves only a sum for each row of the scores.
         """
-        if self.flash:
+        if self.kernel:
             return self.statistics * FLOAT32
         return self.scores * (self.itemsize + (self.operand + MASK) * self.dropout)
 
@@ -180,14 +189,17 @@ class LayerMemory:
 
     def _softmax(self) -> int:
         """Bytes of the scores, and of the arrays that the inside of attention saves."""
-        return self.scores * FLOAT32 * (not self.flash) + self._probabilities()
+        return self.scores * FLOAT32 * (not self.kernel) + self._probabilities()
 
     def _attention_forward(self) -> int:
         """Bytes that attention's forward pass holds.
 
         These are the scores and, unless `Backend.fuses`, also the arrays that the inside of attention saves and, for
-        the dropout of each score, two random words and the two words before them.
+        the dropout of each score, two random words and the two words before them. The kernel splash reads and writes
+        heads one after the other, and writes its sum of each row of the scores to all lanes.
         """
+        if self.kernel == SPLASH:
+            return self.by_head * self.itemsize + self.statistics * self.backend.lanes * FLOAT32
         if self.backend.fuses:
             return self.scores * FLOAT32
         words = 4 * self.scores * WORD * (self.dropout and not self.backend.draws_inside)
@@ -195,7 +207,9 @@ class LayerMemory:
 
     def _attention_backward(self) -> int:
         """Bytes of scores and probabilities, which are read or recomputed, and of the gradients of both."""
-        if self.flash:  # gradients of queries in float32, and of keys, values and the output in the compute dtype
+        if self.kernel == SPLASH:  # what the forward pass reads and gives, and the gradients of it
+            return self._probabilities() + 2 * self.by_head * self.itemsize
+        if self.kernel:  # gradients of queries in float32, and of keys, values and the output in the compute dtype
             heads = self.statistics * self.head_size
             return self._probabilities() + heads * (FLOAT32 + 3 * self.itemsize)
         if self.backend.rounds_gradients:
