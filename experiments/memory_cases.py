@@ -368,6 +368,21 @@ CASES = {
     ),
 }
 
+# One model with ever longer sequences, which the flash kernel of TPUs makes possible.
+LONG = {
+    f"2,048 wide, sequences of {length:,}, {chip}, {recompute}": MemoryCase(
+        GPT_SMALL,
+        f"tpu:{chip}:{shape}",
+        "model.num_layers=4 model.hidden_size=2048 model.num_heads=16 mesh.data=1 mesh.pipe=2 mesh.tensor=2 "
+        "mesh.sequence_parallel=True pipeline.num_microbatches=4 data.global_batch_size=4 "
+        f"model.seq_len={length} pipeline.recompute={recompute}",
+    )
+    for chip, shape in (("v5e", "2x2"), ("v5p", "2x2x1"))
+    for recompute in ("none", "full")
+    for length in (2048, 8192, 32768)
+}
+CASES |= LONG
+
 GPUS_OF_A_HOST = 8
 
 
@@ -378,5 +393,6 @@ def on_gpus(case: MemoryCase) -> MemoryCase:
     return case._replace(topology=f"gpu:h100:{hosts}x{number // hosts}")
 
 
-NOT_ON_GPUS = {"BERT 2.2b, 2BW"}  # without a GPU to try them on, XLA finds no tiles for a product with 2,304 columns
+# Without a GPU to try them on, XLA finds no tiles for a product with 2,304 columns.
+NOT_ON_GPUS = {"BERT 2.2b, 2BW", *LONG}
 CASES_ON = {"tpu": CASES, "gpu": {name: on_gpus(case) for name, case in CASES.items() if name not in NOT_ON_GPUS}}

@@ -46,7 +46,7 @@ def flash_kernel(platform: str, model: ModelConfig, *, capability: int = 0, drop
     name = {"gpu": CUDNN, "tpu": SPLASH}.get(platform, "")
     reason = _obstacle(platform, model, capability)
     if not reason and dropout:
-        reason = "it drops no attention probabilities, and model.dropout is above 0"
+        reason = f"{name} drops no attention probabilities, and model.dropout={model.dropout:g}"
     return FlashKernel("", reason) if reason else FlashKernel(name)
 
 

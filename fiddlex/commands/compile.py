@@ -62,6 +62,7 @@ def main(argv: list[str]) -> None:
         f"{facts['microbatch_size']}, {facts['num_ticks']} ticks, a stash for {facts['stash_slots']} "
         "forward passes of a stage\n"
         f"{going_on}"
+        f"{facts['attention']}\n"
         f"a step needs {facts['model_flops']:.3e} floating-point operations, nothing recomputed\n"
         f"traced in {facts['trace_s']:.1f} s, compiled in {facts['compile_s']:.1f} s by jax {facts['jax_version']}\n"
         f"{verdict(facts, config)}"

@@ -27,6 +27,8 @@ class Backend:
       draws_inside: whether random words take no memory although `fuses` is False.
       rounds_gradients: whether memory holds the gradients of scores and logits only in the compute dtype, in addition
         to the float32 scores and logits from which they are computed.
+      rounds_logits: whether memory holds the gradients of the logits in the compute dtype, in addition to the float32
+        logits; `rounds_gradients` includes this.
       scatters_in_place: whether the backend adds rows to an embedding's gradient in place.
       capability: major number of the CUDA compute capability of the GPUs that it compiles for; 0: unknown.
       lanes: the backend pads the last dimension of an argument to a multiple of `lanes` and the last but one to a
@@ -46,6 +48,7 @@ class Backend:
     rounds_products: bool
     draws_inside: bool = False
     rounds_gradients: bool = False
+    rounds_logits: bool = False
     scatters_in_place: bool = False
     capability: int = 0
     lanes: int = 1
@@ -78,6 +81,7 @@ TPU = Backend(
     reduces_whole=True,
     narrow_head=64,
 )
+TPU_V5P = dataclasses.replace(TPU, rounds_logits=True)
 GPU = Backend(
     "gpu",
     fuses=False,
@@ -92,7 +96,7 @@ GPU = Backend(
 def backend_of(compiler: Compiler | None) -> Backend:
     """The backend that compiles for a topology; without a compiler, GPUs of unknown capability."""
     if compiler and compiler.platform == "tpu":
-        return TPU
+        return TPU_V5P if compiler.name == "v5p" else TPU
     target = compiler.target if compiler else None
     return dataclasses.replace(GPU, capability=target.capability if target else 0)
 

@@ -237,8 +237,8 @@ def outside_layers(config: Config, backend: Backend) -> int:
     """Bytes at the peak of embedding and head, whichever takes more.
 
     The head holds this device's slice of the logits in float32, B·P·V where it scores P positions of a row. Unless
-    `Backend.fuses`, it also holds their exponentials and gradients, or with `Backend.rounds_gradients` only the rounded
-    gradients. It also holds the activations that it scores, with their gradients. The embedding's backward pass holds
+    `Backend.fuses`, it also holds their exponentials and gradients, or with `Backend.rounds_gradients` or
+    `Backend.rounds_logits` only the rounded gradients. It also holds the activations that it scores, with their gradients. The embedding's backward pass holds
     the gradient of the table's slice, V·H, in float32, before and, unless `Backend.scatters_in_place`, after it adds
     rows to this gradient.
     """
@@ -246,7 +246,10 @@ def outside_layers(config: Config, backend: Backend) -> int:
     columns = config.padded_vocab_size // config.mesh.vocab_shards
     tokens = num_sequences(config) * config.model.seq_len
     scored = num_sequences(config) * network.task.num_scored
-    of_logit = FLOAT32 if backend.fuses else FLOAT32 + itemsize if backend.rounds_gradients else 3 * FLOAT32
+    if backend.rounds_gradients or backend.rounds_logits:
+        of_logit = FLOAT32 + itemsize
+    else:
+        of_logit = FLOAT32 if backend.fuses else 3 * FLOAT32
     logits = scored * columns * of_logit
     stream = 3 * tokens * network.hidden * itemsize
     tables = (1 if backend.scatters_in_place else 2) * columns * network.hidden * FLOAT32

@@ -7,6 +7,7 @@ from typing import Any
 
 from fiddlex.config import Config
 from fiddlex.config.readable import counted
+from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.planner.layouts import Layout, Problem, outermost_axes
@@ -33,6 +34,8 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
         f"Memory of a device, GiB, not all of it at once: {parts_text(best.memory)}.",
         f"Communication that nothing hides, of a step: {exposed}; its bubble is {best.bubble:.1%}.",
     ]
+    kernel = backend_of(problem.topology.compiler).flash_kernel(problem.config.model)
+    lines.append(f"In all plans {kernel}.")
     lines += _links_text(problem, best)
     lines += _semantics_text(problem, best, flushed)
     lines.append(

@@ -11,6 +11,7 @@ from fiddlex.cluster.topology import catalogue
 from fiddlex.config import Config
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
+from fiddlex.models.flash import kernel_on
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
 from fiddlex.train.bad_steps import BadSteps, RollbackError
@@ -178,6 +179,8 @@ def _log_what_runs(trainer: Trainer) -> None:
         describe(trainer.mesh),
     )
     device = trainer.mesh.devices.flat[0]
+    if device.platform != "cpu":
+        logger.info("%s", kernel_on(trainer.mesh, config, dropout=config.model.dropout > 0))
     if trainer.throughput.peak_flops is None and device.platform != "cpu":
         text = "Records have no mfu: the peak of %s in %s is not known. Name it by train.topology: %s, or a .toml file."
         logger.info(text, device.device_kind, config.model.dtype, ", ".join(catalogue()))

@@ -16,6 +16,7 @@ from fiddlex.cluster.mesh import granules
 from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import Config
 from fiddlex.costs.sizes import model_flops, num_parameters
+from fiddlex.models.flash import kernel_on
 from fiddlex.schedules.table import NONE
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import WeightLayout
@@ -167,6 +168,7 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
         "num_devices": config.mesh.num_devices,
         "num_granules": len(set(where.granules)),
         "mesh": dict(mesh.shape),
+        "attention": str(kernel_on(mesh, config, dropout=config.model.dropout > 0)),
         "num_parameters": num_parameters(config),
         "model_flops": model_flops(config),
         "schedule": config.pipeline.schedule,

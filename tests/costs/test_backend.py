@@ -6,15 +6,16 @@ import pytest
 
 from fiddlex.cluster.topology import Compiler, catalogue, load_topology
 from fiddlex.config import Config, ModelConfig
-from fiddlex.costs.backend import GPU, TPU, backend_of
+from fiddlex.costs.backend import GPU, TPU, TPU_V5P, backend_of
 from fiddlex.costs.layer_memory import LayerMemory
 
-MODEL = ModelConfig(hidden_size=128, num_heads=2, seq_len=64, dtype="bfloat16")
+MODEL = ModelConfig(hidden_size=128, num_heads=2, seq_len=128, dtype="bfloat16")
 
 
 def test_every_topology_has_a_backend() -> None:
     found = {name: backend_of(load_topology(name).compiler) for name in catalogue()}
-    assert {name for name, backend in found.items() if backend == TPU} == {"tpu_v4", "tpu_v5e", "tpu_v5p", "tpu_v6e"}
+    assert {name for name, backend in found.items() if backend == TPU} == {"tpu_v4", "tpu_v5e", "tpu_v6e"}
+    assert found["tpu_v5p"] == TPU_V5P
     assert {name for name, backend in found.items() if backend.capability >= 8} == {
         "a100_40",
         "a100_80",
@@ -31,24 +32,45 @@ def test_an_unknown_one_has_no_flash_kernel(compiler: Compiler | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "flash"),
+    ("changes", "on_gpus", "on_tpus"),
     [
-        ({}, True),
-        ({"dtype": "float16"}, True),
-        ({"dtype": "float32"}, False),
-        ({"dropout": 0.1}, False),
-        ({"num_heads": 1}, True),  # 128 wide
-        ({"hidden_size": 144, "num_heads": 1}, False),
-        ({"hidden_size": 24}, False),  # 12 wide
-        ({"seq_len": 63}, True),
-        ({"family": "bert"}, True),
-        ({"family": "bert", "seq_len": 63}, False),  # its mask
+        ({}, True, True),
+        ({"dtype": "float16"}, True, False),
+        ({"dtype": "float32"}, False, True),
+        ({"dropout": 0.1}, False, False),
+        ({"num_heads": 1}, True, True),  # 128 wide
+        ({"hidden_size": 144, "num_heads": 1}, False, True),
+        ({"hidden_size": 264, "num_heads": 1}, False, False),
+        ({"hidden_size": 24}, False, False),  # 12 wide
+        ({"hidden_size": 112}, True, False),  # 56 wide
+        ({"seq_len": 63}, True, False),
+        ({"seq_len": 192}, True, False),
+        ({"family": "bert"}, True, True),
+        ({"family": "bert", "seq_len": 63}, False, False),  # its mask
     ],
 )
-def test_which_models_run_in_it(changes: dict[str, object], flash: bool) -> None:
+def test_which_models_run_in_a_kernel(changes: dict[str, object], on_gpus: bool, on_tpus: bool) -> None:
     model = dataclasses.replace(MODEL, **changes)  # type: ignore[arg-type]
-    assert GPU.flash_kernel(model) == flash
-    assert not TPU.runs_flash(model)
+    for backend, name, runs in ((GPU, "cudnn", on_gpus), (TPU, "splash", on_tpus)):
+        found = backend.flash_kernel(model)
+        assert found.name == (name if runs else "")
+        assert bool(found.reason) != runs
+
+
+@pytest.mark.parametrize(("size", "capability", "runs"), [(256, 8, False), (256, 9, True), (264, 9, False)])
+def test_wide_heads_run_in_the_kernel_of_newer_gpus(size: int, capability: int, runs: bool) -> None:
+    model = dataclasses.replace(MODEL, hidden_size=size, num_heads=1)
+    found = dataclasses.replace(GPU, capability=capability).flash_kernel(model)
+    assert bool(found.name) == runs
+    assert runs or f"the model's are {size} wide" in str(found)
+
+
+def test_the_reason_for_no_kernel_is_told() -> None:
+    model = dataclasses.replace(MODEL, seq_len=1000)
+    assert str(TPU.flash_kernel(model)) == (
+        "attention runs without a flash kernel: splash takes model.seq_len in multiples of 128; it is 1000"
+    )
+    assert str(GPU.flash_kernel(model)) == "attention runs in the flash kernel cudnn"
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective"])
@@ -58,5 +80,5 @@ def test_the_kernel_leaves_a_sum_of_each_row_of_scores(recompute: str) -> None:
     flash, plain = (
         LayerMemory.of(config, backend).stash() for backend in (GPU, dataclasses.replace(GPU, capability=7))
     )
-    rows = 3 * 2 * 64
-    assert plain - flash == (rows * 64 * 2 if recompute == "none" else 0) - rows * 4
+    rows = 3 * 2 * 128
+    assert plain - flash == (rows * 128 * 2 if recompute == "none" else 0) - rows * 4

@@ -11,7 +11,9 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.costs.backend import CPU, TPU
 from fiddlex.costs.memory import Memory
+from fiddlex.models.flash import make_splash
 from fiddlex.planner.predict import needed_memory
+from fiddlex.train.step import gradients
 
 TOLERANCE = 0.1
 
@@ -125,6 +127,18 @@ def test_arguments_of_the_step_are_counted_exactly(case: str) -> None:
         assert memory.stash == local_bytes(carry.stash)
         assert memory.weight_stash == local_bytes(carry.weight_stash)
         assert memory.inboxes == local_bytes((carry.forward_inbox, carry.backward_inbox, carry.outgoing))
+
+
+def test_the_stash_of_the_kernel_of_tpus_is_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "make_kernel", lambda config, mesh: make_splash(config, interpret=True))
+    config = Config()
+    config.model.hidden_size, config.model.num_heads, config.model.dtype = 256, 4, "bfloat16"
+    config.mesh.pipe, config.mesh.tensor, config.pipeline.semantics = 2, 2, "2bw"
+    config.pipeline.num_microbatches, config.data.global_batch_size = 4, 16
+    program = make_program(config)
+    memory = needed_memory(program.config, TPU)
+    assert TPU.flash_kernel(config.model).name
+    assert memory.stash == local_bytes(program.abstract_state.pipeline.in_flight.carry.stash)
 
 
 def test_parts_follow_the_sizes() -> None:

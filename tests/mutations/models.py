@@ -6,6 +6,7 @@ GRADIENTS = "tests/train/step/test_gradients.py::test_gradients_are_those_of_the
 BERT, GPT = f"{GRADIENTS}[BERT]", f"{GRADIENTS}[GPT]"
 MASKS = "tests/models/test_dropout.py::test_every_coordinate_draws_its_own_mask"
 VOCABULARY = "tests/models/test_sharded_vocabulary.py::test_loss_and_gradients_equal_plain_ones"
+SPLASH = "tests/models/test_splash.py"
 PACKED = "tests/train/test_bert.py::test_pieces_in_one_example_see_nothing_of_each_other_nor_padding"
 HELDOUT = "tests/train/test_trainer.py::test_evaluation_scores_every_heldout_token_once[1f1b]"
 LAYOUT = "tests/train/test_layouts.py::test_layout_trains_as_the_reference_does"
@@ -76,6 +77,34 @@ MUTATIONS = (
         old="    if context.segments_BS is None:\n        return None",
         new="    if True:\n        return None",
         tests=(PACKED,),
+    ),
+    Mutation(
+        "kernel-of-tpus-sees-the-next-token",
+        "fiddlex/models/splash.py",
+        old="masks.CausalMask if causal else masks.FullMask",
+        new="masks.FullMask",
+        tests=(SPLASH,),
+    ),
+    Mutation(
+        "kernel-of-tpus-with-unscaled-gradients-of-queries",
+        "fiddlex/models/splash.py",
+        old="return scaled(dq_BSA), dk_BSA",
+        new="return dq_BSA, dk_BSA",
+        tests=(SPLASH,),
+    ),
+    Mutation(
+        "kernel-of-tpus-does-not-see-segments",
+        "fiddlex/models/splash.py",
+        old="splash.SegmentIds(*segments_S * 2) if segments_S else None",
+        new="None",
+        tests=(SPLASH,),
+    ),
+    Mutation(
+        "kernel-of-tpus-stashes-its-result-twice",
+        "fiddlex/models/splash.py",
+        old="return y_BSA, (q_BSA, k_BSA, v_BSA, segments_BS, y_BSA, sums_BNS)",
+        new="return y_BSA, (q_BSA, k_BSA, v_BSA, segments_BS, y_BSA + 0, sums_BNS)",
+        tests=("tests/costs/test_device_memory.py::test_the_stash_of_the_kernel_of_tpus_is_counted_exactly",),
     ),
     Mutation(
         "positions-go-on-over-segments",

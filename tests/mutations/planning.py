@@ -116,10 +116,10 @@ MUTATIONS = (
     ),
     Mutation(
         "flash-attention-in-spite-of-dropout",
-        "fiddlex/cluster/gpu_targets.py",
-        old="model.suits_flash and not dropout",
-        new="model.suits_flash",
-        tests=("tests/models/test_context.py",),
+        "fiddlex/cluster/flash.py",
+        old="if not reason and dropout:",
+        new="if False:",
+        tests=("tests/models/test_flash.py",),
     ),
     Mutation(
         "replicas-share-weights-once-too-often",

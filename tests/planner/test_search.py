@@ -89,7 +89,7 @@ def test_the_whole_space_is_there():
     space = list(layouts(a_problem()))
     assert {layout.schedule for layout in space} == {"1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v"}
     assert {layout.recompute for layout in space} == {"none", "full"}  # the flash kernel recomputes by itself
-    without_flash = layouts(a_problem(topology=load_topology("tpu_v5e")))
+    without_flash = layouts(a_problem(topology=load_topology("v100_16")))
     assert {layout.recompute for layout in without_flash} == {"none", "selective", "full"}
     assert {layout.semantics for layout in space} == {"sync", "2bw"}
     assert {(layout.data, layout.pipe, layout.tensor) for layout in space} == {
@@ -224,7 +224,8 @@ def test_text_and_json_have_the_plans_numbers():
     text = as_text(problem, found).splitlines()
     assert text[0].startswith("3,") or "parameters in bfloat16" in text[0]
     assert (first["pipeline"]["semantics"], first["pipeline"]["prediction_order"]) == ("2bw", 2)
-    assert len(text) == 4 + len(found.plans) + 7
+    assert len(text) == 4 + len(found.plans) + 8
+    assert "In all plans attention runs in the flash kernel cudnn." in text
     assert "pipe stays in NVLink 3: " in text[-3]
 
 

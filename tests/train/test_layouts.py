@@ -151,9 +151,9 @@ def test_what_lasts_in_row_major_order_trains_alike(tiny_config: Config, monkeyp
     "row",
     [
         "1x2x2 gpt 1f1b 1 4 - sp none sgd zero1 - sync",
-        "1x2x1 gpt zb_h1 1 4 - - none sgd zero1 - 2bw",
-        "1x1x2 mlm,pre 1f1b 1 2 - - selective sgd zero1 - sync",
-        "1x2x4 llama,tied 1f1b 1 2 - - full sgd zero1 - sync",
+        pytest.param("1x2x1 gpt zb_h1 1 4 - - none sgd zero1 - 2bw", marks=pytest.mark.long),
+        pytest.param("1x1x2 mlm,pre 1f1b 1 2 - - selective sgd zero1 - sync", marks=pytest.mark.long),
+        pytest.param("1x2x4 llama,tied 1f1b 1 2 - - full sgd zero1 - sync", marks=pytest.mark.long),
     ],
 )
 def test_attention_in_the_kernel_of_tpus_trains_alike(

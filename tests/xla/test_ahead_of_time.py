@@ -195,3 +195,25 @@ def test_a_backend_that_tells_nothing_is_reported_as_such(tiny_config: Config, m
 def test_no_more_devices_are_faked_than_a_machine_can_hold() -> None:
     with pytest.raises(DeviceError, match=r"needs 100000 devices; .* at most 4,096 fake devices are made"):
         make_mesh(MeshConfig(data=100_000))
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "compiles"),
+    [(2048, False), pytest.param(2048, True, marks=pytest.mark.long), pytest.param(8192, True, marks=pytest.mark.long)],
+)
+def test_attention_on_tpus_holds_no_scores(seq_len: int, compiles: bool, tiny_config: Config) -> None:
+    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
+    model, mesh = tiny_config.model, tiny_config.mesh
+    model.hidden_size, model.num_heads, model.seq_len, model.dtype = 256, 4, seq_len, "bfloat16"
+    mesh.pipe, mesh.tensor, tiny_config.pipeline.num_microbatches = 2, 2, 2
+    tiny_config.data.global_batch_size = 2
+    config, devices = tiny_config.validate(), make_topology_mesh(mesh, "tpu:v5e:2x2")
+    text = compile_ahead(config, devices).text if compiles else Program(config, devices).lower().as_text()
+    assert "tpu_custom_call" in text
+    assert f"{seq_len},{seq_len}" not in text
+    assert f"{seq_len}x{seq_len}" not in text
+
+
+def test_the_report_tells_in_which_kernel_attention_runs(tiny_config: Config) -> None:
+    facts = report(tiny_config, compile_ahead(tiny_config, make_mesh(tiny_config.mesh)))
+    assert facts["attention"] == "attention runs without a flash kernel: there is none for platform cpu"
