@@ -72,6 +72,7 @@ def test_text_is_a_table_of_the_best():
         "The first: ",
         "Memory of a device",
         "Communication that nothing hides",
+        "In all plans attention runs in the flash kernel cudnn.",
         "Large products",
         "--write=FILE.py",
     ]

@@ -237,10 +237,10 @@ def outside_layers(config: Config, backend: Backend) -> int:
     """Bytes at the peak of embedding and head, whichever takes more.
 
     The head holds this device's slice of the logits in float32, B·P·V where it scores P positions of a row. Unless
-    `Backend.fuses`, it also holds their exponentials and gradients, or with `Backend.rounds_gradients` or
-    `Backend.rounds_logits` only the rounded gradients. It also holds the activations that it scores, with their gradients. The embedding's backward pass holds
-    the gradient of the table's slice, V·H, in float32, before and, unless `Backend.scatters_in_place`, after it adds
-    rows to this gradient.
+    `Backend.fuses`, it also holds their exponentials and gradients. With `Backend.rounds_gradients` or
+    `Backend.rounds_logits` it holds, in addition to the logits, only the rounded gradients. It also holds the
+    activations that it scores, with their gradients. The embedding's backward pass holds the gradient of the table's
+    slice, V·H, in float32, before and, unless `Backend.scatters_in_place`, after it adds rows to this gradient.
     """
     network, itemsize = describe(config), ITEMSIZES[config.model.dtype]
     columns = config.padded_vocab_size // config.mesh.vocab_shards

@@ -74,7 +74,7 @@ MUTATIONS = (
     Mutation(
         "attention-does-not-see-segments",
         "fiddlex/models/attention.py",
-        old="    if context.segments_BS is None:\n        return None",
+        old="    if segments_BS is None:\n        return None",
         new="    if True:\n        return None",
         tests=(PACKED,),
     ),

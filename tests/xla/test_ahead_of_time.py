@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import pytest
 
+from experiments.memory_model import compiled_bytes
 from fiddlex.cluster.mesh import make_mesh, make_topology_mesh
 from fiddlex.config import Config, MeshConfig
 from fiddlex.costs.sizes import model_flops
@@ -197,21 +198,29 @@ def test_no_more_devices_are_faked_than_a_machine_can_hold() -> None:
         make_mesh(MeshConfig(data=100_000))
 
 
-@pytest.mark.parametrize(
-    ("seq_len", "compiles"),
-    [(2048, False), pytest.param(2048, True, marks=pytest.mark.long), pytest.param(8192, True, marks=pytest.mark.long)],
-)
-def test_attention_on_tpus_holds_no_scores(seq_len: int, compiles: bool, tiny_config: Config) -> None:
-    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
-    model, mesh = tiny_config.model, tiny_config.mesh
+def with_heads_for_tpus(config: Config, seq_len: int) -> Config:
+    model, mesh = config.model, config.mesh
     model.hidden_size, model.num_heads, model.seq_len, model.dtype = 256, 4, seq_len, "bfloat16"
-    mesh.pipe, mesh.tensor, tiny_config.pipeline.num_microbatches = 2, 2, 2
-    tiny_config.data.global_batch_size = 2
-    config, devices = tiny_config.validate(), make_topology_mesh(mesh, "tpu:v5e:2x2")
-    text = compile_ahead(config, devices).text if compiles else Program(config, devices).lower().as_text()
+    mesh.pipe, mesh.tensor, config.pipeline.num_microbatches, config.data.global_batch_size = 2, 2, 2, 2
+    return config.validate()
+
+
+def test_attention_on_tpus_has_no_scores(tiny_config: Config) -> None:
+    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
+    config = with_heads_for_tpus(tiny_config, 2048)
+    text = Program(config, make_topology_mesh(config.mesh, "tpu:v5e:2x2")).lower().as_text()
     assert "tpu_custom_call" in text
-    assert f"{seq_len},{seq_len}" not in text
-    assert f"{seq_len}x{seq_len}" not in text
+    assert "2048x2048" not in text
+
+
+@pytest.mark.long
+def test_memory_on_tpus_grows_linearly_with_the_sequence(tiny_config: Config) -> None:
+    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
+    short, long = (
+        compiled_bytes(with_heads_for_tpus(tiny_config, seq_len), "tpu:v5e:2x2") for seq_len in (8192, 32768)
+    )
+    assert long < 4 * short
+    assert long < 32768**2  # the scores of a single head, a byte each
 
 
 def test_the_report_tells_in_which_kernel_attention_runs(tiny_config: Config) -> None:
