@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from experiments.memory_cases import CASES, CASES_ON, MemoryCase
+from experiments.memory_cases import CASES, CASES_ON, LONG, MemoryCase
 from experiments.memory_model import compiled_bytes, make_config, predicted_bytes, read, table
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
@@ -23,7 +23,7 @@ ON_TPUS = {  # what is changed of `wide`
     "1f1b": {},
     "2bw that recomputes": {"pipeline.semantics": "2bw", "pipeline.recompute": "full", "data.global_batch_size": 32},
     "2bw": {"pipeline.semantics": "2bw", "data.global_batch_size": 32},
-    "long sequences": {"model.seq_len": 8192, "mesh.data": 1, "data.global_batch_size": 4},
+    "long sequences": {"model.seq_len": 8192, "data.global_batch_size": 8},
     "bert": {"model.family": "bert", "model.dropout": 0.1, "model.post_norm": True, "pipeline.recompute": "selective"},
 }
 ON_GPUS = {  # likewise
@@ -69,6 +69,17 @@ def test_prediction_is_near_what_the_study_found(platform: str, case: str) -> No
     result = read(STUDY[platform], CASES_ON[platform])[case]
     predicted = predicted_bytes(make_config(CASES[case]), result["topology"])
     assert predicted == pytest.approx(result["compiled_bytes"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("chip", ["v5e", "v5p"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_memory_on_tpus_grows_linearly_with_the_sequence(chip: str, recompute: str) -> None:
+    results = read(STUDY["tpu"], LONG)
+    lengths = 2048, 8192, 32768
+    first, second, third = (
+        results[f"2,048 wide, sequences of {length:,}, {chip}, {recompute}"]["compiled_bytes"] for length in lengths
+    )
+    assert (third - second) / (32768 - 8192) == pytest.approx((second - first) / (8192 - 2048), rel=0.05)
 
 
 @pytest.mark.parametrize("platform", CASES_ON)
