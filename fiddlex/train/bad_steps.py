@@ -78,7 +78,7 @@ class BadSteps:
         if fault := self._faults.first_beyond_limit:
             limit = self._faults.limit
             later = ""
-            if fault.action == "skip":
+            if fault.action == "skip" and fault.step < self._trainer.config.train.num_steps:
                 later = f"The run ended after step {fault.step + 1}, which tells whether the weights are good. "
             raise FaultError(
                 f"Step {fault.step} is fault number {limit + 1} of this run ({self._faults.path}), and "

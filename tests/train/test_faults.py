@@ -277,7 +277,7 @@ def test_a_rollback_that_might_find_no_good_checkpoint_is_refused(
 def test_too_many_faults_at_the_end_are_an_error(config: Config, tmp_path: pathlib.Path, poison: set[int]) -> None:
     poison.update({NONFINITE, config.train.num_steps - 1})
     config.train.on_nonfinite, config.train.max_faults = "skip", 1
-    with pytest.raises(FaultError, match="Step 10 is fault number 2 of this run"):
+    with pytest.raises(FaultError, match=r"Step 10 is fault number 2 of this run .*max_faults=1\. Look for the cause"):
         loop.train(config, tmp_path)
 
 
