@@ -81,6 +81,8 @@ def test_what_bounds_a_run_is_told():
         "--store_latency_ms=1e9": "--store_latency_ms=1000000000.0 must be at least 0 and at most 10000",
         "--profile=here.json": "--data and --profile=here.json: each is a measurement of its own. Leave one out.",
         "--devices=2": "--devices without --profile: it changes nothing. Add --profile, or leave it out.",
+        "--rounds=7": "--rounds with --data: it changes nothing, --data measures for --seconds. Leave it out.",
+        "--profile=": "--profile= names no file. Name one, or leave it out.",
     }.items():
         assert message in call("benchmark", *CONFIG, "--data", flag, status=2).stderr
     for flag in ("--store_mb_per_s=100", "--store_latency_ms=0"):

@@ -27,6 +27,7 @@ from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config
 from fiddlex.config.overrides import replaced
+from fiddlex.config.whole_files import check_replaceable
 from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration
@@ -90,6 +91,10 @@ def _check_flags() -> None:
     """Raises ConfigError for a flag that what is measured would ignore."""
     if _DATA.value and _PROFILE.value:
         raise ConfigError(f"--data and --profile={_PROFILE.value}: each is a measurement of its own. Leave one out.")
+    if _PROFILE.present and not _PROFILE.value:
+        raise ConfigError("--profile= names no file. Name one, or leave it out.")
+    if _DATA.value and _ROUNDS.present:
+        raise ConfigError("--rounds with --data: it changes nothing, --data measures for --seconds. Leave it out.")
     readers = {
         "--data": (_DATA.value, (_STORE_MB_PER_S, _STORE_LATENCY_MS)),
         "--profile": (_PROFILE.value, (_DEVICES,)),
@@ -164,7 +169,10 @@ def measure_profile(config: Config, path: pathlib.Path) -> Profile:
       ConfigError: when the file is not a profile, is of another machine, or is missing and the config is tensor
         parallel.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)  # fails before the measurement, which takes minutes
+    try:
+        check_replaceable(path)  # before the measurement, which takes minutes
+    except OSError as error:
+        raise ConfigError(f"--profile={path} cannot be written: {error.strerror or error}. Name another.") from error
     known = load_profile(path) if path.exists() else None
     if known is None and config.mesh.tensor > 1:
         raise ConfigError(

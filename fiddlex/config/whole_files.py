@@ -5,10 +5,12 @@ is killed before that leaves a file whose name ends in `.tmp`, and which nothing
 """
 
 import contextlib
+import errno
 import glob
 import itertools
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +36,8 @@ def replacing(path: str | Path, *, shared: bool = False, synced: bool = False) -
       OSError: when it cannot be written; `path` is as it was.
     """
     path = Path(path)
+    if os.path.lexists(path) and not (path.is_file() or path.is_symlink()):
+        raise OSError(errno.EINVAL, "It is a folder, a pipe or a device, and must be a file", str(path))
     part = path.with_name(f"{path.name}-{secrets.token_hex(4)}.tmp" if shared else f"{path.name}.tmp")
     if not shared:
         part.unlink(missing_ok=True)
@@ -79,3 +83,12 @@ def unused(folder: Path, name: str) -> Path:
     now = time.strftime("%Y%m%d-%H%M%S")
     stamps = itertools.chain([now], (f"{now}-{number}" for number in itertools.count(2)))
     return next(path for stamp in stamps if not os.path.lexists(path := folder / name.format(stamp)))
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises OSError when `path` cannot be replaced: work that takes long asks this before it begins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass

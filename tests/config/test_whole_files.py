@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fiddlex.config.whole_files import remove_leftovers, replacing, write_whole
+from fiddlex.config.whole_files import check_replaceable, remove_leftovers, replacing, unused, write_whole
 
 OLD, NEW = b"old\n" * 1000, b"new content\n" * 2000
 
@@ -125,3 +125,26 @@ def test_two_processes_write_the_same_file_at_the_same_time(tmp_path: pathlib.Pa
         first.write(OLD[100:])
     assert path.read_bytes() == OLD
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_only_files_are_replaced(make: Callable[[pathlib.Path], None], tmp_path: pathlib.Path) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(OSError, match="x'"):
+        write_whole(tmp_path / "x", "text")
+    assert not (tmp_path / "x").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_cannot_be_replaced_is_known_before(tmp_path: pathlib.Path) -> None:
+    check_replaceable(tmp_path / "folder" / "x")
+    assert list((tmp_path / "folder").iterdir()) == []
+    for path in (tmp_path, pathlib.Path("/proc/x")):
+        with pytest.raises(OSError, match=r"\[Errno"):
+            check_replaceable(path)
+
+
+def test_a_name_that_is_taken_is_numbered(tmp_path: pathlib.Path) -> None:
+    for _ in range(3):
+        unused(tmp_path, "metrics-{}.jsonl").touch()
+    assert len(list(tmp_path.iterdir())) == 3
