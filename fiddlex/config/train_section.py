@@ -3,7 +3,7 @@
 import dataclasses
 
 from fiddlex.config import rules
-from fiddlex.config.every import Every, EveryField
+from fiddlex.config.every import AUTO, Every, EveryField
 from fiddlex.config.profiled import parse_ranks, parse_steps
 from fiddlex.config.records import Checked
 from fiddlex.errors import ConfigError
@@ -38,6 +38,7 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     peer_timeout_s: int = 60  # of silence after which another process of the run counts as lost, and the run ends
     step_timeout_s: int = 600  # after which a step, evaluation or checkpoint is reported as stuck; 0: never
     topology: str = ""  # whose chip's peak is that of `mfu`: a name or a .toml path; empty: by the kind of the devices
+    compilation_cache: str = AUTO  # folder for compiled programs; auto: one of the user's; empty: none
     profile_steps: str = ""  # first and last step of a profile for TensorBoard, as in 10:13; empty: none
     profile_ranks: str = "0"  # processes that write the profile, as in 0,3; or all
     wandb_project: str = ""  # project at Weights & Biases to log to as well; takes the extra wandb

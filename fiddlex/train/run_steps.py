@@ -50,7 +50,9 @@ class RunSteps:
 
     def begin(self) -> None:
         """Compiles the train step, which ends the start of the process."""
-        self._reports.terminal.compiled(self._trainer.compile())
+        if compilation := self._trainer.compile():
+            self._reports.terminal.compiled(compilation.seconds, was_kept=compilation.was_kept)
+        self._reports.terminal.begin()
         self._instruments.begin()
 
     def step(self) -> None:

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 import fiddlex
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import make_mesh
+from fiddlex.cluster.program_cache import counting_hits, keep_programs
 from fiddlex.config import Config
 from fiddlex.costs.utilisation import throughput
 from fiddlex.data import ExampleSource
@@ -49,6 +51,18 @@ from fiddlex.train.step.state import SavedState, TrainState
 from fiddlex.train.step.stopwatch import Activity, Stopwatch
 from fiddlex.train.step.unflushed import Unflushed
 from fiddlex.train.sync_switch import Decision, SyncSwitch
+
+
+class Compilation(NamedTuple):
+    """How the train step was compiled.
+
+    Attributes:
+      seconds: what tracing and compilation took.
+      was_kept: whether an earlier run had compiled the program (`train.compilation_cache`).
+    """
+
+    seconds: float
+    was_kept: bool
 
 
 class Trainer:
@@ -85,6 +99,7 @@ class Trainer:
         stopwatch: Stopwatch | None = None,
     ):
         self.config = config = copy.deepcopy(config.validate())  # the caller may change its config later
+        keep_programs(config.train.compilation_cache)
         processes.check_equal(_facts(config, workdir))
         processes.set_peer_timeout(config.train.peer_timeout_s)
         self.mesh = make_mesh(config.mesh)
@@ -120,19 +135,19 @@ class Trainer:
         """The largest delay, in updates, of the weights that this run computes a batch with."""
         return self.layout.pipeline.delay
 
-    def compile(self) -> float:
+    def compile(self) -> Compilation | None:
         """Compiles the train step unless it is already compiled, and waits until all processes have.
 
         Returns:
-          The seconds that this took; 0 when the step was already compiled.
+          What this took; None when the step was already compiled.
         """
         if self._compiled is not None:
-            return 0.0
+            return None
         start = time.monotonic()
-        with self.stopwatch.measure(Activity.COMPILATION):
+        with self.stopwatch.measure(Activity.COMPILATION), counting_hits() as hits:
             self._compiled = self._program.lower().compile(compiler_options=self._program.compiler_options)
             processes.barrier("the first step")  # gloo gives up where a process comes 30 s later than another
-        return time.monotonic() - start
+        return Compilation(time.monotonic() - start, was_kept=hits.number > 0)
 
     def dispatch(self) -> Dispatched:
         """Dispatches one step to the devices and prepares the next batch; returns without waiting for the step."""

@@ -181,10 +181,15 @@ class Reporter:
         if self._progress:
             self._progress.stop()
 
-    def compiled(self, seconds: float) -> None:
-        """Reports how long compilation took, if it took any time; the estimate of the time left starts here."""
-        if seconds:
-            self.line(f"Compiled the train step in {readable_time(seconds)}.")
+    def compiled(self, seconds: float, *, was_kept: bool) -> None:
+        """Reports how long compilation took, and whether an earlier run had kept the program."""
+        done = (
+            "Traced the train step, and found it compiled by an earlier run," if was_kept else "Compiled the train step"
+        )
+        self.line(f"{done} in {readable_time(seconds)}.")
+
+    def begin(self) -> None:
+        """Begins the steps: the estimate of the time left starts here."""
         self._start_time = time.monotonic()
         if self._progress:
             self._progress.reset(self._task, completed=self._start_step, total=self._num_steps)

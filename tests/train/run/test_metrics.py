@@ -97,7 +97,8 @@ def test_time_left_counts_the_evaluations(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(metrics, "time", types.SimpleNamespace(monotonic=lambda: now))
     reporter = Reporter(20, 50, eval_every=20)  # two seconds a step and ten an evaluation, at steps 40 and 50
     now += 5
-    reporter.compiled(5)
+    reporter.compiled(5, was_kept=False)
+    reporter.begin()
     for previous, step in itertools.pairwise((20, 30, 40, 45, 50)):
         now += 2 * (step - previous)
         reporter.record({"step": step, "loss": 1.0, "tokens_per_second": 1e3})

@@ -1,0 +1,108 @@
+"""Compiled programs are kept on disk, so that a run which starts again need not compile them again.
+
+jax's persistent compilation cache does it: each program is a file named by a digest of the program, of the options and
+of the versions of jax and XLA. fiddlex chooses the folder and bounds its size.
+
+jax does not tell processors apart, and a program for one CPU may have instructions that another lacks. So machines that
+share the folder of a user, such as the hosts of a cluster, each use the sub-folder of their kind of processor.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from fiddlex.config.every import AUTO
+from fiddlex.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 10 * 2**30  # of a folder; jax then removes what was not used for longest
+_FOLDER = "jax_compilation_cache_dir"  # jax's name for the folder
+_HIT = "/jax/compilation_cache/cache_hits"  # the event that jax records when it has found a program
+
+
+def keep_programs(where: str) -> None:
+    """Lets this process look for compiled programs in a folder, and keep there what it compiles.
+
+    Args:
+      where: `train.compilation_cache`: the folder; `auto`: the one that JAX_COMPILATION_CACHE_DIR names, or
+        `fiddlex/programs` in the folder of the user for caches; empty: none.
+
+    Raises:
+      ConfigError: when the folder that is named cannot be written. Where that of the user cannot be, none is used.
+    """
+    if where == AUTO and _in_use():
+        return
+    if not where:
+        jax.config.update(_FOLDER, None)
+        compilation_cache.reset_cache()
+        return
+    folder = (_folder_of_user() if where == AUTO else Path(where).expanduser()) / _processor()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} cannot be written")
+    except OSError as error:
+        if where != AUTO:
+            raise ConfigError(
+                f"train.compilation_cache={where} cannot be written: {error.strerror or error}. Name another "
+                "folder, or none (train.compilation_cache=)."
+            ) from error
+        logger.info("Compiled programs are not kept: %s cannot be written.", folder)
+        return
+    if _in_use() != str(folder):
+        jax.config.update(_FOLDER, str(folder))
+        jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+        compilation_cache.reset_cache()  # it may have been opened elsewhere
+
+
+class Hits:
+    """The number of programs that were found in the cache.
+
+    Attributes:
+      number: since counting began.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def note(self, event: str, **details: str | int) -> None:
+        """Counts an event of jax's if it is a hit."""
+        self.number += event == _HIT
+
+
+@contextlib.contextmanager
+def counting_hits() -> Iterator[Hits]:
+    """Counts the programs that the body finds in the cache."""
+    hits = Hits()
+    jax.monitoring.register_event_listener(hits.note)
+    try:
+        yield hits
+    finally:
+        jax.monitoring.unregister_event_listener(hits.note)
+
+
+def _in_use() -> str | None:
+    """The folder in which jax keeps programs; None: in none."""
+    folder: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    return folder
+
+
+def _folder_of_user() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fiddlex" / "programs"
+
+
+def _processor() -> str:
+    """A name for the kind of this machine's processor: its architecture, and a digest of what it can do."""
+    features = platform.processor()
+    with contextlib.suppress(OSError):  # only Linux has it
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), features)
+    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
