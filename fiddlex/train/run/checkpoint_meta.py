@@ -7,7 +7,7 @@ made, or raises.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from fiddlex.train.run.file_digests import foreign_files
 from fiddlex.train.step.state import SavedState
 
 META = "meta"  # name of the item
+_MOST_TEXT = 1000  # characters of a name
 Meta = dict[str, Any]
 
 
@@ -80,6 +81,34 @@ def make_meta(state: SavedState, about: About, checksums: Mapping[str, int]) -> 
     return meta | {"checksum": text_checksum(meta)}
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isprintable() and len(value) <= _MOST_TEXT
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _by_array(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, dict) and all(map(_is_text, value)) and all(map(is_valid, value.values()))
+
+
+_REQUIRED = ("step", "layers", "fingerprint", "checksums")
+_FIELDS: dict[str, Callable[[object], bool]] = {
+    "step": _is_number,
+    "layers": _are_numbers,
+    "fingerprint": _is_text,
+    "checksums": _by_array(_is_number),
+    "shapes": _by_array(_are_numbers),
+    "padded_vocab": _is_number,
+    "older_dtype": _is_text,
+}
+
+
 def read_meta(path: Path) -> Meta:
     """What the checkpoint at `path`, whose folder has the name of its step, says of itself.
 
@@ -95,6 +124,9 @@ def read_meta(path: Path) -> Meta:
     meta = json.loads(read_small(path / META / "metadata"))
     if not isinstance(meta, dict) or meta.pop("checksum", None) != text_checksum(meta):
         raise ValueError(f"what it says of itself is not what was saved: {meta}")
+    for name, is_valid in _FIELDS.items():
+        if (name in _REQUIRED or name in meta) and not is_valid(meta.get(name)):
+            raise ValueError(f"its {name} is not one that fiddlex writes: {ascii(meta.get(name))[:_MOST_TEXT]}")
     if path.name.isdecimal() and meta["step"] != int(path.name):
         raise ValueError(f"it is the checkpoint of step {meta['step']} under another name")
     return meta

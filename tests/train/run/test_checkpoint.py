@@ -93,6 +93,12 @@ def other_numbers(meta: dict[str, Any]) -> None:
     meta["checksum"] = text_checksum({name: value for name, value in meta.items() if name != "checksum"})
 
 
+def odd_description(meta: dict[str, Any]) -> None:
+    """As from a hostile source: with a right checksum."""
+    meta["fingerprint"] = "x" * 5000
+    meta["checksum"] = text_checksum({name: value for name, value in meta.items() if name != "checksum"})
+
+
 def other_description(meta: dict[str, Any]) -> None:
     meta["layers"] = [0, 1, 2]
 
@@ -101,6 +107,7 @@ def other_description(meta: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (other_numbers, r"weights\.layers\.kernel is not what was saved"),
+        (odd_description, r"its fingerprint is not one that fiddlex writes: 'x"),
         (other_description, "what it says of itself is not what was saved"),
     ],
 )
