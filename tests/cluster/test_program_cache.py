@@ -13,6 +13,7 @@ from fiddlex.cluster import program_cache
 from fiddlex.cluster.program_cache import MOST_BYTES, keep_programs
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
+from fiddlex.train.run.workdir import read_config
 from fiddlex.train.trainer import Trainer
 
 FIELDS = (
@@ -89,3 +90,10 @@ def test_a_folder_that_cannot_be_written(tmp_path: pathlib.Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     keep_programs("auto")
     assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_no_workdir_names_a_folder_of_machine_code(tiny_config: Config, tmp_path: pathlib.Path) -> None:
+    tiny_config.train.compilation_cache = str(tmp_path / "of-somebody-else")
+    (tmp_path / "config.json").write_text(tiny_config.to_json())
+    assert "of-somebody-else" in (tmp_path / "config.json").read_text()
+    assert read_config(tmp_path).train.compilation_cache == "auto"

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from fiddlex.cluster import processes
 from fiddlex.cluster.shared_files import not_seen_by
 from fiddlex.config import Config
+from fiddlex.config.every import AUTO
 from fiddlex.config.families import family
 from fiddlex.config.overrides import replaced
 from fiddlex.config.small_files import read_small
@@ -65,6 +66,8 @@ _FIELDS = {
     "model.head_size": "model.head_dim",
     "data.classes": "data.labels",
 }
+
+_PROGRAMS = "train.compilation_cache"  # which belongs to the machine: a workdir must not name a folder of machine code
 
 # Changing one of these fields would train another model, or use another order of data; others may change on resume.
 FIXED_FIELDS = (
@@ -231,6 +234,8 @@ def write_config(workdir: Path) -> None:
 def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
     """The config of the run in a workdir; a schedule from a file, and a tokenizer that was converted, are those in it.
 
+    Compiled programs are kept where they are by default.
+
     Args:
       workdir: the run's directory.
       named_by: the flag or field that names the directory, for error messages.
@@ -248,6 +253,7 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
                 f"convert --source=hf:{folder} --target=WORKDIR"
             )
         saved = _with_table(Config.from_json(text), workdir / TABLE)
+        saved = replaced(saved, {_PROGRAMS: AUTO})
         own = workdir / OWN_TOKENIZER  # where it is now: the workdir may have been moved
         is_own = saved.data.tokenizer.endswith(f"/{OWN_TOKENIZER}") and own.is_file()
         return replaced(saved, {"data.tokenizer": os.path.abspath(own)}) if is_own else saved
@@ -285,6 +291,7 @@ def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
             + "\nSet these fields back to go on with it, or choose a new --workdir to start another."
         )
     names = [f"{section}.{field}" for section, fields in dataclasses.asdict(config).items() for field in fields]
+    names.remove(_PROGRAMS)
     changed = [f"{name} {old!r} → {new!r}" for name, old, new in _differences(names, saved, config)]
     if changed:
         logger.info("The config has changed since this run was last started: %s.", ", ".join(changed))
