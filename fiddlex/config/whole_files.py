@@ -10,6 +10,7 @@ import glob
 import itertools
 import os
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -36,8 +37,8 @@ def replacing(path: str | Path, *, shared: bool = False, synced: bool = False) -
       OSError: when it cannot be written; `path` is as it was.
     """
     path = Path(path)
-    if os.path.lexists(path) and not (path.is_file() or path.is_symlink()):
-        raise OSError(errno.EINVAL, "It is a folder, a pipe or a device, and must be a file", str(path))
+    if path.exists() and not path.is_file() and not stat.S_ISFIFO(path.lstat().st_mode):  # such as /dev/stdout
+        raise OSError(errno.EINVAL, "It is a folder or a device, and must be a file", str(path))
     part = path.with_name(f"{path.name}-{secrets.token_hex(4)}.tmp" if shared else f"{path.name}.tmp")
     if not shared:
         part.unlink(missing_ok=True)

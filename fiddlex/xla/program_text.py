@@ -18,7 +18,8 @@ _ARRAY = re.compile(r"\b([a-z]\d*\w*)\[([\d,<=]*)\]")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?(\S+) = (.*?) ([a-z][a-z\d-]*)\(([^()]*)\)?(.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?(\S+) \(.*\{$")
 _PRODUCTS = ("dot", "convolution")
-_PRODUCT_CALLS = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|fmha|conv)', re.IGNORECASE)
+# Kernels of libraries, and those that Pallas makes for TPUs; fiddlex has one of the latter, for attention.
+_PRODUCT_CALLS = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|fmha|conv|tpu_custom_call)', re.IGNORECASE)
 
 
 class Operand(NamedTuple):
@@ -98,7 +99,10 @@ class ProgramText:
         return int(bound.attributes) if re.fullmatch(r"\d+", bound.attributes) else None
 
     def products(self, instruction: Instruction) -> int:
-        """Matrix products that an instruction runs: in the largest branch of a conditional, in one trip of a loop."""
+        """Matrix products that an instruction runs: in the largest branch of a conditional, in one trip of a loop.
+
+        A kernel counts as one, however many it computes.
+        """
         if instruction.opcode in _PRODUCTS:
             return 1
         if instruction.opcode == "custom-call":

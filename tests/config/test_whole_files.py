@@ -127,13 +127,17 @@ def test_two_processes_write_the_same_file_at_the_same_time(tmp_path: pathlib.Pa
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_only_files_are_replaced(make: Callable[[pathlib.Path], None], tmp_path: pathlib.Path) -> None:
-    make(tmp_path / "x")
-    with pytest.raises(OSError, match="x'"):
-        write_whole(tmp_path / "x", "text")
-    assert not (tmp_path / "x").is_file()
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+def test_folders_and_devices_are_not_replaced(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "x").symlink_to("/dev/null")
+    (tmp_path / "y").mkdir()
+    for path in ("x", "y"):
+        with pytest.raises(OSError, match=r"It is a folder or a device, and must be a file: .*/[xy]'"):
+            write_whole(tmp_path / path, "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+    assert (tmp_path / "x").is_symlink()
+    os.mkfifo(tmp_path / "z")
+    write_whole(tmp_path / "z", "text")
+    assert (tmp_path / "z").read_text() == "text"
 
 
 def test_what_cannot_be_replaced_is_known_before(tmp_path: pathlib.Path) -> None:

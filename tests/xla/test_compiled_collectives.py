@@ -91,6 +91,7 @@ BESIDE = {
     "arithmetic on less": ("%y = f32[4,8] fusion(%x), kind=kLoop, calls=%small", False, 0),
     "another's memory": ("%y = f32[2,8,8] fusion(%x, %x), kind=kLoop, calls=%put", False, 0),
     "a product of a library": ('%y = f32[8,8] custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"', True, 1),
+    "a kernel on a TPU": ('%y = f32[8,8] custom-call(%x), custom_call_target="tpu_custom_call"', True, 1),
     "a copy": ("%y = (f32[8,8], f32[8,8], u32[]) copy-start(%x)", False, 0),
 }
 

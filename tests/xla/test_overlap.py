@@ -26,7 +26,7 @@ config = Config.from_json(sys.argv[1]).validate()
 print(json.dumps(report(config, compile_ahead(config, make_topology_mesh(config.mesh, sys.argv[2])))))
 """
 SEVERAL_AT_ONCE = "--xla_gpu_experimental_parallel_collective_overlap_limit=4"  # that XLA lets run beside one another
-PRODUCTS_OF_A_LAYER = 6  # queries, keys and values; scores; values by scores; projection; two of the MLP
+PRODUCTS_OF_A_LAYER = 5  # queries, keys and values; the kernel of attention; projection; two of the MLP
 
 
 def pipelined(schedule: str, chunks: int, recompute: str, semantics: str = "sync") -> Config:

@@ -174,7 +174,7 @@ class CheckpointWriter:
             else:
                 shutil.rmtree(path)
         if unfinished:
-            text = "Removed what processes have left in %s that were ended while they saved: %s."
+            text = "Removed the unfinished checkpoints of interrupted saves in %s: %s."
             logger.info(text, self._directory, ", ".join(path.name for path in unfinished))
 
     def _record_own(self) -> None:

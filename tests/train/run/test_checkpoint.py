@@ -70,7 +70,7 @@ def test_what_a_killed_process_left_is_removed_before_the_first_save(
     assert sorted(path.name for path in folder.iterdir()) == ["6", "8", "notes"]
     assert elsewhere.is_dir()
     assert [message for message in caplog.messages if "Removed" in message] == [
-        f"Removed what processes have left in {folder} that were ended while they saved: 4.orbax-checkpoint-tmp, "
+        f"Removed the unfinished checkpoints of interrupted saves in {folder}: 4.orbax-checkpoint-tmp, "
         "6.orbax-checkpoint-tmp, 7.orbax-checkpoint-tmp."
     ]
     assert all(record.levelname == "INFO" for record in caplog.records)  # orbax finds nothing to warn of
