@@ -43,7 +43,7 @@ class Best:
 
     def __init__(self, workdir: Path, config: Config, *, resumed_step: int):
         self._path, self._task = workdir / RECORD, config.model.task
-        self._checkpoints = Checkpoints(workdir, keep_last=1, name=DIRECTORY)
+        self._checkpoints = Checkpoints(workdir, keep_last=1, name=DIRECTORY, waits=True)
         self.evaluation = processes.told_by_first(f"best of {workdir}", lambda: read_best(workdir, self._task))
         if self.evaluation and self.evaluation["step"] > resumed_step:
             self.evaluation = None

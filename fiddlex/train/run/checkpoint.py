@@ -53,11 +53,20 @@ class Checkpoints:
       keep_last: how many of the newest checkpoints to keep.
       keep_every: of every so many steps, the first checkpoint is kept too; 0: of none.
       name: name of the checkpoints' directory in `workdir`.
+      waits: whether each save is waited for, so that a copy on the devices would be of no use.
     """
 
-    def __init__(self, workdir: Path, *, keep_last: int = 2, keep_every: int = 0, name: str = "checkpoints"):
+    def __init__(
+        self,
+        workdir: Path,
+        *,
+        keep_last: int = 2,
+        keep_every: int = 0,
+        name: str = "checkpoints",
+        waits: bool = False,
+    ):
         self.directory = workdir.absolute() / name
-        self._writer = CheckpointWriter(self.directory, keep_last=keep_last, keep_every=keep_every)
+        self._writer = CheckpointWriter(self.directory, keep_last=keep_last, keep_every=keep_every, waits=waits)
 
     def __enter__(self) -> "Checkpoints":
         return self

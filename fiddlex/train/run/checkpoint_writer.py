@@ -40,9 +40,10 @@ class CheckpointWriter:
       directory: the directory of the checkpoints.
       keep_last: how many of the newest checkpoints to keep.
       keep_every: of every so many steps, the first checkpoint is kept too; 0: of none.
+      waits: whether each save is waited for: then the snapshot is always on the host.
     """
 
-    def __init__(self, directory: Path, *, keep_last: int, keep_every: int):
+    def __init__(self, directory: Path, *, keep_last: int, keep_every: int, waits: bool):
         self._directory = directory
         self._kept = Kept(keep_last, keep_every)
         self._manager: ocp.CheckpointManager | None = None
@@ -50,7 +51,7 @@ class CheckpointWriter:
         self._pending = False  # whether a save was begun of which nobody knows yet how it has ended
         self._error: CheckpointError | None = None  # of the last save, if nobody was told
         self._saving = -1  # step of the checkpoint that is being written
-        self._has_room: bool | None = None  # for a snapshot on the devices; None before the first save
+        self._has_room = False if waits else None  # for a snapshot on the devices; None before the first save
 
     def save(self, state: SavedState, about: About) -> None:
         """Takes a snapshot of the state, and writes it in the background.

@@ -62,6 +62,15 @@ def test_the_training_goes_on_before_anything_is_written(
     jax.tree.map(np.testing.assert_array_equal, read.weights, before)
 
 
+def test_where_a_save_is_waited_for_no_device_needs_room(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_writer, "copied", lambda tree: pytest.fail("copied on the devices"))
+    with Checkpoints(tmp_path, waits=True) as checkpoints:
+        save(checkpoints, a_state())
+    assert checkpoints.steps() == [5]
+
+
 def test_a_copy_has_memory_of_its_own_and_the_same_sharding() -> None:
     mesh = make_mesh(MeshConfig(data=2))
     sharding = jax.NamedSharding(mesh, jax.P(None, "data"))
