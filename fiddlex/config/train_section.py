@@ -71,11 +71,28 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
         rules.between("train.checkpoint_overhead", self.checkpoint_overhead, LEAST_OVERHEAD, MOST_OVERHEAD)
         if self.mean_time_to_failure_h:
             rules.between("train.mean_time_to_failure_h", self.mean_time_to_failure_h, LEAST_FAILURE_H, MOST_FAILURE_H)
-        self._validate_used()
+        for name, by, remedy in self._unused():
+            raise ConfigError(
+                f"train.{name}={getattr(self, name)} with train.{by}={getattr(self, by)}: it changes nothing. Set "
+                f"train.{by} to {remedy}, or train.{name} to {getattr(type(self)(), name)}."
+            )
 
-    def _validate_used(self) -> None:
-        """Checks that no field is set that another field makes the run ignore."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+    def without_unused(self) -> "TrainConfig":
+        """A copy in which each field that another field makes the run ignore has its default.
+
+        `validate` refuses such fields, since a user expects them to do something. A config that was read from a workdir
+        may have them: versions before 2026-11-24 saved them, and an override may have made them so.
+        """
+        defaults = type(self)()
+        return dataclasses.replace(self, **{name: getattr(defaults, name) for name, _, _ in self._unused()})
+
+    def _unused(self) -> list[tuple[str, str, str]]:
+        """The fields that are set and that another field makes the run ignore.
+
+        Returns:
+          For each the field's name, the name of the other field, and which value of the other one would use it.
+        """
+        defaults = type(self)()
         is_auto = Every(self.checkpoint_every).is_auto
         uses = (
             ("checkpoint_overhead", is_auto, "checkpoint_every", "auto"),
@@ -83,9 +100,8 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
             ("mean_time_to_failure_h", is_auto, "checkpoint_every", "auto"),
             ("on_spike", bool(self.spike_bound), "spike_bound", "4, for example"),
         )
-        for name, is_used, by, remedy in uses:
-            if getattr(self, name) != defaults[name] and not is_used:
-                raise ConfigError(
-                    f"train.{name}={getattr(self, name)} with train.{by}={getattr(self, by)}: it changes nothing. Set "
-                    f"train.{by} to {remedy}, or train.{name} to {defaults[name]}."
-                )
+        return [
+            (name, by, remedy)
+            for name, is_used, by, remedy in uses
+            if not is_used and getattr(self, name) != getattr(defaults, name)
+        ]
