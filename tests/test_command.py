@@ -62,6 +62,11 @@ def test_what_runs_nothing_imports_no_jax(arguments):
         (["checkpoint", "list"], "list takes WORKDIR, as in fiddlex checkpoint list WORKDIR."),
         (["checkpoint", "list", "run", "5"], "list takes WORKDIR, as in "),
         (["checkpoint", "verify", "run", "newest"], "'newest' is not the step of a checkpoint, which is a number"),
+        (
+            ["checkpoint", "verify", "run", "-1"],
+            "-1 is read as a flag, and there is none of that name. A number that is",
+        ),
+        (["checkpoint", "diff", "run", "5", "-2"], "-2 is read as a flag, and there is none of that name. A number"),
         (["checkpoint", "diff", "run", "5"], "diff takes WORKDIR STEP [WORKDIR2] STEP2, as in "),
         (["checkpoint", "diff", "a", "1", "b", "2", "3"], "'3' is not a flag."),
         (["configs", "llama"], "'llama' is not a flag."),

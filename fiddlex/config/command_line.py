@@ -317,6 +317,11 @@ def _explain(error: Exception) -> str:
     if isinstance(error.__context__, ConfigError):  # raised by load_config and wrapped by absl
         return str(error.__context__)
     if isinstance(error, flags.UnrecognizedFlagError):
+        if error.flagname[:1].isdecimal():
+            return (
+                f"-{error.flagname} is read as a flag, and there is none of that name. A number that is no flag's "
+                f"value, such as a step, must be at least 0; a flag takes a value as in --name=-{error.flagname}."
+            )
         return _unknown_field(error.flagname) or str(error)
     if error.__context__ is None:  # a flag's validator failed, not the parsing of a value
         return _missing_flag() or str(error)
