@@ -66,6 +66,19 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def name_folder(part: Path, path: Path) -> None:
+    """Gives a complete folder its name, where nothing is, and waits before that until all its files are on disk.
+
+    Raises:
+      OSError: when something is at `path`, or a file system refuses; the folder then keeps its name.
+    """
+    for file in part.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+    os.rename(part, path)
+
+
 def remove_leftovers(path: Path) -> None:
     """Removes what processes that were killed an hour ago or earlier left of a file that several processes write."""
     for part in path.parent.glob(f"{glob.escape(path.name)}-*.tmp"):

@@ -65,8 +65,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         _log_what_runs(trainer)
 
         # Resume.
-        schedule = trainer.layout.pipeline.lowered.schedule
-        stack.enter_context(workdirs.claimed(workdir, given or config, schedule=schedule))
+        stack.enter_context(workdirs.claimed(workdir, given or config))
         checkpoints = stack.enter_context(
             Checkpoints(workdir, keep_last=config.train.keep_last, keep_every=config.train.keep_every)
         )
@@ -77,7 +76,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
             if processes.is_first():
                 inherit_original(config.train.init_from, workdir)
         if processes.is_first():
-            workdirs.write_config(workdir)
+            workdirs.write_config(workdir, given or config, schedule=trainer.layout.pipeline.lowered.schedule)
         goodput = stack.enter_context(Goodput(workdir, stopwatch, resumed_step=trainer.step))
         faults = Faults(workdir, config.train, resumed_step=trainer.step)
         trainer.leave_out(faults.left_out)

@@ -58,7 +58,7 @@ def test_a_pipe_in_a_workdir_is_not_waited_for(name: str, tmp_path: pathlib.Path
     os.mkfifo(tmp_path / name)
     with (
         pytest.raises(CheckpointError, match=f"{name} is a pipe or a device, and a --workdir has files and folders"),
-        workdir.claimed(tmp_path, Config(), schedule=make_schedule("1f1b", pipe=1, num_microbatches=1)),
+        workdir.claimed(tmp_path, Config()),
     ):
         pass
     if name == "config.json":
@@ -108,18 +108,17 @@ def test_a_workdir_has_no_file_that_leads_elsewhere(tmp_path: pathlib.Path) -> N
     outside.write_text("mine")
     (tmp_path / "disk").mkdir()
     run = tmp_path / "run"
-    schedule = make_schedule("1f1b", pipe=1, num_microbatches=1)
     for name in (".lock", "config.json.tmp", "metrics.jsonl.tmp", "goodput.jsonl"):
         run.mkdir()
         (run / "checkpoints").symlink_to(tmp_path / "disk")
         (run / name).symlink_to(outside)
         with (
             pytest.raises(CheckpointError, match=f"{name} is a link to {outside}"),
-            workdir.claimed(run, Config(), schedule=schedule),
+            workdir.claimed(run, Config()),
         ):
             pass
         (run / name).unlink()
-        with workdir.claimed(run, Config(), schedule=schedule):
+        with workdir.claimed(run, Config()):
             pass
         for path in run.iterdir():
             path.unlink()

@@ -142,6 +142,13 @@ MUTATIONS = (
         tests=("tests/config/test_whole_files.py::test_an_error_leaves_the_old_content_and_nothing_else",),
     ),
     Mutation(
+        "folder-named-before-its-files-are-on-disk",
+        "fiddlex/config/whole_files.py",
+        old="        if file.is_file():\n            with",
+        new="        if False:\n            with",
+        tests=("tests/train/run/test_new_folder.py::test_it_appears_once_its_files_are_on_disk",),
+    ),
+    Mutation(
         "unfinished-checkpoints-stay-for-ever",
         "fiddlex/train/run/checkpoint_writer.py",
         old="                self._remove_unfinished()",

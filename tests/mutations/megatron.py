@@ -40,6 +40,13 @@ MUTATIONS = (
         tests=("tests/data/megatron/test_index_file.py::test_struct_reads_what_the_builder_writes",),
     ),
     Mutation(
+        "tokens-named-before-they-are-on-disk",
+        f"{FOLDER}/builder.py",
+        old="replacing(data_file, shared=True, synced=True)",
+        new="replacing(data_file, shared=True)",
+        tests=("tests/data/megatron/test_index_file.py::test_an_old_dataset_stays_until_the_new_one_is_complete",),
+    ),
+    Mutation(
         "windows-that-share-no-token",
         f"{FOLDER}/packing.py",
         old="start = number * self._seq_len",

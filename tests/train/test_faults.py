@@ -252,8 +252,8 @@ def test_a_rollback_to_weights_alone_starts_the_optimizer_afresh(
     """As in a workdir that `fiddlex convert` has made, whose checkpoint is that of step 0."""
     config.optimizer.name, config.train.on_nonfinite, config.train.checkpoint_every = "adamw", "rollback", 100
     trainer = Trainer(copy.deepcopy(config))
-    with workdirs.claimed(tmp_path, config, schedule=trainer.layout.pipeline.lowered.schedule):
-        workdirs.write_config(tmp_path)
+    with workdirs.claimed(tmp_path, config):
+        workdirs.write_config(tmp_path, config, schedule=trainer.layout.pipeline.lowered.schedule)
     with Checkpoints(tmp_path) as checkpoints:
         trainer.save(checkpoints, weights_only=True)
     poison.add(NONFINITE)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
-from fiddlex.data.megatron.builder import IndexedBuilder
+from fiddlex.data.megatron.builder import indexed_builder
 from fiddlex.train import loop
 from fiddlex.train.trainer import Trainer
 
@@ -22,7 +22,7 @@ def documents() -> list[np.ndarray]:
 @pytest.fixture
 def config(tiny_config: Config, tmp_path: pathlib.Path, documents: list[np.ndarray]) -> Config:
     for prefix, its_documents in {"a": documents, "b": documents[::-1]}.items():
-        with IndexedBuilder(tmp_path / prefix, dtype=np.dtype("int32")) as builder:
+        with indexed_builder(tmp_path / prefix, dtype=np.dtype("int32")) as builder:
             for document in its_documents:
                 builder.add(document)
     tiny_config.model.hidden_size, tiny_config.model.num_layers = 16, 1

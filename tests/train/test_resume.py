@@ -15,7 +15,6 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from fiddlex.schedules.generators import make_schedule
 from fiddlex.train import loop
 from fiddlex.train.run import workdir as workdirs
 from fiddlex.train.run.checkpoint import Checkpoints
@@ -410,9 +409,8 @@ def test_checksums_tell_arrays_apart_that_hold_the_same_numbers() -> None:
 
 
 def test_two_processes_in_one_workdir(config: Config, tmp_path: pathlib.Path) -> None:
-    schedule = make_schedule("1f1b", pipe=1, num_microbatches=2)
     in_use = pytest.raises(ConfigError, match="Another process is training in")
-    with workdirs.claimed(tmp_path, config, schedule=schedule), in_use:
+    with workdirs.claimed(tmp_path, config), in_use:
         loop.train(config, tmp_path)
 
 

@@ -1,17 +1,19 @@
 """Writes Megatron-LM's indexed datasets, which Megatron reads too; `index_file` has the format.
 
-Invariant: PREFIX.bin and PREFIX.idx appear under their names only when both are complete. Until then the bytes are in
-files with other names, beside them.
+Invariant: PREFIX.bin and PREFIX.idx appear under their names only when both are complete and on disk. Until then the
+bytes are in files with other names, beside them.
 """
 
 import array
-import os
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
+from typing import BinaryIO
 
 import numpy as np
 
+from fiddlex.config.whole_files import replacing
 from fiddlex.data.megatron.index_file import DTYPES, HEADER, MAGIC, VERSION, open_indexed
 from fiddlex.errors import DataError
 
@@ -24,8 +26,11 @@ def smallest_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("u1") if vocab_size <= 2**8 else np.dtype("<u2") if vocab_size <= 2**16 else np.dtype("<i4")
 
 
-class IndexedBuilder:
-    """Writes documents to PREFIX.bin and PREFIX.idx. A context manager; leaving it without an error makes the files.
+@contextlib.contextmanager
+def indexed_builder(prefix: Path, *, dtype: np.dtype) -> Iterator["IndexedBuilder"]:
+    """Yields what documents are added to, and makes PREFIX.bin and PREFIX.idx when the body ends without an error.
+
+    Several processes may make the same files at the same time; those of the last one stay.
 
     Args:
       prefix: the path of both files without .bin and .idx; files of these names are replaced.
@@ -35,16 +40,31 @@ class IndexedBuilder:
       DataError: when the format has no such dtype.
       OSError: when the files cannot be written.
     """
+    dtype = np.dtype(dtype).newbyteorder("<")
+    if dtype.kind == "f" or dtype not in _CODES:
+        names = ", ".join(each.name for each in _CODES if each.kind != "f")
+        raise DataError(f"{dtype.name} is no dtype of token ids in Megatron's files: use one of {names}.")
+    data_file, index_file = (prefix.with_name(prefix.name + end) for end in (".bin", ".idx"))
+    with (
+        replacing(index_file, shared=True, synced=True) as index,
+        replacing(data_file, shared=True, synced=True) as data,
+    ):
+        builder = IndexedBuilder(data, dtype=dtype)
+        yield builder
+        builder.write_index(index)
 
-    def __init__(self, prefix: Path, *, dtype: np.dtype):
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        if self._dtype.kind == "f" or self._dtype not in _CODES:
-            names = ", ".join(each.name for each in _CODES if each.kind != "f")
-            raise DataError(f"{np.dtype(dtype).name} is no dtype of token ids in Megatron's files: use one of {names}.")
-        self._files = [prefix.with_name(prefix.name + end) for end in (".bin", ".idx")]
-        self._partial = [file.with_name(f"{file.name}.{os.getpid()}.tmp") for file in self._files]
+
+class IndexedBuilder:
+    """The documents of a dataset that `indexed_builder` makes.
+
+    Args:
+      data: the file of the ids.
+      dtype: integer dtype of the ids, little-endian.
+    """
+
+    def __init__(self, data: BinaryIO, *, dtype: np.dtype):
+        self._data, self._dtype = data, dtype
         self._lengths, self._documents = array.array("i"), array.array("q", [0])
-        self._data = self._partial[0].open("wb")
 
     @property
     def num_documents(self) -> int:
@@ -86,28 +106,11 @@ class IndexedBuilder:
         with prefix.with_name(prefix.name + ".bin").open("rb") as data:
             shutil.copyfileobj(data, self._data, 2**22)
 
-    def __enter__(self) -> "IndexedBuilder":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._data.close()
-        try:
-            if value is None:
-                self._write_index()
-                for partial, file in zip(self._partial, self._files, strict=True):
-                    os.replace(partial, file)
-        finally:
-            for partial in self._partial:
-                partial.unlink(missing_ok=True)
-
-    def _write_index(self) -> None:
+    def write_index(self, index: BinaryIO) -> None:
+        """Writes the index of the documents that were added."""
         lengths = np.frombuffer(self._lengths, np.int32)
         stops = np.cumsum(lengths, dtype=np.int64) * self._dtype.itemsize
-        header = HEADER.pack(MAGIC, VERSION, _CODES[self._dtype], len(lengths), len(self._documents))
-        with self._partial[1].open("wb") as index:
-            index.write(header)
-            index.write(lengths.astype("<i4").tobytes())
-            index.write((stops - lengths.astype(np.int64) * self._dtype.itemsize).astype("<i8").tobytes())
-            index.write(np.frombuffer(self._documents, np.int64).astype("<i8").tobytes())
+        index.write(HEADER.pack(MAGIC, VERSION, _CODES[self._dtype], len(lengths), len(self._documents)))
+        index.write(lengths.astype("<i4").tobytes())
+        index.write((stops - lengths.astype(np.int64) * self._dtype.itemsize).astype("<i8").tobytes())
+        index.write(np.frombuffer(self._documents, np.int64).astype("<i8").tobytes())

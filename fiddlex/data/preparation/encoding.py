@@ -16,7 +16,7 @@ import numpy as np
 
 from fiddlex.config.small_files import read_object
 from fiddlex.config.whole_files import replacing
-from fiddlex.data.megatron.builder import IndexedBuilder, smallest_dtype
+from fiddlex.data.megatron.builder import IndexedBuilder, indexed_builder, smallest_dtype
 from fiddlex.data.preparation.inputs import Piece, read_piece
 from fiddlex.data.tokenizers import Tokenizer, make_tokenizer
 from fiddlex.errors import DataError
@@ -101,7 +101,7 @@ def encode_part(piece: Piece, folder: Path, number: int, encoding: Encoding) -> 
     tokenizer = _tokenizer(file, 0 if file == "bytes" else os.stat(os.path.expanduser(file)).st_mtime_ns)
     counts, texts, waiting = Counts(), list[str](), 0
     path = part_path(folder, number)
-    with IndexedBuilder(path, dtype=smallest_dtype(tokenizer.vocab_size)) as builder:
+    with indexed_builder(path, dtype=smallest_dtype(tokenizer.vocab_size)) as builder:
         for text in read_piece(piece, encoding.json_key):
             if text is None:
                 counts.passed_over += 1

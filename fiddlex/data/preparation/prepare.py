@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from fiddlex.config.small_files import read_object
 from fiddlex.config.whole_files import write_whole
-from fiddlex.data.megatron.builder import IndexedBuilder, smallest_dtype
+from fiddlex.data.megatron.builder import indexed_builder, smallest_dtype
 from fiddlex.data.megatron.index_file import open_indexed
 from fiddlex.data.preparation.encoding import Counts, Encoding, encode_part, part_path, read_counts, start_worker
 from fiddlex.data.preparation.inputs import Piece, cut, find_files
@@ -205,7 +205,7 @@ def _prepare(
             *(f"{summed.tokens:,}", 100 * summed.unknown / summed.tokens, task.tokenizer_file),
         )
     merged = task.parts / "merged"
-    with IndexedBuilder(merged, dtype=smallest_dtype(tokenizer.vocab_size)) as builder:
+    with indexed_builder(merged, dtype=smallest_dtype(tokenizer.vocab_size)) as builder:
         for number in range(len(pieces)):
             builder.add_dataset(part_path(task.parts, number))
     for end, result in zip((".bin", ".idx"), task.results, strict=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from fiddlex.config.whole_files import name_folder
 from fiddlex.errors import CheckpointError
 from fiddlex.train.run.workdir import writing
 
@@ -49,7 +50,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             (beside / PART).mkdir()
             yield beside / PART
             require_absent(target)
-            os.replace(beside / PART, target)
+            name_folder(beside / PART, target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)  # the lock file goes too, while this process holds the lock
         lock.release()

@@ -27,7 +27,7 @@ from fiddlex.config.every import AUTO
 from fiddlex.config.families import family
 from fiddlex.config.overrides import replaced
 from fiddlex.config.small_files import read_small
-from fiddlex.config.whole_files import unused
+from fiddlex.config.whole_files import unused, write_whole
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.text import to_csv
@@ -96,7 +96,7 @@ FIXED_FIELDS = (
 
 
 @contextlib.contextmanager
-def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[None]:
+def claimed(workdir: Path, config: Config) -> Iterator[None]:
     """Locks the directory for one training run, and creates it if needed; the first process does it for all.
 
     All processes check that they see what the first one has written there.
@@ -104,7 +104,6 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
     Args:
       workdir: the directory.
       config: the config of the run.
-      schedule: the schedule that `config` names.
 
     Raises:
       CheckpointError: when the directory cannot be written, the run in it differs in one of `FIXED_FIELDS`, a file in
@@ -127,10 +126,6 @@ def claimed(workdir: Path, config: Config, *, schedule: Schedule) -> Iterator[No
                     "--workdir."
                 ) from error
             _check_checkpoints(workdir, _with_table(config, workdir / TABLE))
-            if config.pipeline.schedule.startswith("file:"):
-                _keep_other_table(workdir / TABLE, to_csv(schedule))
-                (workdir / f"{TABLE}.tmp").write_text(to_csv(schedule), encoding="utf-8")
-            (workdir / "config.json.tmp").write_text(_with_table(config, TABLE).to_json(), encoding="utf-8")
         _check_shared(workdir)
         yield
 
@@ -202,7 +197,7 @@ def _keep_other_table(path: Path, table: str) -> None:
     """Logs that a run's schedule has another table than before, and copies the earlier one to a file beside it."""
     if path.exists() and (earlier := path.read_text(encoding="utf-8")) != table:
         copy = unused(path.parent, f"{path.stem}-{{}}.csv")
-        copy.write_text(earlier, encoding="utf-8")
+        write_whole(copy, earlier)
         logger.warning("The schedule's table has changed since this run was last started; the earlier is %s.", copy)
 
 
@@ -223,12 +218,23 @@ def _check_checkpoints(workdir: Path, config: Config) -> None:
     check_keeps(saved.train, config.train, checkpoints)
 
 
-def write_config(workdir: Path) -> None:
-    """Makes the config and schedule given to `claimed` the run's `config.json` and `schedule.csv`."""
+def write_config(workdir: Path, config: Config, *, schedule: Schedule) -> None:
+    """Writes the run's `config.json`, and its `schedule.csv` if the config takes the schedule from a file.
+
+    Args:
+      workdir: the directory, which this process has `claimed`.
+      config: the config of the run.
+      schedule: the schedule that `config` names.
+
+    Raises:
+      CheckpointError: when a file cannot be written; it is as it was.
+    """
     with writing(workdir):
-        if (workdir / f"{TABLE}.tmp").exists():
-            os.replace(workdir / f"{TABLE}.tmp", workdir / TABLE)
-        os.replace(workdir / "config.json.tmp", workdir / "config.json")
+        if config.pipeline.schedule.startswith("file:"):
+            table = to_csv(schedule)
+            _keep_other_table(workdir / TABLE, table)
+            write_whole(workdir / TABLE, table)
+        write_whole(workdir / "config.json", _with_table(config, TABLE).to_json())
 
 
 def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:

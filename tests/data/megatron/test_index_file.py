@@ -1,4 +1,5 @@
 import itertools
+import os
 import struct
 import tracemalloc
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fiddlex.data.megatron.builder import IndexedBuilder, smallest_dtype
+from fiddlex.data.megatron.builder import indexed_builder, smallest_dtype
 from fiddlex.data.megatron.index_file import open_indexed
 from fiddlex.errors import DataError
 
@@ -41,11 +42,11 @@ def test_reads_what_struct_writes(tmp_path_factory, documents, dtype):
 @given(documents=st.lists(st.lists(st.integers(0, 127), max_size=9), max_size=9), dtype=st.sampled_from(INTEGERS))
 def test_struct_reads_what_the_builder_writes(tmp_path_factory, documents, dtype):
     folder = tmp_path_factory.mktemp("data")
-    with IndexedBuilder(folder / "a", dtype=np.dtype(dtype)) as builder:
+    with indexed_builder(folder / "a", dtype=np.dtype(dtype)) as builder:
         for document in documents:
             builder.add(np.array(document, np.int64))
     assert plain.read(folder / "a") == [[each] for each in documents]
-    with IndexedBuilder(folder / "twice", dtype=np.dtype(dtype)) as builder:
+    with indexed_builder(folder / "twice", dtype=np.dtype(dtype)) as builder:
         builder.add_dataset(folder / "a")
         builder.add_dataset(folder / "a")
     assert plain.read(folder / "twice") == [[each] for each in documents * 2]
@@ -55,7 +56,7 @@ def test_struct_reads_what_the_builder_writes(tmp_path_factory, documents, dtype
 def test_each_dtype_holds_its_limits(tmp_path):
     for dtype in INTEGERS:
         limits = np.iinfo(dtype)
-        with IndexedBuilder(tmp_path / dtype, dtype=np.dtype(dtype)) as builder:
+        with indexed_builder(tmp_path / dtype, dtype=np.dtype(dtype)) as builder:
             builder.add(np.array([limits.min, limits.max]))
         assert plain.read(tmp_path / dtype) == [[[limits.min, limits.max]]]
         assert open_indexed(tmp_path / dtype).tokens.tolist() == [limits.min, limits.max]
@@ -63,8 +64,8 @@ def test_each_dtype_holds_its_limits(tmp_path):
 
 
 def test_an_id_that_the_dtype_cannot_hold_leaves_no_file(tmp_path):
-    def build(documents):
-        with IndexedBuilder(tmp_path / "a", dtype=np.dtype("uint8")) as builder:
+    def build(documents, dtype="uint8"):
+        with indexed_builder(tmp_path / "a", dtype=np.dtype(dtype)) as builder:
             for document in documents:
                 builder.add(np.array(document))
 
@@ -73,15 +74,31 @@ def test_an_id_that_the_dtype_cannot_hold_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
     for dtype in ("float32", "uint32"):
         with pytest.raises(DataError, match=rf"{dtype} is no dtype of token ids in Megatron's files: use one of"):
-            IndexedBuilder(tmp_path / "a", dtype=np.dtype(dtype))
+            build([[1]], dtype)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_old_dataset_stays_until_the_new_one_is_complete(tmp_path):
+def test_an_old_dataset_stays_until_the_new_one_is_complete(tmp_path, monkeypatch):
+    sync = os.fsync
+
+    def full(number):
+        if f"{tmp_path}/a.bin-" in os.readlink(f"/proc/self/fd/{number}"):
+            raise OSError("the disk is full")
+        sync(number)
+
+    def build():
+        with indexed_builder(tmp_path / "a", dtype=np.dtype("uint8")) as builder:
+            builder.add(np.array([3]))
+            assert open_indexed(tmp_path / "a").tokens.tolist() == [1, 2]
+
     plain.write(tmp_path / "a", [[[1, 2]]])
-    with IndexedBuilder(tmp_path / "a", dtype=np.dtype("uint8")) as builder:
-        builder.add(np.array([3]))
-        assert open_indexed(tmp_path / "a").tokens.tolist() == [1, 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="the disk is full"):
+            build()
+    assert open_indexed(tmp_path / "a").tokens.tolist() == [1, 2]
+    assert {each.name for each in tmp_path.iterdir()} == {"a.bin", "a.idx"}
+    build()
     assert open_indexed(tmp_path / "a").tokens.tolist() == [3]
 
 

@@ -48,8 +48,8 @@ def test_a_damaged_checkpoint_is_told_in_one_line(tmp_path: pathlib.Path, text_f
     values = small(text_file, mesh_data=2, mesh_tensor=2, model_hidden_size=256, train_num_steps=1)
     config = config_of(values)
     trainer = Trainer(config)
-    with workdirs.claimed(tmp_path, config, schedule=trainer.layout.pipeline.lowered.schedule):
-        workdirs.write_config(tmp_path)
+    with workdirs.claimed(tmp_path, config):
+        workdirs.write_config(tmp_path, config, schedule=trainer.layout.pipeline.lowered.schedule)
     with Checkpoints(tmp_path, keep_last=len(DAMAGE) + 1) as checkpoints:
         for trainer.step in range(1, len(DAMAGE) + 2):
             trainer.save(checkpoints)

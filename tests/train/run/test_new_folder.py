@@ -1,5 +1,6 @@
 """A folder that appears whole or not at all, whatever is in its way."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -31,6 +32,21 @@ def test_an_error_leaves_nothing(tmp_path: pathlib.Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         half()
+    assert not names(tmp_path)
+
+
+def test_it_appears_once_its_files_are_on_disk(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(number: int) -> None:
+        raise OSError("the disk is full")
+
+    def whole() -> None:
+        with new_folder(tmp_path / "new") as made:
+            (made / "below").mkdir()
+            (made / "below" / "a").write_text("1")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        whole()
     assert not names(tmp_path)
 
 
