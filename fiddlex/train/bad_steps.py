@@ -11,7 +11,7 @@ from typing import Literal
 from fiddlex.cluster import processes
 from fiddlex.config.every import Every
 from fiddlex.data.loader import batch_number
-from fiddlex.errors import ConfigError, FaultError, NonFiniteError
+from fiddlex.errors import ConfigError, FaultError, NonFiniteError, SpikeError
 from fiddlex.train.record import Record
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.faults import Fault, Faults
@@ -86,6 +86,18 @@ class BadSteps:
                 f"bad device. Then set train.max_faults higher: the same command with it {self._continuation()}."
             )
 
+    def leaves_good_weights(self, error: FaultError, step: int) -> bool:
+        """Whether the error of a step ends the run with weights that are good as far as anybody knows.
+
+        It does when the step is a spike: it changed no weight, so the state of later steps is that of a run which
+        skipped it. The function then notes the step as skipped. When a loss or a gradient is not finite, the weights
+        before the step may be to blame, and earlier ones are no longer in memory.
+        """
+        if not isinstance(error, SpikeError) or self._trainer.config.train.on_spike != "stop":
+            return False
+        self._faults.add(self._fault(step, "spike", "skip"))
+        return True
+
     def explained(self, error: FaultError, step: int) -> Exception:
         """The error of a step with advice, or the one that lets the run go back to a checkpoint."""
         # The step computed batch number b = step − 1 with weights up to `delay` updates older than W(b), so every
@@ -99,7 +111,8 @@ class BadSteps:
             return RollbackError(self._fault(step, kind, "rollback"), str(error), blamed=blamed)
         others = self._other_actions(f"on_{kind}", can_skip=before_update)
         if not isinstance(error, NonFiniteError):
-            return type(error)(f"{error}\n{self._advice(f'A higher train.spike_bound allows such steps. {others}')}")
+            others = f"A higher train.spike_bound allows such steps. {others}"
+            return type(error)(f"{error} {self._saved_after(step)}\n{self._advice(others)}")
         if before_update and step == 1:
             return NonFiniteError(f"{error}\n{self._advice_at_start()}")
         if before_update:
@@ -171,6 +184,13 @@ class BadSteps:
         needed = "" if self._trainer.config.train.checkpoint_every else ", with train.checkpoint_every set,"
         back = "goes back to the last good checkpoint and leaves the batch out"
         return f"{skip}train.{field}=rollback{needed} {back}. "
+
+    def _saved_after(self, step: int) -> str:
+        """A sentence about what a run has saved that ends because step `step` is a spike."""
+        self._checkpoints.wait()
+        if (steps := self._checkpoints.steps()) and steps[-1] >= step:
+            return f"The run has saved step {steps[-1]}, without an update by step {step}."
+        return f"The run has saved nothing, since step {step + 1} is not finite: the weights may be to blame for both."
 
     def _continuation(self) -> str:
         """Where the next start of the run goes on, as the end of a sentence."""

@@ -5,11 +5,12 @@ never wait for logging. Before a checkpoint or an evaluation, the host also read
 whether the updated weights are finite, so the run never saves weights that are not.
 """
 
+import contextlib
 import functools
 
 from fiddlex.cluster import processes
 from fiddlex.errors import CheckpointError, DataError, FaultError, NonFiniteError
-from fiddlex.train.bad_steps import BadSteps
+from fiddlex.train.bad_steps import BadSteps, RollbackError
 from fiddlex.train.instruments import Instruments
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import Best
@@ -76,8 +77,8 @@ class RunSteps:
             if processes.num_processes() == 1:  # of several, the others may have no error, and would not save too
                 self.save()
             raise
-        self.finish_step()
-        self._in_flight = dispatched
+        previous, self._in_flight = self._in_flight, dispatched
+        self._finish(previous)
         if profiler.ends_with(number):
             self.finish_step()
             with self._instruments.between_steps(Activity.PROFILING):
@@ -93,14 +94,22 @@ class RunSteps:
 
         Raises:
           RollbackError: when the run shall go back from the step.
-          FaultError: when the step is not finite or a spike, and ends the run.
+          FaultError: when the step is not finite or a spike, and ends the run. After a spike the run has saved, unless
+            the step after it shows that its weights may be to blame.
         """
-        if self._in_flight is None:
-            return
         dispatched, self._in_flight = self._in_flight, None
+        self._finish(dispatched)
+
+    def _finish(self, dispatched: Dispatched | None) -> None:
+        """`finish_step` for a step that is no longer in flight, or for none."""
+        if dispatched is None:
+            return
         try:
             record = self._trainer.record(dispatched)
         except FaultError as error:
+            if self._bad_steps.leaves_good_weights(error, dispatched.step):
+                with contextlib.suppress(FaultError, RollbackError):  # of the next step; this one comes first
+                    self.save()
             raise self._bad_steps.explained(error, dispatched.step) from error
         if skipped := self._bad_steps.note(record, dispatched):
             self._reports.terminal.line(skipped)

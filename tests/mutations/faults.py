@@ -57,6 +57,13 @@ MUTATIONS = (
         tests=(f"{FAULTS}::test_faults_are_bounded_in_number_and_no_good_step_is_lost",),
     ),
     Mutation(
+        "a-run-that-a-spike-ends-does-not-save",
+        "fiddlex/train/run_steps.py",
+        old="if self._bad_steps.leaves_good_weights(error, dispatched.step):",
+        new="if False:",
+        tests=(f"{FAULTS}::test_a_spike_that_ends_the_run_loses_no_good_step",),
+    ),
+    Mutation(
         "a-resumed-run-does-not-count-its-faults",
         "fiddlex/train/loop.py",
         old="bad_steps.check()  # an earlier",

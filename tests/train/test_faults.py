@@ -219,20 +219,40 @@ def test_a_rollback_keeps_the_best_weights_or_makes_them_again(
         np.testing.assert_array_equal(got, each)
 
 
-def test_stop_names_what_was_usual(config: Config, tmp_path: pathlib.Path, poison: set[int]) -> None:
+@pytest.mark.parametrize(
+    ("num_steps", "other", "saved"),
+    [
+        (STEPS[SPIKE], None, 35),  # step 35 is good, and shows that the weights are
+        pytest.param(SPIKE + 1, None, 34, marks=LONG),  # the spike is the last step
+        (STEPS[SPIKE], SPIKE + 1, None),  # step 35 is not finite
+    ],
+)
+def test_a_spike_that_ends_the_run_loses_no_good_step(
+    num_steps: int, other: int | None, saved: int | None, config: Config, tmp_path: pathlib.Path, poison: set[int]
+) -> None:
+    config.train.num_steps, config.train.checkpoint_every = num_steps, 32
+    config.train.spike_bound, config.train.on_spike = 1.5, "skip"
     poison.add(SPIKE)
-    config.train.num_steps, config.train.spike_bound, config.train.on_spike = STEPS[SPIKE], 1.5, "stop"
+    loop.train(config, tmp_path / "whole")
+    poison.update({other} if other else ())
+    config.train.on_spike = "stop"
+    after = "nothing, since step 35 is not finite: the weights may be to blame for both"
     text = (
         r"^Step 34 is a spike: loss .*, usually .*; gradient norm .*; train\.spike_bound=1\.5\. It did not change the "
-        r"weights\.\nA lower optimizer\.learning_rate, a longer optimizer\.warmup_steps or optimizer\.clip_norm=1\.0 "
+        rf"weights\. The run has saved {f'step {saved}, without an update by step 34' if saved else after}\."
+        r"\nA lower optimizer\.learning_rate, a longer optimizer\.warmup_steps or optimizer\.clip_norm=1\.0 "
         r"often help\. A higher train\.spike_bound allows such steps\. train\.on_spike=skip goes on without the update "
         r"of such a step\. train\.on_spike=rollback goes back to the last good checkpoint and leaves the batch out\. "
-        r"The same command with such a change goes on from the last good checkpoint, .*/checkpoints/32\.$"
+        rf"The same command with such a change goes on from the last good checkpoint, .*/checkpoints/{saved or 32}\.$"
     )
     with pytest.raises(SpikeError, match=text):
-        loop.train(config, tmp_path)
+        loop.train(config, tmp_path / "parts")
+    poison.discard(other)
     config.train.on_spike = "skip"
-    assert loop.train(config, tmp_path).step == STEPS[SPIKE]
+    assert loop.train(config, tmp_path / "parts").step == num_steps
+    assert faults(tmp_path / "parts") == faults(tmp_path / "whole")
+    for a, b in zip(*(final_state(tmp_path / name, config) for name in ("parts", "whole")), strict=True):
+        assert a.tobytes() == b.tobytes()
 
 
 def test_a_rollback_without_an_earlier_checkpoint(
