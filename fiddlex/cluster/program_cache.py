@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import platform
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def keep_programs(where: str) -> None:
 
 
 class Hits:
-    """The number of programs that were found in the cache.
+    """The number of programs that one thread has found in the cache.
 
     Attributes:
       number: since counting began.
@@ -72,15 +73,16 @@ class Hits:
 
     def __init__(self) -> None:
         self.number = 0
+        self._thread = threading.get_ident()
 
     def note(self, event: str, **details: str | int) -> None:
-        """Counts an event of jax's if it is a hit."""
-        self.number += event == _HIT
+        """Counts an event of jax's if it is a hit of this thread; jax calls this in the thread that compiles."""
+        self.number += event == _HIT and threading.get_ident() == self._thread
 
 
 @contextlib.contextmanager
 def counting_hits() -> Iterator[Hits]:
-    """Counts the programs that the body finds in the cache."""
+    """Counts the programs that the body finds in the cache, and not those of other threads."""
     hits = Hits()
     jax.monitoring.register_event_listener(hits.note)
     try:

@@ -144,8 +144,10 @@ class Trainer:
         if self._compiled is not None:
             return None
         start = time.monotonic()
-        with self.stopwatch.measure(Activity.COMPILATION), counting_hits() as hits:
-            self._compiled = self._program.lower().compile(compiler_options=self._program.compiler_options)
+        with self.stopwatch.measure(Activity.COMPILATION):
+            lowered = self._program.lower()  # which may compile small programs of its own
+            with counting_hits() as hits:
+                self._compiled = lowered.compile(compiler_options=self._program.compiler_options)
             processes.barrier("the first step")  # gloo gives up where a process comes 30 s later than another
         return Compilation(time.monotonic() - start, was_kept=hits.number > 0)
 

@@ -1,19 +1,24 @@
 """Compiled programs are kept for the next start, in a folder that fits the machine."""
 
+import contextlib
 import copy
 import pathlib
+import threading
 import warnings
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from fiddlex.cluster import program_cache
-from fiddlex.cluster.program_cache import MOST_BYTES, keep_programs
+from fiddlex.cluster.program_cache import MOST_BYTES, Hits, counting_hits, keep_programs
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
+from fiddlex.train import trainer
 from fiddlex.train.run.workdir import read_config
+from fiddlex.train.step.program import Program
 from fiddlex.train.trainer import Trainer
 
 FIELDS = (
@@ -38,13 +43,13 @@ def own_cache() -> Iterator[None]:
 def was_kept(config: Config, folder: pathlib.Path | str) -> bool:
     config = copy.deepcopy(config)
     config.train.compilation_cache = str(folder)
-    trainer = Trainer(config)
+    made = Trainer(config)
     jax.clear_caches()
-    compilation = trainer.compile()
+    compilation = made.compile()
     assert compilation is not None
     assert compilation.seconds > 0
-    assert trainer.compile() is None
-    assert trainer.record(trainer.dispatch())["loss"] == pytest.approx(5.43, abs=0.01)
+    assert made.compile() is None
+    assert made.record(made.dispatch())["loss"] == pytest.approx(5.43, abs=0.01)
     return compilation.was_kept
 
 
@@ -65,6 +70,42 @@ def test_a_program_is_compiled_once(tiny_config: Config, tmp_path: pathlib.Path)
         warnings.simplefilter("always")
         assert not was_kept(tiny_config, tmp_path)
     assert any("Error reading persistent compilation cache entry" in str(each.message) for each in told)
+
+
+@pytest.mark.parametrize("where", ["before the step", "in another thread"])
+def test_programs_beside_the_step_do_not_count(
+    where: str, tiny_config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, found = jnp.arange(3), counting_hits
+
+    def compile_another() -> None:
+        jax.clear_caches()
+        with found() as hits:
+            jax.jit(lambda x: x * 17)(number)
+        seen.append(hits.number)
+
+    @contextlib.contextmanager
+    def beside() -> Iterator[Hits]:
+        with found() as hits:
+            thread = threading.Thread(target=compile_another)
+            thread.start()
+            thread.join()
+            yield hits
+
+    def lower(self: Program) -> jax.stages.Lowered:
+        compile_another()
+        return original(self)
+
+    seen: list[int] = []
+    original = Program.lower
+    keep_programs(str(tmp_path))
+    compile_another()
+    if where == "before the step":
+        monkeypatch.setattr(Program, "lower", lower)
+    else:
+        monkeypatch.setattr(trainer, "counting_hits", beside)
+    assert not was_kept(tiny_config, tmp_path)
+    assert seen == [0, 1]
 
 
 def test_the_folder_is_one_of_the_user_unless_jax_has_one(
