@@ -86,17 +86,17 @@ class BadSteps:
                 f"bad device. Then set train.max_faults higher: the same command with it {self._continuation()}."
             )
 
-    def leaves_good_weights(self, error: FaultError, step: int) -> bool:
-        """Whether the error of a step ends the run with weights that are good as far as anybody knows.
+    def note_spike(self, error: FaultError, step: int) -> bool:
+        """Notes a spike that ends the run, as a skipped step; returns whether the error of the step is one.
 
-        It does when the step is a spike: it changed no weight, so the state of later steps is that of a run which
-        skipped it. The function then notes the step as skipped. When a loss or a gradient is not finite, the weights
-        before the step may be to blame, and earlier ones are no longer in memory.
+        A spike changes no weight, so the state of later steps is that of a run which skipped it, and worth saving. When
+        a loss or a gradient is not finite, the weights before the step may be to blame, and earlier ones are no longer
+        in memory.
         """
-        if not isinstance(error, SpikeError) or self._trainer.config.train.on_spike != "stop":
-            return False
-        self._faults.add(self._fault(step, "spike", "skip"))
-        return True
+        is_end = isinstance(error, SpikeError) and self._trainer.config.train.on_spike == "stop"
+        if is_end:
+            self._faults.add(self._fault(step, "spike", "skip"))
+        return is_end
 
     def explained(self, error: FaultError, step: int) -> Exception:
         """The error of a step with advice, or the one that lets the run go back to a checkpoint."""

@@ -107,7 +107,7 @@ class RunSteps:
         try:
             record = self._trainer.record(dispatched)
         except FaultError as error:
-            if self._bad_steps.leaves_good_weights(error, dispatched.step):
+            if self._bad_steps.note_spike(error, dispatched.step):
                 with contextlib.suppress(FaultError, RollbackError):  # of the next step; this one comes first
                     self.save()
             raise self._bad_steps.explained(error, dispatched.step) from error

@@ -59,7 +59,7 @@ MUTATIONS = (
     Mutation(
         "a-run-that-a-spike-ends-does-not-save",
         "fiddlex/train/run_steps.py",
-        old="if self._bad_steps.leaves_good_weights(error, dispatched.step):",
+        old="if self._bad_steps.note_spike(error, dispatched.step):",
         new="if False:",
         tests=(f"{FAULTS}::test_a_spike_that_ends_the_run_loses_no_good_step",),
     ),
