@@ -13,8 +13,9 @@ device. Systems take turns, each with fresh checkpoints:
 "Stall" is the time for which a save holds the loop, the median of all but the first of a turn. "Overhead" is the share
 by which saves lengthen the steps between them: the stalls, and the time by which steps beside the background writer are
 longer than the median of the other steps in the same turn. The first save of a turn, from which `auto` learns the cost,
-is left out, and so is the last; with slow writes, so are all saves before. "Restore" is the time that an empty trainer
-takes for the newest checkpoint. A save before all turns compiles what saves run on the devices.
+is left out, and so is the last; with slow writes, so are all saves before. A turn goes on after its seconds until it
+has saved often enough. "Restore" is the time that an empty trainer takes for the newest checkpoint. A save before all
+turns compiles what saves run on the devices.
 """
 
 import contextlib
@@ -32,7 +33,6 @@ from absl import flags
 
 from fiddlex.config import Config
 from fiddlex.config.command_line import define_changes, run
-from fiddlex.errors import DeviceError
 from fiddlex.train.run import checkpoint_writer
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.save_interval import FIRST_STEPS, SaveInterval
@@ -49,7 +49,8 @@ def _config() -> Config:
 
 
 _CONFIG = define_changes(_config())
-_SECONDS = flags.DEFINE_float("seconds", 120.0, "of each turn, about", lower_bound=1)
+_SAVES = 4  # of a turn, at least; the first and the last are left out
+_SECONDS = flags.DEFINE_float("seconds", 120.0, "of each turn, at least", lower_bound=1)
 _FOLDER = flags.DEFINE_string("folder", None, "where the checkpoints are written; by default a temporary folder")
 
 
@@ -93,14 +94,14 @@ class Turn:
         save: Callable[[], None],
         done: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes steps until the time is over, and then until no checkpoint is being written any more."""
-        end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s or self._writes():
+        """Takes steps for at least `seconds` and `_SAVES` saves, then until no checkpoint is being written any more."""
+        end_s, enough = time.monotonic() + seconds, self.num_saves + _SAVES
+        while (goes_on := time.monotonic() < end_s or self.num_saves < enough) or self._writes():
             times, start_s = self._saves[-1].beside_s if self._writes() else self._alone_s, time.monotonic()
             self.trainer.record(self.trainer.dispatch())
             times.append(time.monotonic() - start_s)
             done()
-            if time.monotonic() < end_s and is_due(self.trainer.step):
+            if goes_on and is_due(self.trainer.step):
                 start_s = time.monotonic()
                 save()
                 self._saves.append(_Save(self.trainer.step, time.monotonic() - start_s, []))
@@ -115,14 +116,8 @@ class Turn:
         return statistics.median(save.stall_s for save in self._saves[1:])
 
     def overhead(self, first: int) -> float:
-        """The share by which the saves from number `first` on lengthened the steps up to the last save, left out.
-
-        Raises:
-          DeviceError: when there were no two such saves.
-        """
+        """The share by which the saves from number `first` on lengthened the steps up to the last save, left out."""
         saves = self._saves[first:-1]
-        if not saves:
-            raise DeviceError(f"A turn was too short for {first + 2} saves. Give more --seconds.")
         step_s = statistics.median(self._alone_s)
         slower_s = sum(took_s - step_s for save in saves for took_s in save.beside_s)
         return (sum(save.stall_s for save in saves) + slower_s) / ((self._saves[-1].step - saves[0].step) * step_s)
