@@ -17,6 +17,7 @@ _BITS |= {f"{kind}{bits}": bits for kind in "suf" for bits in (2, 4, 8, 16, 32, 
 _ARRAY = re.compile(r"\b([a-z]\d*\w*)\[([\d,<=]*)\]")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?(\S+) = (.*?) ([a-z][a-z\d-]*)\(([^()]*)\)?(.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?(\S+) \(.*\{$")
+_END = re.compile(r"\}(, \w+=.*)?$")  # of a computation
 _PRODUCTS = ("dot", "convolution")
 # Kernels of libraries, and those that Pallas makes for TPUs; fiddlex has one of the latter, for attention.
 _PRODUCT_CALLS = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|fmha|conv|tpu_custom_call)', re.IGNORECASE)
@@ -115,7 +116,7 @@ def read(text: str) -> ProgramText:
     """Reads a whole program."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
-    for line in text.splitlines():
+    for line in _joined(text):
         if current is None:
             header = _COMPUTATION.match(line)
             if header:
@@ -131,6 +132,17 @@ def read(text: str) -> ProgramText:
             current.append(Instruction(name, shape, opcode, operands, attributes, bool(root)))
     partitions = re.search(r"^HloModule .*\bnum_partitions=(\d+)", text, re.MULTILINE)
     return ProgramText(computations, entry, int(partitions[1]) if partitions else None)
+
+
+def _joined(text: str) -> list[str]:
+    """The lines of a program; the further lines of an instruction, with a kernel's own attributes, are part of it."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if lines and _INSTRUCTION.match(lines[-1]) and not line.startswith(" ") and not _END.match(line):
+            lines[-1] += line
+        else:
+            lines.append(line)
+    return lines
 
 
 def element(shape: str, indices: Sequence[int]) -> str:

@@ -74,6 +74,21 @@ def test_reads_computations_in_the_order_of_the_schedule():
     assert instruction(TEXT, "gemm").shape == "(f32[8,8]{1,0}, s8[64]{0})"
 
 
+def test_lines_of_a_kernel_end_neither_its_instruction_nor_the_computation() -> None:
+    """As XLA writes a kernel that Pallas makes for TPUs."""
+    metadata = 'metadata={op_name="jit(step)/layers/kernel/pallas_call"}'
+    lines = [
+        'custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={',
+        '"xprof_metadata":"{\\"block_q\\": 512}"',
+        f"}}}}, {metadata}",
+    ]
+    text = TEXT.replace('custom_call_target="__cublas$gemm"', "\n".join(lines))
+    program = read(text)
+    assert [each.name for each in program.computations["busy"]] == ["r", "gemm", "got", "sum"]
+    kernel = instruction(text, "gemm")
+    assert (kernel.scope, program.products(kernel)) == ("kernel", 1)
+
+
 def test_knows_what_calls_what_and_its_scope():
     loop, branches = instruction(TEXT, "loop"), instruction(TEXT, "y")
     assert loop.called() == ["body"]
