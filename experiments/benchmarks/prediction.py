@@ -12,7 +12,7 @@ import copy
 from absl import flags
 
 from experiments.benchmarks.sizes import base_config, with_microbatches
-from experiments.benchmarks.systems import medians, started, turn, two_cores
+from experiments.benchmarks.systems import medians, started_fiddlex, turn, two_cores
 from fiddlex.config.command_line import define_changes, run
 from fiddlex.config.sections import OPTIMIZERS
 
@@ -41,8 +41,8 @@ def main(argv: list[str]) -> None:
             for kind, order in PREDICTIONS:
                 config = copy.deepcopy(base)
                 config.pipeline.prediction, config.pipeline.prediction_order = kind, order
-                system = stack.enter_context(started(config, cores, steps=steps))
-                turns.append(lambda system=system: turn(system))
+                system = stack.enter_context(started_fiddlex(config, cores))
+                turns.append(lambda system=system: turn(system, steps=steps))
             first, *others = (seconds for seconds, _ in medians(turns, rounds=_ROUNDS.value))
         changes = " | ".join(f"{seconds / first - 1:+.1%}" for seconds in others)
         print(f"| {optimizer} | {first:.3f} | {changes} |", flush=True)

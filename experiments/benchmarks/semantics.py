@@ -12,7 +12,7 @@ import copy
 from absl import flags
 
 from experiments.benchmarks.sizes import base_config, with_microbatches
-from experiments.benchmarks.systems import medians, started, turn, two_cores
+from experiments.benchmarks.systems import medians, started_fiddlex, turn, two_cores
 from fiddlex.config.command_line import define_changes, run
 
 _CONFIG = define_changes(base_config(pipe=2))
@@ -33,8 +33,8 @@ def main(argv: list[str]) -> None:
         flushed.train.num_steps = 2 * steps * (2 + _ROUNDS.value)  # excludes the end, where a pipeline drains
         going_on = copy.deepcopy(flushed)
         going_on.pipeline.semantics = "2bw"
-        with started(flushed, cores, steps=steps) as sync, started(going_on, cores, steps=steps) as bw:
-            turns = (lambda sync=sync: turn(sync), lambda bw=bw: turn(bw))
+        with started_fiddlex(flushed, cores) as sync, started_fiddlex(going_on, cores) as bw:
+            turns = (lambda sync=sync: turn(sync, steps=steps), lambda bw=bw: turn(bw, steps=steps))
             (sync_s, _), (bw_s, _) = medians(turns, rounds=_ROUNDS.value)
         speeds = [flushed.tokens_per_step / seconds for seconds in (sync_s, bw_s)]
         ideal = (microbatches + flushed.mesh.pipe - 1) / microbatches

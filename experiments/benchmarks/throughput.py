@@ -15,7 +15,7 @@ import copy
 from absl import flags
 
 from experiments.benchmarks.sizes import base_config, with_microbatches
-from experiments.benchmarks.systems import medians, started, turn, two_cores
+from experiments.benchmarks.systems import medians, started_fiddlex, turn, two_cores
 from fiddlex.config import Config
 from fiddlex.config.command_line import define_changes, run
 
@@ -34,11 +34,15 @@ def main(argv: list[str]) -> None:
     piped = copy.deepcopy(config)
     piped.mesh.pipe = 2
     with (
-        started(config, cores[:1], steps=steps) as first,
-        started(config, cores[1:], steps=steps) as second,
-        started(piped, cores, steps=steps) as both,
+        started_fiddlex(config, cores[:1]) as first,
+        started_fiddlex(config, cores[1:]) as second,
+        started_fiddlex(piped, cores) as both,
     ):
-        turns = (lambda: turn(first), lambda: turn(both), lambda: turn(first, second))
+        turns = (
+            lambda: turn(first, steps=steps),
+            lambda: turn(both, steps=steps),
+            lambda: turn(first, second, steps=steps),
+        )
         times = medians(turns, rounds=_ROUNDS.value)
     print(f"| {_describe(config)} | step, s | CPU s | tokens/s |")
     print("|---|---:|---:|---:|")

@@ -11,6 +11,8 @@ A profile holds the times of one layer of the config's model for a microbatch of
 `fiddlex what_if` and `experiments/predicted_steps.py` need to predict the step of any layout. It is fitted to
 steps with one replica and no pipeline, so that only the tensor parallelism of the config's mesh matters. If the file
 exists, the config's shape is added to it as an entry, which replaces an entry of the same shape.
+
+`experiments/benchmark.py --against=NAME` of the repository measures other systems beside it (docs/comparisons.md).
 """
 
 import dataclasses

@@ -1,0 +1,129 @@
+"""Compares systems: the losses of their first steps, then their times in turns."""
+
+import contextlib
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.benchmarks.known_systems import Asked
+from experiments.benchmarks.systems import Times, measured, started, turn
+from fiddlex.errors import FiddlexError
+from third_party.protocol import Job
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a system did.
+
+    Attributes:
+      name: the system, as the user named it.
+      versions: what computed its steps.
+      losses: those of the first steps.
+      differs: why it trains another model; empty when it trains the same.
+      times: seconds of a step and its CPU seconds, the mean of each turn.
+      speedups: how many times as fast the first system was, in each round.
+    """
+
+    name: str
+    versions: str
+    losses: list[float]
+    differs: str
+    times: list[Times]
+    speedups: list[float]
+
+    def to_record(self, tokens_per_step: int) -> dict[str, Any]:
+        """The result as JSON has it, with medians and quartiles."""
+        step_s, cpu_s = (list(values) for values in zip(*self.times, strict=True))
+        median = statistics.median(step_s)
+        return dataclasses.asdict(self) | {
+            "step_time_s": median,
+            "quartiles_s": _quartiles(step_s),
+            "cpu_s": statistics.median(cpu_s),
+            "tokens_per_second": tokens_per_step / median,
+            "speedup": statistics.median(self.speedups),
+            "speedup_quartiles": _quartiles(self.speedups),
+        }
+
+
+def compare(asked: Sequence[Asked], job: Job, *, rounds: int, steps: int, tolerance: float) -> list[Result]:
+    """Starts all systems, compares their losses and lets them take turns.
+
+    Args:
+      asked: the systems, of which the first is what the others are compared with.
+      job: the job of all systems.
+      rounds: turns that each system gets, at least two; one more is not counted.
+      steps: steps in a turn.
+      tolerance: largest difference of two losses, relative to those of the first system.
+
+    Raises:
+      FiddlexError: when losses differ by more, or a driver ends or answers something else.
+    """
+    with contextlib.ExitStack() as stack:
+        systems, answers = [], []
+        for each in asked:
+            own = dataclasses.replace(job, **each.own)
+            systems.append(stack.enter_context(started(each.name, each.command, own)))
+            answers.append(systems[-1].answer())
+            if not answers[-1]["differs"]:
+                require_same_losses(asked[0].name, answers[0]["losses"], each.name, answers[-1]["losses"], tolerance)
+        times = measured([lambda system=system: turn(system, steps=steps) for system in systems], rounds=rounds)
+    return [
+        Result(
+            each.name,
+            answer["versions"],
+            answer["losses"],
+            answer["differs"],
+            own_times,
+            [other[0] / first[0] for first, other in zip(times[0], own_times, strict=True)],
+        )
+        for each, answer, own_times in zip(asked, answers, times, strict=True)
+    ]
+
+
+def require_same_losses(
+    first: str, expected: Sequence[float], name: str, losses: Sequence[float], tolerance: float
+) -> None:
+    """Raises FiddlexError when a loss of the system `name` is not that of the system `first`."""
+    if len(losses) != len(expected):
+        raise FiddlexError(f"{name} told {len(losses)} losses, and {first} {len(expected)}.")
+    for step, (one, other) in enumerate(zip(expected, losses, strict=True), start=1):
+        if not abs(one - other) <= tolerance * abs(one):
+            apart = abs(other / one - 1) if one and math.isfinite(one) else math.nan
+            raise FiddlexError(
+                f"step {step}: the loss of {first} is {one:.7g} and that of {name} {other:.7g}, {apart:.2g} apart in "
+                f"relation to the first; --tolerance={tolerance:g} allows less. They do not train the same model on "
+                "the same batches, so their times are not compared."
+            )
+
+
+def table(results: Sequence[Result], tokens_per_step: int) -> str:
+    """The results as a Markdown table; `first` names the system that the others are compared with."""
+    first, last = results[0].name, len(results[0].losses)
+    rows = [
+        f"| system | step, s | half between | tokens/s | CPU s of a step | {first} is as fast, times | half between | "
+        f"loss of step {last} |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    notes = []
+    for result in results:
+        record = result.to_record(tokens_per_step)
+        if result.differs:
+            notes.append(f"{result.name} does not train the same: {result.differs}.")
+        rows.append(
+            f"| {result.name}{' *' * bool(result.differs)} | {record['step_time_s']:.4g} | "
+            f"{_between(record['quartiles_s'])} | {record['tokens_per_second']:,.0f} | {record['cpu_s']:.4g} | "
+            f"{record['speedup']:.3f} | {_between(record['speedup_quartiles'])} | {result.losses[-1]:.5f} |"
+        )
+    versions = dict.fromkeys(result.versions for result in results)
+    return "\n".join([*rows, "", *(f"\\* {note}" for note in notes), "; ".join(versions)])
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return [first, third]
+
+
+def _between(quartiles: Sequence[float]) -> str:
+    return " – ".join(f"{value:.4g}" for value in quartiles)

@@ -1,0 +1,76 @@
+"""A driver of PyTorch on CPUs: eager or compiled in one process, or `torch.distributed.pipelining` with gloo.
+
+    PYTHON -m third_party.torch.driver JOB.json
+
+Options of the job (`third_party.protocol`):
+
+- `mode`: `eager` (default), `compile`, or a schedule of `third_party.torch.pipeline.SCHEDULES`.
+- `microbatches`: microbatches in a batch; by default those of the config. With 1, a step is one pass over the batch.
+- of a pipeline: `processes` (2), `layers` (as in `5+3`, the layers of each stage; by default as even as possible),
+  `compile` (`yes` compiles each stage).
+"""
+
+import os
+import shutil
+import sys
+
+import torch
+
+from third_party.protocol import Job, Training, serve
+from third_party.torch.model import Stage, adamw, batches, loss, set_learning_rate
+from third_party.torch.pipeline import SCHEDULES, Pipeline
+
+
+def start(job: Job) -> Training:
+    """Prepares the training that the job's options name."""
+    mode = job.options.get("mode", "eager")
+    if mode == "compile" or job.options.get("compile") == "yes":
+        require_compiler()
+    if mode in SCHEDULES:
+        pipeline = Pipeline(job)
+        return Training(pipeline.train, f"torch {torch.__version__}", pipeline.cpu_seconds)
+    torch.set_num_threads(len(job.cores))
+    model = Stage(job, range(job.model["num_layers"]))
+    return Training(trainer(job, model, compiled=mode == "compile"), f"torch {torch.__version__}")
+
+
+def require_compiler() -> None:
+    """Ends the program when there is no C++ compiler, which torch.compile needs on CPUs."""
+    names = [os.environ.get("CXX", "g++"), "g++", "clang++"]
+    if not any(map(shutil.which, names)):
+        sys.exit("torch.compile needs a C++ compiler on CPUs, and there is no g++ and no clang++. Install one.")
+
+
+def trainer(job: Job, model: torch.nn.Module, *, compiled: bool):
+    """The function that trains a model, which maps tokens to logits, by a number of steps and returns their losses."""
+    optimizer, data = adamw(job, model.parameters()), batches(job)
+    num_microbatches = int(job.options.get("microbatches", job.num_microbatches))
+    score = lambda tokens, targets: loss(model(tokens), targets) / num_microbatches  # noqa: E731
+    if compiled:
+        score = torch.compile(score)
+    clip_norm, done = job.config["optimizer"]["clip_norm"], 0
+
+    def train(steps: int) -> list[float]:
+        nonlocal done
+        losses = []
+        for _ in range(steps):
+            total = 0.0
+            parts = (part.chunk(num_microbatches) for part in data[done % len(data)])
+            for tokens, targets in zip(*parts, strict=True):
+                part = score(tokens, targets)
+                part.backward()
+                total += part.item()
+            if clip_norm:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+            set_learning_rate(optimizer, job.learning_rate(done))
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total)
+            done += 1
+        return losses
+
+    return train
+
+
+if __name__ == "__main__":
+    serve(start)
