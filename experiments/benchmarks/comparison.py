@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -68,7 +69,8 @@ def compare(asked: Sequence[Asked], job: Job, *, rounds: int, steps: int, tolera
             answers.append(systems[-1].answer())
             if not answers[-1]["differs"]:
                 require_same_losses(asked[0].name, answers[0]["losses"], each.name, answers[-1]["losses"], tolerance)
-        times = measured([lambda system=system: turn(system, steps=steps) for system in systems], rounds=rounds)
+        turns = [functools.partial(turn, system, steps=steps) for system in systems]
+        times = measured(turns, rounds=rounds)
     return [
         Result(
             each.name,

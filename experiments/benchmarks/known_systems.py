@@ -46,6 +46,12 @@ def _torch(mode: str, *options: str) -> Known:
     return Known("third_party.torch.driver", "torch", packages, "torch==2.13.0 numpy", mode, options)
 
 
+def _of_clone(name: str, mode: str) -> Known:
+    source = f"https://github.com/karpathy/{name}"
+    driver, packages = f"third_party.{name.lower()}.driver", ("torch", "numpy")
+    return Known(driver, "torch", packages, "torch==2.13.0 numpy", mode, ("microbatches",), name.lower(), source)
+
+
 KNOWN: Mapping[str, Known] = {
     "torch": _torch("eager", "microbatches"),
     "torch-compile": _torch("compile", "microbatches"),
@@ -54,6 +60,8 @@ KNOWN: Mapping[str, Known] = {
     "torch-interleaved": _torch("interleaved", *_PIPELINE),
     "torch-interleaved-zb": _torch("interleaved-zb", *_PIPELINE),
     "torch-zbv": _torch("zbv", *_PIPELINE),
+    "nanogpt": _of_clone("nanoGPT", "eager"),
+    "nanogpt-compile": _of_clone("nanoGPT", "compile"),
 }
 
 

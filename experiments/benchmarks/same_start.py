@@ -2,6 +2,7 @@
 
 import pathlib
 import tempfile
+from typing import Any
 
 import jax
 import numpy as np
@@ -60,7 +61,7 @@ def write_start(config: Config, folder: pathlib.Path, *, check_steps: int, cores
         path, rows = pathlib.Path(written), program.layout.placement.rows
         write_weights(path, config, program.model, program.init_state().weights, rows, "float32")
         tensors = TensorFolder(path)
-        np.savez(folder / "weights.npz", **{name: tensors[name] for name in tensors.places})
+        _write(folder / "weights.npz", {name: tensors[name] for name in tensors.places})
     feed = Feed(load_dataset(config), config, program.mesh).train(0)
     batches = [{name: np.asarray(values) for name, values in next(feed).items()} for _ in range(check_steps)]
     if not all((batch["weights"] == 1).all() for batch in batches):
@@ -68,7 +69,8 @@ def write_start(config: Config, folder: pathlib.Path, *, check_steps: int, cores
             f"data.source={config.data.source}: some positions do not count for the loss, and the drivers of other "
             "systems count all. Use data.source=stdlib or text:PATH."
         )
-    np.savez(folder / "batches.npz", **{n: np.stack([batch[n] for batch in batches]) for n in ("tokens", "targets")})
+    fields = ("tokens", "targets")
+    _write(folder / "batches.npz", {name: np.stack([batch[name] for batch in batches]) for name in fields})
     rate = learning_rate_schedule(config.optimizer, config.train.num_steps)
     return Job(
         config=as_json(config),
@@ -77,3 +79,7 @@ def write_start(config: Config, folder: pathlib.Path, *, check_steps: int, cores
         learning_rates=[float(rate(step)) for step in range(check_steps)],
         check_steps=check_steps,
     )
+
+
+def _write(path: pathlib.Path, arrays: dict[str, Any]) -> None:
+    np.savez(path, **arrays)

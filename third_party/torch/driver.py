@@ -13,6 +13,7 @@ Options of the job (`third_party.protocol`):
 import os
 import shutil
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -31,7 +32,9 @@ def start(job: Job) -> Training:
         return Training(pipeline.train, f"torch {torch.__version__}", pipeline.cpu_seconds)
     torch.set_num_threads(len(job.cores))
     model = Stage(job, range(job.model["num_layers"]))
-    return Training(trainer(job, model, compiled=mode == "compile"), f"torch {torch.__version__}")
+    score = lambda tokens, targets: loss(model(tokens), targets)  # noqa: E731
+    train = trainer(job, score, adamw(job, model.parameters()), compiled=mode == "compile")
+    return Training(train, f"torch {torch.__version__}")
 
 
 def require_compiler() -> None:
@@ -41,14 +44,26 @@ def require_compiler() -> None:
         sys.exit("torch.compile needs a C++ compiler on CPUs, and there is no g++ and no clang++. Install one.")
 
 
-def trainer(job: Job, model: torch.nn.Module, *, compiled: bool):
-    """The function that trains a model, which maps tokens to logits, by a number of steps and returns their losses."""
-    optimizer, data = adamw(job, model.parameters()), batches(job)
+def trainer(
+    job: Job,
+    score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    compiled: bool,
+) -> Callable[[int], list[float]]:
+    """Makes the function that trains some steps and returns their losses.
+
+    Args:
+      job: the job.
+      score: maps tokens and targets to the mean loss.
+      optimizer: the optimizer of all parameters.
+      compiled: whether `torch.compile` compiles `score`.
+    """
+    data, clip_norm, done = batches(job), job.config["optimizer"]["clip_norm"], 0
     num_microbatches = int(job.options.get("microbatches", job.num_microbatches))
-    score = lambda tokens, targets: loss(model(tokens), targets) / num_microbatches  # noqa: E731
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if compiled:
         score = torch.compile(score)
-    clip_norm, done = job.config["optimizer"]["clip_norm"], 0
 
     def train(steps: int) -> list[float]:
         nonlocal done
@@ -57,11 +72,11 @@ def trainer(job: Job, model: torch.nn.Module, *, compiled: bool):
             total = 0.0
             parts = (part.chunk(num_microbatches) for part in data[done % len(data)])
             for tokens, targets in zip(*parts, strict=True):
-                part = score(tokens, targets)
+                part = score(tokens, targets) / num_microbatches
                 part.backward()
                 total += part.item()
             if clip_norm:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+                torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
             set_learning_rate(optimizer, job.learning_rate(done))
             optimizer.step()
             optimizer.zero_grad()
