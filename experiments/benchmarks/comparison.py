@@ -92,10 +92,10 @@ def require_same_losses(
         raise FiddlexError(f"{name} told {len(losses)} losses, and {first} {len(expected)}.")
     for step, (one, other) in enumerate(zip(expected, losses, strict=True), start=1):
         if not abs(one - other) <= tolerance * abs(one):
-            apart = abs(other / one - 1) if one and math.isfinite(one) else math.nan
+            apart = f" ({abs(other / one - 1):.2%} apart)" if one and math.isfinite(other / one) else ""
             raise FiddlexError(
-                f"step {step}: the loss of {first} is {one:.7g} and that of {name} {other:.7g}, {apart:.2g} apart in "
-                f"relation to the first; --tolerance={tolerance:g} allows less. They do not train the same model on "
+                f"step {step}: the loss of {first} is {one:.7g} and that of {name} {other:.7g}{apart}; --tolerance="
+                f"{tolerance:g} allows a smaller difference, relative to {first}. They do not train the same model on "
                 "the same batches, so their times are not compared."
             )
 

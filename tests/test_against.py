@@ -1,0 +1,176 @@
+"""The comparison with other systems: the protocol with drivers of a few lines, mistakes, and PyTorch where it is."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterable
+
+import pytest
+
+from experiments.benchmarks.comparison import compare, table
+from experiments.benchmarks.known_systems import Asked, pairs
+from experiments.benchmarks.systems import FIDDLEX_DRIVER
+from fiddlex.config import Config
+from fiddlex.errors import ConfigError, FiddlexError
+from tests.programs import ROOT, call
+from third_party.protocol import Job
+
+CONFIG = [
+    f"--config={ROOT}/configs/gpt_tiny.py",
+    "--config.model.num_layers=4",
+    "--config.model.hidden_size=32",
+    "--config.model.seq_len=32",
+    "--config.mesh.data=1",
+    "--config.mesh.pipe=1",
+    "--config.mesh.tensor=1",
+    "--config.pipeline.num_chunks=1",
+    "--config.pipeline.schedule=1f1b",
+    "--config.optimizer.weight_decay=0.1",
+    "--config.optimizer.clip_norm=0.5",
+]
+PYTHON = os.environ.get("FIDDLEX_TORCH_PYTHON", sys.executable)
+
+FAKE = """
+import pathlib, sys, time
+from third_party.protocol import Training, serve
+
+def start(job):
+    print("a library greets")  # must not be taken for an answer
+    total = 0
+    def train(steps):
+        nonlocal total
+        total += steps
+        if total > {dies_after}:
+            sys.exit("out of\\ncheese")
+        with open({turns!r}, "a") as turns:
+            turns.write("{name} " + str(steps) + "\\n")
+        time.sleep(steps * {step_s})
+        return [float(job.options.get("loss", 3 - step)) for step in range(steps)]
+    return Training(train, "fake 1", lambda: 2.0 * total, {differs!r})
+
+serve(start)
+"""
+
+
+def fake(
+    folder: pathlib.Path,
+    name: str,
+    *,
+    step_s: float = 0.001,
+    dies_after: float = 1e9,
+    differs: str = "",
+    **options: str,
+) -> Asked:
+    """A driver that sleeps, and notes its turns in the folder."""
+    text = FAKE.format(turns=str(folder / "turns"), name=name, step_s=step_s, dies_after=dies_after, differs=differs)
+    return Asked(name, (sys.executable, "-c", text), {"options": options})
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job(config=json.loads(Config().to_json()), cores=sorted(os.sched_getaffinity(0))[:1], check_steps=2)
+
+
+def test_systems_take_turns_after_their_losses_are_compared(tmp_path: pathlib.Path, job: Job) -> None:
+    asked = [fake(tmp_path, "quick"), fake(tmp_path, "slow", step_s=0.01), fake(tmp_path, "other", differs="it is new")]
+    asked[2].own["options"]["loss"] = "7"
+    quick, slow, other = results = compare(asked, job, rounds=3, steps=4, tolerance=1e-4)
+    checks, turns = ["quick 2", "slow 2", "other 2"], ["quick 4", "slow 4", "other 4"]
+    assert (tmp_path / "turns").read_text(encoding="utf-8").splitlines() == checks + 4 * turns
+    assert quick.losses == slow.losses == [3, 2]
+    assert all(times[1] == pytest.approx(2) for times in slow.times)  # CPU seconds of a step
+    record = slow.to_record(tokens_per_step=30)
+    assert 0.01 <= record["quartiles_s"][0] <= record["step_time_s"] <= record["quartiles_s"][1]
+    assert record["tokens_per_second"] == pytest.approx(30 / record["step_time_s"])
+    assert len(slow.speedups) == 3
+    assert slow.speedups == [theirs[0] / ours[0] for ours, theirs in zip(quick.times, slow.times, strict=True)]
+    text = table(results, 30)
+    assert [line.split(" | ")[0] for line in text.splitlines()[2:5]] == ["| quick", "| slow", "| other *"]
+    assert "quick is as fast, times" in text
+    assert "\n* other does not train the same: it is new.\nfake 1" in text.replace("\\*", "*")
+    assert other.losses == [7, 7]
+
+
+@pytest.mark.parametrize(("loss", "told"), [("3.01", "3.01 (0.33% apart)"), ("nan", "nan")])
+def test_losses_that_differ_are_an_error(tmp_path: pathlib.Path, job: Job, loss: str, told: str) -> None:
+    asked = [fake(tmp_path, "one", loss="3"), fake(tmp_path, "two", loss=loss)]
+    with pytest.raises(FiddlexError) as raised:
+        compare(asked, job, rounds=2, steps=1, tolerance=0.003)
+    assert f"step 1: the loss of one is 3 and that of two {told}; --tolerance=0.003 allows" in str(raised.value)
+    if loss == "3.01":
+        compare(asked, job, rounds=2, steps=1, tolerance=0.004)
+
+
+def test_a_driver_that_dies_is_told_with_its_last_words(tmp_path: pathlib.Path, job: Job) -> None:
+    asked = [fake(tmp_path, "one"), fake(tmp_path, "two", dies_after=5)]
+    with pytest.raises(
+        FiddlexError, match=r"^two ended with status 1\. The last that it wrote:\n(.*\n)*out of\ncheese"
+    ):
+        compare(asked, job, rounds=2, steps=2, tolerance=1e-4)
+    asked[1] = Asked("two", (sys.executable, "-c", "print('hello')"))
+    with pytest.raises(FiddlexError, match=r"^two answered 'hello', which is not JSON"):
+        compare(asked, job, rounds=2, steps=2, tolerance=1e-4)
+
+
+def test_mistakes_are_told_before_anything_is_computed(tmp_path: pathlib.Path) -> None:
+    bare = tmp_path / "python"  # one that has no package
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n', encoding="utf-8")
+    bare.chmod(0o700)
+    mistakes: dict[Iterable[str], str] = {
+        ("--against=tensorflow",): "--against=tensorflow: there is no 'tensorflow'. Use one of fiddlex, torch, ",
+        ("--against=",): "--against=: name some of fiddlex, torch, ",
+        ("--against=torch:layers=3",): "write torch:OPTION=VALUE. The options of torch are microbatches.",
+        ("--against=fiddlex:mesh.pip=2",): "config.mesh has no field 'pip'. Did you mean 'pipe'?",
+        ("--against=torch", f"--python=torch={bare}"): (
+            f"{bare} has no torch and no numpy. Install what it needs in an environment of its own:\n"
+            "  python -m venv ENV && ENV/bin/pip install torch==2.13.0 numpy\n"
+            "then add --python=torch=ENV/bin/python."
+        ),
+        ("--against=torch", "--python=torch=/no/python"): "/no/python does not start (No such file or directory).",
+        ("--against=fiddlex", "--config.model.dropout=0.1"): "model.dropout=0.1 with --against: the drivers of other",
+        ("--against=fiddlex", "--config.optimizer.name=lion"): "optimizer.name=lion with --against",
+        ("--against=fiddlex", "--cores=4711"): "--cores=4711: 4711 is not among the usable cores",
+    }
+    for arguments, message in mistakes.items():
+        assert message in call("benchmark", *CONFIG, *arguments, status=2).stderr
+    with pytest.raises(ConfigError, match="--python=jax=x: write NAME=PATH, where NAME is one of torch"):
+        pairs("python", ["jax=x"], ["torch"])
+
+
+@pytest.mark.long
+def test_fiddlex_is_compared_with_itself_on_another_layout() -> None:
+    other = "fiddlex:mesh.pipe=2:pipeline.num_microbatches=4"
+    arguments = [f"--against={other}", "--rounds=2", "--steps=1", "--check_steps=3", "--format=json"]
+    facts = json.loads(call("benchmark", *CONFIG, *arguments).stdout.splitlines()[-1])
+    assert [system["name"] for system in facts["systems"]] == ["fiddlex", other]
+    first, second = (system["losses"] for system in facts["systems"])
+    assert first == pytest.approx(second, rel=1e-5)
+    assert len(first) == 3
+
+
+@pytest.mark.long
+def test_the_driver_of_fiddlex_looks_for_no_tpu(tmp_path: pathlib.Path, tiny_config: Config) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"config": json.loads(tiny_config.to_json()), "cores": [0]}), encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    line = [sys.executable, "-m", FIDDLEX_DRIVER, str(path)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment, input="1\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert [sorted(json.loads(answer)) for answer in done.stdout.splitlines()] == [
+        ["differs", "losses", "versions"],
+        ["cpu_seconds", "seconds"],
+    ]
+
+
+@pytest.mark.long
+def test_pytorch_trains_the_same_model() -> None:
+    find = "import importlib.util, sys; sys.exit(None in map(importlib.util.find_spec, ['torch', 'numpy']))"
+    if subprocess.run([PYTHON, "-c", find], cwd="/").returncode:
+        pytest.skip(f"{PYTHON} has no torch; FIDDLEX_TORCH_PYTHON names a Python that has")
+    names = "torch,torch:microbatches=1,torch-gpipe,torch-1f1b:layers=3+1,torch-interleaved,torch-zbv"
+    arguments = [f"--against={names}", f"--python=torch={PYTHON}", "--config.pipeline.num_microbatches=4"]
+    facts = call("benchmark", *CONFIG, *arguments, "--rounds=2", "--steps=1", "--tolerance=1e-5", "--format=json")
+    assert len(json.loads(facts.stdout.splitlines()[-1])["systems"]) == 7
