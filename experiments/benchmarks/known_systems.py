@@ -46,6 +46,11 @@ def _torch(mode: str, *options: str) -> Known:
     return Known("third_party.torch.driver", "torch", packages, "torch==2.13.0 numpy", mode, options)
 
 
+def _spectrax(mode: str) -> Known:
+    packages, options = ("spectrax", "optax"), ("processes", "microbatches")
+    return Known("third_party.spectrax.driver", "spectrax", packages, "spectrax-lib optax", mode, options)
+
+
 def _of_clone(name: str, mode: str) -> Known:
     source = f"https://github.com/karpathy/{name}"
     driver, packages = f"third_party.{name.lower()}.driver", ("torch", "numpy")
@@ -62,6 +67,9 @@ KNOWN: Mapping[str, Known] = {
     "torch-zbv": _torch("zbv", *_PIPELINE),
     "nanogpt": _of_clone("nanoGPT", "eager"),
     "nanogpt-compile": _of_clone("nanoGPT", "compile"),
+    "spectrax-gpipe": _spectrax("gpipe"),
+    "spectrax-1f1b": _spectrax("1f1b"),
+    "spectrax-zb-h1": _spectrax("zb-h1"),
 }
 
 
