@@ -67,6 +67,8 @@ KNOWN: Mapping[str, Known] = {
     "torch-zbv": _torch("zbv", *_PIPELINE),
     "nanogpt": _of_clone("nanoGPT", "eager"),
     "nanogpt-compile": _of_clone("nanoGPT", "compile"),
+    "nanochat": _of_clone("nanochat", "eager"),
+    "nanochat-compile": _of_clone("nanochat", "compile"),
     "spectrax-gpipe": _spectrax("gpipe"),
     "spectrax-1f1b": _spectrax("1f1b"),
     "spectrax-zb-h1": _spectrax("zb-h1"),

@@ -63,7 +63,8 @@ def make_step(job: Job) -> tuple[jax.stages.Wrapped, Mesh]:
             grads = optax.clip_by_global_norm(clip_norm).update(grads, optax.EmptyState())[0]
         updates, state = optimizer(job, weights).update(grads, state, weights)
         weights = jax.tree.map(lambda weight, update: weight - rate * update, weights, updates)
-        return jax.lax.with_sharding_constraint((weights, state), shardings((weights, state), mesh)) + (loss,)
+        placed = jax.lax.with_sharding_constraint((weights, state), shardings((weights, state), mesh))
+        return *placed, loss
 
     return jax.jit(step, donate_argnums=(0, 1)), mesh
 
