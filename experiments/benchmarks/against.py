@@ -1,7 +1,7 @@
 """Measures the train step of a config beside other systems that train the same model.
 
     experiments/benchmark.py --against=torch,torch-compile --python=torch=ENV/bin/python --config=gpt_tiny
-    experiments/benchmark.py --against=torch-1f1b,torch-zbv:layers=3+2+2+1 --config=gpt_tiny --config.mesh.pipe=2
+    experiments/benchmark.py --against=torch-gpipe,torch-1f1b:layers=3+1 --python=… --config=gpt_tiny --format=json
 
 All systems start from the same weights and train on the same batches with the same update rule. First the losses of
 their first steps are compared; then they take turns on the same cores. docs/comparisons.md has the systems, their

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 import statistics
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from experiments.benchmarks.known_systems import Asked
 from experiments.benchmarks.systems import Times, measured, started, turn
 from fiddlex.errors import FiddlexError
 from third_party.protocol import Job
+
+logger = logging.getLogger("fiddlex.against")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +72,7 @@ def compare(asked: Sequence[Asked], job: Job, *, rounds: int, steps: int, tolera
             answers.append(systems[-1].answer())
             if not answers[-1]["differs"]:
                 require_same_losses(asked[0].name, answers[0]["losses"], each.name, answers[-1]["losses"], tolerance)
+            logger.info("%s is ready to be measured.", each.name)
         turns = [functools.partial(turn, system, steps=steps) for system in systems]
         times = measured(turns, rounds=rounds)
     return [
