@@ -13,7 +13,8 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import override
 from fiddlex.errors import ConfigError
 
-_PIPELINE = ("processes", "layers", "microbatches", "compile")
+_SPLIT_BACKWARD = ("processes", "layers", "microbatches")
+_PIPELINE = (*_SPLIT_BACKWARD, "compile")  # torch 2.13 cannot split the backward pass of a compiled stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,8 @@ KNOWN: Mapping[str, Known] = {
     "torch-gpipe": _torch("gpipe", *_PIPELINE),
     "torch-1f1b": _torch("1f1b", *_PIPELINE),
     "torch-interleaved": _torch("interleaved", *_PIPELINE),
-    "torch-interleaved-zb": _torch("interleaved-zb", *_PIPELINE),
-    "torch-zbv": _torch("zbv", *_PIPELINE),
+    "torch-interleaved-zb": _torch("interleaved-zb", *_SPLIT_BACKWARD),
+    "torch-zbv": _torch("zbv", *_SPLIT_BACKWARD),
     "nanogpt": _of_clone("nanoGPT", "eager"),
     "nanogpt-compile": _of_clone("nanoGPT", "compile"),
     "nanochat": _of_clone("nanochat", "eager"),

@@ -7,7 +7,7 @@ Options of the job (`third_party.protocol`):
 - `mode`: `eager` (default), `compile`, or a schedule of `third_party.torch.pipeline.SCHEDULES`.
 - `microbatches`: microbatches in a batch; by default those of the config. With 1, a step is one pass over the batch.
 - of a pipeline: `processes` (2), `layers` (as in `5+3`, the layers of each stage; by default as even as possible),
-  `compile` (`yes` compiles each stage).
+  `compile` (`yes` compiles each stage; not under zero-bubble schedules).
 """
 
 import os
