@@ -161,6 +161,7 @@ class MeshConfig(Checked, prefix="config.mesh."):
     tensor: int = 1
     sequence_parallel: bool = False  # shards norms, dropout and residuals over `tensor` along the sequence
     outermost: str = "data"  # data | pipe: axis with neighbours farthest apart, the first to cross hosts or slices
+    collective_matmul: bool = False  # the exchanges of sequence parallelism run in pieces, beside the layers' products
 
     @property
     def num_devices(self) -> int:
@@ -183,10 +184,15 @@ class MeshConfig(Checked, prefix="config.mesh."):
         return self.pipe * self.tensor
 
     def validate(self) -> None:
-        """Raises ConfigError when an axis has no devices, or `outermost` is not an axis that it may be."""
+        """Raises ConfigError when a field is out of its range or two fields contradict each other."""
         for name in ("data", "pipe", "tensor"):
             rules.at_least(f"mesh.{name}", getattr(self, name), 1)
         rules.choice("mesh.outermost", self.outermost, OUTERMOST_AXES)
+        if self.collective_matmul and not self.sequence_parallel:
+            raise ConfigError(
+                "mesh.collective_matmul=True with mesh.sequence_parallel=False: only the exchanges of sequence "
+                "parallelism can be divided along the sequence. Set mesh.sequence_parallel=True too, or neither."
+            )
 
 
 @dataclasses.dataclass

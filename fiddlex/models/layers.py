@@ -8,6 +8,7 @@ reduction is added once, after the reduction.
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from fiddlex.models.attention import attend
 from fiddlex.models.context import Context
 from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE
 from fiddlex.models.operators import GELUS, add_bias, layer_norm, product
+from fiddlex.models.ring_products import gathered_products, scattered_product
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import enter_tensor_parallel, leave_tensor_parallel
 
@@ -27,28 +29,41 @@ def norm(weights: Weights, x_BTH: jax.Array, epsilon: float) -> jax.Array:
 
 def linear(weights: Weights, x: jax.Array) -> jax.Array:
     """The product of each position and a kernel, plus the bias if there is any; [example, position, outputs…]."""
-    y = product(x, weights["kernel"])
-    return add_bias(y, weights["bias"]) if "bias" in weights else y
+    return biased(weights, product(x, weights["kernel"]))
+
+
+def column_parallel(kernels: Sequence[jax.Array], x_BTH: jax.Array, context: Context) -> tuple[jax.Array, ...]:
+    """Products of one input whose outputs are sharded over `tensor`; each is [B, S, outputs…]."""
+    if context.rings is not None:
+        return gathered_products(x_BTH, tuple(kernels), context.rings)
+    x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
+    return tuple(product(x_BSH, kernel) for kernel in kernels)
 
 
 def row_parallel(weights: Weights, x: jax.Array, context: Context) -> jax.Array:
     """A product whose inputs are sharded over `tensor`, reduced, plus the bias if there is one; returns [B, T, H]."""
+    if context.rings is not None:
+        return biased(weights, scattered_product(x, weights["kernel"], context.rings))
     partial_BSH = product(x, weights["kernel"])
-    y_BTH = leave_tensor_parallel(partial_BSH, sequence_parallel=context.sequence_parallel)
-    return add_bias(y_BTH, weights["bias"]) if "bias" in weights else y_BTH
+    return biased(weights, leave_tensor_parallel(partial_BSH, sequence_parallel=context.sequence_parallel))
+
+
+def biased(weights: Weights, y: jax.Array) -> jax.Array:
+    """`y` plus the bias, if there is one."""
+    return add_bias(y, weights["bias"]) if "bias" in weights else y
 
 
 def attention(weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
     """Multi-head self-attention with heads sharded over `tensor`; returns the branch's output, [B, T, H]."""
-    x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
-    q_BSND, k_BSND, v_BSND = jnp.moveaxis(linear(weights["qkv"], x_BSH), 2, 0)
+    (qkv_BS3ND,) = column_parallel([weights["qkv"]["kernel"]], x_BTH, context)
+    q_BSND, k_BSND, v_BSND = jnp.moveaxis(biased(weights["qkv"], qkv_BS3ND), 2, 0)
     return row_parallel(weights["out"], attend(q_BSND, k_BSND, v_BSND, context), context)
 
 
 def mlp(weights: Weights, x_BTH: jax.Array, context: Context, *, gelu: str) -> jax.Array:
     """Two products with a GELU of `GELUS` between them, hidden units sharded over `tensor`; [B, T, H]."""
-    x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
-    return row_parallel(weights["down"], GELUS[gelu](linear(weights["up"], x_BSH)), context)
+    (up_BSF,) = column_parallel([weights["up"]["kernel"]], x_BTH, context)
+    return row_parallel(weights["down"], GELUS[gelu](biased(weights["up"], up_BSF)), context)
 
 
 def transformer_layer(

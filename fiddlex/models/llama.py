@@ -12,11 +12,10 @@ from fiddlex.models.attention import attend
 from fiddlex.models.context import Context
 from fiddlex.models.decoder import Decoder
 from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE
-from fiddlex.models.layers import dropped, linear, row_parallel
-from fiddlex.models.operators import gated_silu, product, rms_norm
+from fiddlex.models.layers import column_parallel, dropped, row_parallel
+from fiddlex.models.operators import gated_silu, rms_norm
 from fiddlex.models.rotary import angular_frequencies, rotate
 from fiddlex.models.weights import Weights
-from fiddlex.parallel.collectives import enter_tensor_parallel
 
 
 class Llama(Decoder):
@@ -48,14 +47,13 @@ class Llama(Decoder):
 
     def _attention(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
         """Self-attention with query heads sharded over `tensor`; returns the branch's output, [B, T, H]."""
-        x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
-        q_BSND = linear(weights["q"], x_BSH)
-        k_BSKD, v_BSKD = (product(x_BSH, self._own_head(weights[name]["kernel"])) for name in ("k", "v"))
+        kernels = (weights["q"]["kernel"], *(self._own_head(weights[name]["kernel"]) for name in ("k", "v")))
+        q_BSND, k_BSKD, v_BSKD = column_parallel(kernels, x_BTH, context)
         if self.config.qk_norm:
             q_BSND, k_BSKD = self._norm(weights["q_norm"], q_BSND), self._norm(weights["k_norm"], k_BSKD)
         positions_BS = context.positions
         if positions_BS is None:
-            positions_BS = jnp.arange(x_BSH.shape[1], dtype=jnp.int32)[None]
+            positions_BS = jnp.arange(q_BSND.shape[1], dtype=jnp.int32)[None]
         q_BSND, k_BSKD = (rotate(x, positions_BS, self._frequencies) for x in (q_BSND, k_BSKD))
         return row_parallel(weights["out"], attend(q_BSND, k_BSKD, v_BSKD, context), context)
 
@@ -67,6 +65,6 @@ class Llama(Decoder):
 
     def _mlp(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
         """The gated MLP, hidden units sharded over `tensor`; returns the branch's output, [B, T, H]."""
-        x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
-        y_BSF = gated_silu(linear(weights["gate"], x_BSH), linear(weights["up"], x_BSH))
-        return row_parallel(weights["down"], y_BSF, context)
+        kernels = [weights[name]["kernel"] for name in ("gate", "up")]
+        gate_BSF, up_BSF = column_parallel(kernels, x_BTH, context)
+        return row_parallel(weights["down"], gated_silu(gate_BSF, up_BSF), context)

@@ -10,6 +10,7 @@ Inside `shard_map` the arguments of one call must vary over the same mesh axes (
 
 import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +31,7 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     Returns:
       [example, position, outputs…] in the dtype of the inputs.
     """
-    x_TI, kernel_IO = _matrices(x, kernel)
-    num_inputs = 2 if x.ndim == 3 and x.shape[2] != kernel.shape[0] else x.ndim - 2
-    return (x_TI @ kernel_IO).reshape(*x.shape[:2], *kernel.shape[num_inputs:])
+    return multiplied(x, kernel, x.dtype)
 
 
 def _product_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Pair]:
@@ -41,15 +40,36 @@ def _product_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Pair]:
 
 def _product_backward(saved: Pair, g: jax.Array) -> Pair:
     x, kernel = saved
-    x_TI, kernel_IO = _matrices(x, kernel)
-    g_TO = g.reshape(-1, kernel_IO.shape[1])
-    return (g_TO @ kernel_IO.T).reshape(x.shape), (x_TI.T @ g_TO).reshape(kernel.shape)
+    return input_gradient(x.shape[2:], kernel, g, x.dtype), kernel_gradient(x, kernel, g)
 
 
-def _matrices(x: jax.Array, kernel: jax.Array) -> Pair:
-    """`x` as [token, input] and `kernel` as [input, output]."""
+def multiplied(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """The value of `product`, with its sums in `dtype`."""
     inputs = math.prod(x.shape[2:])
-    return x.reshape(-1, inputs), kernel.reshape(inputs, -1)
+    x_TI, kernel_IO = x.reshape(-1, inputs), kernel.reshape(inputs, -1)
+    num_inputs = 2 if x.ndim == 3 and x.shape[2] != kernel.shape[0] else x.ndim - 2
+    y_TO = jnp.matmul(x_TI, kernel_IO, preferred_element_type=dtype)
+    return y_TO.reshape(*x.shape[:2], *kernel.shape[num_inputs:])
+
+
+def input_gradient(inputs: Sequence[int], kernel: jax.Array, g: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """The gradient of `product`'s input, [example, position, inputs…] with sums in `dtype`, from that of its value.
+
+    Args:
+      inputs: the sizes of the input's dimensions after the first two.
+      kernel: the kernel.
+      g: the gradient of the value, [example, position, outputs…].
+      dtype: the dtype of the sums and of the result.
+    """
+    kernel_IO = kernel.reshape(math.prod(inputs), -1)
+    dx_TI = jnp.matmul(g.reshape(-1, kernel_IO.shape[1]), kernel_IO.T, preferred_element_type=dtype)
+    return dx_TI.reshape(*g.shape[:2], *inputs)
+
+
+def kernel_gradient(x: jax.Array, kernel: jax.Array, g: jax.Array) -> jax.Array:
+    """The gradient of `product`'s kernel from that of its value, [inputs…, outputs…]."""
+    x_TI = x.reshape(-1, math.prod(x.shape[2:]))
+    return (x_TI.T @ g.reshape(len(x_TI), -1)).reshape(kernel.shape)
 
 
 product.defvjp(_product_forward, _product_backward)

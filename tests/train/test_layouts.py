@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fiddlex.config import Config
-from fiddlex.models import dropout
+from fiddlex.models import dropout, ring_products
 from fiddlex.models.flash import make_splash
 from fiddlex.train.step import gradients
 from tests.programs import call
@@ -145,6 +145,26 @@ def test_what_lasts_in_row_major_order_trains_alike(tiny_config: Config, monkeyp
     """As on GPUs."""
     monkeypatch.setitem(gradients.TILES, "cpu", gradients.TILES["gpu"])
     check_layout(case("2x2x2 gpt zb_h1 1 4 - sp none sgd zero1 dropout 2bw"), tiny_config)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        case("1x2x4 gpt zb_h1 1 4 - sp none sgd zero1 dropout 2bw"),
+        case("2x1x4 llama 1f1b 1 2 - sp selective adamw zero1 - sync"),
+        case("2x2x2 mlm_nsp,post interleaved_1f1b 2 4 - sp full sgd zero1 dropout sync"),
+        *(
+            pytest.param(layout, marks=pytest.mark.long)
+            for layout in [*COVERING, *LLAMA, *PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA]
+            if layout.sp != "-"
+        ),
+    ],
+    ids=str,
+)
+def test_products_in_rings_train_alike(layout: Case, tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_products, "LEAST_ROWS", 1)
+    tiny_config.mesh.collective_matmul = True
+    check(layout, tiny_config)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ class Decoding:
         attention = model.network.attention
         self._heads, self._head_size = attention.kv_width // attention.head_size, attention.head_size
         # One new token cannot be divided along the sequence.
-        piped = pipeline_model(model, replaced(config, {"mesh.sequence_parallel": False}), mesh, model.next_logits)
+        whole = replaced(config, {"mesh.sequence_parallel": False, "mesh.collective_matmul": False})
+        piped = pipeline_model(model, whole, mesh, model.next_logits)
         self._piped, self._lowered = piped, lower(forward_schedule(layout.placement.stage_ranks, num_microbatches=1))
         cast = functools.partial(compute_weights, dtype=self._dtype, mesh=mesh, layout=layout)
         self._cast = jax.jit(cast, in_shardings=(named(mesh, layout.master),))

@@ -19,6 +19,7 @@ from fiddlex.models.context import Context
 from fiddlex.models.dropout import Dropout, example_keys
 from fiddlex.models.flash import make_kernel
 from fiddlex.models.model import Batch, Model, as_rows
+from fiddlex.models.ring_products import make_rings
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
 from fiddlex.pipeline import engine
@@ -115,7 +116,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
 
     A microbatch with `keys` runs with dropout. One with `slots` and `starts` is new tokens of texts, see `LayerCache`.
     """
-    kernel, recompute = make_kernel(config, mesh), config.pipeline.recompute
+    kernel, rings, recompute = make_kernel(config, mesh), make_rings(config, mesh), config.pipeline.recompute
 
     def context(microbatch: Batch, earlier: Sequence[jax.Array] = ()) -> Context:
         dropout = Dropout(config.model.dropout, microbatch["keys"].reshape(-1)) if "keys" in microbatch else None
@@ -123,7 +124,8 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         new = "slots" in microbatch
         cache = LayerCache(microbatch["slots"], microbatch["starts"], tuple(earlier)) if new else None
         own = kernel if dropout is None else None  # the kernels drop nothing
-        return Context(config.mesh.sequence_parallel, own, recompute, dropout, model.causal, segments_BS, cache)
+        split = config.mesh.sequence_parallel
+        return Context(split, own, recompute, dropout, model.causal, segments_BS, rings, cache)
 
     def cached_layer(layer: Weights, x: jax.Array, again: Any, earlier: Arrays) -> tuple[jax.Array, Arrays]:
         number, microbatch = again

@@ -1,0 +1,214 @@
+"""Products of tensor parallelism beside which the exchange between the ranks runs: collective matmul.
+
+Under sequence parallelism each rank has a part of the sequence. A column-parallel product needs the parts of all ranks,
+and the results of a row-parallel product are summed over the ranks, each of which keeps its part. An all-gather before
+the one and a reduce-scatter after the other would run while no product does. Here each product runs in pieces, one for
+each part of the sequence, and the parts travel around the ring of the ranks: while one part travels, the rank
+multiplies another (Wang et al., "Overlap Communication with Dependent Computation via Decomposition in Large Deep
+Learning Models", ASPLOS 2023, section 3).
+
+In the backward pass, the gradient of the input of one of these products is the other product. A column-parallel product
+saves only the rank's own part of its input, and gathers the parts once more for the gradient of its kernel (Korthikanti
+et al., MLSys 2023, section 4.2.2).
+
+Shape suffixes: B example, S whole sequence, T this rank's part of it, I inputs, O outputs; as in
+`fiddlex.models.operators.product`, inputs and outputs may be several dimensions.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from fiddlex.config import Config
+from fiddlex.models.operators import Pair, input_gradient, kernel_gradient, multiplied, product
+from fiddlex.parallel.collectives import SEQUENCE_DIMENSION
+
+Arrays = tuple[jax.Array, ...]
+
+# A product of fewer rows takes longer to read its kernel than to multiply: it does one operation on each byte of the
+# kernel for each row, and a TPU v5e, a v5p and an H100 do 240, 166 and 295 in the time in which they read a byte.
+LEAST_ROWS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Rings:
+    """How parts of the sequence travel between tensor ranks.
+
+    Attributes:
+      permutes: whether a hop is a permute. On CPUs a permute waits for all devices of the mesh, also for those that
+        take another branch of the schedule; there a hop is an all-gather of which the rank keeps one part.
+    """
+
+    permutes: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def gathered_products(x_BTI: jax.Array, kernels: Arrays, rings: Rings) -> Arrays:
+    """The `product` of the whole sequence with each kernel, [B, S, O].
+
+    Args:
+      x_BTI: this rank's part of the sequence.
+      kernels: this rank's columns of each kernel, [I, O].
+      rings: how the parts travel.
+    """
+    return tuple(_gathered(x_BTI, [functools.partial(product, kernel=kernel) for kernel in kernels], rings))
+
+
+def _gathered_forward(x_BTI: jax.Array, kernels: Arrays, rings: Rings) -> tuple[Arrays, tuple[jax.Array, Arrays]]:
+    return gathered_products(x_BTI, kernels, rings), (x_BTI, kernels)
+
+
+def _gathered_backward(rings: Rings, saved: tuple[jax.Array, Arrays], gs: Arrays) -> tuple[jax.Array, Arrays]:
+    x_BTI, kernels = saved
+
+    batch, length, *inputs = x_BTI.shape
+
+    def share(positions: _Positions) -> jax.Array:
+        pairs = zip(kernels, gs, strict=True)
+        shares = [input_gradient(inputs, kernel, positions.of(g), jnp.float32) for kernel, g in pairs]
+        return functools.reduce(jnp.add, shares)
+
+    dx_BTI = _scattered(share, batch, length, x_BTI.dtype, rings)
+    (x_BSI,) = _gathered(x_BTI, [lambda part: part], rings)
+    return dx_BTI, tuple(kernel_gradient(x_BSI, kernel, g) for kernel, g in zip(kernels, gs, strict=True))
+
+
+gathered_products.defvjp(_gathered_forward, _gathered_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def scattered_product(x_BSI: jax.Array, kernel: jax.Array, rings: Rings) -> jax.Array:
+    """This rank's part, [B, T, O], of the sum over the tensor ranks of their `product`.
+
+    A sum travels in the compute dtype, and each rank adds its share to it in float32.
+
+    Args:
+      x_BSI: this rank's inputs, of the whole sequence.
+      kernel: this rank's rows of the kernel, [I, O].
+      rings: how the sums travel.
+    """
+    batch, length = x_BSI.shape[:2]
+
+    def share(positions: _Positions) -> jax.Array:
+        return multiplied(positions.of(x_BSI), kernel, jnp.float32)
+
+    return _scattered(share, batch, length // lax.axis_size("tensor"), x_BSI.dtype, rings)
+
+
+def _scattered_forward(x_BSI: jax.Array, kernel: jax.Array, rings: Rings) -> tuple[jax.Array, Pair]:
+    return scattered_product(x_BSI, kernel, rings), (x_BSI, kernel)
+
+
+def _scattered_backward(rings: Rings, saved: Pair, g_BTO: jax.Array) -> Pair:
+    x_BSI, kernel = saved
+
+    def gradient(part: jax.Array) -> jax.Array:
+        return input_gradient(x_BSI.shape[2:], kernel, part, g_BTO.dtype)
+
+    dx_BSI, g_BSO = _gathered(g_BTO, [gradient, lambda part: part], rings)
+    return dx_BSI, kernel_gradient(x_BSI, kernel, g_BSO)
+
+
+scattered_product.defvjp(_scattered_forward, _scattered_backward)
+
+
+def make_rings(config: Config, mesh: Mesh) -> Rings | None:
+    """The rings of a config on a mesh; None where the exchanges run before and after the products."""
+    if not config.mesh.collective_matmul or config.mesh.tensor == 1:
+        return None
+    return Rings(permutes=mesh.devices.flat[0].platform != "cpu")
+
+
+class _Way(NamedTuple):
+    """The positions of each part, `size` of them from `start` on, that travel in the direction `shift`, 1 or -1."""
+
+    shift: int
+    start: int
+    size: int
+
+
+class _Positions(NamedTuple):
+    """Contiguous positions of the whole sequence; the first is an int32 scalar."""
+
+    first: jax.Array
+    size: int
+
+    def of(self, x_BS: jax.Array) -> jax.Array:
+        return lax.dynamic_slice_in_dim(x_BS, self.first, self.size, axis=SEQUENCE_DIMENSION)
+
+    def written(self, x_BS: jax.Array, part: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice_in_dim(x_BS, part, self.first, axis=SEQUENCE_DIMENSION)
+
+
+def _gathered(x_BT: jax.Array, functions: Sequence[Callable[[jax.Array], jax.Array]], rings: Rings) -> list[jax.Array]:
+    """The value of each function at the whole sequence, [B, S, …]; each maps every position by itself."""
+    batch, length = x_BT.shape[:2]
+    num_parts, ways = lax.axis_size("tensor"), _ways(batch, length)
+    held = [lax.slice_in_dim(x_BT, way.start, way.start + way.size, axis=SEQUENCE_DIMENSION) for way in ways]
+    wholes: list[jax.Array] = []
+    for step in range(num_parts):
+        if step:
+            held = [_hop(part, way.shift, rings) for part, way in zip(held, ways, strict=True)]
+        for way, part in zip(ways, held, strict=True):
+            values = [function(part) for function in functions]
+            wholes = wholes or [_unset(value, length * num_parts) for value in values]
+            positions = _positions(way, -step, length)
+            wholes = [positions.written(whole, value) for whole, value in zip(wholes, values, strict=True)]
+    return wholes
+
+
+def _scattered(
+    share: Callable[[_Positions], jax.Array], batch: int, length: int, dtype: jnp.dtype, rings: Rings
+) -> jax.Array:
+    """This rank's part of the sum over the ranks of `share`, [B, T, …] in `dtype`.
+
+    Args:
+      share: this rank's share of the sum at some positions, float32 [B, positions, …].
+      batch: B.
+      length: T.
+      dtype: the dtype in which the sums travel.
+      rings: how they travel.
+    """
+    num_parts, ways = lax.axis_size("tensor"), _ways(batch, length)
+    sums: list[jax.Array] = []
+    for hops_left in reversed(range(num_parts)):
+        shares = [share(_positions(way, hops_left, length)) for way in ways]
+        if sums:
+            arrived = [_hop(total, way.shift, rings) for total, way in zip(sums, ways, strict=True)]
+            shares = [mine + total.astype(jnp.float32) for mine, total in zip(shares, arrived, strict=True)]
+        sums = [total.astype(dtype) for total in shares]
+    return jnp.concatenate(sums, axis=SEQUENCE_DIMENSION)
+
+
+def _ways(batch: int, length: int) -> list[_Way]:
+    """The directions in which a part travels: half of it in each, if the products of a half are large enough."""
+    half = length // 2
+    if length % 2 or batch * half < LEAST_ROWS or lax.axis_size("tensor") == 2:  # both ways are one link
+        return [_Way(1, 0, length)]
+    return [_Way(1, 0, half), _Way(-1, half, half)]
+
+
+def _positions(way: _Way, hops: int, length: int) -> _Positions:
+    """The positions, of the part of the rank that is `hops` hops on from here, that travel this way."""
+    rank = (lax.axis_index("tensor") + way.shift * hops) % lax.axis_size("tensor")
+    return _Positions(rank * length + way.start, way.size)
+
+
+def _hop(x: jax.Array, shift: int, rings: Rings) -> jax.Array:
+    """What arrives here when each tensor rank sends `x` to the rank `shift` ranks on."""
+    size = lax.axis_size("tensor")
+    if rings.permutes:
+        return lax.ppermute(x, "tensor", [(rank, (rank + shift) % size) for rank in range(size)])
+    return lax.all_gather(x, "tensor")[(lax.axis_index("tensor") - shift) % size]
+
+
+def _unset(part: jax.Array, length: int) -> jax.Array:
+    """An array [B, `length`, …] like `part`, whose elements are all to be written."""
+    sizes = (part.shape[0], length, *part.shape[2:])
+    return lax.pcast(lax.empty(sizes, part.dtype), tuple(jax.typeof(part).manual_axis_type.varying), to="varying")

@@ -1,0 +1,88 @@
+"""Products in rings against products of the whole sequence, computed by numpy in float64."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from fiddlex.cluster.mesh import make_mesh
+from fiddlex.config import MeshConfig
+from fiddlex.models import ring_products
+from fiddlex.models.ring_products import Rings, gathered_products, scattered_product
+
+B, H, N, D = 2, 8, 4, 6  # examples, hidden size, heads, head size
+Arrays = list[np.ndarray]
+
+
+def both(permutes: bool) -> Callable[..., tuple[jax.Array, ...]]:
+    """A column-parallel and a row-parallel product after it; the second reads one of the first's two outputs."""
+
+    def products(x: jax.Array, qk: jax.Array, up: jax.Array, out: jax.Array) -> tuple[jax.Array, ...]:
+        rings = Rings(permutes)
+        qk_BS2ND, up_BSF = gathered_products(x, (qk, up), rings)
+        return scattered_product(qk_BS2ND[:, :, 1], out, rings), up_BSF
+
+    return products
+
+
+def expected(x: np.ndarray, weights: Arrays, gradients: Arrays) -> Arrays:
+    """What `both` gives, and the gradients of its arguments from those of its values."""
+    qk, up, out = weights
+    dy, dup = gradients
+    queries = np.einsum("bsh,hnd->bsnd", x, qk[:, 1])
+    dqueries = np.einsum("bsh,ndh->bsnd", dy, out)
+    dx = np.einsum("bsnd,hnd->bsh", dqueries, qk[:, 1]) + np.einsum("bsf,hf->bsh", dup, up)
+    dqk = np.zeros_like(qk)
+    dqk[:, 1] = np.einsum("bsh,bsnd->hnd", x, dqueries)
+    y = np.einsum("bsnd,ndh->bsh", queries, out)
+    return [y, x @ up, dx, dqk, np.einsum("bsh,bsf->hf", x, dup), np.einsum("bsnd,bsh->ndh", queries, dy)]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "part", "least_rows", "permutes"),
+    [
+        pytest.param(4, 6, 1, False, id="both ways"),
+        pytest.param(4, 6, 1, True, id="both ways, permutes"),
+        pytest.param(4, 3, 1, False, id="parts of odd length"),
+        pytest.param(4, 6, B * 3 + 1, True, id="one way"),
+        pytest.param(2, 4, 1, False, id="two ranks"),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-6), (jnp.bfloat16, 2**-6)])
+def test_products_in_rings_are_those_of_the_whole_sequence(
+    tensor: int,
+    part: int,
+    least_rows: int,
+    permutes: bool,
+    dtype: jnp.dtype,
+    tolerance: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ring_products, "LEAST_ROWS", least_rows)
+    random = np.random.default_rng(tensor * part)
+    shapes = [
+        (B, tensor * part, H),
+        (H, 2, N, D),
+        (H, 4 * N),
+        (N, D, H),
+        (B, tensor * part, H),
+        (B, tensor * part, 4 * N),
+    ]
+    x, qk, up, out, dy, dup = (np.asarray(random.normal(size=shape), dtype) for shape in shapes)
+    specs = (P(None, "tensor"), P(None, None, "tensor"), P(None, "tensor"), P("tensor"))
+    results = (P(None, "tensor"), P(None, None, "tensor"))
+
+    def passes(x: jax.Array, qk: jax.Array, up: jax.Array, out: jax.Array, g: tuple[jax.Array, ...]) -> tuple:
+        values, backward = jax.vjp(both(permutes), x, qk, up, out)
+        return (*values, *backward(g))
+
+    mapped = jax.shard_map(
+        passes, mesh=make_mesh(MeshConfig(tensor=tensor)), in_specs=(*specs, results), out_specs=(*results, *specs)
+    )
+    found = jax.jit(mapped)(x, qk, up, out, (dy, dup))
+    wanted = expected(x.astype(float), [w.astype(float) for w in (qk, up, out)], [dy.astype(float), dup.astype(float)])
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(one, float), other, atol=tolerance * np.abs(other).max(), rtol=0)
