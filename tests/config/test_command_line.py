@@ -263,7 +263,10 @@ def test_help(folder, flag):
     assert lines[0] == "Prints the config that it would run; --error raises what training might."
     assert "  --config       required: name that `fiddlex configs` lists, or file.py, " in done.stdout
     assert "  --workdir      required: folder of the run" in lines
-    assert "  mesh           data=1, pipe=1, tensor=1, sequence_parallel=False, outermost='data'" in lines
+    assert (
+        "  mesh           data=1, pipe=1, tensor=1, sequence_parallel=False, outermost='data', collective_matmul=False"
+        in lines
+    )
     sections = dataclasses.asdict(Config())
     for section, fields in sections.items():
         assert f"\n  {section} " in done.stdout

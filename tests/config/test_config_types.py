@@ -125,6 +125,12 @@ def test_arrays_on_which_xla_would_abort_are_refused(sizes: dict[str, int]) -> N
     ModelConfig(num_layers=1024, hidden_size=2**20).validate()
 
 
+def test_products_in_pieces_take_sequence_parallelism() -> None:
+    with pytest.raises(ConfigError, match=r"Set mesh\.sequence_parallel=True too, or neither\."):
+        MeshConfig(tensor=2, collective_matmul=True).validate()
+    MeshConfig(tensor=2, sequence_parallel=True, collective_matmul=True).validate()
+
+
 @pytest.mark.parametrize("value", [1.0, 0.9999999999, -0.1, float("nan")])
 def test_decays_that_float32_rounds_to_1_are_refused(value: float) -> None:
     with pytest.raises(ConfigError, match="must be at least 0 and below 1"):

@@ -1,4 +1,7 @@
-"""Tensor parallelism costs what Megatron-LM says: one reduction for each product pair and direction."""
+"""Tensor parallelism costs what Megatron-LM says: one reduction for each product pair and direction.
+
+In rings, all of them are permutes.
+"""
 
 import re
 
@@ -11,17 +14,18 @@ from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config, MeshConfig
 from fiddlex.models.context import Context
 from fiddlex.models.registry import make_model
+from fiddlex.models.ring_products import Rings
 from fiddlex.parallel.collectives import as_varying
 from fiddlex.train.step.state import make_layout
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_a_layer_has_two_reductions_each_way(sequence_parallel: bool) -> None:
+@pytest.mark.parametrize(("sequence_parallel", "rings"), [(False, None), (True, None), (True, Rings(permutes=True))])
+def test_a_layer_has_two_reductions_each_way(sequence_parallel: bool, rings: Rings | None) -> None:
     config = Config(mesh=MeshConfig(tensor=2, sequence_parallel=sequence_parallel))
     config.model.num_layers, config.model.hidden_size, config.model.seq_len = 1, 32, 16
     model = make_model(config)
     layout = make_layout(model, config)
-    context = Context(sequence_parallel=sequence_parallel)
+    context = Context(sequence_parallel=sequence_parallel, rings=rings)
     axes = frozenset({"data", "pipe", "tensor"} if sequence_parallel else {"data", "pipe"})
     varying = jax.tree.map(lambda _: axes, layout.shapes["layers"])
 
@@ -45,9 +49,13 @@ def test_a_layer_has_two_reductions_each_way(sequence_parallel: bool) -> None:
     x = jax.ShapeDtypeStruct((2, 16, 32), jnp.float32)
     text = jax.jit(mapped).lower(layout.shapes["layers"], x).as_text()
     counts = {
-        kind: len(re.findall(rf"stablehlo\.{kind}\b", text)) for kind in ("all_reduce", "all_gather", "reduce_scatter")
+        kind: len(re.findall(rf"stablehlo\.{kind}\b", text))
+        for kind in ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
     }
-    if sequence_parallel:
-        assert counts == {"all_reduce": 0, "all_gather": 4, "reduce_scatter": 4}
+    found = {kind: count for kind, count in counts.items() if count}
+    if rings:  # a hop between the two ranks for each, and one to gather the input of each column-parallel product again
+        assert found == {"collective_permute": 4 + 4 + 2}
+    elif sequence_parallel:
+        assert found == {"all_gather": 4, "reduce_scatter": 4}
     else:
-        assert counts == {"all_reduce": 4, "all_gather": 0, "reduce_scatter": 0}
+        assert found == {"all_reduce": 4}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fiddlex.config import Config
+from fiddlex.config import Config, MeshConfig
 from tests.compiling import needs_cuda_plugin
 from tests.programs import call
 
@@ -83,6 +83,33 @@ def test_every_hop_has_a_slot_of_work_beside_it(schedule: str, chunks: int, reco
     # Sums over the pipe: embeddings in and their gradients back, what is scored and its gradient.
     sums = [each for each in found["collectives"] if each["kind"] == "all-reduce" and each["axis"] == "pipe"]
     assert sum(each["count"] for each in sums if each["bytes"] == 2 * 256 * 256 * 2) == 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("shape", "recompute"),
+    [
+        ("v5e:2x4", "none"),
+        pytest.param("v5p:2x2x2", "none", marks=pytest.mark.long),
+        pytest.param("v5p:2x2x2", "full", marks=pytest.mark.long),
+    ],
+)
+def test_parts_of_the_sequence_travel_beside_the_products_of_others(shape: str, recompute: str, facts: Any) -> None:
+    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
+    config = pipelined("1f1b", 1, recompute)
+    config.model.hidden_size, config.model.seq_len = 2048, 2048
+    config.mesh = MeshConfig(pipe=2, tensor=4, sequence_parallel=True, collective_matmul=True)
+    config.data.global_batch_size = 8
+    found = [each for each in facts(config.validate(), f"tpu:{shape}")["collectives"] if each["axis"] == "tensor"]
+    permutes = [each for each in found if each["kind"] == "collective-permute"]
+    # Each half of a part makes three hops; a layer has four rings forward, and six backward.
+    rings = 14 if recompute == "full" else 10
+    assert sum(each["count"] for each in permutes) == 2 * 3 * rings * 8 * 4
+    assert all(each["bytes"] == 2 * 2048 * 2048 // 4 // 2 for each in permutes)
+    hidden = sum(each["count"] for each in permutes if each["products"])
+    assert hidden >= 0.95 * sum(each["count"] for each in permutes)
+    # What is left: the embedding's sum and its gradient's, and the head's.
+    others = sum(each["count"] for each in found if each["kind"] != "collective-permute" and each["bytes"] > 2**20)
+    assert others <= 4 * 8
 
 
 @pytest.mark.long
