@@ -20,6 +20,8 @@ ROPE_FORMS = f"{OPTIONS}::test_rotary_positions_are_those_that_transformers_take
 LLAMA_OPERATORS = "tests/models/test_llama.py::test_operators_have_the_gradients_of_their_formulas"
 DROPOUT = "fiddlex/models/dropout.py"
 SHARDED, COLLECTIVES = "fiddlex/models/sharded_vocabulary.py", "fiddlex/parallel/collectives.py"
+RINGS = "fiddlex/models/ring_products.py"
+IN_RINGS = "tests/models/test_ring_products.py::test_products_in_rings_are_those_of_the_whole_sequence"
 
 MUTATIONS = (
     Mutation(
@@ -351,5 +353,35 @@ MUTATIONS = (
         old="names[chosen] = (*names[chosen], *axes)",
         new="names[chosen] = (*axes, *names[chosen])",
         tests=(BERT,),
+    ),
+    Mutation(
+        "parts-of-the-other-way-taken-for-the-ranks-before",
+        RINGS,
+        old='(lax.axis_index("tensor") + way.shift * hops) %',
+        new='(lax.axis_index("tensor") + hops) %',
+        tests=(IN_RINGS,),
+    ),
+    Mutation(
+        "sums-at-home-a-hop-early",
+        RINGS,
+        old="for hops_left in reversed(range(num_parts)):",
+        new="for hops_left in range(num_parts, 0, -1):",
+        tests=(IN_RINGS,),
+    ),
+    Mutation(
+        "gathered-again-without-the-gradient-of-the-second-kernel",
+        RINGS,
+        old="return functools.reduce(jnp.add, shares)",
+        new="return shares[0]",
+        tests=(IN_RINGS,),
+    ),
+    Mutation(
+        "a-kernels-own-lines-taken-for-the-end-of-a-computation",
+        "fiddlex/xla/program_text.py",
+        old="lines[-1] += line",
+        new="lines.append(line)",
+        tests=(
+            "tests/xla/test_program_text.py::test_lines_of_a_kernel_end_neither_its_instruction_nor_the_computation",
+        ),
     ),
 )
