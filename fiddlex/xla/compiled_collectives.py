@@ -41,6 +41,10 @@ _MOVES = re.compile(
     r"|gather|get-tuple-element|iota|opt-barrier|optimization-barrier|pad|parameter|partition-id|recv|reshape|reverse|send|slice"
     r"|transpose|tuple|replica-id|rng-get-and-update-state|.*-start|.*-done|.*-update|" + "|".join(KINDS) + ")"
 )
+# Programs of TPUs run some asynchronous collectives in fusions: the first one starts the collective, others run a
+# product while it goes on, and the last one ends it. Each of them has a copy of the collective.
+_FUSED_START, _FUSED_DONE = (f'custom_call_target="AsyncCollective{end}"' for end in ("Start", "Done"))
+_FUSED_PART = 'frontend_attributes={chain_id="'
 _WRAPPERS = ("fusion", "while", "conditional", "call")  # these run the computations that they call
 
 
@@ -163,8 +167,15 @@ def _count(
 
 
 def _kind(program: ProgramText, instruction: Instruction) -> str:
-    """The kind of collective that an instruction is or starts, directly or in an async wrapper; else empty."""
+    """The kind of collective that an instruction is or starts, directly or in an async wrapper or fusion; else empty.
+
+    Of the copies of a collective that several fusions run, only the fusion that starts it has a kind.
+    """
     kind = instruction.opcode.removesuffix("-start")
+    if kind == "fusion":
+        return _part(program, instruction)[1].opcode if _holds(program, instruction, _FUSED_START) else ""
+    if _FUSED_PART in instruction.attributes:
+        return ""
     if kind == "send":
         transfer = _TRANSFER.search(instruction.attributes)
         return _TRANSFERS.get(transfer[1], "") if transfer else ""
@@ -172,6 +183,19 @@ def _kind(program: ProgramText, instruction: Instruction) -> str:
         inner = [each.opcode for name in instruction.called() for each in program.computations[name]]
         return next((opcode for opcode in inner if opcode in KINDS), "")
     return kind if kind in KINDS else ""
+
+
+def _holds(program: ProgramText, fusion: Instruction, attributes: str) -> bool:
+    """Whether an instruction that a fusion runs has the text `attributes` among its attributes."""
+    if fusion.opcode != "fusion":
+        return False
+    return any(attributes in each.attributes for name in fusion.called() for each in program.computations[name])
+
+
+def _part(program: ProgramText, fusion: Instruction) -> tuple[list[Instruction], Instruction]:
+    """The computation of a fusion that starts a collective, and the collective in it."""
+    (name,) = fusion.called()
+    return program.computations[name], next(each for each in program.computations[name] if each.opcode in KINDS)
 
 
 def _groups(program: ProgramText, instruction: Instruction, kind: str, places: Places) -> Groups | None:
@@ -190,16 +214,18 @@ def _groups(program: ProgramText, instruction: Instruction, kind: str, places: P
 def _described(program: ProgramText, site: _Site, places: Places, count: float | None) -> Collective:
     instruction, kind = site.instruction, _kind(program, site.instruction)
     body = program.computations[site.computation]
+    beside = _beside(program, body, site.place)
+    if instruction.opcode == "fusion":
+        body, instruction = _part(program, instruction)
     groups = _groups(program, instruction, kind, places)
     group_size = None if groups is None else len(groups[0])
     shapes = {each.name: each.shape for each in body}
     size = sum(nbytes(element(shapes[each.name], each.elements)) for each in instruction.operands)
     if kind == "all-gather":
         size *= group_size or 1
-    beside = _beside(body, site.place)
     count = None if count is None else round(count, 6)  # a whole number divided by ticks, then multiplied
     return Collective(
-        instruction.name,
+        site.instruction.name,
         kind,
         axis=None if groups is None else axis_of(groups, places.sizes),
         group_size=group_size,
@@ -211,7 +237,7 @@ def _described(program: ProgramText, site: _Site, places: Places, count: float |
     )
 
 
-def _beside(body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
+def _beside(program: ProgramText, body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
     """The instructions scheduled between a collective's start and its end; none when it is synchronous."""
     instruction = body[start]
     if instruction.opcode == "send":
@@ -222,14 +248,15 @@ def _beside(body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
             place for place, each in enumerate(body) if each.opcode == "recv-done" and each.operands[0].name in received
         ]
         return body[start + 1 : ends[0]] if ends else ()
-    if not instruction.opcode.endswith("-start") or '"is_sync":true' in instruction.attributes:
+    fused = instruction.opcode == "fusion"
+    if not (fused or instruction.opcode.endswith("-start")) or '"is_sync":true' in instruction.attributes:
         return ()
     names = {instruction.name}
     for end, each in enumerate(body[start + 1 :], start + 1):
         if names.intersection(operand.name for operand in each.operands):
-            if each.opcode.endswith("-done"):
+            if _holds(program, each, _FUSED_DONE) if fused else each.opcode.endswith("-done"):
                 return body[start + 1 : end]
-            names.add(each.name)  # an async-update, which continues the collective
+            names.add(each.name)  # an async-update or a fusion, which continues the collective
     return ()
 
 

@@ -128,6 +128,46 @@ def test_collectives_in_a_wrapper():
     assert (inside.kind, inside.overlapped) == ("reduce-scatter", False)
 
 
+FUSIONS = """\
+%begun (x.1: f32[4,8]) -> (f32[4,8], u32[]) {
+  %x.1 = f32[4,8]{1,0} parameter(0)
+  %copy.1 = f32[8,8]{1,0} all-gather(%x.1), replica_groups={{0,2},{1,3}}, frontend_attributes={chain_id="0"}
+  ROOT %start = (f32[4,8], u32[]) custom-call(%copy.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%going (x.2: f32[4,8], y.2: f32[8,8]) -> (f32[8,8], f32[4,8]) {
+  %x.2 = f32[4,8]{1,0} parameter(0)
+  %y.2 = f32[8,8]{1,0} parameter(1)
+  %copy.2 = f32[8,8]{1,0} all-gather(%x.2), replica_groups={{0,2},{1,3}}, frontend_attributes={chain_id="0"}
+  %product = f32[8,8]{1,0} convolution(%y.2, %y.2), dim_labels=bf_io->bf
+  ROOT %both = (f32[8,8], f32[4,8]) tuple(%product, %x.2)
+}
+
+%ended (x.3: f32[4,8]) -> f32[8,8] {
+  %x.3 = f32[4,8]{1,0} parameter(0)
+  %copy.3 = f32[8,8]{1,0} all-gather(%x.3), replica_groups={{0,2},{1,3}}, frontend_attributes={chain_id="0"}
+  ROOT %done = f32[8,8] custom-call(%x.3, %copy.3), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY"""
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_collective_that_several_fusions_run_is_one(beside: bool) -> None:
+    """As XLA for TPUs fuses an all-gather with a product that does not need it."""
+    lines = [
+        "%part = f32[4,8] slice(%x), slice={[0:4], [0:8]}",
+        "%begin = (f32[4,8], u32[]) fusion(%part), kind=kCustom, calls=%begun",
+        "%sent = f32[4,8] get-tuple-element(%begin), index=0",
+        *["%go = (f32[8,8], f32[4,8]) fusion(%sent, %x), kind=kOutput, calls=%going"] * beside,
+        *["%on = f32[4,8] get-tuple-element(%go), index=1"] * beside,
+        f"%end = f32[8,8] fusion({'%on' if beside else '%sent'}), kind=kCustom, calls=%ended",
+    ]
+    found = only(entry(*lines).replace("ENTRY", FUSIONS))
+    assert (found.name, found.kind, found.axis, found.bytes) == ("begin", "all-gather", "data", 256)
+    assert (found.overlapped, found.products) == (beside, int(beside))
+
+
 LOOP = """\
 %body (p: f32[8,8]) -> f32[8,8] {{
   %p = f32[8,8] parameter(0)
