@@ -36,6 +36,8 @@ class LayerMemory:
       recompute: the recompute mode, as in `PipelineConfig`.
       branches: the branches of the layer, with their operations.
       tensor: the number of tensor ranks.
+      parts: the number of parts of the sequence, of which a column-parallel product saves only the rank's own; 1: it
+        saves the whole.
       itemsize: bytes of an element in the compute dtype.
       operand: bytes of an element of an array that only products read.
       tokens: the positions of a microbatch, B·S.
@@ -52,6 +54,7 @@ class LayerMemory:
     recompute: str
     branches: Sequence[Branch]
     tensor: int
+    parts: int
     itemsize: int
     operand: int
     tokens: int
@@ -76,6 +79,7 @@ class LayerMemory:
             recompute=config.pipeline.recompute,
             branches=network.branches,
             tensor=tensor,
+            parts=tensor if config.mesh.collective_matmul else 1,
             itemsize=itemsize,
             operand=min(itemsize, 2) if backend.rounds_products else itemsize,
             tokens=tokens,
@@ -139,8 +143,12 @@ class LayerMemory:
         return self.tokens * (width // self.tensor)
 
     def _inputs(self, product: Product) -> int:
-        """Elements of a product's input, which the layer gathers first under sequence parallelism."""
-        return self._local(product.inputs) if product.split == "inputs" else self.tokens * product.inputs
+        """Elements of a product's input as it is saved.
+
+        Under sequence parallelism this is the gathered input, except for products in rings, which gather it again.
+        """
+        whole = self.tokens * product.inputs
+        return self._local(product.inputs) if product.split == "inputs" else whole // self.parts
 
     def _outputs(self, product: Product) -> int:
         """Elements of a product's output."""
@@ -156,7 +164,10 @@ class LayerMemory:
         return [each for branch in self.branches for each in branch if isinstance(each, Product)]
 
     def weight_stash(self) -> int:
-        """Bytes that I saves for W: gradients of the products' outputs, and with `full` recomputation their inputs."""
+        """Bytes that I saves for W: gradients of the products' outputs, and with `full` recomputation their inputs.
+
+        Those of a row-parallel product's output are whole: where it runs in a ring, I has received all parts of them.
+        """
         gradients = sum(map(self._outputs, self._products))
         inputs = sum(self._inputs(each) for each in self._products if not each.shares_input)
         return (gradients + inputs * (self.recompute == "full")) * self.operand
@@ -165,9 +176,9 @@ class LayerMemory:
         """Bytes at the peak of the layer's passes: in attention's forward pass, or in a branch's backward pass.
 
         During a branch's backward pass, memory holds the recomputed activations that are still needed, including those
-        of earlier branches. It also holds the gradients of an activation function's output and inputs, or those inside
-        attention. Throughout, it holds the kernel of the current product as read from the stack, the gradient of this
-        kernel, and the input and output of the residual stream.
+        of earlier branches. It also holds the gradients of an activation function's output and inputs, those inside
+        attention, or what `_gathered_again` counts. Throughout, it holds the kernel of the current product as read from
+        the stack, the gradient of this kernel, and the input and output of the residual stream.
         """
         again, moments, before = self.recompute == "full", [], -self._input  # the stash counts the layer's input
         for branch in self.branches:
@@ -178,6 +189,8 @@ class LayerMemory:
                 saved += self._probabilities() if self.backend.fuses else self._softmax()
             else:
                 moments.append((before + saved) * again + self._activation_gradients(branch))
+            if self.parts > 1:
+                moments.append(before * again + self._gathered_again(branch, again=again))
             before += saved
         kernel = max(map(self._kernel, self._products))
         return max(moments) + 2 * (kernel + self.residual) * self.itemsize
@@ -186,6 +199,17 @@ class LayerMemory:
         """Bytes of the gradients of an activation function's output and inputs."""
         activations = (each for each in branch if isinstance(each, Activation))
         return sum((1 + each.num_inputs) * self._local(each.units) * self.itemsize for each in activations)
+
+    def _gathered_again(self, branch: Branch, *, again: bool) -> int:
+        """Bytes that a branch's first products hold while they gather their input again for the kernels' gradients.
+
+        These are the whole input, the gradients of the outputs and, if recomputed, what the branch has saved so far.
+        """
+        first = list(itertools.takewhile(lambda each: isinstance(each, Norm | Product), branch))
+        products = [each for each in first if isinstance(each, Product)]
+        outputs = sum(map(self._outputs, products)) * self.itemsize
+        whole = sum(self.tokens * each.inputs for each in products if not each.shares_input) * self.operand
+        return sum(map(self._saved, first)) * again + outputs + whole
 
     def _softmax(self) -> int:
         """Bytes of the scores, and of the arrays that the inside of attention saves."""

@@ -3,9 +3,10 @@
 The functions sum over the operations of `fiddlex.models.spec`, on a device that holds 1/t of the layer's heads and
 hidden units. Each multiply-add of a product counts as two operations. For each product of the forward pass the backward
 pass has one for the gradient of the input (I) and one for the gradient of the weight (W) (Narayanan et al., SC 2021,
-appendix). Traffic is the bytes that fused elementwise work reads and writes. Invariant: summed over the devices, the
-operations of a step's products are `fiddlex.costs.sizes.model_flops`, except for the label heads; with the recomputed
-products, they are `hardware_flops`.
+appendix). With `mesh.collective_matmul` the products of F and I with weights run in pieces, each of which reads the
+whole kernel; W has one product for each kernel. Traffic is the bytes that fused elementwise work reads and writes.
+Invariant: summed over the devices, the operations of a step's products are `fiddlex.costs.sizes.model_flops`, except
+for the label heads; with the recomputed products, they are `hardware_flops`.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ import math
 from typing import NamedTuple
 
 from fiddlex.cluster.chips import Chip
+from fiddlex.cluster.rings import num_ways
 from fiddlex.config import Config
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, num_sequences
 from fiddlex.models import spec
@@ -137,8 +139,9 @@ def layer_work(config: Config, *, flash: bool = False) -> LayerWork:
         masks, and recomputes the scores in the backward pass (Dao et al., FlashAttention, NeurIPS 2022).
     """
     sizes = _Sizes.of(config)
-    around, (scores, values) = sizes.products(), sizes.attention()
-    inputs, weights = zip(*(product.gradients for product in around), strict=True)
+    around, (scores, values) = tuple(map(sizes.in_pieces, sizes.products())), sizes.attention()
+    inputs = tuple(product.gradients[0] for product in around)
+    weights = tuple(product.gradients[1] for product in sizes.products())
     in_attention = (*scores.gradients, *values.gradients)
     streams = sizes.streams()
     if flash:
@@ -162,6 +165,47 @@ def layer_work(config: Config, *, flash: bool = False) -> LayerWork:
         again,
         Work((*inputs, *inner_backward), 2 * streams + softmax_backward),
         Work(weights, sizes.accumulated()),
+    )
+
+
+class RingWork(NamedTuple):
+    """The products that run beside the hops of a ring (`fiddlex.models.ring_products`), for one microbatch.
+
+    Attributes:
+      gathers: whether the ring of F gathers the input of the products, and the ring of I sums the gradients of this
+        input; otherwise the ring of F sums the results of the product, and that of I gathers their gradients.
+      forward: products of F; one piece of each runs beside a hop.
+      backward_input: products of I.
+    """
+
+    gathers: bool
+    forward: Work
+    backward_input: Work
+
+
+def ring_ways(config: Config) -> int:
+    """Number of directions in which parts travel around the rings of a config's layers, as `num_ways`."""
+    tensor = config.mesh.tensor
+    return num_ways(num_sequences(config), config.model.seq_len // tensor, tensor)
+
+
+def ring_work(config: Config) -> tuple[RingWork, ...]:
+    """The products of a layer by the rings in which they run; products that share their input share a ring.
+
+    Args:
+      config: config that gives the sizes, with `mesh.collective_matmul`.
+    """
+    sizes = _Sizes.of(config)
+    operations = (each for each in sizes.network.operations if isinstance(each, spec.Product))
+    groups: list[tuple[spec.Product, list[MatrixProduct]]] = []
+    for operation, product in zip(operations, map(sizes.in_pieces, sizes.products()), strict=True):
+        if operation.shares_input:
+            groups[-1][1].append(product)
+        else:
+            groups.append((operation, [product]))
+    return tuple(
+        RingWork(first.split == "outputs", Work(tuple(group)), Work(tuple(each.gradients[0] for each in group)))
+        for first, group in groups
     )
 
 
@@ -215,6 +259,7 @@ class _Sizes:
     itemsize: int
     dropout: bool
     split: int  # number of ranks that share the work of norms and residuals
+    pieces: int  # number of pieces in which a product with weights runs
 
     @classmethod
     def of(cls, config: Config) -> "_Sizes":
@@ -227,6 +272,7 @@ class _Sizes:
             itemsize=ITEMSIZES[model.dtype],
             dropout=model.dropout > 0,
             split=tensor if config.mesh.sequence_parallel else 1,
+            pieces=tensor * ring_ways(config) if config.mesh.collective_matmul else 1,
         )
 
     @property
@@ -244,6 +290,10 @@ class _Sizes:
             MatrixProduct(self.tokens, local(each.inputs, each, "inputs"), local(each.outputs, each, "outputs"))
             for each in products
         )
+
+    def in_pieces(self, product: MatrixProduct) -> MatrixProduct:
+        """A product of F as it runs in its ring: once for each part of the sequence that arrives, or half of a part."""
+        return product._replace(rows=product.rows // self.pieces, number=self.pieces)
 
     def attention(self) -> tuple[MatrixProduct, MatrixProduct]:
         """The two products of attention: the scores, and the values weighted by the probabilities."""

@@ -17,18 +17,21 @@ from fiddlex.train.step import gradients
 
 TOLERANCE = 0.1
 
-CASES = {  # schedule, chunks, recompute, microbatches, data, tensor, sequence parallel, dropout
+CASES = {  # schedule, chunks, recompute, microbatches, data, tensor, sequence parallelism, dropout
     "1f1b": ("1f1b", 1, "none", 8, 1, 1, False, 0.0),
     "full recomputation under dropout": ("1f1b", 1, "full", 8, 1, 1, False, 0.1),
     "selective recomputation under dropout": ("1f1b", 1, "selective", 16, 1, 1, False, 0.1),
     "full recomputation with sequence parallelism": ("1f1b", 1, "full", 8, 1, 2, True, 0.0),
     "interleaved, tensor parallel, with dropout": ("interleaved_1f1b", 2, "none", 4, 1, 2, True, 0.1),
+    "products in rings": ("1f1b", 1, "none", 8, 1, 2, "rings", 0.0),
     "split backwards": ("zb_h1", 1, "none", 8, 1, 1, False, 0.0),
     "split backwards that recompute": ("zb_h1", 1, "full", 8, 1, 1, False, 0.0),
     "split backwards in a V on two replicas": ("zb_v", 2, "selective", 8, 2, 1, False, 0.0),
     "gpipe": ("gpipe", 1, "selective", 4, 1, 1, False, 0.0),
 }
 
+SPLIT = {"pipeline.semantics": "delay:2", "pipeline.schedule": "zb_h1"}
+RINGS = {"mesh.sequence_parallel": True, "mesh.collective_matmul": True}
 STATES = {  # what is changed of a small GPT on 2 × 2 × 2 devices
     "adamw": {},
     "without ZeRO-1": {"optimizer.zero1": False},
@@ -60,7 +63,11 @@ STATES = {  # what is changed of a small GPT on 2 × 2 × 2 devices
         "model.dtype": "bfloat16",
     },
     "stash, recomputed": {"pipeline.semantics": "stash", "pipeline.recompute": "full", "model.dropout": 0.1},
-    "delay, split backwards": {"pipeline.semantics": "delay:2", "pipeline.schedule": "zb_h1"},
+    "delay, split backwards": SPLIT,
+    "2bw, products in rings": {"pipeline.semantics": "2bw", **RINGS},
+    "products in rings, split backwards": {"pipeline.recompute": "none", **SPLIT, **RINGS},
+    "products in rings, split backwards that recompute": {"pipeline.recompute": "full", **SPLIT, **RINGS},
+    "llama, products in rings": {"model.family": "llama", "pipeline.recompute": "selective", **SPLIT, **RINGS},
     "mlm": {"model.family": "bert"},
     "mlm_nsp, post-LN": {"model.family": "bert", "model.objective": "mlm_nsp", "model.post_norm": True},
     "classification": {
@@ -89,9 +96,10 @@ LONG = (
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES])
 def test_prediction_is_near_what_xla_allots(case: str) -> None:
-    schedule, chunks, recompute, microbatches, data, tensor, sequence_parallel, dropout = CASES[case]
+    schedule, chunks, recompute, microbatches, data, tensor, sequence, dropout = CASES[case]
     config = sized(hidden_size=128, seq_len=256)
-    config.mesh.data, config.mesh.tensor, config.mesh.sequence_parallel = data, tensor, sequence_parallel
+    config.mesh.data, config.mesh.tensor = data, tensor
+    config.mesh.sequence_parallel, config.mesh.collective_matmul = bool(sequence), sequence == "rings"
     config.model.dropout = dropout
     config.pipeline.schedule, config.pipeline.num_chunks, config.pipeline.recompute = schedule, chunks, recompute
     program = make_program(with_microbatches(config, microbatches, microbatch_size=2))
