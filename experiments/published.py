@@ -29,6 +29,7 @@ from fiddlex.planner.closed_forms import Shape, free_running_seconds, stage_rank
 from fiddlex.planner.cost_model import EFFICIENCY, CostModel, System
 from fiddlex.planner.layouts import Layout, Problem
 from fiddlex.planner.predict import Prediction
+from fiddlex.planner.report import exchange_text
 from fiddlex.planner.search import evaluate, search
 from fiddlex.schedules.placement import place_layers
 from fiddlex.simulate.clock import Costs
@@ -221,14 +222,15 @@ def layout_of(config: Config) -> Layout:
         pipeline.semantics,
         pipeline.recompute,
         mesh.outermost,
+        mesh.collective_matmul,
     )
 
 
 def _short(layout: Layout) -> str:
-    sequence, chunks = "+sp" * layout.sequence_parallel, f" v={layout.chunks}" * (layout.chunks > 1)
+    chunks = f" v={layout.chunks}" * (layout.chunks > 1)
     across = ", pipe outermost" * (layout.outermost == "pipe")
     return (
-        f"{layout.data}×{layout.pipe}×{layout.tensor}{sequence}{across}, {layout.schedule}{chunks}, "
+        f"{layout.data}×{layout.pipe}×{layout.tensor}{exchange_text(layout)}{across}, {layout.schedule}{chunks}, "
         f"m={layout.num_microbatches}, {layout.semantics}, {layout.recompute}"
     )
 

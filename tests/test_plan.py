@@ -53,6 +53,7 @@ def test_json_has_plans_that_are_fields_of_a_config(tmp_path):
         "tensor": config.mesh.tensor,
         "sequence_parallel": config.mesh.sequence_parallel,
         "outermost": config.mesh.outermost,
+        "collective_matmul": config.mesh.collective_matmul,
     }
     assert first["pipeline"]["recompute"] == config.pipeline.recompute
     assert config.validate().mesh.num_devices == 32

@@ -34,6 +34,7 @@ from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration
 from fiddlex.planner.profile import Profile, load_profile, save_profile
+from fiddlex.planner.report import exchange_text
 
 if TYPE_CHECKING:
     from fiddlex.data.stalls import Analysis
@@ -209,9 +210,9 @@ def describe(profile: Profile) -> str:
         model = entry.model
         rows.append(
             f"{model.family}, hidden {model.hidden_size}, sequence {model.seq_len}, {model.dtype}, microbatch "
-            f"{entry.microbatch_size}, tensor {entry.tensor}{'+sp' * entry.sequence_parallel}, recompute "
-            f"{entry.recompute}: layer {1e3 * entry.forward_s:.3g} ms forward and {1e3 * entry.backward_s:.3g} "
-            f"backward, outside {1e3 * entry.edges_s:.3g}"
+            f"{entry.microbatch_size}, tensor {entry.tensor}{exchange_text(entry.mesh)}, recompute {entry.recompute}: "
+            f"layer {1e3 * entry.forward_s:.3g} ms forward and {1e3 * entry.backward_s:.3g} backward, outside "
+            f"{1e3 * entry.edges_s:.3g}"
         )
     return "\n".join(rows)
 

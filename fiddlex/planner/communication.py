@@ -13,9 +13,13 @@ step on ring k:
 
     T = Σ_k [ (n_k − 1)/n_k · V / (n_1 ⋯ n_(k−1)) / W_k + (n_k − 1) · L_k ]
 
+Where the layers' products run in rings (`fiddlex.models.ring_products`), the parts travel around one ring of the whole
+group, whichever links this spans, in n − 1 hops. The slowest link sets the time of a hop.
+
 Invariant: nothing overlaps here. The caller decides which communication overlaps with computation.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -58,6 +62,33 @@ def all_gather_shares(num_bytes: float, rings: Iterable[Ring]) -> Iterator[Share
         steps = size - 1
         yield Share(link, steps * part / size, steps * (part / size / link.bandwidth + link.latency_s))
         part /= size
+
+
+def ring_shares(num_bytes: float, rings: Iterable[Ring], *, ways: int) -> Iterator[Share]:
+    """What each link contributes while the parts of a buffer travel around one ring of the whole group.
+
+    Devices at the ends of an inner ring send on the outer link what the others send on the inner link. All links work
+    at once, so the parts take as long as on the slowest link.
+
+    Args:
+      num_bytes: bytes of the whole buffer, of which each device has a part.
+      rings: rings of the group, the innermost first.
+      ways: number of directions in which a part travels, 1 or 2; each takes one of a link's paths (`Link.paths`). With
+        two devices both directions are the same, and the parts take all paths, as an all-gather does.
+    """
+    rings = tuple(rings)
+    devices = math.prod(size for size, _ in rings)
+    hops, part = devices - 1, num_bytes / devices
+    for _, link in rings:
+        used = link.paths if devices == 2 else min(ways, link.paths)
+        yield Share(link, hops * part, hops * (part * link.paths / used / link.bandwidth + link.latency_s))
+
+
+def hop_s(num_bytes: float, rings: Iterable[Ring], *, ways: int) -> float:
+    """Seconds of one hop of the parts of a buffer around a group; the arguments are those of `ring_shares`."""
+    rings = tuple(rings)
+    hops = math.prod(size for size, _ in rings) - 1
+    return max((share.seconds / hops for share in ring_shares(num_bytes, rings, ways=ways)), default=0.0)
 
 
 def reduce_scatter_s(num_bytes: float, rings: Iterable[Ring]) -> float:

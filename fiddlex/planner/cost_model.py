@@ -2,8 +2,9 @@
 
 The model computes compute times from the work (`fiddlex.costs.work`) and the chip's peak. It counts communication on
 the links that the messages cross (`Topology.rings`): tensor parallelism inside a layer, hops between stages, the whole
-pipe for embedding and head, gradients and weights over `data`. It assumes that communication inside a layer and
-communication over `data` are exposed, because XLA overlaps them with nothing.
+pipe for embedding and head, gradients and weights over `data`. It assumes that communication inside a layer, except
+where products run in rings (`fiddlex.planner.layer_exchange`), and communication over `data` are exposed, because XLA
+overlaps them with nothing.
 
 Sources: volumes of Narayanan et al., SC 2021, section 3; sequence parallelism of Korthikanti et al., MLSys 2023,
 section 3.2 (an all-reduce is a reduce-scatter and an all-gather of the same bytes).
@@ -22,10 +23,19 @@ from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES
 from fiddlex.costs.weight_memory import num_moments
-from fiddlex.costs.work import Work, edge_work, layer_work, update_work
+from fiddlex.costs.work import Work, edge_work, layer_work, ring_ways, ring_work, update_work
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import Product
-from fiddlex.planner.communication import all_gather_s, all_gather_shares, all_reduce_s, reduce_scatter_s, send_s
+from fiddlex.planner.communication import (
+    all_gather_s,
+    all_gather_shares,
+    all_reduce_s,
+    hop_s,
+    reduce_scatter_s,
+    ring_shares,
+    send_s,
+)
+from fiddlex.planner.layer_exchange import LayerExchange, RingTimes, exchange_of_rings
 from fiddlex.planner.links import MeshLinks
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.simulate.clock import Costs
@@ -41,7 +51,8 @@ class MicrobatchTimes(NamedTuple):
       forward: seconds of a layer's forward pass.
       backward_input: seconds of a layer's input-gradient pass, with what it recomputes.
       backward_weight: seconds of a layer's weight-gradient pass.
-      exchange: seconds of communication in a layer; `forward` and `backward_input` include them.
+      exchange: seconds of communication in a layer that nothing hides; `forward`, `backward_input` and
+        `backward_weight` include them.
       embed: seconds of the embedding, on which all ranks work together.
       head: seconds of the loss and its gradient, on which all ranks work together.
       embed_backward: seconds of the embedding's gradient, on which all ranks work together.
@@ -144,6 +155,13 @@ class Traffic(NamedTuple):
     seconds: float
 
 
+class _Rings(NamedTuple):
+    """The rings of a layer, and the number of directions in which parts travel around them."""
+
+    times: tuple[RingTimes, ...]
+    ways: int
+
+
 class CostModel:
     """The times of a step of one model on one kind of cluster, for any layout; caches what layouts have in common.
 
@@ -167,7 +185,7 @@ class CostModel:
         topology.chip.peak(config.model.dtype)
         # Each cost model has its own caches, which are freed with it.
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
-        self._links_once = functools.cache(self._links)
+        self._links_once, self._rings_once = functools.cache(self._links), functools.cache(self._rings)
 
     def _links(self, data: int, pipe: int, tensor: int, outermost: str) -> MeshLinks:
         return MeshLinks.of(self._topology, MeshConfig(data, pipe, tensor, outermost=outermost))
@@ -189,7 +207,7 @@ class CostModel:
         examples = self._config.data.global_batch_size // mesh.data // num_microbatches
         shards = mesh.tensor * (mesh.pipe if self._system.vocabulary_over_pipe else 1)
         forward, backward_input, backward_weight = self._layer_once(
-            mesh.tensor, mesh.sequence_parallel, examples, recompute
+            mesh.tensor, mesh.sequence_parallel, mesh.collective_matmul, examples, recompute
         )
         embed, head, embed_backward = self._edges_once(shards, examples)
         links = self._links_of(mesh)
@@ -197,12 +215,12 @@ class CostModel:
         part = whole / mesh.tensor if mesh.sequence_parallel else whole
         over_pipe = self._system.vocabulary_over_pipe and mesh.pipe > 1
         tensor, pipe = all_reduce_s(whole, links.tensor), all_reduce_s(part, links.pipe) if over_pipe else 0.0
-        exchange, repeats = self._reductions * tensor, recompute == "full"
+        once, repeats = self._exchange(mesh, examples), recompute == "full"
         return MicrobatchTimes(
-            forward + exchange,
-            backward_input + exchange * (1 + repeats),
-            backward_weight,
-            exchange=exchange * (2 + repeats),
+            forward + once.forward,
+            backward_input + once.backward_input + once.forward * repeats,
+            backward_weight + once.backward_weight,
+            exchange=sum(once) + once.forward * repeats,
             embed=embed + pipe + tensor,
             head=head + 2 * pipe + tensor,
             embed_backward=embed_backward + pipe,
@@ -248,18 +266,26 @@ class CostModel:
           The traffic by axis, the links of each from the innermost outwards.
         """
         m, zero1, links = num_microbatches, self._config.optimizer.zero1, self._links_of(mesh)
-        whole = self._config.data.global_batch_size // mesh.data // m * self._row_bytes
+        examples = self._config.data.global_batch_size // mesh.data // m
+        whole = examples * self._row_bytes
         part = whole / mesh.tensor if mesh.sequence_parallel else whole
         layers = max(sum(placement.layers_per_stage[stage] for stage in stages) for stages in placement.chunks)
-        sums_of_layers = layers * self._reductions * (3 if recompute == "full" else 2)
+        in_layers = m * layers * self._reductions * (6 if recompute == "full" else 4)
+        shares = [  # an all-reduce counts twice
+            ("data", 1 if zero1 else 2, all_gather_shares(num_parameters * self._system.gradient_bytes, links.data)),
+            ("data", 1 if zero1 else 0, all_gather_shares(num_parameters * self._itemsize, links.data)),
+            ("pipe", 8 * m, all_gather_shares(part, links.pipe)),
+            ("tensor", 4 * m, all_gather_shares(whole, links.tensor)),
+        ]
+        if mesh.collective_matmul:  # for each sum of results, one input is gathered again
+            again = m * layers * self._reductions
+            ways = self._rings_once(mesh.tensor, examples).ways
+            shares.append(("tensor", in_layers + again, ring_shares(whole, links.tensor, ways=ways)))
+        else:
+            shares.append(("tensor", in_layers, all_gather_shares(whole, links.tensor)))
         sent: dict[tuple[str, Link], list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for axis, rings, num_bytes, times in (  # an all-reduce counts twice
-            ("data", links.data, num_parameters * self._system.gradient_bytes, 1 if zero1 else 2),
-            ("data", links.data, num_parameters * self._itemsize, 1 if zero1 else 0),
-            ("pipe", links.pipe, part, 8 * m),
-            ("tensor", links.tensor, whole, 2 * m * (sums_of_layers + 2)),
-        ):
-            for link, size, seconds in all_gather_shares(num_bytes, rings):
+        for axis, times, of_links in shares:
+            for link, size, seconds in of_links:
                 sent[axis, link][0] += times * size
                 sent[axis, link][1] += times * seconds
         for link, messages in _messages(placement.stage_ranks, links).items():
@@ -269,13 +295,34 @@ class CostModel:
         found = (Traffic(axis, link, *amounts) for (axis, link), amounts in sent.items())
         return tuple(sorted(found, key=lambda each: (order[each.axis], self._topology.links.index(each.link))))
 
+    def _exchange(self, mesh: MeshConfig, examples: int) -> LayerExchange:
+        """Exposed seconds of the exchange in a layer, for a microbatch of `examples`."""
+        whole, links = examples * self._row_bytes, self._links_of(mesh).tensor
+        if not mesh.collective_matmul:
+            once = self._reductions * all_reduce_s(whole, links)
+            return LayerExchange(once, once, 0.0)
+        rings = self._rings_once(mesh.tensor, examples)
+        return exchange_of_rings(rings.times, ranks=mesh.tensor, hop=hop_s(whole, links, ways=rings.ways))
+
+    def _rings(self, tensor: int, examples: int) -> "_Rings":
+        mesh = MeshConfig(1, 1, tensor, sequence_parallel=True, collective_matmul=True)
+        config = self._sized(mesh, examples, "none")
+        times = (
+            RingTimes(ring.gathers, self._seconds(ring.forward), self._seconds(ring.backward_input))
+            for ring in ring_work(config)
+        )
+        return _Rings(tuple(times), ring_ways(config))
+
     def _seconds(self, *works: Work) -> float:
         chip, dtype = self._topology.chip, self._config.model.dtype
         return sum(work.seconds(chip, dtype, self._efficiency) for work in works)
 
-    def _layer(self, tensor: int, sequence_parallel: bool, examples: int, recompute: str) -> tuple[float, float, float]:
+    def _layer(
+        self, tensor: int, sequence_parallel: bool, collective_matmul: bool, examples: int, recompute: str
+    ) -> tuple[float, float, float]:
         """Seconds of F, I (with what it recomputes) and W, without communication."""
-        config = self._sized(MeshConfig(1, 1, tensor, sequence_parallel), examples, recompute)
+        mesh = MeshConfig(1, 1, tensor, sequence_parallel, collective_matmul=collective_matmul)
+        config = self._sized(mesh, examples, recompute)
         work = layer_work(config, flash=self._flash)
         return (
             self._seconds(work.forward),

@@ -173,6 +173,7 @@ def fit_profile(
         forward_s=share * parts.layer,
         backward_s=(1 - share) * parts.layer,
         edges_s=parts.edges,
+        collective_matmul=config.mesh.collective_matmul,
     )
     sharing, exchange = {1: 1.0}, {1: 0.0}
     for number, runs in sorted(replicas.items()):

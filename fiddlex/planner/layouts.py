@@ -1,12 +1,12 @@
 """The planner's problem and its search space: all layouts for a problem.
 
 The space: data × pipe × tensor × outermost axis × schedule × chunks × microbatch × semantics × recompute × sequence
-parallelism. The traits of a schedule say with how many chunks and under which semantics the planner searches it
-(`fiddlex.schedules.traits`). The space leaves out layouts that cannot be better: further schedules for a pipeline of
-one rank, recomputing attention where a flash kernel does so anyway, and another outermost axis where one link joins all
-devices. It also leaves out 2BW on more than `MOST_WAITING` ranks with so few microbatches that the ranks wait for
-updates, because unrolling these pipelines would take longer than everything else. Invariant: every layout gives a valid
-config.
+parallelism × collective matmul. The traits of a schedule say with how many chunks and under which semantics the planner
+searches it (`fiddlex.schedules.traits`). The space leaves out layouts that cannot be better: further schedules for a
+pipeline of one rank, recomputing attention where a flash kernel does so anyway, and another outermost axis where one
+link joins all devices. It also leaves out 2BW on more than `MOST_WAITING` ranks with so few microbatches that the ranks
+wait for updates, because unrolling these pipelines would take longer than everything else. `ring_choices` says where
+the planner offers collective matmul. Invariant: every layout gives a valid config.
 """
 
 import dataclasses
@@ -76,6 +76,7 @@ class Layout(NamedTuple):
     semantics: str
     recompute: str
     outermost: str = "data"
+    collective_matmul: bool = False
 
     @property
     def num_devices(self) -> int:
@@ -89,7 +90,8 @@ class Layout(NamedTuple):
 
     def applied(self, config: Config) -> Config:
         """The config with this layout, and `planned_prediction`, in place of its own mesh and pipeline."""
-        mesh = MeshConfig(self.data, self.pipe, self.tensor, self.sequence_parallel, self.outermost)
+        axes = self.data, self.pipe, self.tensor
+        mesh = MeshConfig(*axes, self.sequence_parallel, self.outermost, self.collective_matmul)
         pipeline = PipelineConfig(
             schedule=self.schedule,
             num_chunks=self.chunks,
@@ -131,11 +133,11 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                 parallel = (False, True) if tensor > 1 and model.seq_len % tensor == 0 else (False,)
                 for number, sequence in itertools.product(_divisors(batch // data), parallel):
                     for schedule, chunks, semantics in _pipelines(problem, pipe, number):
-                        for recompute, outermost in itertools.product(
-                            modes, outermost_axes(problem, data, pipe, tensor)
+                        for recompute, outermost, rings in itertools.product(
+                            modes, outermost_axes(problem, data, pipe, tensor), ring_choices(problem, sequence)
                         ):
                             pipeline = schedule, chunks, number, semantics, recompute
-                            yield Layout(data, pipe, tensor, sequence, *pipeline, outermost)
+                            yield Layout(data, pipe, tensor, sequence, *pipeline, outermost, rings)
 
 
 def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
@@ -160,6 +162,17 @@ def outermost_axes(problem: Problem, data: int, pipe: int, tensor: int) -> tuple
     innermost = problem.topology.links[0].devices
     one_link = not innermost or data * pipe * tensor <= innermost
     return OUTERMOST_AXES[:1] if one_link or data == 1 or pipe == 1 else OUTERMOST_AXES
+
+
+def ring_choices(problem: Problem, sequence_parallel: bool) -> tuple[bool, ...]:
+    """The values that `mesh.collective_matmul` may have.
+
+    Neither value is always better: rings hide exchange and save less, but cut products into pieces that read their
+    kernels again, and exchange more in backward passes. On GPUs, where XLA's own collectives are asynchronous, the
+    planner does not offer rings.
+    """
+    on_tpus = backend_of(problem.topology.compiler).platform == "tpu"
+    return (False, True) if sequence_parallel and on_tpus else (False,)
 
 
 def _numbers_of_devices(problem: Problem) -> list[int]:

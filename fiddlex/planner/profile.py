@@ -3,8 +3,9 @@
 A profile holds what `fiddlex benchmark --profile` measured: for each shape that it ran, the seconds of a layer
 and of embedding and head; the seconds of the rest of a step; and how much devices that share a processor's cores slow
 each other down, as the fake devices of a CPU do. The cost model returns measured times unchanged. For other shapes it
-scales the times of the nearest entry by the ratio of the work (`fiddlex.costs.work`). Invariant: on the number of
-devices of the measurement, the prediction for a measured shape equals its measured time.
+scales the times of the nearest entry by the ratio of the work (`fiddlex.costs.work`). Entries measured with products in
+rings (`mesh.collective_matmul`) predict only configs with rings, and other entries only configs without. Invariant: on
+the number of devices of the measurement, the prediction for a measured shape equals its measured time.
 """
 
 import dataclasses
@@ -44,6 +45,7 @@ class Entry:
       forward_s: seconds of a layer's forward pass for a microbatch.
       backward_s: seconds of a layer's backward pass for a microbatch, with what it recomputes.
       edges_s: seconds of embedding, head and the embedding's gradient for a microbatch.
+      collective_matmul: whether the layers' products ran in rings, as in `MeshConfig`.
     """
 
     model: ModelConfig
@@ -54,6 +56,7 @@ class Entry:
     forward_s: float
     backward_s: float
     edges_s: float
+    collective_matmul: bool = False
 
     def validate(self, where: str) -> None:
         """Raises ConfigError, whose message begins with `where`, when a value is out of its range."""
@@ -62,6 +65,7 @@ class Entry:
             rules.choice("recompute", self.recompute, RECOMPUTE_MODES)
             for name in ("tensor", "microbatch_size"):
                 rules.at_least(name, getattr(self, name), 1)
+            self.mesh.validate()
             for name in ("forward_s", "backward_s"):
                 rules.positive(name, getattr(self, name))
             rules.at_least("edges_s", self.edges_s, 0)
@@ -73,13 +77,18 @@ class Entry:
     def shape(self) -> tuple[Any, ...]:
         """All fields except for the times, with the number of layers set to 1 so that it makes no difference."""
         model = dataclasses.replace(self.model, num_layers=1)
-        return model, self.tensor, self.sequence_parallel, self.microbatch_size, self.recompute
+        return model, self.mesh, self.microbatch_size, self.recompute
+
+    @property
+    def mesh(self) -> MeshConfig:
+        """The mesh of the measurement."""
+        return MeshConfig(1, 1, self.tensor, self.sequence_parallel, collective_matmul=self.collective_matmul)
 
     def config(self) -> Config:
         """A config of one microbatch of this shape."""
         return Config(
             model=self.model,
-            mesh=MeshConfig(1, 1, self.tensor, self.sequence_parallel),
+            mesh=self.mesh,
             pipeline=PipelineConfig(recompute=self.recompute),
             data=DataConfig(global_batch_size=self.microbatch_size),
         )
@@ -213,10 +222,14 @@ class ProfiledCostModel:
           mesh: a mesh that is valid for the config (`Config.validate`).
           num_microbatches: number of microbatches in a replica's batch.
           recompute: the recompute mode, as in `PipelineConfig`.
+
+        Raises:
+          ConfigError: when the profile has entries only with products in rings and the mesh is without, or the other
+            way round.
         """
         examples = self._config.data.global_batch_size // mesh.data // num_microbatches
-        wanted = _sized(self._config, MeshConfig(1, 1, mesh.tensor, mesh.sequence_parallel), examples, recompute)
-        entry = nearest_entry(self._entries, wanted)
+        wanted = _sized(self._config, dataclasses.replace(mesh, data=1, pipe=1), examples, recompute)
+        entry = nearest_entry(self._alike(mesh), wanted)
         old, new = layer_work(entry.config()), layer_work(wanted)
         together = self._slower(mesh.tensor) / self._slower(entry.tensor)
         backward, measured = ([work.again, work.backward_input, work.backward_weight] for work in (new, old))
@@ -257,8 +270,25 @@ class ProfiledCostModel:
         update = mine * profile.update_s * _update_ratio(optimizer.name, profile.optimizer)
         return StepTimes(exchange, 0.0, profile.fixed_s + update * self._slower(mesh.num_devices))
 
+    def _alike(self, mesh: MeshConfig) -> list[Entry]:
+        """The entries whose products ran in rings exactly if those of `mesh` do."""
+        alike = [entry for entry in self._entries if _in_rings(entry.mesh) == _in_rings(mesh)]
+        if not alike:
+            raise ConfigError(
+                f"mesh.collective_matmul={mesh.collective_matmul} with mesh.tensor={mesh.tensor}: all entries that the "
+                f"profile of {self._profile.machine} has of {self._config.model.dtype} were measured "
+                f"{'without' if _in_rings(mesh) else 'with'} products in rings. Measure such a config too (fiddlex "
+                "benchmark --profile)."
+            )
+        return alike
+
     def _slower(self, number: int) -> float:
         return self._profile.at("sharing", number)
+
+
+def _in_rings(mesh: MeshConfig) -> bool:
+    """Whether the layers' products run in rings: with one tensor rank they do not."""
+    return mesh.collective_matmul and mesh.tensor > 1
 
 
 def nearest_entry(entries: Sequence[Entry], config: Config) -> Entry:

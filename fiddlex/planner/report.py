@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fiddlex.config import Config
+from fiddlex.config import Config, MeshConfig
 from fiddlex.config.readable import counted
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory
@@ -114,7 +114,7 @@ def _columns(problem: Problem, best: Plan) -> dict[str, Callable[[Plan], str]]:
         **devices,
         "data": lambda plan: f"{plan.layout.data}",
         "pipe": lambda plan: f"{plan.layout.pipe}",
-        "tensor": lambda plan: f"{plan.layout.tensor}{'+sp' * plan.layout.sequence_parallel}",
+        "tensor": lambda plan: f"{plan.layout.tensor}{exchange_text(plan.layout)}",
         "outermost": lambda plan: plan.layout.outermost,
         "schedule": lambda plan: f"{plan.layout.schedule}{f' v={plan.layout.chunks}' * (plan.layout.chunks > 1)}",
         "microbatches": lambda plan: f"{plan.layout.num_microbatches} of {plan.config.microbatch_size}",
@@ -214,11 +214,17 @@ def memory_parts(memory: Memory) -> dict[str, int]:
 def layout_text(layout: Layout) -> str:
     """A layout in one line."""
     across = f", outermost={layout.outermost}" * (layout.outermost != "data")
+    rings = ", collective_matmul=True" * layout.collective_matmul
     return (
         f"data={layout.data}, pipe={layout.pipe}, tensor={layout.tensor}, sequence_parallel="
-        f"{layout.sequence_parallel}{across}, {layout.schedule} with {counted(layout.chunks, 'chunk')} "
+        f"{layout.sequence_parallel}{rings}{across}, {layout.schedule} with {counted(layout.chunks, 'chunk')} "
         f"and {layout.num_microbatches} microbatches, {layout.semantics}, recompute={layout.recompute}"
     )
+
+
+def exchange_text(mesh: Layout | MeshConfig) -> str:
+    """What follows the number of tensor ranks: `+sp` for sequence parallelism, `+cm` for collective matmul."""
+    return "+sp" * mesh.sequence_parallel + "+cm" * mesh.collective_matmul
 
 
 def as_python(config: Config, title: str) -> str:

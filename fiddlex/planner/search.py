@@ -170,7 +170,7 @@ class _Space:
         """Seconds of a layout's microbatch, and of its step outside the pipeline."""
         outermost = layout.outermost
         return self._microbatch_once(
-            *layout[:4], layout.num_microbatches, layout.recompute, outermost
+            *layout[:4], layout.num_microbatches, layout.recompute, outermost, layout.collective_matmul
         ), self._step_once(*layout[:3], self.cut(layout).rows, layout.semantics, outermost)
 
     def memory(self, layout: Layout) -> Memory:
@@ -237,8 +237,9 @@ class _Space:
         num_microbatches: int,
         recompute: str,
         outermost: str,
+        collective_matmul: bool,
     ) -> MicrobatchTimes:
-        mesh = MeshConfig(data, pipe, tensor, sequence_parallel, outermost)
+        mesh = MeshConfig(data, pipe, tensor, sequence_parallel, outermost, collective_matmul)
         model = self._models[self.problem.semantics[0]]  # microbatches take equal times under all semantics
         return model.microbatch(mesh, num_microbatches=num_microbatches, recompute=recompute)
 

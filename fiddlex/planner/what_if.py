@@ -35,6 +35,7 @@ _SHORT = {
     "num_chunks": "pipeline.num_chunks",
     "num_microbatches": "pipeline.num_microbatches",
     "sequence_parallel": "mesh.sequence_parallel",
+    "collective_matmul": "mesh.collective_matmul",
     "optimizer": "optimizer.name",
     "zero1": "optimizer.zero1",
     "dtype": "model.dtype",

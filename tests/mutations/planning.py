@@ -79,8 +79,8 @@ MUTATIONS = (
     Mutation(
         "recomputed-layers-reduced-once",
         "fiddlex/planner/cost_model.py",
-        old="backward_input + exchange * (1 + repeats)",
-        new="backward_input + exchange",
+        old="backward_input + once.backward_input + once.forward * repeats",
+        new="backward_input + once.backward_input",
         tests=(
             "tests/planner/test_cost_model.py::"
             "test_a_layer_has_two_reductions_over_tensor_each_way_and_two_more_when_it_is_recomputed",

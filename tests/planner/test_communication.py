@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -5,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.cluster.topology import Link, Ring, catalogue, load_topology
-from fiddlex.planner.communication import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
+from fiddlex.planner.communication import (
+    all_gather_s,
+    all_gather_shares,
+    all_reduce_s,
+    hop_s,
+    reduce_scatter_s,
+    ring_shares,
+    send_s,
+)
 
 SIZES = st.floats(0, 1e12)
 LINKS = st.builds(
@@ -90,3 +99,23 @@ def test_who_sends_alone_has_what_all_have_in_common(num_bytes, pooled, senders)
     link = Link("l", 0, 1e9, 0.0, "s", pooled=pooled)
     share = send_s(num_bytes, link, senders=senders) / send_s(num_bytes, link, senders=pooled)
     assert share == pytest.approx(min(senders, pooled) / pooled)
+
+
+@given(SIZES, st.integers(2, 64), LINKS)
+def test_parts_that_take_both_paths_of_a_ring_take_as_long_as_gathered_at_once(num_bytes, size, link):
+    rings = (Ring(size, dataclasses.replace(link, paths=2)),)
+    (parts,), (whole,) = ring_shares(num_bytes, rings, ways=2), all_gather_shares(num_bytes, rings)
+    assert parts == pytest.approx(whole)
+    one_way = hop_s(num_bytes, rings, ways=1)
+    assert one_way * (size - 1) >= parts.seconds * (1 - 1e-9)
+    assert hop_s(num_bytes, rings, ways=2) * (size - 1) == pytest.approx(parts.seconds)
+    if size > 2:  # else both ways are one link
+        assert one_way == pytest.approx(send_s(num_bytes / size, rings[0].link))
+
+
+def test_a_hop_waits_for_the_slowest_link_that_the_ring_crosses():
+    fast, slow = Link("fast", 4, 1e9, 0.0, "s"), Link("slow", 0, 1e8, 0.5, "s")
+    rings = (Ring(4, fast), Ring(2, slow))
+    assert hop_s(8e8, rings, ways=2) == pytest.approx(1e8 / 1e8 + 0.5)
+    assert [(share.link, share.bytes) for share in ring_shares(8e8, rings, ways=1)] == [(fast, 7e8), (slow, 7e8)]
+    assert hop_s(8e8, (), ways=1) == 0

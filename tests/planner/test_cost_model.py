@@ -9,7 +9,7 @@ from fiddlex.cluster.topology import Link, Topology
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.errors import ConfigError
 from fiddlex.planner.communication import all_reduce_s
-from fiddlex.planner.cost_model import CostModel, System
+from fiddlex.planner.cost_model import EFFICIENCY, CostModel, System
 from fiddlex.planner.links import MeshLinks
 from fiddlex.schedules.placement import place_layers
 
@@ -116,8 +116,53 @@ def test_prediction_by_momentum_repeats_the_optimizers_reads():
     assert extrapolate == pytest.approx(500 * 4 * (8 + 2) / 1e9)  # reads and writes the last update
 
 
+RINGS = MeshConfig(tensor=4, sequence_parallel=True, collective_matmul=True)
+
+
+def test_rings_expose_what_no_piece_hides():
+    """Where products take no time, four gathers or sums in F and I each, and two more gathers in W."""
+    times, once = microbatch(RINGS), 3 / 4 * RESIDUAL / 1e9
+    found = times.forward, times.backward_input, times.backward_weight, times.exchange
+    assert found == pytest.approx((4 * once, 4 * once, 2 * once, 10 * once))
+    again = microbatch(RINGS, recompute="full")
+    assert (again.backward_input, again.exchange) == pytest.approx((8 * once, 14 * once))
+    outside = microbatch(dataclasses.replace(RINGS, collective_matmul=False)).edge_exchange
+    assert times.edge_exchange == outside > 0
+
+
+def test_pieces_hide_hops_for_as_long_as_they_take():
+    """Pieces of the MLP take one hop, those of queries, keys and values 3/4, those of attention's output 1/4."""
+    hop = RESIDUAL / 4 / 1e9
+    chip = dataclasses.replace(TOPOLOGY.chip, peak_flops={"float32": 2 * 8 * 64 * 64 / hop / EFFICIENCY})
+    exchange = microbatch(RINGS, topology=dataclasses.replace(TOPOLOGY, chip=chip)).exchange
+    in_forward, beside_two_rings = 1 / 4 + 3 / 4, (2 - 3 / 4) + (2 - 1) + 3 / 4
+    assert exchange == pytest.approx(3 * hop * (in_forward + beside_two_rings))
+
+
+def test_pieces_read_their_kernels_again():
+    chip = dataclasses.replace(TOPOLOGY.chip, memory_bandwidth=1e9)
+    instant = dataclasses.replace(FAST, bandwidth=1e30)
+    topology = dataclasses.replace(TOPOLOGY, chip=chip, links=(instant, SLOW))
+    whole, pieces = (
+        microbatch(dataclasses.replace(RINGS, collective_matmul=rings), topology=topology) for rings in (False, True)
+    )
+    kernels = 12 * 64 * 64 / 4 * 4 / 1e9
+    assert pieces.forward - whole.forward == pytest.approx(3 * kernels)
+    assert pieces.backward_input - whole.backward_input == pytest.approx(3 * kernels)
+    assert pieces.backward_weight == pytest.approx(whole.backward_weight)
+
+
 @pytest.mark.parametrize("zero1", [True, False])
-@pytest.mark.parametrize("mesh", [MeshConfig(2, 4, 1), MeshConfig(4, 2, 2), MeshConfig(4, 2, 2, outermost="pipe")])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        MeshConfig(2, 4, 1),
+        MeshConfig(4, 2, 2),
+        MeshConfig(4, 2, 2, outermost="pipe"),
+        MeshConfig(4, 2, 2, sequence_parallel=True, collective_matmul=True),
+        MeshConfig(4, 1, 4, sequence_parallel=True, collective_matmul=True),
+    ],
+)
 def test_traffic_takes_the_seconds_of_the_step(mesh, zero1):
     costs, m, placement = model(zero1=zero1), 16 // mesh.data // 2, place_layers(tuple(range(mesh.pipe)), 8)
     times = costs.microbatch(mesh, num_microbatches=m, recompute="full")
@@ -125,7 +170,8 @@ def test_traffic_takes_the_seconds_of_the_step(mesh, zero1):
     seconds = {axis: sum(each.seconds for each in found if each.axis == axis) for axis in ("data", "pipe", "tensor")}
     step = costs.step(mesh, num_parameters=1000)
     assert seconds["data"] == pytest.approx(step.reduce + step.gather)
-    over_pipe = 4 * all_reduce_s(RESIDUAL, MeshLinks.of(TOPOLOGY, mesh).pipe)
+    part = RESIDUAL / (mesh.tensor if mesh.sequence_parallel else 1)
+    over_pipe = 4 * all_reduce_s(part, MeshLinks.of(TOPOLOGY, mesh).pipe)
     layers = 8 / mesh.pipe * times.exchange
     assert seconds["tensor"] == pytest.approx(m * (layers + times.edge_exchange - over_pipe))
     hops = 2 * times.hops[0] if mesh.pipe == 4 else times.hops[0]

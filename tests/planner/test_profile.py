@@ -77,6 +77,7 @@ def put(value, *path):
         (put(math.nan, "entries", 0, "backward_s"), "profile.entries[0]: backward_s=nan"),
         (put("adamv", "optimizer"), "profile.optimizer='adamv' is not one of "),
         (put(3, "entries", 0, "tensor"), "profile.entries[0]: model.num_heads=4 is not a multiple of tensor=3"),
+        (put(True, "entries", 0, "collective_matmul"), "profile.entries[0]: mesh.collective_matmul=True with"),
         (put("half", "entries", 0, "recompute"), "profile.entries[0]: recompute='half'"),
         (put(7, "entries", 0, "model", "num_heads"), "profile.entries[0]: model.hidden_size=64"),
     ],
@@ -146,6 +147,24 @@ def test_the_nearest_entry_runs_in_the_same_way():
     assert nearest_entry(entries, make_config(MeshConfig(tensor=4), one)) == wide
     assert nearest_entry(entries, make_config(pipeline=PipelineConfig(recompute="full"), examples=8)) == recomputed
     assert nearest_entry(entries, make_config(pipeline=one, examples=6)) == large
+
+
+def test_an_entry_without_rings_predicts_no_rings():
+    rings = MeshConfig(tensor=2, sequence_parallel=True, collective_matmul=True)
+    without = dataclasses.replace(ENTRY, tensor=2, sequence_parallel=True)
+    with_rings = dataclasses.replace(without, forward_s=0.001, collective_matmul=True)
+    one, other, both = (
+        dataclasses.replace(PROFILE, entries=entries) for entries in ((without,), (with_rings,), (without, with_rings))
+    )
+    plain = dataclasses.replace(rings, collective_matmul=False)
+    with pytest.raises(ConfigError, match=r"matmul=True with mesh.tensor=2: .* measured without products in rings"):
+        seconds(make_config(rings), one)
+    with pytest.raises(ConfigError, match=r"matmul=False with mesh.tensor=2: .* measured with products in rings"):
+        seconds(make_config(plain), other)
+    assert seconds(make_config(rings), both) == seconds(make_config(rings), other) < seconds(make_config(plain), both)
+    alone = dataclasses.replace(rings, tensor=1)  # one rank has no ring
+    assert seconds(make_config(alone), both) == seconds(make_config(alone), one)
+    assert one.with_entry(with_rings).entries == both.entries
 
 
 def test_an_entry_takes_the_place_of_its_shape():

@@ -11,7 +11,7 @@ from fiddlex.config import Config, ModelConfig, OptimizerConfig
 from fiddlex.errors import ConfigError
 from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem, layouts
 from fiddlex.planner.no_plan import why_none
-from fiddlex.planner.report import as_json, as_python, as_text
+from fiddlex.planner.report import as_json, as_python, as_text, layout_text
 from fiddlex.planner.search import Found, _Space, evaluate, score, search
 
 
@@ -22,9 +22,9 @@ def a_problem(*, num_devices=8, layers=4, heads=4, batch=16, **changes):
     return dataclasses.replace(Problem(config, load_topology("a100_80"), num_devices), **changes)
 
 
-def servers_of(number):
-    """A100s, so many of which are in a server."""
-    topology = load_topology("a100_80")
+def servers_of(number, name="a100_80"):
+    """A topology's devices, so many of which are in a server or a slice."""
+    topology = load_topology(name)
     inner, outer = topology.links
     return dataclasses.replace(topology, links=(dataclasses.replace(inner, devices=number), outer))
 
@@ -38,10 +38,11 @@ def servers_of(number):
     st.sampled_from(OBJECTIVES),
     st.sampled_from([("sync",), ("2bw", "sync")]),
     st.sampled_from([2, 8]),
+    st.sampled_from(["a100_80", "tpu_v5e"]),
     st.floats(0, 1),
 )
 def test_it_finds_what_looking_at_every_layout_finds(
-    num_devices, layers, heads, batch, objective, semantics, per_server, share
+    num_devices, layers, heads, batch, objective, semantics, per_server, name, share
 ):
     problem = a_problem(
         num_devices=num_devices,
@@ -50,7 +51,7 @@ def test_it_finds_what_looking_at_every_layout_finds(
         batch=batch,
         objective=objective,
         semantics=semantics,
-        topology=servers_of(per_server),
+        topology=servers_of(per_server, name),
     )
     every = [evaluate(problem, layout) for layout in layouts(problem)]
     if not every:
@@ -66,18 +67,26 @@ def test_it_finds_what_looking_at_every_layout_finds(
     assert found.space == len(every)
 
 
-@pytest.mark.parametrize(("layers", "per_server"), [(4, 8), (5, 8), (4, 2)])
-def test_no_layout_takes_less_than_its_bound(layers, per_server):
-    problem = a_problem(layers=layers, topology=servers_of(per_server))
+@pytest.mark.parametrize(
+    ("layers", "per_server", "name"), [(4, 8, "a100_80"), (5, 8, "a100_80"), (4, 2, "a100_80"), (4, 2, "tpu_v5e")]
+)
+def test_no_layout_takes_less_than_its_bound(layers, per_server, name):
+    problem = a_problem(layers=layers, topology=servers_of(per_server, name))
     space = _Space(problem)
     for layout in layouts(problem):
         assert space._least(layout)[0] <= evaluate(problem, layout).step_time_s * (1 + 1e-12), layout
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(["sync", "2bw"]), st.sampled_from([4, 8]), st.sampled_from([8, 24]))
-def test_every_layout_is_a_config_that_validates(semantics, num_devices, batch):
-    problem = a_problem(num_devices=num_devices, batch=batch, semantics=(semantics,))
+@given(
+    st.sampled_from(["sync", "2bw"]),
+    st.sampled_from([4, 8]),
+    st.sampled_from([8, 24]),
+    st.sampled_from(["a100_80", "tpu_v5e"]),
+)
+def test_every_layout_is_a_config_that_validates(semantics, num_devices, batch, name):
+    topology = load_topology(name)
+    problem = a_problem(num_devices=num_devices, batch=batch, semantics=(semantics,), topology=topology)
     seen = set()
     for layout in layouts(problem):
         assert layout.applied(problem.config).validate().mesh.num_devices == num_devices
@@ -99,6 +108,38 @@ def test_the_whole_space_is_there():
         for tensor in (1, 2, 4)
         if data * pipe * tensor == 8
     }
+
+
+def test_rings_are_searched_on_tpus_with_sequence_parallelism():
+    space = set(layouts(a_problem(topology=load_topology("tpu_v5e"))))
+    rings = {layout for layout in space if layout.collective_matmul}
+    without = {layout._replace(collective_matmul=False) for layout in rings}
+    assert without == {layout for layout in space if layout.sequence_parallel and not layout.collective_matmul}
+    assert without
+    on_gpus = set(layouts(a_problem()))
+    assert not any(layout.collective_matmul for layout in on_gpus)
+    assert any(layout.sequence_parallel for layout in on_gpus)
+
+
+def test_a_plan_with_rings_says_so_and_counts_what_they_hide():
+    topology = load_topology("tpu_v5e")
+    problem = a_problem(topology=topology)
+    problem.config.model.hidden_size, problem.config.model.seq_len = 2048, 2048
+    rings = Layout(2, 1, 4, True, "1f1b", 1, 2, "sync", "none", collective_matmul=True)
+    with_rings, without = (evaluate(problem, layout) for layout in (rings, rings._replace(collective_matmul=False)))
+    assert with_rings.config.mesh.collective_matmul
+    assert with_rings.exposed_s["tensor"] < without.exposed_s["tensor"] / 2
+    assert with_rings.exposed_s["vocabulary"] == without.exposed_s["vocabulary"]
+    assert with_rings.step_time_s < without.step_time_s
+    assert with_rings.memory.stash < without.memory.stash
+    sent, whole = (sum(each.bytes for each in plan.traffic if each.axis == "tensor") for plan in (with_rings, without))
+    assert sent > whole
+    text = as_text(problem, Found([with_rings, without], 2, 2, None))
+    assert "4+sp+cm " in text
+    facts = as_json(problem, Found([with_rings], 2, 2, None))["plans"][0]
+    assert facts["mesh"]["collective_matmul"] is True
+    assert ", sequence_parallel=True, collective_matmul=True, 1f1b" in layout_text(rings)
+    assert "            collective_matmul=True,\n" in as_python(with_rings.config, "A title.")
 
 
 def test_both_placements_are_searched_where_they_differ():

@@ -56,6 +56,15 @@ def test_another_axis_across_the_slow_link_changes_the_time_and_no_memory():
     assert answer.after.peak_bytes == answer.before.peak_bytes
 
 
+def test_rings_hide_exchange_and_save_less():
+    config = replaced(
+        ON_A100.config, {"model.seq_len": 2048, "mesh.sequence_parallel": True, "pipeline.recompute": "none"}
+    )
+    (answer,) = what_if(Scenario(config, topology=load_topology("tpu_v5p")), ["collective_matmul=true"])
+    assert answer.ratio < 1
+    assert answer.after.peak_bytes < answer.before.peak_bytes
+
+
 def test_a_fused_optimizer_saves_one_of_eight_passes_of_the_update():
     scenario = dataclasses.replace(HERE, profile=dataclasses.replace(PROFILE, fixed_s=0.0))
     (answer,) = what_if(scenario, ["fused_optimizer"])
