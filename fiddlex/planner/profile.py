@@ -45,7 +45,7 @@ class Entry:
       forward_s: seconds of a layer's forward pass for a microbatch.
       backward_s: seconds of a layer's backward pass for a microbatch, with what it recomputes.
       edges_s: seconds of embedding, head and the embedding's gradient for a microbatch.
-      collective_matmul: whether the layers' products ran in rings, as in `MeshConfig`.
+      collective_matmul: whether the products of the layers ran in rings, as in `MeshConfig`.
     """
 
     model: ModelConfig

@@ -23,6 +23,12 @@ ON_TPUS = {  # what is changed of `wide`
     "1f1b": {},
     "2bw that recomputes": {"pipeline.semantics": "2bw", "pipeline.recompute": "full", "data.global_batch_size": 32},
     "2bw": {"pipeline.semantics": "2bw", "data.global_batch_size": 32},
+    "products in rings": {
+        "mesh.data": 1,
+        "mesh.tensor": 2,
+        "mesh.sequence_parallel": True,
+        "mesh.collective_matmul": True,
+    },
     "long sequences": {"model.seq_len": 8192, "data.global_batch_size": 8},
     "bert": {"model.family": "bert", "model.dropout": 0.1, "model.post_norm": True, "pipeline.recompute": "selective"},
 }
