@@ -25,15 +25,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
+from fiddlex.cluster.rings import num_ways
 from fiddlex.config import Config
 from fiddlex.models.operators import Pair, input_gradient, kernel_gradient, multiplied, product
 from fiddlex.parallel.collectives import SEQUENCE_DIMENSION
 
 Arrays = tuple[jax.Array, ...]
-
-# A product of fewer rows takes longer to read its kernel than to multiply: it does one operation on each byte of the
-# kernel for each row, and a TPU v5e, a v5p and an H100 do 240, 166 and 295 in the time in which they read a byte.
-LEAST_ROWS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,11 +184,9 @@ def _scattered(
 
 
 def _ways(batch: int, length: int) -> list[_Way]:
-    """The directions in which a part travels: half of it in each, if the products of a half are large enough."""
-    half = length // 2
-    if length % 2 or batch * half < LEAST_ROWS or lax.axis_size("tensor") == 2:  # both ways are one link
-        return [_Way(1, 0, length)]
-    return [_Way(1, 0, half), _Way(-1, half, half)]
+    """The directions in which the parts travel: all positions of a part in one, or half of them in each of two."""
+    size = length // num_ways(batch, length, lax.axis_size("tensor"))
+    return [_Way(shift, start, size) for shift, start in zip((1, -1), range(0, length, size), strict=False)]
 
 
 def _positions(way: _Way, hops: int, length: int) -> _Positions:

@@ -11,11 +11,9 @@ from jax import P
 from jax.extend import core
 
 from fiddlex.cluster.mesh import make_mesh
-from fiddlex.cluster.rings import num_ways
 from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, MeshConfig
 from fiddlex.costs.work import layer_work, ring_ways, ring_work
-from fiddlex.models import ring_products
 from fiddlex.models.context import Context
 from fiddlex.models.registry import make_model
 from fiddlex.models.ring_products import Rings
@@ -118,12 +116,3 @@ def test_rings_have_all_products_with_weights(case: str) -> None:
     assert sum((ring.forward.products for ring in rings), ()) == work.forward.products[:-2]
     assert sum((ring.backward_input.products for ring in rings), ()) == work.backward_input.products[:-4]
     assert sum(ring.forward.flops for ring in rings) == sum(product.flops for product in work.backward_weight.products)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize(("batch", "length"), [(1, 512), (1, 511), (1, 510), (3, 170), (3, 172)])
-def test_parts_travel_as_the_program_has_it(
-    batch: int, length: int, ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ring_products.lax, "axis_size", lambda name: ranks)
-    assert num_ways(batch, length, ranks) == len(ring_products._ways(batch, length))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from fiddlex.cluster import rings
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import MeshConfig
-from fiddlex.models import ring_products
 from fiddlex.models.ring_products import Rings, gathered_products, scattered_product
 
 B, H, N, D = 2, 8, 4, 6  # examples, hidden size, heads, head size
@@ -21,9 +21,8 @@ def both(permutes: bool) -> Callable[..., tuple[jax.Array, ...]]:
     """A column-parallel and a row-parallel product after it; the second reads one of the first's two outputs."""
 
     def products(x: jax.Array, qk: jax.Array, up: jax.Array, out: jax.Array) -> tuple[jax.Array, ...]:
-        rings = Rings(permutes)
-        qk_BS2ND, up_BSF = gathered_products(x, (qk, up), rings)
-        return scattered_product(qk_BS2ND[:, :, 1], out, rings), up_BSF
+        qk_BS2ND, up_BSF = gathered_products(x, (qk, up), Rings(permutes))
+        return scattered_product(qk_BS2ND[:, :, 1], out, Rings(permutes)), up_BSF
 
     return products
 
@@ -61,7 +60,7 @@ def test_products_in_rings_are_those_of_the_whole_sequence(
     tolerance: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ring_products, "LEAST_ROWS", least_rows)
+    monkeypatch.setattr(rings, "LEAST_ROWS", least_rows)
     random = np.random.default_rng(tensor * part)
     shapes = [
         (B, tensor * part, H),

@@ -112,7 +112,7 @@ MUTATIONS = (
         "fiddlex/cluster/rings.py",
         old="return 2 if halves and ranks > 2 else 1",
         new="return 2 if halves else 1",
-        tests=("tests/costs/test_ring_work.py::test_parts_travel_as_the_program_has_it",),
+        tests=("tests/cluster/test_rings.py::test_halves_travel_both_ways_where_their_products_stay_large",),
     ),
     Mutation(
         "two-rings-on-the-same-links-counted-as-one",

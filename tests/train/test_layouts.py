@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from fiddlex.cluster import rings
 from fiddlex.config import Config
-from fiddlex.models import dropout, ring_products
+from fiddlex.models import dropout
 from fiddlex.models.flash import make_splash
 from fiddlex.train.step import gradients
 from tests.programs import call
@@ -162,7 +163,7 @@ def test_what_lasts_in_row_major_order_trains_alike(tiny_config: Config, monkeyp
     ids=str,
 )
 def test_products_in_rings_train_alike(layout: Case, tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_products, "LEAST_ROWS", 1)
+    monkeypatch.setattr(rings, "LEAST_ROWS", 1)
     tiny_config.mesh.collective_matmul = True
     check(layout, tiny_config)
 
