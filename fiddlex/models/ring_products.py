@@ -63,17 +63,28 @@ def _gathered_forward(x_BTI: jax.Array, kernels: Arrays, rings: Rings) -> tuple[
 
 def _gathered_backward(rings: Rings, saved: tuple[jax.Array, Arrays], gs: Arrays) -> tuple[jax.Array, Arrays]:
     x_BTI, kernels = saved
-
     batch, length, *inputs = x_BTI.shape
+    parts, whole = _Parts(x_BTI, rings), _Whole(length)
 
-    def share(positions: _Positions) -> jax.Array:
-        pairs = zip(kernels, gs, strict=True)
-        shares = [input_gradient(inputs, kernel, positions.of(g), jnp.float32) for kernel, g in pairs]
-        return functools.reduce(jnp.add, shares)
+    def shares(step: int, places: list[_Positions]) -> list[jax.Array]:
+        if step:
+            parts.hop()
+        for positions, part in zip(parts.positions(), parts.held, strict=True):
+            whole.put(positions, part)
+        sums = [_input_gradients(inputs, kernels, [place.of(g) for g in gs]) for place in places]
+        # The next hop of x waits for these products, so that it runs beside those of the next step. Otherwise XLA may
+        # run all of its hops first, beside nothing.
+        sums, parts.held = lax.optimization_barrier((sums, parts.held))
+        return sums
 
-    dx_BTI = _scattered(share, batch, length, x_BTI.dtype, rings)
-    (x_BSI,) = _gathered(x_BTI, [lambda part: part], rings)
-    return dx_BTI, tuple(kernel_gradient(x_BSI, kernel, g) for kernel, g in zip(kernels, gs, strict=True))
+    dx_BTI = _scattered(shares, batch, length, x_BTI.dtype, rings)
+    return dx_BTI, tuple(kernel_gradient(whole.value, kernel, g) for kernel, g in zip(kernels, gs, strict=True))
+
+
+def _input_gradients(inputs: Sequence[int], kernels: Arrays, gs: Sequence[jax.Array]) -> jax.Array:
+    """The gradient of the input that products share, in float32."""
+    of_each = (input_gradient(inputs, kernel, g, jnp.float32) for kernel, g in zip(kernels, gs, strict=True))
+    return functools.reduce(jnp.add, of_each)
 
 
 gathered_products.defvjp(_gathered_forward, _gathered_backward)
@@ -92,10 +103,10 @@ def scattered_product(x_BSI: jax.Array, kernel: jax.Array, rings: Rings) -> jax.
     """
     batch, length = x_BSI.shape[:2]
 
-    def share(positions: _Positions) -> jax.Array:
-        return multiplied(positions.of(x_BSI), kernel, jnp.float32)
+    def shares(step: int, places: list[_Positions]) -> list[jax.Array]:
+        return [multiplied(place.of(x_BSI), kernel, jnp.float32) for place in places]
 
-    return _scattered(share, batch, length // lax.axis_size("tensor"), x_BSI.dtype, rings)
+    return _scattered(shares, batch, length // lax.axis_size("tensor"), x_BSI.dtype, rings)
 
 
 def _scattered_forward(x_BSI: jax.Array, kernel: jax.Array, rings: Rings) -> tuple[jax.Array, Pair]:
@@ -139,34 +150,81 @@ class _Positions(NamedTuple):
     def of(self, x_BS: jax.Array) -> jax.Array:
         return lax.dynamic_slice_in_dim(x_BS, self.first, self.size, axis=SEQUENCE_DIMENSION)
 
-    def written(self, x_BS: jax.Array, part: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice_in_dim(x_BS, part, self.first, axis=SEQUENCE_DIMENSION)
+
+class _Whole:
+    """An array of the whole sequence, [B, S, …], written part by part.
+
+    Args:
+      length: positions of a rank's part of the sequence.
+    """
+
+    def __init__(self, length: int):
+        self._length = length
+        self._value: jax.Array | None = None
+
+    @property
+    def value(self) -> jax.Array:
+        """The array, once all parts are written."""
+        assert self._value is not None
+        return self._value
+
+    def put(self, positions: _Positions, part: jax.Array) -> None:
+        """Writes the values at some positions."""
+        if self._value is None:
+            sizes = (part.shape[0], self._length * lax.axis_size("tensor"), *part.shape[2:])
+            empty, axes = lax.empty(sizes, part.dtype), tuple(jax.typeof(part).manual_axis_type.varying)
+            self._value = lax.pcast(empty, axes, to="varying")
+        self._value = lax.dynamic_update_slice_in_dim(self._value, part, positions.first, axis=SEQUENCE_DIMENSION)
+
+
+class _Parts:
+    """The parts of the sequence that this rank holds while all parts travel around the ring.
+
+    Args:
+      x_BT: this rank's own part.
+      rings: how the parts travel.
+
+    Attributes:
+      held: what travels each way; at first the halves of the rank's own part or, where parts travel one way, all of it.
+    """
+
+    def __init__(self, x_BT: jax.Array, rings: Rings):
+        self._rings, self._length, self._hops = rings, x_BT.shape[1], 0
+        self._ways = _ways(*x_BT.shape[:2])
+        self.held = [
+            lax.slice_in_dim(x_BT, way.start, way.start + way.size, axis=SEQUENCE_DIMENSION) for way in self._ways
+        ]
+
+    def hop(self) -> None:
+        """Sends what is held to the next rank each way, and receives what is held from then on."""
+        self.held = [_hop(part, way.shift, self._rings) for part, way in zip(self.held, self._ways, strict=True)]
+        self._hops += 1
+
+    def positions(self) -> list[_Positions]:
+        """The positions of what is held."""
+        return [_positions(way, -self._hops, self._length) for way in self._ways]
 
 
 def _gathered(x_BT: jax.Array, functions: Sequence[Callable[[jax.Array], jax.Array]], rings: Rings) -> list[jax.Array]:
     """The value of each function at the whole sequence, [B, S, …]; each maps every position by itself."""
-    batch, length = x_BT.shape[:2]
-    num_parts, ways = lax.axis_size("tensor"), _ways(batch, length)
-    held = [lax.slice_in_dim(x_BT, way.start, way.start + way.size, axis=SEQUENCE_DIMENSION) for way in ways]
-    wholes: list[jax.Array] = []
-    for step in range(num_parts):
+    parts, wholes = _Parts(x_BT, rings), [_Whole(x_BT.shape[1]) for _ in functions]
+    for step in range(lax.axis_size("tensor")):
         if step:
-            held = [_hop(part, way.shift, rings) for part, way in zip(held, ways, strict=True)]
-        for way, part in zip(ways, held, strict=True):
-            values = [function(part) for function in functions]
-            wholes = wholes or [_unset(value, length * num_parts) for value in values]
-            positions = _positions(way, -step, length)
-            wholes = [positions.written(whole, value) for whole, value in zip(wholes, values, strict=True)]
-    return wholes
+            parts.hop()
+        for positions, part in zip(parts.positions(), parts.held, strict=True):
+            for whole, function in zip(wholes, functions, strict=True):
+                whole.put(positions, function(part))
+    return [whole.value for whole in wholes]
 
 
 def _scattered(
-    share: Callable[[_Positions], jax.Array], batch: int, length: int, dtype: jnp.dtype, rings: Rings
+    shares: Callable[[int, list[_Positions]], list[jax.Array]], batch: int, length: int, dtype: jnp.dtype, rings: Rings
 ) -> jax.Array:
-    """This rank's part of the sum over the ranks of `share`, [B, T, …] in `dtype`.
+    """This rank's part of the sum over the ranks of their shares, [B, T, …] in `dtype`.
 
     Args:
-      share: this rank's share of the sum at some positions, float32 [B, positions, …].
+      shares: takes the number of a step, from 0, and positions for each way; gives this rank's shares of the sums at
+        these positions, float32 [B, positions, …].
       batch: B.
       length: T.
       dtype: the dtype in which the sums travel.
@@ -174,12 +232,12 @@ def _scattered(
     """
     num_parts, ways = lax.axis_size("tensor"), _ways(batch, length)
     sums: list[jax.Array] = []
-    for hops_left in reversed(range(num_parts)):
-        shares = [share(_positions(way, hops_left, length)) for way in ways]
+    for step in range(num_parts):
+        totals = shares(step, [_positions(way, num_parts - 1 - step, length) for way in ways])
         if sums:
             arrived = [_hop(total, way.shift, rings) for total, way in zip(sums, ways, strict=True)]
-            shares = [mine + total.astype(jnp.float32) for mine, total in zip(shares, arrived, strict=True)]
-        sums = [total.astype(dtype) for total in shares]
+            totals = [mine + total.astype(jnp.float32) for mine, total in zip(totals, arrived, strict=True)]
+        sums = [total.astype(dtype) for total in totals]
     return jnp.concatenate(sums, axis=SEQUENCE_DIMENSION)
 
 
@@ -201,9 +259,3 @@ def _hop(x: jax.Array, shift: int, rings: Rings) -> jax.Array:
     if rings.permutes:
         return lax.ppermute(x, "tensor", [(rank, (rank + shift) % size) for rank in range(size)])
     return lax.all_gather(x, "tensor")[(lax.axis_index("tensor") - shift) % size]
-
-
-def _unset(part: jax.Array, length: int) -> jax.Array:
-    """An array [B, `length`, …] like `part`, whose elements are all to be written."""
-    sizes = (part.shape[0], length, *part.shape[2:])
-    return lax.pcast(lax.empty(sizes, part.dtype), tuple(jax.typeof(part).manual_axis_type.varying), to="varying")
