@@ -193,16 +193,13 @@ class CostModel:
     def _links_of(self, mesh: MeshConfig) -> MeshLinks:
         return self._links_once(mesh.data, mesh.pipe, mesh.tensor, mesh.outermost)
 
-    def microbatch(
-        self, mesh: MeshConfig, *, num_microbatches: int, recompute: str, splits: bool = False
-    ) -> MicrobatchTimes:
+    def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
         """The times of a microbatch on a mesh.
 
         Args:
           mesh: a mesh that is valid for the config (`Config.validate`).
           num_microbatches: number of microbatches in a replica's batch.
           recompute: the recompute mode, as in `PipelineConfig`.
-          splits: whether the schedule splits backward passes into I and W, which matters where products run in rings.
 
         Raises:
           ConfigError: when no link of the topology joins all devices of the mesh.
@@ -218,7 +215,7 @@ class CostModel:
         part = whole / mesh.tensor if mesh.sequence_parallel else whole
         over_pipe = self._system.vocabulary_over_pipe and mesh.pipe > 1
         tensor, pipe = all_reduce_s(whole, links.tensor), all_reduce_s(part, links.pipe) if over_pipe else 0.0
-        once, repeats = self._exchange(mesh, examples, splits=splits), recompute == "full"
+        once, repeats = self._exchange(mesh, examples), recompute == "full"
         return MicrobatchTimes(
             forward + once.forward,
             backward_input + once.backward_input + once.forward * repeats,
@@ -298,15 +295,14 @@ class CostModel:
         found = (Traffic(axis, link, *amounts) for (axis, link), amounts in sent.items())
         return tuple(sorted(found, key=lambda each: (order[each.axis], self._topology.links.index(each.link))))
 
-    def _exchange(self, mesh: MeshConfig, examples: int, *, splits: bool) -> LayerExchange:
+    def _exchange(self, mesh: MeshConfig, examples: int) -> LayerExchange:
         """Exposed seconds of the exchange in a layer, for a microbatch of `examples`."""
         whole, links = examples * self._row_bytes, self._links_of(mesh).tensor
         if not mesh.collective_matmul:
             once = self._reductions * all_reduce_s(whole, links)
             return LayerExchange(once, once, 0.0)
         rings = self._rings_once(mesh.tensor, examples)
-        hop = hop_s(whole, links, ways=rings.ways)
-        return exchange_of_rings(rings.times, ranks=mesh.tensor, hop=hop, splits=splits)
+        return exchange_of_rings(rings.times, ranks=mesh.tensor, hop=hop_s(whole, links, ways=rings.ways))
 
     def _rings(self, tensor: int, examples: int) -> "_Rings":
         mesh = MeshConfig(1, 1, tensor, sequence_parallel=True, collective_matmul=True)

@@ -6,8 +6,7 @@ where a piece takes p and a hop h. So (t − 1)·max(0, h − p) of the exchange
 
 In the backward pass of a column-parallel product two rings share the links: in one the gradients of its input are
 summed, in the other it gathers its input again for the gradient of its kernel. They expose (t − 1)·max(0, 2h − p). Of
-this, I has what its own ring would expose by itself, and W has the rest. Where a schedule splits backward passes, W has
-no pieces beside which its ring could run, so that all of it, (t − 1)·h, is exposed.
+this, I has what its own ring would expose by itself, and W has the rest, also where a schedule runs W apart from I.
 """
 
 from collections.abc import Iterable
@@ -36,14 +35,13 @@ class RingTimes(NamedTuple):
     backward_input: float
 
 
-def exchange_of_rings(rings: Iterable[RingTimes], *, ranks: int, hop: float, splits: bool) -> LayerExchange:
+def exchange_of_rings(rings: Iterable[RingTimes], *, ranks: int, hop: float) -> LayerExchange:
     """The exchange of a layer whose products run in rings.
 
     Args:
       rings: the rings of the layer.
       ranks: number of tensor ranks.
       hop: seconds of a hop.
-      splits: whether the schedule splits backward passes into I and W.
     """
     forward = backward_input = backward_weight = 0.0
     for gathers, forward_s, backward_s in rings:
@@ -52,5 +50,5 @@ def exchange_of_rings(rings: Iterable[RingTimes], *, ranks: int, hop: float, spl
         forward += (ranks - 1) * max(0.0, hop - piece)
         backward_input += (ranks - 1) * one
         if gathers:
-            backward_weight += (ranks - 1) * (hop if splits else max(0.0, 2 * hop - back) - one)
+            backward_weight += (ranks - 1) * (max(0.0, 2 * hop - back) - one)
     return LayerExchange(forward, backward_input, backward_weight)

@@ -20,9 +20,7 @@ from fiddlex.simulate.steady import mean_batch_time
 class StepModel(Protocol):
     """A source of times: `CostModel` or `ProfiledCostModel`."""
 
-    def microbatch(
-        self, mesh: MeshConfig, *, num_microbatches: int, recompute: str, splits: bool = False
-    ) -> MicrobatchTimes:
+    def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
         """The times of a microbatch."""
 
     def step(self, mesh: MeshConfig, *, num_parameters: float) -> StepTimes:
@@ -57,8 +55,7 @@ def predict(config: Config, model: StepModel) -> Prediction:
       ConfigError: when `pipeline_of` raises it.
     """
     pipeline, m = pipeline_of(config), config.pipeline.num_microbatches
-    splits = pipeline.sizes.slots.weight_stash > 0
-    times = model.microbatch(config.mesh, num_microbatches=m, recompute=config.pipeline.recompute, splits=splits)
+    times = model.microbatch(config.mesh, num_microbatches=m, recompute=config.pipeline.recompute)
     step = model.step(config.mesh, num_parameters=device_parameters(config, pipeline.placement.rows_per_rank))
     return Prediction(pipeline.batch_seconds(times.costs(pipeline.placement)), step)
 

@@ -213,9 +213,7 @@ class ProfiledCostModel:
                 "Measure one of this dtype too (fiddlex benchmark --profile)."
             )
 
-    def microbatch(
-        self, mesh: MeshConfig, *, num_microbatches: int, recompute: str, splits: bool = False
-    ) -> MicrobatchTimes:
+    def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
         """The times of a microbatch on a mesh; the measured times include communication inside a layer.
 
         I and W share the time of the backward pass in proportion to their work.
@@ -224,7 +222,6 @@ class ProfiledCostModel:
           mesh: a mesh that is valid for the config (`Config.validate`).
           num_microbatches: number of microbatches in a replica's batch.
           recompute: the recompute mode, as in `PipelineConfig`.
-          splits: whether the schedule splits backward passes, which changes no measured time.
 
         Raises:
           ConfigError: when the profile has entries only with products in rings and the mesh is without, or the other

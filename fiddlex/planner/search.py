@@ -169,10 +169,8 @@ class _Space:
     def times(self, layout: Layout) -> tuple[MicrobatchTimes, StepTimes]:
         """Seconds of a layout's microbatch, and of its step outside the pipeline."""
         outermost = layout.outermost
-        rings = layout.collective_matmul
-        splits = rings and layout.shape.traits.splits_backward  # without rings it makes no difference
         return self._microbatch_once(
-            *layout[:4], layout.num_microbatches, layout.recompute, outermost, rings, splits
+            *layout[:4], layout.num_microbatches, layout.recompute, outermost, layout.collective_matmul
         ), self._step_once(*layout[:3], self.cut(layout).rows, layout.semantics, outermost)
 
     def memory(self, layout: Layout) -> Memory:
@@ -240,11 +238,10 @@ class _Space:
         recompute: str,
         outermost: str,
         collective_matmul: bool,
-        splits: bool,
     ) -> MicrobatchTimes:
         mesh = MeshConfig(data, pipe, tensor, sequence_parallel, outermost, collective_matmul)
         model = self._models[self.problem.semantics[0]]  # microbatches take equal times under all semantics
-        return model.microbatch(mesh, num_microbatches=num_microbatches, recompute=recompute, splits=splits)
+        return model.microbatch(mesh, num_microbatches=num_microbatches, recompute=recompute)
 
     def _weights(self, data: int, pipe: int, tensor: int, rows: int) -> WeightBytes:
         config = dataclasses.replace(self.problem.config, mesh=MeshConfig(data, pipe, tensor))

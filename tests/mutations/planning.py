@@ -117,19 +117,9 @@ MUTATIONS = (
     Mutation(
         "two-rings-on-the-same-links-counted-as-one",
         "fiddlex/planner/layer_exchange.py",
-        old="else max(0.0, 2 * hop - back) - one",
-        new="else max(0.0, hop - back) - one",
+        old="max(0.0, 2 * hop - back) - one",
+        new="max(0.0, hop - back) - one",
         tests=("tests/planner/test_layer_exchange.py::test_rings_take_as_long_as_played",),
-    ),
-    Mutation(
-        "weight-passes-predicted-as-parts-of-whole-backward-passes",
-        "fiddlex/planner/predict.py",
-        old="splits = pipeline.sizes.slots.weight_stash > 0",
-        new="splits = False",
-        tests=(
-            "tests/planner/test_search.py::"
-            "test_rings_of_weight_passes_hide_nothing_where_a_schedule_splits_backward_passes",
-        ),
     ),
     Mutation(
         "input-gathered-again-for-nothing",

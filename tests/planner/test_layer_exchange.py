@@ -19,8 +19,7 @@ def played(pieces: int, piece: float, hop: float) -> float:
 
 @given(st.integers(1, 16), SECONDS, SECONDS, SECONDS, st.booleans())
 def test_rings_take_as_long_as_played(ranks, forward, backward, hop, gathers):
-    ring = RingTimes(gathers, forward * ranks, backward * ranks)
-    found = exchange_of_rings([ring], ranks=ranks, hop=hop, splits=False)
+    found = exchange_of_rings([RingTimes(gathers, forward * ranks, backward * ranks)], ranks=ranks, hop=hop)
     assert ranks * forward + found.forward == pytest.approx(played(ranks, forward, hop))
     assert ranks * backward + found.backward_input == pytest.approx(played(ranks, backward, hop))
     hops = 2 * hop if gathers else hop  # the input is gathered again on the same links
@@ -30,13 +29,7 @@ def test_rings_take_as_long_as_played(ranks, forward, backward, hop, gathers):
 
 def test_rings_of_a_layer_add_up():
     rings = [RingTimes(True, 4.0, 8.0), RingTimes(False, 0.0, 2.0)]
-    one, other = (exchange_of_rings([ring], ranks=4, hop=1.5, splits=False) for ring in rings)
+    one, other = (exchange_of_rings([ring], ranks=4, hop=1.5) for ring in rings)
     assert one == (1.5, 0.0, 3.0)
     assert other == (4.5, 3.0, 0.0)
-    assert exchange_of_rings(rings, ranks=4, hop=1.5, splits=False) == (6.0, 3.0, 3.0)
-
-
-def test_a_weight_pass_by_itself_hides_no_hop():
-    rings = [RingTimes(True, 100.0, 100.0), RingTimes(False, 100.0, 100.0)]
-    assert exchange_of_rings(rings, ranks=4, hop=1.5, splits=True) == (0.0, 0.0, 4.5)
-    assert exchange_of_rings(rings, ranks=4, hop=1.5, splits=False) == (0.0, 0.0, 0.0)
+    assert exchange_of_rings(rings, ranks=4, hop=1.5) == (6.0, 3.0, 3.0)

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config, ModelConfig, OptimizerConfig
 from fiddlex.errors import ConfigError
-from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem, layouts
 from fiddlex.planner.no_plan import why_none
-from fiddlex.planner.predict import predict
 from fiddlex.planner.report import as_json, as_python, as_text, layout_text
 from fiddlex.planner.search import Found, _Space, evaluate, score, search
 
@@ -142,20 +140,6 @@ def test_a_plan_with_rings_says_so_and_counts_what_they_hide():
     assert facts["mesh"]["collective_matmul"] is True
     assert ", sequence_parallel=True, collective_matmul=True, 1f1b" in layout_text(rings)
     assert "            collective_matmul=True,\n" in as_python(with_rings.config, "A title.")
-
-
-def test_rings_of_weight_passes_hide_nothing_where_a_schedule_splits_backward_passes():
-    topology = load_topology("tpu_v5e")
-    problem = a_problem(topology=topology)
-    problem.config.model.hidden_size, problem.config.model.seq_len = 2048, 2048
-    whole, split = (
-        evaluate(problem, Layout(1, 2, 4, True, schedule, 1, 4, "sync", "none", collective_matmul=True))
-        for schedule in ("1f1b", "zb_h1")
-    )
-    assert split.times.backward_weight > whole.times.backward_weight
-    assert split.times[:2] == whole.times[:2]
-    for plan in (whole, split):
-        assert predict(plan.config, CostModel(plan.config, topology)).seconds == pytest.approx(plan.step_time_s)
 
 
 def test_both_placements_are_searched_where_they_differ():
