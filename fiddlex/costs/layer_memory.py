@@ -147,8 +147,11 @@ class LayerMemory:
 
         Under sequence parallelism this is the gathered input, except for products in rings, which gather it again.
         """
-        whole = self.tokens * product.inputs
-        return self._local(product.inputs) if product.split == "inputs" else whole // self.parts
+        return self._local(product.inputs) if product.split == "inputs" else self._whole_input(product) // self.parts
+
+    def _whole_input(self, product: Product) -> int:
+        """Elements of the input of a product whose inputs are not sharded, at all positions."""
+        return self.tokens * product.inputs
 
     def _outputs(self, product: Product) -> int:
         """Elements of a product's output."""
@@ -164,13 +167,16 @@ class LayerMemory:
         return [each for branch in self.branches for each in branch if isinstance(each, Product)]
 
     def weight_stash(self) -> int:
-        """Bytes that I saves for W: gradients of the products' outputs, and with `full` recomputation their inputs.
+        """Bytes that I saves for W: gradients of the products' outputs and, with `full` recomputation, their inputs.
 
-        Those of a row-parallel product's output are whole: where it runs in a ring, I has received all parts of them.
+        Products in rings exchange all that they need in I: whole gradients of the outputs of row-parallel products, and
+        the whole inputs of column-parallel ones, whether they are recomputed or not.
         """
+        products = [each for each in self._products if not each.shares_input]
+        gathered = sum(self._whole_input(each) for each in products if each.split == "outputs" and self.parts > 1)
+        local = sum(self._inputs(each) for each in products if each.split == "inputs" or self.parts == 1)
         gradients = sum(map(self._outputs, self._products))
-        inputs = sum(self._inputs(each) for each in self._products if not each.shares_input)
-        return (gradients + inputs * (self.recompute == "full")) * self.operand
+        return (gradients + gathered + local * (self.recompute == "full")) * self.operand
 
     def working(self) -> int:
         """Bytes at the peak of the layer's passes: in attention's forward pass, or in a branch's backward pass.
@@ -208,7 +214,7 @@ class LayerMemory:
         first = list(itertools.takewhile(lambda each: isinstance(each, Norm | Product), branch))
         products = [each for each in first if isinstance(each, Product)]
         outputs = sum(map(self._outputs, products)) * self.itemsize
-        whole = sum(self.tokens * each.inputs for each in products if not each.shares_input) * self.operand
+        whole = sum(self._whole_input(each) for each in products if not each.shares_input) * self.operand
         return sum(map(self._saved, first)) * again + outputs + whole
 
     def _softmax(self) -> int:

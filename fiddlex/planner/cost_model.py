@@ -51,8 +51,8 @@ class MicrobatchTimes(NamedTuple):
       forward: seconds of a layer's forward pass.
       backward_input: seconds of a layer's input-gradient pass, with what it recomputes.
       backward_weight: seconds of a layer's weight-gradient pass.
-      exchange: seconds of communication in a layer that nothing hides; `forward`, `backward_input` and
-        `backward_weight` include them.
+      exchange: seconds of communication in a layer that nothing hides; `forward` and `backward_input`
+        include them.
       embed: seconds of the embedding, on which all ranks work together.
       head: seconds of the loss and its gradient, on which all ranks work together.
       embed_backward: seconds of the embedding's gradient, on which all ranks work together.
@@ -219,7 +219,7 @@ class CostModel:
         return MicrobatchTimes(
             forward + once.forward,
             backward_input + once.backward_input + once.forward * repeats,
-            backward_weight + once.backward_weight,
+            backward_weight,
             exchange=sum(once) + once.forward * repeats,
             embed=embed + pipe + tensor,
             head=head + 2 * pipe + tensor,
@@ -300,7 +300,7 @@ class CostModel:
         whole, links = examples * self._row_bytes, self._links_of(mesh).tensor
         if not mesh.collective_matmul:
             once = self._reductions * all_reduce_s(whole, links)
-            return LayerExchange(once, once, 0.0)
+            return LayerExchange(once, once)
         rings = self._rings_once(mesh.tensor, examples)
         return exchange_of_rings(rings.times, ranks=mesh.tensor, hop=hop_s(whole, links, ways=rings.ways))
 

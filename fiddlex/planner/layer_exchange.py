@@ -4,9 +4,8 @@ XLA runs an all-reduce, all-gather or reduce-scatter of a layer with nothing bes
 a ring of t ranks (`fiddlex.models.ring_products`), t pieces of a product and t − 1 hops take p + (t − 1)·max(p, h),
 where a piece takes p and a hop h. So (t − 1)·max(0, h − p) of the exchange is exposed.
 
-In the backward pass of a column-parallel product two rings share the links: in one the gradients of its input are
-summed, in the other it gathers its input again for the gradient of its kernel. They expose (t − 1)·max(0, 2h − p). Of
-this, I has what its own ring would expose by itself, and W has the rest, also where a schedule runs W apart from I.
+In I two rings of a column-parallel product share the links: in one the gradients of its input are summed, in the other
+it gathers its input again, for the gradient of its kernel. They expose (t − 1)·max(0, 2h − p). W exchanges nothing.
 """
 
 from collections.abc import Iterable
@@ -18,7 +17,6 @@ class LayerExchange(NamedTuple):
 
     forward: float
     backward_input: float
-    backward_weight: float
 
 
 class RingTimes(NamedTuple):
@@ -43,12 +41,8 @@ def exchange_of_rings(rings: Iterable[RingTimes], *, ranks: int, hop: float) -> 
       ranks: number of tensor ranks.
       hop: seconds of a hop.
     """
-    forward = backward_input = backward_weight = 0.0
+    forward = backward_input = 0.0
     for gathers, forward_s, backward_s in rings:
-        piece, back = forward_s / ranks, backward_s / ranks
-        one = max(0.0, hop - back)
-        forward += (ranks - 1) * max(0.0, hop - piece)
-        backward_input += (ranks - 1) * one
-        if gathers:
-            backward_weight += (ranks - 1) * (max(0.0, 2 * hop - back) - one)
-    return LayerExchange(forward, backward_input, backward_weight)
+        forward += (ranks - 1) * max(0.0, hop - forward_s / ranks)
+        backward_input += (ranks - 1) * max(0.0, (2 if gathers else 1) * hop - backward_s / ranks)
+    return LayerExchange(forward, backward_input)

@@ -117,8 +117,8 @@ MUTATIONS = (
     Mutation(
         "two-rings-on-the-same-links-counted-as-one",
         "fiddlex/planner/layer_exchange.py",
-        old="max(0.0, 2 * hop - back) - one",
-        new="max(0.0, hop - back) - one",
+        old="(2 if gathers else 1) * hop",
+        new="hop",
         tests=("tests/planner/test_layer_exchange.py::test_rings_take_as_long_as_played",),
     ),
     Mutation(
