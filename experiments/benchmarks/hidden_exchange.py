@@ -3,7 +3,7 @@
     python -m experiments.benchmarks.hidden_exchange [--only=145.6b --results=docs/studies/hidden_exchange.jsonl]
 
 Compiles the ten models of SC'21 (Narayanan et al., table 1) for TPU v5p, on the slices of
-`experiments.benchmarks.compile_models`, in three ways: as they are, with sequence parallelism, and with products in
+`experiments.benchmarks.compile_cases`, in three ways: as they are, with sequence parallelism, and with products in
 rings as well (`mesh.collective_matmul`). Cases that are already in the results are not compiled again. GB are those
 that a device sends over `tensor` in a step: around a ring of n devices an all-gather or a reduce-scatter sends
 (n − 1)/n of the whole array, an all-reduce twice that, and a permute all that it moves.
@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.benchmarks.compile_models import CASES, CompileCase, measure
+from experiments.benchmarks.compile_cases import CASES, CompileCase, measure
 from experiments.results import append_result, read_results
 from fiddlex.config.command_line import run
 
