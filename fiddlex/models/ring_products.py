@@ -38,8 +38,9 @@ class Rings:
     """How parts of the sequence travel between tensor ranks.
 
     Attributes:
-      permutes: whether a hop is a permute. On CPUs a permute waits for all devices of the mesh, also for those that
-        take another branch of the schedule; there a hop is an all-gather of which the rank keeps one part.
+      permutes: whether a hop is a permute, as on TPUs. On CPUs a permute waits for all devices of the mesh, also for
+        those that take another branch of the schedule, and for GPUs nobody has tried; there a hop is an all-gather, of
+        which the rank keeps one part.
     """
 
     permutes: bool
@@ -130,7 +131,7 @@ def make_rings(config: Config, mesh: Mesh) -> Rings | None:
     """The rings of a config on a mesh; None where the exchanges run before and after the products."""
     if not config.mesh.collective_matmul or config.mesh.tensor == 1:
         return None
-    return Rings(permutes=mesh.devices.flat[0].platform != "cpu")
+    return Rings(permutes=mesh.devices.flat[0].platform == "tpu")
 
 
 class _Way(NamedTuple):
