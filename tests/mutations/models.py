@@ -364,15 +364,15 @@ MUTATIONS = (
     Mutation(
         "sums-at-home-a-hop-early",
         RINGS,
-        old="for hops_left in reversed(range(num_parts)):",
-        new="for hops_left in range(num_parts, 0, -1):",
+        old="num_parts - 1 - step, length",
+        new="num_parts - step, length",
         tests=(IN_RINGS,),
     ),
     Mutation(
         "gathered-again-without-the-gradient-of-the-second-kernel",
         RINGS,
-        old="return functools.reduce(jnp.add, shares)",
-        new="return shares[0]",
+        old="return functools.reduce(jnp.add, of_each)",
+        new="return next(of_each)",
         tests=(IN_RINGS,),
     ),
     Mutation(

@@ -237,8 +237,8 @@ MUTATIONS = (
     Mutation(
         "sums-over-the-pipe-sent-one-way",
         "fiddlex/planner/cost_model.py",
-        old='("pipe", links.pipe, part, 8 * m)',
-        new='("pipe", links.pipe, part, 4 * m)',
+        old='("pipe", 8 * m, all_gather_shares(part, links.pipe))',
+        new='("pipe", 4 * m, all_gather_shares(part, links.pipe))',
         tests=("tests/planner/test_cost_model.py::test_traffic_takes_the_seconds_of_the_step",),
     ),
     Mutation(
