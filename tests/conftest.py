@@ -8,18 +8,22 @@ import signal
 from collections.abc import Iterator
 
 # The time to compile matters here, the time to run does not. LLVM's optimizations triple the time to compile, and XLA's
-# newer way of emitting code for fusions, the only one from jax 0.12 on, doubles it.
-os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
-    + ["--xla_cpu_use_fusion_emitters=false"]
-    * ([int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2]] < [0, 12])
-)
+# newer way of emitting code for fusions, the only one from jax 0.12 on, doubles it. Tests that run on a GPU
+# (experiments/gpu.py) are to run the code that users run.
+if os.environ.get("JAX_PLATFORMS", "") in ("", "cpu"):
+    os.environ["XLA_FLAGS"] = " ".join(
+        [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
+        + ["--xla_cpu_use_fusion_emitters=false"]
+        * ([int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2]] < [0, 12])
+    )
 # Many tests run the same programs; the workers, the processes that tests start, and the next run of the tests share
 # what was compiled.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "jax")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 # Processes that tests start import this very tree, whatever fiddlex is installed.
-os.environ["PYTHONPATH"] = str(pathlib.Path(__file__).parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(pathlib.Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+)
 
 import hypothesis
 import jax

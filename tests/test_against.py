@@ -98,7 +98,9 @@ def test_losses_that_differ_are_an_error(tmp_path: pathlib.Path, job: Job, loss:
     asked = [fake(tmp_path, "one", loss="3"), fake(tmp_path, "two", loss=loss)]
     with pytest.raises(FiddlexError) as raised:
         compare(asked, job, rounds=2, steps=1, tolerance=0.003)
-    assert f"step 1: the loss of one is 3 and that of two {told}; --tolerance=0.003 allows" in str(raised.value)
+    assert f"step 1: the loss of one is 3 and that of two {told}; the tolerance is a difference of 0.003" in str(
+        raised.value
+    )
     if loss == "3.01":
         compare(asked, job, rounds=2, steps=1, tolerance=0.004)
 

@@ -6,7 +6,7 @@ file with a `Job`. Both then write lines of JSON:
 1. The driver trains `job.check_steps` steps on the first batches of the job, and prints `{"losses": […], "versions":
    "torch 2.13.0"}`. `"differs"` may say why the system cannot compute the same model.
 2. For each line of its input, a number of steps, the driver trains that many steps and prints `{"seconds": …,
-   "cpu_seconds": …}`. While it waits for a line, it does no work.
+   "cpu_seconds": …, "peak_bytes": …}`. While it waits for a line, it does no work.
 3. At the end of its input, the driver ends.
 
 Everything else that a driver prints goes to standard error, and a driver that cannot go on says why there. Drivers run
@@ -39,6 +39,7 @@ class Job:
       check_steps: number of steps whose losses are compared.
       options: the options that the user gave this system.
       clone: path of the system's source code, where the driver needs one; else empty.
+      device: the device that trains, `cpu` or `cuda`; a driver of one device takes the first GPU.
     """
 
     config: dict[str, Any]
@@ -48,11 +49,17 @@ class Job:
     check_steps: int = 0
     options: dict[str, str] = dataclasses.field(default_factory=dict)
     clone: str = ""
+    device: str = "cpu"
 
     @property
     def model(self) -> dict[str, Any]:
         """The section `model` of the config."""
         return self.config["model"]
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of activations and matrix products, `float32` or `bfloat16`; weights are float32."""
+        return self.config["model"]["dtype"]
 
     @property
     def num_microbatches(self) -> int:
@@ -78,16 +85,20 @@ class Training(NamedTuple):
     """A model in training.
 
     Attributes:
-      train: trains that many further steps, waits for them, and returns their losses before each update.
+      train: trains that many further steps, waits until the device has done them, and returns their losses before each
+        update.
       versions: names and versions of what computes the steps.
       cpu_seconds: CPU seconds so far, over all threads of all processes of the system.
       differs: why the model is not that of the job; empty when it is.
+      peak_bytes: the most bytes of the device's memory that the driver's arrays have had at once since it started; None
+        where the device does not count them, as CPUs do not.
     """
 
     train: Callable[[int], list[float]]
     versions: str
     cpu_seconds: Callable[[], float] = time.process_time
     differs: str = ""
+    peak_bytes: Callable[[], int | None] = lambda: None
 
 
 def serve(start: Callable[[Job], Training]) -> None:
@@ -105,4 +116,5 @@ def serve(start: Callable[[Job], Training]) -> None:
         cpu_s, start_s = training.cpu_seconds(), time.perf_counter()
         training.train(int(line))
         seconds = time.perf_counter() - start_s
-        answer(seconds=seconds, cpu_seconds=training.cpu_seconds() - cpu_s)
+        cpu_seconds = training.cpu_seconds() - cpu_s
+        answer(seconds=seconds, cpu_seconds=cpu_seconds, peak_bytes=training.peak_bytes())

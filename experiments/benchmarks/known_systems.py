@@ -13,6 +13,9 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import override
 from fiddlex.errors import ConfigError
 
+DEVICES = ("cpu", "cuda")
+_DTYPES = ("float32", "bfloat16")
+IN_FLOAT32 = "fiddlex:model.dtype=float32:pipeline.recompute=full"  # little memory; recomputation changes no result
 _SPLIT_BACKWARD = ("processes", "layers", "microbatches")
 _PIPELINE = (*_SPLIT_BACKWARD, "compile")  # torch 2.13 cannot split the backward pass of a compiled stage
 
@@ -30,6 +33,8 @@ class Known:
       options: the names of the options that the user may give.
       cloned: the name by which `--clone` gives a clone of the system's source; empty when the driver needs none.
       source: the address of that source.
+      devices: the devices on which the driver can train.
+      dtypes: the dtypes of arithmetic that the driver knows.
     """
 
     driver: str
@@ -40,11 +45,14 @@ class Known:
     options: tuple[str, ...] = ()
     cloned: str = ""
     source: str = ""
+    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] = ("float32",)
 
 
 def _torch(mode: str, *options: str) -> Known:
-    packages = ("torch", "numpy")
-    return Known("third_party.torch.driver", "torch", packages, "torch==2.13.0 numpy", mode, options)
+    packages, devices = ("torch", "numpy"), DEVICES if mode in ("eager", "compile") else ("cpu",)
+    driver, install = "third_party.torch.driver", "torch==2.13.0 numpy"
+    return Known(driver, "torch", packages, install, mode, options, devices=devices, dtypes=_DTYPES)
 
 
 def _spectrax(mode: str) -> Known:
@@ -54,8 +62,9 @@ def _spectrax(mode: str) -> Known:
 
 def _of_clone(name: str, mode: str) -> Known:
     source = f"https://github.com/karpathy/{name}"
-    driver, packages = f"third_party.{name.lower()}.driver", ("torch", "numpy")
-    return Known(driver, "torch", packages, "torch==2.13.0 numpy", mode, ("microbatches",), name.lower(), source)
+    driver, packages, options = f"third_party.{name.lower()}.driver", ("torch", "numpy"), ("microbatches",)
+    install, clone = "torch==2.13.0 numpy", name.lower()
+    return Known(driver, "torch", packages, install, mode, options, clone, source, DEVICES, _DTYPES)
 
 
 KNOWN: Mapping[str, Known] = {
@@ -91,7 +100,9 @@ class Asked:
     own: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def ask(text: str, config: Config, *, pythons: Mapping[str, str], clones: Mapping[str, str]) -> Asked:
+def ask(
+    text: str, config: Config, *, pythons: Mapping[str, str], clones: Mapping[str, str], device: str = "cpu"
+) -> Asked:
     """The system of a text `NAME[:option=value[:…]]`; of `fiddlex`, the options are fields of the config.
 
     Args:
@@ -99,9 +110,11 @@ def ask(text: str, config: Config, *, pythons: Mapping[str, str], clones: Mappin
       config: the config that such fields change.
       pythons: the Python of each environment; by default this program's.
       clones: the path of each system's clone.
+      device: the device that trains, `cpu` or `cuda`.
 
     Raises:
-      ConfigError: when the system or an option is not known, or a package or a clone that it needs is missing.
+      ConfigError: when the system or an option is not known, its driver does not know the device or the config's dtype,
+        or a package or a clone that it needs is missing.
     """
     name, *options = text.split(":")
     if name == "fiddlex":
@@ -115,11 +128,25 @@ def ask(text: str, config: Config, *, pythons: Mapping[str, str], clones: Mappin
         if option not in known.options or not value:
             having = ", ".join(known.options) or "none"
             raise ConfigError(f"--against={text}: write {name}:OPTION=VALUE. The options of {name} are {having}.")
+    _require_known(text, known, device, config.model.dtype)
     python = pythons.get(known.environment, sys.executable)
     require_packages(name, known, python)
     mode = {"mode": known.mode} if known.mode else {}
     own = {"options": given | mode, "clone": _clone(name, known, clones)}
     return Asked(text, (python, "-m", known.driver), own)
+
+
+def _require_known(text: str, known: Known, device: str, dtype: str) -> None:
+    if device not in known.devices:
+        raise ConfigError(
+            f"--against={text} with --device={device}: its driver trains on {' and '.join(known.devices)} alone. Leave "
+            f"it out, or use one of {', '.join(name for name, each in KNOWN.items() if device in each.devices)}."
+        )
+    if dtype not in known.dtypes:
+        raise ConfigError(
+            f"--against={text} with model.dtype={dtype}: its driver computes in {' and '.join(known.dtypes)} alone. "
+            f"Leave it out, or use one of {', '.join(name for name, each in KNOWN.items() if dtype in each.dtypes)}."
+        )
 
 
 def as_json(config: Config) -> dict[str, Any]:

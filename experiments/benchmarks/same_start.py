@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.benchmarks.comparison import TOLERANCES
 from experiments.benchmarks.known_systems import as_json
 from fiddlex.cluster.mesh import make_mesh
-from fiddlex.config import Config
+from fiddlex.config import Config, rules
 from fiddlex.data.dataset import load_dataset
 from fiddlex.errors import ConfigError, DataError
 from fiddlex.interop.huggingface import write_weights
@@ -19,12 +20,11 @@ from fiddlex.train.step.optimizer import learning_rate_schedule
 from fiddlex.train.step.program import Program
 from third_party.protocol import Job
 
-# What the drivers compute; they read no other field of these.
+# What the drivers compute, in float32 or bfloat16; they read no other field of these.
 _COMPUTED = {
     "model.family": "gpt",
     "model.task": "lm",
     "model.dropout": 0.0,
-    "model.dtype": "float32",
     "model.post_norm": False,
     "optimizer.name": "adamw",
 }
@@ -32,17 +32,20 @@ _COMPUTED = {
 
 def require_comparable(config: Config) -> None:
     """Raises ConfigError when the drivers do not compute the config's model or its update rule."""
+    rules.choice("model.dtype", config.model.dtype, tuple(TOLERANCES))
     for path, computed in _COMPUTED.items():
         section, name = path.split(".")
         value = getattr(getattr(config, section), name)
         if value != computed:
             raise ConfigError(
-                f"{path}={value} with --against: the drivers of other systems compute a GPT-2 in float32 without "
-                f"dropout, trained by AdamW. Use {computed}."
+                f"{path}={value} with --against: the drivers of other systems compute a GPT-2 without dropout, "
+                f"trained by AdamW. Use {computed}."
             )
 
 
-def write_start(config: Config, folder: pathlib.Path, *, check_steps: int, cores: list[int]) -> Job:
+def write_start(
+    config: Config, folder: pathlib.Path, *, check_steps: int, cores: list[int], device: str = "cpu"
+) -> Job:
     """Writes the weights and the first batches of a run of fiddlex, and returns the job of all systems.
 
     Args:
@@ -51,6 +54,7 @@ def write_start(config: Config, folder: pathlib.Path, *, check_steps: int, cores
       check_steps: number of steps whose losses are compared. A batch is written for each; a system that goes on takes
         the first one again.
       cores: the cores that systems are bound to.
+      device: the device that systems train on, `cpu` or `cuda`; this function itself computes on the CPU.
 
     Raises:
       DataError: when a batch has positions that do not count, which drivers do not know.
@@ -78,6 +82,7 @@ def write_start(config: Config, folder: pathlib.Path, *, check_steps: int, cores
         folder=str(folder),
         learning_rates=[float(rate(step)) for step in range(check_steps)],
         check_steps=check_steps,
+        device=device,
     )
 
 

@@ -36,10 +36,15 @@ class System:
       name: what to call it.
       process: its process.
       log: the file that its standard error goes to.
+
+    Attributes:
+      name: what to call it.
+      peak_bytes: the most bytes of the device's memory that it has had so far; None where none are told.
     """
 
     def __init__(self, name: str, process: subprocess.Popen[str], log: IO[str]):
         self.name, self._process, self._log = name, process, log
+        self.peak_bytes: int | None = None
 
     def ask(self, steps: int) -> None:
         """Tells the driver to train some steps."""
@@ -68,6 +73,7 @@ class System:
                 f"{self.name} answered {line.rstrip()!r}, which is not JSON. third_party/protocol.py says what a "
                 "driver answers."
             ) from None
+        self.peak_bytes = answer.get("peak_bytes", self.peak_bytes)
         return answer
 
 

@@ -86,7 +86,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
         request_devices(needed // processes.num_processes())
         devices = jax.devices()
     except (RuntimeError, AssertionError) as error:
-        platforms = os.environ.get("JAX_PLATFORMS", "")
+        platforms = jax.config.jax_platforms or ""  # type: ignore[attr-defined]
         raise DeviceError(
             f"jax cannot start with JAX_PLATFORMS={platforms!r}: {error or 'no such platform here'}. Unset it, or set "
             "it to a platform that is installed (cpu, cuda, tpu)."

@@ -14,11 +14,10 @@ import os
 import pathlib
 import sys
 
-os.environ["NANOCHAT_DTYPE"] = "float32"  # read when nanochat is imported
-
 import torch
 
 from third_party.protocol import Job, Training, serve
+from third_party.torch.device import peak_bytes, prepare, wait
 from third_party.torch.driver import require_compiler
 from third_party.torch.model import batches
 
@@ -28,10 +27,11 @@ def start(job: Job) -> Training:
     require_compiler()
     if not (pathlib.Path(job.clone) / "nanochat" / "gpt.py").exists():
         sys.exit(f"{job.clone} has no nanochat/gpt.py: --clone must name a clone of nanochat.")
+    os.environ["NANOCHAT_DTYPE"] = job.dtype  # read when nanochat is imported
     sys.path.insert(0, job.clone)
     from nanochat.gpt import GPT, GPTConfig
 
-    torch.set_num_threads(len(job.cores))
+    device = prepare(job)
     torch.manual_seed(0)
     sizes, heads = job.model, job.model["num_heads"]
     config = GPTConfig(
@@ -43,29 +43,36 @@ def start(job: Job) -> Training:
         n_embd=sizes["hidden_size"],
         window_pattern="L",
     )
-    model = GPT(config)
+    with device:
+        model = GPT(config)
     model.init_weights()
-    optimizer, data, done = model.setup_optimizer(), batches(job), 0
+    optimizer, data, done = model.setup_optimizer(), batches(job, device), 0
     num_microbatches = int(job.options.get("microbatches", job.num_microbatches))
     score = torch.compile(model, dynamic=False) if job.options["mode"] == "compile" else model
 
     def train(steps: int) -> list[float]:
         nonlocal done
-        losses = []
+        losses = []  # on the device, so that steps need not wait for one another
         for _ in range(steps):
-            total = 0.0
+            total = torch.zeros((), device=device)
             parts = (part.chunk(num_microbatches) for part in data[done % len(data)])
             for tokens, targets in zip(*parts, strict=True):
                 loss = score(tokens, targets) / num_microbatches
                 loss.backward()
-                total += loss.item()
+                total += loss.detach()
             optimizer.step()
             model.zero_grad(set_to_none=True)
             losses.append(total)
             done += 1
-        return losses
+        wait(job)
+        return torch.stack(losses).tolist()
 
-    return Training(train, f"nanochat, torch {torch.__version__}", differs="another network, weights and optimizer")
+    return Training(
+        train,
+        f"nanochat, torch {torch.__version__}",
+        differs="another network, weights and optimizer",
+        peak_bytes=lambda: peak_bytes(job),
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 Options of the job: `mode` is `eager` or `compile`; `microbatches` as for `third_party.torch.driver`. Biases are on and
 the vocabulary has the config's size. nanoGPT's GELU is the exact one, and its AdamW has an epsilon of 1e-8 and takes
-the fused kernel on GPUs only; all of this is as its own `train.py` has it.
+the fused kernel on GPUs only. On GPUs its attention is a flash kernel, and in bfloat16 `torch.autocast` runs its
+products in bfloat16. All of this is as its own `train.py` has it.
 """
 
 import importlib.util
@@ -15,6 +16,7 @@ from types import ModuleType
 import torch
 
 from third_party.protocol import Job, Training, serve
+from third_party.torch.device import peak_bytes, prepare
 from third_party.torch.driver import require_compiler, trainer
 from third_party.torch.model import load
 
@@ -25,17 +27,18 @@ def start(job: Job) -> Training:
     if compiled:
         require_compiler()
     require_same(job)
-    torch.set_num_threads(len(job.cores))
+    device = prepare(job)
     sizes, settings = job.model, job.config["optimizer"]
     nanogpt = module(pathlib.Path(job.clone) / "model.py")
     names = {"n_layer": "num_layers", "n_head": "num_heads", "n_embd": "hidden_size", "block_size": "seq_len"}
     fields = {theirs: sizes[ours] for theirs, ours in names.items()}
     model = nanogpt.GPT(nanogpt.GPTConfig(**fields, vocab_size=sizes["vocab_size"], dropout=0.0, bias=True))
     load(model, job.weights(), prefix="")
+    model.to(device)
     betas = settings["beta1"], settings["beta2"]
-    optimizer = model.configure_optimizers(settings["weight_decay"], job.learning_rate(0), betas, "cpu")
+    optimizer = model.configure_optimizers(settings["weight_decay"], job.learning_rate(0), betas, job.device)
     train = trainer(job, lambda tokens, targets: model(tokens, targets)[1], optimizer, compiled=compiled)
-    return Training(train, f"nanoGPT, torch {torch.__version__}")
+    return Training(train, f"nanoGPT, torch {torch.__version__}", peak_bytes=lambda: peak_bytes(job))
 
 
 def require_same(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""A driver of PyTorch on CPUs: eager or compiled in one process, or `torch.distributed.pipelining` with gloo.
+"""A driver of PyTorch: eager or compiled in one process, or `torch.distributed.pipelining` with gloo on CPUs.
 
     PYTHON -m third_party.torch.driver JOB.json
 
@@ -8,6 +8,9 @@ Options of the job (`third_party.protocol`):
 - `microbatches`: microbatches in a batch; by default those of the config. With 1, a step is one pass over the batch.
 - of a pipeline: `processes` (2), `layers` (as in `5+3`, the layers of each stage; by default as even as possible),
   `compile` (`yes` compiles each stage; not under zero-bubble schedules).
+
+In bfloat16, `torch.autocast` runs products in bfloat16, and weights stay in float32. On GPUs the attention of a causal
+model (`scaled_dot_product_attention`) is a flash kernel.
 """
 
 import os
@@ -18,6 +21,7 @@ from collections.abc import Callable
 import torch
 
 from third_party.protocol import Job, Training, serve
+from third_party.torch.device import arithmetic, peak_bytes, prepare, wait
 from third_party.torch.model import Stage, adamw, batches, loss, set_learning_rate
 from third_party.torch.pipeline import SCHEDULES, Pipeline
 
@@ -30,18 +34,18 @@ def start(job: Job) -> Training:
     if mode in SCHEDULES:
         pipeline = Pipeline(job)
         return Training(pipeline.train, f"torch {torch.__version__}", pipeline.cpu_seconds)
-    torch.set_num_threads(len(job.cores))
-    model = Stage(job, range(job.model["num_layers"]))
+    device = prepare(job)
+    model = Stage(job, range(job.model["num_layers"])).to(device)
     score = lambda tokens, targets: loss(model(tokens), targets)  # noqa: E731
     train = trainer(job, score, adamw(job, model.parameters()), compiled=mode == "compile")
-    return Training(train, f"torch {torch.__version__}")
+    return Training(train, f"torch {torch.__version__}", peak_bytes=lambda: peak_bytes(job))
 
 
 def require_compiler() -> None:
-    """Ends the program when there is no C++ compiler, which torch.compile needs on CPUs."""
+    """Ends the program when there is no C++ compiler, which torch.compile needs, on GPUs too."""
     names = [os.environ.get("CXX", "g++"), "g++", "clang++"]
     if not any(map(shutil.which, names)):
-        sys.exit("torch.compile needs a C++ compiler on CPUs, and there is no g++ and no clang++. Install one.")
+        sys.exit("torch.compile needs a C++ compiler, and there is no g++ and no clang++. Install one.")
 
 
 def trainer(
@@ -59,22 +63,25 @@ def trainer(
       optimizer: the optimizer of all parameters.
       compiled: whether `torch.compile` compiles `score`.
     """
-    data, clip_norm, done = batches(job), job.config["optimizer"]["clip_norm"], 0
+    clip_norm, done = job.config["optimizer"]["clip_norm"], 0
     num_microbatches = int(job.options.get("microbatches", job.num_microbatches))
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    device = parameters[0].device
+    data = batches(job, device)
     if compiled:
         score = torch.compile(score)
 
     def train(steps: int) -> list[float]:
         nonlocal done
-        losses = []
+        losses = []  # on the device, so that steps need not wait for one another
         for _ in range(steps):
-            total = 0.0
+            total = torch.zeros((), device=device)
             parts = (part.chunk(num_microbatches) for part in data[done % len(data)])
             for tokens, targets in zip(*parts, strict=True):
-                part = score(tokens, targets) / num_microbatches
+                with arithmetic(job):
+                    part = score(tokens, targets) / num_microbatches
                 part.backward()
-                total += part.item()
+                total += part.detach()
             if clip_norm:
                 torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
             set_learning_rate(optimizer, job.learning_rate(done))
@@ -82,7 +89,8 @@ def trainer(
             optimizer.zero_grad()
             losses.append(total)
             done += 1
-        return losses
+        wait(job)
+        return torch.stack(losses).tolist()
 
     return train
 

@@ -100,7 +100,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def batches(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The tokens and targets of each batch, int64."""
-    tokens, targets = job.batches()
-    return list(zip(torch.from_numpy(tokens).long(), torch.from_numpy(targets).long(), strict=True))
+def batches(job: Job, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The tokens and targets of each batch, int64, on a device."""
+    tokens, targets = (torch.from_numpy(values).long().to(device) for values in job.batches())
+    return list(zip(tokens, targets, strict=True))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 
 from third_party.protocol import Job
+from third_party.torch.device import arithmetic
 from third_party.torch.model import Stage, adamw, batches, loss, set_learning_rate
 
 SCHEDULES = {  # with the stages of a rank among `processes` ranks
@@ -41,12 +42,14 @@ class Rank:
         os.sched_setaffinity(0, cores)
         torch.set_num_threads(len(cores))
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=processes)
-        self._job, self._data, self._done = job, batches(job), 0
+        self._job, self._data, self._done = job, batches(job, torch.device("cpu")), 0
         schedule, place = SCHEDULES[job.options["mode"]]
         layers = split(job, len(place(0, processes)) * processes)
         self._stages = {number: Stage(job, layers[number]) for number in place(rank, processes)}
         self._holders = [next(r for r in range(processes) if n in place(r, processes)) for n in (0, len(layers) - 1)]
         self._tied = dist.new_group(sorted(set(self._holders)))
+        for stage in self._stages.values():
+            stage.forward = arithmetic(job)(stage.forward)
         if job.options.get("compile") == "yes":
             for stage in self._stages.values():
                 stage.compile()
@@ -55,7 +58,9 @@ class Rank:
             for number, stage in self._stages.items()
         ]
         num_microbatches = int(job.options.get("microbatches", job.num_microbatches))
-        self._schedule = schedule(parts if len(parts) > 1 else parts[0], num_microbatches, loss_fn=loss)
+        self._schedule = schedule(
+            parts if len(parts) > 1 else parts[0], num_microbatches, loss_fn=arithmetic(job)(loss)
+        )
         self._parameters = [p for stage in self._stages.values() for p in stage.parameters()]
         self._optimizer = adamw(job, self._parameters)
 
