@@ -26,7 +26,7 @@ from experiments.on_device.study import Record, Study
 from experiments.on_device.suite import run_suite
 from fiddlex.config import rules
 from fiddlex.config.command_line import run
-from fiddlex.errors import ConfigError
+from fiddlex.errors import ConfigError, FiddlexError
 
 logger = logging.getLogger("fiddlex.gpu")
 
@@ -73,6 +73,8 @@ def main(argv: list[str]) -> None:
         kind = here["device_kind"]
         run_sizes(study, _SIZES.value, Options(device, kind, _DTYPE.value, against, pythons, clones, rounds, steps))
     print(document(study.records))
+    if study.failed:
+        raise FiddlexError(f"failed: {'; '.join(study.failed)}. {path} has all results; the same command tries again.")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from experiments.benchmarks.comparison import compare, table
+from experiments.benchmarks.comparison import compare, first_losses, table
 from experiments.benchmarks.known_systems import Asked, pairs
 from experiments.benchmarks.systems import FIDDLEX_DRIVER
 from fiddlex.config import Config
@@ -48,7 +48,7 @@ def start(job):
             turns.write("{name} " + str(steps) + "\\n")
         time.sleep(steps * {step_s})
         return [float(job.options.get("loss", 3 - step)) for step in range(steps)]
-    return Training(train, "fake 1", lambda: 2.0 * total, {differs!r})
+    return Training(train, "fake 1", lambda: 2.0 * total, {differs!r}, lambda: 10**9 * total)
 
 serve(start)
 """
@@ -84,11 +84,13 @@ def test_systems_take_turns_after_their_losses_are_compared(tmp_path: pathlib.Pa
     record = slow.to_record(tokens_per_step=30)
     assert 0.01 <= record["quartiles_s"][0] <= record["step_time_s"] <= record["quartiles_s"][1]
     assert record["tokens_per_second"] == pytest.approx(30 / record["step_time_s"])
+    assert slow.peak_bytes == record["peak_bytes"] == 10**9 * (2 + 4 * 4)
     assert len(slow.speedups) == 3
     assert slow.speedups == [theirs[0] / ours[0] for ours, theirs in zip(quick.times, slow.times, strict=True)]
     text = table(results, 30)
     assert [line.split(" | ")[0] for line in text.splitlines()[2:5]] == ["| quick", "| slow", "| other *"]
     assert "quick is as fast, times" in text
+    assert all(line.endswith("| 18.00 |") for line in text.splitlines()[2:5])
     assert "\n* other does not train the same: it is new.\nfake 1" in text.replace("\\*", "*")
     assert other.losses == [7, 7]
 
@@ -98,11 +100,22 @@ def test_losses_that_differ_are_an_error(tmp_path: pathlib.Path, job: Job, loss:
     asked = [fake(tmp_path, "one", loss="3"), fake(tmp_path, "two", loss=loss)]
     with pytest.raises(FiddlexError) as raised:
         compare(asked, job, rounds=2, steps=1, tolerance=0.003)
-    assert f"step 1: the loss of one is 3 and that of two {told}; the tolerance is a difference of 0.003" in str(
-        raised.value
-    )
+    message = f"step 1: the loss of one is 3 and that of two {told}; the tolerance is a difference of 0.003, relative"
+    assert message in str(raised.value)
     if loss == "3.01":
         compare(asked, job, rounds=2, steps=1, tolerance=0.004)
+
+
+def test_losses_are_compared_with_those_of_another_run(tmp_path: pathlib.Path, job: Job) -> None:
+    expected = first_losses(fake(tmp_path, "exact", loss="3"), job)
+    assert expected == ("exact", [3, 3])
+    asked = [fake(tmp_path, "one", loss="3.01"), fake(tmp_path, "two", loss="2.99")]
+    compare(asked, job, rounds=2, steps=1, tolerance=0.004, expected=expected)
+    asked[1] = fake(tmp_path, "two", loss="2.98")
+    with pytest.raises(FiddlexError, match=r"the loss of exact is 3 and that of two 2\.98 \(0\.67% apart\)"):
+        compare(
+            [asked[0], fake(tmp_path, "two", loss="2.98")], job, rounds=2, steps=1, tolerance=0.004, expected=expected
+        )
 
 
 def test_a_driver_that_dies_is_told_with_its_last_words(tmp_path: pathlib.Path, job: Job) -> None:
@@ -133,6 +146,14 @@ def test_mistakes_are_told_before_anything_is_computed(tmp_path: pathlib.Path) -
         ("--against=torch", "--python=torch=/no/python"): "/no/python does not start (No such file or directory).",
         ("--against=fiddlex", "--config.model.dropout=0.1"): "model.dropout=0.1 with --against: the drivers of other",
         ("--against=fiddlex", "--config.optimizer.name=lion"): "optimizer.name=lion with --against",
+        ("--against=fiddlex", "--config.model.dtype=float16"): "model.dtype='float16' is not one of float32, bfloat16.",
+        ("--against=torch-1f1b", "--device=cuda"): (
+            "--against=torch-1f1b with --device=cuda: its driver trains on cpu alone. Leave it out, or use one "
+            "of torch, torch-compile, nanogpt, "
+        ),
+        ("--against=spectrax-1f1b", "--config.model.dtype=bfloat16"): (
+            "--against=spectrax-1f1b with model.dtype=bfloat16: its driver computes in float32 alone."
+        ),
         ("--against=fiddlex", "--cores=4711"): "--cores=4711: 4711 is not among the usable cores",
     }
     for arguments, message in mistakes.items():
@@ -163,16 +184,18 @@ def test_the_driver_of_fiddlex_looks_for_no_tpu(tmp_path: pathlib.Path, tiny_con
     assert done.stderr == ""
     assert [sorted(json.loads(answer)) for answer in done.stdout.splitlines()] == [
         ["differs", "losses", "versions"],
-        ["cpu_seconds", "seconds"],
+        ["cpu_seconds", "peak_bytes", "seconds"],
     ]
 
 
 @pytest.mark.long
-def test_pytorch_trains_the_same_model() -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-3)])
+def test_pytorch_trains_the_same_model(dtype: str, tolerance: float) -> None:
     find = "import importlib.util, sys; sys.exit(None in map(importlib.util.find_spec, ['torch', 'numpy']))"
     if subprocess.run([PYTHON, "-c", find], cwd="/").returncode:
         pytest.skip(f"{PYTHON} has no torch; FIDDLEX_TORCH_PYTHON names a Python that has")
     names = "torch,torch:microbatches=1,torch-gpipe,torch-1f1b:layers=3+1,torch-interleaved,torch-zbv"
     arguments = [f"--against={names}", f"--python=torch={PYTHON}", "--config.pipeline.num_microbatches=4"]
-    facts = call("benchmark", *CONFIG, *arguments, "--rounds=2", "--steps=1", "--tolerance=1e-5", "--format=json")
+    arguments += [f"--config.model.dtype={dtype}", f"--tolerance={tolerance}"]
+    facts = call("benchmark", *CONFIG, *arguments, "--rounds=2", "--steps=1", "--format=json")
     assert len(json.loads(facts.stdout.splitlines()[-1])["systems"]) == 7

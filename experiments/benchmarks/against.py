@@ -43,6 +43,7 @@ _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON 
 def main(argv: list[str]) -> None:
     """Compares, and prints the table or the record."""
     config = _CONFIG.value.validate()
+    rules.choice("model.dtype", config.model.dtype, tuple(TOLERANCES))
     if not all(_AGAINST.value) or not _AGAINST.value:
         raise ConfigError(f"--against={','.join(_AGAINST.value)}: name some of fiddlex, {', '.join(KNOWN)}.")
     pythons = pairs("python", _PYTHON.value, [known.environment for known in KNOWN.values()])

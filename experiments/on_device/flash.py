@@ -35,8 +35,9 @@ FLOAT32_LIMIT = 1e-5
 
 def case_config(dtype: str, length: int, head_size: int, kind: str) -> Config:
     """A config with attention of this kind."""
-    family = {"family": "gpt"} if kind == CAUSAL else {"family": "bert", "objective": "mlm_nsp"}
-    model = ModelConfig(num_heads=HEADS, hidden_size=HEADS * head_size, seq_len=length, dtype=dtype, **family)
+    model = ModelConfig(num_heads=HEADS, hidden_size=HEADS * head_size, seq_len=length, dtype=dtype)
+    if kind == SEGMENTS:
+        model.family, model.objective = "bert", "mlm_nsp"
     return Config(model=model)
 
 
@@ -79,7 +80,7 @@ def _passes(kernel: AttentionKernel | None, kind: str, mesh: jax.sharding.Mesh) 
     def passes(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, g: jax.Array) -> list[jax.Array]:
         own = segments if kind == SEGMENTS else None
         context = Context(False, kernel, causal=kind == CAUSAL, segments_BS=own)
-        y, backward = jax.vjp(lambda *given: attend(*given, context).reshape(q.shape), q, k, v)
+        y, backward = jax.vjp(lambda q, k, v: attend(q, k, v, context).reshape(q.shape), q, k, v)
         return [y, *backward(g)]
 
     by_example = P(mesh.axis_names)

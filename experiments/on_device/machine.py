@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from experiments.on_device.programs import answer_of
+from fiddlex.config import MeshConfig
 from fiddlex.errors import DeviceError, FiddlexError
 
 logger = logging.getLogger("fiddlex.gpu")
@@ -72,11 +73,9 @@ def _versions() -> dict[str, str]:
 
 def main() -> None:
     """Prints what jax says of the device."""
-    import jax
+    from fiddlex.cluster.mesh import make_mesh, num_cores  # starts jax
 
-    from fiddlex.cluster.mesh import num_cores
-
-    device = jax.devices()[0]
+    device = make_mesh(MeshConfig()).devices.flat[0]
     facts = {
         "platform": device.platform,
         "device_kind": device.device_kind,
@@ -87,4 +86,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        main()
+    except FiddlexError as error:
+        sys.exit(str(error))

@@ -9,6 +9,7 @@ compiled step is kept where a run of the same config finds it.
 import dataclasses
 import json
 import sys
+from typing import Any
 
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.cluster.program_cache import keep_programs
@@ -20,23 +21,29 @@ from fiddlex.planner.predict import needed_memory
 from fiddlex.xla.ahead_of_time import compile_ahead, report
 
 
-def main() -> None:
-    """Prints `predicted_bytes`, `xla_bytes`, in which kernel `attention` runs, and what compiling took."""
-    config = Config.from_json(sys.argv[1]).validate()
-    keep_programs(config.train.compilation_cache)
+def facts(config: Config) -> dict[str, Any]:
+    """Compiles the step of a valid config.
+
+    Returns:
+      `predicted_bytes` and `xla_bytes` of a device; whether the step `fits`, None where that is not known; in which
+      kernel `attention` runs; `trace_s` and `compile_s`.
+
+    Raises:
+      ConfigError, DeviceError: when `make_mesh` raises them.
+    """
     mesh = make_mesh(config.mesh)
     on_gpu = mesh.devices.flat[0].platform == "gpu"
     backend = dataclasses.replace(GPU, capability=compute_capability(mesh)) if on_gpu else CPU
     found = report(config, compile_ahead(config, mesh))
-    facts = {
-        "predicted_bytes": needed_memory(config, backend).peak,
-        "xla_bytes": found["needed_bytes"],
-        "attention": found["attention"],
-        "fits": found["fits"],
-        "trace_s": found["trace_s"],
-        "compile_s": found["compile_s"],
-    }
-    print(json.dumps(facts))
+    sizes = {"predicted_bytes": needed_memory(config, backend).peak, "xla_bytes": found["needed_bytes"]}
+    return sizes | {name: found[name] for name in ("fits", "attention", "trace_s", "compile_s")}
+
+
+def main() -> None:
+    """Prints the facts of the config of the command line."""
+    config = Config.from_json(sys.argv[1]).validate()
+    keep_programs(config.train.compilation_cache)
+    print(json.dumps(facts(config)))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,14 @@ from experiments.on_device.study import Record
 NOT_MEASURED = "not measured"
 WANTED = [(name, seq_len) for name in ("small", "1.3b") for seq_len in SIZES[name].microbatch_sizes]
 SYSTEMS = ("fiddlex", "nanogpt-compile")  # rows of the table, measured or not
-_HEADER = (
-    "| model | sequence | system | tokens/s | step, s | half between | MFU | memory predicted, GB | by XLA | allocated | "
-    "losses from float32's |\n|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+_SIZES_HEADER = (
+    "| model | sequence | system | tokens/s | step, s | half between | MFU | memory predicted, GB | by XLA, GB | "
+    "allocated, GB | losses from float32's |\n|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
+_KERNELS_HEADER = (
+    "| attention | kernel | y, dq, dk, dv of the kernel | of all scores in the same dtype | |\n|---|---|---|---|---|"
+)
+_TESTS_HEADER = "| tests | passed | failed | skipped | s |\n|---|---:|---:|---:|---:|"
 
 
 def document(records: Sequence[Record]) -> str:
@@ -32,7 +36,7 @@ def _of_machine(machine: Record, records: Sequence[Record]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     about = [
         f"## {machine['device_kind']}",
-        f"{machine['driver'] or 'no driver'}; {machine['cores']} cores; {versions}",
+        f"{machine['driver'] or 'no GPU'}; {machine['cores']} cores; {versions}",
     ]
     systems = {system["versions"]: None for record in records for system in record.get("systems", [])}
     about += [f"Measured from {dates[0]} to {dates[-1]}. {'; '.join(systems)}"]
@@ -62,7 +66,7 @@ def sizes_table(records: Sequence[Record], wanted: Sequence[tuple[str, int]], dt
         is_wanted = name in [f"{size} {seq_len} {dtype}" for size, seq_len in wanted]
         for system in dict.fromkeys([*(SYSTEMS if is_wanted else SYSTEMS[:1]), *systems]):
             rows.append(_row(name, system, systems.get(system), memory.get(name, {})))
-    return "\n".join([_HEADER, *rows]) if rows else ""
+    return "\n".join([_SIZES_HEADER, *rows]) if rows else ""
 
 
 def _row(name: str, system: str, result: Record | None, memory: Record) -> str:
@@ -98,14 +102,11 @@ def kernels_table(records: Sequence[Record]) -> str:
     rows = []
     for name, record in latest(records, "flash").items():
         if "kernel_errors" in record:
-            errors = (" ".join(f"{each:.1e}" for each in record[key]) for key in ("kernel_errors", "open_errors"))
+            errors = (", ".join(f"{each:.1e}" for each in record[key]) for key in ("kernel_errors", "open_errors"))
             rows.append(f"| {name} | {record['kernel']} | {' | '.join(errors)} | {record.get('error', 'near')} |")
         else:
             rows.append(f"| {name} | – | – | – | {record.get('skipped', record.get('error'))} |")
-    header = (
-        "| attention | kernel | y dq dk dv of the kernel | of all scores in the same dtype | |\n|---|---|---|---|---|"
-    )
-    return "\n".join([header, *map(_one_line, rows)]) if rows else ""
+    return "\n".join([_KERNELS_HEADER, *map(_one_line, rows)]) if rows else ""
 
 
 def tests_table(records: Sequence[Record]) -> str:
@@ -115,7 +116,7 @@ def tests_table(records: Sequence[Record]) -> str:
         f"{record['seconds']:,.0f} |"
         for name, record in latest(records, "tests").items()
     ]
-    return "\n".join(["| tests | passed | failed | skipped | s |\n|---|---:|---:|---:|---:|", *rows]) if rows else ""
+    return "\n".join([_TESTS_HEADER, *rows]) if rows else ""
 
 
 def _troubles(records: Sequence[Record]) -> list[str]:
@@ -123,12 +124,10 @@ def _troubles(records: Sequence[Record]) -> list[str]:
     lines = []
     for stage in ("speed", "memory", "flash", "tests"):
         for name, record in latest(records, stage).items():
-            if "error" in record:
-                lines.append(f"- {stage}, {name}: {record['error']}")
-            lines += [
-                f"- {stage}, {name}: {system} is left out: {why}" for system, why in record.get("missing", {}).items()
-            ]
-            lines += [f"- {stage}, {name}: skipped: {why}" for why in record.get("reasons", [])]
+            found = [record["error"]] if "error" in record else []
+            found += [f"{system} is left out: {why}" for system, why in record.get("missing", {}).items()]
+            found += [f"skipped: {why}" for why in record.get("reasons", [])]
+            lines += [f"- {stage}, {name}: {each}" for each in found]
     return ["\n".join(map(_one_line, lines))] if lines else []
 
 

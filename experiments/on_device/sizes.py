@@ -37,7 +37,7 @@ class Size:
 # GPT-2 small (Radford et al. 2019, table 2), with the vocabulary padded as nanoGPT's train.py pads it, and a GPT of
 # GPT-3 XL's layers and width (Brown et al. 2020, table 2.1), which has heads of 128 elements. `tiny` is for CPUs.
 SIZES = {
-    "tiny": Size("tiny", 2, 32, 2, 256, 1e-3, {32: 2, 64: 1}),
+    "tiny": Size("tiny", 2, 32, 2, 256, 1e-3, {32: 2}),
     "small": Size("GPT-2 small, 124M", 12, 768, 12, 50304, 6e-4, {1024: 16, 2048: 8}),
     "1.3b": Size("GPT, 1.3B", 24, 2048, 16, 50304, 2e-4, {1024: 4, 2048: 2}, in_float32=False),
 }

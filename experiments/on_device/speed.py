@@ -91,7 +91,7 @@ def measure_speed(config: Config, size: Size, asked: Sequence[Asked], options: O
         cores = sorted(os.sched_getaffinity(0))
         job = write_start(config, pathlib.Path(folder), check_steps=CHECK_STEPS, cores=cores, device=options.device)
         expected = None
-        if size.in_float32:
+        if size.in_float32 and config.model.dtype != "float32":
             expected = first_losses(ask("fiddlex", in_float32(config), pythons={}, clones={}), job)
         times = functools.partial(
             compare,

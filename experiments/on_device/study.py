@@ -22,12 +22,17 @@ class Study:
       machine: the machine of this run (`experiments.on_device.machine`).
       after: what to call when a result has been added.
 
+    Attributes:
+      records: all results of the file.
+      failed: the parts that failed in this run.
+
     Raises:
       ConfigError: when the file has other lines.
     """
 
     def __init__(self, path: pathlib.Path, machine: Record, after: Callable[[list[Record]], None]):
         self._path, self._machine, self._after = path, machine, after
+        self.failed: list[str] = []
         self.records = read_results(path, ["stage", "name", "inputs", "machine"])
 
     def measure(self, stage: str, name: str, inputs: Mapping[str, Any], function: Callable[[], Record]) -> None:
@@ -55,4 +60,5 @@ class Study:
         append_result(self._path, self.records[-1])
         self._after(self.records)
         if "error" in result:
+            self.failed.append(f"{stage}, {name}")
             logger.error("%s, %s: %s", stage, name, result["error"])

@@ -87,9 +87,10 @@ def make_mesh(config: MeshConfig) -> Mesh:
         devices = jax.devices()
     except (RuntimeError, AssertionError) as error:
         platforms = jax.config.jax_platforms or ""  # type: ignore[attr-defined]
+        reason = str(error) or "no such platform here"
         raise DeviceError(
-            f"jax cannot start with JAX_PLATFORMS={platforms!r}: {error or 'no such platform here'}. Unset it, or set "
-            "it to a platform that is installed (cpu, cuda, tpu)."
+            f"jax cannot start with JAX_PLATFORMS={platforms!r}: {reason}. Unset it, or set it to a "
+            "platform that is installed (cpu, cuda, tpu)."
         ) from error
     if jax.process_count() > 1 and len(devices) != needed:
         raise ConfigError(
