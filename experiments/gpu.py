@@ -16,6 +16,7 @@ import pathlib
 
 from absl import flags
 
+from experiments.benchmarks.comparison import TOLERANCES
 from experiments.benchmarks.known_systems import DEVICES, KNOWN, pairs
 from experiments.on_device.kernels import run_kernels
 from experiments.on_device.machine import machine
@@ -36,7 +37,7 @@ _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of the results,
 _DEVICE = flags.DEFINE_enum("device", "cuda", DEVICES, "cpu: tries everything but CUDA")
 _STAGES = flags.DEFINE_list("stages", list(STAGES), "what to do")
 _SIZES = flags.DEFINE_list("sizes", ["small", "1.3b"], f"models to measure, of {', '.join(SIZES)}")
-_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "dtype of arithmetic")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", list(TOLERANCES), "dtype of arithmetic")
 _AGAINST = flags.DEFINE_list("against", ["nanogpt-compile"], "systems to measure beside fiddlex (docs/comparisons.md)")
 _PYTHON = flags.DEFINE_multi_string("python", [], "NAME=PATH, the Python that has torch")
 _CLONE = flags.DEFINE_multi_string("clone", [], "NAME=FOLDER, a clone of nanogpt or nanochat")
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> None:
         for value in flag.value:
             rules.choice(f"--{flag.name}", value, choices)
     for name in _AGAINST.value:
-        rules.choice("--against", name.partition(":")[0], tuple(KNOWN))
+        rules.choice("--against", name.partition(":")[0], ("fiddlex", *KNOWN))
     path = pathlib.Path(_RESULTS.value)
     if path.suffix == ".md":
         raise ConfigError(f"--results={path}: the tables go to a file of this name. Use another ending, as in .jsonl.")

@@ -1,6 +1,5 @@
 """The models that are measured on a GPU, their batches, and their data."""
 
-import copy
 import dataclasses
 import pathlib
 from collections.abc import Mapping
@@ -56,13 +55,6 @@ def config_of(size: Size, seq_len: int, *, dtype: str, tokens: pathlib.Path) -> 
     config.data.global_batch_size = NUM_MICROBATCHES * size.microbatch_sizes[seq_len]
     config.data.source = f"tokens:{tokens}"
     return config.validate()
-
-
-def in_float32(config: Config) -> Config:
-    """The same training in float32; recomputation, which changes no result, makes room for the scores of attention."""
-    config = copy.deepcopy(config)
-    config.model.dtype, config.pipeline.recompute = "float32", "full"
-    return config
 
 
 def write_tokens(path: pathlib.Path, vocab_size: int) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.benchmarks.comparison import TOLERANCES, compare, first_losses
-from experiments.benchmarks.known_systems import Asked, ask
+from experiments.benchmarks.known_systems import IN_FLOAT32, Asked, ask
 from experiments.on_device.programs import answer_of
-from experiments.on_device.sizes import SIZES, Size, config_of, in_float32, write_tokens
+from experiments.on_device.sizes import SIZES, Size, config_of, write_tokens
 from experiments.on_device.study import Record, Study
 from fiddlex.config import Config
 from fiddlex.costs.utilisation import throughput
@@ -92,7 +92,7 @@ def measure_speed(config: Config, size: Size, asked: Sequence[Asked], options: O
         job = write_start(config, pathlib.Path(folder), check_steps=CHECK_STEPS, cores=cores, device=options.device)
         expected = None
         if size.in_float32 and config.model.dtype != "float32":
-            expected = first_losses(ask("fiddlex", in_float32(config), pythons={}, clones={}), job)
+            expected = first_losses(ask(IN_FLOAT32, config, pythons={}, clones={}), job)
         times = functools.partial(
             compare,
             job=job,
