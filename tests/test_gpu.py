@@ -131,6 +131,18 @@ def test_where_another_system_fails_fiddlex_is_measured(
     assert 0 < system["mfu"] < 1e-3
 
 
+def test_fiddlex_is_measured_where_its_run_in_float32_fails(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "ask", lambda *_, **__: fake(tmp_path, "float32", dies_after=1))
+    found = speed.measure_speed(config, SIZES["tiny"], [fake(tmp_path, "fiddlex"), fake(tmp_path, "other")], options())
+    assert found["error"].startswith("float32 ended with status 1")
+    assert [(system["name"], system["from_float32"]) for system in found["systems"]] == [
+        ("fiddlex", None),
+        ("other", None),
+    ]
+
+
 def test_results_of_tests_are_counted(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "test_some.py"
     path.write_text(
