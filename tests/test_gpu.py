@@ -86,7 +86,7 @@ def test_a_kernel_is_compared_with_all_scores(
         assert segments is None
         return jax.nn.dot_product_attention(q, jnp.asarray(scale, k.dtype) * k, v, is_causal=True)
 
-    monkeypatch.setattr(flash, "make_splash", lambda config, *, interpret: kernel)
+    monkeypatch.setattr(flash, "make_kernel", lambda config, mesh: kernel)
     found = flash.compare(flash.case_config(dtype, 64, 64, flash.CAUSAL), flash.CAUSAL)
     assert found.get("error", "").startswith(error)
     assert bool(error) == ("error" in found)
@@ -102,7 +102,7 @@ def test_gpus_have_a_kernel_for_the_cases(dtype: str, length: int, width: int, k
 def test_memory_is_predicted_and_assigned(config: Config) -> None:
     found = facts(config)
     assert 0 < found["predicted_bytes"] < found["xla_bytes"] < 3 * found["predicted_bytes"]  # of a very small model
-    assert "there is none for platform cpu" in found["attention"]
+    assert "attention runs without a flash kernel: blocked takes a" in found["attention"]
 
 
 def test_sizes_are_those_of_the_published_models(tmp_path: pathlib.Path) -> None:
@@ -205,4 +205,4 @@ def test_the_kernel_and_bfloat16_run_from_end_to_end_on_the_cpu(tmp_path: pathli
     arguments = ["--device=cpu", "--sizes=tiny", "--rounds=2", "--steps=1", f"--results={tmp_path}/results.jsonl"]
     text = call("experiments.gpu", *arguments, "--stages=flash,sizes").stdout
     assert "| tiny, bfloat16 | 32 | fiddlex |" in text
-    assert text.count("| splash, step by step |") == 2
+    assert text.count("| blocked |") == 2

@@ -3,8 +3,8 @@
     python -m experiments.on_device.flash DTYPE LENGTH HEAD_SIZE KIND
 
 runs one case, forward and backward, on the first device of JAX_PLATFORMS, and prints a line of JSON. KIND is `causal`
-(GPT) or `segments` (BERT, which masks between segments). On a CPU, which has no kernel, it runs that of TPUs, step by
-step. The oracle computes all scores in float32, with products of full float32 precision.
+(GPT) or `segments` (BERT, which masks between segments). The oracle computes all scores in float32, with products of
+full float32 precision.
 """
 
 import json
@@ -21,7 +21,7 @@ from fiddlex.config import Config, MeshConfig, ModelConfig
 from fiddlex.errors import FiddlexError
 from fiddlex.models.attention import attend
 from fiddlex.models.context import AttentionKernel, Context
-from fiddlex.models.flash import kernel_on, make_kernel, make_splash
+from fiddlex.models.flash import kernel_on, make_kernel
 
 BATCH, HEADS = 2, 4
 CAUSAL, SEGMENTS = "causal", "segments"
@@ -50,9 +50,7 @@ def compare(config: Config, kind: str) -> dict[str, Any]:
       kernel is too far from the oracle; else `skipped`, why there is no kernel.
     """
     mesh = make_mesh(MeshConfig())
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    found = kernel_on(mesh, config, dropout=False)
-    kernel = make_splash(config, interpret=True) if on_cpu else make_kernel(config, mesh)
+    found, kernel = kernel_on(mesh, config, dropout=False), make_kernel(config, mesh)
     if kernel is None:
         return {"kernel": "", "skipped": found.reason}
     arrays = _drawn(config)
@@ -62,7 +60,7 @@ def compare(config: Config, kind: str) -> dict[str, Any]:
     q, k, v, segments, g = arrays
     given = [*(x.astype(dtype) for x in (q, k, v)), segments, g.astype(dtype)]
     errors = [_errors(_passes(each, kind, mesh)(*given), oracle) for each in (kernel, None)]
-    facts: dict[str, Any] = {"kernel": "splash, step by step" if on_cpu else found.name}
+    facts: dict[str, Any] = {"kernel": found.name}
     facts |= dict(zip(("kernel_errors", "open_errors"), errors, strict=True))
     wrong = [name for name, ours, open_ in zip(RESULTS, *errors, strict=True) if not ours <= _most(config, open_)]
     if wrong:

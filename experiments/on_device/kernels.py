@@ -16,7 +16,7 @@ CASES = {
         ("bfloat16", 1024, 64, "segments"),
         ("float32", 1024, 64, "causal"),
     ),
-    "cpu": (("bfloat16", 128, 64, "causal"), ("float32", 128, 64, "segments")),
+    "cpu": (("bfloat16", 256, 64, "causal"), ("float32", 256, 64, "segments")),
 }
 
 

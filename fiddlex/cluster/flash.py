@@ -1,15 +1,16 @@
 """Which fused kernel computes the attention of a model on a kind of device, or why none does.
 
-A fused kernel holds no scores and no probabilities in memory (Dao et al., FlashAttention, NeurIPS 2022). On NVIDIA GPUs
+A fused kernel keeps no scores and no probabilities in memory (Dao et al., FlashAttention, NeurIPS 2022). On NVIDIA GPUs
 it is cuDNN's; the rules are those that jax checks (`jax/_src/cudnn/fused_attention_stablehlo.py`). On TPUs it is
-"splash", which jax brings (`jax.experimental.pallas.ops.tpu.splash_attention`).
+"splash", which jax brings (`jax.experimental.pallas.ops.tpu.splash_attention`). On CPUs it is "blocked", which consists
+of XLA's own operations (`fiddlex.models.blocked_attention`).
 """
 
 from typing import NamedTuple
 
 from fiddlex.config import ModelConfig
 
-CUDNN, SPLASH = "cudnn", "splash"
+CUDNN, SPLASH, BLOCKED = "cudnn", "splash", "blocked"
 CUDNN_CAPABILITY = 8  # the lowest major compute capability for which cuDNN has the kernel
 WIDE_CAPABILITY = 9  # the lowest for which cuDNN takes heads wider than `NARROW`
 NARROW, WIDE = 128, 256
@@ -17,11 +18,15 @@ SPLASH_NARROWEST = 64  # memory and kernel hold narrower heads padded to 128 ele
 SPLASH_BLOCK = 128  # positions that the kernel takes at a time, or a multiple of them
 
 
+_BLOCK = 128  # queries that blocked takes at a time, or a multiple of them
+_MOST_BLOCKS = 8
+
+
 class FlashKernel(NamedTuple):
     """The fused kernel of attention.
 
     Attributes:
-      name: `cudnn` or `splash`; empty: attention computes its scores and probabilities in memory.
+      name: `blocked`, `cudnn` or `splash`; empty: attention computes its scores and probabilities in memory.
       reason: why there is no kernel; empty where there is one.
     """
 
@@ -43,7 +48,7 @@ def flash_kernel(platform: str, model: ModelConfig, *, capability: int = 0, drop
       capability: major number of a GPU's CUDA compute capability; 0: it has none, or none is known.
       dropout: whether attention probabilities are dropped.
     """
-    name = {"gpu": CUDNN, "tpu": SPLASH}.get(platform, "")
+    name = {"cpu": BLOCKED, "gpu": CUDNN, "tpu": SPLASH}.get(platform, "")
     reason = _obstacle(platform, model, capability)
     if not reason and dropout:
         reason = f"{name} drops no attention probabilities, and model.dropout={model.dropout:g}"
@@ -52,9 +57,14 @@ def flash_kernel(platform: str, model: ModelConfig, *, capability: int = 0, drop
 
 def _obstacle(platform: str, model: ModelConfig, capability: int) -> str:
     """Why no kernel takes a model on a kind of device; empty when one does."""
-    if platform == "gpu":
-        return _obstacle_to_cudnn(model, capability)
-    return _obstacle_to_splash(model) if platform == "tpu" else f"there is none for platform {platform}"
+    match platform:
+        case "cpu":
+            return _obstacle_to_blocked(model)
+        case "gpu":
+            return _obstacle_to_cudnn(model, capability)
+        case "tpu":
+            return _obstacle_to_splash(model)
+    return f"there is none for platform {platform}"
 
 
 def _obstacle_to_cudnn(model: ModelConfig, capability: int) -> str:
@@ -82,3 +92,19 @@ def _obstacle_to_splash(model: ModelConfig) -> str:
     if model.seq_len % SPLASH_BLOCK:
         return f"splash takes model.seq_len in multiples of {SPLASH_BLOCK}; it is {model.seq_len}"
     return ""
+
+
+def _obstacle_to_blocked(model: ModelConfig) -> str:
+    if block_length(model.seq_len) == model.seq_len:
+        return (
+            f"blocked takes a model.seq_len of 2 to {_MOST_BLOCKS} blocks, each a multiple of {_BLOCK} positions; "
+            f"it is {model.seq_len}"
+        )
+    return ""
+
+
+def block_length(length: int) -> int:
+    """How many queries of a sequence blocked takes at a time; all, where no multiple of 128 divides the length."""
+    least = -(-length // (_MOST_BLOCKS * _BLOCK)) * _BLOCK
+    sizes = range(least, length, _BLOCK)
+    return next((size for size in sizes if length % size == 0), length)

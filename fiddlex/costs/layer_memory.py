@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from fiddlex.cluster.flash import SPLASH
+from fiddlex.cluster.flash import BLOCKED, SPLASH, block_length
 from fiddlex.config import Config
 from fiddlex.costs.backend import Backend
 from fiddlex.models.registry import describe
@@ -43,6 +43,7 @@ class LayerMemory:
       tokens: the positions of a microbatch, B·S.
       residual: the residual stream on a device, B·T·H.
       scores: attention's scores, B·N·S·S.
+      block_scores: the scores of a block of queries, as the kernel blocked computes them.
       statistics: one number for each row of the scores, B·N·S.
       head_size: the width of a head.
       by_head: queries, keys, values and the result of attention, each head padded as splash reads it.
@@ -60,6 +61,7 @@ class LayerMemory:
     tokens: int
     residual: int
     scores: int
+    block_scores: int
     statistics: int
     head_size: int
     by_head: int
@@ -85,6 +87,7 @@ class LayerMemory:
             tokens=tokens,
             residual=tokens * network.hidden // (tensor if config.mesh.sequence_parallel else 1),
             scores=statistics * model.seq_len,
+            block_scores=statistics * block_length(model.seq_len),
             statistics=statistics,
             head_size=attention.head_size,
             by_head=2 * local * backend.in_lanes(attention.head_size),
@@ -226,8 +229,11 @@ class LayerMemory:
 
         These are the scores and, unless `Backend.fuses`, also the arrays that the inside of attention saves and, for
         the dropout of each score, two random words and the two words before them. The kernel splash reads and writes
-        heads one after the other, and writes its sum of each row of the scores to all lanes.
+        heads one after the other, and writes its sum of each row of the scores to all lanes. The kernel blocked holds
+        the scores of a block of queries and their exponentials.
         """
+        if self.kernel == BLOCKED:
+            return 2 * self.block_scores * FLOAT32 + self._probabilities()
         if self.kernel == SPLASH:
             return self.by_head * self.itemsize + self.statistics * self.backend.lanes * FLOAT32
         if self.backend.fuses:
@@ -237,6 +243,8 @@ class LayerMemory:
 
     def _attention_backward(self) -> int:
         """Bytes of scores and probabilities, which are read or recomputed, and of the gradients of both."""
+        if self.kernel == BLOCKED:  # probabilities and scores, both with gradients, and what was read or given by head
+            return self._probabilities() + 4 * self.block_scores * FLOAT32 + 2 * self.by_head * self.itemsize
         if self.kernel == SPLASH:  # what the forward pass reads and gives, and the gradients of it
             return self._probabilities() + 2 * self.by_head * self.itemsize
         if self.kernel:  # gradients of queries in float32, and of keys, values and the output in the compute dtype

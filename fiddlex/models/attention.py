@@ -3,7 +3,7 @@
 A head of keys and values may serve several heads of queries: the queries of these heads then count as further queries
 of that head (Ainslie et al., EMNLP 2023).
 
-Where the devices have a fused kernel that takes the model, attention runs in that kernel (`fiddlex.models.flash`). The
+Where the devices have a kernel that takes the model, attention runs in that kernel (`fiddlex.models.flash`). The
 kernels have no dropout, so training with dropout computes the probabilities explicitly, and so does every device
 without a kernel.
 """

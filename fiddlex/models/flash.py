@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from fiddlex.cluster.flash import CUDNN, WIDE_CAPABILITY, FlashKernel, flash_kernel
+from fiddlex.cluster.flash import BLOCKED, CUDNN, WIDE_CAPABILITY, FlashKernel, flash_kernel
 from fiddlex.config import Config
 from fiddlex.models.attention import same_segment
+from fiddlex.models.blocked_attention import blocked_attention
 from fiddlex.models.context import AttentionKernel
 from fiddlex.models.registry import describe
 from fiddlex.models.splash import Sizes, splash_attention
@@ -30,6 +31,8 @@ def make_kernel(config: Config, mesh: Mesh) -> AttentionKernel | None:
     if not name:
         return None
     causal = describe(config).attention.causal
+    if name == BLOCKED:
+        return blocked_attention(causal=causal)
     return functools.partial(_cudnn, causal=causal) if name == CUDNN else make_splash(config)
 
 

@@ -53,6 +53,8 @@ def local_logits(
     logits_BSV = scores(lax.pcast(x_BSH, "pipe", to="varying"), table_VH)
     if bias_V is not None:
         logits_BSV += bias_V.astype(jnp.float32)
+    if table_VH.shape[0] * lax.axis_size(VOCAB_AXES) == vocab_size:
+        return logits_BSV
     rows_V = _first_row(table_VH) + jnp.arange(table_VH.shape[0])
     return jnp.where(rows_V < vocab_size, logits_BSV, jnp.finfo(jnp.float32).min)
 

@@ -30,6 +30,7 @@ CASES = {  # schedule, chunks, recompute, microbatches, data, tensor, sequence p
     "gpipe": ("gpipe", 1, "selective", 4, 1, 1, False, 0.0),
 }
 
+
 SPLIT = {"pipeline.semantics": "delay:2", "pipeline.schedule": "zb_h1"}
 RINGS = {"mesh.sequence_parallel": True, "mesh.collective_matmul": True}
 STATES = {  # what is changed of a small GPT on 2 × 2 × 2 devices
@@ -94,10 +95,16 @@ LONG = (
 )
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES])
-def test_prediction_is_near_what_xla_allots(case: str) -> None:
+# CPUs have a kernel of attention for 256 positions, unless there is dropout, and none for 192.
+LENGTHS = [(case, length) for case, facts in CASES.items() for length in (192, 256) if length == 256 or not facts[-1]]
+
+
+@pytest.mark.parametrize(
+    ("case", "seq_len"), [pytest.param(*pair, marks=[pytest.mark.long] * (pair[0] in LONG)) for pair in LENGTHS]
+)
+def test_prediction_is_near_what_xla_allots(case: str, seq_len: int) -> None:
     schedule, chunks, recompute, microbatches, data, tensor, sequence, dropout = CASES[case]
-    config = sized(hidden_size=128, seq_len=256)
+    config = sized(hidden_size=128, seq_len=seq_len)
     config.mesh.data, config.mesh.tensor = data, tensor
     config.mesh.sequence_parallel, config.mesh.collective_matmul = bool(sequence), sequence == "rings"
     config.model.dropout = dropout

@@ -168,6 +168,7 @@ def test_products_in_rings_train_alike(layout: Case, tiny_config: Config, monkey
     check(layout, tiny_config)
 
 
+@pytest.mark.parametrize("seq_len", [128, 256])  # for 256 positions CPUs have a kernel of their own
 @pytest.mark.parametrize(
     "row",
     [
@@ -177,9 +178,10 @@ def test_products_in_rings_train_alike(layout: Case, tiny_config: Config, monkey
         pytest.param("1x2x4 llama,tied 1f1b 1 2 - - full sgd zero1 - sync", marks=pytest.mark.long),
     ],
 )
-def test_attention_in_the_kernel_of_tpus_trains_alike(
-    row: str, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+def test_attention_in_a_kernel_trains_alike(
+    row: str, seq_len: int, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradients, "make_kernel", lambda config, mesh: make_splash(config, interpret=True))
-    tiny_config.model.seq_len = 128
+    tiny_config.model.seq_len = seq_len
+    if seq_len == 128:
+        monkeypatch.setattr(gradients, "make_kernel", lambda config, mesh: make_splash(config, interpret=True))
     check_layout(case(row), tiny_config)

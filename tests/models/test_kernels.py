@@ -1,5 +1,4 @@
-"""The flash kernel of TPUs, run step by step on CPU, against attention that computes all scores; on one device and in
-a pipeline."""
+"""The flash kernel of TPUs, run step by step on CPU, and that of CPUs against attention that computes all scores."""
 
 import functools
 from collections.abc import Callable
@@ -14,9 +13,11 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from fiddlex.cluster.flash import BLOCKED, SPLASH
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import MeshConfig
 from fiddlex.models.attention import attend
+from fiddlex.models.blocked_attention import blocked_attention
 from fiddlex.models.context import Context
 from fiddlex.models.splash import Sizes, splash_attention
 
@@ -42,18 +43,23 @@ SHAPES = [
     pytest.param(Shape(1024, 2, 2, 256, causal=True, segmented=False), marks=pytest.mark.long),
     pytest.param(Shape(128, 4, 2, 64, causal=False, segmented=False), marks=pytest.mark.long),
 ]
+NONE = ""
 
 
 @functools.cache
-def compiled(shape: Shape, *, kernel: bool) -> Callable[..., Arrays]:
+def compiled(shape: Shape, kernel: str) -> Callable[..., Arrays]:
     """`(q, k, v, segments, g) -> [y, dq, dk, dv]` of all heads, in a branch of a scan, on data=2 × tensor=2."""
     length, heads, kv_heads, head_size, causal, segmented = shape
     sizes = Sizes(length, heads // 2, kv_heads // 2, head_size)
-    splash = splash_attention(sizes, jnp.dtype(jnp.float32), causal=causal, segmented=segmented, interpret=True)
+    made = None
+    if kernel == SPLASH:
+        made = splash_attention(sizes, jnp.dtype(jnp.float32), causal=causal, segmented=segmented, interpret=True)
+    elif kernel == BLOCKED:
+        made = blocked_attention(causal=causal)
 
     def passes(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, g: jax.Array) -> Arrays:
         own = lax.pcast(segments, "tensor", to="varying") if segmented else None
-        context = Context(False, splash if kernel else None, causal=causal, segments_BS=own)
+        context = Context(False, made, causal=causal, segments_BS=own)
 
         def tick(carry: jax.Array, is_busy: jax.Array) -> tuple[jax.Array, Any]:
             y, backward = jax.vjp(lambda *given: attend(*given, context).reshape(q.shape), q, k, v)
@@ -80,11 +86,12 @@ def drawn(shape: Shape, seed: int, spread: float) -> Arrays:
     return [*map(jnp.float32, (q * spread, k, v)), jnp.int32(segments), jnp.float32(g)]
 
 
+@pytest.mark.parametrize("kernel", [SPLASH, BLOCKED])
 @pytest.mark.parametrize("shape", SHAPES)
 @hypothesis.settings(max_examples=5)
 @hypothesis.given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.1, 1.0, 8.0]))
-def test_computes_what_attention_does(shape: Shape, seed: int, spread: float) -> None:
+def test_computes_what_attention_does(kernel: str, shape: Shape, seed: int, spread: float) -> None:
     arrays = drawn(shape, seed, spread)
-    found, expected = (compiled(shape, kernel=kernel)(*arrays) for kernel in (True, False))
+    found, expected = (compiled(shape, each)(*arrays) for each in (kernel, NONE))
     for each, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(each, wanted, rtol=1e-4, atol=1e-5 * float(jnp.abs(wanted).max()))
