@@ -6,7 +6,7 @@ GRADIENTS = "tests/train/step/test_gradients.py::test_gradients_are_those_of_the
 BERT, GPT = f"{GRADIENTS}[BERT]", f"{GRADIENTS}[GPT]"
 MASKS = "tests/models/test_dropout.py::test_every_coordinate_draws_its_own_mask"
 VOCABULARY = "tests/models/test_sharded_vocabulary.py::test_loss_and_gradients_equal_plain_ones"
-SPLASH = "tests/models/test_kernels.py"
+KERNELS = "tests/models/test_kernels.py"
 PACKED = "tests/train/test_bert.py::test_pieces_in_one_example_see_nothing_of_each_other_nor_padding"
 HELDOUT = "tests/train/test_trainer.py::test_evaluation_scores_every_heldout_token_once[1f1b]"
 LAYOUT = "tests/train/test_layouts.py::test_layout_trains_as_the_reference_does"
@@ -85,21 +85,56 @@ MUTATIONS = (
         "fiddlex/models/splash.py",
         old="masks.CausalMask if causal else masks.FullMask",
         new="masks.FullMask",
-        tests=(SPLASH,),
+        tests=(KERNELS,),
     ),
     Mutation(
         "kernel-of-tpus-with-unscaled-gradients-of-queries",
         "fiddlex/models/splash.py",
         old="return scaled(dq_BSA), dk_BSA",
         new="return dq_BSA, dk_BSA",
-        tests=(SPLASH,),
+        tests=(KERNELS,),
     ),
     Mutation(
         "kernel-of-tpus-does-not-see-segments",
         "fiddlex/models/splash.py",
         old="splash.SegmentIds(*segments_S * 2) if segments_S else None",
         new="None",
-        tests=(SPLASH,),
+        tests=(KERNELS,),
+    ),
+    Mutation(
+        "blocks-do-not-see-their-own-position",
+        "fiddlex/models/blocked_attention.py",
+        old="positions_E[self.queries, None] >= positions_E",
+        new="positions_E[self.queries, None] > positions_E",
+        tests=(KERNELS,),
+    ),
+    Mutation(
+        "blocks-do-not-see-segments",
+        "fiddlex/models/blocked_attention.py",
+        old="        if segments_S is not None:\n            scores_GQE",
+        new="        if False:\n            scores_GQE",
+        tests=(KERNELS,),
+    ),
+    Mutation(
+        "blocks-with-unscaled-gradients-of-scores",
+        "fiddlex/models/blocked_attention.py",
+        old="(of_scores_GQE / math.sqrt(q_GSD.shape[-1])).astype(dtype)",
+        new="of_scores_GQE.astype(dtype)",
+        tests=(KERNELS,),
+    ),
+    Mutation(
+        "blocks-without-the-mean-of-the-gradients",
+        "fiddlex/models/blocked_attention.py",
+        old="(of_probabilities_GQE - means_GS[:, block.queries, None])",
+        new="of_probabilities_GQE",
+        tests=(KERNELS,),
+    ),
+    Mutation(
+        "blocks-add-gradients-of-keys-at-the-wrong-place",
+        "fiddlex/models/blocked_attention.py",
+        old="part[start : start + size] for part in parts if len(part) > start",
+        new="part[:size] for part in parts if len(part) > start",
+        tests=(KERNELS,),
     ),
     Mutation(
         "kernel-of-tpus-stashes-its-result-twice",
