@@ -21,6 +21,7 @@ import numpy as np
 
 import fiddlex
 from fiddlex.cluster import processes
+from fiddlex.cluster.freed_memory import keep_freed_memory
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.cluster.program_cache import counting_hits, keep_programs
 from fiddlex.config import Config
@@ -144,6 +145,8 @@ class Trainer:
         if self._compiled is not None:
             return None
         start = time.monotonic()
+        if self.mesh.devices.flat[0].platform == "cpu":
+            keep_freed_memory()
         with self.stopwatch.measure(Activity.COMPILATION):
             lowered = self._program.lower()  # which may compile small programs of its own
             with counting_hits() as hits:
