@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from experiments.benchmarks.product_rate import made_product, products_of_step, table
+from experiments.benchmarks.products import made_product, products_of_step, table
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.costs.sizes import model_flops

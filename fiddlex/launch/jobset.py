@@ -7,6 +7,7 @@ pod is lost or killed, but not when a supervisor has given up (status 1) or the 
 """
 
 import dataclasses
+import json
 import pathlib
 import re
 from typing import Any
@@ -81,11 +82,12 @@ def jobset_manifest(job: Job, options: JobSetOptions) -> str:
             "replicatedJobs": [replicated | {"template": {"spec": _job(job, options)}}],
         },
     }
-    text = yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True, width=120)
     try:
-        text.encode("utf-8")
+        json.dumps(manifest, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise ConfigError("the command has characters that are not UTF-8, which YAML cannot have.") from None
+    # Characters that are not ASCII are escaped: readers of YAML fold some of them, such as U+0085, as ends of lines.
+    text = yaml.safe_dump(manifest, sort_keys=False, width=120)
     return f"# {job.title}.\n# Made by fiddlex launch. To start it: kubectl apply -f FILE.\n{text}"
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config
+from fiddlex.errors import ConfigError
 from fiddlex.launch.job import Job, Options, make_job
 from fiddlex.launch.jobset import JobSetOptions, jobset_manifest
 from fiddlex.launch.shell import assignments, command_line
@@ -154,6 +155,7 @@ def expanded(text: str) -> str:
     return text.replace("$$", "\0").replace("$(RANK)", "3").replace("\0", "$")
 
 
+@example("\x85", "\x85")
 @given(TEXT, TEXT)
 def test_kubernetes_reads_words_and_variables_as_they_are(word: str, value: str) -> None:
     job = make(["train", f"--config={word}$(RANK)$$x"], environment={"VALUE": value})
@@ -163,6 +165,11 @@ def test_kubernetes_reads_words_and_variables_as_they_are(word: str, value: str)
     assert f"--config={word}$(RANK)$$x" in map(expanded, container["command"])
     assert container["command"][-1] == "--process_id=$(JOB_COMPLETION_INDEX)"
     assert expanded(container["env"][0]["value"]) == value
+
+
+def test_kubernetes_takes_only_utf_8() -> None:
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        jobset_manifest(make(["train", "--config=\udc80"]), JobSetOptions("image", "claim", 1))
 
 
 def test_a_file_is_written_once(tmp_path: pathlib.Path) -> None:
