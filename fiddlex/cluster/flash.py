@@ -16,10 +16,8 @@ WIDE_CAPABILITY = 9  # the lowest for which cuDNN takes heads wider than `NARROW
 NARROW, WIDE = 128, 256
 SPLASH_NARROWEST = 64  # memory and kernel hold narrower heads padded to 128 elements
 SPLASH_BLOCK = 128  # positions that the kernel takes at a time, or a multiple of them
-
-
 _BLOCK = 128  # queries that blocked takes at a time, or a multiple of them
-_MOST_BLOCKS = 8
+_MOST_BLOCKS = 8  # into which blocked cuts a sequence: each has operations of its own in the program
 
 
 class FlashKernel(NamedTuple):
@@ -104,7 +102,7 @@ def _obstacle_to_blocked(model: ModelConfig) -> str:
 
 
 def block_length(length: int) -> int:
-    """How many queries of a sequence blocked takes at a time; all, where no multiple of 128 divides the length."""
+    """How many queries of a sequence blocked takes at a time; all, where it does not take the length."""
     least = -(-length // (_MOST_BLOCKS * _BLOCK)) * _BLOCK
     sizes = range(least, length, _BLOCK)
     return next((size for size in sizes if length % size == 0), length)

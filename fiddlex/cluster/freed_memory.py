@@ -18,6 +18,6 @@ def keep_freed_memory() -> bool:
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):  # macOS, musl and Windows have no mallopt
+    except (OSError, AttributeError, TypeError):  # there is no mallopt, as on macOS
         return False
     return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, _MOST))
