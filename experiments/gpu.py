@@ -27,6 +27,7 @@ from experiments.on_device.study import Record, Study
 from experiments.on_device.suite import run_suite
 from fiddlex.config import rules
 from fiddlex.config.command_line import run
+from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import ConfigError, FiddlexError
 
 logger = logging.getLogger("fiddlex.gpu")
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> None:
     logger.info("This is %s: %s.", here["device_kind"], here["driver"] or f"{here['cores']} cores")
 
     def write(records: list[Record]) -> None:
-        path.with_suffix(".md").write_text(document(records), encoding="utf-8")
+        write_whole(path.with_suffix(".md"), document(records))
 
     study = Study(path, here, write)
     if "tests" in _STAGES.value:
