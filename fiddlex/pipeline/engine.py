@@ -1,11 +1,15 @@
 """What a device does in one tick of a lowered schedule, inside `shard_map` over all mesh axes.
 
-A tick has three slots: forward, backward and weight. Each slot runs only if the table gives this device work in it.
-Sends can overlap with a slot: the previous tick's gradients travel during the forward, this tick's activations during
-the backward. The vocabulary is sharded over `pipe` × `tensor`, so all devices embed the microbatch that enters the
-first stage, score the microbatch that leaves the last stage, and backpropagate through the embedding for the microbatch
-whose gradient leaves the first stage. The table's columns for these three actions are the same on all devices, so only
-these conditionals may contain collectives over `pipe`.
+A tick has three slots: forward, backward and weight. Each slot runs a loop over the layers of a chunk; if the table
+gives this device no work in the slot, the loop has no turns. Sends can overlap with a slot: the previous tick's
+gradients travel during the forward, this tick's activations during the backward. The vocabulary is sharded over
+`pipe` × `tensor`, so all devices embed the microbatch that enters the first stage, score the microbatch that leaves the
+last stage, and backpropagate through the embedding for the microbatch whose gradient leaves the first stage. The
+table's columns for these three actions are the same on all devices, so only these actions may contain collectives over
+`pipe`.
+
+A loop of zero or more turns, not a conditional, updates what the carry holds: XLA:GPU copies whole arrays, in every
+tick, when they pass through a conditional.
 
 A stash holds a microbatch's residuals from its forward to the end of its backward (B or W). The table determines the
 size of the stash, so memory does not grow with the number of microbatches. Where several batches are in flight, the
@@ -186,41 +190,34 @@ class Engine:
 
     @jax.named_scope("forward")
     def _forward(self, carry: Carry, own: Tick, embedded: jax.Array) -> tuple[Carry, jax.Array]:
-        def work(kept: Arrays) -> tuple[jax.Array, Arrays]:
-            arrived = lax.dynamic_index_in_dim(carry.forward_inbox, own.forward_inbox, keepdims=False)
-            x = jnp.where(own.forward_inbox == NONE, embedded, arrived)
-            chunk = self._chunk(own.forward_chunk, own.forward_version, own.forward_microbatch)
-            microbatch = self._microbatch(own.forward_microbatch)
-            if self.cache is not None:
-                return self.model.stage.forward_cached(chunk, x, microbatch, self.cache._replace(new=kept))
-            slot = Slot(kept, own.forward_stash) if self.spec.trains else None
-            return self.model.stage.forward(chunk, x, microbatch, slot)
-
-        memory = "stash" if self.cache is None else "cache"
-        idle = lambda kept: (self._filled(carry.outgoing), kept)  # noqa: E731
-        y, kept = lax.cond(own.forward_chunk != NONE, work, idle, getattr(carry, memory))
-        return carry._replace(**{memory: kept}), y
+        arrived = lax.dynamic_index_in_dim(carry.forward_inbox, own.forward_inbox, keepdims=False)
+        x = self._unless_idle(own.forward_chunk, jnp.where(own.forward_inbox == NONE, embedded, arrived))
+        chunk = self._chunk(own.forward_chunk, own.forward_version, own.forward_microbatch)
+        microbatch = self._microbatch(own.forward_microbatch)
+        if self.cache is not None:
+            cache = self.cache._replace(new=carry.cache)
+            y, new = self.model.stage.forward_cached(chunk, x, microbatch, cache)
+            return carry._replace(cache=new), y
+        slot = Slot(carry.stash, own.forward_stash) if self.spec.trains else None
+        y, stash = self.model.stage.forward(chunk, x, microbatch, slot)
+        return carry._replace(stash=stash), y
 
     @jax.named_scope("head")
     def _head(self, carry: Carry, shared: Tick, own: Tick, y: jax.Array) -> Carry:
         """Scores the output of the last stage; in training, puts that output's gradient into the last stage's inbox."""
 
-        def work(outer: Tree, values: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
+        def score(outer: Tree, values: jax.Array, y: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
             leaving, microbatch = lax.psum(jnp.where(own.is_last, y, 0), "pipe"), self._microbatch(shared.head)
-            weights, dy = self._outer(shared.head_version, of_head=True), y
+            weights = self._outer(shared.head_version, of_head=True)
             if self.spec.trains:
                 value, vjp = jax.vjp(lambda outer, x: self.model.head(outer, x, microbatch), weights, leaving)
-                douter, dy = vjp(jnp.ones_like(value) * self.scales[self._batch_of(shared.head)])
+                douter, dx = vjp(jnp.ones_like(value) * self.scales[self._batch_of(shared.head)])
                 outer = stacks.added(outer, douter, self._place(shared.head, self.spec.sizes.outer_sums))
-                dy = self._varying(dy)
             else:
-                value = self.model.head(weights, leaving, microbatch)
-            return outer, lax.dynamic_update_index_in_dim(values, value, shared.head, 0), dy
+                value, dx = self.model.head(weights, leaving, microbatch), leaving
+            return outer, lax.dynamic_update_index_in_dim(values, value, shared.head, 0), self._varying(dx)
 
-        def idle(outer: Tree, values: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
-            return outer, values, self._filled(y)
-
-        outer, values, dy = lax.cond(shared.head != NONE, work, idle, carry.grads.outer, carry.values)
+        outer, values, dy = _if_any(shared.head, score, carry.grads.outer, carry.values, y)
         carry = carry._replace(grads=carry.grads._replace(outer=outer), values=values)
         if not self.spec.trains:
             return carry
@@ -229,29 +226,23 @@ class Engine:
     @jax.named_scope("backward")
     def _backward(self, carry: Carry, own: Tick) -> Carry:
         """B and I: takes a gradient from the inbox and writes its result, to be sent, into `outgoing`."""
+        stage, microbatch = self.model.stage, self._microbatch(own.backward_microbatch)
+        stash, left = Slot(carry.stash, own.backward_stash), Slot(carry.weight_stash, own.backward_weight_stash)
+        arrived = lax.dynamic_index_in_dim(carry.backward_inbox, own.backward_inbox, keepdims=False)
+        dx, layers = self._unless_idle(own.backward_chunk, arrived), stacks.flat(carry.grads.layers)
+        is_whole = jnp.asarray(own.backward_weight_stash) == NONE
 
-        def stashed(stash: Arrays) -> tuple[Chunk, jax.Array, Tree, Slot]:
-            chunk = self._chunk(own.backward_chunk, own.backward_version, own.backward_microbatch)
-            microbatch = self._microbatch(own.backward_microbatch)
-            dy = lax.dynamic_index_in_dim(carry.backward_inbox, own.backward_inbox, keepdims=False)
-            return chunk, dy, microbatch, Slot(stash, own.backward_stash)
+        def chunk(runs: jax.Array) -> Chunk:
+            number = jnp.where(runs, own.backward_chunk, NONE)
+            return self._chunk(number, own.backward_version, own.backward_microbatch)
 
-        def idle(weight_stash: Arrays, grads: Tree) -> tuple[jax.Array, Arrays, Tree]:
-            return self._filled(carry.outgoing), weight_stash, grads
-
-        def whole(weight_stash: Arrays, grads: Tree) -> tuple[jax.Array, Arrays, Tree]:
-            dx, grads = self.model.stage.backward(*stashed(carry.stash), grads)
-            return dx, weight_stash, grads
-
-        def input_only(weight_stash: Arrays, grads: Tree) -> tuple[jax.Array, Arrays, Tree]:
-            left = Slot(weight_stash, own.backward_weight_stash)
-            return self.model.stage.backward_input(*stashed(carry.stash), left, grads)
-
-        branches = [idle, *[whole] * self.spec.has_whole, *[input_only] * self.spec.splits]
-        busy = jnp.where(own.backward_weight_stash == NONE, 1, len(branches) - 1)
-        branch = jnp.where(own.backward_chunk == NONE, 0, busy)
-        dx, weight_stash, layers = lax.switch(branch, branches, carry.weight_stash, stacks.flat(carry.grads.layers))
-        carry = _with_layers(carry, layers)._replace(outgoing=dx, weight_stash=weight_stash)
+        if self.spec.has_whole:
+            dx, layers = stage.backward(chunk(is_whole), dx, microbatch, stash, layers)
+        if self.spec.splits:
+            with jax.named_scope("input_only"):
+                dx, leaves, layers = stage.backward_input(chunk(~is_whole), dx, microbatch, stash, left, layers)
+            carry = carry._replace(weight_stash=leaves)
+        carry = _with_layers(carry, layers)._replace(outgoing=dx)
         if not self.spec.has_whole:
             return carry
         with jax.named_scope("backward_finish"):
@@ -259,26 +250,25 @@ class Engine:
 
     @jax.named_scope("embed_backward")
     def _embed_backward(self, carry: Carry, shared: Tick, own: Tick) -> Carry:
-        def work(outer: Tree) -> Tree:
+        def add(outer: Tree, outgoing: jax.Array) -> tuple[Tree, jax.Array]:
             microbatch = self._microbatch(shared.embed_backward)
-            dx = lax.psum(jnp.where(own.is_first, carry.outgoing, 0), "pipe")
+            dx = lax.psum(jnp.where(own.is_first, outgoing, 0), "pipe")
             weights = self._outer(shared.embed_backward_version)
             vjp = jax.vjp(lambda outer: self.model.embed(outer, microbatch), weights)[1]
             (douter,) = vjp(dx)
-            return stacks.added(outer, douter, self._place(shared.embed_backward, self.spec.sizes.outer_sums))
+            outer = stacks.added(outer, douter, self._place(shared.embed_backward, self.spec.sizes.outer_sums))
+            return outer, self._varying(dx)
 
-        outer = lax.cond(shared.embed_backward != NONE, work, lambda outer: outer, carry.grads.outer)
+        outer, _ = _if_any(shared.embed_backward, add, carry.grads.outer, carry.outgoing)
         return carry._replace(grads=carry.grads._replace(outer=outer))
 
     @jax.named_scope("weights")
     def _backward_weights(self, carry: Carry, own: Tick) -> Carry:
-        def work(grads: Tree) -> Tree:
-            chunk = self._chunk(own.weight_chunk, own.weight_version, own.weight_microbatch)
-            microbatch = self._microbatch(own.weight_microbatch)
-            stash, left = Slot(carry.stash, own.weight_stash), Slot(carry.weight_stash, own.weight_weight_stash)
-            return self.model.stage.backward_weights(chunk, carry.outgoing, microbatch, stash, left, grads)
-
-        layers = lax.cond(own.weight_chunk != NONE, work, lambda grads: grads, stacks.flat(carry.grads.layers))
+        chunk = self._chunk(own.weight_chunk, own.weight_version, own.weight_microbatch)
+        microbatch = self._microbatch(own.weight_microbatch)
+        stash, left = Slot(carry.stash, own.weight_stash), Slot(carry.weight_stash, own.weight_weight_stash)
+        layers = stacks.flat(carry.grads.layers)
+        layers = self.model.stage.backward_weights(chunk, carry.outgoing, microbatch, stash, left, layers)
         carry = _with_layers(carry, layers)
         with jax.named_scope("weight_finish"):
             return self._finish(carry, own.weight_finishes, own.weight_chunk, own.weight_microbatch)
@@ -317,7 +307,10 @@ class Engine:
         return jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, place, keepdims=False), versions)
 
     def _chunk(self, number: Integer, age: Integer, microbatch: Integer) -> Chunk:
-        """Chunk `number` of this device, with weights `age` updates old and the row of the microbatch's gradients."""
+        """Chunk `number` of this device, with weights `age` updates old and the row of the microbatch's gradients.
+
+        A chunk whose number is NONE has no layers.
+        """
         rank, rows, placement = lax.axis_index("pipe"), self.placement.rows_per_chunk, self.placement
         sizes = np.asarray(placement.chunk_sizes())
         all_rows = placement.rows_per_rank
@@ -326,7 +319,7 @@ class Engine:
             row=self._version(age) * all_rows + number * rows,
             grad_row=self._place(microbatch, self.spec.sizes.sums) * all_rows + number * rows,
             layer=jnp.asarray(placement.first_layers())[rank, number],
-            num_layers=jnp.asarray(sizes)[rank, number] if np.any(sizes != rows) else rows,
+            num_layers=jnp.where(number == NONE, 0, jnp.asarray(sizes)[rank, number]),
         )
 
     def _finish(self, carry: Carry, finishes: Integer, number: Integer, microbatch: Integer) -> Carry:
@@ -348,9 +341,8 @@ class Engine:
         def empty_row(index: jax.Array, sums: Tree) -> Tree:
             return stacks.with_rows(sums, jax.tree.map(lambda g: jnp.zeros_like(g[:1]), sums), row + index)
 
-        # Rows are reduced one by one, so that memory never holds a second set of gradients. Loops of zero or more
-        # turns replace a conditional, since XLA:GPU copies what passes through one. The second loop waits for the
-        # first, since XLA:GPU also copies an array that is written while it is read.
+        # Rows are reduced one by one, so that memory never holds a second set of gradients. The second loop waits for
+        # the first, since XLA:GPU copies an array that is written while it is read.
         todo = jnp.where(finishes == 1, rows, 0)
         finished, done = lax.fori_loop(0, todo, reduce_row, (stacks.flat(carry.finished), todo * 0))
         sums = lax.fori_loop(0, done, empty_row, sums)
@@ -358,6 +350,10 @@ class Engine:
 
     def _varying(self, x: Tree) -> Tree:
         return jax.tree.map(lambda leaf: lax.pcast(leaf, "pipe", to="varying"), x)
+
+    def _unless_idle(self, chunk: Integer, x: jax.Array) -> jax.Array:
+        """`x`, or the output of an idle slot if the slot has no chunk."""
+        return jnp.where(chunk == NONE, self._filled(x), x)
 
     def _filled(self, like: jax.Array) -> jax.Array:
         return jnp.full_like(like, self.fill)
@@ -385,6 +381,15 @@ def _renamed(
 
     renamed = {column: place(column, getattr(own, column)) for column in Tick._fields if column in memories}
     return own._replace(**renamed), place(FORWARD_HOPS, forward_hops), place(BACKWARD_HOPS, backward_hops)
+
+
+def _if_any(microbatch: Integer, update: Callable[..., tuple[Any, ...]], *kept: Any) -> tuple[Any, ...]:
+    """`update(*kept)` if there is a microbatch, else `kept`.
+
+    An operand of a collective in `update` has to be among `kept`, and `update` has to change it: a collective that does
+    not depend on the turn of its loop would be moved out of the loop by XLA, and would then run in every tick.
+    """
+    return lax.fori_loop(0, jnp.where(microbatch == NONE, 0, 1), lambda _, kept: update(*kept), kept)
 
 
 def _with_layers(carry: Carry, flat: Tree) -> Carry:

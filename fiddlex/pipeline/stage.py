@@ -98,7 +98,6 @@ class Stage:
         y, stashed = self._vjp.forward(weights, x, again)
         return stashed, self._vjp.backward_input(weights, again, stashed, y).left if splits else []
 
-    @jax.named_scope("layers")
     def forward(self, chunk: Chunk, x: jax.Array, microbatch: Tree, stash: Slot | None) -> tuple[jax.Array, Arrays]:
         """The stage's output, and the leaves of `stash` with the residuals in its slot; no leaves without a stash."""
 
@@ -112,7 +111,6 @@ class Stage:
 
         return lax.fori_loop(0, chunk.num_layers, body, (x, stash.leaves if stash else []))
 
-    @jax.named_scope("layers")
     def forward_cached(self, chunk: Chunk, x: jax.Array, tokens: Tree, cache: Cache) -> tuple[jax.Array, Arrays]:
         """The stage's output for new tokens, and `cache.new` with what the stage's layers keep of them."""
         layer = self._cached_layer
@@ -129,7 +127,6 @@ class Stage:
 
         return lax.fori_loop(0, chunk.num_layers, body, (x, cache.new))
 
-    @jax.named_scope("layers")
     def backward(
         self, chunk: Chunk, dy: jax.Array, microbatch: Tree, stash: Slot, grads: Tree
     ) -> tuple[jax.Array, Tree]:
@@ -143,7 +140,6 @@ class Stage:
 
         return lax.fori_loop(0, chunk.num_layers, body, (dy, grads))
 
-    @jax.named_scope("layers")
     def backward_input(
         self, chunk: Chunk, dy: jax.Array, microbatch: Tree, stash: Slot, weight_stash: Slot, grads: Tree
     ) -> tuple[jax.Array, Arrays, Tree]:
@@ -161,7 +157,6 @@ class Stage:
 
         return lax.fori_loop(0, chunk.num_layers, body, (dy, weight_stash.leaves, grads))
 
-    @jax.named_scope("layers")
     def backward_weights(
         self, chunk: Chunk, like: jax.Array, microbatch: Tree, stash: Slot, weight_stash: Slot, grads: Tree
     ) -> Tree:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -205,22 +206,31 @@ def places(mesh: Mesh) -> Places:
 
 
 def runs(layout: WeightLayout) -> dict[str, float]:
-    """How often a step runs each scope that the executor names, on the rank that runs it most (for `collectives`)."""
-    lowered, placement, chunks = layout.pipeline.lowered, layout.placement, layout.placement.chunk_sizes()
-    ticks = max((windows.period for windows in layout.pipeline.windows.values()), default=lowered.num_ticks)
+    """How often a step runs each scope that the executor names, on the rank that runs it most (for `collectives`).
+
+    A slot of a tick runs once for each layer of its chunk.
+    """
+    lowered, placement = layout.pipeline.lowered, layout.placement
+    sizes = np.asarray(placement.chunk_sizes())  # [rank, chunk]
+    ranks = np.arange(len(sizes))
+    whole = lowered.column("backward_weight_stash") == NONE
 
     def busiest(column: str) -> int:
         return int((lowered.column(column) != NONE).sum(axis=0).max())
 
+    def layers(column: str, among: np.ndarray | bool = True) -> int:
+        chunks = lowered.column(column)  # [tick, rank]
+        return int(np.where((chunks != NONE) & among, sizes[ranks, chunks], 0).sum(axis=0).max())
+
     return {
         "embed": busiest("embed"),
-        "forward": busiest("forward_chunk"),
+        "forward": layers("forward_chunk"),
         "head": busiest("head"),
-        "backward": busiest("backward_chunk"),
+        "backward": layers("backward_chunk", whole),
+        "input_only": layers("backward_chunk", ~whole),
         "embed_backward": busiest("embed_backward"),
-        "weights": busiest("weight_chunk"),
-        "backward_finish": busiest("backward_finishes") * placement.rows_per_chunk / ticks,
-        "weight_finish": busiest("weight_finishes") * placement.rows_per_chunk / ticks,
-        "layers": max(sum(sizes) / sum(map(bool, sizes)) for sizes in chunks),  # mean of nonempty chunks
-        "ticks": ticks,
+        "weights": layers("weight_chunk"),
+        "backward_finish": busiest("backward_finishes") * placement.rows_per_chunk,
+        "weight_finish": busiest("weight_finishes") * placement.rows_per_chunk,
+        "ticks": max((windows.period for windows in layout.pipeline.windows.values()), default=lowered.num_ticks),
     }

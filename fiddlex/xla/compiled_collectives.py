@@ -61,9 +61,9 @@ class Collective:
       bytes: bytes of one execution on one device, for the whole array: the result of an all-gather, the operand of any
         other collective. A device in a group of n sends (n − 1)/n of that over a ring, twice as much for an all-reduce,
         and all of it in a permute.
-      count: executions on a device in a step; None where the program does not say. In a conditional: how often the
-        schedule takes the branch on the device that takes it most often, or how often the conditional runs if the
-        schedule does not say.
+      count: executions on a device in a step; None where the program does not say. In a conditional, or in a loop whose
+        trips the schedule decides: how often the device runs the branch or the body that does so most often. In a
+        conditional of which the schedule says nothing: how often the conditional runs.
       overlapped: whether the collective is asynchronous and the device computes between its start and its end: matrix
         products, or other arithmetic on an array of at least `bytes`.
       products: number of matrix products between the collective's start and its end, counting the largest branch of a
@@ -127,8 +127,8 @@ def collectives(text: str, places: Places, runs: Mapping[str, float]) -> list[Co
     Args:
       text: the scheduled program, as XLA prints it.
       places: the places of the mesh, and where their devices are.
-      runs: by the name of a scope, how often a step runs the branch of a conditional there; for a loop whose number of
-        trips the program does not say, that number, as an average where it varies.
+      runs: by the name of a scope, how often a step runs, in all, the branch of a conditional there, or the body of a
+        loop whose number of trips the program does not say.
     """
     program = read(text)
     counts: dict[_Site, float | None] = {}
@@ -152,9 +152,10 @@ def _count(
     for place, instruction in enumerate(program.computations[computation]):
         inner: float | None = times
         if instruction.opcode == "while":
-            trips: float | None = program.trips(instruction)
-            trips = runs.get(instruction.scope) if trips is None else trips
-            inner = None if trips is None or times is None else times * trips
+            if (trips := program.trips(instruction)) is None:
+                inner = runs.get(instruction.scope)
+            else:
+                inner = None if times is None else times * trips
         elif instruction.opcode == "conditional" and instruction.scope in runs:
             inner = runs[instruction.scope]
         if _kind(program, instruction):
@@ -223,7 +224,6 @@ def _described(program: ProgramText, site: _Site, places: Places, count: float |
     size = sum(nbytes(element(shapes[each.name], each.elements)) for each in instruction.operands)
     if kind == "all-gather":
         size *= group_size or 1
-    count = None if count is None else round(count, 6)  # a whole number divided by ticks, then multiplied
     return Collective(
         site.instruction.name,
         kind,

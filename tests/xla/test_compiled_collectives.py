@@ -169,10 +169,22 @@ def test_a_collective_that_several_fusions_run_is_one(beside: bool) -> None:
 
 
 LOOP = """\
+%turn (s: f32[4,8]) -> f32[8,8] {{
+  %s = f32[4,8] parameter(0)
+  ROOT %gathered = f32[8,8] all-gather(%s), replica_groups={{{{0,2}},{{1,3}}}}, dimensions={{0}}
+}}
+
+%some (r: f32[8,8]) -> pred[] {{
+  %r = f32[8,8] parameter(0)
+  %turns = s32[] parameter(1)
+  ROOT %fewer = pred[] compare(%r, %turns), direction=LT
+}}
+
 %body (p: f32[8,8]) -> f32[8,8] {{
   %p = f32[8,8] parameter(0)
   %hop = f32[8,8] collective-permute(%p), source_target_pairs={{{{0,1}},{{1,0}}}}
-  ROOT %y = f32[4,8] conditional(%p), branch_computations={{%wrapped, %wrapped}}, metadata={{op_name="forward/cond"}}
+  %y = f32[4,8] conditional(%p), branch_computations={{%wrapped, %wrapped}}, metadata={{op_name="embed/cond"}}
+  ROOT %z = f32[8,8] while(%y), condition=%some, body=%turn, metadata={{op_name="ticks/forward/while"}}
 }}
 
 %less (q: f32[8,8]) -> pred[] {{
@@ -185,21 +197,21 @@ ENTRY"""
 
 
 @pytest.mark.parametrize(
-    ("bound", "runs", "hops", "scatters"),
+    ("bound", "runs", "hops", "scatters", "gathers"),
     [
-        ("constant(10)", {}, 10, 20),  # both branches, each at most so often
-        ("constant(10)", {"forward": 8}, 10, 16),
-        ("constant(10)", {"forward": 8, "ticks": 99}, 10, 16),
-        ("parameter(1)", {"forward": 8, "ticks": 10.5}, 10.5, 16),
-        ("parameter(1)", {"forward": 8}, None, 16),
-        ("parameter(1)", {}, None, None),
+        ("constant(10)", {}, 10, 20, None),  # both branches, each at most so often
+        ("constant(10)", {"embed": 8}, 10, 16, None),
+        ("constant(10)", {"embed": 8, "forward": 24, "ticks": 99}, 10, 16, 24),
+        ("parameter(1)", {"embed": 8, "forward": 0, "ticks": 11}, 11, 16, 0),
+        ("parameter(1)", {"embed": 8}, None, 16, None),
+        ("parameter(1)", {}, None, None, None),
     ],
 )
-def test_counts(bound, runs, hops, scatters):
+def test_counts(bound, runs, hops, scatters, gathers):
     loop = '%loop = f32[8,8] while(%x), condition=%less, body=%body, metadata={op_name="step/ticks/while"}'
     text = entry(loop).replace("ENTRY", LOOP.format(bound=bound))
     found = {each.kind: each.count for each in collectives(text, MESH, runs)}
-    assert found == {"collective-permute": hops, "reduce-scatter": scatters}
+    assert found == {"collective-permute": hops, "reduce-scatter": scatters, "all-gather": gathers}
 
 
 def test_leaves_out_what_moves_nothing():

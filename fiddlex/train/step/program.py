@@ -97,18 +97,10 @@ class Program:
 
     @property
     def compiler_options(self) -> dict[str, bool | str]:
-        """The compiler options that differ from XLA's defaults, on GPUs.
-
-        The first makes XLA schedule work between the start and the end of collectives. The second makes XLA see that no
-        later instruction reads the buffer that a conditional updates in place; without it, XLA copies the whole stash
-        there in each tick (docs/ahead_of_time.md).
-        """
+        """The compiler options that differ from XLA's defaults: work between start and end of collectives, on GPUs."""
         if self.mesh.devices.flat[0].platform != "gpu":
             return {}
-        return {
-            "xla_gpu_enable_latency_hiding_scheduler": True,
-            "xla_gpu_copy_insertion_use_region_analysis": True,
-        }
+        return {"xla_gpu_enable_latency_hiding_scheduler": True}
 
     @jax.enable_x64(False)
     def resume(self, saved: SavedState) -> TrainState:
