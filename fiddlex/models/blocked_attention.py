@@ -97,7 +97,10 @@ def _forward(
         highest_GQ1 = scores_GQE.max(axis=-1, keepdims=True)
         exponentials_GQE = jnp.exp(scores_GQE - highest_GQ1)
         total_GQ1 = exponentials_GQE.sum(axis=-1, keepdims=True)
-        y_GQD = jnp.einsum("gqe,ed->gqd", exponentials_GQE.astype(v_SD.dtype), v_SD[block.keys])
+        # Exponentials, unlike probabilities, add up to as much as the number of keys: float16 may be too small for y.
+        y_GQD = jnp.einsum(
+            "gqe,ed->gqd", exponentials_GQE.astype(v_SD.dtype), v_SD[block.keys], preferred_element_type=jnp.float32
+        )
         results.append((y_GQD / total_GQ1).astype(v_SD.dtype))
         sums.append((highest_GQ1 + jnp.log(total_GQ1))[..., 0])
     return jnp.concatenate(results, axis=1), jnp.concatenate(sums, axis=1)

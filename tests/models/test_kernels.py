@@ -95,3 +95,9 @@ def test_computes_what_attention_does(kernel: str, shape: Shape, seed: int, spre
     found, expected = (compiled(shape, each)(*arrays) for each in (kernel, NONE))
     for each, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(each, wanted, rtol=1e-4, atol=1e-5 * float(jnp.abs(wanted).max()))
+
+
+def test_sums_of_many_values_fit_in_float16() -> None:
+    """Exponentials of equal scores add up to the number of keys, and 256 · 300 is beyond float16's range."""
+    q, v = jnp.zeros((1, 256, 1, 8), jnp.float16), jnp.full((1, 256, 1, 8), 300, jnp.float16)
+    np.testing.assert_array_equal(blocked_attention(causal=True)(q, q, v, None), v)
