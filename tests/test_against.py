@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 import pytest
 
 from experiments.benchmarks.comparison import compare, first_losses, table
-from experiments.benchmarks.known_systems import Asked, pairs
+from experiments.benchmarks.known_systems import Asked, ask, pairs
 from experiments.benchmarks.systems import FIDDLEX_DRIVER
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError, FiddlexError
@@ -160,6 +161,38 @@ def test_mistakes_are_told_before_anything_is_computed(tmp_path: pathlib.Path) -
         assert message in call("benchmark", *CONFIG, *arguments, status=2).stderr
     with pytest.raises(ConfigError, match="--python=jax=x: write NAME=PATH, where NAME is one of torch"):
         pairs("python", ["jax=x"], ["torch"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("torch:microbatches=0", "microbatches=0 must be at least 1"),
+        ("torch:microbatches=-1", "microbatches=-1: '-1' is not a whole number. Use one from 1 on."),
+        ("torch:microbatches=3", "data.global_batch_size=8 is not a multiple of microbatches=3: drivers give all microbatches"),
+        ("torch:microbatches=1 2", "microbatches=1 2: '1 2' is not a whole number. Use one from 1 on."),
+        ("torch-1f1b:processes=x", "processes=x: 'x' is not a whole number."),
+        ("torch-1f1b:processes=0", "processes=0 must be at least 1"),
+        ("torch-1f1b:layers=2+x", "layers=x: 'x' is not a whole number."),
+        ("torch-1f1b:layers=4+0", "layers=0 must be at least 1"),
+        ("torch-1f1b:compile=maybe", "compile='maybe' is not one of yes, no."),
+    ],
+)
+def test_options_have_values_that_drivers_take(text: str, message: str) -> None:
+    config = Config()
+    config.data.global_batch_size = 8
+    with pytest.raises(ConfigError, match=f"^--against={re.escape(text)}: {re.escape(message)}"):
+        ask(text, config, pythons={}, clones={})
+
+
+def test_the_path_of_a_python_is_relative_to_the_current_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = tmp_path / "ENV" / "bin" / "python"
+    environment.parent.mkdir(parents=True)
+    environment.write_text("#!/bin/sh\n", encoding="utf-8")  # it lacks no package
+    environment.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    assert ask("torch", Config(), pythons={"torch": "ENV/bin/python"}, clones={}).command[0] == str(environment)
 
 
 @pytest.mark.long

@@ -81,4 +81,4 @@ def _cores() -> list[int]:
     usable = sorted(os.sched_getaffinity(0))
     if wrong := [core for core in _CORES.value if core not in map(str, usable)]:
         raise ConfigError(f"--cores={','.join(_CORES.value)}: {wrong[0]} is not among the usable cores, {usable}.")
-    return [int(core) for core in _CORES.value] or usable
+    return sorted({int(core) for core in _CORES.value}) or usable

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.benchmarks.systems import FIDDLEX_DRIVER
-from fiddlex.config import Config
+from fiddlex.config import Config, rules
 from fiddlex.config.overrides import override
 from fiddlex.errors import ConfigError
 
@@ -113,8 +114,8 @@ def ask(
       device: the device that trains, `cpu` or `cuda`.
 
     Raises:
-      ConfigError: when the system or an option is not known, its driver does not know the device or the config's dtype,
-        or a package or a clone that it needs is missing.
+      ConfigError: when the system or an option is not known, an option has no value that the driver takes, its driver
+        does not know the device or the config's dtype, or a package or a clone that it needs is missing.
     """
     name, *options = text.split(":")
     if name == "fiddlex":
@@ -128,12 +129,31 @@ def ask(
         if option not in known.options or not value:
             having = ", ".join(known.options) or "none"
             raise ConfigError(f"--against={text}: write {name}:OPTION=VALUE. The options of {name} are {having}.")
+    _require_values(text, given, config)
     _require_known(text, known, device, config.model.dtype)
-    python = pythons.get(known.environment, sys.executable)
+    python = program(pythons.get(known.environment, sys.executable))
     require_packages(name, known, python)
     mode = {"mode": known.mode} if known.mode else {}
     own = {"options": given | mode, "clone": _clone(name, known, clones)}
     return Asked(text, (python, "-m", known.driver), own)
+
+
+def _require_values(text: str, given: Mapping[str, str], config: Config) -> None:
+    where = f"--against={text}: "
+    numbers = [(option, given[option]) for option in ("microbatches", "processes") if option in given]
+    numbers += [("layers", size) for size in given.get("layers", "1").split("+")]
+    for option, value in numbers:
+        if not (value.isascii() and value.isdecimal()):
+            raise ConfigError(f"{where}{option}={value}: {value!r} is not a whole number. Use one from 1 on.")
+        rules.at_least(f"{where}{option}", int(value), 1)
+    rules.choice(f"{where}compile", given.get("compile", "no"), ("yes", "no"))
+    rules.divides(
+        f"{where}data.global_batch_size",
+        config.data.global_batch_size,
+        "microbatches",
+        int(given.get("microbatches", "1")),
+        "drivers give all microbatches as many examples",
+    )
 
 
 def _require_known(text: str, known: Known, device: str, dtype: str) -> None:
@@ -153,6 +173,14 @@ def as_json(config: Config) -> dict[str, Any]:
     """The config as a job has it."""
     values: dict[str, Any] = json.loads(config.to_json())
     return values
+
+
+def program(path: str) -> str:
+    """The path of a program from the folder `/`; a name without a folder, which PATH finds, is kept.
+
+    Links are not followed: a virtual environment's Python is one.
+    """
+    return os.path.abspath(path) if os.sep in path else path
 
 
 def require_packages(name: str, known: Known, python: str) -> None:

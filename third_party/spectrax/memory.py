@@ -15,7 +15,7 @@ import tempfile
 
 from absl import flags
 
-from experiments.benchmarks.known_systems import KNOWN, require_packages
+from experiments.benchmarks.known_systems import KNOWN, program, require_packages
 from experiments.benchmarks.programs import make_program, temporary_bytes
 from experiments.benchmarks.same_start import require_comparable, write_start
 from experiments.benchmarks.sizes import base_config, with_microbatches
@@ -33,7 +33,7 @@ _MICROBATCHES = flags.DEFINE_list("microbatches", ["8", "16", "32"], "numbers of
 def main(argv: list[str]) -> None:
     """Prints the table."""
     counts = [int(count) for count in _MICROBATCHES.value]
-    require_packages("spectrax-1f1b", KNOWN["spectrax-1f1b"], _PYTHON.value)
+    require_packages("spectrax-1f1b", KNOWN["spectrax-1f1b"], program(_PYTHON.value))
     require_comparable(_CONFIG.value.validate())
     print(f"| MB, pipe={_CONFIG.value.mesh.pipe} | " + " | ".join(f"m = {count}" for count in counts) + " |")
     print("|---|" + "---:|" * len(counts))
@@ -61,7 +61,7 @@ def _theirs(config: Config, mode: str) -> int:
         job = write_start(config, folder, check_steps=1, cores=[])
         job = dataclasses.replace(job, options={"mode": mode, "processes": str(config.mesh.pipe)})
         (folder / "job.json").write_text(json.dumps(dataclasses.asdict(job)), encoding="utf-8")
-        line = [_PYTHON.value, "-m", "third_party.spectrax.temporaries", str(folder / "job.json")]
+        line = [program(_PYTHON.value), "-m", "third_party.spectrax.temporaries", str(folder / "job.json")]
         done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         raise FiddlexError(f"SpectraX's step does not compile:\n{done.stderr[-2000:]}")
