@@ -25,6 +25,7 @@ from experiments.on_device.sizes import SIZES
 from experiments.on_device.speed import Options, run_sizes
 from experiments.on_device.study import Record, Study
 from experiments.on_device.suite import run_suite
+from experiments.results import owned
 from fiddlex.config import rules
 from fiddlex.config.command_line import run
 from fiddlex.config.whole_files import write_whole
@@ -65,15 +66,16 @@ def main(argv: list[str]) -> None:
     def write(records: list[Record]) -> None:
         write_whole(path.with_suffix(".md"), document(records))
 
-    study = Study(path, here, write)
-    if "tests" in _STAGES.value:
-        run_suite(study, device)
-    if "flash" in _STAGES.value:
-        run_kernels(study, device)
-    if "sizes" in _STAGES.value:
-        against, rounds, steps = _AGAINST.value, _ROUNDS.value, _STEPS.value
-        kind = here["device_kind"]
-        run_sizes(study, _SIZES.value, Options(device, kind, _DTYPE.value, against, pythons, clones, rounds, steps))
+    with owned(path):
+        study = Study(path, here, write)
+        if "tests" in _STAGES.value:
+            run_suite(study, device)
+        if "flash" in _STAGES.value:
+            run_kernels(study, device)
+        if "sizes" in _STAGES.value:
+            against, rounds, steps = _AGAINST.value, _ROUNDS.value, _STEPS.value
+            kind = here["device_kind"]
+            run_sizes(study, _SIZES.value, Options(device, kind, _DTYPE.value, against, pythons, clones, rounds, steps))
     print(document(study.records))
     if study.failed:
         raise FiddlexError(f"failed: {'; '.join(study.failed)}. {path} has all results; the same command tries again.")

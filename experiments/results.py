@@ -1,11 +1,31 @@
 """Results of studies: JSON Lines files to which each finished part of a study adds a line."""
 
+import contextlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fiddlex.data.file_locks import try_lock
 from fiddlex.errors import ConfigError
+
+
+@contextlib.contextmanager
+def owned(path: pathlib.Path) -> Iterator[None]:
+    """Keeps other processes that call this from a file while the body runs; an empty file is made where there is none.
+
+    Raises:
+      ConfigError: when the file cannot be written, or another process has it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}. Name another file for the results.") from error
+    with file:
+        if not try_lock(file.fileno()):
+            raise ConfigError(f"{path}: another run adds its results there. Wait until it ends, or name another file.")
+        yield
 
 
 def read_results(path: pathlib.Path, fields: Sequence[str]) -> list[dict[str, Any]]:

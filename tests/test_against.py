@@ -168,7 +168,10 @@ def test_mistakes_are_told_before_anything_is_computed(tmp_path: pathlib.Path) -
     [
         ("torch:microbatches=0", "microbatches=0 must be at least 1"),
         ("torch:microbatches=-1", "microbatches=-1: '-1' is not a whole number. Use one from 1 on."),
-        ("torch:microbatches=3", "data.global_batch_size=8 is not a multiple of microbatches=3: drivers give all microbatches"),
+        (
+            "torch:microbatches=3",
+            "data.global_batch_size=8 is not a multiple of microbatches=3: drivers give all microbatches",
+        ),
         ("torch:microbatches=1 2", "microbatches=1 2: '1 2' is not a whole number. Use one from 1 on."),
         ("torch-1f1b:processes=x", "processes=x: 'x' is not a whole number."),
         ("torch-1f1b:processes=0", "processes=0 must be at least 1"),

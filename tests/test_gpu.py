@@ -190,6 +190,13 @@ def test_a_machine_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         machine("cuda")
 
 
+def test_a_file_of_results_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").touch()
+    done = call("experiments.gpu", "--device=cpu", f"--results={tmp_path}/file/results.jsonl", status=2)
+    assert "file/results.jsonl cannot be written: " in done.stderr
+    assert "begins" not in done.stderr
+
+
 def test_tiny_sizes_run_from_end_to_end_on_the_cpu(tmp_path: pathlib.Path) -> None:
     arguments = ["--device=cpu", "--sizes=tiny", "--rounds=2", "--steps=1", f"--results={tmp_path}/results.jsonl"]
     done = call("experiments.gpu", *arguments, "--stages=sizes", "--dtype=float32")

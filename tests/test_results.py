@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from experiments.results import append_result, read_results
+from experiments.results import append_result, owned, read_results
 from fiddlex.errors import ConfigError
 
 LINES = "".join(json.dumps({"case": str(number), "bytes": number}) + "\n" for number in range(3))
@@ -48,3 +48,26 @@ def test_the_first_line_makes_the_file(tmp_path: pathlib.Path) -> None:
 
 def test_there_need_be_no_file(tmp_path: pathlib.Path) -> None:
     assert read_results(tmp_path / "none.jsonl", ["case"]) == []
+
+
+def test_one_run_at_a_time_has_the_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "new" / "results.jsonl"
+    with (
+        owned(path),
+        pytest.raises(ConfigError, match=r"results\.jsonl: another run adds its results there\."),
+        owned(path),
+    ):
+        pass
+    with owned(path):
+        append_result(path, {"case": "0"})
+    assert read_results(path, ["case"]) == [{"case": "0"}]
+
+
+@pytest.mark.parametrize("name", [".", "file/results.jsonl"])
+def test_a_file_that_cannot_be_written_is_told(name: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match=r"cannot be written: .*\. Name another file for the results\."),
+        owned(tmp_path / name),
+    ):
+        pass

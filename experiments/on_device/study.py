@@ -33,7 +33,7 @@ class Study:
     def __init__(self, path: pathlib.Path, machine: Record, after: Callable[[list[Record]], None]):
         self._path, self._machine, self._after = path, machine, after
         self.failed: list[str] = []
-        self.records = read_results(path, ["stage", "name", "inputs", "machine"])
+        self.records = read_results(path, ["stage", "name", "inputs", "machine", "seconds", "date"])
 
     def measure(self, stage: str, name: str, inputs: Mapping[str, Any], function: Callable[[], Record]) -> None:
         """Adds the result of a part, unless it is there from the same inputs on the same kind of machine.
