@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+from filelock import FileLock
 from jax.experimental.compilation_cache import compilation_cache
 
 from fiddlex.config.every import AUTO
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MOST_BYTES = 10 * 2**30  # of a folder; jax then removes what was not used for longest
 _FOLDER = "jax_compilation_cache_dir"  # jax's name for the folder
+_LOCK_TIMEOUT_S = 10  # jax's own, for a process that writes a program
 _HIT = "/jax/compilation_cache/cache_hits"  # the event that jax records when it has found a program
 
 
@@ -59,6 +61,7 @@ def keep_programs(where: str) -> None:
         logger.info("Compiled programs are not kept: %s cannot be written.", folder)
         return
     if _in_use() != str(folder):
+        _remove_incomplete(folder)
         jax.config.update(_FOLDER, str(folder))
         jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
         compilation_cache.reset_cache()  # it may have been opened elsewhere
@@ -95,6 +98,19 @@ def _in_use() -> str | None:
     """The folder in which jax keeps programs; None: in none."""
     folder: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     return folder
+
+
+def _remove_incomplete(folder: Path) -> None:
+    """Removes the programs that jax was writing when it was killed, or when the disk was full.
+
+    jax writes a program, and then a file with the time of its last use. While a program lacks that file, jax fails
+    to keep any other.
+    """
+    lock = FileLock(folder / ".lockfile", timeout=_LOCK_TIMEOUT_S)  # jax's
+    with contextlib.suppress(OSError, NotImplementedError), lock:  # without the lock nothing is removed
+        for program in folder.glob("*-cache"):
+            if not program.with_name(f"{program.name.removesuffix('cache')}atime").exists():
+                program.unlink()
 
 
 def _folder_of_user() -> Path:

@@ -72,6 +72,21 @@ def test_a_program_is_compiled_once(tiny_config: Config, tmp_path: pathlib.Path)
     assert any("Error reading persistent compilation cache entry" in str(each.message) for each in told)
 
 
+def test_a_program_that_was_not_written_whole_is_removed(tmp_path: pathlib.Path) -> None:
+    keep_programs(str(tmp_path))
+    jax.jit(lambda x: x * 19)(2)
+    folder = pathlib.Path(jax.config.jax_compilation_cache_dir)
+    (whole,) = folder.glob("*-cache")
+    (folder / "killed-cache").write_bytes(whole.read_bytes()[:100])  # jax had yet to write killed-atime
+    keep_programs("")
+    keep_programs(str(tmp_path))
+    jax.jit(lambda x: x * 23)(2)
+    programs = {path.name for path in folder.glob("*-cache")}
+    assert len(programs) == 2
+    assert whole.name in programs
+    assert "killed-cache" not in programs
+
+
 @pytest.mark.parametrize("where", ["before the step", "in another thread"])
 def test_programs_beside_the_step_do_not_count(
     where: str, tiny_config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
