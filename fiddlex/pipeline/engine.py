@@ -206,16 +206,16 @@ class Engine:
     def _head(self, carry: Carry, shared: Tick, own: Tick, y: jax.Array) -> Carry:
         """Scores the output of the last stage; in training, puts that output's gradient into the last stage's inbox."""
 
-        def score(outer: Tree, values: jax.Array, y: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
-            leaving, microbatch = lax.psum(jnp.where(own.is_last, y, 0), "pipe"), self._microbatch(shared.head)
+        def score(number: jax.Array, outer: Tree, values: jax.Array, y: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
+            leaving, microbatch = lax.psum(jnp.where(own.is_last, y, 0), "pipe"), self._microbatch(number)
             weights = self._outer(shared.head_version, of_head=True)
             if self.spec.trains:
                 value, vjp = jax.vjp(lambda outer, x: self.model.head(outer, x, microbatch), weights, leaving)
-                douter, dx = vjp(jnp.ones_like(value) * self.scales[self._batch_of(shared.head)])
-                outer = stacks.added(outer, douter, self._place(shared.head, self.spec.sizes.outer_sums))
+                douter, dx = vjp(jnp.ones_like(value) * self.scales[self._batch_of(number)])
+                outer = stacks.added(outer, douter, self._place(number, self.spec.sizes.outer_sums))
             else:
                 value, dx = self.model.head(weights, leaving, microbatch), leaving
-            return outer, lax.dynamic_update_index_in_dim(values, value, shared.head, 0), self._varying(dx)
+            return outer, lax.dynamic_update_index_in_dim(values, value, number, 0), self._varying(dx)
 
         outer, values, dy = _if_any(shared.head, score, carry.grads.outer, carry.values, y)
         carry = carry._replace(grads=carry.grads._replace(outer=outer), values=values)
@@ -250,13 +250,13 @@ class Engine:
 
     @jax.named_scope("embed_backward")
     def _embed_backward(self, carry: Carry, shared: Tick, own: Tick) -> Carry:
-        def add(outer: Tree, outgoing: jax.Array) -> tuple[Tree, jax.Array]:
-            microbatch = self._microbatch(shared.embed_backward)
+        def add(number: jax.Array, outer: Tree, outgoing: jax.Array) -> tuple[Tree, jax.Array]:
+            microbatch = self._microbatch(number)
             dx = lax.psum(jnp.where(own.is_first, outgoing, 0), "pipe")
             weights = self._outer(shared.embed_backward_version)
             vjp = jax.vjp(lambda outer: self.model.embed(outer, microbatch), weights)[1]
             (douter,) = vjp(dx)
-            outer = stacks.added(outer, douter, self._place(shared.embed_backward, self.spec.sizes.outer_sums))
+            outer = stacks.added(outer, douter, self._place(number, self.spec.sizes.outer_sums))
             return outer, self._varying(dx)
 
         outer, _ = _if_any(shared.embed_backward, add, carry.grads.outer, carry.outgoing)
@@ -384,12 +384,18 @@ def _renamed(
 
 
 def _if_any(microbatch: Integer, update: Callable[..., tuple[Any, ...]], *kept: Any) -> tuple[Any, ...]:
-    """`update(*kept)` if there is a microbatch, else `kept`.
+    """`update(microbatch, *kept)` if there is a microbatch, else `kept`.
 
-    An operand of a collective in `update` has to be among `kept`, and `update` has to change it: a collective that does
-    not depend on the turn of its loop would be moved out of the loop by XLA, and would then run in every tick.
+    XLA moves work that does not depend on the turn of a loop out of the loop, where it would run in every tick. So the
+    number of the microbatch is made to depend on the turn; an operand of a collective in `update` has to be among
+    `kept`, and `update` has to change it.
     """
-    return lax.fori_loop(0, jnp.where(microbatch == NONE, 0, 1), lambda _, kept: update(*kept), kept)
+
+    def body(turn: jax.Array, kept: tuple[Any, ...]) -> tuple[Any, ...]:
+        number, _ = lax.optimization_barrier((jnp.asarray(microbatch), turn))
+        return update(number, *kept)
+
+    return lax.fori_loop(0, jnp.where(microbatch == NONE, 0, 1), body, kept)
 
 
 def _with_layers(carry: Carry, flat: Tree) -> Carry:

@@ -49,9 +49,14 @@ class Slot(NamedTuple):
     number: Integer
 
     def read(self, index: Integer) -> Arrays:
-        """The arrays at row `index`."""
+        """The arrays at row `index`, which is the turn of a loop or made from it.
+
+        The barrier makes the slot's number depend on the turn. If a stash has one row, XLA would otherwise see that no
+        turn changes what is read, and would move the work on it out of the loop, where it would run in every tick.
+        """
+        number, index = lax.optimization_barrier((self.number, index))
         return [
-            lax.dynamic_slice(leaf, _indices(leaf, self.number, index), (1, 1, *leaf.shape[2:]))[0, 0]
+            lax.dynamic_slice(leaf, _indices(leaf, number, index), (1, 1, *leaf.shape[2:]))[0, 0]
             for leaf in self.leaves
         ]
 

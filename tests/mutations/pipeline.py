@@ -121,7 +121,7 @@ MUTATIONS = (
     Mutation(
         "batch-under-way-has-the-loss-scale-of-the-one-before",
         ENGINE,
-        old="self.scales[self._batch_of(shared.head)]",
+        old="self.scales[self._batch_of(number)]",
         new="self.scales[0]",
         tests=(OVERFLOWING,),
     ),
@@ -152,6 +152,13 @@ MUTATIONS = (
         old="num_layers=jnp.where(number == NONE, 0, jnp.asarray(sizes)[rank, number])",
         new="num_layers=jnp.asarray(sizes)[rank, number]",
         tests=(GPT,),
+    ),
+    Mutation(
+        "work-on-the-stash-moved-out-of-its-slot",
+        STAGE,
+        old="number, index = lax.optimization_barrier((self.number, index))",
+        new="number = self.number",
+        tests=("tests/xla/test_ahead_of_time.py::test_nothing_of_a_slot_runs_in_ticks_in_which_the_slot_is_idle",),
     ),
     Mutation(
         "layers-of-a-short-stage-at-the-end-of-its-rows",

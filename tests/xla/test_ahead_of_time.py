@@ -15,7 +15,7 @@ from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.train.step.program import Program
 from fiddlex.train.trainer import Trainer
 from fiddlex.xla.ahead_of_time import compile_ahead, memory, read_shortage, report
-from fiddlex.xla.program_text import nbytes
+from fiddlex.xla.program_text import nbytes, read
 
 NEW_WORDS = "Ran out of memory on HBM, the total memory required (33.19G) exceeds available HBM (15.75G)"
 
@@ -64,6 +64,34 @@ def test_nothing_that_ticks_carry_is_copied(schedule: str, chunks: int, tiny_con
     program = compiled(pipelined(tiny_config, schedule, microbatches=8, chunks=chunks))
     carried = max(map(nbytes, re.findall(r" = \(.*?\) while\(", program.as_text())))
     assert memory(program)["temp_bytes"] == pytest.approx(carried, rel=0.15)  # a copy would about double it
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("interleaved_1f1b", 4), ("zb_v", 2)])
+def test_nothing_of_a_slot_runs_in_ticks_in_which_the_slot_is_idle(
+    schedule: str, chunks: int, tiny_config: Config
+) -> None:
+    """Loops of zero or one layer, of which XLA would move out what does not depend on the turn."""
+    config = pipelined(tiny_config, schedule, microbatches=8, chunks=chunks)
+    config.model.num_layers = 4 * chunks
+    activation = 4 * config.microbatch_size * config.model.seq_len * config.model.hidden_size
+    text = read(compiled(config.validate()).as_text() or "")
+    everything = [each for instructions in text.computations.values() for each in instructions]
+    slot = r'op_name="[^"]*/(?:forward|backward|input_only|weights|head|embed_backward)/while'
+    loops = [each for each in everything if each.opcode == "while" and re.search(slot + '"', each.attributes)]
+    inside = {name for each in everything if each.opcode == "fusion" for name in each.called()}
+    todo = [name for loop in loops for name in loop.called()]
+    while todo:
+        inside.add(name := todo.pop())
+        todo += [each for instruction in text.computations[name] for each in instruction.called()]
+    outside = [each for name in text.computations.keys() - inside for each in text.computations[name]]
+    assert len(loops) >= 4
+    assert [
+        each.name
+        for each in outside
+        if re.search(slot + "/body", each.attributes)
+        and each.opcode not in ("parameter", "get-tuple-element", "bitcast")
+        and nbytes(each.shape) >= activation
+    ] == []
 
 
 def test_unknown_topologies_are_refused() -> None:
