@@ -1,12 +1,13 @@
-"""How much of tensor parallelism's exchange has no work beside it, in the steps compiled for SC'21's models on TPUs.
+"""How much of tensor parallelism's exchange has no work beside it, in the steps compiled for SC'21's models.
 
-    python -m experiments.benchmarks.hidden_exchange [--only=145.6b --results=docs/studies/hidden_exchange.jsonl]
+    python -m experiments.benchmarks.hidden_exchange [--chip=h100 --only=145.6b]
 
-Compiles the ten models of SC'21 (Narayanan et al., table 1) for TPU v5p, on the slices of
-`experiments.benchmarks.compile_cases`, in three ways: as they are, with sequence parallelism, and with products in
-rings as well (`mesh.collective_matmul`). Cases that are already in the results are not compiled again. GB are those
-that a device sends over `tensor` in a step: around a ring of n devices an all-gather or a reduce-scatter sends
-(n − 1)/n of the whole array, an all-reduce twice that, and a permute all that it moves.
+Compiles the models of SC'21 (Narayanan et al., table 1) that have tensor ranks in three ways: as they are, with
+sequence parallelism, and with collective matmul as well (`mesh.collective_matmul`). For H100s they have the paper's
+meshes on servers of eight GPUs; for TPU v5p they are on slices that hold them. Cases that are already in the results
+are not compiled again. GB are those that a device sends over `tensor` in a step: around a ring of n devices an
+all-gather or a reduce-scatter sends (n − 1)/n of the whole array, an all-reduce twice that, and a permute all that it
+moves. Compiling for H100s takes the extra `aot-gpu`.
 """
 
 import pathlib
@@ -22,12 +23,30 @@ from fiddlex.config.command_line import run
 _RESULTS = flags.DEFINE_string("results", "docs/studies/hidden_exchange.jsonl", "where results are kept")
 _LIMIT_S = flags.DEFINE_integer("limit_s", 900, "seconds after which a compilation is given up", lower_bound=1)
 _ONLY = flags.DEFINE_string("only", "", "compile only models whose name contains this")
+_CHIP = flags.DEFINE_enum("chip", "v5p", ["v5p", "h100"], "the chip to compile for")
 
 WAYS: dict[str, dict[str, Any]] = {
-    "rings": {"mesh.sequence_parallel": True, "mesh.collective_matmul": True},
+    "collective matmul": {"mesh.sequence_parallel": True, "mesh.collective_matmul": True},
     "sequence parallel": {"mesh.sequence_parallel": True},
     "plain": {},
 }
+TWO_RANKS = {"mesh.data": 2, "mesh.tensor": 2, "pipeline.num_microbatches": 256}
+ON_TPUS = [
+    CompileCase("gpt3.py:3.6b", "tpu:v5p:2x2x1", TWO_RANKS),
+    *(case for case in CASES if case.config.startswith("gpt3.py") and "v5p" in case.topology),
+]
+SERVERS = {  # of eight GPUs, by model
+    "3.6b": 8,
+    "7.5b": 16,
+    "18.4b": 32,
+    "39.1b": 64,
+    "76.1b": 128,
+    "145.6b": 192,
+    "310.1b": 240,
+    "529.6b": 315,
+    "1008b": 384,
+}
+ON_GPUS = [CompileCase(f"gpt3.py:{name}", f"gpu:h100:{servers}x8", {}) for name, servers in SERVERS.items()]
 KEPT = ("num_devices", "mesh", "num_microbatches", "peak_bytes", "fits", "compile_s", "jax_version")
 
 
@@ -36,7 +55,7 @@ def main(argv: list[str]) -> None:
     path = pathlib.Path(_RESULTS.value)
     keys = ("config", "topology", "way")
     known = {tuple(record[key] for key in keys): record for record in read_results(path, keys)}
-    cases = [case for case in CASES if case.config.startswith("gpt3.py") and "v5p" in case.topology]
+    cases = ON_TPUS if _CHIP.value == "v5p" else ON_GPUS
     for way, changes in WAYS.items():
         for case in cases:
             key = case.config, case.topology, way
@@ -44,7 +63,7 @@ def main(argv: list[str]) -> None:
                 print(f"{case.config} for {case.topology}, {way} …", file=sys.stderr)
                 known[key] = compiled(case._replace(overrides=case.overrides | changes), way)
                 append_result(path, known[key])
-    print("| model | slice | data × pipe × tensor | | GB over tensor | without work beside | peak, GiB |")
+    print("| model | devices | data × pipe × tensor | | GB over tensor | without work beside | peak, GiB |")
     print("|---|---|---|---|---:|---:|---:|")
     for case in cases:
         for way in reversed(WAYS):
@@ -74,7 +93,7 @@ def gb(collective: dict[str, Any]) -> float:
 
 def row(record: dict[str, Any]) -> str:
     """A line of the table."""
-    place = record["topology"].removeprefix("tpu:")
+    place = record["topology"].partition(":")[2]
     name, way = record["config"].removeprefix("gpt3.py:"), record["way"]
     if "limit_s" in record:
         return f"| {name} | {place} | | {way} | over {record['limit_s']} s | | |"

@@ -148,7 +148,7 @@ class LayerMemory:
     def _inputs(self, product: Product) -> int:
         """Elements of a product's input as it is saved.
 
-        Under sequence parallelism this is the gathered input, except for products in rings, which gather it again.
+        Under sequence parallelism this is the gathered input, except for products in pieces, which gather it again.
         """
         return self._local(product.inputs) if product.split == "inputs" else self._whole_input(product) // self.parts
 
@@ -172,7 +172,7 @@ class LayerMemory:
     def weight_stash(self) -> int:
         """Bytes that I saves for W: gradients of the products' outputs and, with `full` recomputation, their inputs.
 
-        Products in rings exchange all that they need in I: whole gradients of the outputs of row-parallel products, and
+        Products in pieces exchange all that they need in I: whole gradients of the outputs of row-parallel products, and
         the whole inputs of column-parallel ones, whether they are recomputed or not.
         """
         products = [each for each in self._products if not each.shares_input]

@@ -14,7 +14,7 @@ import math
 from typing import NamedTuple
 
 from fiddlex.cluster.chips import Chip
-from fiddlex.cluster.rings import num_ways
+from fiddlex.cluster.pieces import num_pieces
 from fiddlex.config import Config
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, num_sequences
 from fiddlex.models import spec
@@ -130,15 +130,17 @@ def update_work(config: Config) -> Work:
     return Work(tuple(products))
 
 
-def layer_work(config: Config, *, flash: bool = False) -> LayerWork:
+def layer_work(config: Config, *, flash: bool = False, in_blocks: bool = False) -> LayerWork:
     """The work of one layer for one microbatch.
 
     Args:
       config: config that gives the sizes.
       flash: whether attention runs in a fused kernel, which writes no scores, skips the scores that a causal model
         masks, and recomputes the scores in the backward pass (Dao et al., FlashAttention, NeurIPS 2022).
+      in_blocks: whether `mesh.collective_matmul` cuts products into blocks; otherwise they run in rings
+        (`fiddlex.cluster.pieces`).
     """
-    sizes = _Sizes.of(config)
+    sizes = _Sizes.of(config, in_blocks=in_blocks)
     around, (scores, values) = tuple(map(sizes.in_pieces, sizes.products())), sizes.attention()
     inputs = tuple(product.gradients[0] for product in around)
     weights = tuple(product.gradients[1] for product in sizes.products())
@@ -154,7 +156,8 @@ def layer_work(config: Config, *, flash: bool = False) -> LayerWork:
     else:
         inner, inner_backward = (scores, values), in_attention
         softmax, softmax_backward = sizes.softmax(), 2 * sizes.softmax()
-    forward = Work((*around, *inner), streams + softmax)
+    copies = sizes.copied()
+    forward = Work((*around, *inner), streams + softmax + copies)
     again = {
         "none": Work(),
         "selective": Work() if flash else Work((scores,), softmax),
@@ -163,18 +166,18 @@ def layer_work(config: Config, *, flash: bool = False) -> LayerWork:
     return LayerWork(
         forward,
         again,
-        Work((*inputs, *inner_backward), 2 * streams + softmax_backward),
+        Work((*inputs, *inner_backward), 2 * streams + softmax_backward + copies),
         Work(weights, sizes.accumulated()),
     )
 
 
-class RingWork(NamedTuple):
-    """The products that run beside the hops of a ring (`fiddlex.models.ring_products`), for one microbatch.
+class ExchangedWork(NamedTuple):
+    """The products beside which one exchange runs (`fiddlex.models.collective_matmul`), for one microbatch.
 
     Attributes:
-      gathers: whether the ring of F gathers the input of the products, and the ring of I sums the gradients of this
-        input; otherwise the ring of F sums the results of the product, and that of I gathers their gradients.
-      forward: products of F; one piece of each runs beside a hop.
+      gathers: whether the exchange of F gathers the input of the products, and that of I sums the gradients of this
+        input; otherwise the exchange of F sums the results of the product, and that of I gathers their gradients.
+      forward: products of F, in pieces.
       backward_input: products of I.
     """
 
@@ -183,19 +186,14 @@ class RingWork(NamedTuple):
     backward_input: Work
 
 
-def ring_ways(config: Config) -> int:
-    """Number of directions in which parts travel around the rings of a config's layers, as `num_ways`."""
-    tensor = config.mesh.tensor
-    return num_ways(num_sequences(config), config.model.seq_len // tensor, tensor)
-
-
-def ring_work(config: Config) -> tuple[RingWork, ...]:
-    """The products of a layer by the rings in which they run; products that share their input share a ring.
+def exchanged_work(config: Config, *, in_blocks: bool) -> tuple[ExchangedWork, ...]:
+    """The products of a layer by the exchanges beside which they run; products that share their input share one.
 
     Args:
       config: config that gives the sizes, with `mesh.collective_matmul`.
+      in_blocks: as in `layer_work`.
     """
-    sizes = _Sizes.of(config)
+    sizes = _Sizes.of(config, in_blocks=in_blocks)
     operations = (each for each in sizes.network.operations if isinstance(each, spec.Product))
     groups: list[tuple[spec.Product, list[MatrixProduct]]] = []
     for operation, product in zip(operations, map(sizes.in_pieces, sizes.products()), strict=True):
@@ -204,7 +202,7 @@ def ring_work(config: Config) -> tuple[RingWork, ...]:
         else:
             groups.append((operation, [product]))
     return tuple(
-        RingWork(first.split == "outputs", Work(tuple(group)), Work(tuple(each.gradients[0] for each in group)))
+        ExchangedWork(first.split == "outputs", Work(tuple(group)), Work(tuple(each.gradients[0] for each in group)))
         for first, group in groups
     )
 
@@ -260,10 +258,13 @@ class _Sizes:
     dropout: bool
     split: int  # number of ranks that share the work of norms and residuals
     pieces: int  # number of pieces in which a product with weights runs
+    copies: bool  # whether the pieces of the whole sequence are copied out of it or into it
 
     @classmethod
-    def of(cls, config: Config) -> "_Sizes":
+    def of(cls, config: Config, *, in_blocks: bool = False) -> "_Sizes":
         model, tensor = config.model, config.mesh.tensor
+        length = model.seq_len // tensor
+        pieces = num_pieces(num_sequences(config), length, tensor, in_blocks=in_blocks)
         return cls(
             network=describe(config),
             num_sequences=num_sequences(config),
@@ -272,7 +273,8 @@ class _Sizes:
             itemsize=ITEMSIZES[model.dtype],
             dropout=model.dropout > 0,
             split=tensor if config.mesh.sequence_parallel else 1,
-            pieces=tensor * ring_ways(config) if config.mesh.collective_matmul else 1,
+            pieces=pieces if config.mesh.collective_matmul else 1,
+            copies=in_blocks and config.mesh.collective_matmul and pieces > 1,
         )
 
     @property
@@ -292,8 +294,19 @@ class _Sizes:
         )
 
     def in_pieces(self, product: MatrixProduct) -> MatrixProduct:
-        """A product of F as it runs in its ring: once for each part of the sequence that arrives, or half of a part."""
+        """A product of F as it runs beside its exchange: once for each piece of the sequence."""
         return product._replace(rows=product.rows // self.pieces, number=self.pieces)
+
+    def copied(self) -> float:
+        """Bytes that F, or I, reads and writes to copy pieces into arrays of the whole sequence, or out of them."""
+        if not self.copies:
+            return 0.0
+        split = (each.split for each in self.network.operations if isinstance(each, spec.Product))
+        widths = (
+            product.outputs if side == "outputs" else product.inputs
+            for side, product in zip(split, self.products(), strict=True)
+        )
+        return 2 * self.tokens * sum(widths) * self.itemsize
 
     def attention(self) -> tuple[MatrixProduct, MatrixProduct]:
         """The two products of attention: the scores, and the values weighted by the probabilities."""

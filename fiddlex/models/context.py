@@ -9,7 +9,7 @@ from jax import lax
 
 from fiddlex.models.cache import LayerCache
 from fiddlex.models.dropout import Dropout
-from fiddlex.models.ring_products import Rings
+from fiddlex.models.exchange import Exchange
 
 # `(q_BSND, k_BSKD, v_BSKD, segments_BS) -> y`, see `fiddlex.models.attention.attend`
 AttentionKernel = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
@@ -27,8 +27,8 @@ class Context:
       causal: whether a position attends only to itself and to earlier positions.
       segments_BS: int32 [rows, whole sequence]; a position attends only to its own segment. None: each row is one
         segment.
-      rings: how parts of the sequence travel between tensor ranks during the layers' products, under sequence
-        parallelism; None where an exchange runs before or after a product.
+      exchange: how tensor ranks exchange pieces of the sequence during the layers' products, under sequence
+        parallelism; None where they exchange the whole of it before or after a product.
       cache: in incremental decoding, the key-value cache of the layer; None otherwise.
     """
 
@@ -38,7 +38,7 @@ class Context:
     dropout: Dropout | None = None
     causal: bool = True
     segments_BS: jax.Array | None = None
-    rings: Rings | None = None
+    exchange: Exchange | None = None
     cache: LayerCache | None = None
 
     @property

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from fiddlex.models.attention import attend
+from fiddlex.models.collective_matmul import gathered_products, scattered_product
 from fiddlex.models.context import Context
 from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE
 from fiddlex.models.operators import GELUS, add_bias, layer_norm, product
-from fiddlex.models.ring_products import gathered_products, scattered_product
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import enter_tensor_parallel, leave_tensor_parallel
 
@@ -34,16 +34,16 @@ def linear(weights: Weights, x: jax.Array) -> jax.Array:
 
 def column_parallel(kernels: Sequence[jax.Array], x_BTH: jax.Array, context: Context) -> tuple[jax.Array, ...]:
     """Products of one input whose outputs are sharded over `tensor`; each is [B, S, outputs…]."""
-    if context.rings is not None:
-        return gathered_products(x_BTH, tuple(kernels), context.rings)
+    if context.exchange is not None:
+        return gathered_products(x_BTH, tuple(kernels), context.exchange)
     x_BSH = enter_tensor_parallel(x_BTH, sequence_parallel=context.sequence_parallel)
     return tuple(product(x_BSH, kernel) for kernel in kernels)
 
 
 def row_parallel(weights: Weights, x: jax.Array, context: Context) -> jax.Array:
     """A product whose inputs are sharded over `tensor`, reduced, plus the bias if there is one; returns [B, T, H]."""
-    if context.rings is not None:
-        return biased(weights, scattered_product(x, weights["kernel"], context.rings))
+    if context.exchange is not None:
+        return biased(weights, scattered_product(x, weights["kernel"], context.exchange))
     partial_BSH = product(x, weights["kernel"])
     return biased(weights, leave_tensor_parallel(partial_BSH, sequence_parallel=context.sequence_parallel))
 

@@ -13,7 +13,7 @@ step on ring k:
 
     T = Σ_k [ (n_k − 1)/n_k · V / (n_1 ⋯ n_(k−1)) / W_k + (n_k − 1) · L_k ]
 
-Where the layers' products run in rings (`fiddlex.models.ring_products`), the parts travel around one ring of the whole
+Where the layers' products run in rings (`fiddlex.models.rings`), the parts travel around one ring of the whole
 group, whichever links this spans, in n − 1 hops. The slowest link sets the time of a hop.
 
 Invariant: nothing overlaps here. The caller decides which communication overlaps with computation.

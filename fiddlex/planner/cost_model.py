@@ -3,7 +3,7 @@
 The model computes compute times from the work (`fiddlex.costs.work`) and the chip's peak. It counts communication on
 the links that the messages cross (`Topology.rings`): tensor parallelism inside a layer, hops between stages, the whole
 pipe for embedding and head, gradients and weights over `data`. It assumes that communication inside a layer, except
-where products run in rings (`fiddlex.planner.layer_exchange`), and communication over `data` are exposed, because XLA
+where products run in pieces (`fiddlex.planner.layer_exchange`), and communication over `data` are exposed, because XLA
 overlaps them with nothing.
 
 Sources: volumes of Narayanan et al., SC 2021, section 3; sequence parallelism of Korthikanti et al., MLSys 2023,
@@ -18,12 +18,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fiddlex.cluster.pieces import num_blocks, num_ways, runs_in_blocks
 from fiddlex.cluster.topology import Link, Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.costs.backend import backend_of
-from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES
+from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, num_sequences
 from fiddlex.costs.weight_memory import num_moments
-from fiddlex.costs.work import Work, edge_work, layer_work, ring_ways, ring_work, update_work
+from fiddlex.costs.work import Work, edge_work, exchanged_work, layer_work, update_work
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import Product
 from fiddlex.planner.communication import (
@@ -35,7 +36,7 @@ from fiddlex.planner.communication import (
     ring_shares,
     send_s,
 )
-from fiddlex.planner.layer_exchange import LayerExchange, RingTimes, exchange_of_rings
+from fiddlex.planner.layer_exchange import LayerExchange, ProductTimes, exchange_of_blocks, exchange_of_rings
 from fiddlex.planner.links import MeshLinks
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.simulate.clock import Costs
@@ -155,11 +156,16 @@ class Traffic(NamedTuple):
     seconds: float
 
 
-class _Rings(NamedTuple):
-    """The rings of a layer, and the number of directions in which parts travel around them."""
+class _Exchanged(NamedTuple):
+    """The products beside which a layer's exchanges run under collective matmul.
 
-    times: tuple[RingTimes, ...]
-    ways: int
+    Attributes:
+      times: their times.
+      pieces: the number of blocks, or of directions in which parts travel around rings.
+    """
+
+    times: tuple[ProductTimes, ...]
+    pieces: int
 
 
 class CostModel:
@@ -180,12 +186,13 @@ class CostModel:
     ):
         self._config, self._topology, self._efficiency = config, topology, efficiency
         self._system, self._itemsize = system or System(), ITEMSIZES[config.model.dtype]
-        has_flash = bool(backend_of(topology.compiler).flash_kernel(config.model).name)
+        backend = backend_of(topology.compiler)
+        has_flash, self._in_blocks = bool(backend.flash_kernel(config.model).name), runs_in_blocks(backend.platform)
         self._flash = has_flash if self._system.flash is None else self._system.flash
         topology.chip.peak(config.model.dtype)
         # Each cost model has its own caches, which are freed with it.
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
-        self._links_once, self._rings_once = functools.cache(self._links), functools.cache(self._rings)
+        self._links_once, self._exchanged_once = functools.cache(self._links), functools.cache(self._exchanged)
 
     def _links(self, data: int, pipe: int, tensor: int, outermost: str) -> MeshLinks:
         return MeshLinks.of(self._topology, MeshConfig(data, pipe, tensor, outermost=outermost))
@@ -279,8 +286,11 @@ class CostModel:
         ]
         if mesh.collective_matmul:  # for each sum of results, one input is gathered again
             again = m * layers * self._reductions
-            ways = self._rings_once(mesh.tensor, examples).ways
-            shares.append(("tensor", in_layers + again, ring_shares(whole, links.tensor, ways=ways)))
+            if self._in_blocks:
+                of_links = all_gather_shares(whole, links.tensor)
+            else:
+                of_links = ring_shares(whole, links.tensor, ways=self._exchanged_once(mesh.tensor, examples).pieces)
+            shares.append(("tensor", in_layers + again, of_links))
         else:
             shares.append(("tensor", in_layers, all_gather_shares(whole, links.tensor)))
         sent: dict[tuple[str, Link], list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -301,17 +311,21 @@ class CostModel:
         if not mesh.collective_matmul:
             once = self._reductions * all_reduce_s(whole, links)
             return LayerExchange(once, once)
-        rings = self._rings_once(mesh.tensor, examples)
-        return exchange_of_rings(rings.times, ranks=mesh.tensor, hop=hop_s(whole, links, ways=rings.ways))
+        times, pieces = self._exchanged_once(mesh.tensor, examples)
+        if self._in_blocks:
+            block, all_blocks = (all_gather_s(size, links) for size in (whole / pieces, whole))
+            return exchange_of_blocks(times, number=pieces, block=block, whole=all_blocks)
+        return exchange_of_rings(times, ranks=mesh.tensor, hop=hop_s(whole, links, ways=pieces))
 
-    def _rings(self, tensor: int, examples: int) -> "_Rings":
+    def _exchanged(self, tensor: int, examples: int) -> "_Exchanged":
         mesh = MeshConfig(1, 1, tensor, sequence_parallel=True, collective_matmul=True)
         config = self._sized(mesh, examples, "none")
         times = (
-            RingTimes(ring.gathers, self._seconds(ring.forward), self._seconds(ring.backward_input))
-            for ring in ring_work(config)
+            ProductTimes(each.gathers, self._seconds(each.forward), self._seconds(each.backward_input))
+            for each in exchanged_work(config, in_blocks=self._in_blocks)
         )
-        return _Rings(tuple(times), ring_ways(config))
+        sizes = num_sequences(config), config.model.seq_len // tensor, tensor
+        return _Exchanged(tuple(times), num_blocks(*sizes) if self._in_blocks else num_ways(*sizes))
 
     def _seconds(self, *works: Work) -> float:
         chip, dtype = self._topology.chip, self._config.model.dtype
@@ -323,7 +337,7 @@ class CostModel:
         """Seconds of F, I (with what it recomputes) and W, without communication."""
         mesh = MeshConfig(1, 1, tensor, sequence_parallel, collective_matmul=collective_matmul)
         config = self._sized(mesh, examples, recompute)
-        work = layer_work(config, flash=self._flash)
+        work = layer_work(config, flash=self._flash, in_blocks=self._in_blocks)
         return (
             self._seconds(work.forward),
             self._seconds(work.again, work.backward_input),

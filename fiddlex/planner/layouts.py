@@ -5,7 +5,7 @@ parallelism × collective matmul. The traits of a schedule say with how many chu
 searches it (`fiddlex.schedules.traits`). The space leaves out layouts that cannot be better: further schedules for a
 pipeline of one rank, recomputing attention where a flash kernel does so anyway, and another outermost axis where one
 link joins all devices. It also leaves out 2BW on more than `MOST_WAITING` ranks with so few microbatches that the ranks
-wait for updates, because unrolling these pipelines would take longer than everything else. `ring_choices` says where
+wait for updates, because unrolling these pipelines would take longer than everything else. `matmul_choices` says where
 the planner offers collective matmul. Invariant: every layout gives a valid config.
 """
 
@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from fiddlex.cluster.pieces import num_blocks, runs_in_blocks
 from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.sections import OUTERMOST_AXES, RECOMPUTE_MODES
@@ -133,11 +134,13 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                 parallel = (False, True) if tensor > 1 and model.seq_len % tensor == 0 else (False,)
                 for number, sequence in itertools.product(_divisors(batch // data), parallel):
                     for schedule, chunks, semantics in _pipelines(problem, pipe, number):
-                        for recompute, outermost, rings in itertools.product(
-                            modes, outermost_axes(problem, data, pipe, tensor), ring_choices(problem, sequence)
+                        for recompute, outermost, matmul in itertools.product(
+                            modes,
+                            outermost_axes(problem, data, pipe, tensor),
+                            matmul_choices(problem, sequence, tensor, batch // data // number),
                         ):
                             pipeline = schedule, chunks, number, semantics, recompute
-                            yield Layout(data, pipe, tensor, sequence, *pipeline, outermost, rings)
+                            yield Layout(data, pipe, tensor, sequence, *pipeline, outermost, matmul)
 
 
 def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
@@ -164,15 +167,17 @@ def outermost_axes(problem: Problem, data: int, pipe: int, tensor: int) -> tuple
     return OUTERMOST_AXES[:1] if one_link or data == 1 or pipe == 1 else OUTERMOST_AXES
 
 
-def ring_choices(problem: Problem, sequence_parallel: bool) -> tuple[bool, ...]:
+def matmul_choices(problem: Problem, sequence_parallel: bool, tensor: int, examples: int) -> tuple[bool, ...]:
     """The values that `mesh.collective_matmul` may have.
 
-    Neither value is always better: rings hide exchange and save less, but cut products into pieces that read their
-    kernels again, and exchange more in backward passes. On GPUs, where XLA's own collectives are asynchronous, the
-    planner does not offer rings.
+    Neither value is always better: collective matmul hides exchange and saves less, but cuts products into pieces that
+    read their kernels again, and exchanges more in backward passes. In a single block it would only exchange more.
     """
-    on_tpus = backend_of(problem.topology.compiler).platform == "tpu"
-    return (False, True) if sequence_parallel and on_tpus else (False,)
+    if not sequence_parallel:
+        return (False,)
+    length, sequences = problem.config.model.seq_len // tensor, examples * problem.config.sequences_per_example
+    in_blocks = runs_in_blocks(backend_of(problem.topology.compiler).platform)
+    return (False,) if in_blocks and num_blocks(sequences, length, tensor) == 1 else (False, True)
 
 
 def _numbers_of_devices(problem: Problem) -> list[int]:

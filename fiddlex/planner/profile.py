@@ -4,7 +4,7 @@ A profile holds what `fiddlex benchmark --profile` measured: for each shape that
 and of embedding and head; the seconds of the rest of a step; and how much devices that share a processor's cores slow
 each other down, as the fake devices of a CPU do. The cost model returns measured times unchanged. For other shapes it
 scales the times of the nearest entry by the ratio of the work (`fiddlex.costs.work`). Entries measured with products in
-rings (`mesh.collective_matmul`) predict only configs with rings, and other entries only configs without. Invariant: on
+pieces (`mesh.collective_matmul`) predict only configs with pieces, and other entries only configs without. Invariant: on
 the number of devices of the measurement, the prediction for a measured shape equals its measured time.
 """
 
@@ -224,7 +224,7 @@ class ProfiledCostModel:
           recompute: the recompute mode, as in `PipelineConfig`.
 
         Raises:
-          ConfigError: when the profile has entries only with products in rings and the mesh is without, or the other
+          ConfigError: when the profile has entries only with products in pieces and the mesh is without, or the other
             way round.
         """
         examples = self._config.data.global_batch_size // mesh.data // num_microbatches
@@ -271,13 +271,13 @@ class ProfiledCostModel:
         return StepTimes(exchange, 0.0, profile.fixed_s + update * self._slower(mesh.num_devices))
 
     def _alike(self, mesh: MeshConfig) -> list[Entry]:
-        """The entries whose products ran in rings exactly if those of `mesh` do."""
-        alike = [entry for entry in self._entries if _in_rings(entry.mesh) == _in_rings(mesh)]
+        """The entries whose products ran in pieces exactly if those of `mesh` do."""
+        alike = [entry for entry in self._entries if _in_pieces(entry.mesh) == _in_pieces(mesh)]
         if not alike:
             raise ConfigError(
                 f"mesh.collective_matmul={mesh.collective_matmul} with mesh.tensor={mesh.tensor}: all entries that the "
                 f"profile of {self._profile.machine} has of {self._config.model.dtype} were measured "
-                f"{'without' if _in_rings(mesh) else 'with'} products in rings. Measure such a config too (fiddlex "
+                f"{'without' if _in_pieces(mesh) else 'with'} products in pieces. Measure such a config too (fiddlex "
                 "benchmark --profile)."
             )
         return alike
@@ -286,8 +286,8 @@ class ProfiledCostModel:
         return self._profile.at("sharing", number)
 
 
-def _in_rings(mesh: MeshConfig) -> bool:
-    """Whether the layers' products run in rings: with one tensor rank they do not."""
+def _in_pieces(mesh: MeshConfig) -> bool:
+    """Whether the layers' products run in pieces: with one tensor rank they do not."""
     return mesh.collective_matmul and mesh.tensor > 1
 
 

@@ -11,6 +11,7 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.costs.backend import CPU, TPU
 from fiddlex.costs.memory import Memory
+from fiddlex.models import collective_matmul
 from fiddlex.models.flash import make_splash
 from fiddlex.planner.predict import needed_memory
 from fiddlex.train.step import gradients
@@ -24,6 +25,7 @@ CASES = {  # schedule, chunks, recompute, microbatches, data, tensor, sequence p
     "full recomputation with sequence parallelism": ("1f1b", 1, "full", 8, 1, 2, True, 0.0),
     "interleaved, tensor parallel, with dropout": ("interleaved_1f1b", 2, "none", 4, 1, 2, True, 0.1),
     "products in rings": ("1f1b", 1, "none", 8, 1, 2, "rings", 0.0),
+    "products in blocks": ("1f1b", 1, "none", 8, 1, 2, "blocks", 0.0),
     "split backwards": ("zb_h1", 1, "none", 8, 1, 1, False, 0.0),
     "split backwards that recompute": ("zb_h1", 1, "full", 8, 1, 1, False, 0.0),
     "split backwards in a V on two replicas": ("zb_v", 2, "selective", 8, 2, 1, False, 0.0),
@@ -102,11 +104,12 @@ LENGTHS = [(case, length) for case, facts in CASES.items() for length in (192, 2
 @pytest.mark.parametrize(
     ("case", "seq_len"), [pytest.param(*pair, marks=[pytest.mark.long] * (pair[0] in LONG)) for pair in LENGTHS]
 )
-def test_prediction_is_near_what_xla_allots(case: str, seq_len: int) -> None:
+def test_prediction_is_near_what_xla_allots(case: str, seq_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule, chunks, recompute, microbatches, data, tensor, sequence, dropout = CASES[case]
     config = sized(hidden_size=128, seq_len=seq_len)
     config.mesh.data, config.mesh.tensor = data, tensor
-    config.mesh.sequence_parallel, config.mesh.collective_matmul = bool(sequence), sequence == "rings"
+    config.mesh.sequence_parallel, config.mesh.collective_matmul = bool(sequence), sequence in ("rings", "blocks")
+    monkeypatch.setattr(collective_matmul, "runs_in_blocks", lambda platform: sequence == "blocks")
     config.model.dropout = dropout
     config.pipeline.schedule, config.pipeline.num_chunks, config.pipeline.recompute = schedule, chunks, recompute
     program = make_program(with_microbatches(config, microbatches, microbatch_size=2))

@@ -20,8 +20,9 @@ ROPE_FORMS = f"{OPTIONS}::test_rotary_positions_are_those_that_transformers_take
 LLAMA_OPERATORS = "tests/models/test_llama.py::test_operators_have_the_gradients_of_their_formulas"
 DROPOUT = "fiddlex/models/dropout.py"
 SHARDED, COLLECTIVES = "fiddlex/models/sharded_vocabulary.py", "fiddlex/parallel/collectives.py"
-RINGS = "fiddlex/models/ring_products.py"
-IN_RINGS = "tests/models/test_ring_products.py::test_products_in_rings_are_those_of_the_whole_sequence"
+RINGS, MATMUL = "fiddlex/models/rings.py", "fiddlex/models/collective_matmul.py"
+BLOCKS = "fiddlex/models/blocks.py"
+IN_PIECES = "tests/models/test_collective_matmul.py::test_products_in_pieces_are_those_of_the_whole_sequence"
 
 MUTATIONS = (
     Mutation(
@@ -394,21 +395,35 @@ MUTATIONS = (
         RINGS,
         old='(lax.axis_index("tensor") + way.shift * hops) %',
         new='(lax.axis_index("tensor") + hops) %',
-        tests=(IN_RINGS,),
+        tests=(IN_PIECES,),
     ),
     Mutation(
         "sums-at-home-a-hop-early",
         RINGS,
         old="num_parts - 1 - step, length",
         new="num_parts - step, length",
-        tests=(IN_RINGS,),
+        tests=(IN_PIECES,),
+    ),
+    Mutation(
+        "blocks-in-the-order-of-the-ranks",
+        BLOCKS,
+        old="return jnp.moveaxis(x_KRBC, (2, 1, 0), (0, 1, 2))",
+        new="return jnp.moveaxis(x_KRBC, 2, 0)",
+        tests=(IN_PIECES,),
+    ),
+    Mutation(
+        "sums-of-another-block",
+        BLOCKS,
+        old="x_BRKC[:, :, index]",
+        new="x_BRKC[:, :, -index]",
+        tests=(IN_PIECES,),
     ),
     Mutation(
         "gathered-again-without-the-gradient-of-the-second-kernel",
-        RINGS,
+        MATMUL,
         old="return functools.reduce(jnp.add, of_each)",
         new="return next(of_each)",
-        tests=(IN_RINGS,),
+        tests=(IN_PIECES,),
     ),
     Mutation(
         "a-kernels-own-lines-taken-for-the-end-of-a-computation",

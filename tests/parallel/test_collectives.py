@@ -1,6 +1,6 @@
 """Tensor parallelism costs what Megatron-LM says: one reduction for each product pair and direction.
 
-In rings, all of them are permutes.
+In rings, all of them are permutes; in blocks there is one for each block.
 """
 
 import re
@@ -10,22 +10,31 @@ import jax.numpy as jnp
 import pytest
 from jax import P
 
+from fiddlex.cluster import pieces
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config, MeshConfig
+from fiddlex.models.blocks import Blocks
 from fiddlex.models.context import Context
+from fiddlex.models.exchange import Exchange
 from fiddlex.models.registry import make_model
-from fiddlex.models.ring_products import Rings
+from fiddlex.models.rings import Rings
 from fiddlex.parallel.collectives import as_varying
 from fiddlex.train.step.state import make_layout
 
 
-@pytest.mark.parametrize(("sequence_parallel", "rings"), [(False, None), (True, None), (True, Rings(permutes=True))])
-def test_a_layer_has_two_reductions_each_way(sequence_parallel: bool, rings: Rings | None) -> None:
+@pytest.mark.parametrize(
+    ("sequence_parallel", "exchange"),
+    [(False, None), (True, None), (True, Rings(permutes=True)), (True, Blocks())],
+)
+def test_a_layer_has_two_reductions_each_way(
+    sequence_parallel: bool, exchange: Exchange | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "LEAST_ROWS", 1)
     config = Config(mesh=MeshConfig(tensor=2, sequence_parallel=sequence_parallel))
     config.model.num_layers, config.model.hidden_size, config.model.seq_len = 1, 32, 16
     model = make_model(config)
     layout = make_layout(model, config)
-    context = Context(sequence_parallel=sequence_parallel, rings=rings)
+    context = Context(sequence_parallel=sequence_parallel, exchange=exchange)
     axes = frozenset({"data", "pipe", "tensor"} if sequence_parallel else {"data", "pipe"})
     varying = jax.tree.map(lambda _: axes, layout.shapes["layers"])
 
@@ -53,8 +62,10 @@ def test_a_layer_has_two_reductions_each_way(sequence_parallel: bool, rings: Rin
         for kind in ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
     }
     found = {kind: count for kind, count in counts.items() if count}
-    if rings:  # a hop between the two ranks for each, and one to gather the input of each column-parallel product again
+    if isinstance(exchange, Rings):  # between two ranks one hop for each, and for each input that is gathered again
         assert found == {"collective_permute": 4 + 4 + 2}
+    elif exchange:  # 8 blocks for each; an input is gathered again as a whole
+        assert found == {"all_gather": 4 * 8 + 2, "reduce_scatter": 4 * 8}
     elif sequence_parallel:
         assert found == {"all_gather": 4, "reduce_scatter": 4}
     else:

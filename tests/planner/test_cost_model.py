@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 
+from fiddlex.cluster import pieces
 from fiddlex.cluster.chips import Chip
 from fiddlex.cluster.topology import Link, Topology
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.errors import ConfigError
+from fiddlex.planner import cost_model
 from fiddlex.planner.communication import all_reduce_s
 from fiddlex.planner.cost_model import EFFICIENCY, CostModel, System
 from fiddlex.planner.links import MeshLinks
@@ -116,35 +118,53 @@ def test_prediction_by_momentum_repeats_the_optimizers_reads():
     assert extrapolate == pytest.approx(500 * 4 * (8 + 2) / 1e9)  # reads and writes the last update
 
 
-RINGS = MeshConfig(tensor=4, sequence_parallel=True, collective_matmul=True)
+IN_PIECES = MeshConfig(tensor=4, sequence_parallel=True, collective_matmul=True)
 
 
-def test_rings_expose_what_no_piece_hides():
+@pytest.fixture
+def in_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on TPUs; a topology without a compiler has GPUs."""
+    monkeypatch.setattr(cost_model, "runs_in_blocks", lambda platform: False)
+
+
+def test_rings_expose_what_no_piece_hides(in_rings: None):
     """Where products take no time, four gathers or sums in F and I each, and two more gathers in I."""
-    times, once = microbatch(RINGS), 3 / 4 * RESIDUAL / 1e9
+    times, once = microbatch(IN_PIECES), 3 / 4 * RESIDUAL / 1e9
     found = times.forward, times.backward_input, times.backward_weight, times.exchange
     assert found == pytest.approx((4 * once, 6 * once, 0.0, 10 * once), abs=1e-15)
-    again = microbatch(RINGS, recompute="full")
+    again = microbatch(IN_PIECES, recompute="full")
     assert (again.backward_input, again.exchange) == pytest.approx((10 * once, 14 * once))
-    outside = microbatch(dataclasses.replace(RINGS, collective_matmul=False)).edge_exchange
+    outside = microbatch(dataclasses.replace(IN_PIECES, collective_matmul=False)).edge_exchange
     assert times.edge_exchange == outside > 0
 
 
-def test_pieces_hide_hops_for_as_long_as_they_take():
+def test_pieces_hide_hops_for_as_long_as_they_take(in_rings: None):
     """Pieces of the MLP take one hop, those of queries, keys and values 3/4, those of attention's output 1/4."""
     hop = RESIDUAL / 4 / 1e9
     chip = dataclasses.replace(TOPOLOGY.chip, peak_flops={"float32": 2 * 8 * 64 * 64 / hop / EFFICIENCY})
-    exchange = microbatch(RINGS, topology=dataclasses.replace(TOPOLOGY, chip=chip)).exchange
+    exchange = microbatch(IN_PIECES, topology=dataclasses.replace(TOPOLOGY, chip=chip)).exchange
     in_forward, beside_two_rings = 1 / 4 + 3 / 4, (2 - 3 / 4) + (2 - 1) + 3 / 4
     assert exchange == pytest.approx(3 * hop * (in_forward + beside_two_rings))
 
 
-def test_pieces_read_their_kernels_again():
+def test_blocks_expose_the_first_or_the_last(monkeypatch: pytest.MonkeyPatch):
+    """Where products take long, one of four blocks of each gather or sum."""
+    monkeypatch.setattr(pieces, "LEAST_ROWS", 1)
+    monkeypatch.setattr(pieces, "MOST_BLOCKS", 4)
+    chip = dataclasses.replace(TOPOLOGY.chip, peak_flops={"float32": 1.0})
+    times, once = microbatch(IN_PIECES, topology=dataclasses.replace(TOPOLOGY, chip=chip)), 3 / 4 * RESIDUAL / 1e9
+    assert times.exchange == pytest.approx(8 * once / 4)
+    instant = microbatch(IN_PIECES)  # nothing hides, and two inputs are gathered again
+    assert instant.exchange == pytest.approx((8 + 2) * once)
+
+
+def test_pieces_read_their_kernels_again(in_rings: None):
     chip = dataclasses.replace(TOPOLOGY.chip, memory_bandwidth=1e9)
     instant = dataclasses.replace(FAST, bandwidth=1e30)
     topology = dataclasses.replace(TOPOLOGY, chip=chip, links=(instant, SLOW))
     whole, pieces = (
-        microbatch(dataclasses.replace(RINGS, collective_matmul=rings), topology=topology) for rings in (False, True)
+        microbatch(dataclasses.replace(IN_PIECES, collective_matmul=rings), topology=topology)
+        for rings in (False, True)
     )
     kernels = 12 * 64 * 64 / 4 * 4 / 1e9
     assert pieces.forward - whole.forward == pytest.approx(3 * kernels)

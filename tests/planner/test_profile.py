@@ -149,7 +149,7 @@ def test_the_nearest_entry_runs_in_the_same_way():
     assert nearest_entry(entries, make_config(pipeline=one, examples=6)) == large
 
 
-def test_an_entry_without_rings_predicts_no_rings():
+def test_an_entry_without_pieces_predicts_no_pieces():
     rings = MeshConfig(tensor=2, sequence_parallel=True, collective_matmul=True)
     without = dataclasses.replace(ENTRY, tensor=2, sequence_parallel=True)
     with_rings = dataclasses.replace(without, forward_s=0.001, collective_matmul=True)
@@ -157,9 +157,9 @@ def test_an_entry_without_rings_predicts_no_rings():
         dataclasses.replace(PROFILE, entries=entries) for entries in ((without,), (with_rings,), (without, with_rings))
     )
     plain = dataclasses.replace(rings, collective_matmul=False)
-    with pytest.raises(ConfigError, match=r"matmul=True with mesh.tensor=2: .* measured without products in rings"):
+    with pytest.raises(ConfigError, match=r"matmul=True with mesh.tensor=2: .* measured without products in pieces"):
         seconds(make_config(rings), one)
-    with pytest.raises(ConfigError, match=r"matmul=False with mesh.tensor=2: .* measured with products in rings"):
+    with pytest.raises(ConfigError, match=r"matmul=False with mesh.tensor=2: .* measured with products in pieces"):
         seconds(make_config(plain), other)
     assert seconds(make_config(rings), both) == seconds(make_config(rings), other) < seconds(make_config(plain), both)
     alone = dataclasses.replace(rings, tensor=1)  # one rank has no ring

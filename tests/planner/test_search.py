@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fiddlex.cluster.pieces import LEAST_ROWS
 from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config, ModelConfig, OptimizerConfig
 from fiddlex.errors import ConfigError
@@ -110,15 +111,19 @@ def test_the_whole_space_is_there():
     }
 
 
-def test_rings_are_searched_on_tpus_with_sequence_parallelism():
-    space = set(layouts(a_problem(topology=load_topology("tpu_v5e"))))
-    rings = {layout for layout in space if layout.collective_matmul}
-    without = {layout._replace(collective_matmul=False) for layout in rings}
-    assert without == {layout for layout in space if layout.sequence_parallel and not layout.collective_matmul}
-    assert without
-    on_gpus = set(layouts(a_problem()))
-    assert not any(layout.collective_matmul for layout in on_gpus)
-    assert any(layout.sequence_parallel for layout in on_gpus)
+def test_collective_matmul_is_searched_where_it_cuts_products():
+    for name, least in (("tpu_v5e", 0), ("a100_80", 2 * LEAST_ROWS)):
+        problem = a_problem(topology=load_topology(name))
+        space = set(layouts(problem))
+        batch, seq_len = problem.config.data.global_batch_size, problem.config.model.seq_len
+        rows = {layout: batch // layout.data // layout.num_microbatches * seq_len for layout in space}
+        with_it = {layout for layout in space if layout.collective_matmul}
+        assert {layout._replace(collective_matmul=False) for layout in with_it} == {
+            layout
+            for layout in space
+            if layout.sequence_parallel and not layout.collective_matmul and rows[layout] >= least
+        }
+        assert with_it
 
 
 def test_a_plan_with_rings_says_so_and_counts_what_they_hide():

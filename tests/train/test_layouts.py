@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fiddlex.cluster import rings
+from fiddlex.cluster import pieces
 from fiddlex.config import Config
-from fiddlex.models import dropout
+from fiddlex.models import collective_matmul, dropout
 from fiddlex.models.flash import make_splash
 from fiddlex.train.step import gradients
 from tests.programs import call
@@ -149,21 +149,27 @@ def test_what_lasts_in_row_major_order_trains_alike(tiny_config: Config, monkeyp
 
 
 @pytest.mark.parametrize(
-    "layout",
+    ("layout", "in_blocks"),
     [
-        case("1x2x4 gpt zb_h1 1 4 - sp none sgd zero1 dropout 2bw"),
-        case("2x1x4 llama 1f1b 1 2 - sp selective adamw zero1 - sync"),
-        case("2x2x2 mlm_nsp,post interleaved_1f1b 2 4 - sp full sgd zero1 dropout sync"),
+        (case("1x2x4 gpt zb_h1 1 4 - sp none sgd zero1 dropout 2bw"), False),
+        (case("1x2x4 gpt zb_h1 1 4 - sp none sgd zero1 dropout 2bw"), True),
+        (case("2x1x4 llama 1f1b 1 2 - sp selective adamw zero1 - sync"), False),
+        (case("2x2x2 mlm_nsp,post interleaved_1f1b 2 4 - sp full sgd zero1 dropout sync"), False),
+        (case("2x2x2 llama 1f1b 1 4 - sp full sgd zero1 - sync"), True),
         *(
-            pytest.param(layout, marks=pytest.mark.long)
+            pytest.param(layout, in_blocks, marks=pytest.mark.long)
             for layout in [*COVERING, *LLAMA, *PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA]
+            for in_blocks in (False, True)
             if layout.sp != "-"
         ),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, Case) else "blocks" if value else "rings",
 )
-def test_products_in_rings_train_alike(layout: Case, tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rings, "LEAST_ROWS", 1)
+def test_products_in_pieces_train_alike(
+    layout: Case, in_blocks: bool, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "LEAST_ROWS", 1)
+    monkeypatch.setattr(collective_matmul, "runs_in_blocks", lambda platform: in_blocks)
     tiny_config.mesh.collective_matmul = True
     check(layout, tiny_config)
 

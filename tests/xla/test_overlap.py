@@ -115,6 +115,24 @@ def test_parts_of_the_sequence_travel_beside_the_products_of_others(shape: str, 
 
 @pytest.mark.long
 @needs_cuda_plugin
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_blocks_of_the_sequence_travel_beside_the_products_of_others(recompute: str, facts: Any) -> None:
+    config = pipelined("1f1b", 1, recompute)
+    config.model.hidden_size, config.model.seq_len = 2048, 2048
+    config.mesh = MeshConfig(pipe=2, tensor=4, sequence_parallel=True, collective_matmul=True)
+    config.data.global_batch_size = 8
+    found = [each for each in facts(config.validate(), "gpu:h100:1x8")["collectives"] if each["axis"] == "tensor"]
+    block, layers = 2 * 2048 * 2048 // 8, 8 * 4  # bytes of a block of all ranks; layers of all microbatches of a rank
+    blocks = [each for each in found if each["kind"] != "all-reduce" and each["bytes"] == block]
+    # A layer has four exchanges of eight blocks each way, and recomputes three.
+    number = 8 * (11 if recompute == "full" else 8) * layers
+    assert sum(each["count"] for each in blocks) == number
+    assert sum(each["count"] for each in blocks if each["overlapped"]) >= 0.85 * number
+    assert sum(each["count"] for each in found if each["bytes"] == 8 * block and each["overlapped"]) >= 2 * layers
+
+
+@pytest.mark.long
+@needs_cuda_plugin
 @pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved_1f1b", 2)])
 def test_hops_on_gpus_have_work_beside_them_once_several_collectives_may_be_under_way(
     schedule: str, chunks: int, facts: Any

@@ -15,11 +15,11 @@ from jax.sharding import Mesh
 
 from fiddlex.config import Config
 from fiddlex.models.cache import LayerCache
+from fiddlex.models.collective_matmul import make_exchange
 from fiddlex.models.context import Context
 from fiddlex.models.dropout import Dropout, example_keys
 from fiddlex.models.flash import make_kernel
 from fiddlex.models.model import Batch, Model, as_rows
-from fiddlex.models.ring_products import make_rings
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
 from fiddlex.pipeline import engine
@@ -116,7 +116,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
 
     A microbatch with `keys` runs with dropout. One with `slots` and `starts` is new tokens of texts, see `LayerCache`.
     """
-    kernel, rings, recompute = make_kernel(config, mesh), make_rings(config, mesh), config.pipeline.recompute
+    kernel, exchange, recompute = make_kernel(config, mesh), make_exchange(config, mesh), config.pipeline.recompute
 
     def context(microbatch: Batch, earlier: Sequence[jax.Array] = ()) -> Context:
         dropout = Dropout(config.model.dropout, microbatch["keys"].reshape(-1)) if "keys" in microbatch else None
@@ -125,7 +125,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         cache = LayerCache(microbatch["slots"], microbatch["starts"], tuple(earlier)) if new else None
         own = kernel if dropout is None else None  # the kernels drop nothing
         split = config.mesh.sequence_parallel
-        return Context(split, own, recompute, dropout, model.causal, segments_BS, rings, cache)
+        return Context(split, own, recompute, dropout, model.causal, segments_BS, exchange, cache)
 
     def cached_layer(layer: Weights, x: jax.Array, again: Any, earlier: Arrays) -> tuple[jax.Array, Arrays]:
         number, microbatch = again

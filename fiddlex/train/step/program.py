@@ -96,11 +96,18 @@ class Program:
         return self.step.lower(self.abstract_state, self.source.abstract_inputs)
 
     @property
-    def compiler_options(self) -> dict[str, bool | str]:
-        """The compiler options that differ from XLA's defaults: work between start and end of collectives, on GPUs."""
+    def compiler_options(self) -> dict[str, bool | int]:
+        """The compiler options that differ from XLA's defaults, on GPUs.
+
+        The first makes XLA schedule work between the start and the end of collectives. The second keeps XLA from
+        combining all-gathers of blocks (`fiddlex.models.blocks`) that different products need.
+        """
         if self.mesh.devices.flat[0].platform != "gpu":
             return {}
-        return {"xla_gpu_enable_latency_hiding_scheduler": True}
+        options: dict[str, bool | int] = {"xla_gpu_enable_latency_hiding_scheduler": True}
+        if self.config.mesh.collective_matmul:
+            options["xla_gpu_all_gather_combine_threshold_bytes"] = 0
+        return options
 
     @jax.enable_x64(False)
     def resume(self, saved: SavedState) -> TrainState:

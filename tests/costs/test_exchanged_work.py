@@ -1,4 +1,4 @@
-"""What the formulas say of products in rings, against the products and permutes of a traced layer."""
+"""What the formulas say of products in rings and in blocks, against the products and collectives of a traced layer."""
 
 import collections
 import math
@@ -11,23 +11,29 @@ from jax import P
 from jax.extend import core
 
 from fiddlex.cluster.mesh import make_mesh
+from fiddlex.cluster.pieces import num_pieces
 from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, MeshConfig
-from fiddlex.costs.work import layer_work, ring_ways, ring_work
+from fiddlex.costs.work import exchanged_work, layer_work
+from fiddlex.models.blocks import Blocks
 from fiddlex.models.context import Context
+from fiddlex.models.exchange import Exchange
 from fiddlex.models.registry import make_model
-from fiddlex.models.ring_products import Rings
+from fiddlex.models.rings import Rings
 from fiddlex.parallel.collectives import as_varying
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.schedules.placement import place_layers
 from fiddlex.train.step.state import make_layout
 
-CASES = {  # family, tensor ranks, positions, directions
-    "one way": ("gpt", 4, 128, 1),
-    "both ways": ("gpt", 4, 1024, 2),
-    "two ranks": ("gpt", 2, 1024, 1),
-    "products of a shared input": ("llama", 4, 1024, 2),
-    "shared heads": ("llama", 8, 2048, 2),
+CASES = {  # family, tensor ranks, positions, exchange, pieces
+    "one way": ("gpt", 4, 128, Rings(permutes=True), 4),
+    "both ways": ("gpt", 4, 1024, Rings(permutes=True), 8),
+    "two ranks": ("gpt", 2, 1024, Rings(permutes=True), 2),
+    "products of a shared input": ("llama", 4, 1024, Rings(permutes=True), 8),
+    "shared heads": ("llama", 8, 2048, Rings(permutes=True), 16),
+    "blocks": ("gpt", 4, 1024, Blocks(), 8),
+    "fewer blocks": ("llama", 2, 384, Blocks(), 3),
+    "blocks, shared heads": ("llama", 8, 2048, Blocks(), 8),
 }
 
 
@@ -40,11 +46,11 @@ def a_config(family: str, tensor: int, positions: int) -> Config:
     return config.validate()
 
 
-def equations(config: Config) -> list[core.JaxprEqn]:
+def equations(config: Config, exchange: Exchange) -> list[core.JaxprEqn]:
     """The equations of a layer's forward and backward pass on one device."""
     model = make_model(config)
     layout = make_layout(model, config)
-    context = Context(sequence_parallel=True, rings=Rings(permutes=True))
+    context = Context(sequence_parallel=True, exchange=exchange)
     varying = jax.tree.map(lambda _: frozenset({"data", "pipe", "tensor"}), layout.shapes["layers"])
 
     def passes(weights: dict, x: jax.Array) -> tuple:
@@ -74,29 +80,31 @@ def within(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_products_and_hops_of_a_layer_are_those_of_the_program(case: str) -> None:
-    family, tensor, positions, ways = CASES[case]
-    config = a_config(family, tensor, positions)
-    assert ring_ways(config) == ways
-    found, sent = collections.Counter[tuple[int, int, int]](), 0
-    for equation in equations(config):
+    family, tensor, positions, exchange, pieces = CASES[case]
+    config, in_blocks = a_config(family, tensor, positions), isinstance(exchange, Blocks)
+    assert num_pieces(2, positions // tensor, tensor, in_blocks=in_blocks) == pieces
+    found, sent = collections.Counter[tuple[int, int, int]](), 0.0
+    for equation in equations(config, exchange):
         if equation.primitive.name == "dot_general":
             ((left,), (right,)), (batch, _) = equation.params["dimension_numbers"]
             if not batch:  # those of attention have a batch
                 first, second = (variable.aval.shape for variable in equation.invars)
                 found[first[1 - left], first[left], second[1 - right]] += 1
-        elif equation.primitive.name == "ppermute":
-            sent += sum(math.prod(variable.aval.shape) * 4 for variable in equation.outvars)
-    work, expected = layer_work(config), collections.Counter[tuple[int, int, int]]()
+        elif equation.primitive.name in ("ppermute", "all_gather", "reduce_scatter"):
+            (before,), (after,) = equation.invars, equation.outvars
+            whole = 4 * max(math.prod(variable.aval.shape) for variable in (before, after))
+            sent += whole if equation.primitive.name == "ppermute" else whole * (tensor - 1) / tensor
+    work, expected = layer_work(config, in_blocks=in_blocks), collections.Counter[tuple[int, int, int]]()
     for part, in_attention in ((work.forward, 2), (work.backward_input, 4), (work.backward_weight, 0)):
         for rows, inputs, outputs, number in part.products[: len(part.products) - in_attention]:
             expected[rows, inputs, outputs] += number
     assert found == expected
-    assert sent == layer_bytes(config)
+    assert sent == pytest.approx(layer_bytes(config, "h100" if in_blocks else "tpu_v5e"))
 
 
-def layer_bytes(config: Config) -> float:
+def layer_bytes(config: Config, topology: str) -> float:
     """Bytes that the cost model says the layers of a config send over `tensor` for a microbatch."""
-    model = CostModel(config, load_topology("tpu_v5e"))
+    model = CostModel(config, load_topology(topology))
     (tensor,) = model.traffic(
         config.mesh,
         placement=place_layers((0,), config.model.num_layers),
@@ -109,10 +117,12 @@ def layer_bytes(config: Config) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rings_have_all_products_with_weights(case: str) -> None:
-    config = a_config(*CASES[case][:3])
-    rings, work = ring_work(config), layer_work(config)
-    assert [ring.gathers for ring in rings] == [True, False, True, False]  # attention's branch and the MLP's
-    assert sum((ring.forward.products for ring in rings), ()) == work.forward.products[:-2]
-    assert sum((ring.backward_input.products for ring in rings), ()) == work.backward_input.products[:-4]
-    assert sum(ring.forward.flops for ring in rings) == sum(product.flops for product in work.backward_weight.products)
+def test_exchanges_have_all_products_with_weights(case: str) -> None:
+    config, in_blocks = a_config(*CASES[case][:3]), isinstance(CASES[case][3], Blocks)
+    exchanged, work = exchanged_work(config, in_blocks=in_blocks), layer_work(config, in_blocks=in_blocks)
+    assert [each.gathers for each in exchanged] == [True, False, True, False]  # attention's branch and the MLP's
+    assert sum((each.forward.products for each in exchanged), ()) == work.forward.products[:-2]
+    assert sum((each.backward_input.products for each in exchanged), ()) == work.backward_input.products[:-4]
+    assert sum(each.forward.flops for each in exchanged) == sum(
+        product.flops for product in work.backward_weight.products
+    )

@@ -1,4 +1,4 @@
-"""Products in rings against products of the whole sequence, computed by numpy in float64."""
+"""Products in rings and in blocks against products of the whole sequence, computed by numpy in float64."""
 
 from collections.abc import Callable
 
@@ -8,21 +8,24 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from fiddlex.cluster import rings
+from fiddlex.cluster import pieces
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import MeshConfig
-from fiddlex.models.ring_products import Rings, gathered_products, scattered_product
+from fiddlex.models.blocks import Blocks
+from fiddlex.models.collective_matmul import gathered_products, scattered_product
+from fiddlex.models.exchange import Exchange
+from fiddlex.models.rings import Rings
 
 B, H, N, D = 2, 8, 4, 6  # examples, hidden size, heads, head size
 Arrays = list[np.ndarray]
 
 
-def both(permutes: bool) -> Callable[..., tuple[jax.Array, ...]]:
+def both(exchange: Exchange) -> Callable[..., tuple[jax.Array, ...]]:
     """A column-parallel and a row-parallel product after it; the second reads one of the first's two outputs."""
 
     def products(x: jax.Array, qk: jax.Array, up: jax.Array, out: jax.Array) -> tuple[jax.Array, ...]:
-        qk_BS2ND, up_BSF = gathered_products(x, (qk, up), Rings(permutes))
-        return scattered_product(qk_BS2ND[:, :, 1], out, Rings(permutes)), up_BSF
+        qk_BS2ND, up_BSF = gathered_products(x, (qk, up), exchange)
+        return scattered_product(qk_BS2ND[:, :, 1], out, exchange), up_BSF
 
     return products
 
@@ -41,26 +44,29 @@ def expected(x: np.ndarray, weights: Arrays, gradients: Arrays) -> Arrays:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "part", "least_rows", "permutes"),
+    ("tensor", "part", "least_rows", "exchange"),
     [
-        pytest.param(4, 6, 1, False, id="both ways"),
-        pytest.param(4, 6, 1, True, id="both ways, permutes"),
-        pytest.param(4, 3, 1, False, id="parts of odd length"),
-        pytest.param(4, 6, B * 3 + 1, True, id="one way"),
-        pytest.param(2, 4, 1, False, id="two ranks"),
+        pytest.param(4, 6, 1, Rings(permutes=False), id="both ways"),
+        pytest.param(4, 6, 1, Rings(permutes=True), id="both ways, permutes"),
+        pytest.param(4, 3, 1, Rings(permutes=False), id="parts of odd length"),
+        pytest.param(4, 6, B * 3 + 1, Rings(permutes=True), id="one way"),
+        pytest.param(2, 4, 1, Rings(permutes=False), id="two ranks"),
+        pytest.param(4, 6, 1, Blocks(), id="six blocks"),
+        pytest.param(2, 9, 2 * B * 2, Blocks(), id="three blocks"),
+        pytest.param(4, 7, 4 * B * 2, Blocks(), id="one block"),
     ],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-6), (jnp.bfloat16, 2**-6)])
-def test_products_in_rings_are_those_of_the_whole_sequence(
+def test_products_in_pieces_are_those_of_the_whole_sequence(
     tensor: int,
     part: int,
     least_rows: int,
-    permutes: bool,
+    exchange: Exchange,
     dtype: jnp.dtype,
     tolerance: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rings, "LEAST_ROWS", least_rows)
+    monkeypatch.setattr(pieces, "LEAST_ROWS", least_rows)
     random = np.random.default_rng(tensor * part)
     shapes = [
         (B, tensor * part, H),
@@ -75,7 +81,7 @@ def test_products_in_rings_are_those_of_the_whole_sequence(
     results = (P(None, "tensor"), P(None, None, "tensor"))
 
     def passes(x: jax.Array, qk: jax.Array, up: jax.Array, out: jax.Array, g: tuple[jax.Array, ...]) -> tuple:
-        values, backward = jax.vjp(both(permutes), x, qk, up, out)
+        values, backward = jax.vjp(both(exchange), x, qk, up, out)
         return (*values, *backward(g))
 
     mapped = jax.shard_map(
