@@ -172,8 +172,8 @@ class LayerMemory:
     def weight_stash(self) -> int:
         """Bytes that I saves for W: gradients of the products' outputs and, with `full` recomputation, their inputs.
 
-        Products in pieces exchange all that they need in I: whole gradients of the outputs of row-parallel products, and
-        the whole inputs of column-parallel ones, whether they are recomputed or not.
+        Products in pieces exchange in I all that they need: whole gradients of the outputs of row-parallel products,
+        and the whole inputs of column-parallel ones, whether they are recomputed or not.
         """
         products = [each for each in self._products if not each.shares_input]
         gathered = sum(self._whole_input(each) for each in products if each.split == "outputs" and self.parts > 1)

@@ -4,8 +4,8 @@ A profile holds what `fiddlex benchmark --profile` measured: for each shape that
 and of embedding and head; the seconds of the rest of a step; and how much devices that share a processor's cores slow
 each other down, as the fake devices of a CPU do. The cost model returns measured times unchanged. For other shapes it
 scales the times of the nearest entry by the ratio of the work (`fiddlex.costs.work`). Entries measured with products in
-pieces (`mesh.collective_matmul`) predict only configs with pieces, and other entries only configs without. Invariant: on
-the number of devices of the measurement, the prediction for a measured shape equals its measured time.
+pieces (`mesh.collective_matmul`) predict only configs with pieces, and other entries only configs without. Invariant:
+on the number of devices of the measurement, the prediction for a measured shape equals its measured time.
 """
 
 import dataclasses
