@@ -90,7 +90,7 @@ def test_systems_take_turns_after_their_losses_are_compared(tmp_path: pathlib.Pa
     assert slow.speedups == [theirs[0] / ours[0] for ours, theirs in zip(quick.times, slow.times, strict=True)]
     text = table(results, 30)
     assert [line.split(" | ")[0] for line in text.splitlines()[2:5]] == ["| quick", "| slow", "| other *"]
-    assert "quick is as fast, times" in text
+    assert "quick's speed ÷ this system's" in text
     assert all(line.endswith("| 18.00 |") for line in text.splitlines()[2:5])
     assert "\n* other does not train the same: it is new.\nfake 1" in text.replace("\\*", "*")
     assert other.losses == [7, 7]

@@ -70,6 +70,10 @@ def test_what_runs_nothing_imports_no_jax(arguments):
         (["checkpoint", "diff", "run", "5"], "diff takes WORKDIR STEP [WORKDIR2] STEP2, as in "),
         (["checkpoint", "diff", "a", "1", "b", "2", "3"], "'3' is not a flag."),
         (["configs", "llama"], "'llama' is not a flag."),
+        (
+            ["benchmark", "--config=gpt_tiny", "--against=torch"],
+            "--against=torch: fiddlex benchmark measures fiddlex alone. The drivers of other systems are in fiddlex's",
+        ),
         (["configs", "--", "llama"], "'llama' is not a flag."),
     ],
 )

@@ -146,8 +146,8 @@ def table(results: Sequence[Result], tokens_per_step: int) -> str:
     """The results as a Markdown table; `first` names the system that the others are compared with."""
     first, last = results[0].name, len(results[0].losses)
     rows = [
-        f"| system | step, s | half between | tokens/s | CPU s of a step | {first} is as fast, times | half between | "
-        f"loss of step {last} | device memory, GB |",
+        f"| system | step, s | middle half of turns | tokens/s | CPU s of a step | {first}'s speed ÷ this system's | "
+        f"middle half | loss of step {last} | device memory, GB |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     notes = []
