@@ -97,8 +97,8 @@ def _check_flags() -> None:
     """Raises ConfigError for a flag that what is measured would ignore."""
     if _AGAINST.value is not None:
         raise ConfigError(
-            f"--against={_AGAINST.value}: fiddlex benchmark measures fiddlex alone. The drivers of other systems are in "
-            "fiddlex's repository: clone it, and run experiments/benchmark.py there (docs/comparisons.md)."
+            f"--against={_AGAINST.value}: fiddlex benchmark measures fiddlex alone. The drivers of other systems are "
+            "in fiddlex's repository: clone it, and run experiments/benchmark.py there (docs/comparisons.md)."
         )
     if _DATA.value and _PROFILE.value:
         raise ConfigError(f"--data and --profile={_PROFILE.value}: each is a measurement of its own. Leave one out.")

@@ -29,7 +29,8 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
     rows = [list(columns), *([cell(plan) for cell in columns.values()] for plan in found.plans)]
     exposed = ", ".join(f"{name} {time / best.step_time_s:.1%}" for name, time in best.exposed_s.items())
     lines = [
-        f"{describe(problem)}\n{found.space:,} layouts, {found.simulated} of them simulated\n\n{table(rows)}\n",
+        f"{describe(problem)}\n{found.space:,} layouts; {found.simulated} simulated, the others ruled out by a lower "
+        f"bound or by memory\n\n{table(rows)}\n",
         f"The first: {_whole_run(best)}.",
         f"Memory of a device, GiB, not all of it at once: {parts_text(best.memory)}.",
         f"Communication that nothing hides, of a step: {exposed}; its bubble is {best.bubble:.1%}.",
@@ -38,6 +39,11 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
     lines.append(f"In all plans {kernel}.")
     lines += _links_text(problem, best)
     lines += _semantics_text(problem, best, flushed)
+    if any(plan.layout.collective_matmul for plan in found.plans):
+        lines.append(
+            "+cm, mesh.collective_matmul: the exchange of tensor ranks is taken to run beside products, as in the "
+            "programs that XLA compiles. It was timed on no chip yet: measure with it and without it."
+        )
     lines.append(
         f"Large products are taken to reach {problem.efficiency:.1%} of the peak, which was fitted to A100s: on other "
         "chips compare plans, not seconds. Plans within some percent of each other are equally good (docs/planner.md)."

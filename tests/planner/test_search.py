@@ -141,6 +141,8 @@ def test_a_plan_with_rings_says_so_and_counts_what_they_hide():
     assert sent > whole
     text = as_text(problem, Found([with_rings, without], 2, 2, None))
     assert "4+sp+cm " in text
+    assert "It was timed on no chip yet" in text
+    assert "timed" not in as_text(problem, Found([without], 2, 2, None))
     facts = as_json(problem, Found([with_rings], 2, 2, None))["plans"][0]
     assert facts["mesh"]["collective_matmul"] is True
     assert ", sequence_parallel=True, collective_matmul=True, 1f1b" in layout_text(rings)
