@@ -50,6 +50,8 @@ _STEPS = flags.DEFINE_integer("steps", 4, "steps in a turn", lower_bound=1)
 def main(argv: list[str]) -> None:
     """Runs the stages and prints the tables."""
     for flag, choices in ((_STAGES, STAGES), (_SIZES, tuple(SIZES))):
+        if not flag.value:
+            raise ConfigError(f"--{flag.name}=: name some of {', '.join(choices)}.")
         for value in flag.value:
             rules.choice(f"--{flag.name}", value, choices)
     for name in _AGAINST.value:

@@ -175,6 +175,7 @@ def test_mistakes_are_told_before_anything_is_computed(tmp_path: pathlib.Path) -
         ("torch:microbatches=1 2", "microbatches=1 2: '1 2' is not a whole number. Use one from 1 on."),
         ("torch-1f1b:processes=x", "processes=x: 'x' is not a whole number."),
         ("torch-1f1b:processes=0", "processes=0 must be at least 1"),
+        ("torch-1f1b:processes=5", "processes=5: each runs a layer at least, and model.num_layers is 4. Use 4 or"),
         ("torch-1f1b:layers=2+x", "layers=x: 'x' is not a whole number."),
         ("torch-1f1b:layers=4+0", "layers=0 must be at least 1"),
         ("torch-1f1b:compile=maybe", "compile='maybe' is not one of yes, no."),

@@ -197,6 +197,12 @@ def test_a_file_of_results_that_cannot_be_written_is_told_before_anything_is_mea
     assert "begins" not in done.stderr
 
 
+def test_a_study_of_nothing_is_a_mistake(tmp_path: pathlib.Path) -> None:
+    for flag, names in (("stages", "tests, flash, sizes"), ("sizes", "tiny, small, 1.3b")):
+        done = call("experiments.gpu", "--device=cpu", f"--results={tmp_path}/r.jsonl", f"--{flag}=", status=2)
+        assert f"--{flag}=: name some of {names}." in done.stderr
+
+
 def test_tiny_sizes_run_from_end_to_end_on_the_cpu(tmp_path: pathlib.Path) -> None:
     arguments = ["--device=cpu", "--sizes=tiny", "--rounds=2", "--steps=1", f"--results={tmp_path}/results.jsonl"]
     done = call("experiments.gpu", *arguments, "--stages=sizes", "--dtype=float32")

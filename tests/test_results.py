@@ -5,8 +5,10 @@ import pathlib
 
 import pytest
 
+from experiments.benchmarks.compile_cases import CompileCase, measure
 from experiments.results import append_result, owned, read_results
-from fiddlex.errors import ConfigError
+from fiddlex.errors import ConfigError, FiddlexError
+from tests.programs import call
 
 LINES = "".join(json.dumps({"case": str(number), "bytes": number}) + "\n" for number in range(3))
 
@@ -71,3 +73,14 @@ def test_a_file_that_cannot_be_written_is_told(name: str, tmp_path: pathlib.Path
         owned(tmp_path / name),
     ):
         pass
+
+
+def test_a_study_of_compiled_models_tells_its_mistakes(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FiddlexError, match=r"^gpt_tiny\.py does not compile for tpu:v5e: .* status 2"):
+        measure(CompileCase("gpt_tiny.py", "tpu:v5e", {}), limit_s=100)
+    (tmp_path / "file").touch()
+    done = call(
+        "experiments.benchmarks.hidden_exchange", "--only=3.6b", f"--results={tmp_path}/file/results.jsonl", status=2
+    )
+    assert "file/results.jsonl cannot be written: " in done.stderr
+    assert "…" not in done.stderr

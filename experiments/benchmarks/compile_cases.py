@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
+from fiddlex.errors import FiddlexError
+
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -55,14 +57,23 @@ CASES = [
 
 
 def measure(case: CompileCase, limit_s: int) -> dict[str, Any]:
-    """The report of `compile.py` on a case; only the case and the time limit when compiling takes too long."""
+    """The report of `compile.py` on a case; only the case and the time limit when compiling takes too long.
+
+    Raises:
+      FiddlexError: when it does not compile; `compile.py` has said why on standard error.
+    """
     overrides = [f"--config.{name}={value}" for name, value in case.overrides.items()]
     program = [sys.executable, str(_ROOT / "experiments/compile.py"), f"--config={_ROOT}/configs/{case.config}"]
     command = [*program, f"--topology={case.topology}", "--format=json", *overrides]
     asked = {"config": case.config, "topology": case.topology, "overrides": case.overrides}
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         return {**asked, "limit_s": limit_s}
+    if done.returncode:
+        raise FiddlexError(
+            f"{case.config} does not compile for {case.topology}: compile.py ended with status {done.returncode} and "
+            "the words above."
+        )
     facts = json.loads(done.stdout.splitlines()[-1])
     return {**asked, **facts}

@@ -10,6 +10,7 @@ all-gather or a reduce-scatter sends (n − 1)/n of the whole array, an all-redu
 moves. Compiling for H100s takes the extra `aot-gpu`.
 """
 
+import contextlib
 import pathlib
 import sys
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from absl import flags
 
 from experiments.benchmarks.compile_cases import CASES, CompileCase, measure
-from experiments.results import append_result, read_results
+from experiments.results import append_result, owned, read_results
 from fiddlex.config.command_line import run
 
 _RESULTS = flags.DEFINE_string("results", "docs/studies/hidden_exchange.jsonl", "where results are kept")
@@ -56,13 +57,18 @@ def main(argv: list[str]) -> None:
     keys = ("config", "topology", "way")
     known = {tuple(record[key] for key in keys): record for record in read_results(path, keys)}
     cases = ON_TPUS if _CHIP.value == "v5p" else ON_GPUS
-    for way, changes in WAYS.items():
-        for case in cases:
-            key = case.config, case.topology, way
-            if key not in known and _ONLY.value in case.config:
-                print(f"{case.config} for {case.topology}, {way} …", file=sys.stderr)
-                known[key] = compiled(case._replace(overrides=case.overrides | changes), way)
-                append_result(path, known[key])
+    missing = [
+        (case, way)
+        for way in WAYS
+        for case in cases
+        if (case.config, case.topology, way) not in known and _ONLY.value in case.config
+    ]
+    with owned(path) if missing else contextlib.nullcontext():
+        for case, way in missing:
+            print(f"{case.config} for {case.topology}, {way} …", file=sys.stderr)
+            record = compiled(case._replace(overrides=case.overrides | WAYS[way]), way)
+            known[case.config, case.topology, way] = record
+            append_result(path, record)
     print("| model | devices | data × pipe × tensor | | GB over tensor | without work beside | peak, GiB |")
     print("|---|---|---|---|---:|---:|---:|")
     for case in cases:

@@ -146,6 +146,12 @@ def _require_values(text: str, given: Mapping[str, str], config: Config) -> None
         if not (value.isascii() and value.isdecimal()):
             raise ConfigError(f"{where}{option}={value}: {value!r} is not a whole number. Use one from 1 on.")
         rules.at_least(f"{where}{option}", int(value), 1)
+    layers, processes = config.model.num_layers, int(given.get("processes", "1"))
+    if processes > layers:
+        raise ConfigError(
+            f"{where}processes={processes}: each runs a layer at least, and model.num_layers is {layers}. Use {layers} "
+            "or fewer."
+        )
     rules.choice(f"{where}compile", given.get("compile", "no"), ("yes", "no"))
     rules.divides(
         f"{where}data.global_batch_size",

@@ -104,12 +104,13 @@ def _remove_incomplete(folder: Path) -> None:
     """Removes the programs that jax was writing when it was killed, or when the disk was full.
 
     jax writes a program, and then a file with the time of its last use. While a program lacks that file, jax fails
-    to keep any other.
+    to keep any other. After a power cut both files may be there, and empty; jax keeps no other program in their place.
     """
     lock = FileLock(folder / ".lockfile", timeout=_LOCK_TIMEOUT_S)  # jax's
     with contextlib.suppress(OSError, NotImplementedError), lock:  # without the lock nothing is removed
         for program in folder.glob("*-cache"):
-            if not program.with_name(f"{program.name.removesuffix('cache')}atime").exists():
+            used = program.with_name(f"{program.name.removesuffix('cache')}atime")
+            if not used.exists() or not program.stat().st_size:
                 program.unlink()
 
 

@@ -51,10 +51,12 @@ class Slot(NamedTuple):
     def read(self, index: Integer) -> Arrays:
         """The arrays at row `index`, which is the turn of a loop or made from it.
 
-        The barrier makes the slot's number depend on the turn. If a stash has one row, XLA would otherwise see that no
-        turn changes what is read, and would move the work on it out of the loop, where it would run in every tick.
+        The slot's number is made to depend on the turn: jnp.minimum gives 0, which XLA cannot tell. If a stash has one
+        row, XLA would otherwise see that no turn changes what is read, and would move the work on it out of the loop,
+        where it would run in every tick. An optimization barrier would do this too, but where the number of turns is
+        known, XLA:GPU computes where each turn reads, and fails at a barrier (github.com/openxla/xla/issues/49299).
         """
-        number, index = lax.optimization_barrier((self.number, index))
+        number = self.number + jnp.minimum(index, 0)
         return [
             lax.dynamic_slice(leaf, _indices(leaf, number, index), (1, 1, *leaf.shape[2:]))[0, 0]
             for leaf in self.leaves

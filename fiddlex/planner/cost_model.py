@@ -285,12 +285,12 @@ class CostModel:
             ("tensor", 4 * m, all_gather_shares(whole, links.tensor)),
         ]
         if mesh.collective_matmul:  # for each sum of results, one input is gathered again
-            again = m * layers * self._reductions
-            if self._in_blocks:
-                of_links = all_gather_shares(whole, links.tensor)
+            again, pieces = m * layers * self._reductions, self._exchanged_once(mesh.tensor, examples).pieces
+            if self._in_blocks:  # each block waits for the links by itself, and no block does when all come again
+                shares.append(("tensor", pieces * in_layers, all_gather_shares(whole / pieces, links.tensor)))
+                shares.append(("tensor", again, all_gather_shares(whole, links.tensor)))
             else:
-                of_links = ring_shares(whole, links.tensor, ways=self._exchanged_once(mesh.tensor, examples).pieces)
-            shares.append(("tensor", in_layers + again, of_links))
+                shares.append(("tensor", in_layers + again, ring_shares(whole, links.tensor, ways=pieces)))
         else:
             shares.append(("tensor", in_layers, all_gather_shares(whole, links.tensor)))
         sent: dict[tuple[str, Link], list[float]] = defaultdict(lambda: [0.0, 0.0])

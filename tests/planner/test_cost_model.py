@@ -183,15 +183,21 @@ def test_pieces_read_their_kernels_again(in_rings: None):
         MeshConfig(4, 1, 4, sequence_parallel=True, collective_matmul=True),
     ],
 )
-def test_traffic_takes_the_seconds_of_the_step(mesh, zero1):
-    costs, m, placement = model(zero1=zero1), 16 // mesh.data // 2, place_layers(tuple(range(mesh.pipe)), 8)
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_traffic_takes_the_seconds_of_the_step(mesh, zero1, in_blocks, monkeypatch):
+    monkeypatch.setattr(pieces, "LEAST_ROWS", 1)
+    monkeypatch.setattr(cost_model, "runs_in_blocks", lambda platform: in_blocks)
+    links = tuple(dataclasses.replace(link, latency_s=RESIDUAL / 1e9 / 8) for link in TOPOLOGY.links)
+    topology = dataclasses.replace(TOPOLOGY, links=links)
+    costs, m = model(zero1=zero1, topology=topology), 16 // mesh.data // 2
+    placement = place_layers(tuple(range(mesh.pipe)), 8)
     times = costs.microbatch(mesh, num_microbatches=m, recompute="full")
     found = costs.traffic(mesh, placement=placement, num_microbatches=m, recompute="full", num_parameters=1000)
     seconds = {axis: sum(each.seconds for each in found if each.axis == axis) for axis in ("data", "pipe", "tensor")}
     step = costs.step(mesh, num_parameters=1000)
     assert seconds["data"] == pytest.approx(step.reduce + step.gather)
     part = RESIDUAL / (mesh.tensor if mesh.sequence_parallel else 1)
-    over_pipe = 4 * all_reduce_s(part, MeshLinks.of(TOPOLOGY, mesh).pipe)
+    over_pipe = 4 * all_reduce_s(part, MeshLinks.of(topology, mesh).pipe)
     layers = 8 / mesh.pipe * times.exchange
     assert seconds["tensor"] == pytest.approx(m * (layers + times.edge_exchange - over_pipe))
     hops = 2 * times.hops[0] if mesh.pipe == 4 else times.hops[0]

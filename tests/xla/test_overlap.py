@@ -145,6 +145,16 @@ def test_hops_on_gpus_have_work_beside_them_once_several_collectives_may_be_unde
     assert found["memory_limit_bytes"] > 80e9
 
 
+@needs_cuda_plugin
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_step_of_one_tick_compiles_for_gpus(recompute: str, tiny_config: Config, facts: Any) -> None:
+    """There XLA knows how often the loops over layers run, and looks for where each turn reads the stash."""
+    tiny_config.pipeline.recompute = recompute
+    found = facts(tiny_config.validate(), "gpu:h100:1x1")
+    assert found["num_ticks"] == 1
+    assert found["fits"]
+
+
 @pytest.mark.long
 def test_without_a_flush_hops_are_counted_by_the_ticks_of_a_batch(facts: Any) -> None:
     pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
