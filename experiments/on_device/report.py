@@ -12,8 +12,9 @@ NOT_MEASURED = "not measured"
 WANTED = [(name, seq_len) for name in ("small", "1.3b") for seq_len in SIZES[name].microbatch_sizes]
 SYSTEMS = ("fiddlex", "nanogpt-compile")  # rows of the table, measured or not
 _SIZES_HEADER = (
-    "| model | sequence | system | tokens/s | step, s | middle half of turns | MFU | memory predicted, GB | by XLA, GB | "
-    "allocated, GB | largest relative loss difference from float32 |\n|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    "| model | sequence | system | tokens/s | step, s | middle half of turns | MFU | memory predicted, GB | by XLA, GB "
+    "| allocated, GB | largest relative loss difference from float32 |\n"
+    "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
 _KERNELS_HEADER = (
     "| attention | kernel | y, dq, dk, dv of the kernel | of all scores in the same dtype | |\n|---|---|---|---|---|"
