@@ -66,9 +66,9 @@ def main(argv: list[str]) -> None:
     with owned(path) if missing else contextlib.nullcontext():
         for case, way in missing:
             print(f"{case.config} for {case.topology}, {way} …", file=sys.stderr)
-            record = compiled(case._replace(overrides=case.overrides | WAYS[way]), way)
-            known[case.config, case.topology, way] = record
-            append_result(path, record)
+            found = compiled(case._replace(overrides=case.overrides | WAYS[way]), way)
+            known[case.config, case.topology, way] = found
+            append_result(path, found)
     print("| model | devices | data × pipe × tensor | | GB over tensor | without work beside | peak, GiB |")
     print("|---|---|---|---|---:|---:|---:|")
     for case in cases:
