@@ -124,8 +124,8 @@ MUTATIONS = (
     Mutation(
         "input-gathered-again-for-nothing",
         "fiddlex/planner/cost_model.py",
-        old='("tensor", in_layers + again, of_links)',
-        new='("tensor", in_layers, of_links)',
+        old='("tensor", in_layers + again, ring_shares',
+        new='("tensor", in_layers, ring_shares',
         tests=("tests/costs/test_exchanged_work.py::test_products_and_hops_of_a_layer_are_those_of_the_program",),
     ),
     Mutation(
