@@ -108,10 +108,10 @@ MUTATIONS = (
         tests=("tests/costs/test_exchanged_work.py::test_products_and_hops_of_a_layer_are_those_of_the_program",),
     ),
     Mutation(
-        "two-ranks-taken-to-send-two-ways",
+        "products-cut-however-few-their-rows",
         "fiddlex/cluster/pieces.py",
-        old="return 2 if halves and ranks > 2 else 1",
-        new="return 2 if halves else 1",
+        old="return 2 if length % 2 == 0 and batch * length // 2 >= LEAST_ROWS else 1",
+        new="return 2 if length % 2 == 0 else 1",
         tests=("tests/cluster/test_pieces.py::test_halves_travel_both_ways_where_their_products_stay_large",),
     ),
     Mutation(
@@ -124,9 +124,16 @@ MUTATIONS = (
     Mutation(
         "input-gathered-again-for-nothing",
         "fiddlex/planner/cost_model.py",
-        old='("tensor", in_layers + again, ring_shares',
-        new='("tensor", in_layers, ring_shares',
+        old='("tensor", in_layers + again, ring_shares(',
+        new='("tensor", in_layers, ring_shares(',
         tests=("tests/costs/test_exchanged_work.py::test_products_and_hops_of_a_layer_are_those_of_the_program",),
+    ),
+    Mutation(
+        "blocks-that-wait-for-the-links-once",
+        "fiddlex/planner/cost_model.py",
+        old='("tensor", pieces * in_layers, all_gather_shares(whole / pieces, links.tensor))',
+        new='("tensor", in_layers, all_gather_shares(whole, links.tensor))',
+        tests=("tests/planner/test_cost_model.py::test_traffic_takes_the_seconds_of_the_step",),
     ),
     Mutation(
         "rings-faster-than-their-slowest-link",
