@@ -28,13 +28,15 @@ def num_pieces(batch: int, length: int, ranks: int, *, in_blocks: bool) -> int:
       ranks: number of tensor ranks.
       in_blocks: whether the product runs in blocks.
     """
-    return num_blocks(batch, length, ranks) if in_blocks else ranks * num_ways(batch, length, ranks)
+    return num_blocks(batch, length, ranks) if in_blocks else ranks * num_ways(batch, length)
 
 
-def num_ways(batch: int, length: int, ranks: int) -> int:
-    """2 where half of each part travels in each direction around the ring, else 1; arguments as in `num_pieces`."""
-    halves = length % 2 == 0 and batch * length // 2 >= LEAST_ROWS
-    return 2 if halves and ranks > 2 else 1  # between two ranks both directions are one link
+def num_ways(batch: int, length: int) -> int:
+    """2 where half of each part travels in each direction around the ring, else 1; arguments as in `num_pieces`.
+
+    Between two ranks both directions are one link; there a half travels beside the product of the other half.
+    """
+    return 2 if length % 2 == 0 and batch * length // 2 >= LEAST_ROWS else 1
 
 
 def num_blocks(batch: int, length: int, ranks: int) -> int:

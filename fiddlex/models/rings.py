@@ -158,7 +158,7 @@ class _Parts:
 
 def _ways(batch: int, length: int) -> list[_Way]:
     """The directions in which the parts travel: all positions of a part in one, or half of them in each of two."""
-    size = length // num_ways(batch, length, lax.axis_size("tensor"))
+    size = length // num_ways(batch, length)
     return [_Way(shift, start, size) for shift, start in zip((1, -1), range(0, length, size), strict=False)]
 
 

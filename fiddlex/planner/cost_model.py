@@ -324,8 +324,8 @@ class CostModel:
             ProductTimes(each.gathers, self._seconds(each.forward), self._seconds(each.backward_input))
             for each in exchanged_work(config, in_blocks=self._in_blocks)
         )
-        sizes = num_sequences(config), config.model.seq_len // tensor, tensor
-        return _Exchanged(tuple(times), num_blocks(*sizes) if self._in_blocks else num_ways(*sizes))
+        sizes = num_sequences(config), config.model.seq_len // tensor
+        return _Exchanged(tuple(times), num_blocks(*sizes, tensor) if self._in_blocks else num_ways(*sizes))
 
     def _seconds(self, *works: Work) -> float:
         chip, dtype = self._topology.chip, self._config.model.dtype

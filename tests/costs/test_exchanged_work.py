@@ -28,7 +28,7 @@ from fiddlex.train.step.state import make_layout
 CASES = {  # family, tensor ranks, positions, exchange, pieces
     "one way": ("gpt", 4, 128, Rings(permutes=True), 4),
     "both ways": ("gpt", 4, 1024, Rings(permutes=True), 8),
-    "two ranks": ("gpt", 2, 1024, Rings(permutes=True), 2),
+    "two ranks": ("gpt", 2, 1024, Rings(permutes=True), 4),
     "products of a shared input": ("llama", 4, 1024, Rings(permutes=True), 8),
     "shared heads": ("llama", 8, 2048, Rings(permutes=True), 16),
     "blocks": ("gpt", 4, 1024, Blocks(), 8),

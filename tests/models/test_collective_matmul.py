@@ -51,6 +51,7 @@ def expected(x: np.ndarray, weights: Arrays, gradients: Arrays) -> Arrays:
         pytest.param(4, 3, 1, Rings(permutes=False), id="parts of odd length"),
         pytest.param(4, 6, B * 3 + 1, Rings(permutes=True), id="one way"),
         pytest.param(2, 4, 1, Rings(permutes=False), id="two ranks"),
+        pytest.param(2, 3, 1, Rings(permutes=True), id="two ranks, parts of odd length"),
         pytest.param(4, 6, 1, Blocks(), id="six blocks"),
         pytest.param(2, 9, 2 * B * 2, Blocks(), id="three blocks"),
         pytest.param(4, 7, 4 * B * 2, Blocks(), id="one block"),

@@ -62,8 +62,8 @@ def test_a_layer_has_two_reductions_each_way(
         for kind in ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
     }
     found = {kind: count for kind, count in counts.items() if count}
-    if isinstance(exchange, Rings):  # between two ranks one hop for each, and for each input that is gathered again
-        assert found == {"collective_permute": 4 + 4 + 2}
+    if isinstance(exchange, Rings):  # two halves each, and two for each input that is gathered again
+        assert found == {"collective_permute": 2 * (4 + 4 + 2)}
     elif exchange:  # 8 blocks for each; an input is gathered again as a whole
         assert found == {"all_gather": 4 * 8 + 2, "reduce_scatter": 4 * 8}
     elif sequence_parallel:
