@@ -29,7 +29,7 @@ from jax import lax
 
 from fiddlex.pipeline import stacks
 from fiddlex.pipeline.residuals import Arrays
-from fiddlex.pipeline.stage import Cache, CachedLayer, Chunk, Integer, Slot, Stage, Tile, in_row_major
+from fiddlex.pipeline.stage import Cache, CachedLayer, Chunk, Integer, Slot, Stage, Tile, in_row_major, in_turn
 from fiddlex.schedules.pipeline_spec import PipelineSpec
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.table import BACKWARD_HOPS, FORWARD_HOPS, NONE, Tick, accesses
@@ -386,16 +386,11 @@ def _renamed(
 def _if_any(microbatch: Integer, update: Callable[..., tuple[Any, ...]], *kept: Any) -> tuple[Any, ...]:
     """`update(microbatch, *kept)` if there is a microbatch, else `kept`.
 
-    XLA moves work that does not depend on the turn of a loop out of the loop, where it would run in every tick. So the
-    number of the microbatch is made to depend on the turn; an operand of a collective in `update` has to be among
-    `kept`, and `update` has to change it.
+    The number of the microbatch holds the work on it in the loop (`in_turn`). A collective stays there if its operand
+    is among `kept` and `update` changes it.
     """
-
-    def body(turn: jax.Array, kept: tuple[Any, ...]) -> tuple[Any, ...]:
-        number, _ = lax.optimization_barrier((jnp.asarray(microbatch), turn))
-        return update(number, *kept)
-
-    return lax.fori_loop(0, jnp.where(microbatch == NONE, 0, 1), body, kept)
+    num_turns = jnp.where(microbatch == NONE, 0, 1)
+    return lax.fori_loop(0, num_turns, lambda turn, kept: update(in_turn(microbatch, turn), *kept), kept)
 
 
 def _with_layers(carry: Carry, flat: Tree) -> Carry:

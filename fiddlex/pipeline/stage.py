@@ -49,14 +49,8 @@ class Slot(NamedTuple):
     number: Integer
 
     def read(self, index: Integer) -> Arrays:
-        """The arrays at row `index`, which is the turn of a loop or made from it.
-
-        The slot's number is made to depend on the turn: jnp.minimum gives 0, which XLA cannot tell. If a stash has one
-        row, XLA would otherwise see that no turn changes what is read, and would move the work on it out of the loop,
-        where it would run in every tick. An optimization barrier would do this too, but where the number of turns is
-        known, XLA:GPU computes where each turn reads, and fails at a barrier (github.com/openxla/xla/issues/49299).
-        """
-        number = self.number + jnp.minimum(index, 0)
+        """The arrays at row `index`, which is the turn of a loop or made from it."""
+        number = in_turn(self.number, index)  # a stash may have one row, so that `index` alone does not hold the work
         return [
             lax.dynamic_slice(leaf, _indices(leaf, number, index), (1, 1, *leaf.shape[2:]))[0, 0]
             for leaf in self.leaves
@@ -179,6 +173,16 @@ class Stage:
 
     def _in_order(self, arrays: Arrays) -> Arrays:
         return in_row_major(arrays, self._tile)
+
+
+def in_turn(number: Integer, turn: Integer) -> Integer:
+    """`number`, which depends on the turn of a loop, 0 or more, as far as XLA can tell.
+
+    XLA moves work that does not depend on the turn out of a loop of zero or more turns, where it would run in every
+    tick. An optimization barrier would hold the work too, but where the number of turns is known, XLA:GPU computes
+    where each turn reads, and fails at a barrier (github.com/openxla/xla/issues/49299).
+    """
+    return number + jnp.minimum(turn, 0)
 
 
 def in_row_major(tree: Tree, tile: Tile) -> Tree:

@@ -156,8 +156,15 @@ MUTATIONS = (
     Mutation(
         "work-on-the-stash-moved-out-of-its-slot",
         STAGE,
-        old="number = self.number + jnp.minimum(index, 0)",
+        old="number = in_turn(self.number, index)",
         new="number = self.number",
+        tests=("tests/xla/test_ahead_of_time.py::test_nothing_of_a_slot_runs_in_ticks_in_which_the_slot_is_idle",),
+    ),
+    Mutation(
+        "work-of-the-head-moved-out-of-its-slot",
+        ENGINE,
+        old="update(in_turn(microbatch, turn), *kept)",
+        new="update(jnp.asarray(microbatch), *kept)",
         tests=("tests/xla/test_ahead_of_time.py::test_nothing_of_a_slot_runs_in_ticks_in_which_the_slot_is_idle",),
     ),
     Mutation(
