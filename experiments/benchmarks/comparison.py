@@ -60,11 +60,11 @@ class Result:
         median = statistics.median(step_s)
         return dataclasses.asdict(self) | {
             "step_time_s": median,
-            "quartiles_s": _quartiles(step_s),
+            "quartiles_s": quartiles(step_s),
             "cpu_s": statistics.median(cpu_s),
             "tokens_per_second": tokens_per_step / median,
             "speedup": statistics.median(self.speedups),
-            "speedup_quartiles": _quartiles(self.speedups),
+            "speedup_quartiles": quartiles(self.speedups),
         }
 
 
@@ -165,11 +165,12 @@ def table(results: Sequence[Result], tokens_per_step: int) -> str:
     return "\n".join([*rows, "", *(f"\\* {note}" for note in notes), "; ".join(versions)])
 
 
-def _quartiles(values: Sequence[float]) -> list[float]:
+def quartiles(values: Sequence[float]) -> list[float]:
+    """The values between which the middle half of all lies."""
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
     return [first, third]
 
 
-def between(quartiles: Sequence[float]) -> str:
-    """The values between which the middle half of them lies, as text."""
-    return " – ".join(f"{value:.4g}" for value in quartiles)
+def between(first_and_third: Sequence[float]) -> str:
+    """Quartiles as text."""
+    return " – ".join(f"{value:.4g}" for value in first_and_third)

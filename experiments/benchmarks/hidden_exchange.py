@@ -17,6 +17,7 @@ from typing import Any
 
 from absl import flags
 
+from configs.gpt3 import ROWS
 from experiments.benchmarks.compile_cases import CASES, CompileCase, measure
 from experiments.results import append_result, owned, read_results
 from fiddlex.config.command_line import run
@@ -36,18 +37,11 @@ ON_TPUS = [
     CompileCase("gpt3.py:3.6b", "tpu:v5p:2x2x1", TWO_RANKS),
     *(case for case in CASES if case.config.startswith("gpt3.py") and "v5p" in case.topology),
 ]
-SERVERS = {  # of eight GPUs, by model
-    "3.6b": 8,
-    "7.5b": 16,
-    "18.4b": 32,
-    "39.1b": 64,
-    "76.1b": 128,
-    "145.6b": 192,
-    "310.1b": 240,
-    "529.6b": 315,
-    "1008b": 384,
-}
-ON_GPUS = [CompileCase(f"gpt3.py:{name}", f"gpu:h100:{servers}x8", {}) for name, servers in SERVERS.items()]
+ON_GPUS = [
+    CompileCase(f"gpt3.py:{name}", f"gpu:h100:{row.gpus // 8}x8", {})
+    for name, row in ROWS.items()
+    if row.tensor > 1 and name != "174.6b"  # this one is in table 2
+]
 KEPT = ("num_devices", "mesh", "num_microbatches", "peak_bytes", "fits", "compile_s", "jax_version")
 
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments.benchmarks.comparison import between
+from experiments.benchmarks.comparison import between, quartiles
 from experiments.benchmarks.programs import make_program
 from experiments.benchmarks.sizes import base_config
 from fiddlex.cluster.mesh import request_devices
@@ -46,8 +46,7 @@ def main(argv: list[str]) -> None:
     times["the host's share"] = [one - other for one, other in zip(*times.values(), strict=True)]
     print("| a step of | ms | middle half of turns |\n|---|---:|---:|")
     for name, found in times.items():
-        quarters = statistics.quantiles(found, n=4, method="inclusive")
-        print(f"| {name} | {statistics.median(found):.2f} | {between([quarters[0], quarters[2]])} |")
+        print(f"| {name} | {statistics.median(found):.2f} | {between(quartiles(found))} |")
 
 
 def in_a_run(config: Config) -> Callable[[int], None]:

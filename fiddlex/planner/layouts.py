@@ -132,13 +132,11 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                 if model.kv_heads % tensor and tensor % model.kv_heads:
                     continue
                 parallel = (False, True) if tensor > 1 and model.seq_len % tensor == 0 else (False,)
+                outermost_choices = outermost_axes(problem, data, pipe, tensor)
                 for number, sequence in itertools.product(_divisors(batch // data), parallel):
+                    matmuls = matmul_choices(problem, sequence, tensor, batch // data // number)
                     for schedule, chunks, semantics in _pipelines(problem, pipe, number):
-                        for recompute, outermost, matmul in itertools.product(
-                            modes,
-                            outermost_axes(problem, data, pipe, tensor),
-                            matmul_choices(problem, sequence, tensor, batch // data // number),
-                        ):
+                        for recompute, outermost, matmul in itertools.product(modes, outermost_choices, matmuls):
                             pipeline = schedule, chunks, number, semantics, recompute
                             yield Layout(data, pipe, tensor, sequence, *pipeline, outermost, matmul)
 

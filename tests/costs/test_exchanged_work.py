@@ -5,25 +5,19 @@ import math
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import pytest
-from jax import P
 from jax.extend import core
 
-from fiddlex.cluster.mesh import make_mesh
 from fiddlex.cluster.pieces import num_pieces
 from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, MeshConfig
 from fiddlex.costs.work import exchanged_work, layer_work
 from fiddlex.models.blocks import Blocks
-from fiddlex.models.context import Context
 from fiddlex.models.exchange import Exchange
-from fiddlex.models.registry import make_model
 from fiddlex.models.rings import Rings
-from fiddlex.parallel.collectives import as_varying
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.schedules.placement import place_layers
-from fiddlex.train.step.state import make_layout
+from tests.mapped_layer import mapped_layer
 
 CASES = {  # family, tensor ranks, positions, exchange, pieces
     "one way": ("gpt", 4, 128, Rings(permutes=True), 4),
@@ -48,27 +42,8 @@ def a_config(family: str, tensor: int, positions: int) -> Config:
 
 def equations(config: Config, exchange: Exchange) -> list[core.JaxprEqn]:
     """The equations of a layer's forward and backward pass on one device."""
-    model = make_model(config)
-    layout = make_layout(model, config)
-    context = Context(sequence_parallel=True, exchange=exchange)
-    varying = jax.tree.map(lambda _: frozenset({"data", "pipe", "tensor"}), layout.shapes["layers"])
-
-    def passes(weights: dict, x: jax.Array) -> tuple:
-        weights = jax.tree.map(lambda w: w[0], as_varying(weights, layout.compute["layers"], varying))
-        x = jax.lax.pcast(x, ("data", "pipe"), to="varying")
-        y, pull = jax.vjp(lambda weights, x: model.apply_layer(weights, x, jnp.int32(0), context), weights, x)
-        dweights, dx = pull(y)
-        return jax.tree.map(lambda w: w[None], dweights), dx
-
-    everywhere = P(("data", "pipe", "tensor"))
-    mapped = jax.shard_map(
-        passes,
-        mesh=make_mesh(config.mesh),
-        in_specs=(layout.compute["layers"], P(None, "tensor")),
-        out_specs=(jax.tree.map(lambda _: everywhere, layout.compute["layers"]), P(("data", "pipe"), "tensor")),
-    )
-    x = jax.ShapeDtypeStruct((2, config.model.seq_len, config.model.hidden_size), jnp.float32)
-    return list(within(jax.make_jaxpr(mapped)(layout.shapes["layers"], x).jaxpr))
+    mapped, shapes = mapped_layer(config, exchange)
+    return list(within(jax.make_jaxpr(mapped)(*shapes).jaxpr))
 
 
 def within(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:

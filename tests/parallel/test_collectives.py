@@ -6,20 +6,14 @@ In rings, all of them are permutes; in blocks there is one for each block.
 import re
 
 import jax
-import jax.numpy as jnp
 import pytest
-from jax import P
 
 from fiddlex.cluster import pieces
-from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config, MeshConfig
 from fiddlex.models.blocks import Blocks
-from fiddlex.models.context import Context
 from fiddlex.models.exchange import Exchange
-from fiddlex.models.registry import make_model
 from fiddlex.models.rings import Rings
-from fiddlex.parallel.collectives import as_varying
-from fiddlex.train.step.state import make_layout
+from tests.mapped_layer import mapped_layer
 
 
 @pytest.mark.parametrize(
@@ -32,31 +26,8 @@ def test_a_layer_has_two_reductions_each_way(
     monkeypatch.setattr(pieces, "LEAST_ROWS", 1)
     config = Config(mesh=MeshConfig(tensor=2, sequence_parallel=sequence_parallel))
     config.model.num_layers, config.model.hidden_size, config.model.seq_len = 1, 32, 16
-    model = make_model(config)
-    layout = make_layout(model, config)
-    context = Context(sequence_parallel=sequence_parallel, exchange=exchange)
-    axes = frozenset({"data", "pipe", "tensor"} if sequence_parallel else {"data", "pipe"})
-    varying = jax.tree.map(lambda _: axes, layout.shapes["layers"])
-
-    def layer_and_gradients(weights: dict, x: jax.Array) -> tuple:
-        weights = jax.tree.map(lambda w: w[0], as_varying(weights, layout.compute["layers"], varying))
-        x = jax.lax.pcast(x, ("data", "pipe"), to="varying")
-        y, pull = jax.vjp(lambda weights, x: model.apply_layer(weights, x, jnp.int32(0), context), weights, x)
-        dweights, dx = pull(y)
-        return jax.tree.map(lambda w: w[None], dweights), dx
-
-    sequence = P(None, "tensor") if sequence_parallel else P()
-    mapped = jax.shard_map(
-        layer_and_gradients,
-        mesh=make_mesh(config.mesh),
-        in_specs=(layout.compute["layers"], sequence),
-        out_specs=(
-            jax.tree.map(lambda spec: P(("data", "pipe", "tensor")), layout.compute["layers"]),
-            P(("data", "pipe"), sequence[1] if sequence_parallel else None),
-        ),
-    )
-    x = jax.ShapeDtypeStruct((2, 16, 32), jnp.float32)
-    text = jax.jit(mapped).lower(layout.shapes["layers"], x).as_text()
+    mapped, shapes = mapped_layer(config, exchange)
+    text = jax.jit(mapped).lower(*shapes).as_text()
     counts = {
         kind: len(re.findall(rf"stablehlo\.{kind}\b", text))
         for kind in ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
