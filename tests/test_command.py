@@ -71,7 +71,7 @@ def test_what_runs_nothing_imports_no_jax(arguments):
         (["checkpoint", "diff", "a", "1", "b", "2", "3"], "'3' is not a flag."),
         (["configs", "llama"], "'llama' is not a flag."),
         (
-            ["benchmark", "--config=gpt_tiny", "--against=torch"],
+            ["benchmark", "--config=gpt_tiny", "--python=torch=/env/bin/python", "--against=torch"],
             "--against=torch: fiddlex benchmark measures fiddlex alone. The drivers of other systems are in fiddlex's",
         ),
         (["configs", "--", "llama"], "'llama' is not a flag."),

@@ -58,10 +58,26 @@ _DEVICES = flags.DEFINE_multi_integer(
 _SECONDS = flags.DEFINE_float("seconds", 60.0, "of all turns together, compilation aside", lower_bound=0)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of each step, however long they take", lower_bound=1)
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
-_AGAINST = flags.DEFINE_string(
-    "against", None, "other systems to measure beside; experiments/benchmark.py --against=NAME --help has what it takes"
-)
 _join = define_processes()
+
+
+class _AgainstParser(flags.ArgumentParser):
+    """Refuses `--against`, before the flags that belong to it are found unknown."""
+
+    def parse(self, argument: str) -> str:
+        """Raises ConfigError."""
+        raise ConfigError(
+            f"--against={argument}: fiddlex benchmark measures fiddlex alone. The drivers of other systems are in "
+            "fiddlex's repository: clone it, and run experiments/benchmark.py there (docs/comparisons.md)."
+        )
+
+
+flags.DEFINE(
+    _AgainstParser(),
+    "against",
+    None,
+    "other systems to measure beside; experiments/benchmark.py --against=NAME --help lists the flags for it",
+)
 
 
 def main(argv: list[str]) -> None:
@@ -95,11 +111,6 @@ def main(argv: list[str]) -> None:
 
 def _check_flags() -> None:
     """Raises ConfigError for a flag that what is measured would ignore."""
-    if _AGAINST.value is not None:
-        raise ConfigError(
-            f"--against={_AGAINST.value}: fiddlex benchmark measures fiddlex alone. The drivers of other systems are "
-            "in fiddlex's repository: clone it, and run experiments/benchmark.py there (docs/comparisons.md)."
-        )
     if _DATA.value and _PROFILE.value:
         raise ConfigError(f"--data and --profile={_PROFILE.value}: each is a measurement of its own. Leave one out.")
     if _PROFILE.present and not _PROFILE.value:
