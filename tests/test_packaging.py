@@ -77,6 +77,16 @@ def wheel(source, tmp_path_factory):
     return wheel
 
 
+def test_beside_a_checkout_python_finds_the_package_in_it(source, tmp_path):
+    checkout, python = tmp_path / "fiddlex", tmp_path / "env/bin/python"
+    shutil.copytree(source, checkout)
+    run(sys.executable, "-m", "venv", "--without-pip", "env", cwd=tmp_path)
+    install = "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "-e", checkout
+    run(sys.executable, *install, cwd=tmp_path)
+    found = run(python, "-c", "import fiddlex; print(fiddlex.__file__)", cwd=tmp_path)
+    assert found == f"{checkout}/fiddlex/__init__.py\n"
+
+
 @pytest.mark.long
 def test_the_wheel_has_every_module_and_config_and_nothing_else(wheel, source, tmp_path):
     found = contents(wheel)
