@@ -383,6 +383,57 @@ LONG = {
 }
 CASES |= LONG
 
+# What backward passes make again (`fiddlex.config.recompute`), in cases from above.
+AGAIN = [
+    ("small, 4 replicas", "gelu"),
+    ("small, 4 replicas", "norms"),
+    ("small, float32", "gelu,norms"),
+    ("small, dropout, selective", "gelu,norms,masks"),
+    ("small, dropout, selective", "attention,gelu,norms,masks"),
+    ("medium, 1F1B", "gelu,norms"),
+    ("medium, ZB-H1, selective", "gelu,norms"),
+    ("medium, long sequences, ZB-H2", "gelu"),
+    ("large, tensor and sequence parallel", "gelu,norms"),
+    ("large, sequence parallel, dropout", "masks"),
+    ("large, sequence parallel, dropout", "gelu,norms,masks"),
+    ("large, 2BW, interleaved, selective", "gelu,norms"),
+    ("xl, 4 replicas", "gelu,norms"),
+    ("3.6b, tensor parallel", "gelu,norms"),
+    ("7.5b, sequence parallel, selective", "norms"),
+    ("39.1b, ZB-H1", "gelu,norms"),
+    ("145.6b, interleaved", "gelu,norms"),
+    ("175b, sequence parallel, selective", "gelu,norms"),
+    ("175b, 2BW", "gelu"),
+    ("BERT base, 8 replicas", "masks"),
+    ("BERT base, 1F1B, selective", "gelu,norms,masks"),
+    ("BERT large, interleaved, no dropout", "gelu,norms"),
+    ("BERT large, RACE", "attention,gelu,norms,masks"),
+    ("Llama 1b, tensor parallel, selective", "gelu,norms"),
+    ("Llama 8b, ZB-H1", "gelu,norms"),
+    ("Qwen3 0.6b, 1F1B", "gelu,norms"),
+]
+REPEATED = {
+    f"{name} → {recompute}": CASES[name]._replace(changes=f"{CASES[name].changes} pipeline.recompute={recompute}")
+    for name, recompute in AGAIN
+}
+CASES |= REPEATED
+
+# What that saves of three models, for the table of docs/memory.md.
+SAVINGS = {
+    f"{name}, {recompute}": case._replace(changes=f"{case.changes} pipeline.recompute={recompute}")
+    for name, case, recomputes in [
+        ("xl, 1F1B", MemoryCase(GPT_XL, "tpu:v5p:2x2x2", TWO_BY_FOUR), ["none", "gelu,norms"]),
+        ("175b, sequence parallel", CASES["175b, sequence parallel, selective"], ["none"]),
+        (
+            "BERT large, dropout",
+            MemoryCase("configs/bert_large.py", "tpu:v5p:2x2x2", TWO_BY_FOUR),
+            ["none", "gelu,norms,masks", "attention,gelu,norms,masks"],
+        ),
+    ]
+    for recompute in recomputes
+}
+CASES |= SAVINGS
+
 GPUS_OF_A_HOST = 8
 
 

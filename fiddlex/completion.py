@@ -23,6 +23,7 @@ from fiddlex.config import Config, data_section, sections
 from fiddlex.config.families import FAMILIES, OBJECTIVES
 from fiddlex.config.files import config_names, describe
 from fiddlex.config.help import takes_file
+from fiddlex.config.recompute import MODES, PARTS
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.semantics import NAMES
 
@@ -154,7 +155,7 @@ _FIELDS: dict[str, _Completer] = {
     "model.gelu": _one_of(sections.GELUS),
     "model.rope_scaling": _one_of(sections.ROPE_SCALINGS),
     "pipeline.schedule": _one_of(GENERATORS, files=["file:"]),
-    "pipeline.recompute": _one_of(sections.RECOMPUTE_MODES),
+    "pipeline.recompute": _one_of([*MODES, *PARTS]),
     "pipeline.semantics": _SEMANTICS,
     "pipeline.prediction": _one_of(sections.PREDICTIONS),
     "optimizer.name": _one_of(sections.OPTIMIZERS),

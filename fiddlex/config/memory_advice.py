@@ -13,6 +13,7 @@ def memory_remedies(config: Config, *, fake: bool) -> list[str]:
     most = config.replica_batch_size
     useful = {
         f"raise pipeline.num_microbatches (at most {most})": config.microbatch_size > 1,
+        "set pipeline.recompute=gelu,norms": config.pipeline.recompute == "none",
         "set pipeline.recompute=full": config.pipeline.recompute != "full",
         "set optimizer.zero1=True": config.mesh.data > 1 and not config.optimizer.zero1,
         "raise mesh.tensor": not fake and config.mesh.tensor < config.model.num_heads,

@@ -10,11 +10,11 @@ import math
 
 from fiddlex.config import rules
 from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
+from fiddlex.config.recompute import check_recompute, recomputed
 from fiddlex.config.records import Checked
 from fiddlex.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
-RECOMPUTE_MODES = ("none", "selective", "full")
 GELUS = ("tanh", "erf")
 OUTERMOST_AXES = ("data", "pipe")
 ROPE_SCALINGS = ("none", "linear", "llama3")
@@ -203,7 +203,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     num_chunks: int = 1  # stages on each pipe rank
     num_microbatches: int = 1  # in one replica's batch
     layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as possible
-    recompute: str = "none"  # none | selective (attention internals) | full (whole layers)
+    recompute: str = "none"  # some of attention,gelu,norms,masks | none | selective (= attention) | full (whole layers)
     semantics: str = "sync"  # delay of the weights, in updates: sync | 2bw | stash | vertical_sync | delay:K
     semantics_schedule: str = ""  # replaces semantics=sync: phases and their lengths, as in sync:0.2,2bw; or auto
     switch_window: int = 25  # for auto: steps over whose mean loss it decides
@@ -211,6 +211,11 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     prediction: str = "none"  # of delayed weights: none | extrapolate (past updates) | momentum (the optimizer's)
     prediction_order: int = 1  # 1 | 2; 2 also uses what the last gradient added to the momentum
     prediction_scale: float = 1.0  # multiplies the predicted update
+
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """The parts of a layer that the backward pass recomputes (`fiddlex.config.recompute`)."""
+        return recomputed(self.recompute)
 
     @property
     def stores_last_update(self) -> bool:
@@ -221,7 +226,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         """Raises ConfigError when a field is out of its range."""
         rules.at_least("pipeline.num_microbatches", self.num_microbatches, 1)
         rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
-        rules.choice("pipeline.recompute", self.recompute, RECOMPUTE_MODES)
+        check_recompute("pipeline.recompute", self.recompute)
         rules.at_least("pipeline.switch_window", self.switch_window, 1)
         rules.fraction("pipeline.switch_threshold", self.switch_threshold)
         rules.choice("pipeline.prediction", self.prediction, PREDICTIONS)

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 
 from fiddlex.cluster.flash import BLOCKED, SPLASH, block_length
 from fiddlex.config import Config
+from fiddlex.config.recompute import FULL
 from fiddlex.costs.backend import Backend
 from fiddlex.models.registry import describe
-from fiddlex.models.spec import Activation, Attention, Branch, Norm, Operation, Product, Residual
+from fiddlex.models.spec import MASK_ROW, Activation, Attention, Branch, Norm, Operation, Product, Residual
 from fiddlex.models.task_sizes import task_of
 
-FLOAT32, WORD, MASK = 4, 4, 1  # bytes of an element; words are those of the random generator
+FLOAT32, WORD = 4, 4  # bytes of an element; words are those of the random generator
 ITEMSIZES = {"float32": FLOAT32, "bfloat16": 2, "float16": 2}
 
 
@@ -33,7 +34,7 @@ class LayerMemory:
 
     Attributes:
       backend: the backend that compiles the layer.
-      recompute: the recompute mode, as in `PipelineConfig`.
+      recompute: the parts that the backward pass makes again (`PipelineConfig.recomputed`).
       branches: the branches of the layer, with their operations.
       tensor: the number of tensor ranks.
       parts: the number of parts of the sequence, of which a column-parallel product saves only the rank's own; 1: it
@@ -52,7 +53,7 @@ class LayerMemory:
     """
 
     backend: Backend
-    recompute: str
+    recompute: frozenset[str]
     branches: Sequence[Branch]
     tensor: int
     parts: int
@@ -78,7 +79,7 @@ class LayerMemory:
         local = tokens * (attention.width + attention.kv_width) // tensor // attention.head_size
         return cls(
             backend=backend,
-            recompute=config.pipeline.recompute,
+            recompute=config.pipeline.recomputed,
             branches=network.branches,
             tensor=tensor,
             parts=tensor if config.mesh.collective_matmul else 1,
@@ -96,15 +97,16 @@ class LayerMemory:
         )
 
     def stash(self) -> int:
-        """Bytes that a forward pass saves for its backward pass.
-
-        By recompute mode, these are all saved activations (`none`), all except for those inside attention
-        (`selective`), or only the layer's input (`full`).
-        """
-        if self.recompute == "full":
+        """Bytes that a forward pass saves for its backward pass: the layer's input alone if it recomputes all."""
+        if self._again:
             return self._input
-        attention = self._probabilities() * (self.recompute == "none" or bool(self.kernel))
+        attention = self._probabilities() * ("attention" not in self.recompute or bool(self.kernel))
         return sum(self._saved(each) for branch in self.branches for each in branch) + attention
+
+    @property
+    def _again(self) -> bool:
+        """Whether the backward pass runs the whole layer again."""
+        return FULL in self.recompute
 
     @property
     def _input(self) -> int:
@@ -120,7 +122,8 @@ class LayerMemory:
             case Norm():
                 return (self._local(operation.width) or self.residual) * self.itemsize
             case Product():
-                return 0 if operation.shares_input else self._inputs(operation) * self.operand
+                kept = not operation.shares_input and operation.made_by not in self.recompute
+                return self._inputs(operation) * self.operand * kept
             case Attention():
                 inputs, result = self._local(operation.width + 2 * operation.kv_width), self._local(operation.width)
                 if self.kernel == SPLASH:  # not only products read these; the next product counts its input as operand
@@ -129,17 +132,23 @@ class LayerMemory:
             case Activation():
                 return operation.num_inputs * self._local(operation.units) * self.itemsize
             case Residual():
-                return self.residual * MASK * self.dropout
+                return self._mask(self.residual)
 
     def _probabilities(self) -> int:
         """Bytes that the inside of attention saves.
 
-        These are the probabilities and, with dropout, also the probabilities after dropout and the mask. The flash
-        kernel saves only a sum for each row of the scores.
+        These are the probabilities and, with dropout, also the mask and the probabilities after dropout, unless the
+        backward pass makes these two again. The flash kernel saves only a sum for each row of the scores.
         """
         if self.kernel:
             return self.statistics * FLOAT32
-        return self.scores * (self.itemsize + (self.operand + MASK) * self.dropout)
+        after = self.scores * self.operand * (self.dropout and "masks" not in self.recompute)
+        return self.scores * self.itemsize + after + self._mask(self.scores)
+
+    def _mask(self, elements: int) -> int:
+        """Bytes of the saved mask of a dropout of so many elements, a bit for each (`fiddlex.models.dropout`)."""
+        rows = -(-elements // (8 * MASK_ROW))
+        return rows * MASK_ROW * (self.dropout and "masks" not in self.recompute)
 
     def _local(self, width: int) -> int:
         """Elements of an array whose last dimension, of size `width`, tensor parallelism shards."""
@@ -179,7 +188,7 @@ class LayerMemory:
         gathered = sum(self._whole_input(each) for each in products if each.split == "outputs" and self.parts > 1)
         local = sum(self._inputs(each) for each in products if each.split == "inputs" or self.parts == 1)
         gradients = sum(map(self._outputs, self._products))
-        return (gradients + gathered + local * (self.recompute == "full")) * self.operand
+        return (gradients + gathered + local * self._again) * self.operand
 
     def working(self) -> int:
         """Bytes at the peak of the layer's passes: in attention's forward pass, or in a branch's backward pass.
@@ -189,7 +198,7 @@ class LayerMemory:
         attention, or what `_gathered_again` counts. Throughout, it holds the kernel of the current product as read from
         the stack, the gradient of this kernel, and the input and output of the residual stream.
         """
-        again, moments, before = self.recompute == "full", [], -self._input  # the stash counts the layer's input
+        again, moments, before = self._again, [], -self._input  # the stash counts the layer's input
         for branch in self.branches:
             saved = sum(map(self._saved, branch))
             if any(isinstance(each, Attention) for each in branch):
@@ -253,11 +262,16 @@ class LayerMemory:
         if self.backend.rounds_gradients:
             return self._softmax() + 2 * self.scores * self.itemsize
         if not self.backend.fuses:
-            return self._softmax() * (self.recompute != "none") + 2 * self.scores * FLOAT32
-        if self.recompute == "none":  # probabilities as read, probabilities as operands, and both gradients
+            return self._softmax() * self._scores_again + 2 * self.scores * FLOAT32
+        if not self._scores_again:  # probabilities as read, probabilities as operands, and both gradients
             return self.scores * (self.itemsize + 3 * self.operand)
         weighted = FLOAT32 if self.head_size > self.backend.narrow_head else 0
         return self.scores * (FLOAT32 + self.itemsize + weighted)
+
+    @property
+    def _scores_again(self) -> bool:
+        """Whether the backward pass computes attention's scores again."""
+        return self._again or "attention" in self.recompute
 
     def copied(self) -> int:
         """Bytes of the weights, in a row of the stack, that the backend copies (`Backend.whole_lanes_copy`)."""

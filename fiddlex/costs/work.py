@@ -10,13 +10,15 @@ for the label heads; with the recomputed products, they are `hardware_flops`.
 """
 
 import dataclasses
+import itertools
 import math
 from typing import NamedTuple
 
 from fiddlex.cluster.chips import Chip
 from fiddlex.cluster.pieces import num_pieces
 from fiddlex.config import Config
-from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, num_sequences
+from fiddlex.config.recompute import FULL
+from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, WORD, num_sequences
 from fiddlex.models import spec
 from fiddlex.models.registry import describe
 
@@ -158,17 +160,23 @@ def layer_work(config: Config, *, flash: bool = False, in_blocks: bool = False) 
         softmax, softmax_backward = sizes.softmax(), 2 * sizes.softmax()
     copies = sizes.copied()
     forward = Work((*around, *inner), streams + softmax + copies)
-    again = {
-        "none": Work(),
-        "selective": Work() if flash else Work((scores,), softmax),
-        "full": forward,
-    }[config.pipeline.recompute]
     return LayerWork(
         forward,
-        again,
+        _again(config.pipeline.recomputed, sizes, forward, Work() if flash else Work((scores,), softmax)),
         Work((*inputs, *inner_backward), 2 * streams + softmax_backward + copies),
         Work(weights, sizes.accumulated()),
     )
+
+
+def _again(recomputed: frozenset[str], sizes: "_Sizes", forward: Work, probabilities: Work) -> Work:
+    """The work that a backward pass repeats; `probabilities` is the work of those of attention outside a kernel."""
+    if FULL in recomputed:
+        return forward
+    again = Work(traffic=sizes.made_again(recomputed))
+    if "attention" in recomputed:
+        return again + probabilities
+    drawn = 2 * WORD * sizes.scores * bool(probabilities.products) * sizes.dropout * ("masks" in recomputed)
+    return again + Work(traffic=drawn)
 
 
 class ExchangedWork(NamedTuple):
@@ -318,8 +326,25 @@ class _Sizes:
 
     def softmax(self) -> float:
         """Bytes of a softmax: reads float32 scores, writes probabilities; dropout reads and writes these once more."""
-        scores = self.num_sequences * (self.network.attention.heads // self.tensor) * self.seq_len**2
-        return scores * (FLOAT32 + self.itemsize + 2 * self.itemsize * self.dropout)
+        return self.scores * (FLOAT32 + self.itemsize + 2 * self.itemsize * self.dropout)
+
+    @property
+    def scores(self) -> int:
+        """Number of attention's scores."""
+        return self.num_sequences * (self.network.attention.heads // self.tensor) * self.seq_len**2
+
+    def made_again(self, recomputed: frozenset[str]) -> float:
+        """Bytes that a backward pass reads and writes to make inputs of products, and masks of the stream, again.
+
+        The random words of a mask are written and read once.
+        """
+        total = 0.0
+        for before, operation in itertools.pairwise(self.network.operations):
+            if isinstance(operation, spec.Product) and operation.made_by in recomputed:
+                total += self._stream(before) * self.itemsize
+            if isinstance(operation, spec.Residual) and self.dropout and "masks" in recomputed:
+                total += 2 * WORD * self.tokens * self.network.hidden / self.split
+        return total
 
     def streams(self) -> float:
         """Bytes that norms, sums, activations, and biases or rotations of queries and keys read and write once."""

@@ -10,12 +10,15 @@ without a kernel.
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fiddlex.models.context import Context
+from fiddlex.models.dropout import Dropout
 from fiddlex.models.operators import attention_probabilities
+from fiddlex.models.products import Arrays, Input, given, products
 
 
 def attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Context) -> jax.Array:
@@ -23,7 +26,7 @@ def attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Con
 
     With a key-value cache, `LayerCache.attend`: the positions also attend to earlier ones.
 
-    With `recompute="selective"` the backward pass recomputes scores and probabilities instead of saving them
+    With `attention` in `Context.recompute` the backward pass recomputes scores and probabilities instead of saving them
     (Korthikanti et al., MLSys 2023, section 5); a fused kernel always recomputes them.
 
     Args:
@@ -40,7 +43,7 @@ def attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Con
     if context.kernel is not None:
         return context.kernel(q_BSND, k_BSKD, v_BSKD, context.segments_BS)
     attention: Callable[..., jax.Array] = functools.partial(_attend, context=context)
-    if context.recompute == "selective":
+    if "attention" in context.recompute:
         attention = jax.checkpoint(attention, prevent_cse=False)  # inside the loop over layers CSE has nothing to merge
     return attention(q_BSND, k_BSKD, v_BSKD)
 
@@ -57,14 +60,39 @@ def _attend(q_BSND: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, context: Co
         q_BSND = q_BSND.reshape(batch, group * length, kv_heads, size)
         mask = jnp.concatenate([jnp.broadcast_to(mask, (*mask.shape[:-2], length, length))] * group, axis=-2)
     probabilities_BNQK = attention_probabilities(q_BSND, k_BSKD, mask)
-    if context.dropout is not None:
-        by_head = probabilities_BNQK.reshape(batch, heads, length, length)
-        probabilities_BNQK = context.dropout.attention(by_head).reshape(probabilities_BNQK.shape)
-    y_BSND = jnp.einsum("bnqk,bknd->bqnd", probabilities_BNQK, v_BSKD)
+    (y_BSND,) = products(_after_dropout(probabilities_BNQK, heads, context), (v_BSKD,), _Weighted())
     if group > 1:
         y_BSND = y_BSND.reshape(batch, group, length, kv_heads, size).transpose(0, 2, 3, 1, 4)
         y_BSND = y_BSND.reshape(batch, length, heads, size)
     return y_BSND
+
+
+def _after_dropout(probabilities_BNQK: jax.Array, heads: int, context: Context) -> Input:
+    """The probabilities of attention after dropout, if anything is dropped."""
+    if context.dropout is None:
+        return given(probabilities_BNQK)
+    dropout = context.dropout
+    rate, length = dropout.rate, probabilities_BNQK.shape[3]
+
+    def drop(probabilities_BNQK: jax.Array, keys_B: jax.Array, layer: jax.Array) -> jax.Array:
+        by_head = probabilities_BNQK.reshape(-1, heads, length, length)
+        return Dropout(rate, keys_B, layer).attention(by_head).reshape(probabilities_BNQK.shape)
+
+    made = Input(drop, (probabilities_BNQK, dropout.keys_B, jnp.asarray(dropout.layer)))
+    return made if dropout.redraws else made.saved()
+
+
+class _Weighted(NamedTuple):
+    """A `Rule` of values weighted by probabilities [B, N, Q, K]; the values [B, K, N, D] stand for a kernel."""
+
+    def forward(self, x: jax.Array, kernels: Arrays) -> Arrays:
+        """See `Rule`."""
+        return (jnp.einsum("bnqk,bknd->bqnd", x, kernels[0]),)
+
+    def backward(self, x: jax.Array, kernels: Arrays, gs: Arrays) -> tuple[jax.Array, Arrays]:
+        """See `Rule`."""
+        dx = jnp.einsum("bqnd,bknd->bnqk", gs[0], kernels[0])
+        return dx, (jnp.einsum("bnqk,bqnd->bknd", x, gs[0]),)
 
 
 def same_segment(segments_BS: jax.Array | None) -> jax.Array | None:

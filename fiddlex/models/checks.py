@@ -1,12 +1,26 @@
 """Checks the description of a network: rejects errors that the code that reads the description would not notice."""
 
+import itertools
 import math
 from typing import Any
 
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
-from fiddlex.models.spec import Attention, Network, Operation, Parameter, Parameters, Product, Residual
+from fiddlex.models.spec import (
+    Activation,
+    Attention,
+    Network,
+    Norm,
+    Operation,
+    Parameter,
+    Parameters,
+    Product,
+    Residual,
+)
 from fiddlex.parallel.axes import MESH_AXES
+
+Strings = tuple[str, ...]
+MAKERS = {"norms": Norm, "gelu": Activation}  # what makes the input of a product, by `Product.made_by`
 
 
 def check(network: Any, config: Config) -> None:
@@ -66,7 +80,11 @@ def _check_branches(network: Network) -> None:
             if not isinstance(each, Operation):
                 raise ConfigError(f"{where} has {each!r}, which is no operation of fiddlex.models.spec")
             if isinstance(each, Product):
-                _check_product(each, where, splits=("outputs", "inputs", ""), positions=("",))
+                _check_product(each, where, splits=("outputs", "inputs", ""), positions=("",), makers=("", *MAKERS))
+        for before, after in itertools.pairwise((None, *branch)):
+            if isinstance(after, Product) and after.made_by and not isinstance(before, MAKERS[after.made_by]):
+                maker = MAKERS[after.made_by].__name__
+                raise ConfigError(f"{where} has {after} after {before}; made_by={after.made_by!r} needs {maker} there")
         if not branch or not isinstance(branch[-1], Residual):
             raise ConfigError(f"{where} must end in Residual(), where it is added to the residual stream")
     number = sum(isinstance(each, Attention) for each in network.operations)
@@ -74,9 +92,12 @@ def _check_branches(network: Network) -> None:
         raise ConfigError(f"a layer has {number} times Attention; it must have it once")
 
 
-def _check_product(product: Product, where: str, *, splits: tuple[str, ...], positions: tuple[str, ...]) -> None:
-    for name, value, known in (("split", product.split, splits), ("positions", product.positions, positions)):
-        if value not in known:
+def _check_product(
+    product: Product, where: str, *, splits: Strings, positions: Strings, makers: Strings = ("",)
+) -> None:
+    fields = {"split": splits, "positions": positions, "made_by": makers}
+    for name, known in fields.items():
+        if getattr(product, name) not in known:
             raise ConfigError(f"{where} has {product}, whose {name} must be one of {', '.join(map(repr, known))}")
 
 

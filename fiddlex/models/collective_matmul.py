@@ -12,11 +12,11 @@ saves only the rank's own part of its input, and gathers the parts once more for
 et al., MLSys 2023, section 4.2.2).
 
 Shape suffixes: B example, S whole sequence, T this rank's part of it, I inputs, O outputs; as in
-`fiddlex.models.operators.product`, inputs and outputs may be several dimensions.
+`fiddlex.models.operators.multiplied`, inputs and outputs may be several dimensions.
 """
 
 import functools
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,9 @@ from fiddlex.cluster.pieces import runs_in_blocks
 from fiddlex.config import Config
 from fiddlex.models.blocks import Blocks
 from fiddlex.models.exchange import Exchange, Take
-from fiddlex.models.operators import Pair, input_gradient, kernel_gradient, multiplied, product
+from fiddlex.models.operators import input_gradient, kernel_gradient, multiplied
+from fiddlex.models.products import Arrays, input_gradients
 from fiddlex.models.rings import Rings
-
-Arrays = tuple[jax.Array, ...]
 
 
 def make_exchange(config: Config, mesh: Mesh) -> Exchange | None:
@@ -41,70 +40,57 @@ def make_exchange(config: Config, mesh: Mesh) -> Exchange | None:
     return Blocks() if runs_in_blocks(platform) else Rings(permutes=platform == "tpu")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def gathered_products(x_BTI: jax.Array, kernels: Arrays, exchange: Exchange) -> Arrays:
-    """The `product` of the whole sequence with each kernel, [B, S, O].
+class Gathered(NamedTuple):
+    """A `Rule` of products of the whole sequence whose input is this rank's part of it, [B, T, I].
 
-    Args:
-      x_BTI: this rank's part of the sequence.
-      kernels: this rank's columns of each kernel, [I, O].
+    Attributes:
       exchange: how the ranks exchange their parts.
     """
-    return tuple(exchange.gather(x_BTI, [functools.partial(product, kernel=kernel) for kernel in kernels]))
+
+    exchange: Exchange
+
+    def forward(self, x: jax.Array, kernels: Arrays) -> Arrays:
+        """See `Rule`; the kernels are this rank's columns, the products [B, S, O]."""
+        return tuple(self.exchange.gather(x, [functools.partial(_product, kernel=kernel) for kernel in kernels]))
+
+    def backward(self, x: jax.Array, kernels: Arrays, gs: Arrays) -> tuple[jax.Array, Arrays]:
+        """See `Rule`."""
+
+        def share(take: Take, dtype: jnp.dtype) -> jax.Array:
+            return input_gradients(x.shape[2:], kernels, [take(g) for g in gs], dtype)
+
+        x_BSI, dx = self.exchange.gather_and_scatter(x, share)
+        return dx, tuple(kernel_gradient(x_BSI, kernel, g) for kernel, g in zip(kernels, gs, strict=True))
 
 
-def _gathered_forward(x_BTI: jax.Array, kernels: Arrays, exchange: Exchange) -> tuple[Arrays, tuple[jax.Array, Arrays]]:
-    return gathered_products(x_BTI, kernels, exchange), (x_BTI, kernels)
+class Scattered(NamedTuple):
+    """A `Rule` of one product, of which each rank keeps its part, [B, T, O], of the sum over the ranks.
 
-
-def _gathered_backward(exchange: Exchange, saved: tuple[jax.Array, Arrays], gs: Arrays) -> tuple[jax.Array, Arrays]:
-    x_BTI, kernels = saved
-
-    def share(take: Take, dtype: jnp.dtype) -> jax.Array:
-        return _input_gradients(x_BTI.shape[2:], kernels, [take(g) for g in gs], dtype)
-
-    x_BSI, dx_BTI = exchange.gather_and_scatter(x_BTI, share)
-    return dx_BTI, tuple(kernel_gradient(x_BSI, kernel, g) for kernel, g in zip(kernels, gs, strict=True))
-
-
-def _input_gradients(inputs: Sequence[int], kernels: Arrays, gs: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
-    """The gradient of the input that products share, with sums in `dtype`."""
-    of_each = (input_gradient(inputs, kernel, g, dtype) for kernel, g in zip(kernels, gs, strict=True))
-    return functools.reduce(jnp.add, of_each)
-
-
-gathered_products.defvjp(_gathered_forward, _gathered_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def scattered_product(x_BSI: jax.Array, kernel: jax.Array, exchange: Exchange) -> jax.Array:
-    """This rank's part, [B, T, O], of the sum over the tensor ranks of their `product`.
-
-    Args:
-      x_BSI: this rank's inputs, of the whole sequence.
-      kernel: this rank's rows of the kernel, [I, O].
+    Attributes:
       exchange: how the ranks exchange and sum their results.
     """
-    batch, length = x_BSI.shape[0], x_BSI.shape[1] // lax.axis_size("tensor")
 
-    def share(take: Take, dtype: jnp.dtype) -> jax.Array:
-        return multiplied(take(x_BSI), kernel, dtype)
+    exchange: Exchange
 
-    return exchange.scatter(share, batch, length, x_BSI.dtype)
+    def forward(self, x: jax.Array, kernels: Arrays) -> Arrays:
+        """See `Rule`; `x` is [B, S, I], and the kernel has this rank's rows."""
+        (kernel,), batch, length = kernels, x.shape[0], x.shape[1] // lax.axis_size("tensor")
+
+        def share(take: Take, dtype: jnp.dtype) -> jax.Array:
+            return multiplied(take(x), kernel, dtype)
+
+        return (self.exchange.scatter(share, batch, length, x.dtype),)
+
+    def backward(self, x: jax.Array, kernels: Arrays, gs: Arrays) -> tuple[jax.Array, Arrays]:
+        """See `Rule`."""
+        (kernel,), (g_BTO,) = kernels, gs
+
+        def gradient(piece: jax.Array) -> jax.Array:
+            return input_gradient(x.shape[2:], kernel, piece, g_BTO.dtype)
+
+        dx, g_BSO = self.exchange.gather(g_BTO, [gradient, lambda piece: piece])
+        return dx, (kernel_gradient(x, kernel, g_BSO),)
 
 
-def _scattered_forward(x_BSI: jax.Array, kernel: jax.Array, exchange: Exchange) -> tuple[jax.Array, Pair]:
-    return scattered_product(x_BSI, kernel, exchange), (x_BSI, kernel)
-
-
-def _scattered_backward(exchange: Exchange, saved: Pair, g_BTO: jax.Array) -> Pair:
-    x_BSI, kernel = saved
-
-    def gradient(piece: jax.Array) -> jax.Array:
-        return input_gradient(x_BSI.shape[2:], kernel, piece, g_BTO.dtype)
-
-    dx_BSI, g_BSO = exchange.gather(g_BTO, [gradient, lambda piece: piece])
-    return dx_BSI, kernel_gradient(x_BSI, kernel, g_BSO)
-
-
-scattered_product.defvjp(_scattered_forward, _scattered_backward)
+def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return multiplied(x, kernel, x.dtype)

@@ -22,7 +22,7 @@ class Context:
     Attributes:
       sequence_parallel: whether activations between products are sharded along the sequence.
       kernel: the fused kernel of attention (`fiddlex.models.flash`), or None when there is none.
-      recompute: what the backward pass recomputes: none | selective | full, see `PipelineConfig`.
+      recompute: the parts of a layer that the backward pass makes again (`fiddlex.config.recompute`).
       dropout: the microbatch's random stream, or None when nothing is dropped.
       causal: whether a position attends only to itself and to earlier positions.
       segments_BS: int32 [rows, whole sequence]; a position attends only to its own segment. None: each row is one
@@ -34,7 +34,7 @@ class Context:
 
     sequence_parallel: bool
     kernel: AttentionKernel | None = None
-    recompute: str = "none"
+    recompute: frozenset[str] = frozenset()
     dropout: Dropout | None = None
     causal: bool = True
     segments_BS: jax.Array | None = None

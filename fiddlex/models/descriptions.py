@@ -72,9 +72,13 @@ def llama(config: Config) -> Network:
     attention = Attention(heads, size, causal=True, kv_heads=kv_heads, kv_replicas=replicas)
     kv_product = Product(hidden, kv_heads * size, "outputs", shares_input=True, replicas=replicas)
     norms = (Norm(heads, size), Norm(kv_heads, size, replicas)) if model.qk_norm else ()
-    into = (Product(hidden, attention.width, "outputs"), kv_product, kv_product, *norms)
-    up_product = Product(hidden, units, "outputs")
-    into_mlp = (up_product, dataclasses.replace(up_product, shares_input=True), Activation(units, num_inputs=2))
+    into = (Product(hidden, attention.width, "outputs", made_by="norms"), kv_product, kv_product, *norms)
+    up_product = Product(hidden, units, "outputs", made_by="norms")
+    into_mlp = (
+        up_product,
+        dataclasses.replace(up_product, shares_input=True, made_by=""),
+        Activation(units, num_inputs=2),
+    )
     tokens = table(model.vocab_size, hidden, "vocab", std=model.init_std)
     return Network(
         task=task_of(config),
@@ -85,7 +89,7 @@ def llama(config: Config) -> Network:
         hidden=hidden,
         branches=(
             (Norm(), *into, attention, Product(attention.width, hidden, "inputs"), Residual()),
-            (Norm(), *into_mlp, Product(units, hidden, "inputs"), Residual()),
+            (Norm(), *into_mlp, Product(units, hidden, "inputs", made_by="gelu"), Residual()),
         ),
         scoring=(Product(hidden, model.vocab_size, "vocab", "scored"),),
     )
@@ -169,13 +173,9 @@ def _layer(model: ModelConfig) -> Parameters:
 def _branches(model: ModelConfig, *, causal: bool) -> tuple[Branch, ...]:
     hidden, units = model.hidden_size, model.mlp_size
     attention = Attention(model.num_heads, model.head_size, causal)
-    return (
-        (
-            Norm(),
-            Product(hidden, 3 * attention.width, "outputs"),
-            attention,
-            Product(attention.width, hidden, "inputs"),
-            Residual(),
-        ),
-        (Norm(), Product(hidden, units, "outputs"), Activation(units), Product(units, hidden, "inputs"), Residual()),
-    )
+    made_by = "" if model.post_norm else "norms"  # in post-LN the norm before attention is in the layer before
+    into = Product(hidden, 3 * attention.width, "outputs", made_by=made_by)
+    out = Product(attention.width, hidden, "inputs")
+    up = Product(hidden, units, "outputs", made_by="norms")
+    down = Product(units, hidden, "inputs", made_by="gelu")
+    return (Norm(), into, attention, out, Residual()), (Norm(), up, Activation(units), down, Residual())

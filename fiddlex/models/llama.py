@@ -3,6 +3,8 @@
 Shape suffixes as in `fiddlex.models.layers`, and K this rank's heads of keys and values.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,8 +14,9 @@ from fiddlex.models.attention import attend
 from fiddlex.models.context import Context
 from fiddlex.models.decoder import Decoder
 from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE
-from fiddlex.models.layers import column_parallel, dropped, row_parallel
+from fiddlex.models.layers import activated, column_parallel, dropped, normed, row_parallel
 from fiddlex.models.operators import gated_silu, rms_norm
+from fiddlex.models.products import Input, given
 from fiddlex.models.rotary import angular_frequencies, rotate
 from fiddlex.models.weights import Weights
 
@@ -28,9 +31,9 @@ class Llama(Decoder):
 
     def layer(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
         """See `Model`."""
-        y_BTH = self._attention(weights["attention"], self._norm(weights["attention_norm"], x_BTH), context)
+        y_BTH = self._attention(weights["attention"], self._normed(weights["attention_norm"], x_BTH, context), context)
         x_BTH += dropped(y_BTH, ATTENTION_OUTPUT_SITE, context)
-        y_BTH = self._mlp(weights["mlp"], self._norm(weights["mlp_norm"], x_BTH), context)
+        y_BTH = self._mlp(weights["mlp"], self._normed(weights["mlp_norm"], x_BTH, context), context)
         return x_BTH + dropped(y_BTH, MLP_OUTPUT_SITE, context)
 
     def last_norm(self, weights: Weights, x_BTH: jax.Array) -> jax.Array:
@@ -45,7 +48,11 @@ class Llama(Decoder):
     def _norm(self, weights: Weights, x: jax.Array) -> jax.Array:
         return rms_norm(x, weights["scale"], self.config.layer_norm_epsilon)
 
-    def _attention(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
+    def _normed(self, weights: Weights, x_BTH: jax.Array, context: Context) -> Input:
+        norm = functools.partial(rms_norm, epsilon=self.config.layer_norm_epsilon)
+        return normed(norm, x_BTH, [weights["scale"]], context)
+
+    def _attention(self, weights: Weights, x_BTH: Input, context: Context) -> jax.Array:
         """Self-attention with query heads sharded over `tensor`; returns the branch's output, [B, T, H]."""
         kernels = (weights["q"]["kernel"], *(self._own_head(weights[name]["kernel"]) for name in ("k", "v")))
         q_BSND, k_BSKD, v_BSKD = column_parallel(kernels, x_BTH, context)
@@ -55,7 +62,7 @@ class Llama(Decoder):
         if positions_BS is None:
             positions_BS = jnp.arange(q_BSND.shape[1], dtype=jnp.int32)[None]
         q_BSND, k_BSKD = (rotate(x, positions_BS, self._frequencies) for x in (q_BSND, k_BSKD))
-        return row_parallel(weights["out"], attend(q_BSND, k_BSKD, v_BSKD, context), context)
+        return row_parallel(weights["out"], given(attend(q_BSND, k_BSKD, v_BSKD, context)), context)
 
     def _own_head(self, kernel_HKD: jax.Array) -> jax.Array:
         """The kernel of this rank's keys or values: all that it has, or of the one head that its queries use."""
@@ -63,8 +70,8 @@ class Llama(Decoder):
             return kernel_HKD
         return lax.dynamic_slice_in_dim(kernel_HKD, lax.axis_index("tensor") // self._replicas, 1, axis=1)
 
-    def _mlp(self, weights: Weights, x_BTH: jax.Array, context: Context) -> jax.Array:
+    def _mlp(self, weights: Weights, x_BTH: Input, context: Context) -> jax.Array:
         """The gated MLP, hidden units sharded over `tensor`; returns the branch's output, [B, T, H]."""
         kernels = [weights[name]["kernel"] for name in ("gate", "up")]
         gate_BSF, up_BSF = column_parallel(kernels, x_BTH, context)
-        return row_parallel(weights["down"], gated_silu(gate_BSF, up_BSF), context)
+        return row_parallel(weights["down"], activated(gated_silu, [gate_BSF, up_BSF], context), context)

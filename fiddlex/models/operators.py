@@ -19,8 +19,7 @@ from jax import lax
 Pair = tuple[jax.Array, jax.Array]
 
 
-@jax.custom_vjp
-def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def multiplied(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Contracts the last dimensions of `x` with the first dimensions of `kernel`, as one product of two matrices.
 
     The shapes determine how many dimensions are contracted: `x` is [example, position, inputs…] and `kernel` is
@@ -29,22 +28,8 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     and position at half the speed.
 
     Returns:
-      [example, position, outputs…] in the dtype of the inputs.
+      [example, position, outputs…], with sums in `dtype`.
     """
-    return multiplied(x, kernel, x.dtype)
-
-
-def _product_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Pair]:
-    return product(x, kernel), (x, kernel)
-
-
-def _product_backward(saved: Pair, g: jax.Array) -> Pair:
-    x, kernel = saved
-    return input_gradient(x.shape[2:], kernel, g, x.dtype), kernel_gradient(x, kernel, g)
-
-
-def multiplied(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """The value of `product`, with its sums in `dtype`."""
     inputs = math.prod(x.shape[2:])
     x_TI, kernel_IO = x.reshape(-1, inputs), kernel.reshape(inputs, -1)
     num_inputs = 2 if x.ndim == 3 and x.shape[2] != kernel.shape[0] else x.ndim - 2
@@ -53,7 +38,7 @@ def multiplied(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def input_gradient(inputs: Sequence[int], kernel: jax.Array, g: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """The gradient of `product`'s input, [example, position, inputs…] with sums in `dtype`, from that of its value.
+    """The gradient of the input of `multiplied`, [example, position, inputs…], from that of its value.
 
     Args:
       inputs: the sizes of the input's dimensions after the first two.
@@ -67,12 +52,9 @@ def input_gradient(inputs: Sequence[int], kernel: jax.Array, g: jax.Array, dtype
 
 
 def kernel_gradient(x: jax.Array, kernel: jax.Array, g: jax.Array) -> jax.Array:
-    """The gradient of `product`'s kernel from that of its value, [inputs…, outputs…]."""
+    """The gradient of the kernel of `multiplied` from that of its value, [inputs…, outputs…]."""
     x_TI = x.reshape(-1, math.prod(x.shape[2:]))
     return (x_TI.T @ g.reshape(len(x_TI), -1)).reshape(kernel.shape)
-
-
-product.defvjp(_product_forward, _product_backward)
 
 
 @jax.custom_vjp

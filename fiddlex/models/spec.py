@@ -142,6 +142,9 @@ class Product:
         position of each sequence; "", in a layer: every position.
       shares_input: whether the product takes the same input as the product before it, which has saved it.
       replicas: with the split "outputs", the number of tensor ranks that compute the same outputs.
+      made_by: in a layer, the part of `pipeline.recompute` under which the product saves no input, since the backward
+        pass makes it again (`fiddlex.models.products.Input`): "norms" after a norm, "gelu" after an activation
+        function; "": the product always saves its input.
     """
 
     inputs: int
@@ -150,6 +153,7 @@ class Product:
     positions: str = ""
     shares_input: bool = False
     replicas: int = 1
+    made_by: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,9 +202,15 @@ class Activation:
     num_inputs: int = 1
 
 
+MASK_ROW = 128  # bytes of a row of a saved mask (`fiddlex.models.dropout`)
+
+
 @dataclasses.dataclass(frozen=True)
 class Residual:
-    """The end of a branch: adds the branch's output, after dropout, to the residual stream; dropout saves its mask."""
+    """The end of a branch: adds the branch's output, after dropout, to the residual stream.
+
+    Dropout saves its mask, a bit for each element in whole rows of `MASK_ROW` bytes.
+    """
 
 
 Operation = Norm | Product | Attention | Activation | Residual

@@ -191,12 +191,13 @@ def in_row_major(tree: Tree, tile: Tile) -> Tree:
     Args:
       tree: the arrays.
       tile: multiples to which the device pads the last two dimensions of an array in memory; an array that would be
-        padded may have any order in memory. None: every array may.
+        padded may have any order in memory, and so may random keys. None: every array may.
     """
 
     def ordered(x: jax.Array) -> jax.Array:
         padded = tile is None or any(size % multiple for size, multiple in zip(x.shape[::-1], tile[::-1], strict=False))
-        return x if padded else with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+        free = padded or jnp.issubdtype(x.dtype, jax.dtypes.extended)
+        return x if free else with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
     return jax.tree.map(ordered, tree)
 

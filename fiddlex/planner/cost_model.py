@@ -21,6 +21,7 @@ from typing import NamedTuple
 from fiddlex.cluster.pieces import num_blocks, num_ways, runs_in_blocks
 from fiddlex.cluster.topology import Link, Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
+from fiddlex.config.recompute import FULL, recomputed
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, num_sequences
 from fiddlex.costs.weight_memory import num_moments
@@ -222,12 +223,13 @@ class CostModel:
         part = whole / mesh.tensor if mesh.sequence_parallel else whole
         over_pipe = self._system.vocabulary_over_pipe and mesh.pipe > 1
         tensor, pipe = all_reduce_s(whole, links.tensor), all_reduce_s(part, links.pipe) if over_pipe else 0.0
-        once, repeats = self._exchange(mesh, examples), recompute == "full"
+        once, repeats = self._exchange(mesh, examples), recompute == FULL
+        gathers = self._gathered_again(mesh, recompute) * all_gather_s(whole, links.tensor)
         return MicrobatchTimes(
             forward + once.forward,
             backward_input + once.backward_input + once.forward * repeats,
-            backward_weight,
-            exchange=sum(once) + once.forward * repeats,
+            backward_weight + gathers,
+            exchange=sum(once) + once.forward * repeats + gathers,
             embed=embed + pipe + tensor,
             head=head + 2 * pipe + tensor,
             embed_backward=embed_backward + pipe,
@@ -277,7 +279,8 @@ class CostModel:
         whole = examples * self._row_bytes
         part = whole / mesh.tensor if mesh.sequence_parallel else whole
         layers = max(sum(placement.layers_per_stage[stage] for stage in stages) for stages in placement.chunks)
-        in_layers = m * layers * self._reductions * (6 if recompute == "full" else 4)
+        in_layers = m * layers * self._reductions * (6 if recompute == FULL else 4)
+        in_layers += m * layers * self._gathered_again(mesh, recompute)
         shares = [  # an all-reduce counts twice
             ("data", 1 if zero1 else 2, all_gather_shares(num_parameters * self._system.gradient_bytes, links.data)),
             ("data", 1 if zero1 else 0, all_gather_shares(num_parameters * self._itemsize, links.data)),
@@ -352,6 +355,16 @@ class CostModel:
         """A config of one replica whose microbatches have `examples` examples."""
         data = dataclasses.replace(self._config.data, global_batch_size=examples)
         return dataclasses.replace(self._config, mesh=mesh, data=data, pipeline=PipelineConfig(recompute=recompute))
+
+    def _gathered_again(self, mesh: MeshConfig, recompute: str) -> int:
+        """How many inputs a layer's backward pass gathers over tensor ranks once more, since it made them again.
+
+        Products in pieces gather their inputs again in any case (`LayerExchange`).
+        """
+        if not mesh.sequence_parallel or mesh.collective_matmul or mesh.tensor == 1:
+            return 0
+        products = (each for each in describe(self._config).operations if isinstance(each, Product))
+        return sum(each.split == "outputs" and each.made_by in recomputed(recompute) for each in products)
 
     @functools.cached_property
     def _reductions(self) -> int:

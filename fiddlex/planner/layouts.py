@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from fiddlex.cluster.pieces import num_blocks, runs_in_blocks
 from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
-from fiddlex.config.sections import OUTERMOST_AXES, RECOMPUTE_MODES
+from fiddlex.config.recompute import FULL, PARTS, written
+from fiddlex.config.sections import OUTERMOST_AXES
 from fiddlex.costs.backend import backend_of
 from fiddlex.planner.closed_forms import Shape
 from fiddlex.planner.cost_model import EFFICIENCY
@@ -122,7 +123,7 @@ def layouts(problem: Problem) -> Iterator[Layout]:
     """All layouts of the space, from the divisors of the devices, the heads and the batch."""
     model, batch = problem.config.model, problem.config.data.global_batch_size
     flash = backend_of(problem.topology.compiler).flash_kernel(model).name
-    modes = [mode for mode in RECOMPUTE_MODES if not (flash and mode == "selective")]
+    modes = recompute_choices(problem.config, flash=bool(flash))
     for devices in _numbers_of_devices(problem):
         for tensor in _divisors(math.gcd(math.gcd(model.num_heads, model.mlp_size), devices)):
             for pipe in _divisors(devices // tensor):
@@ -156,6 +157,19 @@ def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[t
             yield name, chunks, semantics
             if pipe == 1:
                 return
+
+
+def recompute_choices(config: Config, *, flash: bool) -> tuple[str, ...]:
+    """The values that `pipeline.recompute` may have: lists of the parts that the model has, and `full`.
+
+    Args:
+      config: the config of the model.
+      flash: whether attention runs in a fused kernel, which recomputes its inside anyway.
+    """
+    useful = {"attention": not flash, "masks": config.model.dropout > 0}
+    parts = [part for part in PARTS if useful.get(part, True)]
+    lists = itertools.chain.from_iterable(itertools.combinations(parts, size) for size in range(len(parts) + 1))
+    return *map(written, lists), FULL
 
 
 def outermost_axes(problem: Problem, data: int, pipe: int, tensor: int) -> tuple[str, ...]:

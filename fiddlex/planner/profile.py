@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, PipelineConfig, rules
+from fiddlex.config.recompute import check_recompute, recomputed, written
 from fiddlex.config.records import from_mapping
-from fiddlex.config.sections import OPTIMIZERS, RECOMPUTE_MODES
+from fiddlex.config.sections import OPTIMIZERS
 from fiddlex.config.small_files import read_object
 from fiddlex.config.whole_files import write_whole
 from fiddlex.costs.weight_memory import num_moments
@@ -62,7 +63,7 @@ class Entry:
         """Raises ConfigError, whose message begins with `where`, when a value is out of its range."""
         try:
             self.model.validate()
-            rules.choice("recompute", self.recompute, RECOMPUTE_MODES)
+            check_recompute("recompute", self.recompute)
             for name in ("tensor", "microbatch_size"):
                 rules.at_least(name, getattr(self, name), 1)
             self.mesh.validate()
@@ -77,7 +78,7 @@ class Entry:
     def shape(self) -> tuple[Any, ...]:
         """All fields except for the times, with the number of layers set to 1 so that it makes no difference."""
         model = dataclasses.replace(self.model, num_layers=1)
-        return model, self.mesh, self.microbatch_size, self.recompute
+        return model, self.mesh, self.microbatch_size, written(recomputed(self.recompute))
 
     @property
     def mesh(self) -> MeshConfig:

@@ -173,6 +173,16 @@ def test_overrides_are_laid_over_the_programs_own_config(folder):
         (["--config.mesh.sequence_parallel", "False"], "'False' is not a flag. Write --name=value"),
         (["--workdri=a"], "Unknown command line flag 'workdri'. Did you mean: workdir ?"),
         (["--config.model.num_heads=3"], "model.hidden_size=128 is not a multiple of model.num_heads=3"),
+        (
+            ["--config.pipeline.recompute=gelus"],
+            "pipeline.recompute='gelus' is not one of attention, gelu, ",
+        ),
+        (
+            ["--config.pipeline.recompute=gelu,norm"],
+            "pipeline.recompute=gelu,norm: part='norm' is not one of attention",
+        ),
+        (["--config.pipeline.recompute=gelu,full"], "pipeline.recompute=gelu,full: full stands by itself. Leave"),
+        (["--config.pipeline.recompute=gelu,gelu"], "pipeline.recompute=gelu,gelu names gelu twice. Name it once."),
         (["--flagfile=flagfile"], "config.mesh has no field 'dta'. Did you mean 'data'?"),
         (["--flagfile=nothere"], "Unable to open flagfile"),
         (["--flagfile=nul"], "'--config.data.source=text:\\x00' contains a NUL character, which no command line can "),
@@ -225,7 +235,8 @@ def test_error_of_the_program_itself_has_status_1(folder):
         (
             "memory",
             [],
-            "raise pipeline.num_microbatches (at most 16), or set pipeline.recompute=full, or train a smaller model.",
+            "raise pipeline.num_microbatches (at most 16), or set pipeline.recompute=gelu,norms, or set "
+            "pipeline.recompute=full, or train a smaller model.",
         ),
         (
             "internal",  # while the train state is made
@@ -235,7 +246,8 @@ def test_error_of_the_program_itself_has_status_1(folder):
         (
             "memory",
             ["--config.pipeline.num_microbatches=16", "--noconfig.optimizer.zero1"],
-            "set pipeline.recompute=full, or set optimizer.zero1=True, or train a smaller model.",
+            "set pipeline.recompute=gelu,norms, or set pipeline.recompute=full, or set optimizer.zero1=True, or train "
+            "a smaller model.",
         ),
     ],
 )

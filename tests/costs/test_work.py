@@ -50,6 +50,29 @@ def test_traffic_of_a_layer_is_its_closed_form():
     assert layer_work(config).forward.traffic == 4 * elements + scores * (4 + 4)
 
 
+GELU, NORMS, MASKS = 2 * 64 * 128, 2 * 2 * 64 * 64, 2 * 2 * 64 * 64  # elements; two norms, and words of two sites
+SCORES = 4 * 2 * 16**2
+
+
+@pytest.mark.parametrize(
+    ("recompute", "elementwise", "in_attention"),
+    [
+        ("none", 0, 0),
+        ("gelu", GELU, 0),
+        ("norms", NORMS, 0),
+        ("masks", MASKS, 2 * SCORES),
+        ("gelu,norms,masks", GELU + NORMS + MASKS, 2 * SCORES),
+        ("attention", 0, 4 * SCORES),  # scores, probabilities, and those after dropout read and written
+        ("attention,masks", MASKS, 4 * SCORES),
+    ],
+)
+def test_traffic_of_what_is_made_again_is_its_closed_form(recompute, elementwise, in_attention):
+    config = a_config(recompute, tensor=2)
+    config.model.dropout = 0.1
+    assert layer_work(config).again.traffic == 4 * (elementwise + in_attention)
+    assert layer_work(config, flash=True).again.traffic == 4 * elementwise
+
+
 def test_berts_products_are_the_models_operations():
     config = a_config()
     config.model.family = "bert"

@@ -47,6 +47,14 @@ def with_scoring(*products: Product) -> Callable[[Network], Any]:
             with_branches(lambda branch: (Product(1, 1, "output"), *branch)),
             "branches[0] has Product(inputs=1, outputs=1",
         ),
+        (
+            with_branches(lambda branch: (Product(1, 1, made_by="norm"), *branch)),
+            "whose made_by must be one of '', 'norms', 'gelu'",
+        ),
+        (
+            with_branches(lambda branch: (Product(1, 1, made_by="gelu"), *branch)),
+            "after None; made_by='gelu' needs Activation there",
+        ),
         (with_branches(lambda branch: (Attention(1, 1, True), *branch)), "a layer has 3 times Attention"),
         (with_scoring(Product(128, 256, "vocab", "scord")), "whose positions must be one of 'scored', 'first'"),
     ],

@@ -12,8 +12,9 @@ from fiddlex.cluster import pieces
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import MeshConfig
 from fiddlex.models.blocks import Blocks
-from fiddlex.models.collective_matmul import gathered_products, scattered_product
+from fiddlex.models.collective_matmul import Gathered, Scattered
 from fiddlex.models.exchange import Exchange
+from fiddlex.models.products import given, products
 from fiddlex.models.rings import Rings
 
 B, H, N, D = 2, 8, 4, 6  # examples, hidden size, heads, head size
@@ -23,11 +24,11 @@ Arrays = list[np.ndarray]
 def both(exchange: Exchange) -> Callable[..., tuple[jax.Array, ...]]:
     """A column-parallel and a row-parallel product after it; the second reads one of the first's two outputs."""
 
-    def products(x: jax.Array, qk: jax.Array, up: jax.Array, out: jax.Array) -> tuple[jax.Array, ...]:
-        qk_BS2ND, up_BSF = gathered_products(x, (qk, up), exchange)
-        return scattered_product(qk_BS2ND[:, :, 1], out, exchange), up_BSF
+    def both_products(x: jax.Array, qk: jax.Array, up: jax.Array, out: jax.Array) -> tuple[jax.Array, ...]:
+        qk_BS2ND, up_BSF = products(given(x), (qk, up), Gathered(exchange))
+        return *products(given(qk_BS2ND[:, :, 1]), (out,), Scattered(exchange)), up_BSF
 
-    return products
+    return both_products
 
 
 def expected(x: np.ndarray, weights: Arrays, gradients: Arrays) -> Arrays:

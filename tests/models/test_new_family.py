@@ -25,6 +25,7 @@ from fiddlex.models.attention import attend
 from fiddlex.models.decoder import Decoder
 from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE
 from fiddlex.models.layers import dropped, linear, row_parallel
+from fiddlex.models.products import given
 from fiddlex.models.spec import Activation, Attention, Network, Norm, Product, Residual
 from fiddlex.models.task_sizes import task_of
 from fiddlex.parallel.collectives import enter_tensor_parallel
@@ -90,10 +91,10 @@ class GatedDecoder(Decoder):
         enter = functools.partial(enter_tensor_parallel, sequence_parallel=context.sequence_parallel)
         x_BSH = enter(rms_norm(x_BTH, weights["attention_norm"]["scale"]))
         q_BSND, k_BSND, v_BSND = jnp.moveaxis(linear(weights["attention"]["qkv"], x_BSH), 2, 0)
-        y_BTH = row_parallel(weights["attention"]["out"], attend(q_BSND, k_BSND, v_BSND, context), context)
+        y_BTH = row_parallel(weights["attention"]["out"], given(attend(q_BSND, k_BSND, v_BSND, context)), context)
         x_BTH += dropped(y_BTH, ATTENTION_OUTPUT_SITE, context)
         x_BSH = enter(rms_norm(x_BTH, weights["mlp_norm"]["scale"]))
-        y_BTH = row_parallel(weights["mlp"]["down"], gated(linear(weights["mlp"]["up"], x_BSH)), context)
+        y_BTH = row_parallel(weights["mlp"]["down"], given(gated(linear(weights["mlp"]["up"], x_BSH))), context)
         return x_BTH + dropped(y_BTH, MLP_OUTPUT_SITE, context)
 
     def last_norm(self, weights, x_BTH):

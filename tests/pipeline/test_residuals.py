@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fiddlex.models.operators import add_bias, gelu, layer_norm, product
+from fiddlex.models.operators import add_bias, gelu, layer_norm
+from fiddlex.models.products import product
 from fiddlex.pipeline.residuals import SplitVjp
 
 TOKENS, HIDDEN, UNITS = (2, 3), 4, 8

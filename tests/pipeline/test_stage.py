@@ -22,3 +22,8 @@ from fiddlex.pipeline.stage import Tile, in_row_major
 def test_what_would_not_be_padded_is_pinned(shape: tuple[int, ...], tile: Tile, pinned: bool) -> None:
     text = jax.jit(lambda x: in_row_major([x], tile)[0]).lower(jnp.ones(shape, jnp.bfloat16)).as_text()
     assert ("LayoutConstraint" in text) == pinned
+
+
+def test_random_keys_have_no_order() -> None:
+    text = jax.jit(lambda keys: in_row_major(keys, (1, 1))).lower(jax.random.split(jax.random.key(0), 8)).as_text()
+    assert "LayoutConstraint" not in text

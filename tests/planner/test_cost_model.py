@@ -45,6 +45,20 @@ def test_a_layer_has_two_reductions_over_tensor_each_way_and_two_more_when_it_is
     assert parallel.exchange == pytest.approx(times.exchange)  # as many bytes (Korthikanti et al., section 3.2)
 
 
+def test_norms_that_are_made_again_are_gathered_again():
+    """Two inputs of a layer of GPT, for the gradients of kernels, and one of a layer of BERT in post-LN."""
+    once, whole = 3 / 4 * RESIDUAL / 1e9, MeshConfig(tensor=4)
+    parallel = dataclasses.replace(whole, sequence_parallel=True)
+    assert microbatch(whole, recompute="norms").exchange == microbatch(whole).exchange
+    plain, again = (microbatch(parallel, recompute=recompute) for recompute in ("none", "gelu,norms"))
+    assert again.exchange - plain.exchange == pytest.approx(2 * once)
+    assert again.backward_weight == pytest.approx(2 * once)
+    bert = ModelConfig(family="bert", num_layers=8, hidden_size=64, num_heads=8, seq_len=16, post_norm=True)
+    assert microbatch(parallel, recompute="norms", model=bert).backward_weight == pytest.approx(once)
+    in_pieces = dataclasses.replace(parallel, collective_matmul=True)
+    assert microbatch(in_pieces, recompute="norms").exchange == microbatch(in_pieces).exchange
+
+
 def test_hops_take_the_link_that_they_cross():
     times = microbatch(MeshConfig(pipe=8))
     within, across = RESIDUAL / 1e9, RESIDUAL / 1e8
@@ -179,20 +193,21 @@ def test_pieces_read_their_kernels_again(in_rings: None):
         MeshConfig(2, 4, 1),
         MeshConfig(4, 2, 2),
         MeshConfig(4, 2, 2, outermost="pipe"),
+        MeshConfig(4, 2, 2, sequence_parallel=True),
         MeshConfig(4, 2, 2, sequence_parallel=True, collective_matmul=True),
         MeshConfig(4, 1, 4, sequence_parallel=True, collective_matmul=True),
     ],
 )
-@pytest.mark.parametrize("in_blocks", [True, False])
-def test_traffic_takes_the_seconds_of_the_step(mesh, zero1, in_blocks, monkeypatch):
+@pytest.mark.parametrize(("in_blocks", "recompute"), [(True, "full"), (False, "full"), (False, "norms")])
+def test_traffic_takes_the_seconds_of_the_step(mesh, zero1, in_blocks, recompute, monkeypatch):
     monkeypatch.setattr(pieces, "LEAST_ROWS", 1)
     monkeypatch.setattr(cost_model, "runs_in_blocks", lambda platform: in_blocks)
     links = tuple(dataclasses.replace(link, latency_s=RESIDUAL / 1e9 / 8) for link in TOPOLOGY.links)
     topology = dataclasses.replace(TOPOLOGY, links=links)
     costs, m = model(zero1=zero1, topology=topology), 16 // mesh.data // 2
     placement = place_layers(tuple(range(mesh.pipe)), 8)
-    times = costs.microbatch(mesh, num_microbatches=m, recompute="full")
-    found = costs.traffic(mesh, placement=placement, num_microbatches=m, recompute="full", num_parameters=1000)
+    times = costs.microbatch(mesh, num_microbatches=m, recompute=recompute)
+    found = costs.traffic(mesh, placement=placement, num_microbatches=m, recompute=recompute, num_parameters=1000)
     seconds = {axis: sum(each.seconds for each in found if each.axis == axis) for axis in ("data", "pipe", "tensor")}
     step = costs.step(mesh, num_parameters=1000)
     assert seconds["data"] == pytest.approx(step.reduce + step.gather)

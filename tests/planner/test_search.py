@@ -98,9 +98,13 @@ def test_every_layout_is_a_config_that_validates(semantics, num_devices, batch, 
 def test_the_whole_space_is_there():
     space = list(layouts(a_problem()))
     assert {layout.schedule for layout in space} == {"1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v"}
-    assert {layout.recompute for layout in space} == {"none", "full"}  # the flash kernel recomputes by itself
-    without_flash = layouts(a_problem(topology=load_topology("v100_16")))
-    assert {layout.recompute for layout in without_flash} == {"none", "selective", "full"}
+    elementwise = {"none", "gelu", "norms", "gelu,norms", "full"}  # the flash kernel recomputes attention by itself
+    assert {layout.recompute for layout in space} == elementwise
+    without_flash = a_problem(topology=load_topology("v100_16"))
+    more = {"attention", "attention,gelu", "attention,norms", "attention,gelu,norms"}
+    assert {layout.recompute for layout in layouts(without_flash)} == elementwise | more
+    without_flash.config.model.dropout = 0.1
+    assert len({layout.recompute for layout in layouts(without_flash)}) == 2**4 + 1  # with `masks` or without
     assert {layout.semantics for layout in space} == {"sync", "2bw"}
     assert {(layout.data, layout.pipe, layout.tensor) for layout in space} == {
         (data, pipe, tensor)

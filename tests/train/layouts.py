@@ -229,6 +229,30 @@ mesh  model                schedule         v m layers  sp recompute optimizer z
 1x4x2 multiple_choice,post 1f1b             1 8 1,2,1,1 -  full      adamw     zero1 dropout 2bw           -
 """)
 
+# What a backward pass may make again, by itself and together.
+RECOMPUTED = _cases("""
+mesh  model         schedule         v m layers sp recompute                  optimizer zero1 dropout semantics
+2x1x2 gpt           1f1b             1 2 -      sp gelu,norms,masks           adamw     zero1 dropout sync
+1x2x2 mlm_nsp,post  zb_h1            1 4 3,1    sp gelu,norms,masks           lamb      zero1 dropout 2bw
+1x2x2 llama         zb_h1            1 4 -      sp gelu,norms                 adamw     zero1 -       sync
+2x2x1 llama,tied    interleaved_1f1b 2 4 -      -  attention,gelu,norms,masks sgd       zero1 dropout 2bw
+""")
+
+FURTHER_RECOMPUTED = _cases("""
+mesh  model         schedule         v m layers sp recompute                  optimizer zero1 dropout semantics
+1x1x1 gpt           1f1b             1 1 -      -  gelu                       adamw     -     -       sync
+1x2x2 gpt           zb_h1            1 4 3,1    sp attention,gelu,norms,masks adamw     zero1 dropout sync
+2x2x2 gpt           1f1b             1 4 -      -  norms                      sgd       zero1 -       2bw
+1x2x2 gpt           zb_v             2 4 -      -  masks                      adamw     zero1 dropout stash
+1x1x2 mlm,post      1f1b             1 1 -      sp norms                      adamw     -     -       sync
+2x2x1 mlm,pre       zb_h1            1 4 -      -  attention,gelu             lamb      zero1 dropout sync
+1x4x2 mlm,pre       1f1b             1 4 -      sp gelu,norms                 adamw     zero1 -       2bw
+1x1x1 multiple_choice,post 1f1b      1 2 -      -  gelu,norms,masks           adamw     -     dropout sync
+1x1x4 llama         1f1b             1 2 -      sp gelu,norms                 adamw     -     -       sync
+1x2x4 llama,tied    zb_v             2 4 -      sp attention,norms            muon      zero1 -       sync
+2x2x1 llama         zb_h1            1 4 3,1    -  gelu,masks                 adamw     zero1 dropout 2bw
+""")
+
 FURTHER = _cases("""
 mesh   model                 schedule          v  m  layers   sp  recompute  optimizer  zero1  dropout  semantics
 1x1x1  gpt                   1f1b              1  1  -        -   none       sgd        zero1  dropout  sync

@@ -20,14 +20,18 @@ from tests.train.layouts import (
     FURTHER,
     FURTHER_LLAMA,
     FURTHER_PREDICTED,
+    FURTHER_RECOMPUTED,
     LLAMA,
     MUON,
     PAIRWISE,
+    RECOMPUTED,
     Case,
     case,
     check_layout,
 )
 
+# Those of the full tier alone.
+EVEN_FURTHER = [*PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA, *FURTHER_RECOMPUTED]
 # Pairs of levels that no case has. Two stages on each of three ranks take six layers, and the cases have four or five;
 # `odd` is a table for three ranks, two chunks and four microbatches, whose four stages have a layer each. Without
 # dropout the choices of an example score nearly alike, and gradients of the last norm's bias cancel but for rounding.
@@ -121,13 +125,13 @@ def check(layout: Case, config: Config) -> None:
         check_layout(layout, config)
 
 
-@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA]))
+@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA, *RECOMPUTED]))
 def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
     check(layout, tiny_config)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", grouped([*PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA]))
+@pytest.mark.parametrize("layout", grouped(EVEN_FURTHER))
 def test_further_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
     check(layout, tiny_config)
 
@@ -145,7 +149,7 @@ def test_a_pipe_that_is_outermost_trains_alike(tiny_config: Config) -> None:
 def test_what_lasts_in_row_major_order_trains_alike(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on GPUs."""
     monkeypatch.setitem(gradients.TILES, "cpu", gradients.TILES["gpu"])
-    check_layout(case("2x2x2 gpt zb_h1 1 4 - sp none sgd zero1 dropout 2bw"), tiny_config)
+    check_layout(case("2x2x2 gpt zb_h1 1 4 - sp gelu,norms,masks sgd zero1 dropout 2bw"), tiny_config)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +162,7 @@ def test_what_lasts_in_row_major_order_trains_alike(tiny_config: Config, monkeyp
         (case("2x2x2 llama 1f1b 1 4 - sp full sgd zero1 - sync"), True),
         *(
             pytest.param(layout, in_blocks, marks=pytest.mark.long)
-            for layout in [*COVERING, *LLAMA, *PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA]
+            for layout in [*COVERING, *LLAMA, *RECOMPUTED, *EVEN_FURTHER]
             for in_blocks in (False, True)
             if layout.sp != "-"
         ),

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from fiddlex.config import Config
+from fiddlex.config.recompute import FULL
 from fiddlex.models.cache import LayerCache
 from fiddlex.models.collective_matmul import make_exchange
 from fiddlex.models.context import Context
@@ -116,10 +117,12 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
 
     A microbatch with `keys` runs with dropout. One with `slots` and `starts` is new tokens of texts, see `LayerCache`.
     """
-    kernel, exchange, recompute = make_kernel(config, mesh), make_exchange(config, mesh), config.pipeline.recompute
+    kernel, exchange, recompute = make_kernel(config, mesh), make_exchange(config, mesh), config.pipeline.recomputed
 
     def context(microbatch: Batch, earlier: Sequence[jax.Array] = ()) -> Context:
-        dropout = Dropout(config.model.dropout, microbatch["keys"].reshape(-1)) if "keys" in microbatch else None
+        dropout = None
+        if "keys" in microbatch:
+            dropout = Dropout(config.model.dropout, microbatch["keys"].reshape(-1), redraws="masks" in recompute)
         segments_BS = as_rows(microbatch["segments"]) if "segments" in microbatch else None
         new = "slots" in microbatch
         cache = LayerCache(microbatch["slots"], microbatch["starts"], tuple(earlier)) if new else None
@@ -139,7 +142,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         layer=lambda layer, x, again: model.apply_layer(layer, x, again[0], context(again[1])),
         head=lambda outer, x, microbatch: head(outer, x, microbatch, context(microbatch)),
         cached_layer=cached_layer,
-        recompute=recompute == "full",
+        recompute=FULL in recompute,
         tile=TILES.get(mesh.devices.flat[0].platform),
     )
 

@@ -1,0 +1,52 @@
+"""What the backward pass of a layer makes again instead of reading it from the stash: `pipeline.recompute`.
+
+It is a list of `PARTS`, as in `gelu,norms`, or one of `MODES`. All of them train the same weights:
+
+- `attention`: scores, probabilities and their dropout (Korthikanti et al., MLSys 2023, section 5). A fused kernel of
+  attention always recomputes them.
+- `gelu`: the result of the MLP's activation function, whichever that is, from its inputs.
+- `norms`: the result of a norm that products read, from the norm's input; under sequence parallelism the tensor ranks
+  gather it once more.
+- `masks`: what dropout keeps and, where attention drops probabilities, the probabilities after dropout.
+
+`selective` is `attention`. `full` makes the whole layer again from its input.
+"""
+
+from collections.abc import Iterable
+
+from fiddlex.config import rules
+from fiddlex.errors import ConfigError
+
+PARTS = ("attention", "gelu", "norms", "masks")
+FULL = "full"
+MODES = ("none", "selective", FULL)
+
+
+def recomputed(recompute: str) -> frozenset[str]:
+    """The parts that a valid value names; `full` is a part by itself."""
+    if recompute == "none":
+        return frozenset()
+    return frozenset("attention" if part == "selective" else part for part in recompute.split(","))
+
+
+def written(parts: Iterable[str]) -> str:
+    """The value that names these parts, in the order of `PARTS`."""
+    parts = set(parts)
+    return ",".join(part for part in (*PARTS, FULL) if part in parts) or "none"
+
+
+def check_recompute(name: str, recompute: str) -> None:
+    """Raises ConfigError when the value of field `name` is not a list of `PARTS`, nor one of `MODES`."""
+    if recompute in MODES:
+        return
+    parts = recompute.split(",")
+    if len(parts) == 1:
+        rules.choice(name, recompute, (*PARTS, *MODES))
+    for place, part in enumerate(parts):
+        if part in MODES:
+            raise ConfigError(
+                f"{name}={recompute}: {part} stands by itself. Leave the rest out, or list some of {', '.join(PARTS)}."
+            )
+        rules.choice(f"{name}={recompute}: part", part, PARTS)
+        if part in parts[:place]:
+            raise ConfigError(f"{name}={recompute} names {part} twice. Name it once.")

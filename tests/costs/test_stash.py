@@ -1,0 +1,80 @@
+"""What the formulas say that a layer saves for its backward pass, against what the executor stashes of it."""
+
+import itertools
+import math
+from typing import Any
+
+import jax
+import pytest
+
+from experiments.benchmarks.programs import make_program
+from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
+from fiddlex.config.recompute import PARTS, written
+from fiddlex.costs.backend import CPU
+from fiddlex.costs.layer_memory import LayerMemory
+from fiddlex.pipeline.engine import Carry, Engine
+
+LISTS = [written(some) for size in range(len(PARTS) + 1) for some in itertools.combinations(PARTS, size)]
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "bert": {"model.family": "bert", "model.post_norm": True},
+    "bert, pre-LN": {"model.family": "bert"},
+    "llama": {"model.family": "llama", "model.num_kv_heads": 4},
+    "qwen": {"model.family": "llama", "model.num_kv_heads": 2, "model.qk_norm": True},
+}
+MESHES: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "tensor": {"mesh.tensor": 2},
+    "sequence": {"mesh.tensor": 2, "mesh.sequence_parallel": True},
+    "pieces": {"mesh.tensor": 2, "mesh.sequence_parallel": True, "mesh.collective_matmul": True},
+}
+
+
+def a_config(model: str, mesh: str, recompute: str, *, dropout: bool) -> Config:
+    config = Config()
+    config.model.num_layers, config.model.hidden_size, config.model.num_heads = 2, 64, 4
+    config.model.seq_len, config.model.vocab_size, config.model.dtype = 64, 64, "bfloat16"
+    config.model.dropout = 0.1 * dropout
+    config.data.global_batch_size = 4
+    changes = {"pipeline.recompute": recompute} | MODELS[model] | MESHES[mesh]
+    return replaced(config, changes).validate()
+
+
+def stashed_bytes(config: Config, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Bytes of a row of a slot of the stash, in the step of this machine's devices."""
+    carries: list[Carry] = []
+    start = Engine.start
+
+    def kept(engine: Engine) -> Carry:
+        carries.append(start(engine))
+        return carries[-1]
+
+    monkeypatch.setattr(Engine, "start", kept)
+    make_program(config).lower()
+    return sum(math.prod(leaf.shape[2:]) * jax.dtypes.itemsize_bits(leaf.dtype) / 8 for leaf in carries[0].stash)
+
+
+CASES = [  # model, mesh, dropout
+    ("gpt", "one rank", False),
+    ("gpt", "sequence", True),
+    ("bert", "sequence", True),
+    ("bert, pre-LN", "tensor", False),
+    ("llama", "pieces", True),
+    ("qwen", "sequence", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "dropout", "recompute"),
+    [
+        pytest.param(*case, parts, marks=[] if case == CASES[1] or parts in (LISTS[0], LISTS[-1]) else pytest.mark.long)
+        for case in CASES
+        for parts in LISTS
+    ],
+)
+def test_the_stash_of_a_layer_is_what_the_formulas_say(
+    model: str, mesh: str, dropout: bool, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = a_config(model, mesh, recompute, dropout=dropout)
+    assert stashed_bytes(config, monkeypatch) == pytest.approx(LayerMemory.of(config, CPU).stash(), rel=0.01)
