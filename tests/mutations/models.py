@@ -20,6 +20,11 @@ ROPE_FORMS = f"{OPTIONS}::test_rotary_positions_are_those_that_transformers_take
 LLAMA_OPERATORS = "tests/models/test_llama.py::test_operators_have_the_gradients_of_their_formulas"
 DROPOUT = "fiddlex/models/dropout.py"
 SHARDED, COLLECTIVES = "fiddlex/models/sharded_vocabulary.py", "fiddlex/parallel/collectives.py"
+PRODUCTS = "fiddlex/models/products.py"
+MADE_AGAIN = (
+    "tests/train/test_layouts.py::"
+    "test_layout_trains_as_the_reference_does[2x1x2-gpt-1f1b-v1-m2-sp-gelunormsmasks-adamw-zero1-dropout-sync]"
+)
 RINGS, MATMUL = "fiddlex/models/rings.py", "fiddlex/models/collective_matmul.py"
 BLOCKS = "fiddlex/models/blocks.py"
 IN_PIECES = "tests/models/test_collective_matmul.py::test_products_in_pieces_are_those_of_the_whole_sequence"
@@ -420,10 +425,41 @@ MUTATIONS = (
     ),
     Mutation(
         "gathered-again-without-the-gradient-of-the-second-kernel",
-        MATMUL,
+        PRODUCTS,
         old="return functools.reduce(jnp.add, of_each)",
         new="return next(of_each)",
         tests=(IN_PIECES,),
+    ),
+    Mutation(
+        "an-input-made-again-without-its-own-gradient",
+        PRODUCTS,
+        old="    return pull(dx), dkernels",
+        new="    return (dx, *pull(dx)[1:]), dkernels",
+        tests=(MADE_AGAIN,),
+    ),
+    Mutation(
+        "norms-saved-whatever-is-recomputed",
+        "fiddlex/models/layers.py",
+        old='return made if "norms" in context.recompute else made.saved()',
+        new="return made.saved()",
+        tests=(
+            "tests/costs/test_stash.py::"
+            "test_the_stash_of_a_layer_is_what_the_formulas_say[gpt-sequence-True-gelu,norms]",
+        ),
+    ),
+    Mutation(
+        "bits-of-a-mask-read-in-another-order",
+        DROPOUT,
+        old="return ((bits >> _PLACES) & 1)",
+        new="return ((bits >> _PLACES[::-1]) & 1)",
+        tests=("tests/models/test_dropout.py::test_masks_read_from_bits_are_those_drawn_again",),
+    ),
+    Mutation(
+        "masks-of-attention-drawn-again-for-layer-0",
+        "fiddlex/models/attention.py",
+        old="return Dropout(rate, keys_B, layer).attention(by_head)",
+        new="return Dropout(rate, keys_B).attention(by_head)",
+        tests=(MADE_AGAIN,),
     ),
     Mutation(
         "a-kernels-own-lines-taken-for-the-end-of-a-computation",

@@ -4,6 +4,7 @@ from tests.mutations.mutation import Mutation
 
 MEMORY = "fiddlex/costs/memory.py"
 ARGUMENTS = "tests/costs/test_device_memory.py::test_arguments_of_the_step_are_counted_exactly"
+STASH = "tests/costs/test_stash.py::test_the_stash_of_a_layer_is_what_the_formulas_say[gpt-sequence-True-{}]"
 FLOPS = "tests/costs/test_sizes.py::test_flops_are_those_of_the_matrix_products"
 
 MUTATIONS = (
@@ -294,9 +295,37 @@ MUTATIONS = (
     Mutation(
         "a-product-that-is-not-described",
         "fiddlex/models/descriptions.py",
-        old='Activation(units), Product(units, hidden, "inputs"), Residual()',
-        new="Activation(units), Residual()",
+        old="(Norm(), up, Activation(units), down, Residual())",
+        new="(Norm(), up, Activation(units), Residual())",
         tests=(FLOPS,),
+    ),
+    Mutation(
+        "a-product-said-to-keep-an-input-that-is-made-again",
+        "fiddlex/costs/layer_memory.py",
+        old="kept = not operation.shares_input and operation.made_by not in self.recompute",
+        new="kept = not operation.shares_input",
+        tests=(STASH.format("gelu,norms"),),
+    ),
+    Mutation(
+        "masks-said-to-take-bytes",
+        "fiddlex/costs/layer_memory.py",
+        old="rows = -(-elements // (8 * MASK_ROW))",
+        new="rows = -(-elements // MASK_ROW)",
+        tests=(STASH.format("none"),),
+    ),
+    Mutation(
+        "norms-made-again-without-a-gather",
+        "fiddlex/planner/cost_model.py",
+        old='return sum(each.split == "outputs" and each.made_by in recomputed(recompute) for each in products)',
+        new="return 0",
+        tests=("tests/planner/test_cost_model.py::test_norms_that_are_made_again_are_gathered_again",),
+    ),
+    Mutation(
+        "what-is-made-again-takes-no-time",
+        "fiddlex/costs/work.py",
+        old="total += self._stream(before) * self.itemsize",
+        new="total += 0",
+        tests=("tests/costs/test_work.py::test_traffic_of_what_is_made_again_is_its_closed_form",),
     ),
     Mutation(
         "an-activation-said-to-keep-nothing",
