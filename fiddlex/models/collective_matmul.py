@@ -28,7 +28,7 @@ from fiddlex.config import Config
 from fiddlex.models.blocks import Blocks
 from fiddlex.models.exchange import Exchange, Take
 from fiddlex.models.operators import input_gradient, kernel_gradient, multiplied
-from fiddlex.models.products import Arrays, input_gradients
+from fiddlex.models.products import Arrays, flat, input_gradients
 from fiddlex.models.rings import Rings
 
 
@@ -55,6 +55,7 @@ class Gathered(NamedTuple):
 
     def backward(self, x: jax.Array, kernels: Arrays, gs: Arrays) -> tuple[jax.Array, Arrays]:
         """See `Rule`."""
+        gs = flat(gs)
 
         def share(take: Take, dtype: jnp.dtype) -> jax.Array:
             return input_gradients(x.shape[2:], kernels, [take(g) for g in gs], dtype)

@@ -97,8 +97,18 @@ class Whole(NamedTuple):
 
     def backward(self, x: jax.Array, kernels: Arrays, gs: Arrays) -> tuple[jax.Array, Arrays]:
         """See `Rule`."""
+        gs = flat(gs)
         dx = input_gradients(x.shape[2:], kernels, gs, x.dtype)
         return dx, tuple(kernel_gradient(x, kernel, g) for kernel, g in zip(kernels, gs, strict=True))
+
+
+def flat(gs: Arrays) -> Arrays:
+    """Gradients of products with all outputs in one dimension, [B, S, O].
+
+    Where W computes the gradients of kernels, it gets the gradients of products through a stash. XLA:TPU would pad
+    heads of 64 elements in it, and copy it.
+    """
+    return tuple(g.reshape(*g.shape[:2], -1) for g in gs)
 
 
 def input_gradients(inputs: Sequence[int], kernels: Arrays, gs: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
