@@ -207,7 +207,7 @@ class CostModel:
         Args:
           mesh: a mesh that is valid for the config (`Config.validate`).
           num_microbatches: number of microbatches in a replica's batch.
-          recompute: the recompute mode, as in `PipelineConfig`.
+          recompute: what the backward pass makes again, as in `PipelineConfig`.
 
         Raises:
           ConfigError: when no link of the topology joins all devices of the mesh.
@@ -268,7 +268,7 @@ class CostModel:
           mesh: a mesh that is valid for the config (`Config.validate`).
           placement: the placement of the layers on stages.
           num_microbatches: number of microbatches in a replica's batch.
-          recompute: the recompute mode, as in `PipelineConfig`.
+          recompute: what the backward pass makes again, as in `PipelineConfig`.
           num_parameters: number of weights on the device that holds most.
 
         Returns:

@@ -42,7 +42,7 @@ class Entry:
       tensor: number of devices that shared each layer; the times are those of all of these devices working at once.
       sequence_parallel: whether sequence parallelism was on, as in `MeshConfig`.
       microbatch_size: number of examples in a microbatch.
-      recompute: the recompute mode, as in `PipelineConfig`.
+      recompute: what the backward pass makes again, as in `PipelineConfig`.
       forward_s: seconds of a layer's forward pass for a microbatch.
       backward_s: seconds of a layer's backward pass for a microbatch, with what it recomputes.
       edges_s: seconds of embedding, head and the embedding's gradient for a microbatch.
@@ -222,7 +222,7 @@ class ProfiledCostModel:
         Args:
           mesh: a mesh that is valid for the config (`Config.validate`).
           num_microbatches: number of microbatches in a replica's batch.
-          recompute: the recompute mode, as in `PipelineConfig`.
+          recompute: what the backward pass makes again, as in `PipelineConfig`.
 
         Raises:
           ConfigError: when the profile has entries only with products in pieces and the mesh is without, or the other
@@ -308,7 +308,7 @@ def nearest_entry(entries: Sequence[Entry], config: Config) -> Entry:
         kinds = (
             (entry.tensor == 1, mesh.tensor == 1),
             (entry.sequence_parallel, mesh.sequence_parallel),
-            (entry.recompute, config.pipeline.recompute),
+            (recomputed(entry.recompute), config.pipeline.recomputed),
             (old.task, new.task),
         )
         pairs = (

@@ -141,12 +141,14 @@ def test_the_nearest_entry_runs_in_the_same_way():
     wide = dataclasses.replace(ENTRY, tensor=2)
     recomputed = dataclasses.replace(ENTRY, recompute="full")
     large = dataclasses.replace(ENTRY, microbatch_size=8)
-    entries = [ENTRY, wide, recomputed, large]
+    listed = dataclasses.replace(ENTRY, recompute="norms,gelu", microbatch_size=4)
+    entries = [ENTRY, wide, recomputed, large, listed]
     one = PipelineConfig()
     assert nearest_entry(entries, make_config(pipeline=one)) == ENTRY
     assert nearest_entry(entries, make_config(MeshConfig(tensor=4), one)) == wide
     assert nearest_entry(entries, make_config(pipeline=PipelineConfig(recompute="full"), examples=8)) == recomputed
     assert nearest_entry(entries, make_config(pipeline=one, examples=6)) == large
+    assert nearest_entry(entries, make_config(pipeline=PipelineConfig(recompute="gelu,norms"))) == listed
 
 
 def test_an_entry_without_pieces_predicts_no_pieces():
@@ -171,6 +173,8 @@ def test_an_entry_takes_the_place_of_its_shape():
     faster = dataclasses.replace(ENTRY, forward_s=0.005, model=dataclasses.replace(MODEL, num_layers=2))
     other = dataclasses.replace(ENTRY, tensor=2)
     assert PROFILE.with_entry(other).with_entry(faster).entries == (other, faster)
+    selective, attention = (dataclasses.replace(ENTRY, recompute=recompute) for recompute in ("selective", "attention"))
+    assert PROFILE.with_entry(selective).with_entry(attention).entries == (ENTRY, attention)
 
 
 def test_another_dtype_is_refused():
