@@ -3,10 +3,11 @@
 The space: data × pipe × tensor × outermost axis × schedule × chunks × microbatch × semantics × recompute × sequence
 parallelism × collective matmul. The traits of a schedule say with how many chunks and under which semantics the planner
 searches it (`fiddlex.schedules.traits`). The space leaves out layouts that cannot be better: further schedules for a
-pipeline of one rank, recomputing attention where a flash kernel does so anyway, and another outermost axis where one
-link joins all devices. It also leaves out 2BW on more than `MOST_WAITING` ranks with so few microbatches that the ranks
-wait for updates, because unrolling these pipelines would take longer than everything else. `matmul_choices` says where
-the planner offers collective matmul. Invariant: every layout gives a valid config.
+pipeline of one rank, recomputing attention where a flash kernel does so anyway, recomputing a part that the model does
+not have, and another outermost axis where one link joins all devices. It also leaves out 2BW on more than
+`MOST_WAITING` ranks with so few microbatches that the ranks wait for updates, because unrolling these pipelines would
+take longer than everything else. `matmul_choices` says where the planner offers collective matmul. Invariant: every
+layout gives a valid config.
 """
 
 import dataclasses
@@ -22,6 +23,8 @@ from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.recompute import FULL, PARTS, written
 from fiddlex.config.sections import OUTERMOST_AXES
 from fiddlex.costs.backend import backend_of
+from fiddlex.models.registry import describe
+from fiddlex.models.spec import Product
 from fiddlex.planner.closed_forms import Shape
 from fiddlex.planner.cost_model import EFFICIENCY
 from fiddlex.schedules.generators import GENERATORS
@@ -160,14 +163,15 @@ def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[t
 
 
 def recompute_choices(config: Config, *, flash: bool) -> tuple[str, ...]:
-    """The values that `pipeline.recompute` may have: lists of the parts that the model has, and `full`.
+    """The values of `pipeline.recompute` to search: lists of the parts that the model has, and `full`.
 
     Args:
       config: the config of the model.
       flash: whether attention runs in a fused kernel, which recomputes its inside anyway.
     """
+    made = {each.made_by for each in describe(config).operations if isinstance(each, Product)}
     useful = {"attention": not flash, "masks": config.model.dropout > 0}
-    parts = [part for part in PARTS if useful.get(part, True)]
+    parts = [part for part in PARTS if useful.get(part, part in made)]
     lists = itertools.chain.from_iterable(itertools.combinations(parts, size) for size in range(len(parts) + 1))
     return *map(written, lists), FULL
 

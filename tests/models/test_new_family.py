@@ -29,7 +29,7 @@ from fiddlex.models.products import given
 from fiddlex.models.spec import Activation, Attention, Network, Norm, Product, Residual
 from fiddlex.models.task_sizes import task_of
 from fiddlex.parallel.collectives import enter_tensor_parallel
-from fiddlex.planner.layouts import Problem
+from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.search import search
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer
@@ -171,8 +171,9 @@ def test_its_memory_is_predicted(config: Config) -> None:
 
 def test_it_is_planned(config: Config) -> None:
     config.model.dtype, config.data.global_batch_size = "bfloat16", 64
-    plans = search(Problem(config, load_topology("a100_80"), 8), keep=2)
-    assert plans
+    problem = Problem(config, load_topology("a100_80"), 8)
+    assert search(problem, keep=2)
+    assert {layout.recompute for layout in layouts(problem)} == {"none", "full"}  # no product says `made_by`
     tokens, hidden, units = config.data.global_batch_size * 16, 32, 96
     layers = 4 * (4 * hidden**2 + 3 * hidden * units + 2 * 16 * hidden)
     assert model_flops(config) == 6 * tokens * (layers + hidden * 257)
