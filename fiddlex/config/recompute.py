@@ -1,6 +1,6 @@
 """What the backward pass of a layer makes again instead of reading it from the stash: `pipeline.recompute`.
 
-It is a list of `PARTS`, as in `gelu,norms`, or one of `MODES`. All of them train the same weights:
+It is a list of `PARTS`, as in `gelu,norms`, or one of `MODES`. All of them train the same weights, but for rounding:
 
 - `attention`: scores, probabilities and their dropout (Korthikanti et al., MLSys 2023, section 5). A fused kernel of
   attention always recomputes them.
