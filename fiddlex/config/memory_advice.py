@@ -11,9 +11,10 @@ def memory_remedies(config: Config, *, fake: bool) -> list[str]:
       fake: whether the devices are fake devices of a CPU. They share one memory, so sharding over them saves none.
     """
     most = config.replica_batch_size
+    lean = "attention,gelu,norms,masks" if config.model.dropout else "gelu,norms"
     useful = {
         f"raise pipeline.num_microbatches (at most {most})": config.microbatch_size > 1,
-        "set pipeline.recompute=gelu,norms": config.pipeline.recompute == "none",
+        f"set pipeline.recompute={lean}": config.pipeline.recompute == "none",
         "set pipeline.recompute=full": config.pipeline.recompute != "full",
         "set optimizer.zero1=True": config.mesh.data > 1 and not config.optimizer.zero1,
         "raise mesh.tensor": not fake and config.mesh.tensor < config.model.num_heads,

@@ -26,7 +26,7 @@ def recomputed(recompute: str) -> frozenset[str]:
     """The parts that a valid value names; `full` is a part by itself."""
     if recompute == "none":
         return frozenset()
-    return frozenset("attention" if part == "selective" else part for part in recompute.split(","))
+    return frozenset("attention" if part == "selective" else part for part in _listed(recompute))
 
 
 def written(parts: Iterable[str]) -> str:
@@ -39,7 +39,7 @@ def check_recompute(name: str, recompute: str) -> None:
     """Raises ConfigError when the value of field `name` is not a list of `PARTS`, nor one of `MODES`."""
     if recompute in MODES:
         return
-    parts = recompute.split(",")
+    parts = _listed(recompute)
     if len(parts) == 1:
         rules.choice(name, recompute, (*PARTS, *MODES))
     for place, part in enumerate(parts):
@@ -47,6 +47,12 @@ def check_recompute(name: str, recompute: str) -> None:
             raise ConfigError(
                 f"{name}={recompute}: {part} stands by itself. Leave the rest out, or list some of {', '.join(PARTS)}."
             )
-        rules.choice(f"{name}={recompute}: part", part, PARTS)
+        if part not in PARTS:
+            known = f"which is not one of {', '.join(PARTS)}. {rules.close(part, PARTS)}"
+            raise ConfigError(f"{name}={recompute} lists {part!r}, {known}".rstrip())
         if part in parts[:place]:
             raise ConfigError(f"{name}={recompute} names {part} twice. Name it once.")
+
+
+def _listed(recompute: str) -> list[str]:
+    return [part.strip() for part in recompute.split(",")]

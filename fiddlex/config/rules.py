@@ -16,10 +16,11 @@ ROUNDS_TO_ONE = 1 - 2**-25  # float32 rounds this number, and those between it a
 def nearest(name: str, names: Iterable[str]) -> str:
     """'Did you mean x?' with the closest of `names`, or 'Known: …' with all of them when none is close."""
     names = list(names)
-    return _close(name, names) or f"Known: {', '.join(names)}."
+    return close(name, names) or f"Known: {', '.join(names)}."
 
 
-def _close(name: str, names: Sequence[str]) -> str:
+def close(name: str, names: Sequence[str]) -> str:
+    """A question that names the nearest of `names`; empty where none is near."""
     close = difflib.get_close_matches(name, names, n=1)
     return f"Did you mean {close[0]!r}?" if close else ""
 
@@ -27,7 +28,7 @@ def _close(name: str, names: Sequence[str]) -> str:
 def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Checks that `value` is one of `choices`."""
     if value not in choices:
-        text = f"{name}={_REPR.repr(value)} is not one of {', '.join(choices)}. {_close(value, choices)}"
+        text = f"{name}={_REPR.repr(value)} is not one of {', '.join(choices)}. {close(value, choices)}"
         raise ConfigError(text.rstrip())
 
 

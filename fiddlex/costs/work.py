@@ -174,9 +174,9 @@ def _again(recomputed: frozenset[str], sizes: "_Sizes", forward: Work, probabili
         return forward
     again = Work(traffic=sizes.made_again(recomputed))
     if "attention" in recomputed:
-        return again + probabilities
-    drawn = 2 * WORD * sizes.scores * bool(probabilities.products) * sizes.dropout * ("masks" in recomputed)
-    return again + Work(traffic=drawn)
+        again += probabilities
+    draws = sizes.dropout and bool(probabilities.products) and recomputed & {"attention", "masks"}
+    return again + Work(traffic=2 * WORD * sizes.scores if draws else 0.0)
 
 
 class ExchangedWork(NamedTuple):

@@ -179,7 +179,7 @@ def test_overrides_are_laid_over_the_programs_own_config(folder):
         ),
         (
             ["--config.pipeline.recompute=gelu,norm"],
-            "pipeline.recompute=gelu,norm: part='norm' is not one of attention",
+            "pipeline.recompute=gelu,norm lists 'norm', which is not one of attention, ",
         ),
         (["--config.pipeline.recompute=gelu,full"], "pipeline.recompute=gelu,full: full stands by itself. Leave"),
         (["--config.pipeline.recompute=gelu,gelu"], "pipeline.recompute=gelu,gelu names gelu twice. Name it once."),

@@ -62,8 +62,8 @@ SCORES = 4 * 2 * 16**2
         ("norms", NORMS, 0),
         ("masks", MASKS, 2 * SCORES),
         ("gelu,norms,masks", GELU + NORMS + MASKS, 2 * SCORES),
-        ("attention", 0, 4 * SCORES),  # scores, probabilities, and those after dropout read and written
-        ("attention,masks", MASKS, 4 * SCORES),
+        ("attention", 0, 6 * SCORES),  # also scores, probabilities, and those after dropout read and written
+        ("attention,masks", MASKS, 6 * SCORES),
     ],
 )
 def test_traffic_of_what_is_made_again_is_its_closed_form(recompute, elementwise, in_attention):
