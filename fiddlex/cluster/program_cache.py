@@ -67,6 +67,20 @@ def keep_programs(where: str) -> None:
         compilation_cache.reset_cache()  # it may have been opened elsewhere
 
 
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+    """A context in which XLA compiles every program, also those that are kept; for reports that XLA then writes."""
+    name = "jax_enable_compilation_cache"
+    before = getattr(jax.config, name)
+    jax.config.update(name, False)
+    compilation_cache.reset_cache()  # jax asks only once whether to look for programs
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+        compilation_cache.reset_cache()
+
+
 class Hits:
     """The number of programs that one thread has found in the cache.
 

@@ -1,20 +1,29 @@
 """Compiles the train step of a config ahead of time and reports its costs; trains nothing and reads no data.
 
-    fiddlex compile --config=gpt_tiny [--topology=tpu:v5e:2x2 --format=json …]
+    fiddlex compile --config=gpt_tiny [--topology=tpu:v5e:2x2 --memory --format=json …]
 
 The machine need not have the devices. Any field of the config can be overridden, as for `fiddlex train`. A step that
-does not fit its devices' memory is a result like any other. docs/ahead_of_time.md explains the figures.
+does not fit its devices' memory is a result like any other. `--memory` tells what fills the memory at its peak, beside
+what was predicted, and `--plot=FILE` draws it over the program. docs/ahead_of_time.md explains the figures.
 """
 
 import json
-from typing import Any
+import pathlib
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from fiddlex.cluster.topology import catalogue, load_topology
+from fiddlex.cluster.topology import Compiler, catalogue, load_topology
 from fiddlex.config import Config
 from fiddlex.config.command_line import define_config
 from fiddlex.config.memory_advice import memory_remedies
+from fiddlex.config.whole_files import check_replaceable
+from fiddlex.costs.backend import CPU, backend_of
+from fiddlex.errors import ConfigError
+from fiddlex.planner.predict import needed_memory
+
+if TYPE_CHECKING:
+    from fiddlex.xla.peak_memory import MemoryUse
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string(
@@ -26,6 +35,11 @@ _TOPOLOGY = flags.DEFINE_string(
     "as `fiddlex plan` takes it (a100_80, or a .toml file)",
 )
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
+
+_MEMORY = flags.DEFINE_bool("memory", False, "tells what fills the memory at its peak, beside the prediction")
+_PLOT = flags.DEFINE_string(
+    "plot", None, "with --memory: a picture of the memory over the program, FILE.svg or FILE.png"
+)
 
 MEMORY = {
     "argument": "train state (unless flushed, also versions of the weights, stash and sums) and batch",
@@ -39,6 +53,9 @@ MEMORY = {
 def main(argv: list[str]) -> None:
     """Prints the report."""
     config = _CONFIG.value.validate()
+    plot = pathlib.Path(_PLOT.value) if _PLOT.value is not None else None
+    if plot is not None:
+        _check_plot(plot)
 
     from fiddlex.cluster.mesh import (  # jax is imported only after the command line has been checked
         describe,
@@ -50,7 +67,15 @@ def main(argv: list[str]) -> None:
     if topology in catalogue() or topology.endswith(".toml"):
         topology = load_topology(topology).compile_name(config.mesh.num_devices)
     mesh = make_topology_mesh(config.mesh, topology)
-    facts = {"topology": topology, **report(config, compile_ahead(config, mesh))}
+    ahead = compile_ahead(config, mesh, reads_memory=_MEMORY.value)
+    facts = {"topology": topology, **report(config, ahead)}
+    if _MEMORY.value:
+        facts["memory_parts"] = memory_parts(config, topology, ahead.memory_use)
+    if plot is not None and ahead.memory_use is not None:
+        from fiddlex.simulate.plots import save
+        from fiddlex.xla.memory_plot import draw
+
+        save(draw(ahead.memory_use), plot, format=plot.suffix[1:])
     if _FORMAT.value == "json":
         print(json.dumps(facts))
         return
@@ -71,6 +96,19 @@ def main(argv: list[str]) -> None:
         print(memory_table(facts) + "\n" + collectives_table(facts["collectives"]))
         if facts["num_granules"] > 1:
             print(crossing_table(facts["crossing"], facts["num_granules"]))
+    if _MEMORY.value:
+        print(parts_table(facts["memory_parts"]))
+
+
+def _check_plot(plot: pathlib.Path) -> None:
+    """Raises ConfigError, or OSError, where the picture could not be written once the step is compiled."""
+    if not _MEMORY.value:
+        raise ConfigError(f"--plot={plot} without --memory: it changes nothing. Add --memory, or leave it out.")
+    if plot.suffix not in (".svg", ".png"):
+        raise ConfigError(f"--plot={plot}: the name of a picture ends in .svg or .png.")
+    import fiddlex.simulate.plots  # noqa: F401  # raises ConfigError without matplotlib
+
+    check_replaceable(plot)
 
 
 def verdict(facts: dict[str, Any], config: Config) -> str:
@@ -93,6 +131,33 @@ def memory_table(facts: dict[str, Any]) -> str:
     for name, meaning in MEMORY.items():
         size = facts[f"{name}_bytes"]
         lines.append(f"  {name:<9} {'not told' if size is None else f'{size / 1e6:,.1f} MB':>14}  {meaning}")
+    return "\n".join(lines)
+
+
+def memory_parts(config: Config, topology: str, use: "MemoryUse | None") -> dict[str, dict[str, int | None]]:
+    """Bytes of each part of a device's memory: predicted, and found in the program where most is in use.
+
+    The parts `compute_weights` and `versions`, of which a program does not tell the newest version, are one.
+    """
+    platform, _, rest = topology.partition(":")
+    backend = backend_of(Compiler(platform, rest.partition(":")[0])) if rest else CPU
+    predicted = needed_memory(config, backend)._asdict()
+    found = use.peak() if use else {}
+    for sizes in (predicted, found):
+        sizes["compute_weights"] = sizes.get("compute_weights", 0) + sizes.pop("versions", 0)
+    parts = {
+        part: {"predicted": size, "found": found.get(part, 0) if use else None} for part, size in predicted.items()
+    }
+    gaps = use.total_bytes - sum(found.values()) if use else None
+    return parts | {"gaps": {"predicted": 0, "found": gaps}}
+
+
+def parts_table(parts: dict[str, dict[str, int | None]]) -> str:
+    """The lines of the table of the parts of a device's memory."""
+    lines = ["memory of each device where most is in use:", f"  {'part':<16} {'predicted, MB':>14} {'found, MB':>12}"]
+    for part, sizes in parts.items():
+        predicted, found = ("not told" if size is None else f"{size / 1e6:,.1f}" for size in sizes.values())
+        lines.append(f"  {part:<16} {predicted:>14} {found:>12}")
     return "\n".join(lines)
 
 

@@ -137,17 +137,23 @@ class Engine:
             chunk = self._chunk(first, first, first)
             kept = self.model.stage.kept(chunk, x, self._varying(microbatch), splits=self.spec.splits)
             weights = jax.tree.map(lambda w: w[0].astype(jnp.float32), self.versions)
-            outer_sums, sums = (
-                jax.tree.map(functools.partial(stacks.zeros, size=size), part)
-                for size, part in ((sizes.outer_sums, weights.outer), (sizes.sums, weights.layers))
+            with jax.named_scope("gradients"):
+                outer_sums, sums = (
+                    jax.tree.map(functools.partial(stacks.zeros, size=size), part)
+                    for size, part in ((sizes.outer_sums, weights.outer), (sizes.sums, weights.layers))
+                )
+                grads = PipelineWeights(outer_sums, sums)
+                if sizes.finished:
+                    reduced = self.reduce(weights.layers)
+                    finished = jax.tree.map(functools.partial(stacks.zeros, size=sizes.finished), reduced)
+        with jax.named_scope("stash"):  # both, since XLA may make arrays of one shape by one instruction
+            stash, weight_stash = (
+                [self._empty(leaf, size, rows) for leaf in leaves]
+                for leaves, size in zip(kept, (sizes.slots.stash, sizes.slots.weight_stash), strict=True)
             )
-            grads = PipelineWeights(outer_sums, sums)
-            if sizes.finished:
-                reduced = self.reduce(weights.layers)
-                finished = jax.tree.map(functools.partial(stacks.zeros, size=sizes.finished), reduced)
         return Carry(
-            stash=[self._empty(leaf, sizes.slots.stash, rows) for leaf in kept[0]],
-            weight_stash=[self._empty(leaf, sizes.slots.weight_stash, rows) for leaf in kept[1]],
+            stash=stash,
+            weight_stash=weight_stash,
             forward_inbox=self._empty(x, sizes.slots.forward_inbox),
             backward_inbox=self._empty(x, sizes.slots.backward_inbox),
             outgoing=self._empty(x),

@@ -91,7 +91,9 @@ def _run(
     **settings: Any,
 ) -> Carry:
     """The state of this device after the last tick."""
-    spec, versions = make_spec(lowered, lowered.schedule.num_microbatches), jax.tree.map(lambda w: w[None], weights)
+    spec = make_spec(lowered, lowered.schedule.num_microbatches)
+    with jax.named_scope("compute_weights"):
+        versions = jax.tree.map(lambda w: w[None], weights)
     engine = Engine(spec, placement, model, versions, batch, **settings)
     table = jnp.asarray(lowered.table)
     own = lax.dynamic_index_in_dim(table, lax.axis_index("pipe"), axis=1, keepdims=False)

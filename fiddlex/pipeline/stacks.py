@@ -7,6 +7,7 @@ from jax import lax
 from fiddlex.pipeline.stage import Integer, Tree
 
 
+@jax.named_scope("inbox")
 def put(inbox: jax.Array, slots: jax.Array, values: list[jax.Array]) -> jax.Array:
     """An inbox with each of `values` put into its slot."""
     for number, value in enumerate(values):
@@ -14,6 +15,7 @@ def put(inbox: jax.Array, slots: jax.Array, values: list[jax.Array]) -> jax.Arra
     return inbox
 
 
+@jax.named_scope("gradients")
 def added(totals: Tree, values: Tree, place: Integer) -> Tree:
     """`totals` [batch, …] with `values` added at index `place`."""
 

@@ -108,7 +108,8 @@ class Stage:
             if stash is None:
                 return self._layer(weights, x, again), leaves
             x, residuals = self._vjp.forward(weights, x, again)
-            return x, _write(leaves, stash.number, index, self._in_order(residuals))
+            with jax.named_scope("stash"):
+                return x, _write(leaves, stash.number, index, self._in_order(residuals))
 
         return lax.fori_loop(0, chunk.num_layers, body, (x, stash.leaves if stash else []))
 
@@ -153,7 +154,8 @@ class Stage:
             dy, leaves, grads = carry
             index, weights, again = _from_last(chunk, step, microbatch)
             result = self._vjp.backward_input(weights, again, self._in_order(stash.read(index)), dy)
-            leaves = _write(leaves, weight_stash.number, index, self._in_order(result.left))
+            with jax.named_scope("weight_stash"):
+                leaves = _write(leaves, weight_stash.number, index, self._in_order(result.left))
             return result.dx, leaves, _add(grads, chunk.grad_row + index, result.dgiven)
 
         return lax.fori_loop(0, chunk.num_layers, body, (dy, weight_stash.leaves, grads))
@@ -243,6 +245,7 @@ def _write(leaves: Arrays, slot: Integer, index: Integer, values: Arrays) -> Arr
     ]
 
 
+@jax.named_scope("gradients")
 def _add(grads: Tree, row: Integer, values: Arrays) -> Tree:
     """`grads` with `values` added at row `row`, in the dtype of `grads`; None adds nothing."""
     leaves, structure = jax.tree.flatten(grads)

@@ -1,5 +1,6 @@
 """Compiles a config's train step ahead of time, without data or state, and reports what XLA plans for it."""
 
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -14,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.cluster.mesh import granules
+from fiddlex.cluster.program_cache import compiled_anew
 from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import Config
 from fiddlex.costs.sizes import model_flops, num_parameters
@@ -23,6 +25,8 @@ from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import WeightLayout
 from fiddlex.xla.compiled_collectives import Collective, collectives, crossings
 from fiddlex.xla.device_groups import Places
+from fiddlex.xla.peak_memory import MemoryUse
+from fiddlex.xla.peak_memory import read as read_memory
 
 _SIZE = re.compile(r"\b(\d+(?:\.\d+)?)([KMGT])\b")  # matches `33.19G`
 _UNITS = {unit: 2 ** (10 * power) for power, unit in enumerate("KMGT", 1)}
@@ -51,6 +55,7 @@ class CompiledStep:
       compiled: the step compiled for the devices of the program's mesh; None when it does not fit their memory.
       text: the scheduled program as XLA prints it; empty when `compiled` is None.
       shortage: why the step does not fit; None when it was compiled.
+      memory_use: what fills the memory, if asked for and if XLA assigned buffers.
       trace_s: seconds from Python to XLA's input.
       compile_s: seconds in XLA.
     """
@@ -59,12 +64,18 @@ class CompiledStep:
     compiled: jax.stages.Compiled | None
     text: str
     shortage: Shortage | None
+    memory_use: MemoryUse | None
     trace_s: float
     compile_s: float
 
 
-def compile_ahead(config: Config, mesh: Mesh) -> CompiledStep:
+def compile_ahead(config: Config, mesh: Mesh, *, reads_memory: bool = False) -> CompiledStep:
     """Compiles the train step of a validated config for a mesh whose devices need not exist.
+
+    Args:
+      config: the config.
+      mesh: the mesh.
+      reads_memory: whether to read what fills the memory, too.
 
     Raises:
       ConfigError, ScheduleError: when layers, stages or schedule do not fit the mesh.
@@ -74,26 +85,31 @@ def compile_ahead(config: Config, mesh: Mesh) -> CompiledStep:
     lowered = program.lower()
     traced = time.monotonic()
     compiled, shortage, text = None, None, ""
+    is_tpu = mesh.devices.flat[0].platform == "tpu"
     with tempfile.TemporaryDirectory() as folder:
         options = program.compiler_options
-        if mesh.devices.flat[0].platform == "tpu":  # jaxlib cannot read the programs of a libtpu newer than itself
+        if is_tpu or reads_memory:  # jaxlib cannot read the programs of a libtpu newer than itself
             options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         try:
-            compiled = lowered.compile(compiler_options=options)
+            with compiled_anew() if reads_memory else contextlib.nullcontext():
+                compiled = lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             shortage = read_shortage(str(error))
         compile_s = time.monotonic() - traced
         if compiled is not None:
-            text = _dumped(folder) or compiled.as_text() or ""
-    return CompiledStep(program, compiled, text, shortage, traced - start, compile_s)
+            text = (_dumped(folder, "after_codegen") if is_tpu else "") or compiled.as_text() or ""
+        names = "after_optimizations", "after_optimizations-buffer-assignment", "after_optimizations-live-range"
+        reports = [_dumped(folder, name) for name in names] if reads_memory else []
+        memory_use = read_memory(*reports) if all(reports) and reports else None
+    return CompiledStep(program, compiled, text, shortage, memory_use, traced - start, compile_s)
 
 
-def _dumped(folder: str) -> str:
-    """The program after all of XLA's passes, from XLA's dump in `folder`; empty when XLA has dumped none."""
-    files = list(pathlib.Path(folder).glob("*.jit_step.*after_codegen.txt"))
-    return files[0].read_text() if files else ""
+def _dumped(folder: str, report: str) -> str:
+    """One of XLA's reports on the step, from its dump in `folder`; empty when XLA has not written it."""
+    files = list(pathlib.Path(folder).glob(f"*.jit_step.*{report}.txt"))
+    return files[0].read_text(encoding="utf-8") if files else ""
 
 
 def read_shortage(message: str) -> Shortage:

@@ -101,6 +101,7 @@ class GradientSource(Protocol):
         """
 
 
+@jax.named_scope("compute_weights")
 def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: WeightLayout) -> Weights:
     """Rounds master weights, or parts of them, to the compute dtype, then gathers them over `data`.
 

@@ -54,9 +54,11 @@ def make_train_step(
         if scales:
             grads = jax.tree.map(lambda g: g / state.scaling.scales[0], grads)
         norm = optax.tree.norm(grads)
-        clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)
-        updates, optimizer_state = optimizer.update(clipped, state.optimizer, state.weights)
-        new = TrainState(state.step + 1, optax.apply_updates(state.weights, updates), optimizer_state, pipeline)
+        with jax.named_scope("update"):
+            clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)
+            updates, optimizer_state = optimizer.update(clipped, state.optimizer, state.weights)
+            weights = optax.apply_updates(state.weights, updates)
+        new = TrainState(state.step + 1, weights, optimizer_state, pipeline)
         good = jnp.bool(True)
         if checks:
             good = jnp.isfinite(norm) & jnp.isfinite(loss)
