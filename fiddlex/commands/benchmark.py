@@ -107,6 +107,8 @@ def main(argv: list[str]) -> None:
         f"tokens  {facts['tokens_per_second']:,.0f} a second\n"
         f"model   {facts['model_tflops_per_device']:.4g} TFLOP/s on each device"
     )
+    if facts["allocated_bytes"] is not None:
+        print(f"memory  {facts['allocated_bytes'] / 1e9:.3g} GB allocated at most on a device")
 
 
 def _check_flags() -> None:
@@ -128,12 +130,16 @@ def _check_flags() -> None:
 
 
 def measure_step(config: Config) -> dict[str, Any]:
-    """Measures the step of the config itself."""
+    """Measures the step of the config itself, with the most memory that its devices tell to have allocated."""
+    import jax
+
+    from fiddlex.train.run.snapshot import memory_stats
     from fiddlex.train.timing import TimedCase, about, time_steps
 
     (seconds,) = time_steps([TimedCase(config)], limit_s=_SECONDS.value, min_rounds=max(_ROUNDS.value, 2))
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
     flops = model_flops(config) / median / config.mesh.num_devices
+    told = [memory_stats(device) for device in jax.local_devices()]
     return about() | {
         "step_time_s": median,
         "fastest_step_s": min(seconds),
@@ -141,6 +147,7 @@ def measure_step(config: Config) -> dict[str, Any]:
         "num_steps": len(seconds),
         "tokens_per_second": config.tokens_per_step / median,
         "model_tflops_per_device": flops / 1e12,
+        "allocated_bytes": max((stats["peak_bytes_in_use"] for stats in told if stats), default=None),
     }
 
 

@@ -37,7 +37,13 @@ FIELDS = {
 }
 INPUTS, WORKING = "inputs", "working"
 # What the loop over ticks carries and these slots write, where XLA has fused the writing with a product.
-CARRIED = {"forward": "stash", "weights": "gradients", "head": "gradients", "embed_backward": "gradients"}
+CARRIED = {
+    "forward": "stash",
+    "backward": "gradients",
+    "weights": "gradients",
+    "head": "gradients",
+    "embed_backward": "gradients",
+}
 TICKS = re.compile(r"^jit\(step\)/shard_map/(ticks/)?while$")
 _VALUE = re.compile(r"^ value: <\d+ ([^ {]+)(?:\{([\d,]*)\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\)")
 _RANGE = re.compile(r"^    (\S+?)\{([\d,]*)\}:(\d+)-(\d+)$")
