@@ -9,21 +9,16 @@ what was predicted, and `--plot=FILE` draws it over the program. docs/ahead_of_t
 
 import json
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from absl import flags
 
-from fiddlex.cluster.topology import Compiler, catalogue, load_topology
+from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config
 from fiddlex.config.command_line import define_config
 from fiddlex.config.memory_advice import memory_remedies
 from fiddlex.config.whole_files import check_replaceable
-from fiddlex.costs.backend import CPU, backend_of
 from fiddlex.errors import ConfigError
-from fiddlex.planner.predict import needed_memory
-
-if TYPE_CHECKING:
-    from fiddlex.xla.peak_memory import MemoryUse
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string(
@@ -62,6 +57,7 @@ def main(argv: list[str]) -> None:
         make_topology_mesh,
     )
     from fiddlex.xla.ahead_of_time import compile_ahead, report
+    from fiddlex.xla.peak_memory import memory_parts
 
     topology = _TOPOLOGY.value
     if topology in catalogue() or topology.endswith(".toml"):
@@ -132,24 +128,6 @@ def memory_table(facts: dict[str, Any]) -> str:
         size = facts[f"{name}_bytes"]
         lines.append(f"  {name:<9} {'not told' if size is None else f'{size / 1e6:,.1f} MB':>14}  {meaning}")
     return "\n".join(lines)
-
-
-def memory_parts(config: Config, topology: str, use: "MemoryUse | None") -> dict[str, dict[str, int | None]]:
-    """Bytes of each part of a device's memory: predicted, and found in the program where most is in use.
-
-    The parts `compute_weights` and `versions`, of which a program does not tell the newest version, are one.
-    """
-    platform, _, rest = topology.partition(":")
-    backend = backend_of(Compiler(platform, rest.partition(":")[0])) if rest else CPU
-    predicted = needed_memory(config, backend)._asdict()
-    found = use.peak() if use else {}
-    for sizes in (predicted, found):
-        sizes["compute_weights"] = sizes.get("compute_weights", 0) + sizes.pop("versions", 0)
-    parts = {
-        part: {"predicted": size, "found": found.get(part, 0) if use else None} for part, size in predicted.items()
-    }
-    gaps = use.total_bytes - sum(found.values()) if use else None
-    return parts | {"gaps": {"predicted": 0, "found": gaps}}
 
 
 def parts_table(parts: dict[str, dict[str, int | None]]) -> str:

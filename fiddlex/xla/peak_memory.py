@@ -14,6 +14,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from fiddlex.cluster.topology import Compiler
+from fiddlex.config import Config
+from fiddlex.costs.backend import CPU, backend_of
+from fiddlex.planner.predict import needed_memory
+
 # The parts that scopes of the program tell, and that fields of the train state tell; the first of several decides.
 SCOPES = {
     "weight_stash": "weight_stash",
@@ -103,6 +108,24 @@ class MemoryUse:
             level += changes[time]
             best = max(best, (level, -time))
         return self.at(-best[1])
+
+
+def memory_parts(config: Config, topology: str, use: MemoryUse | None) -> dict[str, dict[str, int | None]]:
+    """Bytes of each part of a device's memory: predicted, and found in the program where most is in use.
+
+    The parts `compute_weights` and `versions`, of which a program does not tell the newest version, are one.
+    """
+    platform, _, rest = topology.partition(":")
+    backend = backend_of(Compiler(platform, rest.partition(":")[0])) if rest else CPU
+    predicted = needed_memory(config, backend)._asdict()
+    found = use.peak() if use else {}
+    for sizes in (predicted, found):
+        sizes["compute_weights"] = sizes.get("compute_weights", 0) + sizes.pop("versions", 0)
+    parts = {
+        part: {"predicted": size, "found": found.get(part, 0) if use else None} for part, size in predicted.items()
+    }
+    gaps = use.total_bytes - sum(found.values()) if use else None
+    return parts | {"gaps": {"predicted": 0, "found": gaps}}
 
 
 def read(program: str, buffers: str, ranges: str) -> MemoryUse:

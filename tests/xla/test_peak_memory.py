@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from fiddlex.cluster.mesh import make_mesh
-from fiddlex.commands.compile import memory_parts
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.xla.ahead_of_time import compile_ahead
-from fiddlex.xla.peak_memory import MemoryUse, Use, read
+from fiddlex.xla.peak_memory import MemoryUse, Use, memory_parts, read
 from tests.compiling import needs_cuda_plugin
 from tests.programs import call
 
