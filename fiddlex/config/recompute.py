@@ -12,6 +12,7 @@ It is a list of `PARTS`, as in `gelu,norms`, or one of `MODES`. All of them trai
 `selective` is `attention`. `full` makes the whole layer again from its input.
 """
 
+import functools
 from collections.abc import Iterable
 
 from fiddlex.config import rules
@@ -22,6 +23,7 @@ FULL = "full"
 MODES = ("none", "selective", FULL)
 
 
+@functools.cache
 def recomputed(recompute: str) -> frozenset[str]:
     """The parts that a valid value names; `full` is a part by itself."""
     if recompute == "none":

@@ -194,6 +194,7 @@ class CostModel:
         # Each cost model has its own caches, which are freed with it.
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
         self._links_once, self._exchanged_once = functools.cache(self._links), functools.cache(self._exchanged)
+        self._around_once = functools.cache(self._around)
 
     def _links(self, data: int, pipe: int, tensor: int, outermost: str) -> MeshLinks:
         return MeshLinks.of(self._topology, MeshConfig(data, pipe, tensor, outermost=outermost))
@@ -213,29 +214,52 @@ class CostModel:
           ConfigError: when no link of the topology joins all devices of the mesh.
         """
         examples = self._config.data.global_batch_size // mesh.data // num_microbatches
-        shards = mesh.tensor * (mesh.pipe if self._system.vocabulary_over_pipe else 1)
         forward, backward_input, backward_weight = self._layer_once(
             mesh.tensor, mesh.sequence_parallel, mesh.collective_matmul, examples, recompute
         )
-        embed, head, embed_backward = self._edges_once(shards, examples)
-        links = self._links_of(mesh)
-        whole = examples * self._row_bytes
-        part = whole / mesh.tensor if mesh.sequence_parallel else whole
-        over_pipe = self._system.vocabulary_over_pipe and mesh.pipe > 1
-        tensor, pipe = all_reduce_s(whole, links.tensor), all_reduce_s(part, links.pipe) if over_pipe else 0.0
-        once, repeats = self._exchange(mesh, examples), recompute == FULL
-        gathers = self._gathered_again(mesh, recompute) * all_gather_s(whole, links.tensor)
-        return MicrobatchTimes(
-            forward + once.forward,
-            backward_input + once.backward_input + once.forward * repeats,
-            backward_weight + gathers,
+        axes = mesh.data, mesh.pipe, mesh.tensor
+        outside, once, gather = self._around_once(
+            *axes, mesh.sequence_parallel, mesh.outermost, mesh.collective_matmul, num_microbatches
+        )
+        repeats, gathers = recompute == FULL, self._gathered_again(mesh, recompute) * gather
+        return outside._replace(
+            forward=forward + once.forward,
+            backward_input=backward_input + once.backward_input + once.forward * repeats,
+            backward_weight=backward_weight + gathers,
             exchange=sum(once) + once.forward * repeats + gathers,
-            embed=embed + pipe + tensor,
-            head=head + 2 * pipe + tensor,
-            embed_backward=embed_backward + pipe,
-            edge_exchange=4 * pipe + 2 * tensor,
+        )
+
+    def _around(
+        self,
+        data: int,
+        pipe: int,
+        tensor: int,
+        sequence_parallel: bool,
+        outermost: str,
+        collective_matmul: bool,
+        num_microbatches: int,
+    ) -> tuple[MicrobatchTimes, LayerExchange, float]:
+        """What does not depend on recomputation: all but the layers', their exchange, and that of a whole input."""
+        mesh = MeshConfig(data, pipe, tensor, sequence_parallel, outermost, collective_matmul)
+        examples = self._config.data.global_batch_size // data // num_microbatches
+        over_pipe = self._system.vocabulary_over_pipe
+        embed, head, embed_backward = self._edges_once(tensor * (pipe if over_pipe else 1), examples)
+        links, whole = self._links_of(mesh), examples * self._row_bytes
+        part = whole / tensor if sequence_parallel else whole
+        over_tensor = all_reduce_s(whole, links.tensor)
+        along_pipe = all_reduce_s(part, links.pipe) if over_pipe and pipe > 1 else 0.0
+        outside = MicrobatchTimes(
+            0.0,
+            0.0,
+            0.0,
+            exchange=0.0,
+            embed=embed + along_pipe + over_tensor,
+            head=head + 2 * along_pipe + over_tensor,
+            embed_backward=embed_backward + along_pipe,
+            edge_exchange=4 * along_pipe + 2 * over_tensor,
             hops=self._hops(links, whole, part),
         )
+        return outside, self._exchange(mesh, examples), all_gather_s(whole, links.tensor)
 
     def step(self, mesh: MeshConfig, *, num_parameters: float) -> StepTimes:
         """The times of a step outside the pipeline.
@@ -363,14 +387,16 @@ class CostModel:
         """
         if not mesh.sequence_parallel or mesh.collective_matmul or mesh.tensor == 1:
             return 0
-        products = (each for each in describe(self._config).operations if isinstance(each, Product))
-        return sum(each.split == "outputs" and each.made_by in recomputed(recompute) for each in products)
+        return sum(each.split == "outputs" and each.made_by in recomputed(recompute) for each in self._products)
 
     @functools.cached_property
     def _reductions(self) -> int:
         """How many of a layer's products need an all-reduce over tensor ranks, in each direction."""
-        operations = describe(self._config).operations
-        return sum(isinstance(each, Product) and each.split == "inputs" for each in operations)
+        return sum(each.split == "inputs" for each in self._products)
+
+    @functools.cached_property
+    def _products(self) -> list[Product]:
+        return [each for each in describe(self._config).operations if isinstance(each, Product)]
 
     @property
     def _row_bytes(self) -> int:
