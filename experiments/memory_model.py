@@ -28,11 +28,10 @@ from absl import flags
 
 from experiments.memory_cases import CASES, CASES_ON, MemoryCase
 from experiments.results import append_result, read_results
-from fiddlex.cluster.topology import Compiler
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import load_config, run
 from fiddlex.config.overrides import override
-from fiddlex.costs.backend import backend_of
+from fiddlex.costs.backend import backend_for
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.predict import needed_memory
@@ -92,8 +91,7 @@ def make_config(case: MemoryCase) -> Config:
 
 def predicted_bytes(config: Config, topology: str) -> int:
     """The predicted peak memory of a config compiled for a topology such as `tpu:v5e:2x4`; imports no jax."""
-    platform, name, _ = topology.split(":")
-    return needed_memory(config, backend_of(Compiler(platform, name))).peak
+    return needed_memory(config, backend_for(topology)).peak
 
 
 def compiled_bytes(config: Config, topology: str) -> int:

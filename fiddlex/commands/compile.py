@@ -30,7 +30,6 @@ _TOPOLOGY = flags.DEFINE_string(
     "as `fiddlex plan` takes it (a100_80, or a .toml file)",
 )
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
-
 _MEMORY = flags.DEFINE_bool("memory", False, "tells what fills the memory at its peak, beside the prediction")
 _PLOT = flags.DEFINE_string(
     "plot", None, "with --memory: a picture of the memory over the program, FILE.svg or FILE.png"

@@ -101,6 +101,12 @@ def backend_of(compiler: Compiler | None) -> Backend:
     return dataclasses.replace(GPU, capability=target.capability if target else 0)
 
 
+def backend_for(topology: str) -> Backend:
+    """The backend that compiles for a topology as `fiddlex compile` takes it: `cpu`, `tpu:v5e:2x4`, `gpu:h100:1x8`."""
+    platform, _, rest = topology.partition(":")
+    return backend_of(Compiler(platform, rest.partition(":")[0])) if rest else CPU
+
+
 @functools.cache
 def _tiled(shape: tuple[int, ...], sublanes: int, lanes: int) -> int:
     if len(shape) < 2:

@@ -14,9 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fiddlex.cluster.topology import Compiler
 from fiddlex.config import Config
-from fiddlex.costs.backend import CPU, backend_of
+from fiddlex.costs.backend import backend_for
 from fiddlex.planner.predict import needed_memory
 
 # The parts that scopes of the program tell, and that fields of the train state tell; the first of several decides.
@@ -115,9 +114,7 @@ def memory_parts(config: Config, topology: str, use: MemoryUse | None) -> dict[s
 
     The parts `compute_weights` and `versions`, of which a program does not tell the newest version, are one.
     """
-    platform, _, rest = topology.partition(":")
-    backend = backend_of(Compiler(platform, rest.partition(":")[0])) if rest else CPU
-    predicted = needed_memory(config, backend)._asdict()
+    predicted = needed_memory(config, backend_for(topology))._asdict()
     found = use.peak() if use else {}
     for sizes in (predicted, found):
         sizes["compute_weights"] = sizes.get("compute_weights", 0) + sizes.pop("versions", 0)
@@ -159,9 +156,16 @@ def _ranges(text: str) -> Iterator[tuple[str, ...]]:
             yield match.groups()
 
 
-def _allocations(text: str) -> Iterator[tuple[int, bool, list[tuple[str, str, int, int]]]]:
-    """For each allocation in main memory its size, whether it is in use all the time, and its values."""
-    current: tuple[int, bool, list[tuple[str, str, int, int]]] | None = None
+class _Allocation(NamedTuple):
+    """An allocation in main memory; a value is its name, its index in a tuple, its size and its offset."""
+
+    size: int
+    always_used: bool
+    values: list[tuple[str, str, int, int]]
+
+
+def _allocations(text: str) -> Iterator[_Allocation]:
+    current: _Allocation | None = None
     for line in text.splitlines():
         if line.startswith("allocation "):
             if current:
@@ -170,9 +174,9 @@ def _allocations(text: str) -> Iterator[tuple[int, bool, list[tuple[str, str, in
             match = re.match(r"allocation \d+: size (\d+)", line)
             if match and ", color " not in line and ", thread-local" not in line:
                 always = ", parameter " in line or ", maybe-live-out" in line or ", output shape" in line
-                current = int(match[1]), always, []
+                current = _Allocation(int(match[1]), always, [])
         elif current and (match := _VALUE.match(line)):
-            current[2].append((match[1], match[2] or "", int(match[3]), int(match[4])))
+            current.values.append((match[1], match[2] or "", int(match[3]), int(match[4])))
     if current:
         yield current
 
