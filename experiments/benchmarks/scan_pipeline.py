@@ -88,7 +88,7 @@ def make_scan_gradients(
 
 def make_scan_step(program: Program, *, checkpoint_stage: bool) -> jax.stages.Wrapped:
     """Jits `(state, batch) -> (state, loss)` for the inputs of `program`, with gradients from `make_scan_gradients`."""
-    optimizer, shardings = program.optimizer, named(program.mesh, program.specs)
+    optimizer, shardings = program.optimizer, program.shardings
     gradients = make_scan_gradients(
         program.model, program.config, program.mesh, program.layout, checkpoint_stage=checkpoint_stage
     )

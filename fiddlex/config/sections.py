@@ -258,6 +258,7 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
     beta3: float = 0.99  # used by adan alone
     momentum: float = 0.9  # used by sgd and, for matrices, by muon
     zero1: bool = True  # shards master weights and optimizer state over `data`
+    offload: bool = False  # keeps matrices and tables of both in the memory of the host between steps
     loss_scale: float = 65536.0  # initial loss scale of float16; halved when gradients overflow
     loss_scale_window: int = 1000  # steps without an overflow after which the loss scale doubles
 

@@ -94,7 +94,7 @@ class Decoding:
         piped = pipeline_model(model, whole, mesh, model.next_logits)
         self._piped, self._lowered = piped, lower(forward_schedule(layout.placement.stage_ranks, num_microbatches=1))
         cast = functools.partial(compute_weights, dtype=self._dtype, mesh=mesh, layout=layout)
-        self._cast = jax.jit(cast, in_shardings=(named(mesh, layout.master),))
+        self._cast = jax.jit(cast, in_shardings=(layout.master_shardings(mesh),))
         prefill = jax.jit(self._first_pass, static_argnames="num_slots")
         step = jax.jit(self._next_pass, donate_argnames="state")
         self._prefill = compiled_by_all(prefill, "the first texts to go on")

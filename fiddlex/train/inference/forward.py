@@ -40,7 +40,7 @@ def make_eval_step(
     mapped = jax.shard_map(local_values, mesh=mesh, in_specs=(layout.compute, BATCH), out_specs=BATCH)
     compiled = jax.jit(
         lambda weights, batch: mapped(compute_weights(weights, dtype, mesh, layout), batch),
-        in_shardings=(named(mesh, layout.master), named(mesh, BATCH)),
+        in_shardings=(layout.master_shardings(mesh), named(mesh, BATCH)),
         out_shardings=named(mesh, P()),
     )
     return jax.enable_x64(False)(compiled_by_all(compiled, "the first batch to score"))

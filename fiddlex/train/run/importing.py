@@ -15,7 +15,6 @@ from fiddlex.interop.folder import described, read_settings, read_tokenizer
 from fiddlex.interop.huggingface import FolderWeights
 from fiddlex.models.registry import make_model
 from fiddlex.models.weights import Weights
-from fiddlex.parallel.sharding import named
 from fiddlex.train.run.transfer import CLASSIFIERS, check_fits, same_task, taken
 from fiddlex.train.run.workdir import described_differences
 from fiddlex.train.step.program import Program
@@ -54,7 +53,7 @@ def imported(folder: Path, program: Program, fresh: Weights) -> Weights:
     kept = there & _leaves(fresh)
     for keys in kept:
         _at(fresh, keys).delete()
-    shapes, shardings = (_only(tree, kept, there) for tree in (layout.shapes, named(program.mesh, layout.master)))
+    shapes, shardings = (_only(tree, kept, there) for tree in (layout.shapes, layout.master_shardings(program.mesh)))
     weights, new = taken(stored.read(shapes, shardings, layout.placement.layers), fresh)
     logger.info("The run starts from the weights of %s; new: %s.", folder, ", ".join(new) or "nothing")
     initial: Weights = weights
@@ -82,7 +81,7 @@ def converted(folder: Path, program: Program) -> Weights:
     check_fits(saved, config, folder)
     _check_window(folder, config)
     layout = program.layout
-    shardings = named(program.mesh, layout.master)
+    shardings = layout.master_shardings(program.mesh)
     return FolderWeights(folder, program.model).read(layout.shapes, shardings, layout.placement.layers)
 
 

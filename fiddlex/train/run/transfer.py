@@ -20,7 +20,7 @@ from fiddlex.config.overrides import FLUSHED, replaced
 from fiddlex.errors import CheckpointError
 from fiddlex.models.model import Model
 from fiddlex.models.weights import Weights
-from fiddlex.parallel.sharding import named, on_devices, on_host
+from fiddlex.parallel.sharding import on_devices, on_host
 from fiddlex.schedules.placement import PADDING
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.workdir import described_differences, read_config
@@ -78,7 +78,7 @@ def placed(host: Weights, model: Model, layout: WeightLayout, mesh: Mesh) -> Wei
         return np.pad(w, [(0, like.shape[0] - len(w)), *[(0, 0)] * (w.ndim - 1)])
 
     arrays = jax.tree.map(padded, model.axes(), host, layout.shapes, is_leaf=lambda x: isinstance(x, tuple))
-    placed: Weights = on_devices(arrays, named(mesh, layout.master))
+    placed: Weights = on_devices(arrays, layout.master_shardings(mesh))
     return placed
 
 

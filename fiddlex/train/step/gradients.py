@@ -4,6 +4,7 @@ The loss is a weighted mean over the whole global batch. Therefore the division 
 changes the result only by rounding, even if one microbatch or replica has more scored tokens than another.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from fiddlex.config import Config
 from fiddlex.config.recompute import FULL
@@ -22,6 +23,7 @@ from fiddlex.models.dropout import Dropout, example_keys
 from fiddlex.models.flash import make_kernel
 from fiddlex.models.model import Batch, Model, as_rows
 from fiddlex.models.weights import Weights
+from fiddlex.parallel.host_memory import fetched, is_on_host, map_rows
 from fiddlex.parallel.sharding import named
 from fiddlex.pipeline import engine
 from fiddlex.pipeline.residuals import Arrays
@@ -107,10 +109,22 @@ def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: Weigh
 
     Rounding first sends fewer bytes.
     """
-    sharded, gathered = ({part: specs[part] for part in master} for specs in (layout.master, layout.compute))
-    cast = jax.tree.map(lambda w: w.astype(dtype), master)
-    cast = lax.with_sharding_constraint(cast, named(mesh, sharded))
-    return lax.with_sharding_constraint(cast, named(mesh, gathered))
+    sharded, gathered = (
+        {part: named(mesh, specs[part]) for part in master} for specs in (layout.master, layout.compute)
+    )
+
+    def cast(part: str, w: jax.Array, sharding: NamedSharding) -> jax.Array:
+        if part == "layers" and is_on_host(w):
+            rounded = lax.with_sharding_constraint(jnp.zeros(w.shape, dtype), sharding)
+            rounded, _ = map_rows(lambda _, row, other: (row.astype(dtype), other), rounded, w, (), mesh=mesh)
+        else:
+            rounded = fetched(w).astype(dtype)
+        return lax.with_sharding_constraint(rounded, sharding)
+
+    rounded = {
+        part: jax.tree.map(functools.partial(cast, part), leaves, sharded[part]) for part, leaves in master.items()
+    }
+    return lax.with_sharding_constraint(rounded, gathered)
 
 
 def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction) -> engine.PipelineModel:

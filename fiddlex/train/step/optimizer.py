@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import optax
 
 from fiddlex.config import OptimizerConfig
-from fiddlex.errors import ConfigError
 from fiddlex.train.step.blockwise import (
     Blocks,
     clip_by_block_rms,
@@ -57,9 +56,6 @@ def make_optimizer(
 
     Returns:
       A transform whose `update` needs the weights. It does not clip; see `clip_by_global_norm`.
-
-    Raises:
-      ConfigError: when the optimizer is muon and the layers have no matrix.
     """
     decay = optax.add_decayed_weights(config.weight_decay, mask=jax.tree.map(lambda block: block.decay, blocks))
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
@@ -67,12 +63,6 @@ def make_optimizer(
     adan = optax.scale_by_adan(config.beta1, config.beta2, config.beta3, config.epsilon)
     momentum = optax.trace(config.momentum) if config.momentum else optax.identity()
     factored = (scale_by_factored_rms(blocks), clip_by_block_rms(blocks), scale_by_param_block_rms(blocks))
-    if config.name == "muon" and not any(block.matrix for block in jax.tree.leaves(blocks)):
-        raise ConfigError(
-            "optimizer.name=muon: the layers of this network have no matrix, and Muon is a rule for matrices. Use "
-            "optimizer.name=adamw, or give the kernels in the description of the family with "
-            "fiddlex.models.spec.linear."
-        )
     rules = {
         "adamw": (adam, decay),
         "nadamw": (nadam, decay),

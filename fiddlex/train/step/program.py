@@ -4,13 +4,15 @@ Invariant, also for the programs of `fiddlex.train.step.train_step` and `fiddlex
 every program in 32 bits, so that a run computes the same bits whether or not its process has set JAX_ENABLE_X64.
 """
 
+import functools
+
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
 from fiddlex.models.registry import make_model
-from fiddlex.parallel.sharding import named, on_devices
+from fiddlex.parallel.sharding import on_devices
 from fiddlex.train.step.flushed import Flushed
 from fiddlex.train.step.gradients import GradientSource, init_key
 from fiddlex.train.step.muon import deal_over
@@ -24,10 +26,11 @@ from fiddlex.train.step.state import (
     make_blocks,
     make_init,
     make_layout,
-    state_specs,
+    state_shardings,
 )
 from fiddlex.train.step.train_step import make_train_step
 from fiddlex.train.step.unflushed import Unflushed
+from fiddlex.train.step.update import at_once, by_leaf
 
 
 class Program:
@@ -44,7 +47,7 @@ class Program:
       model: the model.
       layout: the pipeline schedule, and the sharding of the weights.
       optimizer: the update rule.
-      specs: PartitionSpecs of the train state.
+      shardings: shardings of the train state.
       source: the source of the gradients.
       step: the train step `(state, inputs) -> (state, metrics)`, see `make_train_step`; `source` makes the inputs.
       abstract_state: shapes, dtypes and shardings of the train state.
@@ -60,25 +63,27 @@ class Program:
         self.layout = make_layout(self.model, config)
         blocks = make_blocks(self.model, config)
         deal = deal_over(mesh, zero1=config.optimizer.zero1)
-        self.optimizer = make_optimizer(config.optimizer, num_steps=config.train.num_steps, blocks=blocks, deal=deal)
+        make_rule = functools.partial(make_optimizer, config.optimizer, num_steps=config.train.num_steps, deal=deal)
+        self.optimizer = make_rule(blocks=blocks)
         source = Unflushed if self.layout.pipeline.windows else Flushed
         self.source: GradientSource = source(self.model, config, mesh, self.layout, self.optimizer)
         scales, compares = config.model.dtype == "float16", bool(config.train.spike_bound)
-        self.specs = state_specs(
+        self.shardings = state_shardings(
             self.optimizer,
             self.layout,
+            mesh,
             pipeline=self.source.state_specs,
             scaling=Scaling(P(), P()) if scales else (),
             usual=Usual(P(), P(), P()) if compares else (),
         )
         self.step = make_train_step(
             config,
-            self.optimizer,
+            by_leaf(make_rule, blocks, mesh) if config.optimizer.offload else at_once(self.optimizer),
             self.source,
             learning_rate=learning_rate_schedule(config.optimizer, config.train.num_steps),
             mesh=mesh,
             layout=self.layout,
-            specs=self.specs,
+            shardings=self.shardings,
         )
         self._init = make_init(
             self.model,
@@ -88,7 +93,7 @@ class Program:
             scaling=lambda: start_scaling(config.optimizer, self.source.max_batches) if scales else (),
             usual=lambda: start_usual() if compares else (),
         )
-        self.abstract_state = abstract_state(self._init, mesh=mesh, specs=self.specs)
+        self.abstract_state = abstract_state(self._init, self.shardings)
 
     @jax.enable_x64(False)
     def lower(self) -> jax.stages.Lowered:
@@ -132,5 +137,5 @@ class Program:
     @jax.enable_x64(False)
     def init_state(self) -> TrainState:
         """A fresh train state, made from `train.seed`."""
-        init = jax.jit(self._init, out_shardings=named(self.mesh, self.specs))
+        init = jax.jit(self._init, out_shardings=self.shardings)
         return init(init_key(self.config.train.seed))

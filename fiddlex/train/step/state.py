@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config, MeshConfig
+from fiddlex.errors import ConfigError
 from fiddlex.models.model import Model
-from fiddlex.models.spec import Parameter
+from fiddlex.models.spec import Parameter, leaves
 from fiddlex.models.weights import Weights
+from fiddlex.parallel.host_memory import host_sharding
 from fiddlex.parallel.sharding import compute_spec, named, zero_spec
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.resolve import Pipeline, resolve
@@ -78,6 +80,8 @@ class WeightLayout:
       partial: for every weight the mesh axes over which devices that have the whole weight each compute only a part of
         its gradient; a tree of frozensets.
       shapes: ShapeDtypeStructs of the master weights, global shapes.
+      on_host: for every weight whether the master weight is in the memory of the host (`optimizer.offload`), with the
+        parts of the optimizer's state that have its shape.
     """
 
     pipeline: Pipeline
@@ -85,11 +89,16 @@ class WeightLayout:
     master: Weights
     partial: Weights
     shapes: Weights
+    on_host: Weights
 
     @property
     def placement(self) -> LayerPlacement:
         """The layers of each stage, and the row of each layer in the stacked weights."""
         return self.pipeline.placement
+
+    def master_shardings(self, mesh: Mesh) -> Weights:
+        """The sharding of every master weight on a mesh, with the memory that it is in."""
+        return jax.tree.map(functools.partial(_sharding, mesh), self.on_host, self.master)
 
 
 def make_layout(model: Model, config: Config) -> WeightLayout:
@@ -107,7 +116,14 @@ def make_layout(model: Model, config: Config) -> WeightLayout:
             part: jax.tree.map(functools.partial(_zero, part, config.mesh), compute[part], shapes[part])
             for part in compute
         }
-    return WeightLayout(pipeline, compute=compute, master=master, partial=_partial(model, config), shapes=shapes)
+    offloads = config.optimizer.offload
+    on_host = jax.tree.map(lambda parameter: offloads and parameter.decays, model.network.parts)  # matrices and tables
+    partial = _partial(model, config)
+    return WeightLayout(pipeline, compute=compute, master=master, partial=partial, shapes=shapes, on_host=on_host)
+
+
+def _sharding(mesh: Mesh, on_host: bool, spec: P) -> NamedSharding:
+    return host_sharding(mesh, spec) if on_host else NamedSharding(mesh, spec)
 
 
 def _partial(model: Model, config: Config) -> Weights:
@@ -128,7 +144,17 @@ def _zero(part: str, mesh: MeshConfig, spec: P, x: jax.ShapeDtypeStruct) -> P:
 
 
 def make_blocks(model: Model, config: Config) -> Weights:
-    """A `Block` for each weight: whether it is stacked, decayed or a matrix, and how much of it is padding."""
+    """A `Block` for each weight: whether it is stacked, decayed or a matrix, and how much of it is padding.
+
+    Raises:
+      ConfigError: when the optimizer is muon and the layers have no matrix.
+    """
+    if config.optimizer.name == "muon" and not any(each.matrix for each in leaves(model.network.layer)):
+        raise ConfigError(
+            "optimizer.name=muon: the layers of this network have no matrix, and Muon is a rule for matrices. Use "
+            "optimizer.name=adamw, or give the kernels in the description of the family with "
+            "fiddlex.models.spec.linear."
+        )
     padding = config.padded_vocab_size / config.model.vocab_size
 
     def block(part: str, parameter: Parameter) -> Block:
@@ -140,44 +166,54 @@ def make_blocks(model: Model, config: Config) -> Weights:
     return {part: jax.tree.map(functools.partial(block, part), parameters) for part, parameters in parts.items()}
 
 
-def state_specs(
-    optimizer: optax.GradientTransformation, layout: WeightLayout, *, pipeline: Any, scaling: Any, usual: Any
+def state_shardings(
+    optimizer: optax.GradientTransformation,
+    layout: WeightLayout,
+    mesh: Mesh,
+    *,
+    pipeline: Any,
+    scaling: Any,
+    usual: Any,
 ) -> TrainState:
-    """PartitionSpecs of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
+    """Shardings of a whole train state; parts of the optimizer's state that mirror no weight are replicated.
 
     Where a rule leaves a weight to another rule (`optax.partition`), its state has a `MaskedNode`.
 
     Args:
       optimizer: the optimizer that makes the state.
       layout: the layout of the state's weights.
-      pipeline: specs of `TrainState.pipeline`.
-      scaling: specs of `TrainState.scaling`.
-      usual: specs of `TrainState.usual`.
+      mesh: the mesh of the run.
+      pipeline: PartitionSpecs of `TrainState.pipeline`.
+      scaling: PartitionSpecs of `TrainState.scaling`.
+      usual: PartitionSpecs of `TrainState.usual`.
     """
     optimizer_state = jax.eval_shape(optimizer.init, layout.shapes)
 
-    def spec_of(x: Any, spec: P, weight: jax.ShapeDtypeStruct) -> Any:
+    everywhere = NamedSharding(mesh, P())
+
+    def sharding_of(x: Any, sharding: NamedSharding, weight: jax.ShapeDtypeStruct) -> Any:
         if isinstance(x, optax.MaskedNode):
             return x
-        return spec if x.shape == weight.shape else P()
+        return sharding if x.shape == weight.shape else everywhere
 
-    specs = optax.tree.map_params(
+    weights = layout.master_shardings(mesh)
+    of_optimizer = optax.tree.map_params(
         optimizer,
-        spec_of,
+        sharding_of,
         optimizer_state,
-        layout.master,
+        weights,
         layout.shapes,
-        transform_non_params=lambda x: P(),
+        transform_non_params=lambda x: everywhere,
         is_leaf=lambda x: isinstance(x, optax.MaskedNode),
     )
-    return TrainState(step=P(), weights=layout.master, optimizer=specs, pipeline=pipeline, scaling=scaling, usual=usual)
+    return TrainState(everywhere, weights, of_optimizer, *named(mesh, (pipeline, scaling, usual)))
 
 
-def abstract_state(init: Callable[[jax.Array], TrainState], *, mesh: Mesh, specs: TrainState) -> TrainState:
+def abstract_state(init: Callable[[jax.Array], TrainState], shardings: TrainState) -> TrainState:
     """Shapes, dtypes and shardings of the train state that `init` makes from a key."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, named(mesh, specs)
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
     )
 
 

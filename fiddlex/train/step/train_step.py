@@ -21,21 +21,22 @@ from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.train.step.gradients import GradientSource, Update
 from fiddlex.train.step.optimizer import clip_by_global_norm, num_updates
 from fiddlex.train.step.scaling import next_scaling
-from fiddlex.train.step.spikes import is_spike, next_usual
+from fiddlex.train.step.spikes import Usual, is_spike, next_usual
 from fiddlex.train.step.state import TrainState, WeightLayout
+from fiddlex.train.step.update import Apply
 
 Metrics = dict[str, Any]
 
 
 def make_train_step(
     config: Config,
-    optimizer: optax.GradientTransformation,
+    apply: Apply,
     source: GradientSource,
     *,
     learning_rate: optax.Schedule,
     mesh: Mesh,
     layout: WeightLayout,
-    specs: TrainState,
+    shardings: TrainState,
 ) -> jax.stages.Wrapped:
     """Compiles `(state, inputs) -> (state, metrics)`; the state is donated.
 
@@ -54,30 +55,25 @@ def make_train_step(
         if scales:
             grads = jax.tree.map(lambda g: g / state.scaling.scales[0], grads)
         norm = optax.tree.norm(grads)
-        with jax.named_scope("update"):
-            clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)
-            updates, optimizer_state = optimizer.update(clipped, state.optimizer, state.weights)
-            weights = optax.apply_updates(state.weights, updates)
-        new = TrainState(state.step + 1, weights, optimizer_state, pipeline)
         good = jnp.bool(True)
         if checks:
             good = jnp.isfinite(norm) & jnp.isfinite(loss)
-        if scales:
-            new = new._replace(scaling=next_scaling(state.scaling, good, config.optimizer))
+        scaling = next_scaling(state.scaling, good, config.optimizer) if scales else ()
+        usual: Usual | tuple[()] = ()
         if bound:
             spike = is_spike(state.usual, loss, norm, bound=bound)
             good &= ~spike
-            new = new._replace(usual=next_usual(state.usual, loss, norm, good=good))
-        if checks:
-            before, after = ((each.weights, each.optimizer) for each in (state, new))
-            weights, optimizer_state = jax.tree.map(lambda a, b: jnp.where(good, b, a), before, after)
-            new = new._replace(weights=weights, optimizer=optimizer_state)
-        new = new._replace(pipeline=source.updated(new, Update(updates, clipped, kept=good), inputs))
+            usual = next_usual(state.usual, loss, norm, good=good)
+        with jax.named_scope("update"):
+            clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)
+            applied = apply(clipped, state.optimizer, state.weights, good)
+        new = TrainState(state.step + 1, applied.weights, applied.optimizer, pipeline, scaling, usual)
+        new = new._replace(pipeline=source.updated(new, Update(applied.change, clipped, kept=good), inputs))
         metrics = {
             "loss": loss,
             "grad_norm": norm,
             "learning_rate": learning_rate(num_updates(state.optimizer)),
-            "weights_finite": jnp.all(jnp.asarray([jnp.isfinite(w).all() for w in jax.tree.leaves(new.weights)])),
+            "weights_finite": applied.finite,
             "nonfinite": nonfinite(grads, layout.placement),
         }
         if scales:
@@ -88,7 +84,6 @@ def make_train_step(
 
     scales, bound = config.model.dtype == "float16", config.train.spike_bound
     checks = scales or bool(bound) or config.train.on_nonfinite != "stop"
-    shardings = named(mesh, specs)
     return jax.jit(
         step,
         in_shardings=(shardings, jax.tree.map(lambda x: x.sharding, source.abstract_inputs)),

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
 from fiddlex.models.weights import Weights
+from fiddlex.parallel.host_memory import is_on_host
 from fiddlex.parallel.sharding import named, zero_dimension
 from fiddlex.pipeline.stage import Integer, in_least_padded_order
 from fiddlex.schedules.prediction import stage_factors
@@ -204,13 +205,13 @@ class VersionStore:
         """
         specs = {part: self._layout.master[part] for part in master}
 
-        def ordered(x: jax.Array, spec: P) -> jax.Array:
-            return x if zero_dimension(spec) is None else in_least_padded_order(x, self._tile)
+        order = functools.partial(in_least_padded_order, tile=self._tile)
 
-        shards = jax.shard_map(
-            lambda shards: jax.tree.map(ordered, shards, specs), mesh=self._mesh, in_specs=(specs,), out_specs=specs
-        )
-        return compute_weights(shards(master), self._dtype, self._mesh, self._layout)
+        def ordered(x: jax.Array, spec: P) -> jax.Array:
+            free = zero_dimension(spec) is None or is_on_host(x)
+            return x if free else jax.shard_map(order, mesh=self._mesh, in_specs=spec, out_specs=spec)(x)
+
+        return compute_weights(jax.tree.map(ordered, master, specs), self._dtype, self._mesh, self._layout)
 
 
 def _factors(config: Config, layout: WeightLayout) -> dict[str, Factors]:
