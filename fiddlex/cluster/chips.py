@@ -7,7 +7,7 @@ from fiddlex.config import rules
 from fiddlex.config.sections import COMPUTE_DTYPES
 from fiddlex.errors import ConfigError
 
-MOST_GIB = 2.0**20  # limit for a device's memory: a pebibyte, far more than any device has
+MOST_GIB = 2.0**20  # limit for the memory of a device or a host: a pebibyte, far more than any has
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,6 +44,8 @@ def slice_shape(dimensions: int, num_chips: int) -> tuple[int, ...]:
 class Hosts:
     """The hosts of a slice: virtual machines, each with some of its chips; `[hosts]` of a topology file.
 
+    The memory of a host is in another section, `[host]` (`fiddlex.cluster.host_memory.HostMemory`).
+
     Attributes:
       devices: number of chips of each host where the slice has several hosts.
       alone: number of chips of the largest slice that is one host.

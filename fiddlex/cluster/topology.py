@@ -24,6 +24,13 @@ its name. Your own file has the same form; refer to it by its path, which ends i
     [[links]]
     …
 
+    [host]                           # optional; the memory of a host, for what its devices keep there (`HostMemory`)
+    memory_gib = 2048                # memory of one host
+    devices = 8                      # number of devices that share it
+    bandwidth = 9.3e9                # bytes/s that each device reads while it writes as many and all others do the same
+    pinned_gib = 64                  # optional; most pinned memory that one device gets by default; 0: any amount
+    source = "where we found the figures of [host]"
+
     [price]                          # optional
     usd_per_device_hour = 3.43
     date = 2026-11-22                # day on which we read the price
@@ -37,7 +44,7 @@ its name. Your own file has the same form; refer to it by its path, which ends i
     [compiler.gpu]                   # optional; the compiler's description of the GPU (`GpuTarget`)
     …
 
-    [hosts]                          # optional; the hosts of a slice of TPUs (`Hosts`)
+    [hosts]                          # optional; how the chips of a slice of TPUs are divided among hosts (`Hosts`)
     …
 
 Devices are numbered as in the mesh: `tensor` varies fastest, `mesh.outermost` slowest. Each group of a link is a run of
@@ -59,6 +66,7 @@ from typing import Any, NamedTuple
 
 from fiddlex.cluster.chips import Chip
 from fiddlex.cluster.gpu_targets import GpuTarget
+from fiddlex.cluster.host_memory import HostMemory
 from fiddlex.cluster.slices import Hosts, slice_shape
 from fiddlex.config import rules
 from fiddlex.config.records import from_mapping
@@ -167,6 +175,7 @@ class Topology:
       price: price of a device; None: unknown.
       compiler: the ahead-of-time compiler's name for the chips; None: programs cannot be compiled for this cluster.
       hosts: the hosts of a slice of TPUs; None for GPUs, whose hosts are the groups of the first link.
+      host: the memory of one host; None: unknown.
     """
 
     name: str
@@ -176,6 +185,7 @@ class Topology:
     price: Price | None = None
     compiler: Compiler | None = None
     hosts: Hosts | None = None
+    host: HostMemory | None = None
 
     def rings(self, stride: int, size: int, *, num_devices: int = 0) -> tuple[Ring, ...]:
         """The rings over which a group of `size` devices, `stride` apart, exchanges, the innermost first.
@@ -286,6 +296,8 @@ class Topology:
             self.compiler.validate(f"{prefix}compiler.")
         if self.hosts:
             self.hosts.validate(f"{prefix}hosts.")
+        if self.host:
+            self.host.validate(f"{prefix}host.")
         return self
 
 
@@ -334,15 +346,17 @@ def gpu_targets() -> dict[str, GpuTarget]:
 def table() -> str:
     """The catalogue as a Markdown table."""
     columns = ["topology", "memory, GiB", "memory, TB/s", *(f"TFLOP/s, {dtype}" for dtype in COMPUTE_DTYPES)]
-    columns += ["links: so many devices, each at GB/s", "USD/h", "on"]
-    rows = [columns, ["---"] + ["---:"] * (2 + len(COMPUTE_DTYPES)) + ["---", "---:", "---"]]
+    columns += ["links: so many devices, each at GB/s", "host memory per device, GiB", "host memory, GB/s each way"]
+    columns += ["USD/h", "on"]
+    rows = [columns, ["---"] + ["---:"] * (2 + len(COMPUTE_DTYPES)) + ["---", "---:", "---:", "---:", "---"]]
     for topology in map(load_topology, catalogue()):
-        chip, price = topology.chip, topology.price
+        chip, price, host = topology.chip, topology.price, topology.host
         peaks = [f"{chip.peak_flops[dtype] / 1e12:g}" if dtype in chip.peak_flops else "" for dtype in COMPUTE_DTYPES]
         links = [f"{link.devices or 'any'} at {link.bandwidth / 1e9:.4g} ({link.name})" for link in topology.links]
         cost = [f"{price.usd_per_device_hour:.2f}", str(price.date)] if price else ["", ""]
         memory = [f"{chip.memory_gib:g}", f"{chip.memory_bandwidth / 1e12:.4g}"]
-        rows.append([f"`{topology.name}`", *memory, *peaks, ", ".join(links), *cost])
+        off = [f"{host.bytes_per_device / 2**30:g}", f"{host.bandwidth / 1e9:.4g}"] if host else ["", ""]
+        rows.append([f"`{topology.name}`", *memory, *peaks, ", ".join(links), *off, *cost])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

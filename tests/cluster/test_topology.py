@@ -27,7 +27,8 @@ def test_catalogue_is_the_files():
 def test_every_figure_has_a_source_and_every_price_a_day(name):
     topology = load_topology(name)
     assert topology.name == name
-    assert all(len(part.source.split()) >= 5 for part in (topology.chip, *topology.links, topology.price))
+    parts = (topology.chip, *topology.links, topology.host, topology.price)
+    assert all(len(part.source.split()) >= 5 for part in parts)
     assert topology.links[-1].devices == 0
     assert topology.chip.peak("float32") <= topology.chip.peak("float16" if name == "v100_16" else "bfloat16")
     # Units: a chip computes 10 to 1000 operations while it reads a byte, and reads faster than it sends.
@@ -35,6 +36,16 @@ def test_every_figure_has_a_source_and_every_price_a_day(name):
     bandwidths = [topology.chip.memory_bandwidth, *(link.bandwidth for link in topology.links)]
     assert bandwidths == sorted(bandwidths, reverse=True)
     assert topology.chip.memory_bytes == int(topology.chip.memory_gib * 2**30) > 15 * 2**30
+
+
+@pytest.mark.parametrize("name", catalogue())
+def test_a_host_has_more_memory_than_its_devices_and_less_bandwidth(name):
+    topology = load_topology(name)
+    host = topology.host
+    assert host.devices == (topology.hosts or topology.links[0]).devices
+    assert topology.chip.memory_bytes < host.bytes_per_device < 8 * topology.chip.memory_bytes
+    assert 1e9 < host.bandwidth < topology.links[0].bandwidth
+    assert host.pinned_gib == (0 if name.startswith("tpu") else 64)
 
 
 def test_a100_is_that_of_selene():

@@ -3,6 +3,7 @@ import pathlib
 
 import pytest
 
+from fiddlex.cluster.host_memory import HostMemory
 from fiddlex.cluster.slices import Hosts
 from fiddlex.cluster.topology import Compiler, Topology, catalogue, gpu_targets, load_topology
 from fiddlex.errors import ConfigError
@@ -56,7 +57,7 @@ def test_a_file_of_ones_own(tmp_path):
     assert topology.compiler == Compiler("tpu", "v9", 2)
     assert [link.paths for link in topology.links] == [1, 1]
     bare = own(tmp_path, OWN.split("[price]")[0])
-    assert (bare.price, bare.compiler) == (None, None)
+    assert (bare.host, bare.price, bare.compiler) == (None, None, None)
     assert dataclasses.replace(bare, price=topology.price, compiler=topology.compiler) == topology
 
 
@@ -75,6 +76,36 @@ def test_the_catalogues_tpus_have_hosts(name):
     assert (load_topology(name).hosts is not None) == name.startswith("tpu")
 
 
+HOST = '[host]\nmemory_gib = 1000\ndevices = 3\nbandwidth = 9e9\npinned_gib = 64\nsource = "s"\n'
+
+
+def test_the_memory_of_a_host(tmp_path):
+    host = own(tmp_path, OWN + HOST).host
+    assert host == HostMemory(1000.0, 3, 9e9, "s", 64.0)
+    assert host.bytes_per_device == 1000 * 2**30 // 3
+    assert own(tmp_path, OWN + HOST.replace("pinned_gib = 64\n", "")).host == dataclasses.replace(host, pinned_gib=0.0)
+    both = own(tmp_path, OWN + HOST + HOSTS)
+    assert (both.host, both.hosts) == (host, Hosts(4, 8, "tpu-v9-slice", "s"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("memory_gib = 1000", "memory_gib = 0", "memory_gib=0.0 must be greater than 0 and at most 1.04858e+06."),
+        ("memory_gib = 1000", "memory_gib = nan", "memory_gib=nan must be greater than 0 and at most 1.04858e+06."),
+        ("devices = 3", "devices = 0", "devices=0 must be at least 1 and below 2147483648."),
+        ("bandwidth = 9e9", "bandwidth = 0", "bandwidth=0.0 must be greater than 0 and below inf."),
+        ("bandwidth = 9e9", "bandwidth = inf", "bandwidth=inf must be greater than 0 and below inf."),
+        ("pinned_gib = 64", "pinned_gib = -1", "pinned_gib=-1.0 must be at least 0 and at most 1.04858e+06."),
+        ("pinned_gib = 64", "pinned_gib = nan", "pinned_gib=nan must be at least 0 and at most 1.04858e+06."),
+    ],
+)
+def test_the_memory_of_a_host_at_fault(old, new, message, tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        own(tmp_path, OWN + HOST.replace(old, new))
+    assert str(raised.value) == f"topology {tmp_path / 'own.toml'}: host.{message}"
+
+
 def test_a_mark_ahead_of_a_file_is_passed_over(tmp_path):
     assert own(tmp_path, f"\ufeff{OWN}") == own(tmp_path)
 
@@ -83,6 +114,7 @@ def test_the_form_shown_in_the_docs_is_a_topology(tmp_path):
     text = (ROOT / "docs" / "topologies.md").read_text(encoding="utf-8")
     topology = own(tmp_path, text.split("```toml\n")[1].split("```")[0])
     assert len(topology.links) == 3
+    assert topology.host
     assert topology.price
     assert topology.compiler
 

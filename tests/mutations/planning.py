@@ -286,6 +286,13 @@ MUTATIONS = (
         tests=("tests/cluster/test_topology.py::test_a100_is_that_of_selene",),
     ),
     Mutation(
+        "memory-of-a-host-for-each-of-its-devices",
+        "fiddlex/cluster/host_memory.py",
+        old="self.memory_gib * 2**30 / self.devices",
+        new="self.memory_gib * 2**30",
+        tests=("tests/cluster/test_topology_files.py::test_the_memory_of_a_host",),
+    ),
+    Mutation(
         "rings-that-count-inner-devices-again",
         "fiddlex/cluster/topology.py",
         old="rings.append(Ring(inside // joined, link))",
