@@ -177,8 +177,14 @@ class Config(Checked, prefix="config."):
             )
 
     def _validate_prediction(self) -> None:
-        """Checks that the optimizer has the momentum that a prediction of weights needs."""
+        """Checks that the optimizer has what a prediction of weights needs."""
         pipeline, optimizer = self.pipeline, self.optimizer
+        if optimizer.offload and pipeline.prediction != "none":
+            raise ConfigError(
+                f"optimizer.offload=true with pipeline.prediction={pipeline.prediction}: a prediction of weights needs "
+                "all weights and updates on the devices at once, and offload keeps them on the host. Set one of them "
+                "back, pipeline.prediction=none or optimizer.offload=false."
+            )
         needs = pipeline.prediction == "momentum" or pipeline.prediction_order > 1
         if not needs or optimizer.decay_of_momentum:
             return

@@ -12,11 +12,12 @@ from fiddlex.config.config import Config, check_field
 from fiddlex.config.sections import PipelineConfig
 from fiddlex.errors import ConfigError
 
-# The settings of a run that flushes its pipeline, for uses of a run's weights that update none.
+# The settings of a run that flushes its pipeline and has its weights on the devices, for uses of a run's weights that
+# update none.
 FLUSHED: Mapping[str, Any] = {
     f"pipeline.{name}": getattr(PipelineConfig(), name)
     for name in ("semantics", "semantics_schedule", "prediction", "prediction_order", "prediction_scale")
-}
+} | {"optimizer.offload": False}
 
 _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}  # as on the command line
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -40,6 +41,27 @@ def fetched(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: jax.device_put(x, jax.memory.Space.Device) if is_on_host(x) else x, tree)
 
 
+def put_like(new: jax.Array, old: jax.Array) -> jax.Array:
+    """A program's array `new` in the memory in which `old` is."""
+    return jax.device_put(new, jax.memory.Space.Host) if is_on_host(old) else new
+
+
+def map_whole(rule: Rule, changed: Tree, read: Tree, other: Tree) -> tuple[Tree, Tree]:
+    """Applies a rule once to whole arrays; see `map_rows`."""
+
+    def turn(index: Any, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+        del index
+        changed, other = carry
+        own, given = fetched((changed, read))
+        new, other = rule(own, given, other)
+        return jax.tree.map(put_like, new, changed), other
+
+    # XLA does not know that the loop has one turn. From outside a loop it would fetch the arrays as early as it can,
+    # and the devices would hold them beside all that is between.
+    one = lax.optimization_barrier(jnp.int32(1))
+    return lax.fori_loop(0, one, turn, (changed, other))
+
+
 def map_rows(rule: Rule, changed: Tree, read: Tree, other: Tree, *, mesh: Mesh) -> tuple[Tree, Tree]:
     """Applies a rule to one row after another of stacked arrays; for use under `jit` on global arrays.
 
@@ -58,28 +80,32 @@ def map_rows(rule: Rule, changed: Tree, read: Tree, other: Tree, *, mesh: Mesh) 
     """
     pipe = mesh.shape["pipe"]
     number = jax.tree.leaves(changed)[0].shape[0] // pipe
+    if number == 1:
+        return map_whole(rule, changed, read, other)
     # XLA:GPU copies a whole array of which a row is written while it reads another; so it reads first.
     reads_first = mesh.devices.flat[0].platform == "gpu"
 
-    def row(x: jax.Array, index: Any) -> jax.Array:
-        return lax.dynamic_index_in_dim(x.reshape(pipe, number, *x.shape[1:]), index, axis=1, keepdims=False)
+    def stacked(x: jax.Array) -> jax.Array:
+        return x.reshape(pipe, number, *x.shape[1:])
 
-    def rows(changed: Tree, index: Any) -> tuple[Tree, Tree]:
-        return fetched(jax.tree.map(lambda x: row(x, index), (changed, read)))
+    def rows(tree: Tree, index: Any) -> Tree:
+        return fetched(jax.tree.map(lambda x: lax.dynamic_index_in_dim(stacked(x), index, 1, keepdims=False), tree))
 
-    def written(x: jax.Array, new: jax.Array, index: Any) -> jax.Array:
-        new = jax.device_put(new, jax.memory.Space.Host) if is_on_host(x) else new
-        stacked = x.reshape(pipe, number, *x.shape[1:])
-        return lax.dynamic_update_index_in_dim(stacked, new, index, axis=1).reshape(x.shape)
+    def written(tree: Tree, new: Tree, index: Any) -> Tree:
+        def write(x: jax.Array, row: jax.Array) -> jax.Array:
+            return lax.dynamic_update_index_in_dim(stacked(x), put_like(row, x), index, axis=1).reshape(x.shape)
 
-    def turn(index: Any, carry: tuple[Tree, Tree, tuple[Tree, Tree]]) -> tuple[Tree, Tree, tuple[Tree, Tree]]:
-        changed, other, here = carry
-        following = rows(changed, index + 1)
-        new, other = rule(here[0], here[1], other)
+        return jax.tree.map(write, tree, new)
+
+    def turn(index: Any, carry: tuple[Tree, Tree, Tree]) -> tuple[Tree, Tree, Tree]:
+        changed, other, (own, given) = carry
+        following = rows((changed, read), index + 1)
+        new, other = rule(own, given, other)
         if reads_first:
             new, following = lax.optimization_barrier((new, following))
-        return jax.tree.map(lambda x, new: written(x, new, index), changed, new), other, following
+        return written(changed, new, index), other, following
 
-    changed, other, last = lax.fori_loop(0, number - 1, turn, (changed, other, rows(changed, 0)))
-    new, other = rule(last[0], last[1], other)
-    return jax.tree.map(lambda x, new: written(x, new, number - 1), changed, new), other
+    first = rows((changed, read), 0)
+    changed, other, (own, given) = lax.fori_loop(0, number - 1, turn, (changed, other, first))
+    new, other = rule(own, given, other)
+    return written(changed, new, number - 1), other

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fiddlex.parallel.host_memory import fetched
+
 _FACTOR = 0x9E3779B1  # 2³² divided by the golden ratio, which is odd
 _BLOCK = 2**20  # elements that `checksum_of_stored` takes at a time
 
@@ -34,7 +36,7 @@ def checksums(arrays: dict[str, jax.Array]) -> dict[str, int]:
 @jax.jit
 def checksum(x: jax.Array) -> jax.Array:
     """The checksum of an array, a scalar of type uint32; does not wait for it."""
-    place = jnp.zeros(x.shape, jnp.uint32)
+    x, place = fetched(x), jnp.zeros(x.shape, jnp.uint32)
     for axis in range(x.ndim):
         place = (place + lax.broadcasted_iota(jnp.uint32, x.shape, axis)) * jnp.uint32(_FACTOR)
     return jnp.sum(_words(x) * (place | 1), dtype=jnp.uint32)  # odd, so that no bit of a word is lost

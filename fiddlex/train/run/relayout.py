@@ -5,6 +5,7 @@ depends on the schedule's placement (`fiddlex.schedules.placement`), and a check
 saved. Invariant: moving rows changes no number, and padding rows are zero before and after.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from fiddlex.parallel.host_memory import fetched, is_on_host
 from fiddlex.parallel.sharding import whole_rows_spec
 from fiddlex.schedules.placement import PADDING
 
@@ -46,7 +48,9 @@ def saved_form(abstract: Tree, layers: Sequence[int], saved_layers: Sequence[int
         assert isinstance(x.sharding, NamedSharding)
         shape, mesh = (len(saved_layers), *x.shape[1:]), x.sharding.mesh
         spec = whole_rows_spec(x.sharding.spec, shape, mesh.shape)
-        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=NamedSharding(mesh, spec))
+        return jax.ShapeDtypeStruct(
+            shape, x.dtype, sharding=NamedSharding(mesh, spec, memory_kind=x.sharding.memory_kind)
+        )
 
     return jax.tree.map_with_path(saved, abstract)
 
@@ -60,11 +64,15 @@ def move_rows(state: Tree, abstract: Tree, layers: Sequence[int], saved_layers: 
     def moved(path: Any, x: jax.Array, target: jax.ShapeDtypeStruct) -> jax.Array:
         if not _has_rows(path, target, layers):
             return x
-        return jnp.where(real.reshape(-1, *[1] * (x.ndim - 1)), x[rows], 0)
+        return jnp.where(real.reshape(-1, *[1] * (x.ndim - 1)), fetched(x)[rows], 0)
 
+    def move(path: Any, x: jax.Array, target: jax.ShapeDtypeStruct) -> jax.Array:
+        return jax.jit(functools.partial(moved, path, target=target), out_shardings=target.sharding)(x)
+
+    if any(map(is_on_host, jax.tree.leaves(state))):  # the devices may not have room for all of it
+        return jax.tree.map_with_path(move, state, abstract)
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
-    move = jax.jit(lambda state: jax.tree.map_with_path(moved, state, abstract), out_shardings=shardings)
-    return move(state)
+    return jax.jit(lambda state: jax.tree.map_with_path(moved, state, abstract), out_shardings=shardings)(state)
 
 
 def _has_rows(path: Any, x: Any, layers: Sequence[int]) -> bool:

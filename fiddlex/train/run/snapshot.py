@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fiddlex.cluster import processes
+from fiddlex.parallel.host_memory import is_on_host
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,10 @@ def has_room(tree: Any) -> bool:
     """Whether each device of the run has room for a copy of its part of `tree`, beside the most that it has used.
 
     All processes call this, and get the same answer. They have taken a step, so that the most that a device has used
-    includes the temporaries of a step.
+    includes the temporaries of a step. Of a state that is partly in host memory, the copy is made on the host.
     """
+    if any(map(is_on_host, jax.tree.leaves(tree))):
+        return False
     sizes: Counter[jax.Device] = Counter()
     for x in jax.tree.leaves(tree):
         for device in x.sharding.addressable_devices:

@@ -137,5 +137,10 @@ class Program:
     @jax.enable_x64(False)
     def init_state(self) -> TrainState:
         """A fresh train state, made from `train.seed`."""
-        init = jax.jit(self._init, out_shardings=self.shardings)
-        return init(init_key(self.config.train.seed))
+        weights = jax.jit(self._init.weights, out_shardings=self.shardings.weights)(init_key(self.config.train.seed))
+        rest = jax.jit(
+            lambda weights: self._init.rest(weights)._replace(weights={}),
+            out_shardings=self.shardings._replace(weights={}),
+        )
+        state: TrainState = rest(weights)
+        return state._replace(weights=weights)

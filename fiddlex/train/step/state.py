@@ -101,6 +101,18 @@ class WeightLayout:
         return jax.tree.map(functools.partial(_sharding, mesh), self.on_host, self.master)
 
 
+class Init(NamedTuple):
+    """Makes a fresh train state in two programs, so that the devices never hold what goes to the host all at once.
+
+    Attributes:
+      weights: returns the master weights, from a key.
+      rest: returns the state with given master weights.
+    """
+
+    weights: Callable[[jax.Array], Weights]
+    rest: Callable[[Weights], TrainState]
+
+
 def make_layout(model: Model, config: Config) -> WeightLayout:
     """Resolves the pipeline of a config and applies the sharding table to the model's weights.
 
@@ -209,9 +221,9 @@ def state_shardings(
     return TrainState(everywhere, weights, of_optimizer, *named(mesh, (pipeline, scaling, usual)))
 
 
-def abstract_state(init: Callable[[jax.Array], TrainState], shardings: TrainState) -> TrainState:
-    """Shapes, dtypes and shardings of the train state that `init` makes from a key."""
-    shapes = jax.eval_shape(init, jax.random.key(0))
+def abstract_state(init: Init, shardings: TrainState) -> TrainState:
+    """Shapes, dtypes and shardings of a fresh train state."""
+    shapes = jax.eval_shape(lambda key: init.rest(init.weights(key)), jax.random.key(0))
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
     )
@@ -225,15 +237,14 @@ def make_init(
     pipeline: Callable[[Weights], Any],
     scaling: Callable[[], Any],
     usual: Callable[[], Any],
-) -> Callable[[jax.Array], TrainState]:
-    """The function that makes a fresh train state from a key.
+) -> Init:
+    """The functions that make a fresh train state.
 
     `pipeline`, `scaling` and `usual` make `TrainState.pipeline`, `TrainState.scaling` and `TrainState.usual`.
     """
 
-    def init(key: jax.Array) -> TrainState:
-        weights = model.init(key, layout.placement.layers)
+    def rest(weights: Weights) -> TrainState:
         step, moments = jnp.zeros((), jnp.int32), optimizer.init(weights)
         return TrainState(step, weights, moments, pipeline(weights), scaling(), usual())
 
-    return init
+    return Init(lambda key: model.init(key, layout.placement.layers), rest)

@@ -65,10 +65,10 @@ def make_train_step(
             good &= ~spike
             usual = next_usual(state.usual, loss, norm, good=good)
         with jax.named_scope("update"):
-            clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)
-            applied = apply(clipped, state.optimizer, state.weights, good)
+            clip = functools.partial(clip_by_global_norm, norm=norm, clip_norm=config.optimizer.clip_norm)
+            applied = apply(grads, state.optimizer, state.weights, clip, good)
         new = TrainState(state.step + 1, applied.weights, applied.optimizer, pipeline, scaling, usual)
-        new = new._replace(pipeline=source.updated(new, Update(applied.change, clipped, kept=good), inputs))
+        new = new._replace(pipeline=source.updated(new, Update(applied.change, clip(grads), kept=good), inputs))
         metrics = {
             "loss": loss,
             "grad_norm": norm,

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.sharding import Mesh
 
 from fiddlex.models.weights import Weights
-from fiddlex.parallel.host_memory import fetched, is_on_host, map_rows
+from fiddlex.parallel.host_memory import is_on_host, map_rows, map_whole
 from fiddlex.train.step.blockwise import Blocks
 
 Path = jax.tree_util.KeyPath
@@ -37,15 +38,16 @@ class Applied(NamedTuple):
     finite: jax.Array
 
 
-# (gradients after clipping, state of the optimizer, weights, whether to make the update) -> the result
-Apply = Callable[[Weights, optax.OptState, Weights, jax.Array], Applied]
+Clip = Callable[[Weights], Weights]  # gradients, or some of them, to what the optimizer takes
+# (gradients before clipping, state of the optimizer, weights, clipping, whether to make the update) -> the result
+Apply = Callable[[Weights, optax.OptState, Weights, Clip, jax.Array], Applied]
 
 
 def at_once(optimizer: optax.GradientTransformation) -> Apply:
     """The update of a state that is on the devices, all leaves at once."""
 
-    def apply(grads: Weights, state: optax.OptState, weights: Weights, good: jax.Array) -> Applied:
-        change, new_state = optimizer.update(grads, state, weights)
+    def apply(grads: Weights, state: optax.OptState, weights: Weights, clip: Clip, good: jax.Array) -> Applied:
+        change, new_state = optimizer.update(clip(grads), state, weights)
         new = optax.apply_updates(weights, change)
         new, new_state = _unless_skipped(good, (weights, state), (new, new_state))
         finite = jnp.all(jnp.asarray([jnp.isfinite(w).all() for w in jax.tree.leaves(new)]))
@@ -64,17 +66,21 @@ def by_leaf(make_rule: Callable[..., optax.GradientTransformation], blocks: Bloc
     """
     rules = {path: make_rule(blocks=_only(path, block)) for path, block in jax.tree.leaves_with_path(blocks)}
 
-    def apply(grads: Weights, state: optax.OptState, weights: Weights, good: jax.Array) -> Applied:
-        before = _named(state)
-        old, gradient = _named(weights), _named(grads)
-        after, new, finite = dict(before), {}, jnp.bool(True)
+    def apply(grads: Weights, state: optax.OptState, weights: Weights, clip: Clip, good: jax.Array) -> Applied:
+        old, gradient, state_of = map(_named, (weights, grads, state))
+        new, new_state, finite = dict[str, jax.Array](), dict(state_of), list[jax.Array]()
+        before: Any = ()
         for path, rule in rules.items():
-            leaf, name = _Leaf(path, rule, good, old[_name(path)]), _name(path)
-            own = {each: before[each] for each in _named(leaf.form)}
-            new[name], changed, is_finite = leaf.updated(gradient[name], own, old[name], mesh)
-            after |= changed
-            finite &= is_finite
-        return Applied(_like(weights, new), _like(state, after), {}, finite)
+            leaf, name = _Leaf(path, rule, old[_name(path)], clip, good), _name(path)
+            own = {each: state_of[each] for each in _named(leaf.form)}
+            # A leaf comes to the devices only once the one before it is back on the host. XLA would fetch all leaves
+            # before the forward passes, and write many back at the end.
+            parts = old[name], own, gradient[name]
+            (weight, own, grad), before = lax.optimization_barrier((parts, before))
+            _keep(before, new, new_state, finite)
+            before = {name: leaf.updated(grad, own, weight, mesh)}
+        _keep(before, new, new_state, finite)
+        return Applied(_like(weights, new), _like(state, new_state), {}, jnp.stack(finite).min() == 1)
 
     return apply
 
@@ -85,60 +91,71 @@ class _Leaf:
     Args:
       path: the path of the weight.
       rule: the optimizer for this weight alone, whose state has the paths that it has in the state for all weights.
-      good: whether to make the update.
       weight: the weight.
+      clip: the clipping of gradients.
+      good: whether to make the update.
 
     Attributes:
       form: shapes and dtypes of the parts of the optimizer's state that the rule uses.
     """
 
-    def __init__(self, path: Path, rule: optax.GradientTransformation, good: jax.Array, weight: jax.Array):
-        self._path, self._rule, self._good = path, rule, good
+    def __init__(self, path: Path, rule: optax.GradientTransformation, weight: jax.Array, clip: Clip, good: jax.Array):
+        self._path, self._rule, self._clip, self._good = path, rule, clip, good
         self.form = jax.eval_shape(rule.init, _only(path, jax.ShapeDtypeStruct(weight.shape, weight.dtype)))
 
     def updated(
         self, grad: jax.Array, own: dict[str, jax.Array], weight: jax.Array, mesh: Mesh
     ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
-        """The new weight, the new parts of the state, and whether the weight is finite."""
-        if not is_on_host(weight) or self._path[0].key != "layers":
-            new, state, finite = self._one(grad, fetched(own), fetched(weight))
-            return _where(weight, new), {path: _where(own[path], x) for path, x in state.items()}, finite
-        stacked = {path: x for path, x in own.items() if x.ndim and x.shape[0] == weight.shape[0]}
-        counters = {path: x for path, x in own.items() if path not in stacked}
+        """The new weight, the new parts of the state, and 1 if the weight is finite, else 0 (int32)."""
+        is_stacked = self._path[0].key == "layers"
+        mapped = {path: x for path, x in own.items() if x.shape == weight.shape or _has_rows(x, weight, is_stacked)}
+        counters = {path: x for path, x in own.items() if path not in mapped}
 
         def rule(changed: Any, grad: jax.Array, other: Any) -> tuple[Any, Any]:
-            weight, rows = changed
-            new, state, finite = self._one(grad, counters | rows, weight)
-            return (new, {path: state[path] for path in rows}), (
+            weight, mapped = changed
+            new, state, finite = self._one(grad, counters | mapped, weight)
+            return (new, {path: state[path] for path in mapped}), (
                 {path: state[path] for path in counters},
-                other[1] & finite,
+                other[1] * finite,
             )
 
-        (weight, stacked), (counters, finite) = map_rows(
-            rule, (weight, stacked), grad, (counters, jnp.bool(True)), mesh=mesh
-        )
-        return weight, stacked | counters, finite
+        changed, other = (weight, mapped), (counters, jnp.int32(1))
+        if not is_on_host(weight):
+            changed, other = rule(changed, grad, other)
+        elif is_stacked:
+            changed, other = map_rows(rule, changed, grad, other, mesh=mesh)
+        else:
+            changed, other = map_whole(rule, changed, grad, other)
+        return changed[0], changed[1] | other[0], other[1]
 
     def _one(
         self, grad: jax.Array, own: dict[str, jax.Array], weight: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
         """The update of a weight, or of rows of it, on the devices."""
         state, before = _like(self.form, own), _only(self._path, weight)
-        change, new_state = self._rule.update(_only(self._path, grad), state, before)
+        change, new_state = self._rule.update(self._clip(_only(self._path, grad)), state, before)
         after, new_state = _unless_skipped(
             self._good, (before, state), (optax.apply_updates(before, change), new_state)
         )
         (new,) = jax.tree.leaves(after)
-        return new, _named(new_state), jnp.isfinite(new).all()
+        return new, _named(new_state), jnp.isfinite(new).astype(jnp.int32).min()
+
+
+def _keep(updated: Any, new: dict[str, jax.Array], new_state: dict[str, jax.Array], finite: list[jax.Array]) -> None:
+    """Adds the result of `_Leaf.updated`, by the weight's name, to those of other weights."""
+    for name, (weight, own, is_finite) in dict(updated).items():
+        new[name] = weight
+        new_state |= own
+        finite.append(is_finite)
 
 
 def _unless_skipped(good: jax.Array, before: Any, after: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(good, b, a), before, after)
 
 
-def _where(before: jax.Array, after: jax.Array) -> jax.Array:
-    """`after` in the memory in which `before` is."""
-    return jax.device_put(after, jax.memory.Space.Host) if is_on_host(before) else after
+def _has_rows(x: jax.Array, weight: jax.Array, is_stacked: bool) -> bool:
+    """Whether a part of the state has a row for each of the rows of a stacked weight."""
+    return is_stacked and x.shape[:1] == weight.shape[:1]
 
 
 def _only(path: Path, leaf: Any) -> Any:
