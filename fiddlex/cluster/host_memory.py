@@ -34,6 +34,12 @@ class HostMemory:
         """Bytes of the host's memory for each of its devices, when all have equal shares."""
         return int(self.memory_gib * 2**30 / self.devices)
 
+    @property
+    def limit(self) -> int:
+        """Bytes that one device's arrays may take: its share of the memory, but no more than the allocator gives."""
+        pinned = int(self.pinned_gib * 2**30)
+        return min(self.bytes_per_device, pinned) if pinned else self.bytes_per_device
+
     def validate(self, prefix: str) -> None:
         """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
         rules.positive(f"{prefix}memory_gib", self.memory_gib, MOST_GIB)

@@ -235,6 +235,20 @@ class Topology:
                 "Take fewer devices, or add a link to a file of your own."
             )
 
+    @property
+    def host_memory(self) -> HostMemory:
+        """The memory of the hosts.
+
+        Raises:
+          ConfigError: when the topology has no [host].
+        """
+        if self.host is None:
+            raise ConfigError(
+                f"topology {self.name} has no [host], so that nothing is known of the memory of its hosts. Add one, or "
+                "keep everything on the devices (optimizer.offload=false)."
+            )
+        return self.host
+
     def compile_name(self, num_devices: int) -> str:
         """The ahead-of-time compiler's name for `num_devices` of this topology's devices.
 
@@ -358,6 +372,18 @@ def table() -> str:
         off = [f"{host.bytes_per_device / 2**30:g}", f"{host.bandwidth / 1e9:.4g}"] if host else ["", ""]
         rows.append([f"`{topology.name}`", *memory, *peaks, ", ".join(links), *off, *cost])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def host_for(name: str) -> HostMemory | None:
+    """The memory of the hosts of a topology as `fiddlex compile` takes it (`tpu:v5e:2x4`); None where it is not known."""
+    platform, _, rest = name.partition(":")
+    of_kind = (
+        topology.host
+        for topology in map(load_topology, catalogue())
+        if topology.compiler
+        and (topology.compiler.platform, topology.compiler.name) == (platform, rest.partition(":")[0])
+    )
+    return next(of_kind, None)
 
 
 if __name__ == "__main__":

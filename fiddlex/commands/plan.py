@@ -27,7 +27,7 @@ from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Layout, Problem
 from fiddlex.planner.no_plan import why_none
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, layout_text
-from fiddlex.planner.search import Found, Plan, search
+from fiddlex.planner.search import Found, Plan, search, search_further
 
 logger = logging.getLogger("fiddlex.plan")
 
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
     )
     if _WRITE.value is not None and pathlib.Path(_WRITE.value).exists():
         raise ConfigError(f"--write={_WRITE.value} is there already. Name another file, or remove it.")
-    found = search(problem, keep=_KEEP.value)
+    problem, found = search_further(problem, keep=_KEEP.value)
     names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
     if found.plans and _FORMAT.value == "table":
         print(as_text(problem, found, _flushed(problem, found)), flush=True)

@@ -40,6 +40,7 @@ class Memory(NamedTuple):
       working: arrays of the pass through one layer, embedding or head while it runs, whichever takes most.
       update: arrays for reducing gradients or gathering weights, before and after the loop over ticks.
       inputs: the step's batch, and the later batches that are in flight.
+      host_state: master weights and optimizer state in the memory of the host (`optimizer.offload`), each device's own.
     """
 
     weights: int
@@ -53,6 +54,17 @@ class Memory(NamedTuple):
     working: int
     update: int
     inputs: int
+    host_state: int = 0
+
+    @property
+    def of_device(self) -> dict[str, int]:
+        """The bytes in the device's own memory, by purpose."""
+        return {name: size for name, size in self._asdict().items() if not name.startswith("host_")}
+
+    @property
+    def of_host(self) -> int:
+        """Bytes in the memory of the host."""
+        return self.host_state
 
     @property
     def peak(self) -> int:
@@ -90,9 +102,9 @@ def device_memory(
     compute = _compute_weights(config, weights, backend, continuous=continuous)
     finished = sizes.finished * weights.reduced_layers
     if continuous:  # a single `finished` is allocated after the newest weights are gathered
-        update = max(weights.outer, compute - (finished if sizes.finished == 1 else 0))
+        update = max(weights.outer, compute - (finished if sizes.finished == 1 else 0), weights.streamed)
     else:
-        update = _reduced(config, weights, backend)
+        update = _reduced(config, weights, backend) + weights.streamed
     working = max(layer.working(), outside_layers(config, backend))
     return Memory(
         weights=weights.master,
@@ -106,6 +118,7 @@ def device_memory(
         working=working + sizes.versions * all_rows * layer.copied(),
         update=update,
         inputs=sizes.batches * _batch(config),
+        host_state=weights.host,
     )
 
 
@@ -123,7 +136,7 @@ def _compute_weights(config: Config, weights: WeightBytes, backend: Backend, *, 
     everything = weights.layers + weights.outer
     if config.model.dtype != "float32":
         return everything * ITEMSIZES[config.model.dtype] // FLOAT32
-    if continuous:
+    if continuous or config.optimizer.offload:
         return everything
     if not config.optimizer.zero1 or config.mesh.data == 1:
         return 0

@@ -74,8 +74,10 @@ class WeightBytes(NamedTuple):
       outer: the weights of embedding and head in float32.
       reduced_layers: the layers' gradients, reduced over `data` onto the shards of the master weights.
       reduced_outer: the gradients of embedding and head, reduced over `data` onto the shards of the master weights.
-      master: the master weights.
-      optimizer: the optimizer state.
+      master: the master weights on the device.
+      optimizer: the optimizer state on the device.
+      host: master weights and optimizer state in the memory of the host (`optimizer.offload`).
+      streamed: what the device holds of `host` at a time while it updates them.
     """
 
     layers: int
@@ -85,33 +87,74 @@ class WeightBytes(NamedTuple):
     reduced_outer: int
     master: int
     optimizer: int
+    host: int = 0
+    streamed: int = 0
+
+
+class _Stored(NamedTuple):
+    """What the train state stores of one weight, or of one weight of all layers.
+
+    Attributes:
+      rows: number of layers; 1 for a weight outside the layers.
+      size: number of elements of the master weight, with the backend's padding.
+      moments: how many numbers the optimizer stores for each element.
+      factors: number of elements of Adafactor's factors.
+      offloaded: whether weight and moments are in the memory of the host.
+    """
+
+    rows: int
+    size: int
+    moments: int
+    factors: int
+    offloaded: bool
+
+    @classmethod
+    def of(cls, parameter: Parameter, config: Config, backend: Backend, *, rows: int = 0) -> "_Stored":
+        """What is stored of a weight that each device has in `rows` layers; 0: of a weight outside the layers."""
+        optimizer, shape = config.optimizer, master_shape(parameter, config)
+        is_matrix = bool(rows) and parameter.matrix is not None
+        moments, factors = num_moments(optimizer.name, optimizer.momentum, matrix=is_matrix), 0
+        if optimizer.name == "adafactor":
+            # Every device holds the whole factors, including those of other pipe ranks' layers.
+            factors = num_factors(parameter, config) * (rows * config.mesh.pipe if rows else 1)
+            moments = 0 if factors else 1
+        size = backend.tiled((rows, *shape) if rows else shape)
+        return cls(max(rows, 1), size, moments, factors, optimizer.offload and parameter.decays)
+
+    @property
+    def whole(self) -> int:
+        """Number of elements of weight and moments."""
+        return self.size * (1 + self.moments)
+
+    def streamed(self, backend: Backend) -> int:
+        """Number of elements that the device holds at a time while it updates the weight from the host.
+
+        There are a row and the next one, and on GPUs the results of a third; where there is one row, it and its result.
+        """
+        held = 3 if backend.platform == "gpu" and self.rows > 1 else 2
+        return self.offloaded * held * self.whole // self.rows
 
 
 def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
     """Bytes of a model's weights on a device that holds `rows` rows of the stacked layers.
 
-    The bytes of the train state (`master` and `optimizer`) include the backend's padding.
+    The bytes of the train state (`master`, `optimizer` and `host`) include the backend's padding.
     """
-    network, optimizer = describe(config), config.optimizer
-    layer, outer = list(leaves(network.layer)), network.outer
-    layer_shapes, outer_shapes = ([master_shape(each, config) for each in part] for part in (layer, outer))
-    tiled = [backend.tiled((rows, *shape)) for shape in layer_shapes] + list(map(backend.tiled, outer_shapes))
-    matrices = [each.matrix is not None for each in layer] + [False] * len(list(outer_shapes))
-    moments = (num_moments(optimizer.name, optimizer.momentum, matrix=matrix) for matrix in matrices)
-    state = sum(number * size for number, size in zip(moments, tiled, strict=True))
-    if optimizer.name == "adafactor":
-        # Every device holds the whole factors, including those of other pipe ranks' layers.
-        factors = [num_factors(each, config) * rows * config.mesh.pipe for each in layer]
-        factors += [num_factors(each, config) for each in outer]
-        state = sum(factor or moment for factor, moment in zip(factors, tiled, strict=True))
+    network = describe(config)
+    layer, outer = list(leaves(network.layer)), list(network.outer)
+    stored = [_Stored.of(each, config, backend, rows=rows) for each in layer]
+    stored += [_Stored.of(each, config, backend) for each in outer]
+    here = [each for each in stored if not each.offloaded]
     return WeightBytes(
         layers=FLOAT32 * rows * _elements(layer, config),
         kernels=FLOAT32 * rows * _elements((each for each in layer if each.matrix), config),
         outer=FLOAT32 * _elements(outer, config),
-        reduced_layers=FLOAT32 * rows * sum(map(math.prod, layer_shapes)),
-        reduced_outer=FLOAT32 * sum(map(math.prod, outer_shapes)),
-        master=FLOAT32 * sum(tiled),
-        optimizer=FLOAT32 * state,
+        reduced_layers=FLOAT32 * rows * sum(math.prod(master_shape(each, config)) for each in layer),
+        reduced_outer=FLOAT32 * sum(math.prod(master_shape(each, config)) for each in outer),
+        master=FLOAT32 * sum(each.size for each in here),
+        optimizer=FLOAT32 * (sum(each.size * each.moments for each in here) + sum(each.factors for each in stored)),
+        host=FLOAT32 * sum(each.whole for each in stored if each.offloaded),
+        streamed=FLOAT32 * max(each.streamed(backend) for each in stored),
     )
 
 

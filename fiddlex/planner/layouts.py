@@ -6,8 +6,8 @@ searches it (`fiddlex.schedules.traits`). The space leaves out layouts that cann
 pipeline of one rank, recomputing attention where a flash kernel does so anyway, recomputing a part that the model does
 not have, and another outermost axis where one link joins all devices. It also leaves out 2BW on more than
 `MOST_WAITING` ranks with so few microbatches that the ranks wait for updates, because unrolling these pipelines would
-take longer than everything else. `matmul_choices` says where the planner offers collective matmul. Invariant: every
-layout gives a valid config.
+take longer than everything else. `matmul_choices` says where the planner offers collective matmul. With
+`optimizer.offload`, every layout flushes its pipeline. Invariant: every layout gives a valid config.
 """
 
 import dataclasses
@@ -59,6 +59,17 @@ class Problem:
     objective: str = "time"
     semantics: Sequence[str] = SEMANTICS
     efficiency: float = EFFICIENCY
+
+    @property
+    def offloading(self) -> "Problem":
+        """The same problem with `optimizer.offload`."""
+        optimizer = dataclasses.replace(self.config.optimizer, offload=True)
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, optimizer=optimizer))
+
+    @property
+    def host_limit(self) -> int:
+        """Bytes that each device may take of the memory of its host."""
+        return self.topology.host.limit if self.topology.host else 0
 
     @property
     def limit(self) -> int:
@@ -154,6 +165,8 @@ def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[t
         if traits is None or num_microbatches % traits.period(pipe):
             continue
         searched = [semantics for semantics in problem.semantics if semantics in traits.searched]
+        if problem.config.optimizer.offload:  # without a flush, weights are predicted, which takes all of them at once
+            searched = [semantics for semantics in searched if semantics == "sync"]
         for chunks, semantics in itertools.product(traits.chunks, searched):
             if chunks * pipe > layers or (semantics != "sync" and (pipe == 1 or num_microbatches < least)):
                 continue

@@ -38,6 +38,7 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
     kernel = backend_of(problem.topology.compiler).flash_kernel(problem.config.model)
     lines.append(f"In all plans {kernel}.")
     lines += _links_text(problem, best)
+    lines += _host_text(problem, best)
     lines += _semantics_text(problem, best, flushed)
     if any(plan.layout.collective_matmul for plan in found.plans):
         lines.append(
@@ -66,6 +67,18 @@ def _links_text(problem: Problem, best: Plan) -> list[str]:
             f"{traffic_text(problem, placed)}."
         )
     return lines
+
+
+def _host_text(problem: Problem, best: Plan) -> list[str]:
+    """What the best plan keeps in the memory of the host, and what that costs."""
+    if not best.memory.of_host:
+        return []
+    host = problem.topology.host_memory
+    return [
+        f"optimizer.offload=True keeps {gib(best.memory.of_host)} GiB of each device's state in the memory of its host, "
+        f"of {gib(problem.host_limit)} GiB; an update then takes {best.step.update:.3g} s, at {host.bandwidth / 1e9:g} "
+        "GB/s each way."
+    ]
 
 
 def traffic_text(problem: Problem, plan: Plan) -> str:
@@ -115,6 +128,7 @@ def _columns(problem: Problem, best: Plan) -> dict[str, Callable[[Plan], str]]:
     """
     price = best.usd_per_step
     costs = {} if price is None else {"USD/step": lambda plan: _like(price, plan.usd_per_step)}
+    hosts = {"host GiB": lambda plan: gib(plan.memory.of_host)} if best.memory.of_host else {}
     devices = {"devices": lambda plan: f"{plan.layout.num_devices}"} if problem.objective == "cost" else {}
     return {
         **devices,
@@ -130,6 +144,7 @@ def _columns(problem: Problem, best: Plan) -> dict[str, Callable[[Plan], str]]:
         "TFLOP/s": lambda plan: f"{plan.tflops_per_device:.1f}",
         "of peak": lambda plan: f"{plan.utilisation:.1%}",
         "GiB": lambda plan: gib(plan.memory.peak),
+        **hosts,
         "bubble": lambda plan: f"{plan.bubble:.1%}",
         "exposed": lambda plan: f"{sum(plan.exposed_s.values()) / plan.step_time_s:.1%}",
         **costs,
@@ -208,13 +223,14 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "usd_per_step": plan.usd_per_step,
         "traffic": [{**each._asdict(), "link": each.link.name} for each in plan.traffic],
         "peak_bytes": plan.memory.peak,
+        "host_bytes": plan.memory.of_host,
         "memory_bytes": memory_parts(plan.memory),
     }
 
 
 def memory_parts(memory: Memory) -> dict[str, int]:
     """Bytes on each device by purpose, the largest part first."""
-    return dict(sorted(memory._asdict().items(), key=lambda part: -part[1]))
+    return dict(sorted(memory.of_device.items(), key=lambda part: -part[1]))
 
 
 def layout_text(layout: Layout) -> str:

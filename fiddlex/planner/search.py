@@ -104,8 +104,8 @@ def search(problem: Problem, *, keep: int = 5) -> Found:
         if len(best) == keep and entry.least > best[-1][0]:
             break
         memory = space.memory(entry.layout)
-        if memory.peak > problem.limit:
-            if least is None or memory.peak < least.memory.peak:
+        if memory.peak > problem.limit or memory.of_host > problem.host_limit:
+            if least is None or _shortage(problem, memory) < _shortage(problem, least.memory):
                 least = Need(entry.layout, memory)
             continue
         simulated += 1
@@ -124,6 +124,34 @@ def evaluate(problem: Problem, layout: Layout) -> Plan:
     """
     space = _Space(problem)
     return space.plan(layout, space.memory(layout))
+
+
+def search_further(problem: Problem, *, keep: int = 5) -> tuple[Problem, Found]:
+    """Finds the best layouts, with `optimizer.offload` where no layout fits without it.
+
+    Args:
+      problem: the problem to solve.
+      keep: largest number of plans to return.
+
+    Returns:
+      The problem that was solved, in which the config has `optimizer.offload` if only that makes a layout fit, and the
+      result.
+
+    Raises:
+      ConfigError: when `search` raises it.
+    """
+    found = search(problem, keep=keep)
+    offloads = not found.plans and "sync" in problem.semantics and problem.topology.host is not None
+    if offloads and not problem.config.optimizer.offload:
+        further = search(problem.offloading, keep=keep)
+        if further.plans:
+            return problem.offloading, further
+    return problem, found
+
+
+def _shortage(problem: Problem, memory: Memory) -> tuple[int, int]:
+    """Bytes that the host lacks, and bytes that the device needs."""
+    return max(memory.of_host - problem.host_limit, 0), memory.peak
 
 
 Score = tuple[float, float]

@@ -114,7 +114,7 @@ def memory_parts(config: Config, topology: str, use: MemoryUse | None) -> dict[s
 
     The parts `compute_weights` and `versions`, of which a program does not tell the newest version, are one.
     """
-    predicted = needed_memory(config, backend_for(topology))._asdict()
+    predicted = needed_memory(config, backend_for(topology)).of_device
     found = use.peak() if use else {}
     for sizes in (predicted, found):
         sizes["compute_weights"] = sizes.get("compute_weights", 0) + sizes.pop("versions", 0)
