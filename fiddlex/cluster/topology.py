@@ -151,6 +151,11 @@ class Compiler:
             self.gpu.validate(f"{prefix}gpu.")
 
     @property
+    def kind(self) -> str:
+        """The first part of the names of topologies to compile for, such as `tpu:v5e`."""
+        return f"{self.platform}:{self.name}"
+
+    @property
     def target(self) -> GpuTarget | None:
         """The compiler's description of the GPU; None where neither the file nor the catalogue has one."""
         return self.gpu or gpu_targets().get(self.name)
@@ -375,15 +380,10 @@ def table() -> str:
 
 
 def host_for(name: str) -> HostMemory | None:
-    """The memory of the hosts of a topology as `fiddlex compile` takes it (`tpu:v5e:2x4`); None where it is not known."""
-    platform, _, rest = name.partition(":")
-    of_kind = (
-        topology.host
-        for topology in map(load_topology, catalogue())
-        if topology.compiler
-        and (topology.compiler.platform, topology.compiler.name) == (platform, rest.partition(":")[0])
-    )
-    return next(of_kind, None)
+    """The memory of the hosts of a topology as `fiddlex compile` takes it, such as `tpu:v5e:2x4`; None: not known."""
+    kind = ":".join(name.split(":")[:2])
+    topologies = map(load_topology, catalogue())
+    return next((each.host for each in topologies if each.compiler and each.compiler.kind == kind), None)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from fiddlex.cluster.topology import catalogue, load_topology
+from fiddlex.cluster.topology import catalogue, host_for, load_topology
 from fiddlex.config import Config
 from fiddlex.config.command_line import define_config
 from fiddlex.config.memory_advice import memory_remedies
@@ -41,6 +41,7 @@ MEMORY = {
     "alias": "of the output, in the place of arguments",
     "temp": "all else: compute weights, gradients, stash, workspace",
     "peak": "all together",
+    "host": "in the memory of the host: of the train state, with optimizer.offload",
 }
 
 
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> None:
         topology = load_topology(topology).compile_name(config.mesh.num_devices)
     mesh = make_topology_mesh(config.mesh, topology)
     ahead = compile_ahead(config, mesh, reads_memory=_MEMORY.value)
-    facts = {"topology": topology, **report(config, ahead)}
+    facts = {"topology": topology, **report(config, ahead), **host_facts(config, topology)}
     if _MEMORY.value:
         facts["memory_parts"] = memory_parts(config, topology, ahead.memory_use)
     if plot is not None and ahead.memory_use is not None:
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> None:
         f"{facts['attention']}\n"
         f"a step needs {facts['model_flops']:.3e} floating-point operations, nothing recomputed\n"
         f"traced in {facts['trace_s']:.1f} s, compiled in {facts['compile_s']:.1f} s by jax {facts['jax_version']}\n"
-        f"{verdict(facts, config)}"
+        f"{verdict(facts, config)}{host_verdict(facts)}"
     )
     if facts["collectives"] is not None:
         print(memory_table(facts) + "\n" + collectives_table(facts["collectives"]))
@@ -120,11 +121,41 @@ def verdict(facts: dict[str, Any], config: Config) -> str:
     return f"does not fit: {sizes}. What may help: {remedies}."
 
 
+def host_facts(config: Config, topology: str) -> dict[str, int | None]:
+    """What a device's part of the train state takes in the memory of its host, and what there is; None: not known."""
+    from fiddlex.costs.backend import backend_for
+    from fiddlex.planner.predict import needed_memory
+
+    host = host_for(topology)
+    return {
+        "host_needed_bytes": needed_memory(config, backend_for(topology)).of_host,
+        "host_limit_bytes": host.limit if host else None,
+    }
+
+
+def host_verdict(facts: dict[str, Any]) -> str:
+    """Whether a device's part of the train state fits the memory of its host; empty where none of it is there."""
+    needed, limit = facts["host_needed_bytes"], facts["host_limit_bytes"]
+    if not needed:
+        return ""
+    said = f"; in the memory of the host: {needed / 2**30:.2f} GiB"
+    if limit is None:
+        return f"{said}, and how much there is for it is not told"
+    if needed <= limit:
+        return f"{said} of the {limit / 2**30:.2f} GiB for each device"
+    return (
+        f"{said} needed, {limit / 2**30:.2f} GiB there for each device. What may help: more devices, or of them more "
+        "along data with optimizer.zero1=True, along pipe or along tensor."
+    )
+
+
 def memory_table(facts: dict[str, Any]) -> str:
     """The lines of the table of a device's memory."""
     lines = ["memory of each device:"]
     for name, meaning in MEMORY.items():
         size = facts[f"{name}_bytes"]
+        if name == "host" and not size:
+            continue
         lines.append(f"  {name:<9} {'not told' if size is None else f'{size / 1e6:,.1f} MB':>14}  {meaning}")
     return "\n".join(lines)
 

@@ -17,6 +17,9 @@ def memory_remedies(config: Config, *, fake: bool) -> list[str]:
         f"set pipeline.recompute={lean}": config.pipeline.recompute == "none",
         "set pipeline.recompute=full": config.pipeline.recompute != "full",
         "set optimizer.zero1=True": config.mesh.data > 1 and not config.optimizer.zero1,
+        "set optimizer.offload=True": not fake
+        and not config.optimizer.offload
+        and config.pipeline.prediction == "none",
         "raise mesh.tensor": not fake and config.mesh.tensor < config.model.num_heads,
         "train a smaller model": True,
     }

@@ -179,8 +179,7 @@ class CostModel:
       system: the choices of the training system; None: those of this project.
 
     Raises:
-      ConfigError: when the topology has no peak for the dtype, or the config keeps arrays in the memory of hosts and the
-        topology has no [host].
+      ConfigError: when the topology has no peak for the dtype; with `optimizer.offload`, when it has no [host].
     """
 
     def __init__(
@@ -192,8 +191,7 @@ class CostModel:
         has_flash, self._in_blocks = bool(backend.flash_kernel(config.model).name), runs_in_blocks(backend.platform)
         self._flash = has_flash if self._system.flash is None else self._system.flash
         topology.chip.peak(config.model.dtype)
-        if config.optimizer.offload:
-            topology.host_memory  # raises ConfigError where there is none
+        self._host = topology.host_memory if config.optimizer.offload else None
         # Each cost model has its own caches, which are freed with it.
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
         self._links_once, self._exchanged_once = functools.cache(self._links), functools.cache(self._exchanged)
@@ -419,8 +417,8 @@ class CostModel:
 
         It reads gradient, weight and moments, writes weight and moments, and reads the gradient again for its norm.
         Prediction by momentum reads gradient, weight and moments once more, and repeats the products. Where prediction
-        stores the last update, it reads and writes it. From the memory of the host come weight and moments, and once more
-        the weight, for the compute weights; weight and moments go back at the same time.
+        stores the last update, it reads and writes it. With `optimizer.offload`, weight and moments come from the host,
+        the weight once more for the compute weights, while weight and moments go back.
         """
         optimizer, chip = self._config.optimizer, self._topology.chip
         mine = num_parameters / (mesh.data if optimizer.zero1 else 1)
@@ -430,9 +428,8 @@ class CostModel:
         dtype = "float32" if "float32" in chip.peak_flops else self._config.model.dtype
         products = update_work(dataclasses.replace(self._config, mesh=mesh))
         seconds = moved / chip.memory_bandwidth + (1 + again) * products.seconds(chip, dtype, self._efficiency)
-        if not optimizer.offload:
-            return seconds
-        return max(seconds, mine * FLOAT32 * (2 + moments) / self._topology.host_memory.bandwidth)
+        fetched = mine * FLOAT32 * (2 + moments) / self._host.bandwidth if self._host else 0.0
+        return max(seconds, fetched)
 
 
 def _messages(stage_ranks: Sequence[int], links: MeshLinks) -> dict[Link, int]:

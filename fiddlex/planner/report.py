@@ -75,9 +75,9 @@ def _host_text(problem: Problem, best: Plan) -> list[str]:
         return []
     host = problem.topology.host_memory
     return [
-        f"optimizer.offload=True keeps {gib(best.memory.of_host)} GiB of each device's state in the memory of its host, "
-        f"of {gib(problem.host_limit)} GiB; an update then takes {best.step.update:.3g} s, at {host.bandwidth / 1e9:g} "
-        "GB/s each way."
+        f"optimizer.offload=True keeps {gib(best.memory.of_host)} GiB of each device's train state in the memory of "
+        f"its host, which has {gib(problem.host_limit)} GiB for it. An update takes {best.step.update:.3g} s, at "
+        f"{host.bandwidth / 1e9:g} GB/s each way."
     ]
 
 

@@ -147,18 +147,27 @@ def memory(compiled: jax.stages.Compiled | None) -> dict[str, int | None]:
 
     Returns:
       `argument_bytes` and `output_bytes` (for the train step: state and batch, state and metrics); `alias_bytes`
-      (outputs that reuse the memory of arguments); `temp_bytes` (everything else that the program holds); and
-      `peak_bytes` (all of it together). The peak is XLA's figure, but at least argument + output − alias + temp,
-      because XLA's CPU backend leaves the temporaries out of its figure.
+      (outputs that reuse the memory of arguments); `temp_bytes` (everything else that the program holds);
+      `peak_bytes` (all of it together); and `host_bytes` (what it holds in the memory of the host). The peak is XLA's
+      figure, but at least argument + output − alias + temp, because XLA's CPU backend leaves the temporaries out of
+      its figure. Where something is on the host, the peak is this sum, because XLA's figure then includes the host.
     """
     analysis = compiled.memory_analysis() if compiled is not None else None
-    names = ("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "peak_bytes")
+    names = ("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "peak_bytes", "host_bytes")
     if analysis is None:
         return dict.fromkeys(names)
     argument, output = analysis.argument_size_in_bytes, analysis.output_size_in_bytes
     alias, temp = analysis.alias_size_in_bytes, analysis.temp_size_in_bytes
-    peak = max(analysis.peak_memory_in_bytes, argument + output - alias + temp)
-    return dict(zip(names, (argument, output, alias, temp, peak), strict=True))
+    peak, host = argument + output - alias + temp, _host_bytes(analysis)
+    if not host:
+        peak = max(analysis.peak_memory_in_bytes, peak)
+    return dict(zip(names, (argument, output, alias, temp, peak, host), strict=True))
+
+
+def _host_bytes(analysis: Any) -> int:
+    """Bytes of the host's memory that a program holds."""
+    kept = analysis.host_argument_size_in_bytes + analysis.host_output_size_in_bytes - analysis.host_alias_size_in_bytes
+    return int(kept + analysis.host_temp_size_in_bytes)
 
 
 def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
