@@ -21,6 +21,7 @@ GPT_SMALL = "configs/gpt2_small.py"
 GPT_MEDIUM = "configs/gpt2_medium.py"
 GPT_LARGE = "configs/gpt2_large.py"
 GPT_XL = "configs/gpt2_xl.py"
+GPT_7B = "configs/gpt3.py:7.5b"
 LLAMA_1B = "configs/llama.py:1b"
 GPT_175B = (
     "model.num_layers=96 model.hidden_size=12288 model.num_heads=96 mesh.data=2 mesh.pipe=8 mesh.tensor=8 "
@@ -28,6 +29,7 @@ GPT_175B = (
 )  # GPT-3's shape (Brown et al. 2020, table 2.1)
 EIGHT_BY_ONE = "mesh.data=8 pipeline.num_microbatches=2 data.global_batch_size=64"
 TWO_BY_FOUR = "mesh.data=2 mesh.pipe=4 pipeline.num_microbatches=8 data.global_batch_size=64"
+SIXTEEN = "pipeline.num_microbatches=16 data.global_batch_size=32"
 
 CASES = {
     # GPT-2 and its layouts
@@ -433,6 +435,25 @@ SAVINGS = {
     for recompute in recomputes
 }
 CASES |= SAVINGS
+
+# Master weights and optimizer state in the memory of the host: layouts of one row and of many, every kind of state,
+# without a flush, and models that need more of a device than it has without this.
+OFFLOAD = {
+    f"{name}, offload": case._replace(changes=f"{case.changes} optimizer.offload=true")
+    for name, case in [
+        ("medium, 1F1B", CASES["medium, 1F1B"]),
+        ("xl, 8 replicas", MemoryCase(GPT_XL, "tpu:v5e:2x4", f"{EIGHT_BY_ONE} pipeline.recompute=full")),
+        ("xl, Adafactor", CASES["xl, Adafactor"]),
+        ("xl, 2BW", CASES["xl, 2BW"]),
+        ("7.5b, 2 replicas", MemoryCase("configs/gpt3.py:7.5b", "tpu:v5e:2x4", f"mesh.data=2 {SIXTEEN}")),
+        (
+            "7.5b, 4 stages",
+            MemoryCase("configs/gpt3.py:7.5b", "tpu:v5e:2x4", f"mesh.data=1 mesh.tensor=2 mesh.pipe=4 {SIXTEEN}"),
+        ),
+        ("18.4b, tensor parallel", CASES["18.4b, tensor parallel"]),
+    ]
+}
+CASES |= OFFLOAD
 
 GPUS_OF_A_HOST = 8
 

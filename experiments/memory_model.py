@@ -42,6 +42,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 LIMIT_S = 480.0  # time limit of one case
 PACKAGES = {"tpu": ("jax", "libtpu"), "gpu": ("jax", "jax-cuda12-plugin")}
 AFTER_THE_REPORT = "*after_optimizations_after_buffer_assignment.txt", "*.thunk_sequence.txt"  # on TPUs, on GPUs
+SPACES = 0, 5  # XLA's numbers of the device's memory and of the host's
 COLOURS = {"gpt": "#0072B2", "bert": "#D55E00", "llama": "#009E73"}  # Okabe and Ito's
 NAMES = {"gpt": "GPT", "bert": "BERT", "llama": "Llama, Qwen3"}
 
@@ -64,8 +65,9 @@ def main(argv: list[str]) -> None:
     for name, case in cases.items():
         if name not in results and (name in _CASES.value or not _CASES.value):
             start = time.monotonic()
-            compiled = compiled_bytes(make_config(case), case.topology)
+            compiled, on_host = compiled_bytes(make_config(case), case.topology)
             results[name] = {"case": name, **case._asdict(), "compiled_bytes": compiled}
+            results[name] |= {"compiled_host_bytes": on_host} if on_host else {}
             results[name] |= {"seconds": round(time.monotonic() - start, 1), "date": str(datetime.date.today())}
             results[name] |= {package: importlib.metadata.version(package) for package in PACKAGES[_PLATFORM.value]}
             logger.info("%s: %.2f GB", name, compiled / 1e9)
@@ -94,8 +96,8 @@ def predicted_bytes(config: Config, topology: str) -> int:
     return needed_memory(config, backend_for(topology)).peak
 
 
-def compiled_bytes(config: Config, topology: str) -> int:
-    """The bytes of a device's memory that XLA assigns to the train step of a config, arguments included.
+def compiled_bytes(config: Config, topology: str) -> tuple[int, int]:
+    """The bytes that XLA assigns to the train step of a config, arguments included, on a device and on its host.
 
     Raises:
       DeviceError: when the step does not compile, or not in time.
@@ -113,7 +115,7 @@ def compiled_bytes(config: Config, topology: str) -> int:
     child.join()
     if isinstance(answer, str):
         raise DeviceError(f"{topology}: {answer}")
-    return int(answer)
+    return answer
 
 
 def _compile(config_json: str, topology: str, answer: Connection) -> None:
@@ -141,14 +143,15 @@ def _compile(config_json: str, topology: str, answer: Connection) -> None:
         compiler.join()
 
 
-def _assigned(folder: pathlib.Path) -> int:
-    """Bytes in XLA's report in a folder; 0 until a later file shows that XLA has completed the report."""
+def _assigned(folder: pathlib.Path) -> tuple[int, int] | None:
+    """Bytes of device and host in XLA's report in a folder; None until a later file shows that XLA has completed it."""
     if not [file for pattern in AFTER_THE_REPORT for file in folder.glob(pattern)]:
-        return 0
+        return None
     (report,) = folder.glob("*after_optimizations-memory-usage-report.txt")
-    match = re.search(r"Memory Space: default.*\nTotal bytes: (\d+)", report.read_text(encoding="utf-8"))
+    text = report.read_text(encoding="utf-8")
+    match, on_host = (re.search(rf"Memory Space: .*color={color}\).*\nTotal bytes: (\d+)", text) for color in SPACES)
     assert match, f"{report} has another form than those of libtpu 0.0.52 and jax 0.10.2"
-    return int(match[1])
+    return int(match[1]), int(on_host[1]) if on_host else 0
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

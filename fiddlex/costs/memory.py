@@ -150,7 +150,7 @@ def _reduced(config: Config, weights: WeightBytes, backend: Backend) -> int:
     """
     if config.mesh.data == 1 and backend.fuses:
         return 0
-    if config.optimizer.zero1 and not backend.reduces_whole:
+    if config.optimizer.zero1 and (config.optimizer.offload or not backend.reduces_whole):
         return weights.reduced_layers + weights.reduced_outer
     return weights.layers + weights.outer
 

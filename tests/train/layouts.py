@@ -36,7 +36,8 @@ class Case:
       m: microbatches.
       layers: of each stage in order, as in 1,2,1; "-" for four layers, spread as evenly as possible.
       sp, zero1, dropout: the column's name, or "-" for without.
-      recompute, optimizer, semantics: as the config has them.
+      recompute, semantics: as the config has them.
+      optimizer: as the config has it; adamw,offload has its state on the host.
       prediction: as the config has it, with its order and scale, as in extrapolate,2,0.7; "-" for none.
     """
 
@@ -88,10 +89,11 @@ class Case:
         if self.prediction != "-":
             pipeline.prediction, order, scale = self.prediction.split(",")
             pipeline.prediction_order, pipeline.prediction_scale = int(order), float(scale)
-        optimizer.name, optimizer.zero1, optimizer.schedule = self.optimizer, self.zero1 != "-", "constant"
-        optimizer.learning_rate = 0.1 if self.optimizer == "sgd" else 1e-3
+        optimizer.name, _, offload = self.optimizer.partition(",")
+        optimizer.offload, optimizer.zero1, optimizer.schedule = bool(offload), self.zero1 != "-", "constant"
+        optimizer.learning_rate = 0.1 if optimizer.name == "sgd" else 1e-3
         # optax.adafactor does not multiply its decay by the learning rate, and ours does (test_optimizer.py).
-        optimizer.weight_decay = 0.0 if self.optimizer == "adafactor" else 0.1
+        optimizer.weight_decay = 0.0 if optimizer.name == "adafactor" else 0.1
         optimizer.clip_norm = 0.5
         # Some gradients of biases are pure rounding noise: all those of the keys, since a bias of the keys has no
         # effect on attention. At Adam's usual 1e-8 that noise would be scaled up to whole steps, differently in any two
@@ -238,6 +240,24 @@ mesh  model         schedule         v m layers sp recompute                  op
 2x2x1 llama,tied    interleaved_1f1b 2 4 -      -  attention,gelu,norms,masks sgd       zero1 dropout 2bw
 """)
 
+# Master weights and optimizer state on the host: rows of several layers and of one, and without a flush.
+OFFLOADED = _cases("""
+mesh  model         schedule         v m layers  sp recompute  optimizer      zero1 dropout semantics
+2x2x2 gpt           interleaved_1f1b 2 4 -       sp none       adamw,offload  zero1 -       sync
+1x2x2 mlm_nsp,post  zb_h1            1 4 3,1     -  selective  lamb,offload   -     dropout 2bw
+""")
+
+FURTHER_OFFLOADED = _cases("""
+mesh  model         schedule         v m layers  sp recompute  optimizer         zero1 dropout semantics
+1x1x1 gpt           1f1b             1 1 -       -  none       adamw,offload     -     -       sync
+1x4x2 gpt           1f1b             1 4 1,1,1,1 sp full       adam,offload      zero1 -       sync
+2x1x4 llama         1f1b             1 2 -       sp none       adafactor,offload zero1 -       sync
+2x2x1 llama,tied    zb_v             2 4 -       -  none       muon,offload      zero1 -       stash
+2x3x1 gpt           odd              2 4 -       -  none       sgd,offload       zero1 dropout sync
+4x1x2 mlm,pre       1f1b             1 2 -       sp gelu,norms sgd,offload       zero1 dropout sync
+2x2x2 gpt           gpipe            1 4 3,1     -  none       adamw,offload     zero1 -       delay:2
+""")
+
 FURTHER_RECOMPUTED = _cases("""
 mesh  model         schedule         v m layers sp recompute                  optimizer zero1 dropout semantics
 1x1x1 gpt           1f1b             1 1 -      -  gelu                       adamw     -     -       sync
@@ -354,7 +374,7 @@ def check_layout(case: Case, config: Config) -> None:
     assert jax.tree.structure(weights) == jax.tree.structure(expected["weights"])
     for path, weight in jax.tree_util.tree_leaves_with_path(weights):
         wanted = _leaf_at(expected["weights"], path)
-        if case.optimizer == "adafactor" and jax.tree_util.keystr(path).endswith("['qkv']['bias']"):
+        if case.optimizer.startswith("adafactor") and jax.tree_util.keystr(path).endswith("['qkv']['bias']"):
             continue  # it scales by the whole tensor's size and has no epsilon to damp the noise of the keys' bias
         difference = np.linalg.norm(weight - wanted) / np.linalg.norm(wanted)
         assert difference < TOLERANCE, f"{jax.tree_util.keystr(path)}: relative difference {difference:.2e}"

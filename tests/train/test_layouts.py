@@ -19,10 +19,12 @@ from tests.train.layouts import (
     COVERING,
     FURTHER,
     FURTHER_LLAMA,
+    FURTHER_OFFLOADED,
     FURTHER_PREDICTED,
     FURTHER_RECOMPUTED,
     LLAMA,
     MUON,
+    OFFLOADED,
     PAIRWISE,
     RECOMPUTED,
     Case,
@@ -31,7 +33,7 @@ from tests.train.layouts import (
 )
 
 # Those of the full tier alone.
-EVEN_FURTHER = [*PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA, *FURTHER_RECOMPUTED]
+EVEN_FURTHER = [*PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA, *FURTHER_RECOMPUTED, *FURTHER_OFFLOADED]
 # Pairs of levels that no case has. Two stages on each of three ranks take six layers, and the cases have four or five;
 # `odd` is a table for three ranks, two chunks and four microbatches, whose four stages have a layer each. Without
 # dropout the choices of an example score nearly alike, and gradients of the last norm's bias cancel but for rounding.
@@ -125,7 +127,7 @@ def check(layout: Case, config: Config) -> None:
         check_layout(layout, config)
 
 
-@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA, *RECOMPUTED]))
+@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA, *RECOMPUTED, *OFFLOADED]))
 def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
     check(layout, tiny_config)
 
