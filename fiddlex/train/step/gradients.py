@@ -107,24 +107,27 @@ class GradientSource(Protocol):
 def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: WeightLayout) -> Weights:
     """Rounds master weights, or parts of them, to the compute dtype, then gathers them over `data`.
 
-    Rounding first sends fewer bytes.
+    Rounding first sends fewer bytes. Weights of the layers that are in host memory are rounded and gathered row by row.
     """
     sharded, gathered = (
         {part: named(mesh, specs[part]) for part in master} for specs in (layout.master, layout.compute)
     )
 
-    def cast(part: str, w: jax.Array, sharding: NamedSharding) -> jax.Array:
-        if part == "layers" and is_on_host(w):
-            rounded = lax.with_sharding_constraint(jnp.zeros(w.shape, dtype), sharding)
-            rounded, _ = map_rows(lambda _, row, other: (row.astype(dtype), other), rounded, w, (), mesh=mesh)
-        else:
-            rounded = fetched(w).astype(dtype)
-        return lax.with_sharding_constraint(rounded, sharding)
+    def made(w: jax.Array, sharded: NamedSharding, gathered: NamedSharding) -> jax.Array:
+        rounded = lax.with_sharding_constraint(w.astype(dtype), sharded)
+        return lax.with_sharding_constraint(rounded, gathered)
 
-    rounded = {
-        part: jax.tree.map(functools.partial(cast, part), leaves, sharded[part]) for part, leaves in master.items()
+    def of(part: str, w: jax.Array, sharded: NamedSharding, gathered: NamedSharding) -> jax.Array:
+        if part != "layers" or not is_on_host(w):
+            return made(fetched(w), sharded, gathered)
+        weights = lax.with_sharding_constraint(jnp.zeros(w.shape, dtype), gathered)
+        rule = lambda _, row, other: (made(row, sharded, gathered), other)  # noqa: E731
+        return map_rows(rule, weights, w, (), mesh=mesh)[0]
+
+    return {
+        part: jax.tree.map(functools.partial(of, part), leaves, sharded[part], gathered[part])
+        for part, leaves in master.items()
     }
-    return lax.with_sharding_constraint(rounded, gathered)
 
 
 def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction) -> engine.PipelineModel:
