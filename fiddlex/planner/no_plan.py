@@ -25,7 +25,24 @@ def why_none(problem: Problem, least: Need) -> str:
     return (
         f"No layout on {problem.num_devices} {chip.name} fits {gib(problem.limit)} GiB a device. The smallest need is "
         f"{gib(least.memory.peak)} GiB, of {layout_text(least.layout)}: {parts_text(least.memory)} GiB. What would "
-        f"help: {helps}."
+        f"help: {helps}.{_host_shortage(problem, least)}"
+    )
+
+
+def _host_shortage(problem: Problem, least: Need) -> str:
+    """What the host lacks for the layout that needs least memory; empty when it lacks nothing."""
+    needed, limit, host = least.memory.of_host, problem.host_limit, problem.topology.host
+    if needed <= limit:
+        return ""
+    pool = ""
+    if host is not None and limit < host.bytes_per_device:
+        pool = (
+            f" of {gib(host.bytes_per_device)}, since the allocator of pinned memory gives no more by default "
+            "(XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB changes that)"
+        )
+    return (
+        f" It also needs {gib(needed)} GiB of its host's memory, where a device has {gib(limit)}{pool}: use more "
+        "devices, or optimizer.offload=false."
     )
 
 
@@ -46,6 +63,8 @@ def _remedies(problem: Problem, need: int) -> Iterator[str]:
         "optimizer.zero1=True": dataclasses.replace(config.optimizer, zero1=True),
         "optimizer.name=adafactor": dataclasses.replace(config.optimizer, name="adafactor"),
     }
+    if problem.topology.host is not None and "sync" in problem.semantics:
+        others["optimizer.offload=True"] = problem.offloading.config.optimizer
     for name, optimizer in others.items():
         other = dataclasses.replace(problem, config=dataclasses.replace(config, optimizer=optimizer))
         least = _smallest_need(other) if optimizer != config.optimizer else None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fiddlex.cluster.topology import catalogue, load_topology, table
+from fiddlex.cluster.topology import catalogue, host_for, load_topology, table
 from fiddlex.errors import ConfigError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -46,6 +46,15 @@ def test_a_host_has_more_memory_than_its_devices_and_less_bandwidth(name):
     assert topology.chip.memory_bytes < host.bytes_per_device < 8 * topology.chip.memory_bytes
     assert 1e9 < host.bandwidth < topology.links[0].bandwidth
     assert host.pinned_gib == (0 if name.startswith("tpu") else 64)
+    assert host.limit == (host.bytes_per_device if name.startswith("tpu") else min(host.bytes_per_device, 64 * 2**30))
+    assert host_for(topology.compile_name(8)) == host
+    assert topology.host_memory == host
+
+
+def test_no_host_is_known_of_cpus_and_of_a_topology_without_one():
+    assert host_for("cpu") is None
+    with pytest.raises(ConfigError, match=r"topology a100_80 has no \[host\].*optimizer\.offload=false"):
+        print(dataclasses.replace(A100, host=None).host_memory)
 
 
 def test_a100_is_that_of_selene():

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from fiddlex.cluster.pieces import LEAST_ROWS
 from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config, ModelConfig, OptimizerConfig
+from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import ConfigError
 from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem, layouts
 from fiddlex.planner.no_plan import why_none
-from fiddlex.planner.report import as_json, as_python, as_text, layout_text
-from fiddlex.planner.search import Found, _Space, evaluate, score, search
+from fiddlex.planner.report import as_json, as_python, as_text, gib, layout_text, plan_facts
+from fiddlex.planner.search import Found, _Space, evaluate, score, search, search_further
 
 
 def a_problem(*, num_devices=8, layers=4, heads=4, batch=16, **changes):
@@ -216,6 +217,58 @@ def test_why_there_is_no_plan_and_what_would_help():
     assert message.startswith("No layout on 2 A100-SXM4-80GB fits ")
     assert f"need is {least.memory.peak / 2**30:.2g} GiB" in message
     assert "What would help: 4 devices" in message
+
+
+def test_the_optimizer_goes_to_the_host_only_where_no_layout_fits_otherwise():
+    problem = a_problem(num_devices=4)
+    least = search(dataclasses.replace(problem, objective="memory"), keep=1).plans[0].memory.peak
+    fits, too_small = (dataclasses.replace(problem, memory_bytes=int(least * share)) for share in (1.1, 0.7))
+    solved, found = search_further(fits)
+    assert found.plans
+    assert not solved.config.optimizer.offload
+    assert not search(too_small).plans
+    solved, found = search_further(too_small)
+    assert all(plan.config.optimizer.offload and plan.config.pipeline.semantics == "sync" for plan in found.plans)
+    best = found.plans[0]
+    best.config.validate()
+    assert best.memory.peak <= too_small.limit
+    assert "host GiB" in as_text(solved, found)
+    assert f"optimizer.offload=True keeps {gib(best.memory.of_host)} GiB" in as_text(solved, found)
+    assert plan_facts(best)["host_bytes"] == best.memory.of_host > 0
+    assert not search_further(dataclasses.replace(too_small, semantics=("2bw",)))[1].plans
+    without = dataclasses.replace(problem.topology, host=None)
+    assert not search_further(dataclasses.replace(too_small, topology=without))[1].plans
+
+
+def test_the_update_from_the_host_takes_what_its_link_takes():
+    problem = a_problem(num_devices=1)
+    layout = next(layouts(problem.offloading))
+    here, there = (evaluate(each, layout) for each in (problem, problem.offloading))
+    weights = num_parameters(problem.config)
+    assert here.memory.of_host == 0
+    assert there.memory.peak < here.memory.peak
+    # Weight, two moments and the weight once more come, 4 bytes each; norms and biases, which stay, are counted too.
+    assert there.step.update == pytest.approx(4 * 4 * weights / problem.topology.host.bandwidth, rel=0.2)
+    assert there.step.update > 10 * here.step.update
+
+
+def test_a_host_that_is_too_small_is_told():
+    problem = a_problem(num_devices=1).offloading
+    needed = evaluate(problem, next(layouts(problem))).memory.of_host
+    half = 0.5 * needed / 2**30
+    for changes, told in (
+        ({"memory_gib": 8 * half}, "where a device has"),
+        ({"pinned_gib": half}, "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"),
+    ):
+        host = dataclasses.replace(problem.topology.host, **changes)
+        small = dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=host))
+        found = search(small)
+        assert not found.plans
+        message = why_none(small, found.least)
+        assert f"needs {gib(needed)} GiB of its host's memory" in message
+        assert told in message
+    with pytest.raises(ConfigError, match=r"has no \[host\]"):
+        search(dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=None)))
 
 
 def test_what_would_help_is_told_where_more_devices_cannot_be_had():

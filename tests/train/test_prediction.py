@@ -164,6 +164,7 @@ def test_what_is_saved_and_evaluated_are_the_true_weights(config: Config, tmp_pa
             "prediction_order=2 with optimizer.name=sgd and optimizer.momentum=0: this optimizer has no momentum, from "
             "which the next update could be predicted. Set optimizer.momentum above 0, or use",
         ),
+        ({"optimizer.offload": True}, "optimizer.offload=true with pipeline.prediction=extrapolate: a prediction of"),
         ({"pipeline.prediction": "none", "pipeline.prediction_scale": 1.4}, "they change nothing without prediction"),
         ({"pipeline.prediction": "extrapolat"}, "Did you mean 'extrapolate'?"),
         ({"pipeline.prediction_order": 3}, "pipeline.prediction_order=3 must be at least 1 and at most 2"),
