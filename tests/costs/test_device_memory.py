@@ -13,6 +13,7 @@ from fiddlex.costs.backend import CPU, TPU
 from fiddlex.costs.memory import Memory
 from fiddlex.models import collective_matmul
 from fiddlex.models.flash import make_splash
+from fiddlex.parallel.host_memory import HOST
 from fiddlex.planner.predict import needed_memory
 from fiddlex.train.step import gradients
 
@@ -50,6 +51,9 @@ STATES = {  # what is changed of a small GPT on 2 × 2 × 2 devices
         "optimizer.name": "adafactor",
         "model.vocab_size": 127,
     },
+    "optimizer on the host": {"optimizer.offload": True},
+    "adafactor on the host": {"optimizer.offload": True, "optimizer.name": "adafactor", "model.hidden_size": 256},
+    "muon on the host, 2bw": {"optimizer.offload": True, "optimizer.name": "muon", "pipeline.semantics": "2bw"},
     "uneven stages": {"model.num_layers": 5},
     "sizes that replicas cannot cut": {"mesh.data": 4, "mesh.tensor": 1, "model.seq_len": 30, "model.vocab_size": 30},
     "2bw": {"pipeline.semantics": "2bw", "model.dtype": "bfloat16"},
@@ -134,13 +138,17 @@ def test_arguments_of_the_step_are_counted_exactly(case: str) -> None:
     program = make_program(replaced(config, STATES[case]))
     memory, state = predicted(program.config), program.abstract_state
     assert memory.weights == local_bytes(state.weights)
-    assert memory.optimizer == pytest.approx(local_bytes(state.optimizer), rel=2e-3, abs=8)  # counters and fillers
+    arrays = [x for x in jax.tree.leaves(state.optimizer) if x.size > 1]  # the others are counters and fillers
+    assert memory.optimizer == local_bytes(arrays)
+    assert memory.host_state == local_bytes((state.weights, arrays), kind=HOST)
+    assert bool(memory.host_state) == program.config.optimizer.offload
     inputs = program.source.abstract_inputs
     assert memory.inputs == local_bytes(inputs.batches if state.pipeline else inputs)
     if state.pipeline:
         carry = state.pipeline.in_flight.carry
         assert memory.compute_weights + memory.versions == local_bytes(state.pipeline.versions)
-        finished = local_bytes(carry.finished) or local_bytes(state.weights["layers"])
+        layers = state.weights["layers"]
+        finished = local_bytes(carry.finished) or local_bytes(layers) + local_bytes(layers, kind=HOST)
         assert memory.gradients == local_bytes(carry.grads) + finished
         assert memory.stash == local_bytes(carry.stash)
         assert memory.weight_stash == local_bytes(carry.weight_stash)
@@ -187,9 +195,10 @@ def temporaries(memory: Memory) -> int:
     return memory.peak - memory.weights - memory.optimizer - memory.inputs
 
 
-def local_bytes(tree: object) -> int:
-    """Bytes on one device of arrays that need not be there."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+def local_bytes(tree: object, kind: str = "device") -> int:
+    """Bytes of one device's parts of arrays that need not be there, in one kind of memory."""
+    found = (x for x in jax.tree.leaves(tree) if x.sharding.memory_kind == kind)
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in found)
 
 
 def sized(*, hidden_size: int, seq_len: int) -> Config:

@@ -7,7 +7,33 @@ ARGUMENTS = "tests/costs/test_device_memory.py::test_arguments_of_the_step_are_c
 STASH = "tests/costs/test_stash.py::test_the_stash_of_a_layer_is_what_the_formulas_say[gpt-sequence-True-{}]"
 FLOPS = "tests/costs/test_sizes.py::test_flops_are_those_of_the_matrix_products"
 
+EXACT = "tests/costs/test_device_memory.py::test_arguments_of_the_step_are_counted_exactly"
+
 MUTATIONS = (
+    # The optimizer on the host.
+    Mutation(
+        "host-too-small-ignored",
+        "fiddlex/planner/search.py",
+        old=" or memory.of_host > problem.host_limit",
+        new="",
+        tests=("tests/planner/test_search.py::test_a_host_that_is_too_small_is_told",),
+    ),
+    Mutation(
+        "weights-fetched-once",
+        "fiddlex/planner/cost_model.py",
+        old="mine * FLOAT32 * (2 + moments) / self._host.bandwidth",
+        new="mine * FLOAT32 * (1 + moments) / self._host.bandwidth",
+        tests=("tests/planner/test_search.py::test_the_update_from_the_host_takes_what_its_link_takes",),
+    ),
+    Mutation(
+        "moments-stay-on-the-device",
+        "fiddlex/costs/weight_memory.py",
+        old="host=FLOAT32 * sum(each.whole for each in stored if each.offloaded)",
+        new="host=FLOAT32 * sum(each.size for each in stored if each.offloaded)",
+        tests=(
+            "tests/costs/test_device_memory.py::test_arguments_of_the_step_are_counted_exactly[optimizer on the host]",
+        ),
+    ),
     # Memory.
     Mutation(
         "memory-without-gradients",

@@ -25,7 +25,46 @@ ADAM = f"{LAYOUTS}[1x2x2-mlmpre-interleaved_1f1b-v2-m4-1211-selective-adam-zero1
 SAMPLING = "fiddlex/train/inference/sampling.py"
 GENERATION, CACHE = "fiddlex/train/inference/generation.py", "fiddlex/models/cache.py"
 
+UPDATED = "tests/train/step/test_update.py::test_an_update_from_the_host_equals_one_on_the_devices"
+UPDATE, HOST_MEMORY = "fiddlex/train/step/update.py", "fiddlex/parallel/host_memory.py"
+
 MUTATIONS = (
+    # An update from the memory of the host.
+    Mutation(
+        "last-row-updated-twice",
+        HOST_MEMORY,
+        old="    return written(changed, new, number - 1), other\n",
+        new="    return written(changed, new, number - 2), other\n",
+        tests=(f"{UPDATED}[three rows-adamw]",),
+    ),
+    Mutation(
+        "rows-fetched-late",
+        HOST_MEMORY,
+        old="following = rows((changed, read), index + 1)",
+        new="following = rows((changed, read), index)",
+        tests=(f"{UPDATED}[three rows-adamw]",),
+    ),
+    Mutation(
+        "skipped-update-made-on-the-host",
+        UPDATE,
+        old="            self._good, (before, state), (optax",
+        new="            jnp.bool(True), (before, state), (optax",
+        tests=(f"{UPDATED}[three rows-adamw]",),
+    ),
+    Mutation(
+        "gradients-from-the-host-not-clipped",
+        UPDATE,
+        old="self._rule.update(self._clip(_only(self._path, grad)), state, before)",
+        new="self._rule.update(_only(self._path, grad), state, before)",
+        tests=(f"{UPDATED}[three rows-adamw]",),
+    ),
+    Mutation(
+        "last-weight-alone-finite",
+        UPDATE,
+        old="jnp.stack(finite).min() == 1",
+        new="finite[-1] == 1",
+        tests=("tests/train/step/test_update.py::test_an_update_from_the_host_finds_a_weight_that_is_not_finite",),
+    ),
     # A batch's gradient.
     Mutation(
         "microbatches-summed-in-place-of-averaged",
@@ -66,8 +105,8 @@ MUTATIONS = (
     Mutation(
         "clipping-left-out",
         STEP,
-        old="clipped = clip_by_global_norm(grads, norm, config.optimizer.clip_norm)",
-        new="clipped = grads",
+        old="clip = functools.partial(clip_by_global_norm, norm=norm, clip_norm=config.optimizer.clip_norm)",
+        new="clip = functools.partial(clip_by_global_norm, norm=norm, clip_norm=0.0)",
         tests=(LAGGING,),
     ),
     Mutation(
@@ -86,7 +125,7 @@ MUTATIONS = (
     ),
     Mutation(
         "count-of-updates-goes-on-where-one-is-left-out",
-        STEP,
+        UPDATE,
         old="jax.tree.map(lambda a, b: jnp.where(good, b, a), before, after)",
         new="jax.tree.map(lambda a, b: jnp.where(good, b, a) if a.ndim else b, before, after)",
         tests=(OVERFLOWING, RESUMED),

@@ -15,6 +15,7 @@ import pytest
 
 from fiddlex.config import Config
 from fiddlex.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from fiddlex.parallel.host_memory import HOST
 from fiddlex.train import loop
 from fiddlex.train.run import workdir as workdirs
 from fiddlex.train.run.checkpoint import Checkpoints
@@ -170,6 +171,28 @@ def test_resume_on_another_layout(
         assert resumed["step"] == whole["step"]
         np.testing.assert_allclose(resumed["loss"], whole["loss"], rtol=1e-5)
         np.testing.assert_allclose(resumed["grad_norm"], whole["grad_norm"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("adafactor", marks=pytest.mark.long)])
+def test_a_run_resumes_with_its_optimizer_on_the_host_and_back(
+    optimizer: str, config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blockwise, "MIN_FACTORED_SIZE", 16)
+    config.model.num_layers, config.optimizer.name, config.optimizer.epsilon = 4, optimizer, 1e-6
+    whole = [record["loss"] for record in Trainer(config).steps(4)]
+    losses, kinds = [], []
+    # On the host, then there in another layout, then on the devices.
+    for offload, pipe, tensor in ((True, 1, 2), (True, 2, 1), (False, 1, 2), (True, 2, 2)):
+        part = copy.deepcopy(config)
+        part.optimizer.offload, part.mesh.pipe, part.mesh.tensor = offload, pipe, tensor
+        trainer = Trainer(part)
+        with Checkpoints(tmp_path) as checkpoints:
+            assert trainer.restore(checkpoints) == bool(losses)
+            losses += [record["loss"] for record in trainer.steps(1)]
+            trainer.save(checkpoints)
+        kinds.append({x.sharding.memory_kind for x in jax.tree.leaves(trainer.state)})
+    assert [HOST in kind for kind in kinds] == [True, True, False, True]
+    np.testing.assert_allclose(losses, whole, rtol=1e-5)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "empty"])
