@@ -44,9 +44,19 @@ def spilled(host: Arrays, stash: Arrays, *, source: Integer, target: Integer) ->
 
 
 @jax.named_scope("fetch")
-def fetched(host: Arrays, source: Integer) -> Arrays:
-    """Slot `source` of `host` on the device, [1, …]; that of the trash, if `source` is NONE."""
-    return [jax.device_put(_slot(array, _or_trash(array, source)), jax.memory.Space.Device) for array in host]
+def fetched(host: Arrays, source: Integer, *, after: jax.Array) -> Arrays:
+    """Slot `source` of `host` on the device, [1, …], once `after` is computed; that of the trash, if `source` is NONE.
+
+    XLA:GPU schedules a program without its optimization barriers, so that only data can make a copy wait: the slot's
+    number depends on `after` as far as XLA can tell. Arrays that vary over fewer mesh axes are few numbers.
+    """
+    late = source + jnp.minimum(jnp.isnan(after[(0,) * after.ndim]).astype(jnp.int32), 0)
+
+    def copied(array: jax.Array) -> jax.Array:
+        number = late if _axes(after) <= _axes(array) else source
+        return jax.device_put(_slot(array, _or_trash(array, number)), jax.memory.Space.Device)
+
+    return [copied(array) for array in host]
 
 
 @jax.named_scope("fetch")
