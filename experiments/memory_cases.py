@@ -436,6 +436,19 @@ SAVINGS = {
 }
 CASES |= SAVINGS
 
+# What waits on the hosts, of cases that are also here without
+ON_HOSTS = {
+    f"{name}, stash on hosts": case._replace(changes=f"{case.changes} pipeline.stash_memory=host")
+    for name, case in [
+        ("medium, 1F1B", CASES["medium, 1F1B"]),
+        ("medium, interleaved, selective", CASES["medium, interleaved, selective"]),
+        ("medium, 2BW", MemoryCase(GPT_MEDIUM, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.semantics=2bw")),
+        ("xl, 1F1B, none", CASES["xl, 1F1B, none"]),
+        ("175b, sequence parallel, none", CASES["175b, sequence parallel, none"]),
+    ]
+}
+CASES |= ON_HOSTS
+
 # Master weights and optimizer state in the memory of the host: layouts of one row and of many, every kind of state,
 # without a flush, and models that need more of a device than it has without this.
 OFFLOAD = {

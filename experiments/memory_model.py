@@ -96,6 +96,11 @@ def predicted_bytes(config: Config, topology: str) -> int:
     return needed_memory(config, backend_for(topology)).peak
 
 
+def predicted_host_bytes(config: Config, topology: str) -> int:
+    """The predicted bytes in the memory of a device's host."""
+    return needed_memory(config, backend_for(topology)).of_host
+
+
 def compiled_bytes(config: Config, topology: str) -> tuple[int, int]:
     """The bytes that XLA assigns to the train step of a config, arguments included, on a device and on its host.
 
@@ -175,7 +180,18 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         worst = max(errors, key=lambda name: abs(errors[name]))
         median = statistics.median(map(abs, errors.values()))
         lines.append(f"\n{len(errors)} cases: median error {median:.1%}, largest {errors[worst]:+.1%} ({worst}).")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_host_table(results)])
+
+
+def _host_table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """The lines of a table of what is in the memory of hosts; none where nothing is."""
+    lines = ["", "| in the memory of the host, for each device | compiled | predicted | |", "|---|---:|---:|---:|"]
+    for name, result in results.items():
+        if compiled := result.get("compiled_host_bytes", 0):
+            predicted = predicted_host_bytes(make_config(CASES[name]), result["topology"])
+            sizes = f"{compiled / 1e9:.2f} | {predicted / 1e9:.2f} | {predicted / compiled - 1:+.1%}"
+            lines.append(f"| {name} | {sizes} |")
+    return lines if len(lines) > 3 else []
 
 
 def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:

@@ -101,6 +101,14 @@ def test_text_of_one_clock():
     )
 
 
+def test_a_stash_on_the_host_is_drawn_with_its_copies():
+    done = call("--name=1f1b", "--pipe=3", "--microbatches=5", "--stash_memory=host", "--semantics=2bw")
+    assert "   0    .        .       ↑0F1     ↑0F2   ↑0F3↓0F1   ↓0F2     ↓0F3      .        ." in done.stdout
+    assert "stashed at most on a device: 2; on the host: 3\n" in done.stdout
+    assert "versions of the weights: 2; forward passes of a stage stashed at most: 2; on the host: 3\n" in done.stdout
+    assert "host" not in call("--name=1f1b", "--pipe=2", "--microbatches=5", "--stash_memory=host").stdout
+
+
 @pytest.mark.parametrize(
     ("name", "chunks", "free_bubble", "lockstep_bubble", "free_peak", "lockstep_peak", "num_ticks"),
     [

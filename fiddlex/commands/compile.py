@@ -41,7 +41,7 @@ MEMORY = {
     "alias": "of the output, in the place of arguments",
     "temp": "all else: compute weights, gradients, stash, workspace",
     "peak": "all together",
-    "host": "in the memory of the host: of the train state, with optimizer.offload",
+    "host": "in the memory of the host: of the train state with optimizer.offload, and of the stash",
 }
 
 
@@ -90,6 +90,7 @@ def main(argv: list[str]) -> None:
     )
     if facts["collectives"] is not None:
         print(memory_table(facts) + "\n" + collectives_table(facts["collectives"]))
+        print(host_copies_text(facts["host_copies"]), end="")
         if facts["num_granules"] > 1:
             print(crossing_table(facts["crossing"], facts["num_granules"]))
     if _MEMORY.value:
@@ -188,6 +189,17 @@ def collectives_table(collectives: list[dict[str, Any]]) -> str:
         many, much = f"{at_least}{times:,g}", f"{at_least}{size / 1e6:,.1f}"
         lines.append(f"  {kind:<20} {axis:<8} {many:>9} {much:>12}  {'yes' if overlapped else 'no'}")
     return "\n".join(lines)
+
+
+def host_copies_text(copies: list[dict[str, Any]]) -> str:
+    """Lines on the asynchronous copies between a device and its host, one for each direction; empty without any."""
+    lines = []
+    for to_host, where in ((True, "to the host"), (False, "from the host")):
+        some = [each for each in copies if each["to_host"] == to_host]
+        if some:
+            size, least = sum(each["bytes"] for each in some), min(each["products"] for each in some)
+            lines.append(f"{len(some)} copies {where}, {size / 1e6:,.1f} MB, each beside {least} products or more\n")
+    return "".join(lines)
 
 
 def crossing_table(crossing: list[dict[str, Any]], num_granules: int) -> str:

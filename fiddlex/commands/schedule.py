@@ -19,12 +19,13 @@ from collections.abc import Callable
 from absl import flags
 
 from fiddlex.config.readable import counted
+from fiddlex.config.sections import STASH_MEMORIES
 from fiddlex.errors import ConfigError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import NAMES, make_semantics
-from fiddlex.schedules.text import to_csv, to_text
+from fiddlex.schedules.text import copies_to_text, to_csv, to_text
 from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
@@ -43,6 +44,12 @@ _COSTS = flags.DEFINE_string(
 )
 _SEMANTICS = flags.DEFINE_string(
     "semantics", None, f"{', '.join(NAMES)}: run on from batch to batch with weights so many updates old"
+)
+_STASH_MEMORY = flags.DEFINE_enum(
+    "stash_memory",
+    "device",
+    list(STASH_MEMORIES),
+    "host: what forward passes save waits in host memory; tells what each tick copies there (↑) and back (↓)",
 )
 _CLOCK = flags.DEFINE_enum(
     "clock", "both", ["both", "free_running", "lockstep"], "what text and pictures of one batch show"
@@ -73,7 +80,7 @@ def main(argv: list[str]) -> None:
         words=("--pipe", "--chunks", "--microbatches"),
     )
     schedule = make(num_microbatches=_MICROBATCHES.value)
-    lowered, windows = lower(schedule), _windows(schedule, make)
+    lowered, windows = lower(schedule, spills=_STASH_MEMORY.value == "host"), _windows(schedule, make)
     timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs)}
     shown = {clock: run for clock, run in timelines.items() if _CLOCK.value in ("both", clock)}
     if picture and output:
@@ -110,6 +117,7 @@ def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int =
             make_semantics(name, num_stages=schedule.num_stages, batch_size=size, field="--semantics"),
             longer,
             num_steps=num_steps,
+            spills=_STASH_MEMORY.value == "host",
         )
         for name in names
     }
@@ -144,8 +152,13 @@ def _not_flushed(name: str, windows: Windows, costs: Costs) -> str:
         f"  the first step takes {facts.fill_ticks} ticks, {facts.fill:g} long; then a batch takes "
         f"{facts.period_ticks:g} ticks, {facts.period:g} long, bubble {facts.bubble_fraction:.4g} of the work\n"
         f"  versions of the weights: {windows.sizes.versions}; forward passes of a stage stashed at most: "
-        f"{windows.sizes.slots.stash}\n"
+        f"{windows.sizes.slots.stash}{_on_host(windows)}\n"
     )
+
+
+def _on_host(windows: Windows) -> str:
+    number = windows.lowered.host_stash_slots
+    return f"; on the host: {number}" if number else ""
 
 
 def _how(windows: Windows, name: str) -> str:
@@ -171,6 +184,13 @@ def _page(lowered: Lowered, timelines: dict[str, Timeline], costs: Costs) -> str
         parts.append(f"\nfree-running, each action in one slot:\n{to_text(schedule)}")
     if "lockstep" in timelines:
         parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}")
+    if lowered.host_stash_slots:
+        parts.append(
+            "\ncopies to the host (↑, beside the forward pass of the tick) and back (↓, beside its backward pass):\n"
+            f"{copies_to_text(lowered)}"
+            f"  forward passes of a stage stashed at most on a device: {lowered.stash_slots}; on the host: "
+            f"{lowered.host_stash_slots}\n"
+        )
     parts.append(f"\ncosts, in any unit: {costs}\n")
     for clock, timeline in timelines.items():
         name, makespan, bubble = clock.replace("_", "-"), timeline.makespan, timeline.bubble_fraction

@@ -16,6 +16,7 @@ def memory_remedies(config: Config, *, fake: bool) -> list[str]:
         f"raise pipeline.num_microbatches (at most {most})": config.microbatch_size > 1,
         f"set pipeline.recompute={lean}": config.pipeline.recompute == "none",
         "set pipeline.recompute=full": config.pipeline.recompute != "full",
+        "set pipeline.stash_memory=host": not fake and config.mesh.pipe > 2 and not config.pipeline.spills,
         "set optimizer.zero1=True": config.mesh.data > 1 and not config.optimizer.zero1,
         "set optimizer.offload=True": not fake
         and not config.optimizer.offload

@@ -19,6 +19,7 @@ GELUS = ("tanh", "erf")
 OUTERMOST_AXES = ("data", "pipe")
 ROPE_SCALINGS = ("none", "linear", "llama3")
 MOST_ROPE = 1e12  # of the base and the factor; far above any in use
+STASH_MEMORIES = ("device", "host")
 PREDICTIONS = ("none", "extrapolate", "momentum")
 MOST_PREDICTION_SCALE = 10.0  # far above what is stable
 OPTIMIZERS = ("adamw", "nadamw", "adam", "adan", "lion", "muon", "lamb", "adafactor", "sgd")
@@ -204,6 +205,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     num_microbatches: int = 1  # in one replica's batch
     layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as possible
     recompute: str = "none"  # some of attention,gelu,norms,masks | none | selective (= attention) | full (whole layers)
+    stash_memory: str = "device"  # where what a forward saves waits for its backward: device | host (TPUs and GPUs)
     semantics: str = "sync"  # delay of the weights, in updates: sync | 2bw | stash | vertical_sync | delay:K
     semantics_schedule: str = ""  # replaces semantics=sync: phases and their lengths, as in sync:0.2,2bw; or auto
     switch_window: int = 25  # for auto: steps over whose mean loss it decides
@@ -218,6 +220,11 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         return recomputed(self.recompute)
 
     @property
+    def spills(self) -> bool:
+        """Whether what forward passes save may wait on the host."""
+        return self.stash_memory == "host"
+
+    @property
     def stores_last_update(self) -> bool:
         """Whether the prediction uses the update before the last, which is stored from step to step."""
         return self.prediction == "extrapolate" and self.prediction_order == 2
@@ -227,6 +234,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         rules.at_least("pipeline.num_microbatches", self.num_microbatches, 1)
         rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
         check_recompute("pipeline.recompute", self.recompute)
+        rules.choice("pipeline.stash_memory", self.stash_memory, STASH_MEMORIES)
         rules.at_least("pipeline.switch_window", self.switch_window, 1)
         rules.fraction("pipeline.switch_threshold", self.switch_threshold)
         rules.choice("pipeline.prediction", self.prediction, PREDICTIONS)

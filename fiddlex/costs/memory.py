@@ -18,7 +18,7 @@ from fiddlex.costs.backend import TPU, Backend
 from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, outside_layers
 from fiddlex.costs.weight_memory import WeightBytes, weight_bytes
 from fiddlex.models.task_sizes import example_fields
-from fiddlex.schedules.buffers import Sizes
+from fiddlex.schedules.buffers import IN_TRANSIT, Sizes
 from fiddlex.schedules.placement import LayerPlacement
 
 WORD = 4  # bytes of an element of a batch: of a token, a target, a weight of a target
@@ -34,13 +34,15 @@ class Memory(NamedTuple):
       versions: older versions of the compute weights, which the batches in flight use; and what prediction adds, the
         head's own versions and the last update.
       gradients: float32 gradient sums of all batches in flight.
-      stash: activations that forward passes save for backward passes, in all slots.
+      stash: activations that forward passes save for backward passes, in all slots, and one that is on its way to the
+        host or back.
       weight_stash: arrays that passes I save for W, in all slots.
       inboxes: received activations and gradients that wait for use, trash slots included, and one outgoing gradient.
       working: arrays of the pass through one layer, embedding or head while it runs, whichever takes most.
       update: arrays for reducing gradients or gathering weights, before and after the loop over ticks.
       inputs: the step's batch, and the later batches that are in flight.
       host_state: master weights and optimizer state in the memory of the host (`optimizer.offload`), each device's own.
+      host_stash: what waits in the memory of the host of `stash` (`pipeline.stash_memory`), in all slots.
     """
 
     weights: int
@@ -55,6 +57,7 @@ class Memory(NamedTuple):
     update: int
     inputs: int
     host_state: int = 0
+    host_stash: int = 0
 
     @property
     def of_device(self) -> dict[str, int]:
@@ -64,7 +67,7 @@ class Memory(NamedTuple):
     @property
     def of_host(self) -> int:
         """Bytes in the memory of the host."""
-        return self.host_state
+        return self.host_state + self.host_stash
 
     @property
     def peak(self) -> int:
@@ -112,13 +115,14 @@ def device_memory(
         compute_weights=compute,
         versions=(sizes.versions - 1) * compute + _predicting(config, sizes, weights),
         gradients=sizes.sums * weights.layers + sizes.outer_sums * weights.outer + finished,
-        stash=slots.stash * rows * layer.stash(),
+        stash=(slots.stash + IN_TRANSIT * bool(slots.host_stash)) * rows * layer.stash(),
         weight_stash=slots.weight_stash * rows * layer.weight_stash(),
         inboxes=(slots.forward_inbox + slots.backward_inbox + 1) * layer.residual * layer.itemsize,
         working=working + sizes.versions * all_rows * layer.copied(),
         update=update,
         inputs=sizes.batches * _batch(config),
         host_state=weights.host,
+        host_stash=slots.host_stash * rows * layer.stash(),
     )
 
 

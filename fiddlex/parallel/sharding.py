@@ -71,8 +71,12 @@ def mesh_axes_of(spec: P) -> frozenset[str]:
 
 
 def named(mesh: Mesh, specs: Any) -> Any:
-    """A tree of PartitionSpecs as a tree of NamedShardings."""
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
+    """A tree of PartitionSpecs as a tree of NamedShardings; NamedShardings among the leaves stay as they are."""
+
+    def of(spec: P | NamedSharding) -> NamedSharding:
+        return NamedSharding(mesh, spec) if isinstance(spec, P) else spec
+
+    return jax.tree.map(of, specs, is_leaf=lambda x: isinstance(x, P))
 
 
 def _names(entry: Any) -> tuple[str, ...]:

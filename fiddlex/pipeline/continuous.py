@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fiddlex.pipeline.engine import Carry, Engine, PipelineWeights
+from fiddlex.pipeline.carry import Carry, PipelineWeights
+from fiddlex.pipeline.engine import Engine
 from fiddlex.schedules.windows import Renames
 
 Tree = Any

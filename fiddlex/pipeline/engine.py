@@ -12,22 +12,24 @@ A loop of zero or more turns, not a conditional, updates what the carry holds: X
 tick, when they pass through a conditional.
 
 A stash holds a microbatch's residuals from its forward to the end of its backward (B or W). The table determines the
-size of the stash, so memory does not grow with the number of microbatches. Where several batches are in flight, the
-weights have several versions and the gradients several sums. Versions and sums are stacked; the number of a batch,
-modulo the size of the stack, is the index. No code here depends on the name of a schedule or a model.
+size of the stash, so memory does not grow with the number of microbatches. If the table has spills, residuals wait on
+the host in between (`host_stash`). Where several batches are in flight, the weights have several versions and the
+gradients several sums. Versions and sums are stacked; the number of a batch, modulo the size of the stack, is the
+index. No code here depends on the name of a schedule or a model.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fiddlex.pipeline import stacks
+from fiddlex.pipeline import host_stash, stacks
+from fiddlex.pipeline.carry import Carry, PipelineWeights, after_fetch, after_spill, with_layers
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Cache, CachedLayer, Chunk, Integer, Slot, Stage, Tile, in_row_major, in_turn
 from fiddlex.schedules.pipeline_spec import PipelineSpec
@@ -66,27 +68,6 @@ class PipelineModel:
     def stage(self) -> Stage:
         """The passes through the model's layers; all engines of the model share them, so each pass is traced once."""
         return Stage(self.layer, self.cached_layer, recompute=self.recompute, tile=self.tile)
-
-
-class PipelineWeights(NamedTuple):
-    """Weights or gradients: `layers`, stacked by row (`LayerPlacement`), and `outer` (embedding, head)."""
-
-    outer: Tree
-    layers: Tree
-
-
-class Carry(NamedTuple):
-    """The state of a device that passes from tick to tick."""
-
-    stash: Arrays  # [slot, row of a chunk, …]
-    weight_stash: Arrays
-    forward_inbox: jax.Array  # [slot, …]
-    backward_inbox: jax.Array
-    outgoing: jax.Array  # the gradient to send in the next tick
-    grads: PipelineWeights  # sums, leaves [batch, …]
-    finished: Tree  # complete and reduced gradients of layers, leaves [batch, row, …]
-    values: jax.Array  # values of the head, [microbatch, …]
-    cache: Arrays  # `Cache.new`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +112,7 @@ class Engine:
         value = self.model.head(self._outer(0, of_head=True), lax.psum(x, "pipe"), microbatch)
         kept: tuple[Arrays, Arrays] = ([], [])
         grads, finished = PipelineWeights((), ()), ()
-        sizes, rows = self.spec.sizes, self.placement.rows_per_chunk
+        sizes, slots, rows = self.spec.sizes, self.spec.sizes.slots, self.placement.rows_per_chunk
         if self.spec.trains:
             first = self._varying(jnp.int32(0))
             chunk = self._chunk(first, first, first)
@@ -149,13 +130,14 @@ class Engine:
         with jax.named_scope("stash"):  # both, since XLA may make arrays of one shape by one instruction
             stash, weight_stash = (
                 [self._empty(leaf, size, rows) for leaf in leaves]
-                for leaves, size in zip(kept, (sizes.slots.stash, sizes.slots.weight_stash), strict=True)
+                for leaves, size in zip(kept, (slots.stash, slots.weight_stash), strict=True)
             )
         return Carry(
             stash=stash,
             weight_stash=weight_stash,
-            forward_inbox=self._empty(x, sizes.slots.forward_inbox),
-            backward_inbox=self._empty(x, sizes.slots.backward_inbox),
+            host_stash=host_stash.empty(kept[0], slots.host_stash, rows) if slots.host_stash else [],
+            forward_inbox=self._empty(x, slots.forward_inbox),
+            backward_inbox=self._empty(x, slots.backward_inbox),
             outgoing=self._empty(x),
             grads=grads,
             finished=finished,
@@ -172,7 +154,14 @@ class Engine:
         if self.slots is not None:
             own, forward_hops, backward_hops = _renamed(own, forward_hops, backward_hops, self.slots)
         gradients = self._send(carry.outgoing, spec.backward_shifts)
+        spills = bool(spec.sizes.slots.host_stash)
+        if spills:
+            host = host_stash.spilled(carry.host_stash, carry.stash, source=own.spill_stash, target=own.spill_host)
+            carry = carry._replace(host_stash=host)
         carry, y = self._forward(carry, own, self._embed(carry, shared))
+        if spills:
+            carry, y, gradients = after_spill(carry, y, gradients)
+            fetched = host_stash.fetched(carry.host_stash, own.fetch_host, after=y)
         activations = self._send(y, spec.forward_shifts)
         if spec.scores_between:
             carry = self._head(carry, shared, own, y)
@@ -181,10 +170,14 @@ class Engine:
             carry = self._backward(carry, own)
         if spec.splits:
             carry = self._backward_weights(carry, own)
+        if spills:
+            carry, activations, fetched = after_fetch(carry, activations, fetched)
         if not spec.scores_between:
             carry = self._head(carry, shared, own, y)
         if spec.trains:
             carry = self._embed_backward(carry, shared, own)
+        if spills:
+            carry = carry._replace(stash=host_stash.with_fetched(carry.stash, fetched, own.fetch_stash))
         return carry._replace(forward_inbox=stacks.put(carry.forward_inbox, forward_hops, activations))
 
     @jax.named_scope("embed")
@@ -248,7 +241,7 @@ class Engine:
             with jax.named_scope("input_only"):
                 dx, leaves, layers = stage.backward_input(chunk(~is_whole), dx, microbatch, stash, left, layers)
             carry = carry._replace(weight_stash=leaves)
-        carry = _with_layers(carry, layers)._replace(outgoing=dx)
+        carry = with_layers(carry, layers)._replace(outgoing=dx)
         if not self.spec.has_whole:
             return carry
         with jax.named_scope("backward_finish"):
@@ -275,7 +268,7 @@ class Engine:
         stash, left = Slot(carry.stash, own.weight_stash), Slot(carry.weight_stash, own.weight_weight_stash)
         layers = stacks.flat(carry.grads.layers)
         layers = self.model.stage.backward_weights(chunk, carry.outgoing, microbatch, stash, left, layers)
-        carry = _with_layers(carry, layers)
+        carry = with_layers(carry, layers)
         with jax.named_scope("weight_finish"):
             return self._finish(carry, own.weight_finishes, own.weight_chunk, own.weight_microbatch)
 
@@ -352,7 +345,7 @@ class Engine:
         todo = jnp.where(finishes == 1, rows, 0)
         finished, done = lax.fori_loop(0, todo, reduce_row, (stacks.flat(carry.finished), todo * 0))
         sums = lax.fori_loop(0, done, empty_row, sums)
-        return _with_layers(carry, sums)._replace(finished=stacks.like(finished, carry.finished))
+        return with_layers(carry, sums)._replace(finished=stacks.like(finished, carry.finished))
 
     def _varying(self, x: Tree) -> Tree:
         return jax.tree.map(lambda leaf: lax.pcast(leaf, "pipe", to="varying"), x)
@@ -397,7 +390,3 @@ def _if_any(microbatch: Integer, update: Callable[..., tuple[Any, ...]], *kept: 
     """
     num_turns = jnp.where(microbatch == NONE, 0, 1)
     return lax.fori_loop(0, num_turns, lambda turn, kept: update(in_turn(microbatch, turn), *kept), kept)
-
-
-def _with_layers(carry: Carry, flat: Tree) -> Carry:
-    return carry._replace(grads=carry.grads._replace(layers=stacks.like(flat, carry.grads.layers)))

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fiddlex.pipeline.engine import Carry, Engine, PipelineModel, PipelineWeights
+from fiddlex.pipeline.carry import Carry, PipelineWeights
+from fiddlex.pipeline.engine import Engine, PipelineModel
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Cache
 from fiddlex.schedules.lowering import Lowered

@@ -33,6 +33,7 @@ class Shape(NamedTuple):
       chunks: number of stages on each rank.
       num_microbatches: number of microbatches in a replica's batch.
       semantics: name of the weight semantics.
+      spills: whether what forwards save may wait on the host (`lowering.lower`); it costs no time here.
     """
 
     schedule: str
@@ -40,6 +41,7 @@ class Shape(NamedTuple):
     chunks: int
     num_microbatches: int
     semantics: str = "sync"
+    spills: bool = False
 
     @property
     def traits(self) -> Traits:
@@ -88,11 +90,15 @@ def sizes(shape: Shape) -> Sizes:
     """The numbers of buffers that the pipeline holds."""
     p, v, m, traits = shape.pipe, shape.chunks, shape.num_microbatches, shape.traits
     if shape.semantics != "sync":
-        if shape.semantics == "2bw" and traits.sizes_2bw and 1 < p <= m:
+        if shape.semantics == "2bw" and traits.sizes_2bw and 1 < p <= m and not shape.spills:
             return traits.sizes_2bw(p, v, m)
         return _windows(shape, GENERATORS[shape.schedule]).sizes
     if traits.slots is None:
-        return make_spec(lower(_schedule(shape)), m).sizes
+        return make_spec(lower(_schedule(shape), spills=shape.spills), m).sizes
+    if shape.spills:  # its buffers are those of a pipeline that is just long enough to repeat
+        period = traits.period(p)
+        short = traits.onset(p) + period + m % period
+        return make_spec(lower(_schedule(shape, min(m, short)), spills=True), m).sizes
     if p == 1:  # each microbatch ends before the next begins
         return make_spec(lower(_schedule(shape, 1)), 1).sizes
     return Sizes(traits.slots(p, v, m))
@@ -150,4 +156,5 @@ def _made(shape: Shape, generator: Generator) -> Schedule:
 def _windows(shape: Shape, generator: Generator) -> Windows:
     make = lambda number: _made(shape._replace(num_microbatches=number), generator)  # noqa: E731
     stages, m = shape.pipe * shape.chunks, shape.num_microbatches
-    return unroll(make(m), make_semantics(shape.semantics, num_stages=stages, batch_size=m), make)
+    semantics = make_semantics(shape.semantics, num_stages=stages, batch_size=m)
+    return unroll(make(m), semantics, make, spills=shape.spills)

@@ -179,7 +179,8 @@ class CostModel:
       system: the choices of the training system; None: those of this project.
 
     Raises:
-      ConfigError: when the topology has no peak for the dtype; with `optimizer.offload`, when it has no [host].
+      ConfigError: when the topology has no peak for the dtype; with `optimizer.offload` or
+        `pipeline.stash_memory=host`, when it has no [host].
     """
 
     def __init__(
@@ -191,7 +192,8 @@ class CostModel:
         has_flash, self._in_blocks = bool(backend.flash_kernel(config.model).name), runs_in_blocks(backend.platform)
         self._flash = has_flash if self._system.flash is None else self._system.flash
         topology.chip.peak(config.model.dtype)
-        self._host = topology.host_memory if config.optimizer.offload else None
+        host = topology.host_memory if config.optimizer.offload or config.pipeline.spills else None
+        self._host = host if config.optimizer.offload else None
         # Each cost model has its own caches, which are freed with it.
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
         self._links_once, self._exchanged_once = functools.cache(self._links), functools.cache(self._exchanged)

@@ -41,8 +41,8 @@ class Problem:
     """The problem that the planner solves.
 
     Attributes:
-      config: the config of the run; the planner replaces its mesh and pipeline, and keeps its batch, optimizer
-        and prediction of weights.
+      config: the config of the run; the planner replaces its mesh and pipeline, and keeps its batch, optimizer,
+        prediction of weights and memory of the stash.
       topology: the cluster.
       num_devices: how many of the cluster's devices to use.
       memory_bytes: bytes of each device that a layout may take; None: the chip's memory except for `HEADROOM`.
@@ -113,6 +113,7 @@ class Layout(NamedTuple):
             num_chunks=self.chunks,
             num_microbatches=self.num_microbatches,
             recompute=self.recompute,
+            stash_memory=config.pipeline.stash_memory,
             semantics=self.semantics,
             **planned_prediction(config, self.semantics),
         )

@@ -138,5 +138,5 @@ def pipeline_of(config: Config) -> PredictedPipeline:
     schedule_of(config, short if whole_periods else m)  # raises if there is none
     semantics = semantics_of(config, pipeline.semantics, num_stages=pipe * pipeline.num_chunks)
     name = pipeline.semantics if any(semantics.delays) else "sync"
-    shape = Shape(pipeline.schedule, pipe, pipeline.num_chunks, m, name)
+    shape = Shape(pipeline.schedule, pipe, pipeline.num_chunks, m, name, pipeline.spills)
     return _Short(shape, place_layers(stage_ranks(shape), config.model.num_layers, pipeline.layers_per_stage))

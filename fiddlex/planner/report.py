@@ -8,6 +8,7 @@ from typing import Any
 from fiddlex.config import Config, MeshConfig
 from fiddlex.config.readable import counted
 from fiddlex.costs.backend import backend_of
+from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.planner.layouts import Layout, Problem, outermost_axes
@@ -71,14 +72,28 @@ def _links_text(problem: Problem, best: Plan) -> list[str]:
 
 def _host_text(problem: Problem, best: Plan) -> list[str]:
     """What the best plan keeps in the memory of the host, and what that costs."""
-    if not best.memory.of_host:
+    memory = best.memory
+    if not memory.of_host:
         return []
-    host = problem.topology.host_memory
-    return [
-        f"optimizer.offload=True keeps {gib(best.memory.of_host)} GiB of each device's train state in the memory of "
-        f"its host, which has {gib(problem.host_limit)} GiB for it. An update takes {best.step.update:.3g} s, at "
-        f"{host.bandwidth / 1e9:g} GB/s each way."
-    ]
+    lines, bandwidth = [], problem.topology.host_memory.bandwidth
+    if memory.host_state:
+        lines.append(
+            f"optimizer.offload=True keeps {gib(memory.host_state)} GiB of each device's train state in the memory of "
+            f"its host, which has {gib(problem.host_limit)} GiB for it. An update takes {best.step.update:.3g} s, at "
+            f"{bandwidth / 1e9:g} GB/s each way."
+        )
+    if memory.host_stash:
+        size = LayerMemory.of(best.config, backend_of(problem.topology.compiler)).stash()
+        forward, backward = best.times.forward, best.times.layer - best.times.forward
+        exposed = sum(max(size / bandwidth - beside, 0.0) for beside in (forward, backward))
+        rest = f": {1e3 * exposed:.3g} ms of it stay exposed, which the step's time leaves out." if exposed else "."
+        lines.append(
+            f"pipeline.stash_memory=host keeps {gib(memory.host_stash)} GiB of each device's stash in the memory of "
+            f"its host, which has {gib(problem.host_limit)} GiB for it. What a layer saves, {size / 1e6:.3g} MB, "
+            f"travels in {1e3 * size / bandwidth:.3g} ms each way at {bandwidth / 1e9:g} GB/s, there beside a forward "
+            f"pass of {1e3 * forward:.3g} ms and back beside a backward pass of {1e3 * backward:.3g} ms{rest}"
+        )
+    return lines
 
 
 def traffic_text(problem: Problem, plan: Plan) -> str:

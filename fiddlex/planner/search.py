@@ -208,7 +208,8 @@ class _Space:
     def _memory(self, layout: Layout) -> Memory:
         config, cut = layout.applied(self.problem.config), self.cut(layout)
         weights = self._weights_once(*layout[:3], cut.rows)
-        return device_memory(config, sizes(layout.shape), cut.placement, self._backend, weights=weights)
+        shape = layout.shape._replace(spills=config.pipeline.spills)
+        return device_memory(config, sizes(shape), cut.placement, self._backend, weights=weights)
 
     def cut(self, layout: Layout) -> "_Cut":
         """The placement of a layout's layers on stages."""

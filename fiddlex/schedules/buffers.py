@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+IN_TRANSIT = 1  # slots that a device takes, besides those of its stash, for the value that a spill or fetch copies
+
 
 class Slots(NamedTuple):
-    """Number of slots of each memory, including the trash slot of each inbox."""
+    """Number of slots of each memory, including the trash slots of the inboxes and of a host stash that is used."""
 
     forward_inbox: int
     backward_inbox: int
     stash: int
     weight_stash: int
+    host_stash: int = 0
 
 
 class Sizes(NamedTuple):

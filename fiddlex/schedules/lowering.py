@@ -6,6 +6,13 @@ for its backward), of the weight stash (what an I saves for its W) or of an inbo
 freed after its last read. Each memory has as many slots as are ever in use at once on one rank. Each inbox has one more
 slot, the trash, for what idle neighbours send.
 
+With `spills`, what a forward saves can wait on the host. It is copied there (a spill) in the tick of the rank's next
+forward, and back (a fetch) in the tick of the rank's last backward before its own, so that each copy has a slot of work
+beside it. From the fetch on, it is in the stash until its last read. A value stays in the stash if its rank has no such
+forward or backward, or if the fetch would come before the spill; and so do all values of a rank that needs no more
+slots without spills than some rank needs with them. Where every rank runs one action per tick, a value waits on the
+host between I and W instead, if these are further apart than F and I.
+
 Invariant: in the order of `TickPhase`, nothing is read before it is written or overwritten before its last read, and
 each action of the schedule is in the table exactly once.
 """
@@ -13,9 +20,11 @@ each action of the schedule is in the table exactly once.
 import dataclasses
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from fiddlex.schedules.buffers import IN_TRANSIT
 from fiddlex.schedules.columns import KIND_NUMBERS, Columns
 from fiddlex.schedules.schedule import Kind, Schedule
 from fiddlex.schedules.semantics import Semantics
@@ -40,6 +49,8 @@ class Lowered:
       backward_inbox_slots: number of slots of the gradient inbox, without the trash, which is the slot after them.
       stash_slots: number of slots of the stash.
       weight_stash_slots: number of slots of the weight stash.
+      host_stash_slots: number of slots of the host stash, without the trash, which is the slot after them; 0 if nothing
+        is spilled.
     """
 
     schedule: Schedule
@@ -52,6 +63,7 @@ class Lowered:
     backward_inbox_slots: int
     stash_slots: int
     weight_stash_slots: int
+    host_stash_slots: int
 
     @property
     def num_ticks(self) -> int:
@@ -77,17 +89,18 @@ class Lowered:
         return range(COLUMNS[name], COLUMNS[name] + 1)
 
 
-def lower(schedule: Schedule, semantics: Semantics | None = None) -> Lowered:
+def lower(schedule: Schedule, semantics: Semantics | None = None, *, spills: bool = False) -> Lowered:
     """Places a legal schedule, or a schedule of forwards only, on ticks and allocates its memory.
 
     Args:
       schedule: the schedule of one batch, or of several batches one after another.
       semantics: the weight semantics of several batches (`ticks.place`); None: one batch.
+      spills: whether what forwards save may wait on the host.
 
     Raises:
       ScheduleError: when the schedule cannot run to its end.
     """
-    return _Lowering(schedule, semantics).lowered()
+    return _Lowering(schedule, semantics, spills=spills).lowered()
 
 
 class _Lowering:
@@ -96,8 +109,8 @@ class _Lowering:
     Arrays refer to actions by their numbers (`Columns`); -1 means no action.
     """
 
-    def __init__(self, schedule: Schedule, semantics: Semantics | None):
-        self.schedule, self.ticks = schedule, place(schedule, semantics)
+    def __init__(self, schedule: Schedule, semantics: Semantics | None, *, spills: bool):
+        self.schedule, self.ticks, self._spills = schedule, place(schedule, semantics), spills
         self._columns = Columns.of(schedule, self.ticks)
         self._batch_size = semantics.batch_size if semantics else schedule.num_microbatches
         self._last_stage = schedule.num_stages - 1
@@ -105,6 +118,9 @@ class _Lowering:
         self._accesses = accesses(scores_between=self._scores_between)
         self._neighbour = np.asarray(schedule.needs.neighbour)
         self._forward_of, self._input_of, self._weight_of = self._passes()
+        self._chunks = np.zeros(schedule.num_stages, np.int64)  # the chunk that each stage is on its rank
+        for stages in map(schedule.stages_of, range(schedule.num_ranks)):
+            self._chunks[list(stages)] = range(len(stages))
         self._forward_shifts, self._backward_shifts = self._shifts(+1), self._shifts(-1)
         num_columns = len(COLUMNS) + len(self._forward_shifts) + len(self._backward_shifts)
         shape = (1 + int(self._columns.tick.max()), schedule.num_ranks, num_columns)
@@ -112,6 +128,7 @@ class _Lowering:
 
     def lowered(self) -> Lowered:
         self._fill_work()
+        stash_slots, host_stash_slots = self._fill_stash()
         return Lowered(
             self.schedule,
             self.ticks,
@@ -121,8 +138,9 @@ class _Lowering:
             self._backward_shifts,
             forward_inbox_slots=self._fill_forward_inbox(),
             backward_inbox_slots=self._fill_backward_inbox(),
-            stash_slots=self._fill_stash(),
+            stash_slots=stash_slots,
             weight_stash_slots=self._fill_weight_stash(),
+            host_stash_slots=host_stash_slots,
         )
 
     def _passes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,14 +153,10 @@ class _Lowering:
         return own[inputs], inputs, weight_of[inputs]
 
     def _fill_work(self) -> None:
-        ranks, columns = range(self.schedule.num_ranks), self._columns
-        chunks = np.zeros(self.schedule.num_stages, np.int64)
-        for rank in ranks:
-            stages = self.schedule.stages_of(rank)
-            chunks[list(stages)] = range(len(stages))
+        columns = self._columns
         for slot, kinds in zip(("forward", "backward", "weight"), SLOTS, strict=True):
             numbers = columns.numbers(*kinds)
-            self._put(numbers, f"{slot}_chunk", chunks[columns.stage[numbers]])
+            self._put(numbers, f"{slot}_chunk", self._chunks[columns.stage[numbers]])
             self._put(numbers, f"{slot}_microbatch", columns.microbatch[numbers])
             self._put(numbers, f"{slot}_version", 0)
         forwards, inputs = columns.numbers(Kind.F), columns.numbers(Kind.B, Kind.I)
@@ -169,18 +183,85 @@ class _Lowering:
         changes = (np.diff(each[order], append=-1) != 0 for each in (stage, batch))
         return numbers[order[np.logical_or(*changes)]]
 
-    def _fill_stash(self) -> int:
+    def _fill_stash(self) -> tuple[int, int]:
+        """Fills the columns of the stash and of the host stash; returns the number of slots of each."""
+        inputs, weights = self._input_of, self._weight_of
+        waits, split = self._waits(), weights >= 0
+        spilled = np.zeros_like(waits.can_spill)
+        slots = self._stash_slots(waits, spilled)
+        if self._spills:
+            ranks, fewest = self._columns.rank[inputs], self._stash_slots(waits, waits.can_spill)
+            needed, possible = (self._peaks(ranks, *pair) for pair in (slots, fewest))
+            enough = np.minimum(needed, possible).max(initial=0)
+            if enough + IN_TRANSIT < needed.max(initial=0):
+                spilled = waits.can_spill & (needed > enough)[ranks]
+                slots = self._stash_slots(waits, spilled)
+        before, after = slots
+        self._put(self._forward_of, "forward_stash", before)
+        self._put(inputs, "backward_stash", np.where(waits.before_weight, before, after))
+        self._put(weights[split], "weight_stash", after[split])
+        return _number(np.concatenate(slots)), self._fill_host_stash(waits, spilled, *slots)
+
+    def _fill_host_stash(self, waits: "_Waits", spilled: np.ndarray, before: np.ndarray, after: np.ndarray) -> int:
+        """Fills the columns of spills and fetches, given `_stash_slots`; returns the number of slots on the host."""
+        columns, owners, spills, fetches = self._columns, self._input_of[spilled], *waits.at(spilled)
+        slots = self._slots(owners, self._moment("spill_host", spills), self._moment("fetch_host", fetches))
+        chunks = self._chunks[columns.stage[owners]]
+        for name, tick, stash in (("spill", spills, before), ("fetch", fetches, after)):
+            values = {"chunk": chunks, "microbatch": columns.microbatch[owners], "stash": stash[spilled], "host": slots}
+            for column, each in values.items():
+                self._table[tick, columns.rank[owners], COLUMNS[f"{name}_{column}"]] = each
+        return _number(slots)
+
+    def _waits(self) -> "_Waits":
         tick, forwards, inputs, weights = self._columns.tick, self._forward_of, self._input_of, self._weight_of
-        split = weights >= 0
+        late = np.where(weights >= 0, tick[weights] - tick[inputs], 0) > tick[inputs] - tick[forwards]
+        late &= not fills_pairs(self.schedule)  # else a rank could have two fetches in a tick
+        begins, ends = np.where(late, inputs, forwards), np.where(late, weights, inputs)
+        spill = self._neighbouring(begins, self._columns.numbers(Kind.F), after=True)
+        fetch = self._neighbouring(ends, self._columns.numbers(Kind.B, Kind.I, Kind.W), after=False)
+        can_spill = (spill >= 0) & (fetch >= spill)
+        first = np.zeros_like(can_spill)  # of those with one tick on one rank
+        first[np.unique(np.stack([self._columns.rank[begins], spill]), axis=1, return_index=True)[1]] = True
+        return _Waits(spill, fetch, late, can_spill & first)
+
+    def _neighbouring(self, numbers: np.ndarray, others: np.ndarray, *, after: bool) -> np.ndarray:
+        """The tick of the first of the actions `others` after each action on its rank, or of the last before it.
+
+        -1 where there is none. Neither counts an action of the same tick.
+        """
+        length = len(self._table) + 1  # the moments of two ranks never meet
+        times = self._columns.rank * length + self._columns.tick
+        known = np.sort(times[others])
+        place = np.searchsorted(known, times[numbers], side="right" if after else "left") - (not after)
+        found = known[np.clip(place, 0, len(known) - 1)] if len(known) else np.full(len(numbers), -1)
+        there = (place >= 0) & (place < len(known)) & (found // length == self._columns.rank[numbers])
+        return np.where(there, found % length, -1)
+
+    def _stash_slots(self, waits: "_Waits", spilled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The slot of each value before its wait and after it, if the values `spilled` wait on the host."""
+        tick, inputs, weights = self._columns.tick, self._input_of, self._weight_of
+        written = self._moment("forward_stash", tick[self._forward_of])
         by_input, by_weight = (
             self._moment(f"{slot}_stash", tick[n]) for slot, n in (("backward", inputs), ("weight", weights))
         )
-        written = self._moment("forward_stash", tick[forwards])
-        slots = self._slots(forwards, written, np.where(split, by_weight, by_input))
-        self._put(forwards, "forward_stash", slots)
-        self._put(inputs, "backward_stash", slots)
-        self._put(weights[split], "weight_stash", slots[split])
-        return _number(slots)
+        last = np.where(weights >= 0, by_weight, by_input)
+        leaves, returns = self._moment("spill_stash", waits.spill), self._moment("fetch_stash", waits.fetch)
+        slots = self._slots(
+            np.concatenate([inputs, inputs[spilled]]),
+            np.concatenate([written, returns[spilled]]),
+            np.concatenate([np.where(spilled, leaves, last), last[spilled]]),
+        )
+        before, after = slots[: len(inputs)], slots[: len(inputs)].copy()
+        after[spilled] = slots[len(inputs) :]
+        return before, after
+
+    def _peaks(self, ranks: np.ndarray, *slots: np.ndarray) -> np.ndarray:
+        """The number of slots that each rank uses, given the ranks of the values and the slots that each has."""
+        peaks = np.zeros(self.schedule.num_ranks, np.int64)
+        for each in slots:
+            np.maximum.at(peaks, ranks, each + 1)
+        return peaks
 
     def _fill_weight_stash(self) -> int:
         tick, split = self._columns.tick, self._weight_of >= 0
@@ -267,6 +348,26 @@ class _Lowering:
             return ()
         hops = step * np.diff(self.schedule.placement) % self.schedule.num_ranks
         return tuple(np.unique(hops).tolist())
+
+
+class _Waits(NamedTuple):
+    """For each value of the stash, the time during which it can wait on the host.
+
+    Attributes:
+      spill: the tick in which it is copied to the host.
+      fetch: the tick in which it is copied back.
+      before_weight: whether it waits between I and W, and not before B or I.
+      can_spill: whether both ticks exist and come in this order.
+    """
+
+    spill: np.ndarray
+    fetch: np.ndarray
+    before_weight: np.ndarray
+    can_spill: np.ndarray
+
+    def at(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ticks of the spills and fetches of some values."""
+        return self.spill[values], self.fetch[values]
 
 
 def _number(slots: np.ndarray) -> int:

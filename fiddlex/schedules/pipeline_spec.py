@@ -63,4 +63,5 @@ def slots_of(lowered: Lowered) -> Slots:
         lowered.backward_inbox_slots + 1,
         lowered.stash_slots,
         lowered.weight_stash_slots,
+        lowered.host_stash_slots + (lowered.host_stash_slots > 0),
     )

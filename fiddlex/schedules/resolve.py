@@ -73,7 +73,7 @@ def resolve(config: Config) -> Pipeline:
     if any(max(semantics.delays) for semantics in all_semantics.values()):
         longer = None if pipeline.schedule.startswith("file:") else functools.partial(schedule_of, config)
         windows = {name: _unrolled(config, schedule, name, s, longer) for name, s in all_semantics.items()}
-    return Pipeline(lower(schedule), placement, phases, windows)
+    return Pipeline(lower(schedule, spills=pipeline.spills), placement, phases, windows)
 
 
 def schedule_of(config: Config, num_microbatches: int) -> Schedule:
@@ -119,7 +119,7 @@ def _unrolled(
     config: Config, schedule: Schedule, name: str, semantics: Semantics, longer: Callable[[int], Schedule] | None
 ) -> Windows:
     try:
-        return unroll(schedule, semantics, longer)
+        return unroll(schedule, semantics, longer, spills=config.pipeline.spills)
     except ScheduleError as error:
         raise ConfigError(
             f"pipeline.semantics={name} with pipeline.schedule={config.pipeline.schedule}: {error}"

@@ -1,9 +1,10 @@
 """The columns of the table that the executor steps through, and the memories whose slots they name.
 
-A row of the table is what one device does in one tick. Every device has four memories with numbered slots: an inbox for
+A row of the table is what one device does in one tick. Every device has five memories with numbered slots: an inbox for
 activations and an inbox for gradients, which hold what arrives until it is used; the stash, which holds what a forward
-saves for its backward; and the weight stash, which holds what an I saves for its W. Only `accesses` defines which
-column names slots of which memory, and when in a tick the slot is written or read.
+saves for its backward; the host stash, in the memory of the device's host, where a value of the stash waits between a
+spill and a fetch; and the weight stash, which holds what an I saves for its W. Only `accesses` defines which column
+names slots of which memory, and when in a tick the slot is written or read.
 """
 
 import enum
@@ -15,12 +16,14 @@ NONE = -1
 class TickPhase(enum.IntEnum):
     """What happens in a tick, in this order on every device; lifetimes are counted in phases."""
 
-    EMBED = 0  # the gradients of the previous tick are sent
+    EMBED = 0  # the gradients of the previous tick are sent; a spill starts
     FORWARD = 1
-    BETWEEN = 2  # activations are sent, gradients arrive; the head scores if `Lowered.scores_between`
-    BACKWARD = 3
+    BETWEEN = 2  # activations are sent, gradients and the spill arrive; the head scores if `Lowered.scores_between`
+    BACKWARD = 3  # begins with the start of a fetch
     WEIGHT = 4
-    END = 5  # activations arrive; the head scores otherwise; the embedding gets the first stage's gradient
+    END = (
+        5  # activations and the fetch arrive; the head scores otherwise; the embedding gets the first stage's gradient
+    )
 
 
 class Tick(NamedTuple):
@@ -58,6 +61,14 @@ class Tick(NamedTuple):
       weight_weight_stash: slot of what the I saved for this W.
       weight_version: age of the weights that W uses, the same weights as in its forward.
       weight_finishes: 1 when this W completes the chunk's gradient for a batch.
+      spill_chunk: chunk of whose forward the stashed value is copied to the host.
+      spill_microbatch: microbatch of that forward.
+      spill_stash: slot of the stash that is copied; the forward of the same tick may use the slot again.
+      spill_host: slot of the host stash for the copy, which is there after the forward.
+      fetch_chunk: chunk of whose forward the stashed value is copied back.
+      fetch_microbatch: microbatch of that forward.
+      fetch_host: slot of the host stash that is copied.
+      fetch_stash: slot of the stash for the copy, which is there at the tick's end.
     """
 
     embed: int = NONE
@@ -87,6 +98,14 @@ class Tick(NamedTuple):
     weight_weight_stash: int = NONE
     weight_version: int = NONE
     weight_finishes: int = NONE
+    spill_chunk: int = NONE
+    spill_microbatch: int = NONE
+    spill_stash: int = NONE
+    spill_host: int = NONE
+    fetch_chunk: int = NONE
+    fetch_microbatch: int = NONE
+    fetch_host: int = NONE
+    fetch_stash: int = NONE
 
 
 COLUMNS = {name: index for index, name in enumerate(Tick._fields)}
@@ -98,9 +117,10 @@ class Access(NamedTuple):
     """What a column that names slots does with them.
 
     Attributes:
-      memory: `forward_inbox`, `backward_inbox`, `stash` or `weight_stash`.
+      memory: `forward_inbox`, `backward_inbox`, `stash`, `host_stash` or `weight_stash`.
       phase: the part of a tick in which the slot is written or read.
-      reader: the work that reads the slot, `forward`, `backward` or `weight`; None: the slot is written.
+      reader: the work that reads the slot, `forward`, `backward`, `weight`, `spill` or `fetch`; None: the slot is
+        written.
     """
 
     memory: str
@@ -123,6 +143,10 @@ def accesses(*, scores_between: bool) -> dict[str, Access]:
         "forward_stash": Access("stash", TickPhase.FORWARD),
         "backward_stash": Access("stash", TickPhase.BACKWARD, "backward"),
         "weight_stash": Access("stash", TickPhase.WEIGHT, "weight"),
+        "spill_stash": Access("stash", TickPhase.EMBED, "spill"),
+        "spill_host": Access("host_stash", TickPhase.BETWEEN),
+        "fetch_host": Access("host_stash", TickPhase.BACKWARD, "fetch"),
+        "fetch_stash": Access("stash", TickPhase.END),
         "backward_weight_stash": Access("weight_stash", TickPhase.BACKWARD),
         "weight_weight_stash": Access("weight_stash", TickPhase.WEIGHT, "weight"),
     }

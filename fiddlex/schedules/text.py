@@ -8,10 +8,15 @@ the rank whose row has its actions. Invariant: `from_csv(to_csv(schedule), name)
 import collections
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.schedule import Action, Kind, Schedule, execution_order
+from fiddlex.schedules.table import NONE
 from fiddlex.schedules.validate import validate
+
+if TYPE_CHECKING:
+    from fiddlex.schedules.lowering import Lowered
 
 
 def to_csv(schedule: Schedule) -> str:
@@ -77,13 +82,40 @@ def to_text(schedule: Schedule, times: Sequence[Sequence[int]] | None = None) ->
     if times is None:
         times = _earliest_slots(schedule)
     order = tuple(Kind)
-    num_slots = 1 + max(slot for slots in times for slot in slots)
-    grid = [["rank", *map(str, range(num_slots))]]
-    for rank, (row, slots) in enumerate(zip(schedule.actions, times, strict=True)):
-        cells: dict[int, str] = {}
+    rows: list[dict[int, str]] = [{} for _ in schedule.actions]
+    for cells, row, slots in zip(rows, schedule.actions, times, strict=True):
         for action, slot in sorted(zip(row, slots, strict=True), key=lambda pair: order.index(pair[0].kind)):
             cells[slot] = f"{cells[slot]}+{action}" if slot in cells else str(action)
-        grid.append([str(rank), *(cells.get(slot, ".") for slot in range(num_slots))])
+    return _grid(rows, 1 + max(slot for slots in times for slot in slots))
+
+
+def copies_to_text(lowered: "Lowered") -> str:
+    """Draws the copies of a lowered schedule to and from the host as a grid like that of `to_text`, by ticks.
+
+    `↑0F2` is the spill of what 0F2 saved, beside the tick's forward slot; `↓0F2` is its fetch, beside the slots after.
+    """
+    signs = (("spill", "↑"), ("fetch", "↓"))
+    chunks, microbatches = (
+        {name: lowered.column(f"{name}_{field}") for name, _ in signs} for field in ("chunk", "microbatch")
+    )
+    rows: list[dict[int, str]] = [{} for _ in range(lowered.schedule.num_ranks)]
+    for rank, cells in enumerate(rows):
+        stages = lowered.schedule.stages_of(rank)
+        for tick in range(lowered.num_ticks):
+            copies = [
+                f"{sign}{Action(stages[chunks[name][tick, rank]], Kind.F, int(microbatches[name][tick, rank]))}"
+                for name, sign in signs
+                if chunks[name][tick, rank] != NONE
+            ]
+            if copies:
+                cells[tick] = "".join(copies)
+    return _grid(rows, lowered.num_ticks)
+
+
+def _grid(rows: Sequence[dict[int, str]], num_slots: int) -> str:
+    """The lines of a grid, given the text of each rank by time slot."""
+    grid = [["rank", *map(str, range(num_slots))]]
+    grid += [[str(rank), *(cells.get(slot, ".") for slot in range(num_slots))] for rank, cells in enumerate(rows)]
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     slot_width = max(widths[1:])
     return "".join(

@@ -31,7 +31,7 @@ _WORK = {
     "embed_backward": ("embed_backward", "embed_backward_version"),
     **{
         f"{slot}_microbatch": tuple(name for name in COLUMNS if name.startswith(f"{slot}_"))
-        for slot in ("forward", "backward", "weight")
+        for slot in ("forward", "backward", "weight", "spill", "fetch")
     },
 }
 
@@ -46,6 +46,7 @@ class Renames(NamedTuple):
     backward_inbox: Any
     stash: Any
     weight_stash: Any
+    host_stash: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,12 @@ class Windows:
 
 
 def unroll(
-    batch: Schedule, semantics: Semantics, longer: Callable[[int], Schedule] | None = None, *, num_steps: int = 0
+    batch: Schedule,
+    semantics: Semantics,
+    longer: Callable[[int], Schedule] | None = None,
+    *,
+    num_steps: int = 0,
+    spills: bool = False,
 ) -> Windows:
     """Runs a schedule over batch after batch and cuts it into windows.
 
@@ -149,6 +155,7 @@ def unroll(
       longer: returns the same kind of schedule for another number of microbatches. `unroll` then compares one such
         schedule over all batches with `batch` repeated, and uses the one with fewer ticks per step.
       num_steps: the least number of steps to unroll, for `Windows.over`.
+      spills: see `lowering.lower`.
 
     Raises:
       ScheduleError: when the windows of neither schedule become periodic.
@@ -160,7 +167,7 @@ def unroll(
     found, failures = [], []
     for kind in kinds:
         try:
-            found.append(_unroll(kind, semantics, num_steps))
+            found.append(_unroll(kind, semantics, num_steps, spills=spills))
         except ScheduleError as error:
             failures.append(error)
     if not found:
@@ -168,11 +175,11 @@ def unroll(
     return min(found, key=lambda windows: windows.period)
 
 
-def _unroll(kind: Callable[[int], Schedule], semantics: Semantics, num_steps: int) -> Windows:
+def _unroll(kind: Callable[[int], Schedule], semantics: Semantics, num_steps: int, *, spills: bool) -> Windows:
     ahead = semantics.num_versions
     for least in (4 + ahead, 10 + 3 * ahead, 40 + 7 * ahead):
         num_batches = max(least, num_steps) + ahead
-        lowered = lower(kind(num_batches), semantics)
+        lowered = lower(kind(num_batches), semantics, spills=spills)
         tables = _cut(lowered, semantics)[: num_batches - ahead]  # the last windows lack later batches
         found = _find_cycle([_work(table, lowered) for table in tables])
         if found:

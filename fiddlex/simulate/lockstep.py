@@ -75,6 +75,7 @@ def describe(lowered: Lowered, *, num_layers: Sequence[int]) -> str:
         f"{schedule.name}: {schedule.num_ranks} ranks, {schedule.num_stages} stages of {sizes}{'s' * (most > 1)}, "
         f"{schedule.num_microbatches} microbatches in {lowered.num_ticks} ticks, bubble {bubble:.0%}, "
         f"at most {lowered.stash_slots} forward passes of a stage stashed on a rank"
+        + (f" and {lowered.host_stash_slots} on its host" if lowered.host_stash_slots else "")
     )
 
 

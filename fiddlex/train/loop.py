@@ -22,6 +22,7 @@ from fiddlex.train.run.best import Best
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.faults import Faults
 from fiddlex.train.run.goodput import Goodput
+from fiddlex.train.run.host_memory import require_host_memory
 from fiddlex.train.run.metrics import MetricsWriter, Reporter
 from fiddlex.train.run.original import inherit_original
 from fiddlex.train.run.outcome import Outcome
@@ -58,6 +59,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         stop = stack.enter_context(StopSignals())
 
         # Mesh, data, model.
+        require_host_memory(config)
         trainer = Trainer(config, workdir=workdir, stopwatch=stopwatch)
         if config.train.eval_every:
             trainer.require_heldout()

@@ -25,6 +25,7 @@ from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import WeightLayout
 from fiddlex.xla.compiled_collectives import Collective, collectives, crossings
 from fiddlex.xla.device_groups import Places
+from fiddlex.xla.host_copies import host_copies
 from fiddlex.xla.peak_memory import MemoryUse
 from fiddlex.xla.peak_memory import read as read_memory
 
@@ -176,8 +177,9 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
     `num_granules` is the number of TPU slices or GPU hosts. `needed_bytes` is the peak, or the compiler's figure for a
     step that does not fit. `fits` says whether `needed_bytes` is within `memory_limit_bytes`; it is None where no
     limit is known. `model_flops` are the FLOPs of a step on all devices. `crossing` says what the device that sends
-    most to other slices or hosts sends there (`fiddlex.xla.compiled_collectives.Crossing`). For a step that was not
-    compiled, `crossing`, `collectives` (`Collective` there) and the parts of its memory are None.
+    most to other slices or hosts sends there (`fiddlex.xla.compiled_collectives.Crossing`). `host_copies` are the
+    asynchronous copies between a device and its host (`fiddlex.xla.host_copies.HostCopy`). For a step that was not
+    compiled, `crossing`, `collectives` (`Collective` there), `host_copies` and the parts of its memory are None.
     """
     layout, mesh = ahead.program.layout, ahead.program.mesh
     pipeline, parts = layout.pipeline, memory(ahead.compiled)
@@ -211,6 +213,7 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
         "reason": ahead.shortage and ahead.shortage.reason,
         **parts,
         "collectives": None if found is None else [_facts(each) for each in found],
+        "host_copies": [dataclasses.asdict(each) for each in host_copies(ahead.text)] if ahead.text else None,
         "crossing": None if found is None else [each._asdict() for each in crossings(found)],
         "trace_s": round(ahead.trace_s, 3),
         "compile_s": round(ahead.compile_s, 3),

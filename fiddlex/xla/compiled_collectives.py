@@ -215,7 +215,7 @@ def _groups(program: ProgramText, instruction: Instruction, kind: str, places: P
 def _described(program: ProgramText, site: _Site, places: Places, count: float | None) -> Collective:
     instruction, kind = site.instruction, _kind(program, site.instruction)
     body = program.computations[site.computation]
-    beside = _beside(program, body, site.place)
+    between = beside(program, body, site.place)
     if instruction.opcode == "fusion":
         body, instruction = _part(program, instruction)
     groups = _groups(program, instruction, kind, places)
@@ -231,14 +231,20 @@ def _described(program: ProgramText, site: _Site, places: Places, count: float |
         group_size=group_size,
         bytes=size,
         count=count if count is None or count % 1 else int(count),
-        overlapped=any(_computes(program, each, size) for each in beside),
-        products=sum(map(program.products, beside)),
+        overlapped=any(_computes(program, each, size) for each in between),
+        products=sum(map(program.products, between)),
         crossing_bytes=None if groups is None else places.crossing_bytes(kind, size, groups),
     )
 
 
-def _beside(program: ProgramText, body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
-    """The instructions scheduled between a collective's start and its end; none when it is synchronous."""
+def beside(program: ProgramText, body: Sequence[Instruction], start: int) -> Sequence[Instruction]:
+    """The instructions scheduled between the start and the end of an asynchronous one; none if it is synchronous.
+
+    Args:
+      program: the program.
+      body: the computation of the instruction.
+      start: the place there of the instruction that starts it.
+    """
     instruction = body[start]
     if instruction.opcode == "send":
         received = {

@@ -22,6 +22,8 @@ from fiddlex.planner.predict import needed_memory
 SCOPES = {
     "weight_stash": "weight_stash",
     "stash": "stash",
+    "spill": "stash",
+    "fetch": "stash",
     "inbox": "inboxes",
     "gradients": "gradients",
     "compute_weights": "compute_weights",

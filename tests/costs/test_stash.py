@@ -13,7 +13,8 @@ from fiddlex.config.overrides import replaced
 from fiddlex.config.recompute import PARTS, written
 from fiddlex.costs.backend import CPU
 from fiddlex.costs.layer_memory import LayerMemory
-from fiddlex.pipeline.engine import Carry, Engine
+from fiddlex.pipeline.carry import Carry
+from fiddlex.pipeline.engine import Engine
 
 LISTS = [written(some) for size in range(len(PARTS) + 1) for some in itertools.combinations(PARTS, size)]
 MODELS: dict[str, dict[str, Any]] = {

@@ -4,6 +4,10 @@ from tests.mutations.mutation import Mutation
 
 LOWERED = "tests/schedules/test_lowering.py::test_run_by_hand_every_gradient_is_right_and_added_once"
 WINDOWS = "tests/schedules/test_windows.py::test_run_by_hand_every_read_is_right"
+SPILLS = "tests/schedules/test_lowering.py::test_a_table_with_spills_by_hand"
+SPILLED = (
+    "tests/train/test_layouts.py::test_a_stash_on_the_host_trains_alike[1x4x1-gpt-zb_h2-v1-m8-2111-none-sgd-zero1-sync]"
+)
 RULES = "tests/schedules/test_validate.py::test"
 GRADIENTS = "tests/train/step/test_gradients.py::test_gradients_are_those_of_the_plain_model"
 GPT = f"{GRADIENTS}[GPT]"
@@ -33,9 +37,51 @@ MUTATIONS = (
     Mutation(
         "stash-given-up-before-the-weight-gradient",
         LOWERING,
-        old="np.where(split, by_weight, by_input)",
+        old="np.where(weights >= 0, by_weight, by_input)",
         new="by_input",
         tests=(LOWERED,),
+    ),
+    Mutation(
+        "fetched-slot-taken-a-tick-late",
+        LOWERING,
+        old='self._moment("fetch_stash", waits.fetch)',
+        new='self._moment("fetch_stash", waits.fetch + 1)',
+        tests=("tests/schedules/test_lowering.py::test_two_slots_are_enough_for_1f1b_if_it_spills",),
+    ),
+    Mutation(
+        "host-slot-given-up-before-its-fetch",
+        LOWERING,
+        old='self._moment("fetch_host", fetches)',
+        new='self._moment("fetch_host", fetches - 1)',
+        tests=(LOWERED, SPILLS),
+    ),
+    Mutation(
+        "spills-after-the-next-forward",
+        LOWERING,
+        old='side="right" if after else "left"',
+        new='side="left"',
+        tests=(SPILLS,),
+    ),
+    Mutation(
+        "fetches-are-numbered-from-the-first-batch",
+        WINDOWING,
+        old='for slot in ("forward", "backward", "weight", "spill", "fetch")',
+        new='for slot in ("forward", "backward", "weight", "spill")',
+        tests=("tests/schedules/test_windows.py::test_2bw_spills_as_a_flushed_batch_does",),
+    ),
+    Mutation(
+        "fetch-from-the-trash",
+        "fiddlex/pipeline/host_stash.py",
+        old="jnp.where(slot == NONE, len(array) - 1, slot)",
+        new="len(array) - 1 + 0 * slot",
+        tests=(SPILLED,),
+    ),
+    Mutation(
+        "spill-of-the-slot-after",
+        ENGINE,
+        old="source=own.spill_stash, target=own.spill_host",
+        new="source=own.spill_stash + 1, target=own.spill_host",
+        tests=(SPILLED,),
     ),
     Mutation(
         "gradient-finished-at-its-first-microbatch",

@@ -29,11 +29,12 @@ def shapes(draw, names=tuple(TRAITS), semantics=("sync",), ranks=(1, 6)):
     pipe, chunks = draw(st.integers(*ranks)), draw(st.sampled_from(TRAITS[name].chunks[:2]))
     least, period = pipe if semantics == ("2bw",) else 1, TRAITS[name].period(pipe)
     m = max(draw(st.integers(least, 6 * pipe)) // period, 1) * period
-    return Shape(name, pipe, chunks, m, draw(st.sampled_from(semantics)))
+    return Shape(name, pipe, chunks, m, draw(st.sampled_from(semantics)), draw(st.booleans()))
 
 
 def lowered(shape):
-    return lower(make_schedule(shape.schedule, pipe=shape.pipe, chunks=shape.chunks, num_microbatches=shape[3]))
+    schedule = make_schedule(shape.schedule, pipe=shape.pipe, chunks=shape.chunks, num_microbatches=shape[3])
+    return lower(schedule, spills=shape.spills)
 
 
 @settings(max_examples=200)
@@ -41,6 +42,8 @@ def lowered(shape):
 @example(Shape("gpipe", 3, 1, 5))
 @example(Shape("gpipe", 1, 1, 5))
 @example(Shape("interleaved_1f1b", 4, 1, 8))
+@example(Shape("interleaved_1f1b", 6, 3, 36, spills=True))
+@example(Shape("zb_h2", 6, 1, 36, spills=True))
 def test_traits_are_those_of_the_lowering(shape):
     assert sizes(shape) == make_spec(lowered(shape), shape.num_microbatches).sizes
     assert stage_ranks(shape) == lowered(shape).schedule.placement
@@ -73,7 +76,7 @@ def test_a_pipeline_that_is_not_flushed_takes_as_long_as_unrolled(shape, data):
     make = functools.partial(make_schedule, shape.schedule, pipe=shape.pipe, chunks=shape.chunks)
     batch = make(num_microbatches=shape.num_microbatches)
     semantics = make_semantics("2bw", num_stages=batch.num_stages, batch_size=shape.num_microbatches)
-    windows = unroll(batch, semantics, lambda number: make(num_microbatches=number))
+    windows = unroll(batch, semantics, lambda number: make(num_microbatches=number), spills=shape.spills)
     costs = data.draw(stage_costs(batch.num_stages))
     assert sizes(shape) == windows.sizes
     assert batch_seconds(shape, costs) == pytest.approx(steady(windows, costs).period, rel=1e-12, abs=1e-12)
@@ -82,10 +85,10 @@ def test_a_pipeline_that_is_not_flushed_takes_as_long_as_unrolled(shape, data):
 @settings(max_examples=60)
 @given(shapes(semantics=("2bw", "stash", "vertical_sync", "delay:2"), ranks=(2, 4)), st.data())
 def test_a_batch_of_any_semantics_takes_as_long_as_unrolled(shape, data):
-    name, pipe, chunks, m, semantics = shape
+    name, pipe, chunks, m, semantics, spills = shape
     make = functools.partial(make_schedule, name, pipe=pipe, chunks=chunks)
     lagging = make_semantics(semantics, num_stages=pipe * chunks, batch_size=m)
-    windows = unroll(make(num_microbatches=m), lagging, lambda number: make(num_microbatches=number))
+    windows = unroll(make(num_microbatches=m), lagging, lambda number: make(num_microbatches=number), spills=spills)
     costs = data.draw(stage_costs(pipe * chunks))
     expected = steady(windows, costs).period
     assert sizes(shape) == windows.sizes

@@ -334,6 +334,32 @@ def test_text_and_json_have_the_plans_numbers():
     assert "pipe stays in NVLink 3: " in text[-3]
 
 
+def test_text_tells_how_long_a_copy_of_the_stash_takes():
+    problem = a_problem()
+    layout = Layout(
+        2,
+        4,
+        1,
+        sequence_parallel=False,
+        schedule="1f1b",
+        chunks=1,
+        num_microbatches=8,
+        semantics="sync",
+        recompute="none",
+    )
+    without = evaluate(problem, layout)
+    problem.config.pipeline.stash_memory = "host"
+    plan = evaluate(problem, layout)
+    assert plan.config.pipeline.stash_memory == "host"
+    assert plan.memory.stash == without.memory.stash * 3 // 7  # two slots and a copy, in place of 2p − 1
+    assert plan.memory.host_stash == without.memory.stash * 6 // 7  # 2p − 3, and the trash
+    assert plan.step_time_s == without.step_time_s
+    text = as_text(problem, Found([plan], 1, 1, None))
+    assert "What a layer saves, " in text
+    assert "there beside a forward pass of" in text
+    assert "pipeline.stash_memory" not in as_text(problem, Found([without], 1, 1, None))
+
+
 @pytest.mark.parametrize(
     ("optimizer", "own", "allowed", "told"),
     [

@@ -43,7 +43,7 @@ class Interpreter:
     Attributes:
       placed: the tick of each action, as the table has it.
       orders: for each rank the order in which its actions ran.
-      forward_inbox, backward_inbox, stash, weight_stash: the `Memory` of each device.
+      forward_inbox, backward_inbox, stash, host_stash, weight_stash: the `Memory` of each device.
     """
 
     def __init__(self, lowered):
@@ -53,10 +53,12 @@ class Interpreter:
         self.backward_inbox = [Memory(lowered.backward_inbox_slots + 1) for _ in ranks]
         self.stash = [Memory(lowered.stash_slots) for _ in ranks]
         self.weight_stash = [Memory(lowered.weight_stash_slots) for _ in ranks]
+        self.host_stash = [Memory(lowered.host_stash_slots) for _ in ranks]
         self.placed, self.orders = {}, [[] for _ in ranks]
         self.counts = collections.Counter()  # of gradients and of what all devices do together
         self.trains = any(action.kind is not Kind.F for row in lowered.schedule.actions for action in row)
         self._outgoing = [None for _ in ranks]
+        self._fetched = set()
 
     def run(self):
         for tick in range(self.lowered.num_ticks):
@@ -71,20 +73,29 @@ class Interpreter:
         devices = range(len(rows))
         split = len(self.lowered.forward_shifts)
         gradients = self._send(self._outgoing, self.lowered.backward_shifts)
+        spilled = [self._spill(device, tick, rows[device]) for device in devices]
         outputs = [self._forward(device, tick, rows[device]) for device in devices]
         activations = self._send(outputs, self.lowered.forward_shifts)
+        for device, name in enumerate(spilled):
+            if name is not None:
+                self.host_stash[device].put(rows[device].spill_host, name, (tick, TickPhase.BETWEEN))
         if self.lowered.scores_between:
             self._head(rows, outputs, (tick, TickPhase.BETWEEN))
         for device in devices if self.trains else ():
             self._arrive(
                 self.backward_inbox[device], hops[device][split:], gradients[device], (tick, TickPhase.BETWEEN)
             )
+        fetched = [self._fetch(device, tick, rows[device]) for device in devices]
         self._outgoing = [self._backward(device, tick, rows[device]) for device in devices]
         for device in devices:
             self._weight(device, tick, rows[device])
         if not self.lowered.scores_between:
             self._head(rows, outputs, (tick, TickPhase.END))
         self._embed_backward(rows)
+        for device, name in enumerate(fetched):
+            if name is not None:
+                self.stash[device].put(rows[device].fetch_stash, name, (tick, TickPhase.END))
+                self._fetched.add(name[1:])
         for device in devices:
             slots = hops[device][:split]
             self._arrive(self.forward_inbox[device], slots, activations[device], (tick, TickPhase.END))
@@ -140,7 +151,7 @@ class Interpreter:
         action = self._ran(device, tick, Kind.I if split else Kind.B, row.backward_chunk, row.backward_microbatch)
         stage, microbatch, moment = action.stage, action.microbatch, (tick, TickPhase.BACKWARD)
         self.backward_inbox[device].take(row.backward_inbox, ("gradient", stage + 1, microbatch), moment)
-        self.stash[device].take(row.backward_stash, ("residuals", stage, microbatch), moment)
+        self.stash[device].take(row.backward_stash, self._residuals(stage, microbatch), moment)
         if split:
             self.weight_stash[device].put(row.backward_weight_stash, ("left", stage, microbatch), moment)
         else:
@@ -164,10 +175,31 @@ class Interpreter:
             return
         action = self._ran(device, tick, Kind.W, row.weight_chunk, row.weight_microbatch)
         stage, microbatch, moment = action.stage, action.microbatch, (tick, TickPhase.WEIGHT)
-        self.stash[device].take(row.weight_stash, ("residuals", stage, microbatch), moment)
+        self.stash[device].take(row.weight_stash, self._residuals(stage, microbatch), moment)
         self.weight_stash[device].take(row.weight_weight_stash, ("left", stage, microbatch), moment)
         self.counts["weight gradient", stage, microbatch] += 1
         assert row.weight_version == 0
+
+    def _spill(self, device, tick, row):
+        """The name of what is copied to the host; its copy has another name."""
+        if row.spill_chunk == NONE:
+            assert (row.spill_microbatch, row.spill_stash, row.spill_host) == (NONE,) * 3
+            return None
+        named = self.lowered.schedule.stages_of(device)[row.spill_chunk], row.spill_microbatch
+        self.stash[device].take(row.spill_stash, ("residuals", *named), (tick, TickPhase.EMBED))
+        return ("spilled", *named)
+
+    def _fetch(self, device, tick, row):
+        if row.fetch_chunk == NONE:
+            assert (row.fetch_microbatch, row.fetch_stash, row.fetch_host) == (NONE,) * 3
+            return None
+        named = self.lowered.schedule.stages_of(device)[row.fetch_chunk], row.fetch_microbatch
+        self.host_stash[device].take(row.fetch_host, ("spilled", *named), (tick, TickPhase.BACKWARD))
+        return ("fetched", *named)
+
+    def _residuals(self, stage, microbatch):
+        """The name of what a forward saved, as it is in the stash now."""
+        return ("fetched" if (stage, microbatch) in self._fetched else "residuals", stage, microbatch)
 
     def _ran(self, device, tick, kind, chunk, microbatch):
         action = Action(self.lowered.schedule.stages_of(device)[chunk], kind, microbatch)

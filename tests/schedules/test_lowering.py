@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fiddlex.schedules.buffers import IN_TRANSIT
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.schedule import Kind
@@ -18,9 +19,9 @@ ANY_SCHEDULE = st.one_of(user_schedules(), generated_schedules())
 FORWARDS = st.builds(lambda schedule, m: forward_schedule(schedule.placement, m), user_schedules(), st.integers(1, 9))
 
 
-@given(ANY_SCHEDULE)
-def test_run_by_hand_every_gradient_is_right_and_added_once(schedule):
-    ran = Interpreter(lower(schedule)).run()
+@given(ANY_SCHEDULE, st.booleans())
+def test_run_by_hand_every_gradient_is_right_and_added_once(schedule, spills):
+    ran = Interpreter(lower(schedule, spills=spills)).run()
     microbatches = range(schedule.num_microbatches)
     once = {(event, k) for event in ("embed", "head", "embed backward") for k in microbatches}
     once |= {("weight gradient", stage, k) for stage in range(schedule.num_stages) for k in microbatches}
@@ -49,11 +50,11 @@ def check_order_and_ticks(ran):
             assert [a for a in order if a.kind in kinds] == [a for a in row if a.kind in kinds]
 
 
-@given(st.one_of(ANY_SCHEDULE, FORWARDS))
-def test_there_are_as_many_slots_as_are_ever_alive_at_once(schedule):
-    lowered = lower(schedule)
+@given(st.one_of(ANY_SCHEDULE, FORWARDS), st.booleans())
+def test_there_are_as_many_slots_as_are_ever_alive_at_once(schedule, spills):
+    lowered = lower(schedule, spills=spills)
     ran = Interpreter(lowered).run()
-    for name in ("forward_inbox", "backward_inbox", "stash", "weight_stash"):
+    for name in ("forward_inbox", "backward_inbox", "stash", "weight_stash", "host_stash"):
         memories = getattr(ran, name)
         for memory in memories:
             assert memory.written.keys() == memory.read.keys()  # nothing is kept that nobody needs
@@ -114,6 +115,57 @@ def test_stash_of_zero_bubble_schedules_is_that_of_the_papers(pipe):
         assert slots("zb_h1", pipe, m) == (pipe, pipe)
         assert slots("zb_h2", pipe, m) == (2 * pipe - 1, 2 * pipe - 1)
         assert slots("zb_v", pipe, m, chunks=2)[0] == 2 * pipe  # chunks, half a rank each
+
+
+@given(ANY_SCHEDULE)
+def test_each_spill_has_a_forward_beside_it_and_each_fetch_a_backward(schedule):
+    lowered = lower(schedule, spills=True)
+    busy = {slot: lowered.column(f"{slot}_chunk") != NONE for slot in ("forward", "backward", "weight")}
+    assert not (lowered.column("spill_chunk") != NONE)[~busy["forward"]].any()
+    assert not (lowered.column("fetch_chunk") != NONE)[~(busy["backward"] | busy["weight"])].any()
+
+
+@given(ANY_SCHEDULE)
+def test_spills_save_more_slots_than_a_copy_takes_or_there_are_none(schedule):
+    without, lowered = lower(schedule), lower(schedule, spills=True)
+    spills = (lowered.column("spill_chunk") != NONE).sum(axis=0)
+    if lowered.host_stash_slots:
+        assert lowered.stash_slots + IN_TRANSIT < without.stash_slots
+        used = [1 + without.column("forward_stash")[:, rank].max() for rank in range(schedule.num_ranks)]
+        assert [bool(number) for number in spills] == [slots > lowered.stash_slots for slots in used]
+    else:
+        np.testing.assert_array_equal(lowered.table, without.table)
+        assert not spills.any()
+
+
+@given(sizes("1f1b"))
+def test_two_slots_are_enough_for_1f1b_if_it_spills(asked):
+    lowered, without = (lower(GENERATORS["1f1b"](**asked), spills=spills) for spills in (True, False))
+    Interpreter(lowered).run()
+    assert lowered.stash_slots == (2 if without.stash_slots > 3 else without.stash_slots)
+    pipe, m = asked["pipe"], asked["num_microbatches"]
+    # Rank 0 keeps the value of its first forward, before which it has no backward, and that of its last.
+    assert lowered.host_stash_slots == (min(m - 2, 2 * pipe - 3) if without.stash_slots > 3 else 0)
+
+
+def test_a_table_with_spills_by_hand():
+    """GPipe on one rank: the first value and the last stay, the others go by the host."""
+    lowered = lower(GENERATORS["gpipe"](pipe=1, chunks=1, num_microbatches=5), spills=True)
+    assert (lowered.stash_slots, lowered.host_stash_slots) == (2, 3)
+    columns = {
+        "forward_microbatch": [0, 1, 2, 3, 4, -1, -1, -1, -1],
+        "forward_stash": [0, 1, 1, 1, 1, -1, -1, -1, -1],
+        "spill_microbatch": [-1, -1, 1, 2, 3, -1, -1, -1, -1],
+        "spill_stash": [-1, -1, 1, 1, 1, -1, -1, -1, -1],
+        "spill_host": [-1, -1, 0, 1, 2, -1, -1, -1, -1],
+        "fetch_microbatch": [-1, -1, -1, -1, 1, 2, 3, -1, -1],
+        "fetch_host": [-1, -1, -1, -1, 0, 1, 2, -1, -1],
+        "fetch_stash": [-1, -1, -1, -1, 0, 0, 0, -1, -1],
+        "backward_microbatch": [-1, -1, -1, -1, 0, 1, 2, 3, 4],
+        "backward_stash": [-1, -1, -1, -1, 0, 0, 0, 0, 1],
+    }
+    for name, cells in columns.items():
+        assert lowered.column(name)[:, 0].tolist() == cells, name
 
 
 def test_a_table_by_hand():

@@ -4,8 +4,9 @@ from hypothesis import strategies as st
 
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.generators import make_schedule
+from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.schedule import Action, Schedule
-from fiddlex.schedules.text import from_csv, to_csv, to_text
+from fiddlex.schedules.text import copies_to_text, from_csv, to_csv, to_text
 from tests.schedules.strategies import generated_schedules, user_schedules
 
 GOLDEN = {
@@ -52,6 +53,23 @@ rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18 
 def test_printed_schedules(name, pipe, chunks, num_microbatches):
     schedule = make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
     assert to_text(schedule) == GOLDEN[name, pipe, chunks, num_microbatches]
+
+
+def test_spills_and_fetches_are_drawn_by_ticks():
+    lowered = lower(make_schedule("1f1b", pipe=3, num_microbatches=5), spills=True)
+    assert (
+        to_text(lowered.schedule, lowered.ticks) + copies_to_text(lowered)
+        == """\
+rank    0       1       2       3       4       5       6       7       8
+   0   0F0     0F1     0F2     0F3   0F4+0B0   0B1     0B2     0B3     0B4
+   1    .      1F0     1F1   1F2+1B0 1F3+1B1 1F4+1B2   1B3     1B4      .
+   2    .       .    2F0+2B0 2F1+2B1 2F2+2B2 2F3+2B3 2F4+2B4    .       .
+rank    0        1        2        3        4        5        6        7        8
+   0    .        .       ↑0F1     ↑0F2   ↑0F3↓0F1   ↓0F2     ↓0F3      .        .
+   1    .        .        .     ↑1F1↓1F1 ↑1F2↓1F2 ↑1F3↓1F3    .        .        .
+   2    .        .        .        .        .        .        .        .        .
+"""
+    )
 
 
 def test_times_that_are_given_are_drawn_and_shared_slots_joined():

@@ -20,26 +20,29 @@ NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")
 SLOTS = {
     "forward_inbox": ["forward_inbox"],
     "backward_inbox": ["head_inbox", "backward_inbox"],
-    "stash": ["forward_stash", "backward_stash", "weight_stash"],
+    "stash": ["forward_stash", "backward_stash", "weight_stash", "spill_stash", "fetch_stash"],
     "weight_stash": ["backward_weight_stash", "weight_weight_stash"],
+    "host_stash": ["spill_host", "fetch_host"],
 }
 VERSIONS = {"forward_version": "forward", "backward_version": "backward", "weight_version": "weight"}
 
 
-def unrolled(schedule, semantics):
+def unrolled(schedule, semantics, *, spills=False):
     """The windows of a schedule; of a generated one, of the better of its two forms."""
     longer = None
     if schedule.name in NAMES:
         sizes = {"pipe": schedule.num_ranks, "chunks": schedule.num_chunks}
         longer = lambda number: make_schedule(schedule.name, **sizes, num_microbatches=number)  # noqa: E731
     size = schedule.num_microbatches
-    return unroll(schedule, make_semantics(semantics, num_stages=schedule.num_stages, batch_size=size), longer)
+    return unroll(
+        schedule, make_semantics(semantics, num_stages=schedule.num_stages, batch_size=size), longer, spills=spills
+    )
 
 
-@given(st.one_of(user_schedules(), generated_schedules()), SEMANTICS)
-def test_run_by_hand_every_read_is_right(schedule, name):
+@given(st.one_of(user_schedules(), generated_schedules()), SEMANTICS, st.booleans())
+def test_run_by_hand_every_read_is_right(schedule, name, spills):
     try:
-        windows = unrolled(schedule, name)
+        windows = unrolled(schedule, name, spills=spills)
     except ScheduleError:
         assume(False)
     semantics, size = windows.semantics, schedule.num_microbatches
@@ -76,7 +79,8 @@ def check_versions(table, schedule, semantics):
 def absolute(table, first, lowered, slots):
     """A window's table with microbatches counted from the first of all, and slots as they lie."""
     table = table.copy()
-    for name in ("embed", "head", "embed_backward", *(f"{slot}_microbatch" for slot in VERSIONS.values())):
+    slots_of_a_tick = (*VERSIONS.values(), "spill", "fetch")
+    for name in ("embed", "head", "embed_backward", *(f"{slot}_microbatch" for slot in slots_of_a_tick)):
         column = table[..., COLUMNS[name]]
         column[column != NONE] += first
     for name in VERSIONS:
@@ -134,6 +138,14 @@ def test_2bw_takes_two_versions_and_one_sum_of_a_chunks_gradient(pipe, more):
     assert (sizes.versions, sizes.sums, sizes.finished) == (2, 1, 1)
     assert max(sizes.batches, sizes.outer_sums) <= 2
     assert sizes.slots.stash == min(2 * pipe - 1, 2 * (pipe + more))
+
+
+@given(st.integers(3, 8), st.integers(0, 20))
+def test_2bw_spills_as_a_flushed_batch_does(pipe, more):
+    schedule = make_schedule("1f1b", pipe=pipe, num_microbatches=2 * pipe + more)
+    windows = unrolled(schedule, "2bw", spills=True)
+    assert windows.sizes.slots[2:] == (2, 0, 2 * pipe - 3 + 1)  # with the trash
+    assert windows.period == schedule.num_microbatches
 
 
 def test_calls_are_shown_as_far_as_they_were_unrolled():

@@ -273,6 +273,26 @@ mesh  model         schedule         v m layers sp recompute                  op
 2x2x1 llama         zb_h1            1 4 3,1    -  gelu,masks                 adamw     zero1 dropout 2bw
 """)
 
+# Those in which something waits long enough to be spilled, where the stash may be on the host.
+SPILLED = _cases("""
+mesh  model         schedule         v m layers  sp recompute        optimizer zero1 dropout semantics
+2x4x1 gpt           1f1b             1 8 -       -  none             adamw     zero1 dropout sync
+2x2x2 mlm_nsp,post  interleaved_1f1b 2 4 -       sp gelu,norms,masks sgd       zero1 dropout sync
+1x4x1 gpt           zb_h2            1 8 2,1,1,1 -  none             sgd       zero1 -       sync
+1x4x2 llama         1f1b             1 8 -       sp full             sgd       zero1 -       2bw
+2x4x1 gpt           zb_h2            1 8 -       -  selective        adamw     zero1 dropout 2bw
+""")
+
+FURTHER_SPILLED = _cases("""
+mesh  model         schedule         v m layers  sp recompute        optimizer zero1 dropout semantics
+1x4x1 gpt           gpipe            1 8 -       -  none             sgd       zero1 dropout sync
+2x3x1 mlm,pre       1f1b             1 8 2,1,1   -  full             lamb      zero1 dropout sync
+2x3x1 gpt           odd              2 4 -       -  none             sgd       zero1 dropout sync
+2x2x2 gpt           interleaved_1f1b 2 4 -       sp masks            adamw     zero1 dropout 2bw
+1x4x1 mlm_nsp,post  1f1b             1 8 -       -  none             adamw     -     dropout stash
+2x4x1 gpt           1f1b             1 4 -       -  attention,gelu   sgd       zero1 dropout vertical_sync
+""")
+
 FURTHER = _cases("""
 mesh   model                 schedule          v  m  layers   sp  recompute  optimizer  zero1  dropout  semantics
 1x1x1  gpt                   1f1b              1  1  -        -   none       sgd        zero1  dropout  sync

@@ -1,5 +1,6 @@
 """Every layout trains as one device does: losses, gradient norms and weights against a plain reference."""
 
+import copy
 import dataclasses
 import itertools
 import pathlib
@@ -12,6 +13,7 @@ from fiddlex.cluster import pieces
 from fiddlex.config import Config
 from fiddlex.models import collective_matmul, dropout
 from fiddlex.models.flash import make_splash
+from fiddlex.schedules.resolve import resolve
 from fiddlex.train.step import gradients
 from tests.programs import call
 from tests.train import one_layout
@@ -22,11 +24,13 @@ from tests.train.layouts import (
     FURTHER_OFFLOADED,
     FURTHER_PREDICTED,
     FURTHER_RECOMPUTED,
+    FURTHER_SPILLED,
     LLAMA,
     MUON,
     OFFLOADED,
     PAIRWISE,
     RECOMPUTED,
+    SPILLED,
     Case,
     case,
     check_layout,
@@ -135,6 +139,16 @@ def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", grouped(EVEN_FURTHER))
 def test_further_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
+    check(layout, tiny_config)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [*grouped(SPILLED), *(pytest.param(each, marks=pytest.mark.long, id=str(each)) for each in FURTHER_SPILLED)],
+)
+def test_a_stash_on_the_host_trains_alike(layout: Case, tiny_config: Config) -> None:
+    tiny_config.pipeline.stash_memory = "host"
+    assert resolve(layout.apply(copy.deepcopy(tiny_config)).validate()).spec.sizes.slots.host_stash > 0
     check(layout, tiny_config)
 
 

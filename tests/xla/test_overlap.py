@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from fiddlex.config import Config, MeshConfig
+from fiddlex.costs.backend import GPU, TPU
+from fiddlex.planner.predict import needed_memory
 from tests.compiling import needs_cuda_plugin
 from tests.programs import call
 
@@ -131,6 +133,47 @@ def test_blocks_of_the_sequence_travel_beside_the_products_of_others(recompute: 
     assert sum(each["count"] for each in blocks) == number
     assert sum(each["count"] for each in blocks if each["overlapped"]) >= 0.85 * number
     assert sum(each["count"] for each in found if each["bytes"] == 8 * block and each["overlapped"]) >= 2 * layers
+
+
+def check_host_copies(found: dict[str, Any]) -> None:
+    """Each array that a layer saves is spilled beside a forward slot and fetched beside a backward slot."""
+    there, back = ([each for each in found["host_copies"] if each["to_host"] is to_host] for to_host in (True, False))
+    assert len(there) > 5
+    assert sorted(each["bytes"] for each in there) == sorted(each["bytes"] for each in back)
+    assert min(each["products"] for each in there) >= PRODUCTS_OF_A_LAYER
+    assert min(each["products"] for each in back) >= PRODUCTS_OF_A_LAYER
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "semantics"),
+    [
+        ("1f1b", 1, "sync"),
+        pytest.param("1f1b", 1, "2bw", marks=pytest.mark.long),
+        pytest.param("interleaved_1f1b", 2, "sync", marks=pytest.mark.long),
+        pytest.param("gpipe", 1, "sync", marks=pytest.mark.long),
+    ],
+)
+def test_spills_and_fetches_travel_beside_slots_of_work(schedule: str, chunks: int, semantics: str, facts: Any) -> None:
+    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
+    config = pipelined(schedule, chunks, "none", semantics)
+    config.pipeline.stash_memory = "host"
+    found = facts(config, "tpu:v5e:2x4")
+    check_host_copies(found)
+    check_hops(found, config, 8 if semantics == "2bw" else found["num_ticks"])
+    assert found["host_bytes"] == pytest.approx(needed_memory(config, TPU).of_host, rel=0.02)
+
+
+@needs_cuda_plugin
+@pytest.mark.parametrize("semantics", ["sync", pytest.param("2bw", marks=pytest.mark.long)])
+def test_spills_and_fetches_of_gpus_travel_beside_slots_of_work(semantics: str, facts: Any) -> None:
+    config = pipelined("1f1b", 1, "none", semantics)
+    config.pipeline.stash_memory = "host"
+    config.model.hidden_size, config.model.seq_len, config.model.vocab_size = 2048, 1024, 32_000
+    found = facts(config, "gpu:h100:1x8")
+    check_host_copies(found)
+    assert found["host_bytes"] == pytest.approx(
+        needed_memory(config, GPU).of_host, rel=0.02
+    )  # XLA copies nothing there
 
 
 @pytest.mark.long

@@ -26,6 +26,7 @@ from fiddlex.models.weights import Weights
 from fiddlex.parallel.host_memory import fetched, is_on_host, map_rows
 from fiddlex.parallel.sharding import named
 from fiddlex.pipeline import engine
+from fiddlex.pipeline.carry import PipelineWeights
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Integer
 from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
@@ -55,7 +56,7 @@ class GradientSource(Protocol):
     """The source of a train step's gradients.
 
     Attributes:
-      state_specs: PartitionSpecs of `TrainState.pipeline`.
+      state_specs: PartitionSpecs of `TrainState.pipeline`; shardings where an array is in the memory of the host.
       abstract_inputs: shapes, dtypes and shardings of a step's inputs.
       max_batches: number of batches that may be in flight at once.
     """
@@ -170,9 +171,9 @@ def outer(weights: Weights) -> Weights:
     return {name: part for name, part in weights.items() if name != "layers"}
 
 
-def parts(weights: Weights) -> engine.PipelineWeights:
+def parts(weights: Weights) -> PipelineWeights:
     """The weights in the structure that the executor takes."""
-    return engine.PipelineWeights(outer(weights), weights["layers"])
+    return PipelineWeights(outer(weights), weights["layers"])
 
 
 def as_mean(batch: Batch) -> tuple[Batch, jax.Array]:

@@ -32,6 +32,8 @@ from fiddlex.train.step.train_step import make_train_step
 from fiddlex.train.step.unflushed import Unflushed
 from fiddlex.train.step.update import at_once, by_leaf
 
+MOST_COPIES = 64  # more than arrays that a layer saves
+
 
 class Program:
     """Everything about training that follows from a config and a mesh alone.
@@ -105,13 +107,16 @@ class Program:
         """The compiler options that differ from XLA's defaults, on GPUs.
 
         The first makes XLA schedule work between the start and the end of collectives. The second keeps XLA from
-        combining all-gathers of blocks (`fiddlex.models.blocks`) that different products need.
+        combining all-gathers of blocks (`fiddlex.models.blocks`) that different products need. The third lets all
+        arrays of a spill or a fetch travel at the same time; by default, XLA waits for all but two of them.
         """
         if self.mesh.devices.flat[0].platform != "gpu":
             return {}
         options: dict[str, bool | int] = {"xla_gpu_enable_latency_hiding_scheduler": True}
         if self.config.mesh.collective_matmul:
             options["xla_gpu_all_gather_combine_threshold_bytes"] = 0
+        if self.layout.pipeline.spec.sizes.slots.host_stash:
+            options["xla_gpu_experimental_parallel_async_compute_limit"] = MOST_COPIES
         return options
 
     @jax.enable_x64(False)

@@ -195,7 +195,7 @@ def state_shardings(
       optimizer: the optimizer that makes the state.
       layout: the layout of the state's weights.
       mesh: the mesh of the run.
-      pipeline: PartitionSpecs of `TrainState.pipeline`.
+      pipeline: specs of `TrainState.pipeline` (`GradientSource.state_specs`).
       scaling: PartitionSpecs of `TrainState.scaling`.
       usual: PartitionSpecs of `TrainState.usual`.
     """

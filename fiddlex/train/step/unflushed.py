@@ -21,6 +21,7 @@ from fiddlex.config import Config
 from fiddlex.models.model import Batch, Model
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.collectives import as_varying, reduce_gradients
+from fiddlex.parallel.host_memory import host_sharding
 from fiddlex.parallel.sharding import BATCH, named, on_devices
 from fiddlex.pipeline.continuous import DeviceWindow, InFlight, empty_pipeline, run_window
 from fiddlex.pipeline.engine import Engine
@@ -95,7 +96,11 @@ class Unflushed:
         self._model = pipeline_model(model, config, mesh, model.loss)
         self._store = VersionStore(config, mesh, layout, optimizer)
         self._factors: dict[str, Factors] = {}
-        self.state_specs = PipelineState(self._store.specs, self._in_flight_specs())
+        self._in_flight = self._in_flight_specs()
+        carry = self._in_flight.carry
+        on_host = [host_sharding(mesh, spec) for spec in carry.host_stash]
+        state = self._in_flight._replace(carry=carry._replace(host_stash=on_host))
+        self.state_specs = PipelineState(self._store.specs, state)
         batch = abstract_batch(config, mesh)
         factors: Any = next(iter(self._store.factors.values()), ())
         everywhere = NamedSharding(mesh, P())
@@ -111,8 +116,8 @@ class Unflushed:
         mapped = jax.shard_map(
             self._window,
             mesh=self._mesh,
-            in_specs=(*self._weight_specs, self.state_specs.in_flight, BATCH, P(), P(), P()),
-            out_specs=(P(), self._layout.master, self.state_specs.in_flight),
+            in_specs=(*self._weight_specs, self._in_flight, BATCH, P(), P(), P()),
+            out_specs=(P(), self._layout.master, self._in_flight),
         )
         versions, in_flight = state.pipeline
         scales = loss_scales(state, self.max_batches)
@@ -177,7 +182,7 @@ class Unflushed:
             lambda weights, head, batches: empty_pipeline(self._engine(weights, head, batches)),
             mesh=self._mesh,
             in_specs=(*self._weight_specs, BATCH),
-            out_specs=self.state_specs.in_flight,
+            out_specs=self._in_flight,
         )
         return PipelineState(versions, mapped(versions.weights, versions.head, (self._no_batch(),) * self.max_batches))
 

@@ -1,0 +1,57 @@
+"""The state of a device that passes from tick to tick, and the order of a tick's copies beside its slots of work."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fiddlex.pipeline import stacks
+from fiddlex.pipeline.host_stash import together
+from fiddlex.pipeline.residuals import Arrays
+
+Tree = Any
+
+
+class PipelineWeights(NamedTuple):
+    """Weights or gradients: `layers`, stacked by row (`LayerPlacement`), and `outer` (embedding, head)."""
+
+    outer: Tree
+    layers: Tree
+
+
+class Carry(NamedTuple):
+    """The state of a device that passes from tick to tick."""
+
+    stash: Arrays  # [slot, row of a chunk, …]
+    weight_stash: Arrays
+    host_stash: Arrays  # on the host, like `stash`; empty if nothing is spilled
+    forward_inbox: jax.Array  # [slot, …]
+    backward_inbox: jax.Array
+    outgoing: jax.Array  # the gradient to send in the next tick
+    grads: PipelineWeights  # sums, leaves [batch, …]
+    finished: Tree  # complete and reduced gradients of layers, leaves [batch, row, …]
+    values: jax.Array  # values of the head, [microbatch, …]
+    cache: Arrays  # `Cache.new`
+
+
+def with_layers(carry: Carry, flat: Tree) -> Carry:
+    """`carry` with these sums of the gradients of layers, [row, …] (`stacks.flat`)."""
+    return carry._replace(grads=carry.grads._replace(layers=stacks.like(flat, carry.grads.layers)))
+
+
+def after_spill(carry: Carry, y: jax.Array, gradients: list[jax.Array]) -> tuple[Carry, jax.Array, list[jax.Array]]:
+    """Makes all that the head and the backward slot use wait for the spill and for the gradients that arrive.
+
+    XLA therefore starts both copies before the forward slot, and not after it.
+    """
+    outer, host, y, gradients = together((carry.grads.outer, carry.host_stash, y, gradients))
+    return carry._replace(grads=carry.grads._replace(outer=outer), host_stash=host), y, gradients
+
+
+def after_fetch(carry: Carry, activations: list[jax.Array], fetched: Arrays) -> tuple[Carry, list[jax.Array], Arrays]:
+    """Makes all that comes after the backward slot wait for the fetch and for the activations that arrive.
+
+    XLA therefore starts and ends both copies before and after that slot.
+    """
+    arrived = activations, fetched
+    outer, outgoing, arrived = together((carry.grads.outer, carry.outgoing, arrived))
+    return carry._replace(grads=carry.grads._replace(outer=outer), outgoing=outgoing), *arrived
