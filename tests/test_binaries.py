@@ -214,6 +214,7 @@ def test_stopped_and_resumed(number: int, tmp_path: pathlib.Path, text_file: pat
         ("train", ["--config.pipeline.layers_per_stage=2,2"], 2, "has 2 stages and 4 layers; there are 4 stages"),
         ("train", ["--config.optimizer.name=adamw2"], 2, "Did you mean 'adamw'?"),
         ("train", ["--config.pipeline.stash_memory=host"], 2, "CPU devices have one memory"),
+        ("train", ["--config.optimizer.offload=true"], 2, "optimizer.offload=true: CPU devices have one memory"),
         ("evaluate", [], 1, "is not the directory of a training run"),
         ("generate", ["--top_p=0"], 2, "top_p=0"),
         ("generate", ["--top_k=99999999999999999999"], 2, "top_k=99999999999999999999 must be at least 0 and below"),

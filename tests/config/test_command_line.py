@@ -260,7 +260,11 @@ def test_lack_of_memory_names_what_the_config_still_allows(folder, error, argume
 
 
 @pytest.mark.parametrize(
-    ("tensor", "remedies"), [(2, "raise mesh.tensor, or train a smaller model"), (4, "train a smaller model")]
+    ("tensor", "remedies"),
+    [
+        (2, "set optimizer.offload=True, or raise mesh.tensor, or train a smaller model"),
+        (4, "set optimizer.offload=True, or train a smaller model"),
+    ],
 )
 def test_more_devices_help_where_each_has_its_memory(tensor, remedies):
     config = Config(mesh=MeshConfig(tensor=tensor), pipeline=PipelineConfig(num_microbatches=32, recompute="full"))
