@@ -24,6 +24,7 @@ from fiddlex.models.model import Batch, Model, as_rows
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
 from fiddlex.pipeline import engine
+from fiddlex.pipeline.codec import codec_of
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Integer
 from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
@@ -145,6 +146,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         cached_layer=cached_layer,
         recompute=FULL in recompute,
         tile=TILES.get(mesh.devices.flat[0].platform),
+        codec=codec_of(config.pipeline.stash_dtype),
     )
 
 
