@@ -10,6 +10,7 @@ import math
 import pathlib
 import tempfile
 import time
+import unittest.mock
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from experiments.quality_runs import records_of
 from fiddlex.cluster.mesh import make_mesh, make_topology_mesh
 from fiddlex.config import Config
 from fiddlex.config.command_line import load_config
+from fiddlex.errors import DeviceError
 from fiddlex.models.registry import make_model
 from fiddlex.parallel.collectives import as_varying
 from fiddlex.pipeline.codec import Codec, codec_of
@@ -50,6 +52,8 @@ KINDS = (
 )
 REPEATS = 40  # of the steps whose times are compared
 AXES = ("data", "pipe", "tensor")
+# Types of the stash and what is recomputed; the last changes only the rounding, and shows how much chance does.
+VARIANTS = (("same", "none"), ("int8", "none"), ("float8_e4m3fn", "none"), ("same", "gelu,norms"))
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -59,7 +63,7 @@ class StashCase:
     Attributes:
       hidden: the model's hidden size.
       stash_dtype: `pipeline.stash_dtype`.
-      recompute: `pipeline.recompute`, which changes only the rounding; what it changes shows how much chance does.
+      recompute: `pipeline.recompute`.
       seed: of the weights and the order of the data.
       steps: number of steps.
     """
@@ -120,12 +124,9 @@ def gradient_errors(hidden: int, stash_dtype: str, steps: int) -> dict[str, floa
     state, batch = trainer.state, next(Feed(trainer.dataset, config, trainer.mesh).train(steps))
 
     def gradient(codec: Any) -> Any:
-        before, gradients.codec_of = gradients.codec_of, lambda _: codec
-        try:
+        with unittest.mock.patch.object(gradients, "codec_of", return_value=codec):
             program = Program(config, make_mesh(config.mesh))
-        finally:
-            gradients.codec_of = before
-        return jax.jit(program.source.gradients)(state, batch)[1]
+            return jax.jit(program.source.gradients)(state, batch)[1]
 
     exact, codec = gradient(None), codec_of(stash_dtype)
     assert codec is not None
@@ -165,14 +166,18 @@ def layer_costs(path: str, topology: str, stash_dtype: str, examples: int) -> di
       topology: one device, as experiments/compile.py takes it.
       stash_dtype: `pipeline.stash_dtype`.
       examples: examples in the microbatch.
+
+    Raises:
+      DeviceError: when XLA counts nothing for the device, as it does for GPUs.
     """
     config = load_config(path)
     config.mesh, config.pipeline.stash_dtype = type(config.mesh)(), stash_dtype
     config.data.global_batch_size, config.pipeline.num_microbatches = examples, 1
     mesh, model = make_topology_mesh(config.validate().mesh, topology), make_model(config)
-    layer = gradients.pipeline_model(model, config, mesh, type(model).loss).layer
+    layer = gradients.pipeline_model(model, config, mesh, model.loss).layer
     split, dtype = SplitVjp(layer, codec=codec_of(stash_dtype)), jnp.dtype(config.model.dtype)
-    layout, again = make_layout(model, config), (jnp.int32(0), {})
+    layout = make_layout(model, config)
+    again: Any = jnp.int32(0), {}  # the number of the layer, and nothing of the microbatch
     specs, axes = layout.compute["layers"], jax.tree.map(lambda _: frozenset(AXES[:2]), layout.shapes["layers"])
 
     def passes(weights: Any, x: jax.Array, dy: jax.Array) -> Any:
@@ -187,7 +192,8 @@ def layer_costs(path: str, topology: str, stash_dtype: str, examples: int) -> di
     x = jax.ShapeDtypeStruct((examples, config.model.seq_len, config.model.hidden_size), dtype)
     mapped = jax.shard_map(passes, mesh=mesh, in_specs=(specs, P(), P()), out_specs=P(AXES))
     costs = jax.jit(mapped).lower(weights, x, x).compile().cost_analysis()
-    assert costs is not None
+    if costs is None:
+        raise DeviceError(f"{topology}: XLA counts no costs of programs for it. Name a TPU, as tpu:v5e:1x1.")
     return {"flops": costs["flops"], "bytes": costs["bytes accessed"]}
 
 
@@ -197,6 +203,3 @@ def cases(hiddens: Sequence[int], seeds: int, steps: int) -> Iterator[StashCase]
         for hidden in hiddens:
             for stash_dtype, recompute in VARIANTS:
                 yield StashCase(hidden, stash_dtype, recompute, seed, steps)
-
-
-VARIANTS = (("same", "none"), ("int8", "none"), ("float8_e4m3fn", "none"), ("same", "gelu,norms"))
