@@ -4,10 +4,10 @@
     python -m experiments.stash_dtypes --results=docs/studies/stash_dtypes.jsonl --finished
 
 The runs train byte-level GPTs on the source of Python's standard library, on one CPU device in float32. All runs of a
-seed have equal data, steps and initial weights. `same` runs a second time with `recompute=gelu,norms`, which changes
-only the rounding, to show how far chance alone moves a loss. `--topology` names one TPU, for which the two passes of
-a layer of GPT-2 medium are compiled. Each finished part adds a line to the results, so that a stopped study continues
-where it stopped; `--finished` prints the tables of what is there and computes nothing.
+seed have equal data, steps and initial weights. `same` runs a second time with more microbatches, which changes
+only the order of sums, to show how far chance alone moves a loss. `--topology` names one TPU, for which the two passes
+of a layer of GPT-2 medium are compiled. Each finished part adds a line to the results, so that a stopped study
+continues where it stopped; `--finished` prints the tables of what is there and computes nothing.
 """
 
 import dataclasses
@@ -78,14 +78,14 @@ def loss_table(results: Results) -> str:
     """Held-out losses by seed, their mean, and its difference from that of `same` over the seeds that both have."""
     losses: dict[tuple[Any, ...], dict[int, float]] = {}
     for result in _of("training", results):
-        key = result["hidden"], result["steps"], result["stash_dtype"], result["recompute"]
+        key = result["hidden"], result["steps"], result["stash_dtype"], result["microbatches"]
         losses.setdefault(key, {})[result["seed"]] = last_loss(result["found"])
     lines = ["| hidden | steps | stash | held-out loss by seed | mean | against `same` |", "|---|---|---|---|---|---|"]
     for hidden, steps in sorted({key[:2] for key in losses}):
         base = losses.get((hidden, steps, *VARIANTS[0]), {})
-        for stash_dtype, recompute in VARIANTS:
-            found = losses.get((hidden, steps, stash_dtype, recompute), {})
-            name = stash_dtype if recompute == "none" else f"{stash_dtype}, recompute={recompute}"
+        for stash_dtype, microbatches in VARIANTS:
+            found = losses.get((hidden, steps, stash_dtype, microbatches), {})
+            name = stash_dtype if microbatches == VARIANTS[0][1] else f"{stash_dtype}, {microbatches} microbatches"
             common = found.keys() & base.keys()
             if found:
                 each = ", ".join(f"{found[seed]:.4f}" for seed in sorted(found))
