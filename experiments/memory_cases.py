@@ -467,6 +467,21 @@ OFFLOAD = {
     ]
 }
 CASES |= OFFLOAD
+# Encoded stashes (`fiddlex.config.stash`), in cases from above.
+ENCODED = [
+    ("medium, 1F1B", "int8"),
+    ("xl, 4 replicas", "int8"),
+    ("medium, ZB-H1, selective", "float8_e4m3fn"),
+    ("small, dropout, selective", "int8"),
+    ("large, tensor and sequence parallel", "float8_e4m3fn"),
+    ("BERT large, interleaved, no dropout", "int8"),
+    ("Llama 8b, ZB-H1", "int8"),
+    ("175b, sequence parallel, selective", "int8"),
+]
+CASES |= {
+    f"{name}, {stash_dtype}": CASES[name]._replace(changes=f"{CASES[name].changes} pipeline.stash_dtype={stash_dtype}")
+    for name, stash_dtype in ENCODED
+}
 
 GPUS_OF_A_HOST = 8
 

@@ -50,13 +50,18 @@ def train(case: QualityCase) -> Records:
     """The records of a run: 20 training losses, 10 evaluations, decisions of `auto`; for a BERT also task accuracy."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = pathlib.Path(folder) / "run"
-        _run(make_config(case), workdir)
-        lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        names = ("step", "loss", "eval_loss", "eval_masked_accuracy", "semantics", "semantics_from_step")
-        records = [{name: value for name, value in json.loads(line).items() if name in names} for line in lines]
+        records = records_of(make_config(case), workdir)
         if case.model.startswith("bert"):
             records.append({"task_accuracy": fine_tuned(case, workdir)})
     return records
+
+
+def records_of(config: Config, workdir: pathlib.Path) -> Records:
+    """The losses and evaluations of a run, and its decisions about semantics; trains to the end."""
+    _run(config, workdir)
+    lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    names = ("step", "loss", "eval_loss", "eval_masked_accuracy", "semantics", "semantics_from_step")
+    return [{name: value for name, value in json.loads(line).items() if name in names} for line in lines]
 
 
 def _run(config: Config, workdir: pathlib.Path) -> "Outcome":

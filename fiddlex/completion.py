@@ -24,6 +24,7 @@ from fiddlex.config.families import FAMILIES, OBJECTIVES
 from fiddlex.config.files import config_names, describe
 from fiddlex.config.help import takes_file
 from fiddlex.config.recompute import MODES, PARTS
+from fiddlex.config.stash import STASH_DTYPES
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.semantics import NAMES
 
@@ -156,6 +157,7 @@ _FIELDS: dict[str, _Completer] = {
     "model.rope_scaling": _one_of(sections.ROPE_SCALINGS),
     "pipeline.schedule": _one_of(GENERATORS, files=["file:"]),
     "pipeline.recompute": _one_of([*MODES, *PARTS]),
+    "pipeline.stash_dtype": _one_of(STASH_DTYPES),
     "pipeline.semantics": _SEMANTICS,
     "pipeline.prediction": _one_of(sections.PREDICTIONS),
     "optimizer.name": _one_of(sections.OPTIMIZERS),

@@ -1,6 +1,7 @@
 """What the user can do about a lack of memory, given the config."""
 
 from fiddlex.config import Config
+from fiddlex.config.stash import SAME
 
 
 def memory_remedies(config: Config, *, fake: bool) -> list[str]:
@@ -12,10 +13,11 @@ def memory_remedies(config: Config, *, fake: bool) -> list[str]:
     """
     most = config.replica_batch_size
     lean = "attention,gelu,norms,masks" if config.model.dropout else "gelu,norms"
+    exact = "" if config.pipeline.stash_dtype == SAME else f" and pipeline.stash_dtype={SAME}"
     useful = {
         f"raise pipeline.num_microbatches (at most {most})": config.microbatch_size > 1,
         f"set pipeline.recompute={lean}": config.pipeline.recompute == "none",
-        "set pipeline.recompute=full": config.pipeline.recompute != "full",
+        f"set pipeline.recompute=full{exact}": config.pipeline.recompute != "full",
         "set pipeline.stash_memory=host": not fake and config.mesh.pipe > 2 and not config.pipeline.spills,
         "set optimizer.zero1=True": config.mesh.data > 1 and not config.optimizer.zero1,
         "set optimizer.offload=True": not fake

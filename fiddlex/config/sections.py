@@ -10,8 +10,9 @@ import math
 
 from fiddlex.config import rules
 from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
-from fiddlex.config.recompute import check_recompute, recomputed
+from fiddlex.config.recompute import FULL, check_recompute, recomputed
 from fiddlex.config.records import Checked
+from fiddlex.config.stash import SAME, STASH_DTYPES
 from fiddlex.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -206,6 +207,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as possible
     recompute: str = "none"  # some of attention,gelu,norms,masks | none | selective (= attention) | full (whole layers)
     stash_memory: str = "device"  # where what a forward saves waits for its backward: device | host (TPUs and GPUs)
+    stash_dtype: str = "same"  # of activations saved for the backward pass: same | float8_e4m3fn | int8 (both lossy)
     semantics: str = "sync"  # delay of the weights, in updates: sync | 2bw | stash | vertical_sync | delay:K
     semantics_schedule: str = ""  # replaces semantics=sync: phases and their lengths, as in sync:0.2,2bw; or auto
     switch_window: int = 25  # for auto: steps over whose mean loss it decides
@@ -235,6 +237,13 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
         check_recompute("pipeline.recompute", self.recompute)
         rules.choice("pipeline.stash_memory", self.stash_memory, STASH_MEMORIES)
+        rules.choice("pipeline.stash_dtype", self.stash_dtype, STASH_DTYPES)
+        if self.stash_dtype != SAME and FULL in self.recomputed:
+            raise ConfigError(
+                f"pipeline.stash_dtype={self.stash_dtype} with pipeline.recompute={FULL}: it changes nothing. The "
+                "stash then holds only the inputs of layers, and these are never encoded. Use pipeline.stash_dtype="
+                f"{SAME}, or another pipeline.recompute."
+            )
         rules.at_least("pipeline.switch_window", self.switch_window, 1)
         rules.fraction("pipeline.switch_threshold", self.switch_threshold)
         rules.choice("pipeline.prediction", self.prediction, PREDICTIONS)

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from fiddlex.cluster.flash import BLOCKED, SPLASH, block_length
 from fiddlex.config import Config
 from fiddlex.config.recompute import FULL
+from fiddlex.config.stash import SAME
 from fiddlex.costs.backend import Backend
+from fiddlex.costs.saved import Saved
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import MASK_ROW, Activation, Attention, Branch, Norm, Operation, Product, Residual
 from fiddlex.models.task_sizes import task_of
@@ -42,6 +44,8 @@ class LayerMemory:
       itemsize: bytes of an element in the compute dtype.
       operand: bytes of an element of an array that only products read.
       tokens: the positions of a microbatch, B·S.
+      seq_len: the positions of a sequence, S.
+      hidden: the width of the residual stream, H.
       residual: the residual stream on a device, B·T·H.
       scores: attention's scores, B·N·S·S.
       block_scores: the scores of a block of queries, as the kernel blocked computes them.
@@ -50,6 +54,7 @@ class LayerMemory:
       by_head: queries, keys, values and the result of attention, each head padded as splash reads it.
       dropout: whether the model has dropout.
       kernel: the fused kernel of attention, which saves no scores (`FlashKernel.name`).
+      encodes: whether the stash holds activations in 8 bits (`pipeline.stash_dtype`).
     """
 
     backend: Backend
@@ -60,6 +65,8 @@ class LayerMemory:
     itemsize: int
     operand: int
     tokens: int
+    seq_len: int
+    hidden: int
     residual: int
     scores: int
     block_scores: int
@@ -68,6 +75,7 @@ class LayerMemory:
     by_head: int
     dropout: bool
     kernel: str
+    encodes: bool
 
     @classmethod
     def of(cls, config: Config, backend: Backend) -> "LayerMemory":
@@ -86,6 +94,8 @@ class LayerMemory:
             itemsize=itemsize,
             operand=min(itemsize, 2) if backend.rounds_products else itemsize,
             tokens=tokens,
+            seq_len=model.seq_len,
+            hidden=network.hidden,
             residual=tokens * network.hidden // (tensor if config.mesh.sequence_parallel else 1),
             scores=statistics * model.seq_len,
             block_scores=statistics * block_length(model.seq_len),
@@ -94,14 +104,33 @@ class LayerMemory:
             by_head=2 * local * backend.in_lanes(attention.head_size),
             dropout=model.dropout > 0,
             kernel=backend.flash_kernel(model).name,
+            encodes=config.pipeline.stash_dtype != SAME,
         )
 
     def stash(self) -> int:
         """Bytes that a forward pass saves for its backward pass: the layer's input alone if it recomputes all."""
         if self._again:
             return self._input
-        attention = self._probabilities() * ("attention" not in self.recompute or bool(self.kernel))
-        return sum(self._saved(each) for branch in self.branches for each in branch) + attention
+        others = sum(map(self._masks, self.branches)) + self._rest_inside() * self._saves_inside
+        return sum(each.encoded if self.encodes else each.bytes for each in self._activations()) + others
+
+    def encoded(self) -> tuple[int, int]:
+        """Elements that a forward pass encodes for the stash: of products' inputs, and of other activations."""
+        if self._again or not self.encodes:
+            return 0, 0
+        encoded = [each for each in self._activations() if not each.is_input]
+        inputs = sum(each.elements for each in encoded if each.of_product)
+        return inputs, sum(each.elements for each in encoded) - inputs
+
+    def _activations(self) -> list[Saved]:
+        """The activations that a forward pass saves, unless the backward pass runs the whole layer again."""
+        saved = [each for branch in self.branches for each in self._saved(branch)]
+        return saved + self._saved_inside() * self._saves_inside
+
+    @property
+    def _saves_inside(self) -> bool:
+        """Whether the inside of attention saves anything; a fused kernel does even if it recomputes its inside."""
+        return bool(self.kernel) or "attention" not in self.recompute
 
     @property
     def _again(self) -> bool:
@@ -116,34 +145,69 @@ class LayerMemory:
         """
         return self.residual * self.itemsize
 
-    def _saved(self, operation: Operation) -> int:
-        """Bytes that an operation saves for its backward pass; for attention, without the arrays inside it."""
-        match operation:
-            case Norm():
-                return (self._local(operation.width) or self.residual) * self.itemsize
-            case Product():
-                kept = not operation.shares_input and operation.made_by not in self.recompute
-                return self._inputs(operation) * self.operand * kept
-            case Attention():
-                inputs, result = self._local(operation.width + 2 * operation.kv_width), self._local(operation.width)
-                if self.kernel == SPLASH:  # not only products read these; the next product counts its input as operand
-                    return inputs * self.itemsize + result * (self.itemsize - self.operand)
-                return inputs * self.operand
-            case Activation():
-                return operation.num_inputs * self._local(operation.units) * self.itemsize
-            case Residual():
-                return self._mask(self.residual)
+    def _saved(self, branch: Sequence[Operation]) -> list[Saved]:
+        """The activations that operations of a branch save; of attention, without those inside it."""
+        # What attention reads and gives is read by products alone, except where splash reads it.
+        in_attention, saved = self.itemsize if self.kernel == SPLASH else self.operand, list[Saved]()
+        for before, operation in itertools.pairwise((None, *branch)):
+            match operation:
+                case Norm():
+                    elements = self._local(operation.width) or self.residual
+                    saved.append(Saved(elements, self.head_size if operation.width else self.hidden, self.itemsize))
+                case Product() if not operation.shares_input and operation.made_by not in self.recompute:
+                    elements, width, itemsize = self._inputs(operation), operation.inputs, self.operand
+                    if isinstance(before, Attention):
+                        width, itemsize = self._last_of_heads(width), in_attention
+                    elif operation.split == "inputs":
+                        width //= self.tensor
+                    saved.append(Saved(elements, width, itemsize, of_product=True))
+                case Attention():
+                    widths = operation.width, operation.kv_width, operation.kv_width
+                    saved += [Saved(self._local(w), self._last_of_heads(w), in_attention) for w in widths]
+                case Activation():
+                    elements = self._local(operation.units)
+                    saved += operation.num_inputs * [Saved(elements, operation.units // self.tensor, self.itemsize)]
+            if operation is self._reader:
+                saved[-1] = saved[-1]._replace(is_input=True)
+        return saved
 
-    def _probabilities(self) -> int:
-        """Bytes that the inside of attention saves.
+    def _last_of_heads(self, width: int) -> int:
+        """The last dimension of an array of heads of a joint width: of one head, or for splash of all on this rank."""
+        return width // self.tensor if self.kernel == SPLASH else self.head_size
 
-        These are the probabilities and, with dropout, also the mask and the probabilities after dropout, unless the
-        backward pass makes these two again. The flash kernel saves only a sum for each row of the scores.
+    @property
+    def _reader(self) -> Operation:
+        """The operation that saves the layer's input: the first norm, or in post-LN the first product."""
+        product = next(each for each in self.branches[0] if isinstance(each, Product))
+        return self.branches[0][0] if product.made_by else product
+
+    def _masks(self, branch: Sequence[Operation]) -> int:
+        """Bytes of the masks of a branch's dropout, without that inside attention."""
+        return sum(self._mask(self.residual) for each in branch if isinstance(each, Residual))
+
+    def _bytes(self, branch: Sequence[Operation]) -> int:
+        """Bytes that operations of a branch save, as the forward pass makes them; without those inside attention."""
+        return sum(each.bytes for each in self._saved(branch)) + self._masks(branch)
+
+    def _saved_inside(self) -> list[Saved]:
+        """The activations that the inside of attention saves.
+
+        These are the probabilities and, with dropout, also the probabilities after dropout, unless the backward pass
+        makes these again. A flash kernel saves none.
         """
         if self.kernel:
-            return self.statistics * FLOAT32
-        after = self.scores * self.operand * (self.dropout and "masks" not in self.recompute)
-        return self.scores * self.itemsize + after + self._mask(self.scores)
+            return []
+        keeps_after = self.dropout and "masks" not in self.recompute
+        after = [Saved(self.scores, self.seq_len, self.operand, of_product=True)] * keeps_after
+        return [Saved(self.scores, self.seq_len, self.itemsize), *after]
+
+    def _rest_inside(self) -> int:
+        """Bytes of what else the inside of attention saves: a mask, or in a flash kernel a sum for each row."""
+        return self.statistics * FLOAT32 if self.kernel else self._mask(self.scores)
+
+    def _probabilities(self) -> int:
+        """Bytes that the inside of attention saves, as the forward pass makes them."""
+        return sum(each.bytes for each in self._saved_inside()) + self._rest_inside()
 
     def _mask(self, elements: int) -> int:
         """Bytes of the saved mask of a dropout of so many elements, a bit for each (`fiddlex.models.dropout`)."""
@@ -200,7 +264,7 @@ class LayerMemory:
         """
         again, moments, before = self._again, [], -self._input  # the stash counts the layer's input
         for branch in self.branches:
-            saved = sum(map(self._saved, branch))
+            saved = self._bytes(branch)
             if any(isinstance(each, Attention) for each in branch):
                 moments.append(self._attention_forward() + (before + saved) * (not self.backend.fuses))
                 moments.append((before + saved) * again + self._attention_backward())
@@ -227,7 +291,7 @@ class LayerMemory:
         products = [each for each in first if isinstance(each, Product)]
         outputs = sum(map(self._outputs, products)) * self.itemsize
         whole = sum(self._whole_input(each) for each in products if not each.shares_input) * self.operand
-        return sum(map(self._saved, first)) * again + outputs + whole
+        return self._bytes(first) * again + outputs + whole
 
     def _softmax(self) -> int:
         """Bytes of the scores, and of the arrays that the inside of attention saves."""

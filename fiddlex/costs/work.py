@@ -4,7 +4,9 @@ The functions sum over the operations of `fiddlex.models.spec`, on a device that
 hidden units. Each multiply-add of a product counts as two operations. For each product of the forward pass the backward
 pass has one for the gradient of the input (I) and one for the gradient of the weight (W) (Narayanan et al., SC 2021,
 appendix). With `mesh.collective_matmul` the products of F and I with weights run in pieces, each of which reads the
-whole kernel; W has one product for each kernel. Traffic is the bytes that fused elementwise work reads and writes.
+whole kernel; W has one product for each kernel. Traffic is the bytes that fused elementwise work reads and writes. An
+encoded stash (`pipeline.stash_dtype`) adds that of encoding to F, and that of decoding to I and to W, which decodes the
+inputs of products.
 Invariant: summed over the devices, the operations of a step's products are `fiddlex.costs.sizes.model_flops`, except
 for the label heads; with the recomputed products, they are `hardware_flops`.
 """
@@ -18,7 +20,8 @@ from fiddlex.cluster.chips import Chip
 from fiddlex.cluster.pieces import num_pieces
 from fiddlex.config import Config
 from fiddlex.config.recompute import FULL
-from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, WORD, num_sequences
+from fiddlex.costs.backend import CPU
+from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, WORD, LayerMemory, num_sequences
 from fiddlex.models import spec
 from fiddlex.models.registry import describe
 
@@ -159,13 +162,22 @@ def layer_work(config: Config, *, flash: bool = False, in_blocks: bool = False) 
         inner, inner_backward = (scores, values), in_attention
         softmax, softmax_backward = sizes.softmax(), 2 * sizes.softmax()
     copies = sizes.copied()
-    forward = Work((*around, *inner), streams + softmax + copies)
+    of_products, of_others = _encoded(config, flash=flash)
+    forward = Work((*around, *inner), streams + softmax + copies + of_products + of_others)
     return LayerWork(
         forward,
         _again(config.pipeline.recomputed, sizes, forward, Work() if flash else Work((scores,), softmax)),
-        Work((*inputs, *inner_backward), 2 * streams + softmax_backward + copies),
-        Work(weights, sizes.accumulated()),
+        Work((*inputs, *inner_backward), 2 * streams + softmax_backward + copies + of_others),
+        Work(weights, sizes.accumulated() + of_products),
     )
+
+
+def _encoded(config: Config, *, flash: bool) -> tuple[float, float]:
+    """Bytes that encoding reads and writes, and decoding likewise: of products' inputs, and of other activations."""
+    memory = dataclasses.replace(LayerMemory.of(config, CPU), kernel="any" if flash else "")
+    of_products, of_others = memory.encoded()
+    moved = ITEMSIZES[config.model.dtype] + 1
+    return moved * of_products, moved * of_others
 
 
 def _again(recomputed: frozenset[str], sizes: "_Sizes", forward: Work, probabilities: Work) -> Work:

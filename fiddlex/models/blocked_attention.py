@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from fiddlex.cluster.flash import block_length
+from fiddlex.config.stash import STATISTICS
 from fiddlex.models.context import AttentionKernel
 
 Arrays = tuple[jax.Array, ...]
@@ -44,6 +46,7 @@ def blocked_attention(*, causal: bool) -> AttentionKernel:
             segments_BS, *_given(q_BSND, k_BSKD, v_BSKD)
         )
         y_BSND = _by_position(y_BKGSD)
+        sums_BKGS = checkpoint_name(sums_BKGS, STATISTICS)
         # The product after attention saves its input: the same array, which is then stashed once.
         return y_BSND, (q_BSND, k_BSKD, v_BSKD, segments_BS, y_BSND, sums_BKGS)
 

@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.extend import core
 
 from fiddlex.cluster.flash import SPLASH_BLOCK
+from fiddlex.config.stash import STATISTICS
 from fiddlex.models.context import AttentionKernel
 
 Arrays = tuple[jax.Array, ...]
@@ -85,6 +87,7 @@ def splash_attention(
     ) -> tuple[jax.Array, Any]:
         y_BNSD, sums_BNS = jax.vmap(traced.forward)(given(q_BSA, k_BSA, v_BSA), segments_BS)
         y_BSA, sums_BNS = _varying_like(q_BSA, _side_by_side(y_BNSD), sums_BNS)
+        sums_BNS = checkpoint_name(sums_BNS, STATISTICS)
         # The product after attention saves its input: the same array, which is then stashed once.
         return y_BSA, (q_BSA, k_BSA, v_BSA, segments_BS, y_BSA, sums_BNS)
 

@@ -30,6 +30,7 @@ from jax import lax
 
 from fiddlex.pipeline import host_stash, stacks
 from fiddlex.pipeline.carry import Carry, PipelineWeights, after_fetch, after_spill, with_layers
+from fiddlex.pipeline.codec import Codec
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Cache, CachedLayer, Chunk, Integer, Slot, Stage, Tile, in_row_major, in_turn
 from fiddlex.schedules.pipeline_spec import PipelineSpec
@@ -55,6 +56,7 @@ class PipelineModel:
       recompute: whether to save only the inputs of layers, and to rerun the layers in the backward pass.
       tile: the tile of device memory; `in_row_major` uses it for the stash, and for complete gradients before and after
         they are reduced.
+      codec: how the stash holds activations; None: as they are.
     """
 
     embed: Callable[[Tree, Tree], jax.Array]
@@ -63,11 +65,12 @@ class PipelineModel:
     cached_layer: CachedLayer | None = None
     recompute: bool = False
     tile: Tile = None
+    codec: Codec | None = None
 
     @functools.cached_property
     def stage(self) -> Stage:
         """The passes through the model's layers; all engines of the model share them, so each pass is traced once."""
-        return Stage(self.layer, self.cached_layer, recompute=self.recompute, tile=self.tile)
+        return Stage(self.layer, self.cached_layer, recompute=self.recompute, tile=self.tile, codec=self.codec)
 
 
 @dataclasses.dataclass(frozen=True)

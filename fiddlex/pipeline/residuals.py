@@ -2,7 +2,7 @@
 
 `jax.vjp` returns a pytree whose leaves are the residuals. The variables of the jaxpr show that some residuals are
 arguments of the function, mostly weights. The backward pass takes these arguments again, and only the other residuals
-are stashed.
+are stashed. A `Codec` stashes activations in fewer bits.
 
 A backward pass can also run in two parts: the gradient of the input first (I), and the gradients of the weights later
 (W). The first part consists of the equations on which the gradient of the input depends, the second part of the other
@@ -22,6 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.extend import core
 
+from fiddlex.config.stash import STATISTICS
+from fiddlex.pipeline.codec import Codec
+
 Arrays = list[Any]
 Tree = Any
 Result = TypeVar("Result")
@@ -36,10 +39,17 @@ class SplitVjp:
     Args:
       function: returns one array, of the type of `x`; the function must not close over traced values.
       recompute: whether to stash only `x`, and to run the function again in the backward pass.
+      codec: how the stash holds activations (`fiddlex.config.stash`); None: as they are.
     """
 
-    def __init__(self, function: Callable[[Tree, jax.Array, Tree], jax.Array], *, recompute: bool = False):
-        self._function, self._recompute = function, recompute
+    def __init__(
+        self,
+        function: Callable[[Tree, jax.Array, Tree], jax.Array],
+        *,
+        recompute: bool = False,
+        codec: Codec | None = None,
+    ):
+        self._function, self._recompute, self._codec = function, recompute, codec
         self._residuals = _traced_once(self._trace_residuals)
         self._parts = _traced_once(self._trace_parts)
 
@@ -50,10 +60,13 @@ class SplitVjp:
         residuals = self._residuals(given, x, again)
         y, *leaves = core.jaxpr_as_fun(residuals.closed)(*jax.tree.leaves((given, x, again)))
         by_name = {name: leaf for name, leaf in zip(residuals.names, leaves, strict=True) if _is_name(name)}
-        return y, [by_name[name] for name in residuals.stashed]
+        return y, self._encoded(residuals, [by_name[name] for name in residuals.stashed])
 
     def backward(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> tuple[Tree, jax.Array]:
         """The gradients of `given` and `x`; `dy` is the gradient of the function's value."""
+        return self._backward(given, again, self._decoded(given, again, stashed, dy), dy)
+
+    def _backward(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> tuple[Tree, jax.Array]:
         if self._recompute:
             vjp = jax.vjp(self._function, given, stashed[0], again)[1]
         else:
@@ -67,6 +80,7 @@ class SplitVjp:
 
     def backward_input(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> "InputGradient":
         """The first part of the backward pass (I): the gradient of `x`, and what the second part needs."""
+        stashed = self._decoded(given, again, stashed, dy)
         parts = self._parts(given, again, stashed, dy)
         values = parts.values((given, again, stashed, dy))
         _evaluate(parts.first, values)
@@ -77,13 +91,29 @@ class SplitVjp:
     def backward_weights(self, given: Tree, again: Tree, stashed: Arrays, left: Arrays, dy: jax.Array) -> Arrays:
         """The second part of the backward pass (W): leaves of the gradient of `given`.
 
-        A leaf is None where the first part gave the gradient. `left` is what the first part saved. Only the type of
-        `dy` matters.
+        A leaf is None where the first part gave the gradient. `left` is what the first part saved: nothing decoded,
+        since both parts decode what they read of the stash. Only the type of `dy` matters.
         """
+        stashed = self._decoded(given, again, stashed, dy)
         parts = self._parts(given, again, stashed, dy)
         values = parts.values((given, again, stashed, dy)) | dict(zip(parts.crossing, left, strict=True))
         _evaluate(parts.second, values)
         return [_read(values, v) if late else None for v, late in zip(parts.outputs[:-1], parts.late, strict=True)]
+
+    def _encoded(self, residuals: "_Residuals", stashed: Arrays) -> Arrays:
+        if self._codec is None:
+            return stashed
+        pairs = zip(residuals.encoded, stashed, strict=True)
+        return [leaf for encodes, x in pairs for leaf in (self._codec.encode(x) if encodes else [x])]
+
+    def _decoded(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> Arrays:
+        if self._codec is None or self._recompute:
+            return stashed
+        leaves = iter(stashed)
+        return [
+            self._codec.decode([next(leaves), next(leaves)], dy.dtype) if encoded else next(leaves)
+            for encoded in self._residuals(given, dy, again).encoded
+        ]
 
     def _trace_residuals(self, given: Tree, x: jax.Array, again: Tree) -> "_Residuals":
         """Traces residuals; the backward pass recomputes those that depend only on constants (a mask's zeros, say)."""
@@ -93,19 +123,23 @@ class SplitVjp:
         names, free = graph.outputs[1:], graph.following(graph.constants)
         num_given = len(jax.tree.leaves(given))
         arguments = graph.arguments[:num_given] + graph.arguments[num_given + 1 :]  # x is stashed like any residual
-        known = {*arguments, *graph.constants, *(name for i in free for name in graph.equations[i].outputs)}
+        known = {*arguments, *graph.constants, *graph.made_by(free)}
+        stashed = [name for name in dict.fromkeys(filter(_is_name, names)) if name not in known]
+        dtypes = dict(zip(graph.outputs, (each.dtype for each in closed.out_avals), strict=True))
+        unencoded = _unencoded(graph, graph.arguments[num_given])
         return _Residuals(
             closed,
             jax.tree.structure(vjp),
             names,
-            [name for name in dict.fromkeys(filter(_is_name, names)) if name not in known],
+            stashed,
+            [name not in unencoded and dtypes[name] == x.dtype for name in stashed],
             arguments,
             graph.constants,
             [graph.equations[position] for position in sorted(free & graph.needed(names))],
         )
 
     def _trace_parts(self, given: Tree, again: Tree, stashed: Arrays, dy: jax.Array) -> "_Parts":
-        graph = _Graph(jax.make_jaxpr(self.backward)(given, again, stashed, dy))
+        graph = _Graph(jax.make_jaxpr(self._backward)(given, again, stashed, dy))
         given_names = graph.arguments[: len(jax.tree.leaves((given, again)))]
         return _partition(graph, {*graph.constants, *given_names})
 
@@ -119,6 +153,7 @@ class _Residuals(NamedTuple):
       names: the name of each residual, or the literal that the residual is.
       stashed: the names of the residuals that have to be stashed; the others are arguments, or depend only on
         constants.
+      encoded: for each of `stashed`, whether it is an activation, which a codec encodes.
       arguments: the names of `given` and `again`.
       constants: the constants of the trace, by name.
       free: the equations that compute residuals from constants alone.
@@ -128,6 +163,7 @@ class _Residuals(NamedTuple):
     structure: Any
     names: list[Any]
     stashed: list[int]
+    encoded: list[bool]
     arguments: list[int]
     constants: "_Values"
     free: list["_Equation"]
@@ -210,6 +246,10 @@ class _Graph:
                 positions.add(position)
         return positions
 
+    def made_by(self, positions: Iterable[int]) -> Iterator[int]:
+        """The names of the results of the equations at these positions."""
+        return (name for position in positions for name in self.equations[position].outputs)
+
     def following(self, known: Iterable[int]) -> set[int]:
         """The positions of the equations that depend only on `known` variables and on literals."""
         known, positions = set(known), set()
@@ -218,6 +258,25 @@ class _Graph:
                 known.update(equation.outputs)
                 positions.add(position)
         return positions
+
+
+_MOVES = ("pvary", "all_gather")  # primitives that only mark a layer's input, or bring together its parts
+
+
+def _unencoded(graph: _Graph, x: int) -> set[int]:
+    """The names of all values that a codec leaves as they are (`fiddlex.config.stash`), whatever their types.
+
+    These are `x` itself, also gathered, all that does not depend on `x`, and statistics.
+    """
+    others = {*graph.arguments, *graph.constants} - {x}
+    kept = {x, *others, *graph.made_by(graph.following(others))}
+    inputs = {x}
+    for equation in graph.equations:
+        if equation.primitive.name in _MOVES and inputs.issuperset(equation.reads()):
+            inputs.update(equation.outputs)
+        if equation.primitive.name == "name" and equation.params["name"] == STATISTICS:
+            kept.update(equation.outputs)
+    return kept | inputs
 
 
 class _Parts(NamedTuple):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from fiddlex.pipeline.codec import Codec
 from fiddlex.pipeline.residuals import Arrays, SplitVjp
 
 Tree = Any
@@ -79,6 +80,7 @@ class Stage:
       cached_layer: `PipelineModel.cached_layer`.
       recompute: whether to stash only the input of each layer, and to rerun the layer in the backward pass.
       tile: the tile of the devices' memory, by which stashed arrays are kept `in_row_major`.
+      codec: how the stash holds activations (`SplitVjp`).
     """
 
     def __init__(
@@ -88,9 +90,10 @@ class Stage:
         *,
         recompute: bool,
         tile: Tile = None,
+        codec: Codec | None = None,
     ):
         self._layer, self._cached_layer = layer, cached_layer
-        self._vjp = SplitVjp(layer, recompute=recompute)
+        self._vjp = SplitVjp(layer, recompute=recompute, codec=codec)
         self._tile = tile
 
     def kept(self, chunk: Chunk, x: jax.Array, microbatch: Tree, *, splits: bool) -> tuple[Arrays, Arrays]:

@@ -173,7 +173,7 @@ class CostModel:
     """The times of a step of one model on one kind of cluster, for any layout; caches what layouts have in common.
 
     Args:
-      config: the config of the run; the model ignores its mesh and pipeline.
+      config: the config of the run; the model ignores its mesh and, of its pipeline, all but prediction and stash.
       topology: the cluster.
       efficiency: share of the chip's peak that large products reach.
       system: the choices of the training system; None: those of this project.
@@ -381,7 +381,8 @@ class CostModel:
     def _sized(self, mesh: MeshConfig, examples: int, recompute: str) -> Config:
         """A config of one replica whose microbatches have `examples` examples."""
         data = dataclasses.replace(self._config.data, global_batch_size=examples)
-        return dataclasses.replace(self._config, mesh=mesh, data=data, pipeline=PipelineConfig(recompute=recompute))
+        pipeline = PipelineConfig(recompute=recompute, stash_dtype=self._config.pipeline.stash_dtype)
+        return dataclasses.replace(self._config, mesh=mesh, data=data, pipeline=pipeline)
 
     def _gathered_again(self, mesh: MeshConfig, recompute: str) -> int:
         """How many inputs a layer's backward pass gathers over tensor ranks once more, since it made them again.

@@ -22,6 +22,7 @@ from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.recompute import FULL, PARTS, written
 from fiddlex.config.sections import OUTERMOST_AXES
+from fiddlex.config.stash import SAME
 from fiddlex.costs.backend import backend_of
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import Product
@@ -42,7 +43,7 @@ class Problem:
 
     Attributes:
       config: the config of the run; the planner replaces its mesh and pipeline, and keeps its batch, optimizer,
-        prediction of weights and memory of the stash.
+        prediction of weights, and type and memory of the stash.
       topology: the cluster.
       num_devices: how many of the cluster's devices to use.
       memory_bytes: bytes of each device that a layout may take; None: the chip's memory except for `HEADROOM`.
@@ -105,7 +106,10 @@ class Layout(NamedTuple):
         return Shape(self.schedule, self.pipe, self.chunks, self.num_microbatches, self.semantics)
 
     def applied(self, config: Config) -> Config:
-        """The config with this layout, and `planned_prediction`, in place of its own mesh and pipeline."""
+        """The config with this layout in place of its own mesh and pipeline.
+
+        Its pipeline also has `planned_stash` and `planned_prediction`.
+        """
         axes = self.data, self.pipe, self.tensor
         mesh = MeshConfig(*axes, self.sequence_parallel, self.outermost, self.collective_matmul)
         pipeline = PipelineConfig(
@@ -114,10 +118,19 @@ class Layout(NamedTuple):
             num_microbatches=self.num_microbatches,
             recompute=self.recompute,
             stash_memory=config.pipeline.stash_memory,
+            stash_dtype=planned_stash(config, self.recompute),
             semantics=self.semantics,
             **planned_prediction(config, self.semantics),
         )
         return dataclasses.replace(config, mesh=mesh, pipeline=pipeline)
+
+
+def planned_stash(config: Config, recompute: str) -> str:
+    """`pipeline.stash_dtype` of `config`, which the planner keeps, since another type trains other weights.
+
+    It is `same` under full recomputation, whose stash holds only the inputs of layers.
+    """
+    return SAME if recompute == FULL else config.pipeline.stash_dtype
 
 
 def planned_prediction(config: Config, semantics: str) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class ProfiledCostModel:
     """The times of a step of one model from a profile; replaces `CostModel`.
 
     Args:
-      config: the config of the run; the model ignores its mesh and pipeline.
+      config: the config of the run; the model ignores its mesh and, of its pipeline, all but the stash.
       profile: the profile of the machine.
 
     Raises:
@@ -328,7 +328,8 @@ def nearest_entry(entries: Sequence[Entry], config: Config) -> Entry:
 
 def _sized(config: Config, mesh: MeshConfig, examples: int, recompute: str) -> Config:
     data = dataclasses.replace(config.data, global_batch_size=examples)
-    return dataclasses.replace(config, mesh=mesh, data=data, pipeline=PipelineConfig(recompute=recompute))
+    pipeline = PipelineConfig(recompute=recompute, stash_dtype=config.pipeline.stash_dtype)
+    return dataclasses.replace(config, mesh=mesh, data=data, pipeline=pipeline)
 
 
 def _ratio(new: Sequence[Work], old: Sequence[Work]) -> float:

@@ -253,7 +253,8 @@ class _Space:
 
     def _cost_model(self, semantics: str) -> CostModel:
         config = self.problem.config
-        pipeline = PipelineConfig(semantics=semantics, **planned_prediction(config, semantics))
+        stash_dtype = config.pipeline.stash_dtype
+        pipeline = PipelineConfig(semantics=semantics, stash_dtype=stash_dtype, **planned_prediction(config, semantics))
         config = dataclasses.replace(config, pipeline=pipeline)
         return CostModel(config, self.problem.topology, efficiency=self.problem.efficiency)
 

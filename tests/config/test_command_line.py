@@ -181,6 +181,15 @@ def test_overrides_are_laid_over_the_programs_own_config(folder):
             ["--config.pipeline.recompute=gelu,norm"],
             "pipeline.recompute=gelu,norm lists 'norm', which is not one of attention, ",
         ),
+        (
+            ["--config.pipeline.stash_dtype=in8"],
+            "pipeline.stash_dtype='in8' is not one of same, float8_e4m3fn, int8. Did you mean 'int8'?",
+        ),
+        (
+            ["--config.pipeline.stash_dtype=int8", "--config.pipeline.recompute=full"],
+            "pipeline.stash_dtype=int8 with pipeline.recompute=full: it changes nothing. The stash then holds only the "
+            "inputs of layers, and these are never encoded. Use pipeline.stash_dtype=same, or another",
+        ),
         (["--config.pipeline.recompute=gelu,full"], "pipeline.recompute=gelu,full: full stands by itself. Leave"),
         (["--config.pipeline.recompute=gelu,gelu"], "pipeline.recompute=gelu,gelu names gelu twice. Name it once."),
         (["--flagfile=flagfile"], "config.mesh has no field 'dta'. Did you mean 'data'?"),
@@ -247,6 +256,12 @@ def test_error_of_the_program_itself_has_status_1(folder):
             "memory",
             ["--config.pipeline.num_microbatches=16", "--noconfig.optimizer.zero1"],
             "set pipeline.recompute=gelu,norms, or set pipeline.recompute=full, or set optimizer.zero1=True, or train "
+            "a smaller model.",
+        ),
+        (
+            "memory",
+            ["--config.pipeline.num_microbatches=16", "--config.pipeline.stash_dtype=int8"],
+            "set pipeline.recompute=gelu,norms, or set pipeline.recompute=full and pipeline.stash_dtype=same, or train "
             "a smaller model.",
         ),
     ],

@@ -32,10 +32,10 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 
 
-def a_config(model: str, mesh: str, recompute: str, *, dropout: bool) -> Config:
+def a_config(model: str, mesh: str, recompute: str, *, dropout: bool, seq_len: int = 64) -> Config:
     config = Config()
     config.model.num_layers, config.model.hidden_size, config.model.num_heads = 2, 64, 4
-    config.model.seq_len, config.model.vocab_size, config.model.dtype = 64, 64, "bfloat16"
+    config.model.seq_len, config.model.vocab_size, config.model.dtype = seq_len, 64, "bfloat16"
     config.model.dropout = 0.1 * dropout
     config.data.global_batch_size = 4
     changes = {"pipeline.recompute": recompute} | MODELS[model] | MESHES[mesh]
@@ -79,3 +79,36 @@ def test_the_stash_of_a_layer_is_what_the_formulas_say(
 ) -> None:
     config = a_config(model, mesh, recompute, dropout=dropout)
     assert stashed_bytes(config, monkeypatch) == pytest.approx(LayerMemory.of(config, CPU).stash(), rel=0.01)
+
+
+ENCODED = [  # model, mesh, dropout, positions, recompute: statistics, whole heads, several blocks, what post-LN reads
+    ("gpt", "one rank", False, 64, "none"),
+    ("gpt", "sequence", True, 64, "gelu,norms"),
+    ("gpt", "tensor", False, 256, "none"),
+    ("bert", "sequence", True, 160, "none"),
+    ("bert", "pieces", True, 64, "masks"),
+    ("bert", "tensor", False, 64, "norms"),
+    ("bert, pre-LN", "one rank", True, 64, "attention"),
+    ("llama", "pieces", True, 64, "norms"),
+    ("llama", "one rank", False, 256, "norms"),
+    ("qwen", "sequence", False, 160, "gelu"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("stash_dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(("model", "mesh", "dropout", "seq_len", "recompute"), ENCODED)
+def test_an_encoded_stash_is_what_the_formulas_say(
+    model: str,
+    mesh: str,
+    dropout: bool,
+    seq_len: int,
+    recompute: str,
+    stash_dtype: str,
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = a_config(model, mesh, recompute, dropout=dropout, seq_len=seq_len)
+    config.pipeline.stash_dtype, config.model.dtype = stash_dtype, dtype
+    keys = 8 * config.microbatch_size  # of the masks that are drawn again, which the formulas leave out
+    assert stashed_bytes(config, monkeypatch) == pytest.approx(LayerMemory.of(config, CPU).stash(), abs=keys)

@@ -73,6 +73,32 @@ def test_traffic_of_what_is_made_again_is_its_closed_form(recompute, elementwise
     assert layer_work(config, flash=True).again.traffic == 4 * elementwise
 
 
+def test_traffic_of_an_encoded_stash_is_its_closed_form():
+    # On each of two ranks: results of both norms, of attention and of GELU, which products read; the rest.
+    tokens, scores = 4 * 16, 4 * 2 * 16**2
+    products, others = tokens * (2 * 64 + 32 + 128), tokens * (3 * 32 + 64 + 128)
+    for recompute, flash, of_products, of_others in [
+        ("none", False, products, others + scores),
+        ("none", True, products, others),
+        ("attention", False, products, others),
+        ("gelu,norms", False, tokens * 32, others + scores),
+        ("full", False, 0, 0),
+    ]:
+        same, encoded = a_config(recompute, tensor=2), a_config(recompute, tensor=2)
+        encoded.pipeline.stash_dtype = "int8"
+        added = {
+            name: getattr(layer_work(encoded, flash=flash), name).traffic
+            - getattr(layer_work(same, flash=flash), name).traffic
+            for name in ("forward", "backward_input", "backward_weight")
+        }
+        # Values of four bytes are read and a byte is written, or the other way round.
+        assert added == {
+            "forward": 5 * (of_products + of_others),
+            "backward_input": 5 * of_others,
+            "backward_weight": 5 * of_products,
+        }
+
+
 def test_berts_products_are_the_models_operations():
     config = a_config()
     config.model.family = "bert"

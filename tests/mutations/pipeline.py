@@ -16,6 +16,8 @@ AGO = "tests/train/test_semantics.py::test_losses_of_one_batch_over_and_over_are
 OVERFLOWING = "tests/train/test_semantics.py::test_float16_leaves_out_updates_that_overflow_and_no_others[2bw]"
 LOWERING, TICKS = "fiddlex/schedules/lowering.py", "fiddlex/schedules/ticks.py"
 WINDOWING, ENGINE = "fiddlex/schedules/windows.py", "fiddlex/pipeline/engine.py"
+RESIDUALS, CODEC = "fiddlex/pipeline/residuals.py", "fiddlex/pipeline/codec.py"
+ENCODED = "tests/pipeline/test_codec.py::test"
 STAGE, VALIDATE = "fiddlex/pipeline/stage.py", "fiddlex/schedules/validate.py"
 
 MUTATIONS = (
@@ -283,5 +285,34 @@ MUTATIONS = (
         old="homes[stage].most_common(1)[0][0]",
         new="next(iter(homes[stage]))",
         tests=("tests/schedules/test_text.py::test_a_stray_action_does_not_move_its_stage",),
+    ),
+    # The codec of the stash.
+    Mutation(
+        "statistics-encoded",
+        RESIDUALS,
+        old='equation.params["name"] == STATISTICS',
+        new='equation.params["name"] != STATISTICS',
+        tests=(f"{ENCODED}_only_activations_are_encoded",),
+    ),
+    Mutation(
+        "input-of-a-layer-encoded",
+        RESIDUALS,
+        old="return kept | inputs",
+        new="return kept - inputs",
+        tests=(f"{ENCODED}_only_activations_are_encoded",),
+    ),
+    Mutation(
+        "codec-cuts-off-instead-of-rounding",
+        CODEC,
+        old="elements = jnp.round(elements)",
+        new="elements = jnp.trunc(elements)",
+        tests=(f"{ENCODED}_values_are_those_of_numpy",),
+    ),
+    Mutation(
+        "codec-hides-what-is-not-finite",
+        CODEC,
+        old="scales = jnp.abs(x).max(axis=-1, keepdims=True)",
+        new="scales = jnp.nan_to_num(jnp.abs(x)).max(axis=-1, keepdims=True)",
+        tests=(f"{ENCODED}_no_value_that_is_not_finite_is_hidden",),
     ),
 )

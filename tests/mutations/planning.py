@@ -249,8 +249,8 @@ MUTATIONS = (
     Mutation(
         "weight-gradients-without-their-products",
         "fiddlex/costs/work.py",
-        old="Work(weights, sizes.accumulated())",
-        new="Work((), sizes.accumulated())",
+        old="Work(weights, sizes.accumulated() + of_products)",
+        new="Work((), sizes.accumulated() + of_products)",
         tests=("tests/costs/test_work.py::test_products_of_all_devices_are_the_models_operations",),
     ),
     Mutation(
@@ -335,8 +335,8 @@ MUTATIONS = (
     Mutation(
         "a-product-said-to-keep-an-input-that-is-made-again",
         "fiddlex/costs/layer_memory.py",
-        old="kept = not operation.shares_input and operation.made_by not in self.recompute",
-        new="kept = not operation.shares_input",
+        old="case Product() if not operation.shares_input and operation.made_by not in self.recompute:",
+        new="case Product() if not operation.shares_input:",
         tests=(STASH.format("gelu,norms"),),
     ),
     Mutation(
@@ -363,8 +363,8 @@ MUTATIONS = (
     Mutation(
         "an-activation-said-to-keep-nothing",
         "fiddlex/costs/layer_memory.py",
-        old="return operation.num_inputs * self._local(operation.units) * self.itemsize",
-        new="return 0",
+        old="saved += operation.num_inputs * [Saved",
+        new="saved += 0 * [Saved",
         tests=("tests/costs/test_device_memory.py",),
     ),
     Mutation(

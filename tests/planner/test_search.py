@@ -116,6 +116,24 @@ def test_the_whole_space_is_there():
     }
 
 
+def test_plans_keep_the_type_of_the_stash_and_count_what_it_saves_and_takes():
+    same, encoded = a_problem(), a_problem()
+    encoded.config.pipeline.stash_dtype = "int8"
+    space = list(layouts(same))
+    assert space == list(layouts(encoded))
+    for layout in space:
+        stash_dtype = layout.applied(encoded.config).validate().pipeline.stash_dtype
+        assert stash_dtype == ("same" if layout.recompute == "full" else "int8")
+        assert layout.applied(same.config).pipeline.stash_dtype == "same"
+    layout = next(each for each in space if each.recompute == "norms" and each.pipe > 1)
+    plans = [evaluate(problem, layout) for problem in (same, encoded)]
+    assert plans[0].memory.stash > 1.5 * plans[1].memory.stash
+    assert plans[0].memory.weight_stash == plans[1].memory.weight_stash
+    assert plans[0].step_time_s < plans[1].step_time_s
+    full = layout._replace(recompute="full")
+    assert len({evaluate(problem, full).step_time_s for problem in (same, encoded)}) == 1
+
+
 def test_collective_matmul_is_searched_where_it_cuts_products():
     for name, least in (("tpu_v5e", 0), ("a100_80", 2 * LEAST_ROWS)):
         problem = a_problem(topology=load_topology(name))

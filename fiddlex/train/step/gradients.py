@@ -27,6 +27,7 @@ from fiddlex.parallel.host_memory import fetched, is_on_host, map_rows
 from fiddlex.parallel.sharding import named
 from fiddlex.pipeline import engine
 from fiddlex.pipeline.carry import PipelineWeights
+from fiddlex.pipeline.codec import codec_of
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Integer
 from fiddlex.train.step.state import SavedState, TrainState, WeightLayout
@@ -163,6 +164,7 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         cached_layer=cached_layer,
         recompute=FULL in recompute,
         tile=TILES.get(mesh.devices.flat[0].platform),
+        codec=codec_of(config.pipeline.stash_dtype),
     )
 
 

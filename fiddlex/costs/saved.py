@@ -1,0 +1,33 @@
+"""An activation that a layer saves for its backward pass, and the memory that it takes in the stash."""
+
+from typing import NamedTuple
+
+from fiddlex.config.stash import encoded_bytes
+
+
+class Saved(NamedTuple):
+    """An activation that a forward pass saves.
+
+    Attributes:
+      elements: number of its elements.
+      width: the size of its last dimension.
+      itemsize: bytes of an element, unless it is encoded.
+      of_product: whether it is the input of a product.
+      is_input: whether it is the layer's input, which is never encoded.
+    """
+
+    elements: int
+    width: int
+    itemsize: int
+    of_product: bool = False
+    is_input: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the array as the forward pass makes it."""
+        return self.elements * self.itemsize
+
+    @property
+    def encoded(self) -> int:
+        """Bytes of the array in a stash whose activations are encoded (`fiddlex.config.stash`)."""
+        return self.bytes if self.is_input else encoded_bytes(self.elements, self.width)
