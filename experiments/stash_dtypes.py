@@ -80,7 +80,10 @@ def loss_table(results: Results) -> str:
     for result in _of("training", results):
         key = result["hidden"], result["steps"], result["stash_dtype"], result["microbatches"]
         losses.setdefault(key, {})[result["seed"]] = last_loss(result["found"])
-    lines = ["| hidden | steps | stash | held-out loss by seed | mean | against `same` |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| hidden | steps | stash | held-out loss by seed | mean | against `same` (seeds) |",
+        "|---|---|---|---|---|---|",
+    ]
     for hidden, steps in sorted({key[:2] for key in losses}):
         base = losses.get((hidden, steps, *VARIANTS[0]), {})
         for stash_dtype, microbatches in VARIANTS:
