@@ -74,11 +74,11 @@ def _remedies(problem: Problem, need: int) -> Iterator[str]:
 
 
 def _smallest_need(problem: Problem) -> int | None:
-    """Bytes of the layout that needs least memory; None where the problem's number of devices has no layout."""
+    """Bytes of the layout that needs least memory; None where none suits the number of devices and their hosts."""
     if not any(layouts(problem)):
         return None
     try:
         found = search(dataclasses.replace(problem, objective="memory", memory_bytes=2**62), keep=1)
     except ConfigError:  # no link joins that many devices
         return None
-    return found.plans[0].memory.peak
+    return found.plans[0].memory.peak if found.plans else None

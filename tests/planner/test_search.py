@@ -276,6 +276,7 @@ def test_a_host_that_is_too_small_is_told():
     half = 0.5 * needed / 2**30
     for changes, told in (
         ({"memory_gib": 8 * half}, "where a device has"),
+        ({"memory_gib": 1e-9}, "none of up to 128 times the devices is enough"),
         ({"pinned_gib": half}, "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"),
     ):
         host = dataclasses.replace(problem.topology.host, **changes)
