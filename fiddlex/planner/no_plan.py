@@ -22,10 +22,11 @@ def why_none(problem: Problem, least: Need) -> str:
     devices = _enough_devices(problem)
     most = f"none of up to {2**DOUBLINGS} times the devices is enough"
     helps = "; ".join([f"{devices} devices" if devices else most, *_remedies(problem, least.memory.peak)])
+    of_host = f" and {gib(problem.host_limit)} GiB of its host's memory" if least.memory.of_host else ""
     return (
-        f"No layout on {problem.num_devices} {chip.name} fits {gib(problem.limit)} GiB a device. The smallest need is "
-        f"{gib(least.memory.peak)} GiB, of {layout_text(least.layout)}: {parts_text(least.memory)} GiB. What would "
-        f"help: {helps}.{_host_shortage(problem, least)}"
+        f"No layout on {problem.num_devices} {chip.name} fits {gib(problem.limit)} GiB a device{of_host}. The smallest "
+        f"need is {gib(least.memory.peak)} GiB, of {layout_text(least.layout)}: {parts_text(least.memory)} GiB. What "
+        f"would help: {helps}.{_host_shortage(problem, least)}"
     )
 
 
@@ -74,11 +75,11 @@ def _remedies(problem: Problem, need: int) -> Iterator[str]:
 
 
 def _smallest_need(problem: Problem) -> int | None:
-    """Bytes of the layout that needs least memory; None where none suits the number of devices and their hosts."""
+    """Bytes of the layout that needs least memory; None: there is no layout that the hosts can hold."""
     if not any(layouts(problem)):
         return None
     try:
         found = search(dataclasses.replace(problem, objective="memory", memory_bytes=2**62), keep=1)
     except ConfigError:  # no link joins that many devices
         return None
-    return found.plans[0].memory.peak if found.plans else None
+    return found.plans[0].memory.peak if found.plans else None  # no plans: the hosts have too little memory for any

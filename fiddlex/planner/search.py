@@ -73,7 +73,7 @@ class Found(NamedTuple):
       plans: the best plans, the best first; empty: no layout fits.
       space: number of layouts in the space.
       simulated: number of layouts that the search simulated.
-      least: among visited layouts that do not fit, the one that needs least memory; None: no such layout.
+      least: among visited layouts that do not fit, the one whose device and host lack least; None: no such layout.
     """
 
     plans: list[Plan]
@@ -150,8 +150,9 @@ def search_further(problem: Problem, *, keep: int = 5) -> tuple[Problem, Found]:
 
 
 def _shortage(problem: Problem, memory: Memory) -> tuple[int, int]:
-    """Bytes that the host lacks, and bytes that the device needs."""
-    return max(memory.of_host - problem.host_limit, 0), memory.peak
+    """Bytes that device and host lack together, and bytes that the device needs."""
+    lacking = max(memory.of_host - problem.host_limit, 0) + max(memory.peak - problem.limit, 0)
+    return lacking, memory.peak
 
 
 Score = tuple[float, float]
@@ -329,6 +330,12 @@ def _least_seconds(layout: Layout, cut: _Cut, times: MicrobatchTimes) -> float:
 def _uncuttable(problem: Problem) -> str:
     model, batch = problem.config.model, problem.config.data.global_batch_size
     if "sync" not in problem.semantics and any(layouts(dataclasses.replace(problem, semantics=("sync",)))):
+        if problem.config.optimizer.offload:
+            return (
+                f"optimizer.offload=true with semantics {', '.join(problem.semantics)} alone: without a flush the "
+                "planner predicts weights, which needs all of them on the devices at once. Allow sync too "
+                "(--semantics), or set optimizer.offload=false."
+            )
         return (
             f"{problem.num_devices} devices and data.global_batch_size={batch} have no layout with semantics "
             f"{', '.join(problem.semantics)} alone: these need at least two ranks and as many "

@@ -290,6 +290,34 @@ def test_a_host_that_is_too_small_is_told():
         search(dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=None)))
 
 
+def test_where_a_host_is_too_small_the_layout_told_is_one_that_the_device_could_hold():
+    problem = a_problem(num_devices=4).offloading
+    least = search(dataclasses.replace(problem, objective="memory"), keep=1).plans[0]
+    host = dataclasses.replace(problem.topology.host, memory_gib=2**-20)
+    topology = dataclasses.replace(problem.topology, host=host)
+    found = search(dataclasses.replace(problem, topology=topology, memory_bytes=least.memory.peak))
+    assert not found.plans
+    assert found.least.memory.peak == least.memory.peak
+
+
+def test_delayed_weights_alone_have_no_plan_with_the_optimizer_on_the_host():
+    problem = dataclasses.replace(a_problem(num_devices=4).offloading, semantics=("2bw",))
+    with pytest.raises(ConfigError, match=r"optimizer\.offload=true with semantics 2bw alone"):
+        search(problem)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_host_too_small_for_any_number_of_devices_is_no_remedy(offload: bool):
+    problem = a_problem(num_devices=1, memory_bytes=2**20)
+    host = dataclasses.replace(problem.topology.host, memory_gib=2**-20)
+    problem = dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=host))
+    problem = problem.offloading if offload else problem
+    message = why_none(problem, search(problem).least)
+    assert "none of up to 128 times the devices is enough" in message
+    assert "optimizer.offload=True saves" not in message
+    assert ("of its host's memory" in message) == offload
+
+
 def test_what_would_help_is_told_where_more_devices_cannot_be_had():
     """The model cannot be cut for more, or no link joins them."""
     whole = a_problem(num_devices=8, layers=1, heads=1, batch=8, memory_bytes=2**20)
