@@ -13,6 +13,7 @@ from typing import Any
 
 from absl import flags
 
+from fiddlex.cluster.host_memory import HostMemory
 from fiddlex.cluster.topology import catalogue, host_for, load_topology
 from fiddlex.config import Config
 from fiddlex.config.command_line import define_config
@@ -61,10 +62,13 @@ def main(argv: list[str]) -> None:
 
     topology = _TOPOLOGY.value
     if topology in catalogue() or topology.endswith(".toml"):
-        topology = load_topology(topology).compile_name(config.mesh.num_devices)
+        loaded = load_topology(topology)
+        topology, host = loaded.compile_name(config.mesh.num_devices), loaded.host
+    else:
+        host = host_for(topology)
     mesh = make_topology_mesh(config.mesh, topology)
     ahead = compile_ahead(config, mesh, reads_memory=_MEMORY.value)
-    facts = {"topology": topology, **report(config, ahead), **host_facts(config, topology)}
+    facts = {"topology": topology, **report(config, ahead), **host_facts(config, topology, host)}
     if _MEMORY.value:
         facts["memory_parts"] = memory_parts(config, topology, ahead.memory_use)
     if plot is not None and ahead.memory_use is not None:
@@ -122,12 +126,11 @@ def verdict(facts: dict[str, Any], config: Config) -> str:
     return f"does not fit: {sizes}. What may help: {remedies}."
 
 
-def host_facts(config: Config, topology: str) -> dict[str, int | None]:
+def host_facts(config: Config, topology: str, host: HostMemory | None) -> dict[str, int | None]:
     """What a device's part of the train state takes in the memory of its host, and what there is; None: not known."""
     from fiddlex.costs.backend import backend_for
     from fiddlex.planner.predict import needed_memory
 
-    host = host_for(topology)
     return {
         "host_needed_bytes": needed_memory(config, backend_for(topology)).of_host,
         "host_limit_bytes": host.limit if host else None,

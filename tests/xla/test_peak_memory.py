@@ -12,7 +12,7 @@ from fiddlex.config.overrides import replaced
 from fiddlex.xla.ahead_of_time import compile_ahead
 from fiddlex.xla.peak_memory import MemoryUse, Use, memory_parts, read
 from tests.compiling import needs_cuda_plugin
-from tests.programs import call
+from tests.programs import ROOT, call
 
 CASES: dict[str, dict[str, Any]] = {
     "1f1b": {},
@@ -110,6 +110,20 @@ def test_parts_on_chips_are_those_that_are_predicted(topology: str, case: str, t
     facts = json.loads(call("compile", *options, environment={"XLA_FLAGS": ""}).stdout.splitlines()[-1])
     check(facts["memory_parts"])
     assert "weight_stash" in picture.read_text(encoding="utf-8") or case != "split backwards"
+
+
+def test_the_memory_of_a_host_is_that_of_the_topology_file(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
+    catalogued = (ROOT / "fiddlex/cluster/topologies/tpu_v5e.toml").read_text(encoding="utf-8")
+    own = tmp_path / "own.toml"
+    own.write_text(catalogued.replace("memory_gib = 192", "memory_gib = 8"), encoding="utf-8")
+    fields = {"mesh.data": 1, "mesh.pipe": 1, "mesh.tensor": 1, "pipeline.schedule": "1f1b", "pipeline.num_chunks": 1}
+    options = [f"--config.{name}={value}" for name, value in (fields | {"optimizer.offload": "true"}).items()]
+    done = call(
+        "compile", "--config=gpt_tiny", *options, f"--topology={own}", "--format=json", environment={"XLA_FLAGS": ""}
+    )
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["host_limit_bytes"] == 2 * 2**30
 
 
 @pytest.mark.parametrize(
