@@ -4,9 +4,11 @@
 
 The machine need not have the devices. Any field of the config can be overridden, as for `fiddlex train`. A step that
 does not fit its devices' memory is a result like any other. `--memory` tells what fills the memory at its peak, beside
-what was predicted, and `--plot=FILE` draws it over the program. docs/ahead_of_time.md explains the figures.
+what was predicted, and `--plot=FILE` draws it over the program. Of what a run keeps in the memory of hosts, the report tells
+the bytes too. docs/ahead_of_time.md explains the figures.
 """
 
+import errno
 import json
 import pathlib
 from typing import Any
@@ -71,18 +73,23 @@ def main(argv: list[str]) -> None:
     facts = {"topology": topology, **report(config, ahead), **host_facts(config, topology, host)}
     if _MEMORY.value:
         facts["memory_parts"] = memory_parts(config, topology, ahead.memory_use)
-    if plot is not None and ahead.memory_use is not None:
+    if _FORMAT.value == "json":
+        print(json.dumps(facts | ({"fits": False} if lacks_host(facts) else {})), flush=True)
+    else:
+        print(report_text(facts, config, describe(mesh)), flush=True)
+    if plot is not None and ahead.memory_use is not None:  # the report is told, whatever becomes of the picture
         from fiddlex.simulate.plots import save
         from fiddlex.xla.memory_plot import draw
 
         save(draw(ahead.memory_use), plot, format=plot.suffix[1:])
-    if _FORMAT.value == "json":
-        print(json.dumps(facts))
-        return
+
+
+def report_text(facts: dict[str, Any], config: Config, devices: str) -> str:
+    """The report for people; `devices` describes the mesh."""
     semantics = facts["semantics"].items()
     going_on = "".join(f"{name}: {ticks:g} ticks a batch\n" for name, ticks in semantics if name != "sync")
-    print(
-        f"{facts['num_parameters']:,} parameters, {describe(mesh)}\n"
+    lines = [
+        f"{facts['num_parameters']:,} parameters, {devices}\n"
         f"schedule {facts['schedule']}: {facts['num_stages']} stages, {facts['num_microbatches']} microbatches of "
         f"{facts['microbatch_size']}, {facts['num_ticks']} ticks, a stash for {facts['stash_slots']} "
         "forward passes of a stage\n"
@@ -90,26 +97,35 @@ def main(argv: list[str]) -> None:
         f"{facts['attention']}\n"
         f"a step needs {facts['model_flops']:.3e} floating-point operations, nothing recomputed\n"
         f"traced in {facts['trace_s']:.1f} s, compiled in {facts['compile_s']:.1f} s by jax {facts['jax_version']}\n"
-        f"{verdict(facts, config)}{host_verdict(facts)}"
-    )
+        f"{host_shortage(facts)}{verdict(facts, config)}{host_verdict(facts)}"
+    ]
     if facts["collectives"] is not None:
-        print(memory_table(facts) + "\n" + collectives_table(facts["collectives"]))
-        print(host_copies_text(facts["host_copies"]), end="")
+        lines += [memory_table(facts), collectives_table(facts["collectives"])]
+        if copies := host_copies_text(facts["host_copies"]):
+            lines.append(copies.removesuffix("\n"))
         if facts["num_granules"] > 1:
-            print(crossing_table(facts["crossing"], facts["num_granules"]))
-    if _MEMORY.value:
-        print(parts_table(facts["memory_parts"]))
+            lines.append(crossing_table(facts["crossing"], facts["num_granules"]))
+    if "memory_parts" in facts:
+        lines.append(parts_table(facts["memory_parts"]))
+    return "\n".join(lines)
 
 
 def _check_plot(plot: pathlib.Path) -> None:
-    """Raises ConfigError, or OSError, where the picture could not be written once the step is compiled."""
+    """Raises ConfigError where the picture could not be written once the step is compiled."""
     if not _MEMORY.value:
         raise ConfigError(f"--plot={plot} without --memory: it changes nothing. Add --memory, or leave it out.")
     if plot.suffix not in (".svg", ".png"):
         raise ConfigError(f"--plot={plot}: the name of a picture ends in .svg or .png.")
     import fiddlex.simulate.plots  # noqa: F401  # raises ConfigError without matplotlib
 
-    check_replaceable(plot)
+    try:
+        if plot.is_dir() or (plot.is_symlink() and not plot.exists()):
+            raise OSError(errno.EINVAL, "it is a folder" if plot.is_dir() else "it is a link to nothing")
+        check_replaceable(plot)
+    except OSError as error:
+        raise ConfigError(
+            f"--plot={plot} cannot be written: {error.strerror}. Name a file in a folder that you may write to."
+        ) from error
 
 
 def verdict(facts: dict[str, Any], config: Config) -> str:
@@ -137,20 +153,29 @@ def host_facts(config: Config, topology: str, host: HostMemory | None) -> dict[s
     }
 
 
+def lacks_host(facts: dict[str, Any]) -> bool:
+    """Whether the memory of the host is known to be too small."""
+    return facts["host_limit_bytes"] is not None and facts["host_needed_bytes"] > facts["host_limit_bytes"]
+
+
+def host_shortage(facts: dict[str, Any]) -> str:
+    """A line for people where the memory of the host is too small, else empty."""
+    if not lacks_host(facts):
+        return ""
+    needed, limit = (facts[f"host_{name}_bytes"] / 2**30 for name in ("needed", "limit"))
+    return (
+        f"does not fit the memory of the host: {needed:.2f} GiB needed, {limit:.2f} GiB there for each device. What "
+        "may help: more devices, along data with optimizer.zero1=True, along pipe or along tensor. The device:\n"
+    )
+
+
 def host_verdict(facts: dict[str, Any]) -> str:
-    """Whether a device's part of the train state fits the memory of its host; empty where none of it is there."""
+    """What each device keeps in the memory of its host, of what there is; empty where it keeps nothing."""
     needed, limit = facts["host_needed_bytes"], facts["host_limit_bytes"]
     if not needed:
         return ""
-    said = f"; in the memory of the host: {needed / 2**30:.2f} GiB"
-    if limit is None:
-        return f"{said}, and how much there is for it is not told"
-    if needed <= limit:
-        return f"{said} of the {limit / 2**30:.2f} GiB for each device"
-    return (
-        f"{said} needed, {limit / 2**30:.2f} GiB there for each device. What may help: more devices, or of them more "
-        "along data with optimizer.zero1=True, along pipe or along tensor."
-    )
+    there = f" of the {limit / 2**30:.2f} GiB for each device" if limit else ", and how much there is is not told"
+    return f"; in the memory of the host: {needed / 2**30:.2f} GiB{there}" if not lacks_host(facts) else ""
 
 
 def memory_table(facts: dict[str, Any]) -> str:
