@@ -4,8 +4,8 @@
 
 The machine need not have the devices. Any field of the config can be overridden, as for `fiddlex train`. A step that
 does not fit its devices' memory is a result like any other. `--memory` tells what fills the memory at its peak, beside
-what was predicted, and `--plot=FILE` draws it over the program. Of what a run keeps in the memory of hosts, the report tells
-the bytes too. docs/ahead_of_time.md explains the figures.
+what was predicted, and `--plot=FILE` draws it over the program. The report also tells the bytes that a run keeps in the
+memory of hosts. docs/ahead_of_time.md explains the figures.
 """
 
 import errno
