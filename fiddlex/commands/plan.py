@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
     config = _CONFIG.value
     if _BATCH.value:
         config.data.global_batch_size = _BATCH.value
-    for section in (config.model, config.optimizer, config.data, config.train):
+    for section in (config.model, config.optimizer, config.data, config.train, config.pipeline):
         section.validate()
     topology = load_topology(_TOPOLOGY.value)
     problem = Problem(
@@ -73,8 +73,13 @@ def main(argv: list[str]) -> None:
     )
     if _WRITE.value is not None and pathlib.Path(_WRITE.value).exists():
         raise ConfigError(f"--write={_WRITE.value} is there already. Name another file, or remove it.")
-    problem, found = search_further(problem, keep=_KEEP.value)
+    asked = problem
+    problem, found = search_further(asked, keep=_KEEP.value)
     names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
+    if problem is not asked and _FORMAT.value == "table":
+        print(
+            f"No layout fits {asked.limit / GIB:.4g} GiB of each device without optimizer.offload; these plans set it.\n"
+        )
     if found.plans and _FORMAT.value == "table":
         print(as_text(problem, found, _flushed(problem, found)), flush=True)
     verdicts = []

@@ -86,7 +86,13 @@ def _host_text(problem: Problem, best: Plan) -> list[str]:
         size = LayerMemory.of(best.config, backend_of(problem.topology.compiler)).stash()
         forward, backward = best.times.forward, best.times.layer - best.times.forward
         exposed = sum(max(size / bandwidth - beside, 0.0) for beside in (forward, backward))
-        rest = f": {1e3 * exposed:.3g} ms of it stay exposed, which the step's time leaves out." if exposed else "."
+        times = best.layout.num_microbatches * -(-best.config.model.num_layers // best.layout.pipe)
+        rest = (
+            f". That leaves {1e3 * exposed:.3g} ms exposed for each layer and microbatch, up to {times * exposed:.3g} s "
+            "of a step, which the times and the order of the plans leave out."
+            if exposed
+            else "."
+        )
         lines.append(
             f"pipeline.stash_memory=host keeps {gib(memory.host_stash)} GiB of each device's stash in the memory of "
             f"its host, which has {gib(problem.host_limit)} GiB for it. What a layer saves, {size / 1e6:.3g} MB, "
