@@ -77,9 +77,8 @@ def main(argv: list[str]) -> None:
     problem, found = search_further(asked, keep=_KEEP.value)
     names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
     if problem is not asked and _FORMAT.value == "table":
-        print(
-            f"No layout fits {asked.limit / GIB:.4g} GiB of each device without optimizer.offload; these plans set it.\n"
-        )
+        limit = f"{asked.limit / GIB:.4g} GiB"
+        print(f"No layout fits {limit} a device without optimizer.offload. These plans set it.\n")
     if found.plans and _FORMAT.value == "table":
         print(as_text(problem, found, _flushed(problem, found)), flush=True)
     verdicts = []

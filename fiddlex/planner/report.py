@@ -88,8 +88,8 @@ def _host_text(problem: Problem, best: Plan) -> list[str]:
         exposed = sum(max(size / bandwidth - beside, 0.0) for beside in (forward, backward))
         times = best.layout.num_microbatches * -(-best.config.model.num_layers // best.layout.pipe)
         rest = (
-            f". That leaves {1e3 * exposed:.3g} ms exposed for each layer and microbatch, up to {times * exposed:.3g} s "
-            "of a step, which the times and the order of the plans leave out."
+            f". That leaves {1e3 * exposed:.3g} ms exposed for each layer and microbatch, up to {times * exposed:.3g} "
+            "s of a step, which the times and the order of the plans leave out."
             if exposed
             else "."
         )
