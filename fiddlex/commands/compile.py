@@ -8,7 +8,6 @@ what was predicted, and `--plot=FILE` draws it over the program. The report also
 memory of hosts. docs/ahead_of_time.md explains the figures.
 """
 
-import errno
 import json
 import pathlib
 from typing import Any
@@ -101,8 +100,7 @@ def report_text(facts: dict[str, Any], config: Config, devices: str) -> str:
     ]
     if facts["collectives"] is not None:
         lines += [memory_table(facts), collectives_table(facts["collectives"])]
-        if copies := host_copies_text(facts["host_copies"]):
-            lines.append(copies.removesuffix("\n"))
+        lines += host_copies_lines(facts["host_copies"])
         if facts["num_granules"] > 1:
             lines.append(crossing_table(facts["crossing"], facts["num_granules"]))
     if "memory_parts" in facts:
@@ -118,14 +116,13 @@ def _check_plot(plot: pathlib.Path) -> None:
         raise ConfigError(f"--plot={plot}: the name of a picture ends in .svg or .png.")
     import fiddlex.simulate.plots  # noqa: F401  # raises ConfigError without matplotlib
 
+    reason = "it is a link to nothing" if plot.is_symlink() and not plot.exists() else None
     try:
-        if plot.is_dir() or (plot.is_symlink() and not plot.exists()):
-            raise OSError(errno.EINVAL, "it is a folder" if plot.is_dir() else "it is a link to nothing")
         check_replaceable(plot)
     except OSError as error:
-        raise ConfigError(
-            f"--plot={plot} cannot be written: {error.strerror}. Name a file in a folder that you may write to."
-        ) from error
+        reason = error.strerror
+    if reason:
+        raise ConfigError(f"--plot={plot} cannot be written: {reason}. Name a file in a folder that you may write to.")
 
 
 def verdict(facts: dict[str, Any], config: Config) -> str:
@@ -219,15 +216,15 @@ def collectives_table(collectives: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def host_copies_text(copies: list[dict[str, Any]]) -> str:
-    """Lines on the asynchronous copies between a device and its host, one for each direction; empty without any."""
+def host_copies_lines(copies: list[dict[str, Any]]) -> list[str]:
+    """Lines on the asynchronous copies between a device and its host, one for each direction in which there are any."""
     lines = []
     for to_host, where in ((True, "to the host"), (False, "from the host")):
         some = [each for each in copies if each["to_host"] == to_host]
         if some:
             size, least = sum(each["bytes"] for each in some), min(each["products"] for each in some)
-            lines.append(f"{len(some)} copies {where}, {size / 1e6:,.1f} MB, each beside {least} products or more\n")
-    return "".join(lines)
+            lines.append(f"{len(some)} copies {where}, {size / 1e6:,.1f} MB, each beside {least} products or more")
+    return lines
 
 
 def crossing_table(crossing: list[dict[str, Any]], num_granules: int) -> str:

@@ -192,8 +192,7 @@ class CostModel:
         has_flash, self._in_blocks = bool(backend.flash_kernel(config.model).name), runs_in_blocks(backend.platform)
         self._flash = has_flash if self._system.flash is None else self._system.flash
         topology.chip.peak(config.model.dtype)
-        host = topology.host_memory if config.optimizer.offload or config.pipeline.spills else None
-        self._host = host if config.optimizer.offload else None
+        self._host = topology.host_memory if config.optimizer.offload or config.pipeline.spills else None
         # Each cost model has its own caches, which are freed with it.
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
         self._links_once, self._exchanged_once = functools.cache(self._links), functools.cache(self._exchanged)
@@ -431,7 +430,7 @@ class CostModel:
         dtype = "float32" if "float32" in chip.peak_flops else self._config.model.dtype
         products = update_work(dataclasses.replace(self._config, mesh=mesh))
         seconds = moved / chip.memory_bandwidth + (1 + again) * products.seconds(chip, dtype, self._efficiency)
-        fetched = mine * FLOAT32 * (2 + moments) / self._host.bandwidth if self._host else 0.0
+        fetched = mine * FLOAT32 * (2 + moments) / self._host.bandwidth if optimizer.offload and self._host else 0.0
         return max(seconds, fetched)
 
 

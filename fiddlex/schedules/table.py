@@ -21,9 +21,7 @@ class TickPhase(enum.IntEnum):
     BETWEEN = 2  # activations are sent, gradients and the spill arrive; the head scores if `Lowered.scores_between`
     BACKWARD = 3  # begins with the start of a fetch
     WEIGHT = 4
-    END = (
-        5  # activations and the fetch arrive; the head scores otherwise; the embedding gets the first stage's gradient
-    )
+    END = 5  # activations and the fetch arrive; the head scores otherwise; the embedding gets stage 0's gradient
 
 
 class Tick(NamedTuple):
