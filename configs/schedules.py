@@ -14,6 +14,7 @@ LAYOUTS = {
     "gpipe": ((1, 4), PipelineConfig(schedule="gpipe", num_microbatches=8), 8),
     "1f1b": ((1, 4), PipelineConfig(schedule="1f1b", num_microbatches=8), 8),
     "interleaved_1f1b": ((1, 4), PipelineConfig(schedule="interleaved_1f1b", num_chunks=2, num_microbatches=8), 8),
+    "breadth_first": ((1, 4), PipelineConfig(schedule="breadth_first", num_chunks=2, num_microbatches=8), 8),
     "zb_h1": ((1, 4), PipelineConfig(schedule="zb_h1", num_microbatches=8), 8),
     "zb_h2": ((1, 4), PipelineConfig(schedule="zb_h2", num_microbatches=8), 8),
     "zb_v": ((1, 4), PipelineConfig(schedule="zb_v", num_chunks=2, num_microbatches=8), 8),

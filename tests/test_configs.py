@@ -26,7 +26,18 @@ SC21 = {
     "1008b": (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163),
 }
 GPT2_MILLIONS = {"small": 124, "medium": 355, "large": 774, "xl": 1558}
-SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "uneven", "recompute", "2bw")
+SCHEDULES = (
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "breadth_first",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+    "uneven",
+    "recompute",
+    "2bw",
+)
 # Narayanan et al. 2021 (2BW), section 5: layers, hidden size, heads.
 BERT_2BW = {"355m": (24, 1024, 16), "1.3b": (24, 2048, 16), "2.2b": (32, 2304, 32), "3.8b": (32, 3072, 32)}
 # As the published weights have them, exactly.

@@ -77,6 +77,7 @@ class Config(Checked, prefix="config."):
             getattr(self, section.name).validate()
         self._validate_task()
         self._validate_prediction()
+        self._validate_streams()
         mesh, model = self.mesh, self.model
         rules.divides(
             "model.num_heads",
@@ -196,6 +197,35 @@ class Config(Checked, prefix="config."):
             f"{without}: this optimizer has no momentum, from which the next update could be predicted. {remedy}, or "
             "use pipeline.prediction=extrapolate with pipeline.prediction_order=1."
         )
+
+    def _validate_streams(self) -> None:
+        """Checks that nothing else needs the layers' weights on the devices where they wait on the host."""
+        pipeline, optimizer = self.pipeline, self.optimizer
+        if not pipeline.streams:
+            return
+        if not optimizer.offload:
+            raise ConfigError(
+                "pipeline.weights_memory=host with optimizer.offload=False: the master weights and the optimizer's "
+                "state would stay on the devices, and take more than what would go. Set optimizer.offload=True too, or "
+                "pipeline.weights_memory=device."
+            )
+        if pipeline.semantics != "sync" or pipeline.semantics_schedule:
+            field = "semantics_schedule" if pipeline.semantics_schedule else "semantics"
+            raise ConfigError(
+                f"pipeline.weights_memory=host with pipeline.{field}={getattr(pipeline, field)}: a chunk's weights "
+                "come from the host once for all microbatches of a batch, and batches that overlap would need several "
+                "versions of them. Use pipeline.semantics=sync, or pipeline.weights_memory=device."
+            )
+        if self.model.dtype == "float16":
+            raise ConfigError(
+                "pipeline.weights_memory=host with model.dtype=float16: gradients that wait on the host cannot be "
+                "scaled back. Use model.dtype=bfloat16, or pipeline.weights_memory=device."
+            )
+        if self.train.sample_tokens:
+            raise ConfigError(
+                f"pipeline.weights_memory=host with train.sample_tokens={self.train.sample_tokens}: sampling keeps all "
+                "weights on the devices. Use train.sample_tokens=0, or pipeline.weights_memory=device."
+            )
 
     def to_json(self) -> str:
         """The resolved config as indented JSON, as it is saved in a workdir."""

@@ -21,6 +21,7 @@ OUTERMOST_AXES = ("data", "pipe")
 ROPE_SCALINGS = ("none", "linear", "llama3")
 MOST_ROPE = 1e12  # of the base and the factor; far above any in use
 STASH_MEMORIES = ("device", "host")
+WEIGHTS_MEMORIES = ("device", "host")
 PREDICTIONS = ("none", "extrapolate", "momentum")
 MOST_PREDICTION_SCALE = 10.0  # far above what is stable
 OPTIMIZERS = ("adamw", "nadamw", "adam", "adan", "lion", "muon", "lamb", "adafactor", "sgd")
@@ -201,12 +202,13 @@ class MeshConfig(Checked, prefix="config.mesh."):
 class PipelineConfig(Checked, prefix="config.pipeline."):
     """How the model is cut into stages and a replica's batch into microbatches, and in which order they run."""
 
-    schedule: str = "1f1b"  # gpipe | 1f1b | interleaved_1f1b | zb_h1 | zb_h2 | zb_v | file:PATH.csv
+    schedule: str = "1f1b"  # gpipe | 1f1b | interleaved_1f1b | breadth_first | zb_h1 | zb_h2 | zb_v | file:PATH.csv
     num_chunks: int = 1  # stages on each pipe rank
     num_microbatches: int = 1  # in one replica's batch
     layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as possible
     recompute: str = "none"  # some of attention,gelu,norms,masks | none | selective (= attention) | full (whole layers)
     stash_memory: str = "device"  # where what a forward saves waits for its backward: device | host (TPUs and GPUs)
+    weights_memory: str = "device"  # where the layers' weights and gradients wait for their chunk's turn: device | host
     stash_dtype: str = "same"  # of activations saved for the backward pass: same | float8_e4m3fn | int8 (both lossy)
     semantics: str = "sync"  # delay of the weights, in updates: sync | 2bw | stash | vertical_sync | delay:K
     semantics_schedule: str = ""  # replaces semantics=sync: phases and their lengths, as in sync:0.2,2bw; or auto
@@ -227,6 +229,11 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         return self.stash_memory == "host"
 
     @property
+    def streams(self) -> bool:
+        """Whether the layers' weights come from the host chunk by chunk, and their gradients go there."""
+        return self.weights_memory == "host"
+
+    @property
     def stores_last_update(self) -> bool:
         """Whether the prediction uses the update before the last, which is stored from step to step."""
         return self.prediction == "extrapolate" and self.prediction_order == 2
@@ -237,6 +244,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
         check_recompute("pipeline.recompute", self.recompute)
         rules.choice("pipeline.stash_memory", self.stash_memory, STASH_MEMORIES)
+        rules.choice("pipeline.weights_memory", self.weights_memory, WEIGHTS_MEMORIES)
         rules.choice("pipeline.stash_dtype", self.stash_dtype, STASH_DTYPES)
         if self.stash_dtype != SAME and FULL in self.recomputed:
             raise ConfigError(

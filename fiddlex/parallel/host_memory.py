@@ -6,7 +6,7 @@ moves values between the two memories by `jax.device_put`, while it goes on with
 time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from fiddlex.parallel.sharding import mesh_axes_of
 
 HOST = "pinned_host"  # the memory kind; devices read and write this memory without help of the host's processors
 
@@ -44,6 +46,19 @@ def fetched(tree: Tree) -> Tree:
 def put_like(new: jax.Array, old: jax.Array) -> jax.Array:
     """A program's array `new` in the memory in which `old` is."""
     return jax.device_put(new, jax.memory.Space.Host) if is_on_host(old) else new
+
+
+def empty(shape: Sequence[int], dtype: jnp.dtype, mesh: Mesh, spec: P) -> jax.Array:
+    """An array in the memory of the hosts whose values are whatever is in memory; for use under `jit`.
+
+    Each device makes its own part, since XLA:GPU would make an array of the whole mesh on the devices first.
+    """
+
+    def part() -> jax.Array:
+        array = lax.empty(NamedSharding(mesh, spec).shard_shape(tuple(shape)), dtype)
+        return jax.device_put(lax.pcast(array, tuple(mesh_axes_of(spec)), to="varying"), jax.memory.Space.Host)
+
+    return jax.shard_map(part, mesh=mesh, in_specs=(), out_specs=spec)()
 
 
 def map_whole(rule: Rule, changed: Tree, read: Tree, other: Tree) -> tuple[Tree, Tree]:
@@ -79,7 +94,7 @@ def map_rows(rule: Rule, changed: Tree, read: Tree, other: Tree, *, mesh: Mesh) 
       The changed arrays, and `other` after the last row.
     """
     pipe = mesh.shape["pipe"]
-    number = jax.tree.leaves(changed)[0].shape[0] // pipe
+    number = jax.tree.leaves((changed, read))[0].shape[0] // pipe
     if number == 1:
         return map_whole(rule, changed, read, other)
     # XLA:GPU copies a whole array of which a row is written while it reads another; so it reads first.

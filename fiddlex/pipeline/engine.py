@@ -82,7 +82,7 @@ class Engine:
       placement: the placement of the layers, by which `versions.layers` are stacked.
       model: the model to run.
       versions: compute weights, leaves [version, …]; W(k), the weights after k updates, have the index k modulo the
-        number of versions.
+        number of versions. Where weights come from the host (`weight_stream`), the layers are those of two chunks.
       batch: leaves are [example, …], with the examples of all batches in flight, one batch after another.
       scales: the factors that multiply the gradients of each batch, float32 [batch].
       step: the number of the step's own batch, which equals the number of updates done, int32 scalar.
@@ -121,6 +121,8 @@ class Engine:
             chunk = self._chunk(first, first, first)
             kept = self.model.stage.kept(chunk, x, self._varying(microbatch), splits=self.spec.splits)
             weights = jax.tree.map(lambda w: w[0].astype(jnp.float32), self.versions)
+            if sizes.streamed:
+                weights = weights._replace(layers=jax.tree.map(lambda w: w[:rows], weights.layers))
             with jax.named_scope("gradients"):
                 outer_sums, sums = (
                     jax.tree.map(functools.partial(stacks.zeros, size=size), part)
@@ -313,26 +315,33 @@ class Engine:
 
         A chunk whose number is NONE has no layers.
         """
-        rank, rows, placement = lax.axis_index("pipe"), self.placement.rows_per_chunk, self.placement
+        rank, placement = lax.axis_index("pipe"), self.placement
         sizes = np.asarray(placement.chunk_sizes())
-        all_rows = placement.rows_per_rank
         return Chunk(
             stacks.flat(self.versions.layers),
-            row=self._version(age) * all_rows + number * rows,
-            grad_row=self._place(microbatch, self.spec.sizes.sums) * all_rows + number * rows,
+            row=self._row(self._version(age), number, num_chunks=2),
+            grad_row=self._row(self._place(microbatch, self.spec.sizes.sums), number, num_chunks=1),
             layer=jnp.asarray(placement.first_layers())[rank, number],
             num_layers=jnp.where(number == NONE, 0, jnp.asarray(sizes)[rank, number]),
         )
 
+    def _row(self, place: Integer, number: Integer, *, num_chunks: int) -> Integer:
+        """The first row of chunk `number` in stacked arrays, at index `place` of the stack.
+
+        Where weights come from the host, there is no stack: the arrays have the rows of `num_chunks` chunks, in turn.
+        """
+        if self.spec.sizes.streamed:
+            return number % num_chunks * self.placement.rows_per_chunk
+        return place * self.placement.rows_per_rank + number * self.placement.rows_per_chunk
+
     def _finish(self, carry: Carry, finishes: Integer, number: Integer, microbatch: Integer) -> Carry:
-        """Where batches overlap, reduces a chunk's gradient once it is complete, and zeroes its sum."""
+        """Where batches overlap or weights come from the host, reduces a complete gradient and zeroes its sum."""
         sizes, rows = self.spec.sizes, self.placement.rows_per_chunk
-        all_rows = self.placement.rows_per_rank
         if not sizes.finished:
             return carry
         ordered = functools.partial(in_row_major, tile=self.model.tile)
-        row = self._place(microbatch, sizes.sums) * all_rows + number * rows
-        target = self._place(microbatch, sizes.finished) * all_rows + number * rows
+        row = self._row(self._place(microbatch, sizes.sums), number, num_chunks=1)
+        target = self._row(self._place(microbatch, sizes.finished), number, num_chunks=1)
         sums = stacks.flat(carry.grads.layers)
 
         def reduce_row(index: jax.Array, kept: tuple[Tree, jax.Array]) -> tuple[Tree, jax.Array]:

@@ -5,6 +5,7 @@ empty: examples (`execute`), or texts that later batches go on with (`decode`). 
 from batch to batch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,9 +16,11 @@ from fiddlex.pipeline.carry import Carry, PipelineWeights
 from fiddlex.pipeline.engine import Engine, PipelineModel
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Cache
+from fiddlex.pipeline.weight_stream import run_periods
 from fiddlex.schedules.lowering import Lowered
 from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.placement import LayerPlacement
+from fiddlex.schedules.weight_stream import WeightStream
 
 Tree = Any
 
@@ -31,6 +34,8 @@ def execute(
     *,
     scale: jax.Array | float = 1.0,
     fill: float = 0.0,
+    stream: WeightStream | None = None,
+    reduce: Callable[[Tree], Tree] = lambda grads: grads,
 ) -> tuple[jax.Array, PipelineWeights]:
     """Passes all microbatches of a batch through the model; to be called inside `shard_map`.
 
@@ -46,13 +51,21 @@ def execute(
       scale: the factor that multiplies the gradients.
       fill: the value that idle slots compute and that memory holds at first. No result depends on it: tests fill with
         NaN.
+      stream: when weights come from the host and gradients go there, if `weights.layers` are on the host.
+      reduce: a function that sums complete gradients of layers, [row, …], over devices, before they go to the host.
 
     Returns:
       The values of the head, [microbatch, …], and the float32 gradients of `scale` times the sum of these values, not
-      yet reduced over devices.
+      yet reduced over devices. With `stream`, the gradients of layers are on the host, and reduced.
     """
-    carry = _run(lowered, placement, model, weights, batch, scales=jnp.asarray(scale)[None], fill=fill)
-    return carry.values, jax.tree.map(lambda g: g[0], carry.grads)
+    settings: dict[str, Any] = {"scales": jnp.asarray(scale)[None], "fill": fill, "reduce": reduce}
+    if stream is None:
+        carry = _run(lowered, placement, model, weights, batch, **settings)
+        return carry.values, jax.tree.map(lambda g: g[0], carry.grads)
+    engine = _engine(lowered, placement, model, weights._replace(layers=()), batch, stream, **settings)
+    table = lowered.with_idle(len(stream.loads) * stream.period)
+    carry, gradients = run_periods(engine, weights.layers, stream, table)
+    return carry.values, PipelineWeights(jax.tree.map(lambda g: g[0], carry.grads.outer), gradients)
 
 
 def decode(
@@ -92,11 +105,23 @@ def _run(
     **settings: Any,
 ) -> Carry:
     """The state of this device after the last tick."""
-    spec = make_spec(lowered, lowered.schedule.num_microbatches)
-    with jax.named_scope("compute_weights"):
-        versions = jax.tree.map(lambda w: w[None], weights)
-    engine = Engine(spec, placement, model, versions, batch, **settings)
+    engine = _engine(lowered, placement, model, weights, batch, **settings)
     table = jnp.asarray(lowered.table)
     own = lax.dynamic_index_in_dim(table, lax.axis_index("pipe"), axis=1, keepdims=False)
     carry, _ = lax.scan(lambda carry, rows: (engine.tick(carry, *rows), None), engine.start(), (table[:, 0], own))
     return carry
+
+
+def _engine(
+    lowered: Lowered,
+    placement: LayerPlacement,
+    model: PipelineModel,
+    weights: PipelineWeights,
+    batch: Tree,
+    stream: WeightStream | None = None,
+    **settings: Any,
+) -> Engine:
+    spec = make_spec(lowered, lowered.schedule.num_microbatches, stream=stream)
+    with jax.named_scope("compute_weights"):
+        versions = jax.tree.map(lambda w: w[None], weights)
+    return Engine(spec, placement, model, versions, batch, **settings)

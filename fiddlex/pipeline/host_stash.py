@@ -22,14 +22,14 @@ from fiddlex.schedules.table import NONE
 Tree = Any
 
 
-def empty(leaves: Arrays, *sizes: int) -> Arrays:
-    """Arrays [*sizes, …] of the host, one for each of `leaves`, whose values are whatever is in memory."""
+def empty(tree: Tree, *sizes: int) -> Tree:
+    """Arrays [*sizes, …] of the host, one for each leaf of `tree`, whose values are whatever is in memory."""
 
     def allocated(leaf: jax.Array) -> jax.Array:
         array = lax.empty((*sizes, *leaf.shape), leaf.dtype)
         return jax.device_put(lax.pcast(array, tuple(_axes(leaf)), to="varying"), jax.memory.Space.Host)
 
-    return [allocated(leaf) for leaf in leaves]
+    return jax.tree.map(allocated, tree)
 
 
 @jax.named_scope("spill")

@@ -27,8 +27,10 @@ class Sizes(NamedTuple):
       batches: number of batches in flight in a step: the step's own batch and later ones.
       sums: number of batches whose gradients one chunk accumulates at the same time.
       outer_sums: number of batches whose gradients embedding and head accumulate at the same time, until a step ends.
-      finished: number of batches for which a chunk's gradient may be complete before the batch's own step ends; 0:
-        complete gradients stay in the sums.
+      finished: number of batches for which a chunk's gradient may be complete before the batch's own step ends, or 1
+        if complete gradients go to the host; 0: complete gradients stay in the sums.
+      streamed: number of rows of the layers' weights in a transfer from the host, or of their gradients
+        (`fiddlex.schedules.weight_stream`); 0: all are on the device.
     """
 
     slots: Slots
@@ -38,6 +40,7 @@ class Sizes(NamedTuple):
     outer_sums: int = 1
     finished: int = 0
     head_versions: int = 0
+    streamed: int = 0
 
 
 def largest(sizes: Sequence[Sizes]) -> Sizes:

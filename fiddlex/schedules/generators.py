@@ -2,7 +2,8 @@
 
 Orders and placements follow the papers: GPipe (Huang et al., NeurIPS 2019, section 2.2), 1F1B with flush and
 interleaved 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, sections
-2.2.1 and 2.2.2). The zero-bubble schedules are in their own module, `zero_bubble`.
+2.2.1 and 2.2.2), breadth-first (Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023, section 4). The
+zero-bubble schedules are in their own module, `zero_bubble`.
 
 To try a schedule of your own, write one function and put it in the table:
 
@@ -92,6 +93,23 @@ def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Sc
     return Schedule("interleaved_1f1b", tuple(rows), tuple(range(pipe)) * chunks)
 
 
+@with_traits(Traits(slots=None, chunks=(3, 4, 5, 6, 8, 12, 16), searched=("sync",), chunk_major=True))
+def breadth_first(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
+    """All microbatches through the first chunk of every rank, then all through the next, and back in the same way.
+
+    Rank r holds stages r, r+p, …, as in `interleaved_1f1b`, with 1/v of the bubble of 1F1B if there are at least as
+    many microbatches as ranks. All microbatches are in flight at once. A rank takes up each chunk twice in a batch, so
+    that weights on the host (`fiddlex.schedules.weight_stream`) come a fixed number of times.
+    """
+    rows = []
+    for rank in range(pipe):
+        stages, microbatches = range(rank, pipe * chunks, pipe), range(num_microbatches)
+        forwards = [Action(stage, Kind.F, k) for stage in stages for k in microbatches]
+        backwards = [Action(stage, Kind.B, k) for stage in reversed(stages) for k in microbatches]
+        rows.append((*forwards, *backwards))
+    return Schedule("breadth_first", tuple(rows), tuple(range(pipe)) * chunks)
+
+
 def _one_stage_a_rank(name: str, pipe: int, chunks: int, num_microbatches: int, warmups: list[int]) -> Schedule:
     del chunks  # make_schedule refuses any number but one
     rows = []
@@ -109,6 +127,7 @@ GENERATORS: dict[str, Generator] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
     "interleaved_1f1b": interleaved_1f1b,
+    "breadth_first": breadth_first,
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
     "zb_v": zb_v,

@@ -79,6 +79,15 @@ class Lowered:
         """A column of the table by its name in `Tick`, [tick, rank]."""
         return self.table[..., COLUMNS[name]]
 
+    def with_idle(self, num_ticks: int) -> np.ndarray:
+        """The table with idle ticks at its end, `num_ticks` in all."""
+        idle = np.full((1, *self.table.shape[1:]), NONE, np.int32)
+        idle[..., [COLUMNS["is_last"], COLUMNS["is_first"]]] = 0
+        for name, access in self.accesses.items():
+            if access.memory.endswith("inbox") and access.reader is None:  # what idle neighbours send
+                idle[..., self.places(name)] = getattr(self, f"{access.memory}_slots")
+        return np.concatenate([self.table, np.repeat(idle, num_ticks - self.num_ticks, axis=0)])
+
     def places(self, name: str) -> range:
         """The positions in a row of a column of `Tick`, or of the columns of the hops."""
         first, backward = len(COLUMNS), len(COLUMNS) + len(self.forward_shifts)

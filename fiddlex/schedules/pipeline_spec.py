@@ -8,6 +8,7 @@ import dataclasses
 from fiddlex.schedules.buffers import Sizes, Slots
 from fiddlex.schedules.lowering import Lowered
 from fiddlex.schedules.table import NONE
+from fiddlex.schedules.weight_stream import WeightStream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +36,16 @@ class PipelineSpec:
     sizes: Sizes
 
 
-def make_spec(lowered: Lowered, batch_size: int, sizes: Sizes | None = None) -> PipelineSpec:
+def make_spec(
+    lowered: Lowered, batch_size: int, sizes: Sizes | None = None, *, stream: WeightStream | None = None
+) -> PipelineSpec:
     """Returns the spec of a schedule.
 
     Args:
       lowered: the lowered schedule of one batch or of several.
       batch_size: number of microbatches in a batch.
       sizes: the sizes, where `lowered` has several batches; None: the sizes of a single batch.
+      stream: when weights come from the host in a single batch; None: they are on the devices.
     """
     whole = (lowered.column("backward_chunk") != NONE) & (lowered.column("backward_weight_stash") == NONE)
     return PipelineSpec(
@@ -52,8 +56,16 @@ def make_spec(lowered: Lowered, batch_size: int, sizes: Sizes | None = None) -> 
         has_whole=bool(whole.any()),
         splits=lowered.weight_stash_slots > 0,
         batch_size=batch_size,
-        sizes=sizes or Sizes(slots_of(lowered)),
+        sizes=sizes or _of_batch(lowered, stream),
     )
+
+
+def _of_batch(lowered: Lowered, stream: WeightStream | None) -> Sizes:
+    """The sizes of a single batch."""
+    slots = slots_of(lowered)
+    if stream is None:
+        return Sizes(slots)
+    return Sizes(slots, finished=int(lowered.stash_slots > 0), streamed=stream.rows)
 
 
 def slots_of(lowered: Lowered) -> Slots:

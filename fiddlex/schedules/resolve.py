@@ -18,6 +18,7 @@ from fiddlex.schedules.placement import LayerPlacement, place_layers
 from fiddlex.schedules.prediction import check_delays
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import AUTO, AUTO_SEMANTICS, Phase, Semantics, make_phases, make_semantics
+from fiddlex.schedules.weight_stream import WeightStream, stream_weights
 from fiddlex.schedules.windows import Windows, common_spec, unroll
 
 
@@ -31,19 +32,21 @@ class Pipeline:
       phases: the phases of the run, each with its semantics; those of `auto` before the run has decided anything.
       windows: for each semantics of the run, by name, the windows of a schedule that continues from batch to batch;
         empty when the run flushes after every batch.
+      stream: when weights come from the host and gradients go there; None: they are on the devices.
     """
 
     lowered: Lowered
     placement: LayerPlacement
     phases: tuple[Phase, ...]
     windows: Mapping[str, Windows]
+    stream: WeightStream | None = None
 
     @functools.cached_property
     def spec(self) -> PipelineSpec:
         """The spec of a program that can run every step of the run."""
         if self.windows:
             return common_spec(list(self.windows.values()))
-        return make_spec(self.lowered, self.lowered.schedule.num_microbatches)
+        return make_spec(self.lowered, self.lowered.schedule.num_microbatches, stream=self.stream)
 
     @property
     def delay(self) -> int:
@@ -73,7 +76,9 @@ def resolve(config: Config) -> Pipeline:
     if any(max(semantics.delays) for semantics in all_semantics.values()):
         longer = None if pipeline.schedule.startswith("file:") else functools.partial(schedule_of, config)
         windows = {name: _unrolled(config, schedule, name, s, longer) for name, s in all_semantics.items()}
-    return Pipeline(lower(schedule, spills=pipeline.spills), placement, phases, windows)
+    lowered = lower(schedule, spills=pipeline.spills)
+    stream = _streamed(config, lowered, placement) if pipeline.streams else None
+    return Pipeline(lowered, placement, phases, windows, stream)
 
 
 def schedule_of(config: Config, num_microbatches: int) -> Schedule:
@@ -113,6 +118,17 @@ def semantics_of(config: Config, name: str, *, num_stages: int) -> Semantics:
             "--semantics=2bw tells."
         )
     return make_semantics(name, num_stages=num_stages, batch_size=m)
+
+
+def _streamed(config: Config, lowered: Lowered, placement: LayerPlacement) -> WeightStream:
+    try:
+        return stream_weights(lowered, rows_per_chunk=placement.rows_per_chunk)
+    except ScheduleError as error:
+        pipeline = config.pipeline
+        raise ConfigError(
+            f"pipeline.weights_memory=host with pipeline.schedule={pipeline.schedule} and pipeline.num_chunks="
+            f"{pipeline.num_chunks}: {error}"
+        ) from error
 
 
 def _unrolled(

@@ -82,12 +82,16 @@ def fills_pairs(schedule: Schedule) -> bool:
     return Kind.B in {action.kind for action in schedule.numbered}
 
 
-def forward_schedule(placement: Sequence[int], num_microbatches: int) -> Schedule:
-    """Returns a schedule of forwards only, for evaluation: groups of one microbatch per rank, each stage by stage."""
+def forward_schedule(placement: Sequence[int], num_microbatches: int, *, chunk_major: bool = False) -> Schedule:
+    """Returns a schedule of forwards only, for evaluation: groups of one microbatch per rank, each stage by stage.
+
+    With `chunk_major`, all microbatches are one group, so that each rank takes up each chunk once.
+    """
     num_ranks = 1 + max(placement)
     rows: list[list[Action]] = [[] for _ in range(num_ranks)]
-    for start in range(0, num_microbatches, num_ranks):
-        group = range(start, min(start + num_ranks, num_microbatches))
+    size = num_microbatches if chunk_major else num_ranks
+    for start in range(0, num_microbatches, size):
+        group = range(start, min(start + size, num_microbatches))
         for stage, rank in enumerate(placement):
             rows[rank] += [Action(stage, Kind.F, microbatch) for microbatch in group]
     return Schedule("forward", tuple(map(tuple, rows)), tuple(placement))

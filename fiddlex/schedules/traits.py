@@ -29,6 +29,8 @@ class Traits:
       splits_backward: whether backward passes run as I and W.
       chunks: numbers of stages per rank that the planner's search tries.
       searched: semantics under which the planner's search tries the schedule.
+      chunk_major: whether weights on the host can come chunk by chunk (`fiddlex.schedules.weight_stream`); the planner
+        tries such schedules only for that, and others never.
       never_waits: whether a pipeline without flushes never waits for an update when the weights of all stages have a
         delay and m ≥ 2(p−1).
       sizes_2bw: (p, v, m) → the sizes of a pipeline of p > 1 ranks under 2BW, for m ≥ p; None: the planner unrolls the
@@ -41,6 +43,7 @@ class Traits:
     splits_backward: bool = False
     chunks: tuple[int, ...] = (1,)
     searched: tuple[str, ...] = ()
+    chunk_major: bool = False
     never_waits: bool = False
     sizes_2bw: Callable[[int, int, int], Sizes] | None = None
 

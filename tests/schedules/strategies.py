@@ -71,6 +71,8 @@ def sizes(draw, name, max_pipe=6, max_microbatches=12):
     pipe = draw(st.integers(1, max_pipe))
     if name == "interleaved_1f1b":
         chunks, num_microbatches = draw(st.integers(1, 4)), pipe * draw(st.integers(1, 3))
+    elif name == "breadth_first":
+        chunks, num_microbatches = draw(st.integers(1, 4)), draw(st.integers(1, max_microbatches))
     else:
         chunks, num_microbatches = 2 if name == "zb_v" else 1, draw(st.integers(1, max_microbatches))
     return {"pipe": pipe, "chunks": chunks, "num_microbatches": num_microbatches}

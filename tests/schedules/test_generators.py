@@ -11,7 +11,7 @@ from fiddlex.schedules.schedule import Action, Kind, Schedule
 from fiddlex.schedules.text import to_csv
 from tests.schedules.strategies import is_legal, sizes
 
-NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")
+NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "zb_v")
 
 
 def test_these_schedules_exist():
@@ -50,6 +50,12 @@ def test_warm_up_and_order_of_interleaved_1f1b():
     backwards = [str(action) for action in schedule.actions[1] if action.kind is Kind.B]
     assert " ".join(forwards) == "1F0 1F1 1F2 1F3 5F0 5F1 5F2 5F3 1F4 1F5 1F6 1F7 5F4 5F5 5F6 5F7"
     assert " ".join(backwards) == "5B0 5B1 5B2 5B3 1B0 1B1 1B2 1B3 5B4 5B5 5B6 5B7 1B4 1B5 1B6 1B7"
+
+
+def test_order_of_breadth_first():
+    schedule = make_schedule("breadth_first", pipe=2, chunks=3, num_microbatches=2)
+    assert schedule.placement == (0, 1, 0, 1, 0, 1)
+    assert " ".join(map(str, schedule.actions[1])) == "1F0 1F1 3F0 3F1 5F0 5F1 5B0 5B1 3B0 3B1 1B0 1B1"
 
 
 def test_zb_v_is_placed_in_a_v():

@@ -37,7 +37,8 @@ class Case:
       layers: of each stage in order, as in 1,2,1; "-" for four layers, spread as evenly as possible.
       sp, zero1, dropout: the column's name, or "-" for without.
       recompute, semantics: as the config has them.
-      optimizer: as the config has it; adamw,offload has its state on the host.
+      optimizer: as the config has it; adamw,offload has its state on the host, and adamw,streams the
+        layers' weights and gradients too.
       prediction: as the config has it, with its order and scale, as in extrapolate,2,0.7; "-" for none.
     """
 
@@ -89,8 +90,9 @@ class Case:
         if self.prediction != "-":
             pipeline.prediction, order, scale = self.prediction.split(",")
             pipeline.prediction_order, pipeline.prediction_scale = int(order), float(scale)
-        optimizer.name, _, offload = self.optimizer.partition(",")
-        optimizer.offload, optimizer.zero1, optimizer.schedule = bool(offload), self.zero1 != "-", "constant"
+        optimizer.name, _, on_host = self.optimizer.partition(",")
+        pipeline.weights_memory = "host" if on_host == "streams" else "device"
+        optimizer.offload, optimizer.zero1, optimizer.schedule = bool(on_host), self.zero1 != "-", "constant"
         optimizer.learning_rate = 0.1 if optimizer.name == "sgd" else 1e-3
         # optax.adafactor does not multiply its decay by the learning rate, and ours does (test_optimizer.py).
         optimizer.weight_decay = 0.0 if optimizer.name == "adafactor" else 0.1
@@ -245,6 +247,22 @@ OFFLOADED = _cases("""
 mesh  model         schedule         v m layers  sp recompute  optimizer      zero1 dropout semantics
 2x2x2 gpt           interleaved_1f1b 2 4 -       sp none       adamw,offload  zero1 -       sync
 1x2x2 mlm_nsp,post  zb_h1            1 4 3,1     -  selective  lamb,offload   -     dropout 2bw
+""")
+
+# Weights and gradients of the layers on the host too; transfers of one row and of two, in periods of one tick and more.
+STREAMED = _cases("""
+mesh  model         schedule         v m layers      sp recompute  optimizer      zero1 dropout semantics
+2x2x2 gpt           breadth_first    3 4 2,1,1,1,2,1 sp gelu,norms adamw,streams  zero1 dropout sync
+1x2x1 mlm_nsp,post  breadth_first    3 2 1,1,1,1,1,1 -  selective  lamb,streams   -     -       sync
+""")
+
+FURTHER_STREAMED = _cases("""
+mesh  model         schedule         v m layers      sp recompute  optimizer         zero1 dropout semantics
+1x1x1 gpt           breadth_first    4 8 -           -  none       adamw,streams     -     dropout sync
+1x1x2 llama         breadth_first    3 4 3,1,1       sp full       adafactor,streams zero1 -       sync
+2x2x1 llama,tied    breadth_first    3 4 1,1,1,1,1,1 -  none       muon,streams      zero1 -       sync
+4x1x1 gpt           breadth_first    3 1 2,1,2       -  masks      sgd,streams       zero1 dropout sync
+1x2x2 mlm,pre       breadth_first    4 8 1,1,1,1,1,1,1,1 - none    adam,streams      zero1 dropout sync
 """)
 
 FURTHER_OFFLOADED = _cases("""

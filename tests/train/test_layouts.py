@@ -25,12 +25,14 @@ from tests.train.layouts import (
     FURTHER_PREDICTED,
     FURTHER_RECOMPUTED,
     FURTHER_SPILLED,
+    FURTHER_STREAMED,
     LLAMA,
     MUON,
     OFFLOADED,
     PAIRWISE,
     RECOMPUTED,
     SPILLED,
+    STREAMED,
     Case,
     case,
     check_layout,
@@ -38,6 +40,7 @@ from tests.train.layouts import (
 
 # Those of the full tier alone.
 EVEN_FURTHER = [*PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA, *FURTHER_RECOMPUTED, *FURTHER_OFFLOADED]
+EVEN_FURTHER += FURTHER_STREAMED
 # Pairs of levels that no case has. Two stages on each of three ranks take six layers, and the cases have four or five;
 # `odd` is a table for three ranks, two chunks and four microbatches, whose four stages have a layer each. Without
 # dropout the choices of an example score nearly alike, and gradients of the last norm's bias cancel but for rounding.
@@ -131,7 +134,7 @@ def check(layout: Case, config: Config) -> None:
         check_layout(layout, config)
 
 
-@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA, *RECOMPUTED, *OFFLOADED]))
+@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA, *RECOMPUTED, *OFFLOADED, *STREAMED]))
 def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
     check(layout, tiny_config)
 

@@ -15,6 +15,7 @@ from fiddlex.parallel.sharding import BATCH, named
 from fiddlex.pipeline.executor import execute
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.ticks import forward_schedule
+from fiddlex.schedules.weight_stream import stream_weights
 from fiddlex.train.step.gradients import HeadFunction, compute_weights, parts, pipeline_model
 from fiddlex.train.step.state import WeightLayout
 
@@ -29,12 +30,15 @@ def make_eval_step(
     `head` is a method of the model such as `Model.scores`. It returns values [example, …] for a microbatch; the
     compiled function returns values [example, …] for the whole batch.
     """
-    lowered = lower(forward_schedule(layout.placement.stage_ranks, config.pipeline.num_microbatches))
+    streams, placement = config.pipeline.streams, layout.placement
+    schedule = forward_schedule(placement.stage_ranks, config.pipeline.num_microbatches, chunk_major=streams)
+    lowered = lower(schedule)
+    stream = stream_weights(lowered, rows_per_chunk=placement.rows_per_chunk) if streams else None
     piped = pipeline_model(model, config, mesh, head)
     dtype = jnp.dtype(config.model.dtype)
 
     def local_values(weights: Weights, batch: Batch) -> jax.Array:
-        values, _ = execute(lowered, layout.placement, piped, parts(weights), batch)
+        values, _ = execute(lowered, placement, piped, parts(weights), batch, stream=stream)
         return values.reshape(-1, *values.shape[2:])
 
     mapped = jax.shard_map(local_values, mesh=mesh, in_specs=(layout.compute, BATCH), out_specs=BATCH)

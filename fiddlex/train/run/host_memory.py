@@ -14,7 +14,11 @@ def require_host_memory(config: Config) -> None:
       ConfigError: when the run's devices are CPU devices.
       DeviceError: when there are no such devices (`make_mesh`).
     """
-    uses = {"pipeline.stash_memory=host": config.pipeline.spills, "optimizer.offload=true": config.optimizer.offload}
+    uses = {
+        "pipeline.stash_memory=host": config.pipeline.spills,
+        "pipeline.weights_memory=host": config.pipeline.streams,
+        "optimizer.offload=true": config.optimizer.offload,
+    }
     fields = [field for field, is_set in uses.items() if is_set]
     if fields and make_mesh(config.mesh).devices.flat[0].platform == "cpu":
         raise ConfigError(

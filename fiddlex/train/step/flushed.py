@@ -2,7 +2,7 @@
 
 Inside `shard_map`, manual over all mesh axes, each replica passes its microbatches through the pipeline and accumulates
 gradients in float32 (`fiddlex.pipeline.executor`). At the end, one reduction over `data` puts the gradients directly on
-the shards whose master weights they update.
+the shards whose master weights they update. Where gradients go to the host, each chunk's are reduced before they go.
 """
 
 import functools
@@ -28,6 +28,7 @@ from fiddlex.train.step.gradients import (
     as_mean,
     compute_weights,
     loss_scales,
+    outer,
     parts,
     pipeline_model,
     with_keys,
@@ -97,15 +98,21 @@ def make_gradients(
     model: Model, config: Config, mesh: Mesh, layout: WeightLayout
 ) -> Callable[[Weights, Batch, jax.Array, jax.Array], tuple[jax.Array, Weights]]:
     """Makes `(compute weights, batch, step, loss scale) -> (mean loss, scaled gradients)`; see `GradientSource`."""
-    axes, lowered = layout.partial, layout.pipeline.lowered
+    axes, lowered, stream = layout.partial, layout.pipeline.lowered, layout.pipeline.stream
     piped = pipeline_model(model, config, mesh, model.loss)
 
     def local_gradients(weights: Weights, batch: Batch, step: jax.Array, scale: jax.Array) -> tuple[jax.Array, Weights]:
         weights, (batch, share) = as_varying(weights, layout.compute, axes), as_mean(batch)
         batch = with_keys(batch, config, step)
-        losses, grads = execute(lowered, layout.placement, piped, parts(weights), batch, scale=share * scale)
-        grads = reduce_gradients({**grads.outer, "layers": grads.layers}, layout.compute, layout.master, axes)
-        return lax.psum(losses.sum() * share, "data"), grads
+        reduce = functools.partial(
+            reduce_gradients, specs=layout.compute["layers"], zero_specs=layout.master["layers"], axes=axes["layers"]
+        )
+        losses, grads = execute(
+            lowered, layout.placement, piped, parts(weights), batch, scale=share * scale, stream=stream, reduce=reduce
+        )
+        layers = grads.layers if stream else reduce(grads.layers)
+        reduced = reduce_gradients(grads.outer, *map(outer, (layout.compute, layout.master, axes)))
+        return lax.psum(losses.sum() * share, "data"), {**reduced, "layers": layers}
 
     return jax.shard_map(
         local_gradients,

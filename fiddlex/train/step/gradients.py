@@ -23,7 +23,7 @@ from fiddlex.models.dropout import Dropout, example_keys
 from fiddlex.models.flash import make_kernel
 from fiddlex.models.model import Batch, Model, as_rows
 from fiddlex.models.weights import Weights
-from fiddlex.parallel.host_memory import fetched, is_on_host, map_rows
+from fiddlex.parallel.host_memory import empty, fetched, is_on_host, map_rows
 from fiddlex.parallel.sharding import named
 from fiddlex.pipeline import engine
 from fiddlex.pipeline.carry import PipelineWeights
@@ -109,7 +109,8 @@ class GradientSource(Protocol):
 def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: WeightLayout) -> Weights:
     """Rounds master weights, or parts of them, to the compute dtype, then gathers them over `data`.
 
-    Rounding first sends fewer bytes. Weights of the layers that are in host memory are rounded and gathered row by row.
+    Rounding first sends fewer bytes. Weights of the layers that are in host memory are rounded and gathered row by row,
+    and go back there where they come to the devices chunk by chunk.
     """
     sharded, gathered = (
         {part: named(mesh, specs[part]) for part in master} for specs in (layout.master, layout.compute)
@@ -122,7 +123,10 @@ def compute_weights(master: Weights, dtype: jnp.dtype, mesh: Mesh, layout: Weigh
     def of(part: str, w: jax.Array, sharded: NamedSharding, gathered: NamedSharding) -> jax.Array:
         if part != "layers" or not is_on_host(w):
             return made(fetched(w), sharded, gathered)
-        weights = lax.with_sharding_constraint(jnp.zeros(w.shape, dtype), gathered)
+        if layout.pipeline.stream is None:
+            weights = lax.with_sharding_constraint(jnp.zeros(w.shape, dtype), gathered)
+        else:
+            weights = empty(w.shape, dtype, mesh, gathered.spec)
         rule = lambda _, row, other: (made(row, sharded, gathered), other)  # noqa: E731
         return map_rows(rule, weights, w, (), mesh=mesh)[0]
 

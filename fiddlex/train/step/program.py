@@ -108,14 +108,15 @@ class Program:
 
         The first makes XLA schedule work between the start and the end of collectives. The second keeps XLA from
         combining all-gathers of blocks (`fiddlex.models.blocks`) that different products need. The third lets all
-        arrays of a spill or a fetch travel at the same time; by default, XLA waits for all but two of them.
+        arrays that are copied to the host or back travel at the same time; by default, XLA waits for all but two.
         """
         if self.mesh.devices.flat[0].platform != "gpu":
             return {}
         options: dict[str, bool | int] = {"xla_gpu_enable_latency_hiding_scheduler": True}
         if self.config.mesh.collective_matmul:
             options["xla_gpu_all_gather_combine_threshold_bytes"] = 0
-        if self.layout.pipeline.spec.sizes.slots.host_stash:
+        sizes = self.layout.pipeline.spec.sizes
+        if sizes.slots.host_stash or sizes.streamed:
             options["xla_gpu_experimental_parallel_async_compute_limit"] = MOST_COPIES
         return options
 

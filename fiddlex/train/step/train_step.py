@@ -15,10 +15,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
-from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import named
-from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.train.step.gradients import GradientSource, Update
+from fiddlex.train.step.measures import measure
 from fiddlex.train.step.optimizer import clip_by_global_norm, num_updates
 from fiddlex.train.step.scaling import next_scaling
 from fiddlex.train.step.spikes import Usual, is_spike, next_usual
@@ -54,7 +53,7 @@ def make_train_step(
         loss, grads, pipeline = source.gradients(state, inputs)
         if scales:
             grads = jax.tree.map(lambda g: g / state.scaling.scales[0], grads)
-        norm = optax.tree.norm(grads)
+        norm, nonfinite = measure(grads, layout.placement, mesh)
         good = jnp.bool(True)
         if checks:
             good = jnp.isfinite(norm) & jnp.isfinite(loss)
@@ -68,13 +67,13 @@ def make_train_step(
             clip = functools.partial(clip_by_global_norm, norm=norm, clip_norm=config.optimizer.clip_norm)
             applied = apply(grads, state.optimizer, state.weights, clip, good)
         new = TrainState(state.step + 1, applied.weights, applied.optimizer, pipeline, scaling, usual)
-        new = new._replace(pipeline=source.updated(new, Update(applied.change, clip(grads), kept=good), inputs))
+        new = new._replace(pipeline=source.updated(new, Update(applied.change, applied.grads, kept=good), inputs))
         metrics = {
             "loss": loss,
             "grad_norm": norm,
             "learning_rate": learning_rate(num_updates(state.optimizer)),
             "weights_finite": applied.finite,
-            "nonfinite": nonfinite(grads, layout.placement),
+            "nonfinite": nonfinite,
         }
         if scales:
             metrics["loss_scale"] = state.scaling.scales[0]
@@ -90,14 +89,3 @@ def make_train_step(
         out_shardings=(shardings, named(mesh, P())),
         donate_argnums=0,
     )
-
-
-def nonfinite(grads: Weights, placement: LayerPlacement) -> Weights:
-    """Whether any value is infinite or not a number: a bool for every leaf, or one per layer under `layers`."""
-
-    def flags(part: str, g: jax.Array) -> jax.Array:
-        if part != "layers":
-            return jnp.any(~jnp.isfinite(g))
-        return jnp.any(~jnp.isfinite(g), axis=tuple(range(1, g.ndim)))[jnp.asarray(placement.rows)]
-
-    return {part: jax.tree.map(functools.partial(flags, part), leaves) for part, leaves in grads.items()}

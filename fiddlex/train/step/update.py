@@ -28,12 +28,14 @@ class Applied(NamedTuple):
     Attributes:
       weights: the new master weights.
       optimizer: the new state of the optimizer.
+      grads: the gradients that the optimizer made this of, after clipping; empty where the weights are in host memory.
       change: what the optimizer added to each weight; empty where the weights are in host memory.
       finite: bool scalar: whether all new weights are finite.
     """
 
     weights: Weights
     optimizer: optax.OptState
+    grads: Weights
     change: Weights
     finite: jax.Array
 
@@ -47,11 +49,12 @@ def at_once(optimizer: optax.GradientTransformation) -> Apply:
     """The update of a state that is on the devices, all leaves at once."""
 
     def apply(grads: Weights, state: optax.OptState, weights: Weights, clip: Clip, good: jax.Array) -> Applied:
-        change, new_state = optimizer.update(clip(grads), state, weights)
+        clipped = clip(grads)
+        change, new_state = optimizer.update(clipped, state, weights)
         new = optax.apply_updates(weights, change)
         new, new_state = _unless_skipped(good, (weights, state), (new, new_state))
         finite = jnp.all(jnp.asarray([jnp.isfinite(w).all() for w in jax.tree.leaves(new)]))
-        return Applied(new, new_state, change, finite)
+        return Applied(new, new_state, clipped, change, finite)
 
     return apply
 
@@ -80,7 +83,7 @@ def by_leaf(make_rule: Callable[..., optax.GradientTransformation], blocks: Bloc
             _keep(before, new, new_state, finite)
             before = {name: leaf.updated(grad, own, weight, mesh)}
         _keep(before, new, new_state, finite)
-        return Applied(_like(weights, new), _like(state, new_state), {}, jnp.stack(finite).min() == 1)
+        return Applied(_like(weights, new), _like(state, new_state), {}, {}, jnp.stack(finite).min() == 1)
 
     return apply
 

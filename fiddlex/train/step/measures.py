@@ -1,0 +1,69 @@
+"""What a step measures of its gradients: their global norm, and where they are not finite."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from fiddlex.models.weights import Weights
+from fiddlex.parallel.host_memory import is_on_host, map_rows
+from fiddlex.schedules.placement import LayerPlacement
+
+
+def measure(grads: Weights, placement: LayerPlacement, mesh: Mesh) -> tuple[jax.Array, Weights]:
+    """Measures gradients, those of the layers that are on the host row by row; for use under `jit`.
+
+    Args:
+      grads: float32 gradients of the whole mesh.
+      placement: the placement of the layers, by which `layers` are stacked.
+      mesh: the mesh.
+
+    Returns:
+      The global norm, and whether any value is infinite or not a number: a bool for every leaf, or one per layer under
+      `layers`.
+    """
+    if not any(map(is_on_host, jax.tree.leaves(grads))):
+        flags = functools.partial(_nonfinite, placement)
+        return optax.tree.norm(grads), {
+            part: jax.tree.map(functools.partial(flags, part), grads[part]) for part in grads
+        }
+    squares, found = list[jax.Array](), dict[str, Any]()
+    for part in grads:
+        leaves, structure = jax.tree.flatten(grads[part])
+        of_leaves = [_of_leaf(g, part, placement, mesh) for g in leaves]
+        squares += [each for each, _ in of_leaves]
+        found[part] = jax.tree.unflatten(structure, [flags for _, flags in of_leaves])
+    return jnp.sqrt(sum(squares)), found
+
+
+def _of_leaf(g: jax.Array, part: str, placement: LayerPlacement, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
+    """The sum of a gradient's squares, and where it is not finite, as `measure` returns it."""
+    if not is_on_host(g):
+        return jnp.square(g).sum(), _nonfinite(placement, part, g)
+    squares, bad = _of_rows(g, mesh)
+    return squares.sum(), bad[jnp.asarray(placement.rows)]
+
+
+def _nonfinite(placement: LayerPlacement, part: str, g: jax.Array) -> jax.Array:
+    if part != "layers":
+        return jnp.any(~jnp.isfinite(g))
+    return jnp.any(~jnp.isfinite(g), axis=tuple(range(1, g.ndim)))[jnp.asarray(placement.rows)]
+
+
+def _of_rows(g: jax.Array, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
+    """The sum of squares of each row, float32 [row], and whether it has a value that is not finite, bool [row]."""
+    pipe = mesh.shape["pipe"]
+    number = len(g) // pipe
+
+    def rule(changed: Any, row: jax.Array, other: Any) -> tuple[Any, Any]:
+        index, squares, bad = other
+        axes = tuple(range(1, row.ndim))
+        squares = squares.at[:, index].set(jnp.square(row).sum(axes))
+        return changed, (index + 1, squares, bad.at[:, index].set(jnp.any(~jnp.isfinite(row), axis=axes)))
+
+    start = jnp.int32(0), jnp.zeros((pipe, number)), jnp.zeros((pipe, number), bool)
+    _, (_, squares, bad) = map_rows(rule, (), g, start, mesh=mesh)
+    return squares.reshape(-1), bad.reshape(-1)
