@@ -82,7 +82,7 @@ class Engine:
       placement: the placement of the layers, by which `versions.layers` are stacked.
       model: the model to run.
       versions: compute weights, leaves [version, …]; W(k), the weights after k updates, have the index k modulo the
-        number of versions. Where weights come from the host (`weight_stream`), the layers are those of two chunks.
+        number of versions. Where weights come from the host (`periods`), the layers are those of two chunks.
       batch: leaves are [example, …], with the examples of all batches in flight, one batch after another.
       scales: the factors that multiply the gradients of each batch, float32 [batch].
       step: the number of the step's own batch, which equals the number of updates done, int32 scalar.

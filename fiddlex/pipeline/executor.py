@@ -16,7 +16,7 @@ from fiddlex.pipeline.carry import Carry, PipelineWeights
 from fiddlex.pipeline.engine import Engine, PipelineModel
 from fiddlex.pipeline.residuals import Arrays
 from fiddlex.pipeline.stage import Cache
-from fiddlex.pipeline.weight_stream import run_periods
+from fiddlex.pipeline.periods import run_periods
 from fiddlex.schedules.lowering import Lowered
 from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.placement import LayerPlacement

@@ -18,6 +18,7 @@ from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import make_semantics
 from fiddlex.schedules.ticks import place
 from fiddlex.schedules.traits import Generator, Traits, traits_of
+from fiddlex.schedules.weight_stream import transfer_of
 from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import TickWork
@@ -34,6 +35,7 @@ class Shape(NamedTuple):
       num_microbatches: number of microbatches in a replica's batch.
       semantics: name of the weight semantics.
       spills: whether what forwards save may wait on the host (`lowering.lower`); it costs no time here.
+      streamed: number of rows of a chunk whose weights come from the host (`weight_stream`); 0: they are on the device.
     """
 
     schedule: str
@@ -42,6 +44,7 @@ class Shape(NamedTuple):
     num_microbatches: int
     semantics: str = "sync"
     spills: bool = False
+    streamed: int = 0
 
     @property
     def traits(self) -> Traits:
@@ -88,6 +91,14 @@ def batch_seconds(shape: Shape, costs: Costs) -> float:
 
 def sizes(shape: Shape) -> Sizes:
     """The numbers of buffers that the pipeline holds."""
+    found = _sizes(shape)
+    if not shape.streamed:
+        return found
+    rows, _ = transfer_of(shape.streamed, max(shape.num_microbatches, shape.pipe))
+    return found._replace(finished=1, streamed=rows)
+
+
+def _sizes(shape: Shape) -> Sizes:
     p, v, m, traits = shape.pipe, shape.chunks, shape.num_microbatches, shape.traits
     if shape.semantics != "sync":
         if shape.semantics == "2bw" and traits.sizes_2bw and 1 < p <= m and not shape.spills:
@@ -95,11 +106,13 @@ def sizes(shape: Shape) -> Sizes:
         return _windows(shape, GENERATORS[shape.schedule]).sizes
     if traits.slots is None:
         return make_spec(lower(_schedule(shape), spills=shape.spills), m).sizes
+    if shape.spills and traits.spilled_slots:
+        return Sizes(traits.spilled_slots(p, v, m))
     if shape.spills:  # its buffers are those of a pipeline that is just long enough to repeat
         period = traits.period(p)
         short = traits.onset(p) + period + m % period
         return make_spec(lower(_schedule(shape, min(m, short)), spills=True), m).sizes
-    if p == 1:  # each microbatch ends before the next begins
+    if p == 1 and not traits.chunk_major:  # each microbatch ends before the next begins
         return make_spec(lower(_schedule(shape, 1)), 1).sizes
     return Sizes(traits.slots(p, v, m))
 

@@ -10,8 +10,9 @@ from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes, stage_rank
 from fiddlex.planner.cost_model import MicrobatchTimes, StepTimes
 from fiddlex.schedules.buffers import Sizes
 from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.placement import LayerPlacement, place_layers
-from fiddlex.schedules.resolve import Pipeline, resolve, schedule_of, semantics_of
+from fiddlex.schedules.resolve import Pipeline, resolve, schedule_of, semantics_of, stream_of
 from fiddlex.schedules.traits import traits_of
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.steady import mean_batch_time
@@ -135,8 +136,12 @@ def pipeline_of(config: Config) -> PredictedPipeline:
         return _Whole(resolve(config))
     m, short = pipeline.num_microbatches, traits.onset(pipe)
     whole_periods = m > short and (m - short) % traits.period(pipe) == 0
-    schedule_of(config, short if whole_periods else m)  # raises if there is none
+    schedule = schedule_of(config, short if whole_periods else m)  # raises if there is none
     semantics = semantics_of(config, pipeline.semantics, num_stages=pipe * pipeline.num_chunks)
     name = pipeline.semantics if any(semantics.delays) else "sync"
     shape = Shape(pipeline.schedule, pipe, pipeline.num_chunks, m, name, pipeline.spills)
-    return _Short(shape, place_layers(stage_ranks(shape), config.model.num_layers, pipeline.layers_per_stage))
+    placement = place_layers(stage_ranks(shape), config.model.num_layers, pipeline.layers_per_stage)
+    if pipeline.streams:
+        stream_of(config, lower(schedule), placement)  # raises if there is none
+        shape = shape._replace(streamed=placement.rows_per_chunk)
+    return _Short(shape, placement)

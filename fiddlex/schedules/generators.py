@@ -93,7 +93,15 @@ def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Sc
     return Schedule("interleaved_1f1b", tuple(rows), tuple(range(pipe)) * chunks)
 
 
-@with_traits(Traits(slots=None, chunks=(3, 4, 5, 6, 8, 12, 16), searched=("sync",), chunk_major=True))
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(max(m - p, 0) + 2, m + 1, v * m, 0),
+        spilled_slots=lambda p, v, m: Slots(max(m - p, 0) + 2, m + 1, min(m, 2), 0, v * m - (m > 1)),
+        chunks=(3, 4, 5, 6, 8, 12, 16),
+        searched=("sync",),
+        chunk_major=True,
+    )
+)
 def breadth_first(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
     """All microbatches through the first chunk of every rank, then all through the next, and back in the same way.
 

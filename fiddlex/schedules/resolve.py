@@ -77,7 +77,7 @@ def resolve(config: Config) -> Pipeline:
         longer = None if pipeline.schedule.startswith("file:") else functools.partial(schedule_of, config)
         windows = {name: _unrolled(config, schedule, name, s, longer) for name, s in all_semantics.items()}
     lowered = lower(schedule, spills=pipeline.spills)
-    stream = _streamed(config, lowered, placement) if pipeline.streams else None
+    stream = stream_of(config, lowered, placement) if pipeline.streams else None
     return Pipeline(lowered, placement, phases, windows, stream)
 
 
@@ -103,6 +103,27 @@ def schedule_of(config: Config, num_microbatches: int) -> Schedule:
         ) from error
 
 
+def stream_of(config: Config, lowered: Lowered, placement: LayerPlacement) -> WeightStream:
+    """Returns when weights come from the host in a pipeline of a config.
+
+    Args:
+      config: a config with `pipeline.weights_memory=host`.
+      lowered: the schedule of a batch.
+      placement: the placement of the layers.
+
+    Raises:
+      ConfigError: when they cannot come from the host in this schedule (`weight_stream.stream_weights`).
+    """
+    try:
+        return stream_weights(lowered, rows_per_chunk=placement.rows_per_chunk)
+    except ScheduleError as error:
+        pipeline = config.pipeline
+        raise ConfigError(
+            f"pipeline.weights_memory=host with pipeline.schedule={pipeline.schedule} and pipeline.num_chunks="
+            f"{pipeline.num_chunks}: {error}"
+        ) from error
+
+
 def semantics_of(config: Config, name: str, *, num_stages: int) -> Semantics:
     """Returns the semantics `name` for the pipeline of a config.
 
@@ -118,17 +139,6 @@ def semantics_of(config: Config, name: str, *, num_stages: int) -> Semantics:
             "--semantics=2bw tells."
         )
     return make_semantics(name, num_stages=num_stages, batch_size=m)
-
-
-def _streamed(config: Config, lowered: Lowered, placement: LayerPlacement) -> WeightStream:
-    try:
-        return stream_weights(lowered, rows_per_chunk=placement.rows_per_chunk)
-    except ScheduleError as error:
-        pipeline = config.pipeline
-        raise ConfigError(
-            f"pipeline.weights_memory=host with pipeline.schedule={pipeline.schedule} and pipeline.num_chunks="
-            f"{pipeline.num_chunks}: {error}"
-        ) from error
 
 
 def _unrolled(

@@ -23,7 +23,9 @@ class Traits:
 
     Attributes:
       slots: (p, v, m) → the slots that a flushed batch needs for p > 1; with one rank it needs the slots of a single
-        microbatch. None: the planner lowers the batch to count them.
+        microbatch unless the schedule is chunk-major. None: the planner lowers the batch to count them.
+      spilled_slots: the same where what forwards save may wait on the host. None: the planner lowers a batch that is
+        just long enough to repeat.
       onset: p → number of microbatches from which each further period adds the same ticks.
       period: p → number of microbatches in a period; schedules exist only for whole periods.
       splits_backward: whether backward passes run as I and W.
@@ -38,6 +40,7 @@ class Traits:
     """
 
     slots: Callable[[int, int, int], Slots] | None
+    spilled_slots: Callable[[int, int, int], Slots] | None = None
     onset: Callable[[int], int] = lambda p: 2 * p
     period: Callable[[int], int] = lambda p: 1
     splits_backward: bool = False

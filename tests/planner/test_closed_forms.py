@@ -12,6 +12,7 @@ from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.semantics import make_semantics
 from fiddlex.schedules.traits import traits_of
+from fiddlex.schedules.weight_stream import stream_weights
 from fiddlex.schedules.windows import unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
@@ -19,6 +20,7 @@ from fiddlex.simulate.steady import steady
 from tests.simulate.strategies import stage_costs
 
 TRAITS = {name: traits for name, generator in GENERATORS.items() if (traits := traits_of(generator))}
+FLUSHED_OR_NOT = [name for name in TRAITS if not TRAITS[name].chunk_major]
 NEVER_WAIT = [name for name in TRAITS if TRAITS[name].never_waits]
 
 
@@ -29,7 +31,8 @@ def shapes(draw, names=tuple(TRAITS), semantics=("sync",), ranks=(1, 6)):
     pipe, chunks = draw(st.integers(*ranks)), draw(st.sampled_from(TRAITS[name].chunks[:2]))
     least, period = pipe if semantics == ("2bw",) else 1, TRAITS[name].period(pipe)
     m = max(draw(st.integers(least, 6 * pipe)) // period, 1) * period
-    return Shape(name, pipe, chunks, m, draw(st.sampled_from(semantics)), draw(st.booleans()))
+    streamed = draw(st.integers(0, 4)) if TRAITS[name].chunk_major else 0
+    return Shape(name, pipe, chunks, m, draw(st.sampled_from(semantics)), draw(st.booleans()), streamed)
 
 
 def lowered(shape):
@@ -45,7 +48,8 @@ def lowered(shape):
 @example(Shape("interleaved_1f1b", 6, 3, 36, spills=True))
 @example(Shape("zb_h2", 6, 1, 36, spills=True))
 def test_traits_are_those_of_the_lowering(shape):
-    assert sizes(shape) == make_spec(lowered(shape), shape.num_microbatches).sizes
+    stream = stream_weights(lowered(shape), rows_per_chunk=shape.streamed) if shape.streamed else None
+    assert sizes(shape) == make_spec(lowered(shape), shape.num_microbatches, stream=stream).sizes
     assert stage_ranks(shape) == lowered(shape).schedule.placement
     assert shape.traits.splits_backward == lowered(shape).schedule.split_backward
 
@@ -83,9 +87,9 @@ def test_a_pipeline_that_is_not_flushed_takes_as_long_as_unrolled(shape, data):
 
 
 @settings(max_examples=60)
-@given(shapes(semantics=("2bw", "stash", "vertical_sync", "delay:2"), ranks=(2, 4)), st.data())
+@given(shapes(FLUSHED_OR_NOT, ("2bw", "stash", "vertical_sync", "delay:2"), ranks=(2, 4)), st.data())
 def test_a_batch_of_any_semantics_takes_as_long_as_unrolled(shape, data):
-    name, pipe, chunks, m, semantics, spills = shape
+    name, pipe, chunks, m, semantics, spills, _ = shape
     make = functools.partial(make_schedule, name, pipe=pipe, chunks=chunks)
     lagging = make_semantics(semantics, num_stages=pipe * chunks, batch_size=m)
     windows = unroll(make(num_microbatches=m), lagging, lambda number: make(num_microbatches=number), spills=spills)
