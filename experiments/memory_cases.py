@@ -467,6 +467,57 @@ OFFLOAD = {
     ]
 }
 CASES |= OFFLOAD
+
+# Weights and gradients of the layers there too: chunks of one row and of many, with the stash on the device and on
+# the host, and a model that more devices than these would hold otherwise.
+BREADTH_FIRST = "pipeline.schedule=breadth_first optimizer.offload=true pipeline.weights_memory=host"
+STREAMED = {
+    f"{name}, weights on hosts": MemoryCase(config, topology, f"{changes} {BREADTH_FIRST}")
+    for name, config, topology, changes in [
+        ("medium, 6 chunks", GPT_MEDIUM, "tpu:v5e:2x4", f"{TWO_BY_FOUR} pipeline.num_chunks=6"),
+        (
+            "medium, 3 chunks, stash",
+            GPT_MEDIUM,
+            "tpu:v5e:2x4",
+            f"{TWO_BY_FOUR} pipeline.num_chunks=3 pipeline.stash_memory=host",
+        ),
+        (
+            "xl, 8 replicas, 12 chunks",
+            GPT_XL,
+            "tpu:v5e:2x4",
+            f"{EIGHT_BY_ONE} pipeline.num_chunks=12 pipeline.recompute=full",
+        ),
+        (
+            "7.5b on 4 devices, stash",
+            "configs/gpt3.py:7.5b",
+            "tpu:v5e:2x2",
+            "mesh.data=1 mesh.pipe=2 mesh.tensor=2 pipeline.num_chunks=6 pipeline.stash_memory=host "
+            "pipeline.num_microbatches=16 data.global_batch_size=16",
+        ),
+        (
+            "18.4b, Adafactor, stash",
+            "configs/gpt3.py:18.4b",
+            "tpu:v5p:2x2x2",
+            "mesh.data=2 mesh.pipe=2 mesh.tensor=2 pipeline.num_chunks=5 pipeline.stash_memory=host "
+            "pipeline.num_microbatches=8 data.global_batch_size=16 optimizer.name=adafactor",
+        ),
+        (
+            "Llama 8b, one rank, stash",
+            "configs/llama.py:8b",
+            "tpu:v5p:2x2x1",
+            "mesh.data=2 mesh.pipe=1 mesh.tensor=2 pipeline.num_chunks=8 pipeline.num_microbatches=8 "
+            "data.global_batch_size=16 model.seq_len=2048 pipeline.stash_memory=host pipeline.recompute=none",
+        ),
+        (
+            "BERT large, LAMB",
+            "configs/bert_large.py",
+            "tpu:v5e:2x4",
+            f"{TWO_BY_FOUR} pipeline.num_chunks=3 pipeline.recompute=selective",
+        ),
+    ]
+}
+CASES |= STREAMED
+
 # Encoded stashes (`fiddlex.config.stash`), in cases from above.
 ENCODED = [
     ("medium, 1F1B", "int8"),

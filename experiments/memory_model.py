@@ -149,14 +149,19 @@ def _compile(config_json: str, topology: str, answer: Connection) -> None:
 
 
 def _assigned(folder: pathlib.Path) -> tuple[int, int] | None:
-    """Bytes of device and host in XLA's report in a folder; None until a later file shows that XLA has completed it."""
+    """Bytes of device and host in XLA's report in a folder; None until a later file shows that XLA has completed it.
+
+    The report's sum has the parameters of XLA's inner computations too, which have no memory of their own.
+    """
     if not [file for pattern in AFTER_THE_REPORT for file in folder.glob(pattern)]:
         return None
     (report,) = folder.glob("*after_optimizations-memory-usage-report.txt")
     text = report.read_text(encoding="utf-8")
     match, on_host = (re.search(rf"Memory Space: .*color={color}\).*\nTotal bytes: (\d+)", text) for color in SPACES)
     assert match, f"{report} has another form than those of libtpu 0.0.52 and jax 0.10.2"
-    return int(match[1]), int(on_host[1]) if on_host else 0
+    (buffers,) = folder.glob("*after_optimizations-buffer-assignment.txt")
+    local = re.findall(r"^allocation \d+: size (\d+), page 0, thread-local", buffers.read_text(encoding="utf-8"), re.M)
+    return int(match[1]) - sum(map(int, local)), int(on_host[1]) if on_host else 0
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

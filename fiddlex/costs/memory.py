@@ -42,6 +42,8 @@ class Memory(NamedTuple):
       update: arrays for reducing gradients or gathering weights, before and after the loop over ticks.
       inputs: the step's batch, and the later batches that are in flight.
       host_state: master weights and optimizer state in the memory of the host (`optimizer.offload`), each device's own.
+      host_weights: compute weights and reduced gradients of the layers in the memory of the host
+        (`pipeline.weights_memory`).
       host_stash: what waits in the memory of the host of `stash` (`pipeline.stash_memory`), in all slots.
     """
 
@@ -57,6 +59,7 @@ class Memory(NamedTuple):
     update: int
     inputs: int
     host_state: int = 0
+    host_weights: int = 0
     host_stash: int = 0
 
     @property
@@ -67,7 +70,7 @@ class Memory(NamedTuple):
     @property
     def of_host(self) -> int:
         """Bytes in the memory of the host."""
-        return self.host_state + self.host_stash
+        return self.host_state + self.host_weights + self.host_stash
 
     @property
     def peak(self) -> int:
@@ -108,22 +111,40 @@ def device_memory(
         update = max(weights.outer, compute - (finished if sizes.finished == 1 else 0), weights.streamed)
     else:
         update = _reduced(config, weights, backend) + weights.streamed
+    gradients = sizes.sums * weights.layers + sizes.outer_sums * weights.outer + finished
+    if sizes.streamed:
+        compute, of_layers = _of_two_chunks(config, weights, sizes, placement)
+        gradients, update = weights.outer + of_layers, max(update - of_layers, 0)  # the update begins without them
     working = max(layer.working(), outside_layers(config, backend))
     return Memory(
         weights=weights.master,
         optimizer=weights.optimizer,
         compute_weights=compute,
         versions=(sizes.versions - 1) * compute + _predicting(config, sizes, weights),
-        gradients=sizes.sums * weights.layers + sizes.outer_sums * weights.outer + finished,
+        gradients=gradients,
         stash=(slots.stash + IN_TRANSIT * bool(slots.host_stash)) * rows * layer.stash(),
         weight_stash=slots.weight_stash * rows * layer.weight_stash(),
         inboxes=(slots.forward_inbox + slots.backward_inbox + 1) * layer.residual * layer.itemsize,
-        working=working + sizes.versions * all_rows * layer.copied(),
+        working=working + sizes.versions * (2 * rows if sizes.streamed else all_rows) * layer.copied(),
         update=update,
         inputs=sizes.batches * _batch(config),
         host_state=weights.host,
+        host_weights=weights.host_weights,
         host_stash=slots.host_stash * rows * layer.stash(),
     )
+
+
+def _of_two_chunks(config: Config, weights: WeightBytes, sizes: Sizes, placement: LayerPlacement) -> tuple[int, int]:
+    """Bytes of compute weights, and of gradients of layers, where two chunks of each are on the device.
+
+    The gradients of the chunk that runs are not yet reduced. One transfer of each is on its way. Vectors of all layers
+    stay on the device too.
+    """
+    rows, all_rows, itemsize = placement.rows_per_chunk, placement.rows_per_rank, ITEMSIZES[config.model.dtype]
+    vectors = weights.layers - weights.kernels
+    compute = weights.outer + weights.layers * 2 * rows // all_rows + weights.kernels * sizes.streamed // all_rows
+    gradients = weights.layers * rows // all_rows + weights.reduced_layers * (rows + sizes.streamed) // all_rows
+    return (compute + vectors) * itemsize // FLOAT32, gradients + vectors
 
 
 def _predicting(config: Config, sizes: Sizes, weights: WeightBytes) -> int:
@@ -154,6 +175,8 @@ def _reduced(config: Config, weights: WeightBytes, backend: Backend) -> int:
     """
     if config.mesh.data == 1 and backend.fuses:
         return 0
+    if config.pipeline.streams:  # those of the layers are on the host
+        return weights.reduced_outer
     if config.optimizer.zero1 and (config.optimizer.offload or not backend.reduces_whole):
         return weights.reduced_layers + weights.reduced_outer
     return weights.layers + weights.outer

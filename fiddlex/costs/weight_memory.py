@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fiddlex.config import Config
 from fiddlex.costs.backend import Backend
+from fiddlex.costs.layer_memory import ITEMSIZES
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import Parameter, leaves
 from fiddlex.parallel.axes import largest_dimension, num_shards
@@ -78,6 +79,8 @@ class WeightBytes(NamedTuple):
       optimizer: the optimizer state on the device.
       host: master weights and optimizer state in the memory of the host (`optimizer.offload`).
       streamed: what the device holds of `host` at a time while it updates them.
+      host_weights: the layers' compute weights and reduced gradients in the memory of the host
+        (`pipeline.weights_memory`).
     """
 
     layers: int
@@ -89,6 +92,7 @@ class WeightBytes(NamedTuple):
     optimizer: int
     host: int = 0
     streamed: int = 0
+    host_weights: int = 0
 
 
 class _Stored(NamedTuple):
@@ -126,13 +130,15 @@ class _Stored(NamedTuple):
         """Number of elements of weight and moments."""
         return self.size * (1 + self.moments)
 
-    def streamed(self, backend: Backend) -> int:
+    def streamed(self, backend: Backend, *, with_gradient: bool) -> int:
         """Number of elements that the device holds at a time while it updates the weight from the host.
 
         There are a row and the next one, and on GPUs the results of a third; where there is one row, it and its result.
+        A gradient that comes from the host has no result.
         """
         held = 3 if backend.platform == "gpu" and self.rows > 1 else 2
-        return self.offloaded * held * self.whole // self.rows
+        gradients = 2 * self.size if with_gradient and self.rows > 1 else 0
+        return self.offloaded * (held * self.whole + gradients) // self.rows
 
 
 def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
@@ -154,8 +160,17 @@ def weight_bytes(config: Config, rows: int, backend: Backend) -> WeightBytes:
         master=FLOAT32 * sum(each.size for each in here),
         optimizer=FLOAT32 * (sum(each.size * each.moments for each in here) + sum(each.factors for each in stored)),
         host=FLOAT32 * sum(each.whole for each in stored if each.offloaded),
-        streamed=FLOAT32 * max(each.streamed(backend) for each in stored),
+        streamed=FLOAT32 * max(each.streamed(backend, with_gradient=config.pipeline.streams) for each in stored),
+        host_weights=_host_weights(config, rows, layer, backend) if config.pipeline.streams else 0,
     )
+
+
+def _host_weights(config: Config, rows: int, layer: Iterable[Parameter], backend: Backend) -> int:
+    """`WeightBytes.host_weights`: of the matrices, since vectors stay on the device."""
+    matrices = [each for each in layer if each.decays]
+    compute = sum(backend.tiled((rows, *local_shape(each, config))) for each in matrices)
+    reduced = sum(backend.tiled((rows, *master_shape(each, config))) for each in matrices)
+    return compute * ITEMSIZES[config.model.dtype] + reduced * FLOAT32
 
 
 def _elements(parameters: Iterable[Parameter], config: Config) -> int:

@@ -27,6 +27,8 @@ SCOPES = {
     "inbox": "inboxes",
     "gradients": "gradients",
     "compute_weights": "compute_weights",
+    "load": "compute_weights",
+    "store": "gradients",
     "update": "update",
 }
 FIELDS = {
@@ -50,7 +52,7 @@ CARRIED = {
     "head": "gradients",
     "embed_backward": "gradients",
 }
-TICKS = re.compile(r"^jit\(step\)/shard_map/(ticks/)?while$")
+TICKS = re.compile(r"^jit\(step\)/shard_map/(ticks/)?while(/body/closed_call/while)?$")  # over ticks, or over periods
 _VALUE = re.compile(r"^ value: <\d+ ([^ {]+)(?:\{([\d,]*)\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\)")
 _RANGE = re.compile(r"^    (\S+?)\{([\d,]*)\}:(\d+)-(\d+)$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"((?:[^\"\\]|\\.)*)\"", re.MULTILINE)
