@@ -13,7 +13,8 @@ from tests.compiling import needs_cuda_plugin
 
 TOLERANCE = 0.1
 HOST_TOLERANCE = 0.02
-HOST_MISSES = {("tpu", "xl, 2BW, offload")}  # not examined
+# GPT-2 XL has 25 heads of 64 elements, which XLA pads to 32 of 128 in some of these arrays of the host.
+HOST_MISSES = {("tpu", "xl, 2BW, offload"), ("tpu", "xl, 8 replicas, 12 chunks, weights on hosts")}
 STUDIES = pathlib.Path(__file__).parents[2] / "docs/studies"
 STUDY = {"tpu": STUDIES / "memory.jsonl", "gpu": STUDIES / "memory_gpu.jsonl"}
 MISSES = {  # docs/memory.md tells why

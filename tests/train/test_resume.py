@@ -181,10 +181,13 @@ def test_a_run_resumes_with_its_optimizer_on_the_host_and_back(
     config.model.num_layers, config.optimizer.name, config.optimizer.epsilon = 4, optimizer, 1e-6
     whole = [record["loss"] for record in Trainer(config).steps(4)]
     losses, kinds = [], []
-    # On the host, then there in another layout, then on the devices.
-    for offload, pipe, tensor in ((True, 1, 2), (True, 2, 1), (False, 1, 2), (True, 2, 2)):
+    # On the host, then there in another layout, then on the devices, then on the host with the layers' weights.
+    for offload, pipe, tensor, chunks in ((True, 1, 2, 1), (True, 2, 1, 1), (False, 1, 2, 1), (True, 1, 2, 4)):
         part = copy.deepcopy(config)
         part.optimizer.offload, part.mesh.pipe, part.mesh.tensor = offload, pipe, tensor
+        if chunks > 1:
+            part.pipeline.schedule, part.pipeline.num_chunks = "breadth_first", chunks
+            part.pipeline.weights_memory = "host"
         trainer = Trainer(part)
         with Checkpoints(tmp_path) as checkpoints:
             assert trainer.restore(checkpoints) == bool(losses)
