@@ -111,8 +111,7 @@ class _Rank:
     """The windows in which the chunks of a rank may come and go, each a chunk and two numbers of ticks.
 
     Attributes:
-      loads: for each chunk that comes, the tick before which its place is free and the chunk before it is there, and
-        the tick before which it is needed.
+      loads: for each chunk that comes, the first tick of the chunk before it, and its own.
       stores: for each chunk that goes, the tick with which its gradient is complete, and that of the next chunk.
     """
 
@@ -130,16 +129,14 @@ class _Rank:
         number = len(lowered.schedule.stages_of(rank))
         trains = lowered.stash_slots > 0
         _check(lowered, rank, forwards, backwards)
-        begins, ends = _runs(forwards, number)
-        loads = [(chunk, ends[chunk - 2] if chunk > 1 else 0, begins[chunk]) for chunk in range(1, number)]
+        begins, _ = _runs(forwards, number)
+        loads = [(chunk, begins[chunk - 1], begins[chunk]) for chunk in range(1, number)]
         stores = []
         if trains:
             begins, ends = _runs(backwards, number)
             back = range(number - 1, -1, -1)
-            loads += [(chunk, ends[chunk + 2], begins[chunk]) for chunk in back[2:]]
+            loads += [(chunk, begins[chunk + 1], begins[chunk]) for chunk in back[2:]]
             stores = [(chunk, ends[chunk] - 1, ends[chunk - 1] - 1) for chunk in back[:-1]]
-        needed = [0, *(end for *_, end in loads)]
-        loads = [(chunk, max(start, before), end) for (chunk, start, end), before in zip(loads, needed, strict=False)]
         return cls(loads, stores)
 
 

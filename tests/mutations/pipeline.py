@@ -8,12 +8,21 @@ SPILLS = "tests/schedules/test_lowering.py::test_a_table_with_spills_by_hand"
 SPILLED = (
     "tests/train/test_layouts.py::test_a_stash_on_the_host_trains_alike[1x4x1-gpt-zb_h2-v1-m8-2111-none-sgd-zero1-sync]"
 )
+STREAMED = (
+    "tests/train/test_layouts.py::test_layout_trains_as_the_reference_does"
+    "[2x2x2-gpt-breadth_first-v3-m4-211121-sp-gelunorms-adamwstreams-zero1-dropout-sync]"
+)
+STREAMING = (
+    "tests/schedules/test_weight_stream.py::test_weights_are_there_when_they_are_used_and_each_gradient_goes_once"
+)
+NORM = "tests/train/test_streams.py::test_norm_and_flags_of_gradients_are_the_same_wherever_they_are"
 RULES = "tests/schedules/test_validate.py::test"
 GRADIENTS = "tests/train/step/test_gradients.py::test_gradients_are_those_of_the_plain_model"
 GPT = f"{GRADIENTS}[GPT]"
 LAGGING = "tests/train/test_semantics.py::test_phases_of_a_run_lose_no_microbatch[2bw-delays3]"
 AGO = "tests/train/test_semantics.py::test_losses_of_one_batch_over_and_over_are_those_of_the_weights_one_update_ago"
 OVERFLOWING = "tests/train/test_semantics.py::test_float16_leaves_out_updates_that_overflow_and_no_others[2bw]"
+STREAMS = "fiddlex/schedules/weight_stream.py"
 LOWERING, TICKS = "fiddlex/schedules/lowering.py", "fiddlex/schedules/ticks.py"
 WINDOWING, ENGINE = "fiddlex/schedules/windows.py", "fiddlex/pipeline/engine.py"
 RESIDUALS, CODEC = "fiddlex/pipeline/residuals.py", "fiddlex/pipeline/codec.py"
@@ -84,6 +93,55 @@ MUTATIONS = (
         old="source=own.spill_stash, target=own.spill_host",
         new="source=own.spill_stash + 1, target=own.spill_host",
         tests=(SPILLED,),
+    ),
+    Mutation(
+        "weights-arrive-before-their-place-is-free",
+        STREAMS,
+        old="(chunk, begins[chunk + 1], begins[chunk])",
+        new="(chunk, begins[chunk + 1] - 2, begins[chunk])",
+        tests=(STREAMING,),
+    ),
+    Mutation(
+        "gradients-go-before-they-are-complete",
+        STREAMS,
+        old="(chunk, ends[chunk] - 1, ends[chunk - 1] - 1)",
+        new="(chunk, ends[chunk] - 2, ends[chunk - 1] - 1)",
+        tests=(STREAMING,),
+    ),
+    Mutation(
+        "early-stores-copy-what-is-stored-already",
+        STREAMS,
+        old="following = np.minimum.accumulate(places[::-1])[::-1]",
+        new="following = np.minimum.accumulate(places[::-1])[::-1].clip(max=len(stores) - 2)",
+        tests=(STREAMING,),
+    ),
+    Mutation(
+        "the-last-two-chunks-come-again",
+        STREAMS,
+        old="for chunk in back[2:]]",
+        new="for chunk in back[3:]]",
+        tests=(STREAMING,),
+    ),
+    Mutation(
+        "rows-arrive-in-the-place-of-the-chunk-that-runs",
+        "fiddlex/pipeline/periods.py",
+        old="in_turn(first, turn) % number",
+        new="(in_turn(first, turn) + number // 2) % number",
+        tests=(STREAMED,),
+    ),
+    Mutation(
+        "the-first-chunks-gradient-stays-behind",
+        "fiddlex/pipeline/periods.py",
+        old="gradients = _stored(gradients, carry, 0, rows_per_chunk)",
+        new="gradients = _stored(gradients, carry, 0, 1)",
+        tests=(STREAMED,),
+    ),
+    Mutation(
+        "norm-leaves-out-rows-of-the-host",
+        "fiddlex/train/step/measures.py",
+        old="return squares.sum(), bad",
+        new="return squares[1:].sum(), bad",
+        tests=(NORM,),
     ),
     Mutation(
         "gradient-finished-at-its-first-microbatch",
