@@ -165,7 +165,16 @@ def test_overrides_are_laid_over_the_programs_own_config(folder):
         (["--config.train.keep_checkpoints=3"], "'keep_checkpoints'. It was replaced by keep_last, which counts the"),
         (["--config.mesh=2"], "config.mesh is a section and has no value of its own. Set one of its fields: data, "),
         (["--config.model.hidden_size=1.5"], "config.model.hidden_size='1.5' must be of type int."),
-        (["--config.optimizer.zero1=maybe"], "config.optimizer.zero1='maybe' must be of type bool."),
+        (
+            ["--config.optimizer.zero1=maybe"],
+            "config.optimizer.zero1='maybe' must be of type bool: use true or false.",
+        ),
+        (
+            ["--config.data.global_batch_size=12", "--config.pipeline.num_microbatches=4"],
+            "data.global_batch_size=12 with mesh.data=2 gives a replica 6 examples, which is not a multiple of "
+            "pipeline.num_microbatches=4: a replica's batch is cut into equal microbatches. Use "
+            "pipeline.num_microbatches 1, 2, 3, 6, or data.global_batch_size 8 or 16.",
+        ),
         (
             ["--noconfig.optimizer.zero1", "--config.optimizer.zero1", "--config.mesh.pipe=two"],
             "config.mesh.pipe='two' must be of type int.",
