@@ -69,8 +69,8 @@ MUTATIONS = (
     Mutation(
         "microbatches-summed-in-place-of-averaged",
         "fiddlex/train/step/flushed.py",
-        old="parts(weights), batch, scale=share * scale)",
-        new="parts(weights), batch, scale=share * scale * config.pipeline.num_microbatches)",
+        old="parts(weights), batch, scale=share * scale, ",
+        new="parts(weights), batch, scale=share * scale * config.pipeline.num_microbatches, ",
         tests=(GPT,),
     ),
     Mutation(
@@ -97,9 +97,9 @@ MUTATIONS = (
     # Norm, clipping, loss scale.
     Mutation(
         "tied-table-counted-twice-in-the-norm",
-        STEP,
-        old="norm = optax.tree.norm(grads)",
-        new='norm = optax.tree.norm((grads, grads["embedding"]["tokens"]))',
+        "fiddlex/train/step/measures.py",
+        old="return optax.tree.norm(grads), {",
+        new='return optax.tree.norm((grads, grads["embedding"]["tokens"])), {',
         tests=(LAGGING,),
     ),
     Mutation(
