@@ -30,9 +30,7 @@ _TOPOLOGY = flags.DEFINE_string(
     "GPUs, as in gpu:h100:2x8 (needs the extra aot-gpu). A topology of `fiddlex plan`, as in a100_80, or a .toml file: "
     "its devices (needs the extra of TPUs or GPUs)",
 )
-_FORMAT = flags.DEFINE_enum(
-    "format", "text", ["text", "json"], "text: a report for people; json: one JSON object, the last line of the output"
-)
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 _MEMORY = flags.DEFINE_bool(
     "memory",
     False,
