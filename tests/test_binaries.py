@@ -117,7 +117,10 @@ def test_compile_tells_of_memory_and_reads_no_data() -> None:
     assert (facts["topology"], facts["num_devices"], facts["num_stages"], facts["num_ticks"]) == ("cpu", 8, 2, 4)
     sizes = ("argument_bytes", "output_bytes", "temp_bytes", "alias_bytes", "peak_bytes")
     assert all(facts[name] > 0 for name in (*sizes, "trace_s", "compile_s"))
-    text = call("compile", *arguments).stdout
+    unused = "--config.pipeline.stash_memory=host", "--config.pipeline.recompute=masks"
+    text = call("compile", *arguments, *unused).stdout
+    assert "\npipeline.stash_memory=host changes nothing with " in text
+    assert "\nmasks in pipeline.recompute=masks changes nothing with model.dropout=0" in text
     assert "schedule 1f1b: 2 stages, 2 microbatches of 4, 4 ticks" in text
     assert f"{facts['temp_bytes'] / 1e6:,.1f} MB" in text
     assert (facts["fits"], facts["needed_bytes"]) == (None, facts["peak_bytes"])

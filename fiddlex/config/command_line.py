@@ -342,7 +342,8 @@ def _wrong_value() -> str | None:
         try:
             override(Config(), f"{match[1]}={value}")
         except ConfigError:
-            return f"config.{match[1]}={value!r} must be of type {type_name(kind)}."
+            remedy = ": use true or false" if kind is bool else ""
+            return f"config.{match[1]}={value!r} must be of type {type_name(kind)}{remedy}."
     return None
 
 

@@ -121,14 +121,20 @@ class Config(Checked, prefix="config."):
             mesh.data,
             "every replica takes an equal part of the batch",
         )
-        rules.divides(
-            "data.global_batch_size / mesh.data",
-            self.replica_batch_size,
-            "pipeline.num_microbatches",
-            self.pipeline.num_microbatches,
-            "a replica's batch is cut into equal microbatches",
-        )
+        self._validate_microbatches()
         return self
+
+    def _validate_microbatches(self) -> None:
+        """Checks that a replica's batch can be cut into equal microbatches."""
+        examples, replicas, m = self.replica_batch_size, self.mesh.data, self.pipeline.num_microbatches
+        if examples % m:
+            raise ConfigError(
+                f"data.global_batch_size={self.data.global_batch_size} with mesh.data={replicas} gives a replica "
+                f"{examples} example{'s' * (examples > 1)}, which is not a multiple of pipeline.num_microbatches={m}: "
+                "a replica's batch is cut into equal microbatches. Use pipeline.num_microbatches "
+                f"{rules.near_divisors(examples, m)}, or data.global_batch_size "
+                f"{rules.near_multiples(self.data.global_batch_size, replicas * m)}."
+            )
 
     def _validate_task(self) -> None:
         """Checks the rules between the model's objective and its data."""

@@ -62,15 +62,23 @@ def fraction(name: str, value: float) -> None:
 def divides(name: str, value: int, by_name: str, by: int, why: str) -> None:
     """Checks that `value` is a multiple of `by`; `why` ends the sentence that states the rule."""
     if value % by:
-        small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
-        divisors = {*small, *(value // d for d in small)}
-        near = sorted(sorted(divisors, key=lambda d: abs(d - by))[:4])
-        below, above = value // by * by, -(-value // by) * by
-        sizes = f"{below} or {above}" if below else f"{above}"
         raise ConfigError(
             f"{name}={value} is not a multiple of {by_name}={by}: {why}. "
-            f"Use {by_name} {', '.join(map(str, near))}, or {name} {sizes}."
+            f"Use {by_name} {near_divisors(value, by)}, or {name} {near_multiples(value, by)}."
         )
+
+
+def near_divisors(value: int, by: int) -> str:
+    """The divisors of `value` that are nearest to `by`, for a message."""
+    small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+    divisors = {*small, *(value // d for d in small)}
+    return ", ".join(map(str, sorted(sorted(divisors, key=lambda d: abs(d - by))[:4])))
+
+
+def near_multiples(value: int, by: int) -> str:
+    """The multiples of `by` just below and just above `value`, for a message."""
+    below, above = value // by * by, -(-value // by) * by
+    return f"{below} or {above}" if below else f"{above}"
 
 
 def _limit(value: float) -> float:

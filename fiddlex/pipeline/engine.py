@@ -166,7 +166,7 @@ class Engine:
         carry, y = self._forward(carry, own, self._embed(carry, shared))
         if spills:
             carry, y, gradients = after_spill(carry, y, gradients)
-            fetched = host_stash.fetched(carry.host_stash, own.fetch_host, after=y)
+            fetched = host_stash.fetched_slot(carry.host_stash, own.fetch_host, after=y)
         activations = self._send(y, spec.forward_shifts)
         if spec.scores_between:
             carry = self._head(carry, shared, own, y)

@@ -44,7 +44,7 @@ def spilled(host: Arrays, stash: Arrays, *, source: Integer, target: Integer) ->
 
 
 @jax.named_scope("fetch")
-def fetched(host: Arrays, source: Integer, *, after: jax.Array) -> Arrays:
+def fetched_slot(host: Arrays, source: Integer, *, after: jax.Array) -> Arrays:
     """Slot `source` of `host` on the device, [1, …], once `after` is computed; that of the trash, if `source` is NONE.
 
     XLA:GPU schedules a program without its optimization barriers, so that only data can make a copy wait: the slot's
@@ -61,7 +61,7 @@ def fetched(host: Arrays, source: Integer, *, after: jax.Array) -> Arrays:
 
 @jax.named_scope("fetch")
 def with_fetched(stash: Arrays, values: Arrays, target: Integer) -> Arrays:
-    """`stash` with what was `fetched` in its slot `target`, if that is not NONE."""
+    """`stash` with a `fetched_slot` in its slot `target`, if that is not NONE."""
 
     def put(turn: jax.Array, leaves: Arrays) -> Arrays:
         slot = in_turn(target, turn)

@@ -9,6 +9,7 @@ from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import describe
 from fiddlex.cluster.topology import catalogue
 from fiddlex.config import Config
+from fiddlex.config.unused import unused_fields
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
 from fiddlex.models.flash import kernel_on
@@ -169,7 +170,7 @@ def _train_on(
 
 
 def _log_what_runs(trainer: Trainer) -> None:
-    """Logs data, model, schedule and semantics, before the first step."""
+    """Logs data, model, schedule, semantics, and fields that change nothing, before the first step."""
     config = trainer.config
     for line in trainer.dataset.description.splitlines():
         logger.info("%s", line)
@@ -197,3 +198,5 @@ def _log_what_runs(trainer: Trainer) -> None:
     if len(trainer.layout.pipeline.phases) > 1:
         phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in trainer.layout.pipeline.phases)
         logger.info("semantics: %s", ", ".join(phases))
+    for line in unused_fields(config, host_stash_slots=trainer.layout.pipeline.spec.sizes.slots.host_stash):
+        logger.info("%s", line)

@@ -18,6 +18,7 @@ from fiddlex.cluster.mesh import granules
 from fiddlex.cluster.program_cache import compiled_anew
 from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import Config
+from fiddlex.config.unused import unused_fields
 from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.models.flash import kernel_on
 from fiddlex.schedules.table import NONE
@@ -176,10 +177,11 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
 
     `num_granules` is the number of TPU slices or GPU hosts. `needed_bytes` is the peak, or the compiler's figure for a
     step that does not fit. `fits` says whether `needed_bytes` is within `memory_limit_bytes`; it is None where no
-    limit is known. `model_flops` are the FLOPs of a step on all devices. `crossing` says what the device that sends
-    most to other slices or hosts sends there (`fiddlex.xla.compiled_collectives.Crossing`). `host_copies` are the
-    asynchronous copies between a device and its host (`fiddlex.xla.host_copies.HostCopy`). For a step that was not
-    compiled, `crossing`, `collectives` (`Collective` there), `host_copies` and the parts of its memory are None.
+    limit is known. `model_flops` are the FLOPs of a step on all devices. `unused` has a sentence for each field of the
+    config that changes nothing. `crossing` says what the device that sends most to other slices or hosts sends there
+    (`fiddlex.xla.compiled_collectives.Crossing`). `host_copies` are the asynchronous copies between a device and its
+    host (`fiddlex.xla.host_copies.HostCopy`). For a step that was not compiled, `crossing`, `collectives` (`Collective`
+    there), `host_copies` and the parts of its memory are None.
     """
     layout, mesh = ahead.program.layout, ahead.program.mesh
     pipeline, parts = layout.pipeline, memory(ahead.compiled)
@@ -207,6 +209,8 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
         "semantics": {name: windows.period for name, windows in pipeline.windows.items()}
         or {"sync": lowered.num_ticks},
         "stash_slots": lowered.stash_slots,
+        "host_stash_slots": lowered.host_stash_slots,
+        "unused": unused_fields(config, host_stash_slots=pipeline.spec.sizes.slots.host_stash),
         "fits": fits,
         "needed_bytes": needed,
         "memory_limit_bytes": limit,

@@ -1,5 +1,7 @@
+import contextlib
 import dataclasses
 import gc
+import itertools
 import os
 import pathlib
 import signal
@@ -11,7 +13,11 @@ import pytest
 
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.config.command_line import _interrupt, _memory_advice, load_config
-from fiddlex.errors import ConfigError
+from fiddlex.config.memory_advice import memory_remedies
+from fiddlex.config.overrides import override
+from fiddlex.errors import ConfigError, ScheduleError
+from fiddlex.schedules.generators import GENERATORS, make_schedule
+from fiddlex.schedules.lowering import lower
 from tests.programs import Ended, started
 
 TRAIN = '''
@@ -165,7 +171,16 @@ def test_overrides_are_laid_over_the_programs_own_config(folder):
         (["--config.train.keep_checkpoints=3"], "'keep_checkpoints'. It was replaced by keep_last, which counts the"),
         (["--config.mesh=2"], "config.mesh is a section and has no value of its own. Set one of its fields: data, "),
         (["--config.model.hidden_size=1.5"], "config.model.hidden_size='1.5' must be of type int."),
-        (["--config.optimizer.zero1=maybe"], "config.optimizer.zero1='maybe' must be of type bool."),
+        (
+            ["--config.optimizer.zero1=maybe"],
+            "config.optimizer.zero1='maybe' must be of type bool: use true or false.",
+        ),
+        (
+            ["--config.data.global_batch_size=12", "--config.pipeline.num_microbatches=4"],
+            "data.global_batch_size=12 with mesh.data=2 gives a replica 6 examples, which is not a multiple of "
+            "pipeline.num_microbatches=4: a replica's batch is cut into equal microbatches. Use "
+            "pipeline.num_microbatches 1, 2, 3, 6, or data.global_batch_size 8 or 16.",
+        ),
         (
             ["--noconfig.optimizer.zero1", "--config.optimizer.zero1", "--config.mesh.pipe=two"],
             "config.mesh.pipe='two' must be of type int.",
@@ -284,6 +299,41 @@ def test_lack_of_memory_names_what_the_config_still_allows(folder, error, argume
 def test_more_devices_help_where_each_has_its_memory(tensor, remedies):
     config = Config(mesh=MeshConfig(tensor=tensor), pipeline=PipelineConfig(num_microbatches=32, recompute="full"))
     assert _memory_advice(config, "gpu") == f"The memory of a device is full: {remedies}."
+
+
+@pytest.mark.parametrize("pipe", [1, 2, 3, 4])
+@pytest.mark.parametrize("schedule", GENERATORS)
+def test_a_stash_on_the_host_is_proposed_wherever_a_schedule_copies_to_it(schedule, pipe):
+    num_copying = 0
+    for chunks, m in itertools.product((1, 2, 3), (1, 2, 4, 8)):
+        pipeline = PipelineConfig(schedule, num_chunks=chunks, num_microbatches=m)
+        config = Config(mesh=MeshConfig(pipe=pipe), pipeline=pipeline)
+        with contextlib.suppress(ScheduleError):  # the schedule does not have so many chunks, or so few microbatches
+            made = make_schedule(schedule, pipe=pipe, chunks=chunks, num_microbatches=m)
+            if lower(made, spills=True).host_stash_slots:
+                num_copying += 1
+                assert "set pipeline.stash_memory=host" in memory_remedies(config, fake=False)
+                assert "set pipeline.stash_memory=host" not in memory_remedies(config, fake=True)
+            if schedule == "1f1b" and pipe <= 2:
+                assert "set pipeline.stash_memory=host" not in memory_remedies(config, fake=False)
+    assert num_copying or (schedule, pipe) not in [("gpipe", 1), ("1f1b", 3), ("interleaved_1f1b", 2), ("zb_v", 2)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "proposed"),
+    [
+        ([], True),
+        (["optimizer.offload=false"], False),
+        (["pipeline.num_chunks=2"], False),
+        (["pipeline.schedule=gpipe", "pipeline.num_chunks=1"], False),
+        (["pipeline.semantics=2bw"], False),
+        (["pipeline.weights_memory=host"], False),
+    ],
+)
+def test_weights_on_the_host_are_proposed_where_they_can_be(fields, proposed):
+    basis = "pipeline.schedule=breadth_first", "pipeline.num_chunks=4", "optimizer.offload=true"
+    config = override(Config(), *basis, *fields).validate()
+    assert ("set pipeline.weights_memory=host" in memory_remedies(config, fake=False)) == proposed
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

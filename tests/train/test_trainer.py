@@ -1,6 +1,7 @@
 """The Trainer as a library: steps, records, evaluation, sampling, weights, errors, and the compiled step."""
 
 import copy
+import logging
 import math
 import pathlib
 import re
@@ -16,6 +17,7 @@ from fiddlex.data import load_corpus
 from fiddlex.errors import ConfigError, DataError, DeviceError
 from fiddlex.models.weights import Weights
 from fiddlex.train.inference.sampling import SamplingConfig
+from fiddlex.train.loop import _log_what_runs
 from fiddlex.train.record import Record
 from fiddlex.train.trainer import Trainer
 from tests import reference
@@ -33,6 +35,15 @@ def test_records_and_learning(tiny_config: Config) -> None:
     assert records[-1]["loss"] < 4.0
     assert records[0]["learning_rate"] == pytest.approx(1e-2 / 4)
     assert all(r["step_time_s"] > 0 and r["tokens_per_second"] > 0 and r["grad_norm"] > 0 for r in records)
+
+
+def test_a_run_names_the_fields_that_change_nothing(tiny_config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    tiny_config.mesh.pipe, tiny_config.pipeline.num_microbatches = 2, 4
+    tiny_config.pipeline.stash_memory, tiny_config.pipeline.recompute = "host", "gelu,masks"
+    with caplog.at_level(logging.INFO):
+        _log_what_runs(Trainer(tiny_config))
+    assert "pipeline.stash_memory=host changes nothing with pipeline.schedule=1f1b" in caplog.text
+    assert "masks in pipeline.recompute=gelu,masks changes nothing with model.dropout=0" in caplog.text
 
 
 def test_64_bits_of_jax_change_no_bit_of_a_run(tiny_config: Config) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,9 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.costs.backend import backend_for
 from fiddlex.planner.predict import needed_memory
+from fiddlex.xla.compiled_collectives import beside
+from fiddlex.xla.host_copies import host_copies
+from fiddlex.xla.program_text import read
 from tests.compiling import needs_cuda_plugin
 from tests.programs import call
 
@@ -60,21 +62,19 @@ def check(compiled: Callable[..., dict[str, Any]], topology: str) -> str:
     return there["text"]
 
 
-FETCH, SPILL = r"%dynamic-slice-(start|done)\S* = ", r"%dynamic-update-slice-start\S* = "
-
-
 def rows_beside_others(text: str) -> list[bool]:
     """For each loop that fetches rows of a weight and two moments, whether other work begins while a row is on its way.
 
     That is the update of the row before, or its way back to the host. The text is a scheduled program.
     """
-    found = []
-    for body in re.split(r"\n(?=%|ENTRY)", text):
-        lines = [line for line in body.splitlines() if "update/while/body" in line]
-        moves = [i for i, line in enumerate(lines) if re.search(FETCH, line)]
-        if len(moves) == 6:
-            between = lines[moves[0] : moves[-1]]
-            found.append(any(re.search(SPILL, line) or " fusion(" in line for line in between))
+    program, found = read(text), []
+    comes = {copy.name: not copy.to_host for copy in host_copies(text)}
+    for body in program.computations.values():
+        inside = [each for each in body if "update/while/body" in each.attributes]
+        fetches = [place for place, each in enumerate(inside) if comes.get(each.name, False)]
+        if len(fetches) == 3:
+            others = [each for place in fetches for each in beside(program, inside, place)]
+            found.append(any(each.opcode == "fusion" or not comes.get(each.name, True) for each in others))
     return found
 
 
