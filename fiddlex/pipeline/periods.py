@@ -62,8 +62,8 @@ def run_periods(engine: Engine, host: Tree, stream: WeightStream, table: np.ndar
     carry = _with(engine, weights).start()
     gradients = _none_yet(host, carry, engine.placement.rows_per_rank) if engine.spec.trains else ()
 
-    def period(streamed: _Streamed, rows: tuple[jax.Array, ...]) -> tuple[_Streamed, None]:
-        load, store, shared, own = rows
+    def period(index: Integer, streamed: _Streamed) -> _Streamed:
+        load, store, shared, own = (lax.dynamic_index_in_dim(each, index, keepdims=False) for each in rows)
         carry, weights, gradients = streamed
         arriving = _rows(host, load, stream.rows)
         if engine.spec.trains:
@@ -72,16 +72,18 @@ def run_periods(engine: Engine, host: Tree, stream: WeightStream, table: np.ndar
         carry, _ = lax.scan(lambda carry, tick: (present.tick(carry, *tick), None), carry, (shared, own))
         carry, arriving = host_stash.together((carry, arriving))
         weights = _with_rows(weights, arriving, load)
-        return _Streamed(carry, weights, gradients), None
+        return _Streamed(carry, weights, gradients)
 
     def of_rank(each: np.ndarray) -> jax.Array:
         return lax.dynamic_index_in_dim(jnp.asarray(each), rank, axis=1, keepdims=False)
 
     shape = (len(stream.loads), stream.period, table.shape[-1])
     ticks = (jnp.asarray(table[:, 0]).reshape(shape), of_rank(table).reshape(shape))
-    copies = (of_rank(stream.loads), of_rank(stream.early_stores))
-    streamed, _ = lax.scan(period, _Streamed(carry, weights, gradients), (*copies, *ticks))
-    carry, _, gradients = streamed
+    rows = (of_rank(stream.loads), of_rank(stream.early_stores), *ticks)
+    # XLA:TPU would compile the last period a second time, outside the loop, if it knew their number.
+    number = lax.optimization_barrier(jnp.int32(len(stream.loads)))
+    with jax.named_scope("periods"):
+        carry, _, gradients = lax.fori_loop(0, number, period, _Streamed(carry, weights, gradients))
     if engine.spec.trains:
         gradients = _stored(gradients, carry, 0, rows_per_chunk)
     return carry, gradients

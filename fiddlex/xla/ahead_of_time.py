@@ -264,5 +264,6 @@ def runs(layout: WeightLayout) -> dict[str, float]:
         "weights": layers("weight_chunk"),
         "backward_finish": busiest("backward_finishes") * placement.rows_per_chunk,
         "weight_finish": busiest("weight_finishes") * placement.rows_per_chunk,
+        "periods": len(layout.pipeline.stream.loads) if layout.pipeline.stream else 0,
         "ticks": max((windows.period for windows in layout.pipeline.windows.values()), default=lowered.num_ticks),
     }

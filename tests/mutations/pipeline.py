@@ -15,7 +15,7 @@ STREAMED = (
 STREAMING = (
     "tests/schedules/test_weight_stream.py::test_weights_are_there_when_they_are_used_and_each_gradient_goes_once"
 )
-NORM = "tests/train/test_streams.py::test_norm_and_flags_of_gradients_are_the_same_wherever_they_are"
+NORM = "tests/train/test_weights_on_hosts.py::test_norm_and_flags_of_gradients_are_the_same_wherever_they_are"
 RULES = "tests/schedules/test_validate.py::test"
 GRADIENTS = "tests/train/step/test_gradients.py::test_gradients_are_those_of_the_plain_model"
 GPT = f"{GRADIENTS}[GPT]"

@@ -22,13 +22,8 @@ from fiddlex.xla.host_copies import host_copies
 
 config = Config.from_json(sys.argv[1]).validate()
 ahead = compile_ahead(config, make_topology_mesh(config.mesh, sys.argv[2]))
-body, found = "", {}
-for line in ahead.text.splitlines():
-    if match := re.match(r"(ENTRY |%)", line):
-        body = match[1]
-    if match := re.match(r'\\s+(?:ROOT )?%([\\w.-]+) = .*op_name="([^"]*)"', line):
-        found[match[1]] = (body == "ENTRY ", match[2])
-copies = [(*found.get(each.name, (False, "")), each.bytes, each.products) for each in host_copies(ahead.text)]
+scopes = dict(re.findall(r'%([\\w.-]+) = .*op_name="([^"]*)"', ahead.text))
+copies = [(scopes.get(each.name, ""), each.bytes, each.products) for each in host_copies(ahead.text)]
 print(json.dumps({**memory(ahead.compiled), "copies": copies}))
 """
 MATRICES = 4  # of a layer: queries, keys and values; projection; two of the MLP
@@ -64,14 +59,9 @@ def check(found: dict[str, Any], config: Config, topology: str) -> None:
     assert found["host_bytes"] == pytest.approx(predicted.of_host, rel=0.02)
     assert found["peak_bytes"] == pytest.approx(predicted.peak, rel=0.1)
     # A matrix of the MLP in float32, of two layers, is the most that one copy has: the whole gradient of chunk 0.
-    assert max(size for *_, size, _ in found["copies"]) <= 4 * 2 * 4 * 1024**2
+    assert max(size for _, size, _ in found["copies"]) <= 4 * 2 * 4 * 1024**2
     for scope in ("load", "store"):
-        of_periods = [
-            products
-            for at_end, name, _, products in found["copies"]
-            if f"/while/body/closed_call/{scope}/" in name
-            and not at_end  # XLA:TPU takes the last period out of the loop
-        ]
+        of_periods = [products for name, _, products in found["copies"] if f"/periods/while/body/{scope}/" in name]
         assert len(of_periods) == MATRICES
         assert min(of_periods) >= PRODUCTS_OF_A_LAYER
 
