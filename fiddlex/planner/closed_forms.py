@@ -150,7 +150,7 @@ def _steady_seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
 def _ticks(shape: Shape, generator: Generator) -> TickWork:
     schedule = _made(shape, generator)
     columns = Columns.of(schedule, place(schedule))
-    return TickWork.of(schedule, columns, num_ticks=1 + int(columns.tick.max()))
+    return TickWork.of(schedule, columns, num_ticks=1 + int(columns.tick.max()), spills=shape.spills)
 
 
 def _schedule(shape: Shape, num_microbatches: int | None = None) -> Schedule:

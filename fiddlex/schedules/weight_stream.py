@@ -38,14 +38,21 @@ class WeightStream:
     Attributes:
       rows: number of rows of a transfer.
       period: number of ticks from the start of a transfer to that of the next.
+      rows_per_chunk: number of rows of each chunk.
       loads: int32 [period, rank]: first row of the weights that come, or `NONE`.
       stores: int32 [period, rank]: first row of the gradients that go, or `NONE`. Without backward passes all are.
     """
 
     rows: int
     period: int
+    rows_per_chunk: int
     loads: np.ndarray
     stores: np.ndarray
+
+    @property
+    def trains(self) -> bool:
+        """Whether gradients go to the host."""
+        return bool((self.stores != NONE).any())
 
     @property
     def early_stores(self) -> np.ndarray:
@@ -81,7 +88,7 @@ def stream_weights(lowered: Lowered, *, rows_per_chunk: int) -> WeightStream:
                 for first, place in zip(_pieces(rows_per_chunk, rows), periods, strict=False):
                     assert start < (place + late) * period <= end
                     table[place, number] = chunk * rows_per_chunk + first
-    return WeightStream(rows, period, loads, stores)
+    return WeightStream(rows, period, rows_per_chunk, loads, stores)
 
 
 def _pieces(rows_per_chunk: int, rows: int) -> list[int]:

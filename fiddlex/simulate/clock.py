@@ -15,7 +15,8 @@ from fiddlex.schedules.schedule import NOTHING, Kind, Schedule, execution_order
 from fiddlex.schedules.validate import validate
 from fiddlex.simulate.timeline import Event, Timeline
 
-_EDGES = ("embed", "head", "embed_backward", "tick")
+_SINGLE = ("embed", "head", "embed_backward", "tick", "load", "store", "spill")  # times that belong to no stage
+_UNUSUAL = ("tick", "load", "store", "spill", "sharing")
 MOST = 1e100  # the largest time allowed, so that sums of times stay finite
 _FORM = "Write forward=1,hop=0.1, or forward=1:1:2 with a time for each stage."
 
@@ -27,7 +28,8 @@ class Costs:
     The defaults are the papers' unit costs: a backward pass takes twice as long as a forward, half for I and half for
     W, and nothing else takes time. `embed`, `head` and `embed_backward` are one number each. In the lockstep clock all
     ranks do that work together, as in the executor; in the free-running clock the rank of the first or last stage does
-    it. Only the lockstep clock uses `tick`, and `sharing` for devices that share processor cores.
+    it. Only the lockstep clock uses the fields from `tick` on: copies to and from the host, and `sharing` for devices
+    that share processor cores.
     """
 
     forward: float | tuple[float, ...] = 1.0
@@ -38,17 +40,20 @@ class Costs:
     head: float = 0.0  # loss of a microbatch that leaves the last stage, and the loss's gradient
     embed_backward: float = 0.0  # embedding's backward for a gradient that leaves the first stage
     tick: float = 0.0  # every tick, in addition to the work in it
+    load: float = 0.0  # the weights of a row, which is a layer or padding, come from the host (`weight_stream`)
+    store: float = 0.0  # the gradients of a row go to the host
+    spill: float = 0.0  # what the forward pass of a stage saves goes to the host, or comes back (`lowering`)
     # Factors by which actions slow down while 1, 2, … ranks are active, as on fake devices that share a processor's
     # cores; empty: each rank has its own device.
     sharing: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        """All times, to six digits, in the form that `parse` reads; without `tick` and `sharing` if zero or empty."""
+        """All times, to six digits, in the form that `parse` reads; those from `tick` on only if they are not 0."""
         times = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         rows = {
             name: time if isinstance(time, tuple) else (time,)
             for name, time in times.items()
-            if time or name not in ("tick", "sharing")
+            if time or name not in _UNUSUAL
         }
         return ",".join(f"{name}={':'.join(f'{time:g}' for time in row)}" for name, row in rows.items())
 
@@ -66,7 +71,7 @@ class Costs:
             if name == "sharing":
                 continue
             row = value if isinstance(value, tuple) else (value,) * num_stages
-            if name in _EDGES and isinstance(value, tuple):
+            if name in _SINGLE and isinstance(value, tuple):
                 raise ScheduleError(f"costs: {name} has {len(value)} times: it belongs to no stage, give a single one.")
             if len(row) != num_stages:
                 raise ScheduleError(
@@ -75,7 +80,7 @@ class Costs:
                 )
             if not all(0 <= time <= MOST for time in row):
                 raise ScheduleError(f"costs: {name}={value} must be at least 0 and at most {MOST:g}.")
-            if name not in _EDGES:
+            if name not in _SINGLE:
                 times[name] = row
         return times
 

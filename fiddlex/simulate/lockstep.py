@@ -14,6 +14,11 @@ only on the work in that tick and in the previous one.
 Ranks whose devices share a processor's cores (`Costs.sharing`) slow each other down when they run the same slot, or,
 where each rank runs one action per tick, the same tick. While k ranks are active, their actions take `sharing[k − 1]`
 times as long; when one rank finishes, the others continue faster.
+
+Copies to and from the host go on beside the work, in both directions at once, and the work that follows waits for them.
+Where what forwards save waits on the host, every tick copies, needed or not (`fiddlex.pipeline.host_stash`): the
+backward slot begins only once a spill that began with the tick has ended, and the tick ends only once a fetch that
+began after the spill has ended. Where weights come from the host, every period copies (`fiddlex.simulate.streaming`).
 """
 
 import dataclasses
@@ -28,19 +33,22 @@ from fiddlex.schedules.columns import Columns
 from fiddlex.schedules.lowering import Lowered
 from fiddlex.schedules.schedule import Kind, Schedule
 from fiddlex.schedules.ticks import SLOT_OF, SLOTS, fills_pairs
+from fiddlex.schedules.weight_stream import WeightStream
 from fiddlex.simulate.clock import Costs
+from fiddlex.simulate.streaming import Copies
 from fiddlex.simulate.timeline import Event, Timeline
 
 _SLOTS = np.asarray([SLOT_OF[kind] for kind in Kind])  # the slot of each kind, by the kind's number
 _FORWARD, _BACKWARD, _WEIGHT = range(len(SLOTS))
 
 
-def lockstep(lowered: Lowered, costs: Costs) -> Timeline:
+def lockstep(lowered: Lowered, costs: Costs, stream: WeightStream | None = None) -> Timeline:
     """Steps through the ticks of a lowered schedule.
 
     Args:
       lowered: the schedule on its ticks.
-      costs: times of the actions and hops.
+      costs: times of the actions, hops and copies.
+      stream: when weights come from the host and gradients go there; None: they are on the devices.
 
     Returns:
       The timeline, in the unit of `costs`. The runtime is linear in ticks × ranks.
@@ -49,7 +57,10 @@ def lockstep(lowered: Lowered, costs: Costs) -> Timeline:
       ScheduleError: when `costs` do not fit the stages.
     """
     columns = Columns.of(lowered.schedule, lowered.ticks)
-    times = TickWork.of(lowered.schedule, columns, num_ticks=lowered.num_ticks).times(costs)
+    copies = Copies.of(stream) if stream else None
+    num_ticks = copies.whole_periods(lowered.num_ticks) if copies else lowered.num_ticks
+    work = TickWork.of(lowered.schedule, columns, num_ticks=num_ticks, spills=lowered.host_stash_slots > 0)
+    times = work.times(costs, copies)
     slots = _SLOTS[columns.kind]
     order = np.lexsort((slots, columns.tick, columns.rank))
     cells = slots[order], columns.tick[order], columns.rank[order]
@@ -86,7 +97,7 @@ class TickTimes(NamedTuple):
       starts: start of each tick, float [tick].
       begins: start of each slot, counted from the start of its tick, float [slot, tick, rank].
       ends: end of each slot, counted from the start of its tick, float [slot, tick, rank].
-      makespan: end of the last tick.
+      makespan: end of the last tick and of the copies after it.
       shared: total time in which all ranks embed and score.
     """
 
@@ -104,6 +115,7 @@ class TickWork:
     Attributes:
       num_stages: number of pieces of the model.
       scores_between: whether the head scores between the forward and the backward slot.
+      spills: whether every tick copies what a forward pass saves to the host and back.
       rows: what each slot runs, int [slot, tick, rank]: an index into `_durations`, 0 where nothing runs.
       edges: whether a microbatch enters, leaves, or comes back as a gradient in a tick, bool [3, tick].
       activations: messages of F to other ranks: tick, sending rank, receiving rank, sending stage.
@@ -113,14 +125,18 @@ class TickWork:
 
     num_stages: int
     scores_between: bool
+    spills: bool
     rows: np.ndarray
     edges: np.ndarray
     activations: np.ndarray
     gradients: np.ndarray
 
     @classmethod
-    def of(cls, schedule: Schedule, columns: Columns, *, num_ticks: int) -> "TickWork":
-        """Makes the work of a schedule that is placed on ticks, in time linear in the number of actions."""
+    def of(cls, schedule: Schedule, columns: Columns, *, num_ticks: int, spills: bool) -> "TickWork":
+        """Makes the work of a schedule that is placed on ticks, in time linear in the number of actions.
+
+        With more ticks than the schedule has, the last ones are idle.
+        """
         rank, stage, kind, _, tick = columns
         last, placement = schedule.num_stages - 1, np.asarray(schedule.placement)
         rows = np.zeros((len(SLOTS), num_ticks, schedule.num_ranks), np.int64)
@@ -136,10 +152,14 @@ class TickWork:
             arrives = tick[numbers] + (step < 0)  # past the last tick if the pipeline is cut before its end
             sent = (receivers != rank[numbers]) & (arrives < num_ticks)
             messages.append(np.stack([arrives, rank[numbers], receivers, stage[numbers]])[:, sent])
-        return cls(schedule.num_stages, fills_pairs(schedule), rows, edges, *messages)
+        return cls(schedule.num_stages, fills_pairs(schedule), spills, rows, edges, *messages)
 
-    def times(self, costs: Costs) -> TickTimes:
+    def times(self, costs: Costs, copies: Copies | None = None) -> TickTimes:
         """Computes when ticks and slots start and end at these costs.
+
+        Args:
+          costs: times of the actions, hops and copies.
+          copies: the copies of weights from the host and of gradients to it; None: there are none.
 
         Raises:
           ScheduleError: when `costs` do not fit the stages or ranks.
@@ -150,20 +170,27 @@ class TickWork:
         embeds, scores, embeds_backward = self.edges[..., None]
         begins[_FORWARD] = costs.embed * embeds
         ends[_FORWARD] = begins[_FORWARD] + lengths[_FORWARD]
-        now = ends[_FORWARD].copy()
+        copy = costs.spill if self.spills else 0.0
+        spilled = np.maximum(ends[_FORWARD], copy)
+        now = spilled.copy()
         if self.scores_between:
             now = np.where(scores, now.max(axis=1, keepdims=True) + costs.head, now)
         ticks, _, receivers, stages = self.gradients
         np.maximum.at(now, (ticks, receivers), hops[stages])
         begins[_BACKWARD], ends[_BACKWARD] = now, now + lengths[_BACKWARD]
         begins[_WEIGHT], ends[_WEIGHT] = ends[_BACKWARD], ends[_BACKWARD] + lengths[_WEIGHT]
-        now = ends[_WEIGHT].copy()
+        now = np.maximum(ends[_WEIGHT], spilled + copy)
         ticks, senders, receivers, stages = self.activations
-        np.maximum.at(now, (ticks, receivers), ends[_FORWARD][ticks, senders] + hops[stages])
+        np.maximum.at(now, (ticks, receivers), spilled[ticks, senders] + hops[stages])
         shared = costs.embed * embeds + costs.head * scores + costs.embed_backward * embeds_backward
         at_end = costs.embed_backward * embeds_backward + (0.0 if self.scores_between else costs.head * scores)
-        clock = np.cumsum([0.0, *(now.max(axis=1) + at_end[:, 0] + costs.tick)])
-        return TickTimes(clock[:-1], begins, ends, float(clock[-1]), float(shared.sum()))
+        ticks_s = now.max(axis=1) + at_end[:, 0] + costs.tick
+        first, last = 0.0, 0.0
+        if copies:
+            ticks_s = copies.lengthened(ticks_s, costs, spill=copy)
+            first, last = copies.ends(costs)
+        clock = np.cumsum([first, *ticks_s])
+        return TickTimes(clock[:-1], begins, ends, float(clock[-1]) + last, float(shared.sum()))
 
     def _durations(self, costs: Costs) -> np.ndarray:
         """Returns 0, followed by the time of each kind on each stage, float [1 + stage × kind]."""

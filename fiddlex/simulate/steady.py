@@ -50,7 +50,7 @@ def mean_batch_time(pipeline: Pipeline, costs: Costs) -> float:
       ScheduleError: when `costs` do not fit the stages.
     """
     if not pipeline.windows:
-        return lockstep(pipeline.lowered, costs).makespan
+        return lockstep(pipeline.lowered, costs, pipeline.stream).makespan
     periods = {name: steady(windows, costs).period for name, windows in pipeline.windows.items()}
     steps = sum(phase.end - phase.start for phase in pipeline.phases)
     return sum((phase.end - phase.start) * periods[phase.semantics] for phase in pipeline.phases) / steps

@@ -28,7 +28,8 @@ class Timeline:
       schedule: the schedule that was run.
       events: [rank][number], in order of time; the events of one rank never overlap.
       tick_starts: start of each tick, if all ranks step together (`lockstep`); otherwise empty.
-      end: end of the last tick, if all ranks step together; None: the timeline ends with the last action.
+      end: end of the last tick and of the copies after it, if all ranks step together; None: the timeline ends with
+        the last action.
       shared: total time, over all ticks, in which all ranks together embed and score.
     """
 
@@ -40,7 +41,10 @@ class Timeline:
 
     @functools.cached_property
     def makespan(self) -> float:
-        """The time at which all work is done; the first action starts at 0."""
+        """The time at which all work is done, copies to the host included.
+
+        The first action starts at 0, or when the first weights have come from the host.
+        """
         return max(row[-1].end for row in self.events) if self.end is None else self.end
 
     @functools.cached_property

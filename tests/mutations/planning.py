@@ -75,9 +75,16 @@ MUTATIONS = (
     Mutation(
         "hops-take-no-time-in-lockstep",
         "fiddlex/simulate/lockstep.py",
-        old="ends[_FORWARD][ticks, senders] + hops[stages]",
-        new="ends[_FORWARD][ticks, senders]",
+        old="spilled[ticks, senders] + hops[stages]",
+        new="spilled[ticks, senders]",
         tests=("tests/simulate/test_lockstep.py::test_times_by_hand",),
+    ),
+    Mutation(
+        "copies-of-weights-one-after-another",
+        "fiddlex/simulate/streaming.py",
+        old="max(costs.load, costs.store * self.trains) + self.period",
+        new="(costs.load + costs.store * self.trains) + self.period",
+        tests=("tests/simulate/test_streaming.py::test_one_rank_by_hand",),
     ),
     Mutation(
         "pipeline-that-goes-on-timed-from-its-start",

@@ -10,7 +10,7 @@ def stage_costs(draw, num_stages):
     """Costs of `num_stages` stages, alike or not, in quarters so that sums are exact in any order."""
     times = st.integers(0, 12).map(lambda quarters: quarters / 4)
     field = st.one_of(times, st.tuples(*[times] * num_stages))
-    return Costs(*(draw(field) for _ in range(4)), *(draw(times) for _ in range(4)))
+    return Costs(*(draw(field) for _ in range(4)), *(draw(times) for _ in range(7)))
 
 
 @st.composite

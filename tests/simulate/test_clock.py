@@ -260,7 +260,8 @@ def test_costs_print_all_times():
         (
             "1,2,3",
             "costs: there is no '1'. "
-            "Known: forward, backward_input, backward_weight, hop, embed, head, embed_backward, tick, sharing.",
+            "Known: forward, backward_input, backward_weight, hop, embed, head, embed_backward, tick, load, store, "
+            "spill, sharing.",
         ),
         ("forward:1", "costs: there is no 'forward:1'. Did you mean 'forward'?"),
         ("hop=1,hop=2", "costs: hop is given twice."),

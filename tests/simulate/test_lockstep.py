@@ -111,10 +111,11 @@ def test_a_tick_by_hand_that_is_as_long_as_its_slowest_rank():
 ANY_SCHEDULE = st.one_of(user_schedules(), generated_schedules())
 
 
-@given(ANY_SCHEDULE, st.data())
-def test_every_start_follows_from_the_rules_of_a_tick(schedule, data):
+@given(ANY_SCHEDULE, st.booleans(), st.data())
+def test_every_start_follows_from_the_rules_of_a_tick(schedule, spills, data):
     """Each start is worked out anew from the other times of its tick."""
-    costs, lowered = data.draw(stage_costs(schedule.num_stages)), lower(schedule)
+    costs, lowered = data.draw(stage_costs(schedule.num_stages)), lower(schedule, spills=spills)
+    copy = costs.spill if lowered.host_stash_slots else 0
     costs = dataclasses.replace(costs, sharing=data.draw(sharing(schedule.num_ranks)))
     alone = costs.durations(schedule.num_stages)
     timeline, hops = lockstep(lowered, costs), costs.per_stage(schedule.num_stages)["hop"]
@@ -140,11 +141,13 @@ def test_every_start_follows_from_the_rules_of_a_tick(schedule, data):
             forward_end[rank] = max(
                 (e.end for a, e in ran.items() if on(a, rank, placement, "F")), default=start + entering
             )
+            forward_end[rank] = max(forward_end[rank], start + copy)
+            reached.append(forward_end[rank] + copy)
         for action, event in ran.items():
             if action.kind is Kind.F:
                 assert event.start == start + entering
                 if action.stage < last and placement[action.stage + 1] != placement[action.stage]:
-                    reached.append(event.end + hops[action.stage])
+                    reached.append(max(event.end, start + copy) + hops[action.stage])
         scored = lowered.scores_between and (Kind.F, last) in stages
         for rank in range(schedule.num_ranks):
             gate = max(forward_end.values()) + scoring if scored else forward_end[rank]
