@@ -2,19 +2,23 @@
 
 The simulator's lockstep clock gives the time. A schedule with traits repeats from some number of microbatches on
 (`fiddlex.schedules.traits`): every further period of microbatches adds the same time. So the planner simulates a long
-pipeline at two short lengths and extrapolates, which is exact, and computes its buffers in closed form. Tests compare
-both with the whole lowering. `fiddlex.planner.predict` simulates pipelines of other schedules whole.
+pipeline at two short lengths and extrapolates, which is exact, and computes its buffers in closed form. Where weights
+come from the host, a period of ticks lasts as long as the longer of its ticks and its copies. So the planner takes all
+ticks of a long pipeline, most of which are like some tick of a short one. Tests compare all of this with the whole
+lowering. `fiddlex.planner.predict` simulates pipelines of other schedules whole.
 """
 
 import functools
 from typing import NamedTuple
 
+import numpy as np
+
 from fiddlex.schedules.buffers import Sizes
-from fiddlex.schedules.columns import Columns
+from fiddlex.schedules.columns import KIND_NUMBERS, Columns
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.pipeline_spec import make_spec
-from fiddlex.schedules.schedule import Schedule
+from fiddlex.schedules.schedule import Kind, Schedule
 from fiddlex.schedules.semantics import make_semantics
 from fiddlex.schedules.ticks import place
 from fiddlex.schedules.traits import Generator, Traits, traits_of
@@ -23,6 +27,7 @@ from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import TickWork
 from fiddlex.simulate.steady import steady
+from fiddlex.simulate.streaming import Copies
 
 
 class Shape(NamedTuple):
@@ -34,7 +39,7 @@ class Shape(NamedTuple):
       chunks: number of stages on each rank.
       num_microbatches: number of microbatches in a replica's batch.
       semantics: name of the weight semantics.
-      spills: whether what forwards save may wait on the host (`lowering.lower`); it costs no time here.
+      spills: whether what forwards save may wait on the host (`lowering.lower`).
       streamed: number of rows of a chunk whose weights come from the host (`weight_stream`); 0: they are on the device.
     """
 
@@ -78,6 +83,10 @@ def batch_seconds(shape: Shape, costs: Costs) -> float:
       shape: the shape of the pipeline.
       costs: costs of the pipeline's stages, in seconds.
     """
+    if shape.spills and not sizes(shape).slots.host_stash:  # nothing is worth spilling
+        shape = shape._replace(spills=False)
+    if shape.streamed:
+        return _streamed_seconds(shape, costs)
     never_waits, traits, m = shape.never_waits, shape.traits, shape.num_microbatches
     seconds = _seconds if never_waits or shape.semantics == "sync" else _steady_seconds
     period = traits.period(shape.pipe)
@@ -94,8 +103,13 @@ def sizes(shape: Shape) -> Sizes:
     found = _sizes(shape)
     if not shape.streamed:
         return found
-    rows, _ = transfer_of(shape.streamed, max(shape.num_microbatches, shape.pipe))
-    return found._replace(finished=1, streamed=rows)
+    return found._replace(finished=1, streamed=copies_of(shape).rows)
+
+
+def copies_of(shape: Shape) -> Copies:
+    """The copies of weights from the host and of gradients to it, in a pipeline with such copies."""
+    rows, period = transfer_of(shape.streamed, max(shape.num_microbatches, shape.pipe))
+    return Copies(rows, period, shape.streamed)
 
 
 def _sizes(shape: Shape) -> Sizes:
@@ -140,6 +154,21 @@ def _seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
     return _ticks(shape, GENERATORS[shape.schedule]).times(costs).makespan
 
 
+def _streamed_seconds(shape: Shape, costs: Costs) -> float:
+    m, short = shape.num_microbatches, max(shape.traits.onset(shape.pipe), shape.pipe + 2)
+    few, copies = shape._replace(num_microbatches=min(m, short)), copies_of(shape)
+    work, repeated = _streamed_ticks(few, GENERATORS[shape.schedule])
+    lengths = work.times(costs).lengths
+    times = np.ones(len(lengths), np.int64)
+    if m > short:
+        times[repeated] += m - short
+    num_ticks = int(times[:-1].sum())
+    times[-1] = copies.whole_periods(num_ticks) - num_ticks
+    spill = costs.spill if shape.spills else 0.0
+    periods = copies.lengthened(np.repeat(lengths, times), costs, spill=spill)
+    return float(periods.sum()) + sum(copies.ends(costs))
+
+
 def _steady_seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
     shape = shape._replace(num_microbatches=num_microbatches)
     return steady(_windows(shape, GENERATORS[shape.schedule]), costs).period
@@ -151,6 +180,27 @@ def _ticks(shape: Shape, generator: Generator) -> TickWork:
     schedule = _made(shape, generator)
     columns = Columns.of(schedule, place(schedule))
     return TickWork.of(schedule, columns, num_ticks=1 + int(columns.tick.max()), spills=shape.spills)
+
+
+@functools.lru_cache(maxsize=256)
+def _streamed_ticks(shape: Shape, generator: Generator) -> tuple[TickWork, np.ndarray]:
+    """The ticks of a chunk-major pipeline, with an idle one at the end, and the ticks that a longer one repeats.
+
+    Each further microbatch adds a tick like each of these, in which all ranks run the same chunk. It is the tick in
+    which the rank that takes up the chunk first runs microbatch p, of p ranks: the tick before is like it, so that the
+    same messages arrive.
+    """
+    schedule = _made(shape, generator)
+    columns = Columns.of(schedule, place(schedule))
+    work = TickWork.of(schedule, columns, num_ticks=2 + int(columns.tick.max()), spills=shape.spills)
+    chunks = np.zeros(schedule.num_stages, np.int64)
+    for stages in map(schedule.stages_of, range(schedule.num_ranks)):
+        chunks[list(stages)] = range(len(stages))
+    repeated = np.full((2, shape.chunks), len(work.edges[0]))
+    here = columns.microbatch == shape.pipe
+    forwards = columns.kind == KIND_NUMBERS[Kind.F]
+    np.minimum.at(repeated, (forwards[here].astype(int), chunks[columns.stage[here]]), columns.tick[here])
+    return work, repeated.ravel()
 
 
 def _schedule(shape: Shape, num_microbatches: int | None = None) -> Schedule:

@@ -95,6 +95,7 @@ class TickTimes(NamedTuple):
 
     Attributes:
       starts: start of each tick, float [tick].
+      lengths: time from the start of each tick to that of the next, or of the last tick to its end, float [tick].
       begins: start of each slot, counted from the start of its tick, float [slot, tick, rank].
       ends: end of each slot, counted from the start of its tick, float [slot, tick, rank].
       makespan: end of the last tick and of the copies after it.
@@ -102,6 +103,7 @@ class TickTimes(NamedTuple):
     """
 
     starts: np.ndarray
+    lengths: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
     makespan: float
@@ -184,13 +186,13 @@ class TickWork:
         np.maximum.at(now, (ticks, receivers), spilled[ticks, senders] + hops[stages])
         shared = costs.embed * embeds + costs.head * scores + costs.embed_backward * embeds_backward
         at_end = costs.embed_backward * embeds_backward + (0.0 if self.scores_between else costs.head * scores)
-        ticks_s = now.max(axis=1) + at_end[:, 0] + costs.tick
+        of_ticks = now.max(axis=1) + at_end[:, 0] + costs.tick
         first, last = 0.0, 0.0
         if copies:
-            ticks_s = copies.lengthened(ticks_s, costs, spill=copy)
+            of_ticks = copies.lengthened(of_ticks, costs, spill=copy)
             first, last = copies.ends(costs)
-        clock = np.cumsum([first, *ticks_s])
-        return TickTimes(clock[:-1], begins, ends, float(clock[-1]) + last, float(shared.sum()))
+        clock = np.cumsum([first, *of_ticks])
+        return TickTimes(clock[:-1], of_ticks, begins, ends, float(clock[-1]) + last, float(shared.sum()))
 
     def _durations(self, costs: Costs) -> np.ndarray:
         """Returns 0, followed by the time of each kind on each stage, float [1 + stage × kind]."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fiddlex.planner.closed_forms import Shape, batch_seconds, free_running_seconds, sizes, stage_ranks
+from fiddlex.planner.closed_forms import Shape, batch_seconds, copies_of, free_running_seconds, sizes, stage_ranks
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.pipeline_spec import make_spec
@@ -17,6 +17,7 @@ from fiddlex.schedules.windows import unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import steady
+from fiddlex.simulate.streaming import Copies
 from tests.simulate.strategies import stage_costs
 
 TRAITS = {name: traits for name, generator in GENERATORS.items() if (traits := traits_of(generator))}
@@ -58,7 +59,18 @@ def test_traits_are_those_of_the_lowering(shape):
 @given(shapes(), st.data())
 def test_a_batch_takes_as_long_as_simulated_whole(shape, data):
     costs = data.draw(stage_costs(shape.pipe * shape.chunks))
-    assert batch_seconds(shape, costs) == pytest.approx(lockstep(lowered(shape), costs).makespan, rel=1e-12)
+    stream = stream_weights(lowered(shape), rows_per_chunk=shape.streamed) if shape.streamed else None
+    assert batch_seconds(shape, costs) == pytest.approx(lockstep(lowered(shape), costs, stream).makespan, rel=1e-12)
+
+
+@settings(max_examples=100)
+@given(shapes(("breadth_first",)), st.data())
+def test_a_batch_whose_weights_come_from_the_host_takes_as_long_as_simulated_whole(shape, data):
+    shape = shape._replace(streamed=data.draw(st.integers(1, 6)), num_microbatches=data.draw(st.integers(1, 40)))
+    stream = stream_weights(lowered(shape), rows_per_chunk=shape.streamed)
+    assert copies_of(shape) == Copies.of(stream)
+    costs = data.draw(stage_costs(shape.pipe * shape.chunks))
+    assert batch_seconds(shape, costs) == pytest.approx(lockstep(lowered(shape), costs, stream).makespan, rel=1e-12)
 
 
 @settings(max_examples=60)
