@@ -26,7 +26,7 @@ from fiddlex.config.command_line import define_config
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Layout, Problem
 from fiddlex.planner.no_plan import why_none
-from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, layout_text
+from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, further_text, layout_text
 from fiddlex.planner.search import Found, Plan, search, search_further
 
 logger = logging.getLogger("fiddlex.plan")
@@ -77,8 +77,7 @@ def main(argv: list[str]) -> None:
     problem, found = search_further(asked, keep=_KEEP.value)
     names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
     if problem is not asked and _FORMAT.value == "table":
-        limit = f"{asked.limit / GIB:.4g} GiB"
-        print(f"No layout fits {limit} a device without optimizer.offload. These plans set it.\n")
+        print(f"{further_text(asked, problem)}\n")
     if found.plans and _FORMAT.value == "table":
         print(as_text(problem, found, _flushed(problem, found)), flush=True)
     verdicts = []

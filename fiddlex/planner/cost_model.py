@@ -23,7 +23,7 @@ from fiddlex.cluster.topology import Link, Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.recompute import FULL, recomputed
 from fiddlex.costs.backend import backend_of
-from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, num_sequences
+from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, num_sequences
 from fiddlex.costs.weight_memory import num_moments
 from fiddlex.costs.work import Work, edge_work, exchanged_work, layer_work, update_work
 from fiddlex.models.registry import describe
@@ -37,6 +37,7 @@ from fiddlex.planner.communication import (
     ring_shares,
     send_s,
 )
+from fiddlex.planner.host_link import layer_bytes, update_bytes
 from fiddlex.planner.layer_exchange import LayerExchange, ProductTimes, exchange_of_blocks, exchange_of_rings
 from fiddlex.planner.links import MeshLinks
 from fiddlex.schedules.placement import LayerPlacement
@@ -60,6 +61,9 @@ class MicrobatchTimes(NamedTuple):
       embed_backward: seconds of the embedding's gradient, on which all ranks work together.
       edge_exchange: seconds of communication outside the layers; `embed`, `head` and `embed_backward` include them.
       hops: seconds of a message from each pipe rank to the next; the last entry is from the last rank to the first.
+      load: seconds in which a layer's weights come from the host, where they wait there.
+      store: seconds in which a layer's gradients go to the host, where they wait there.
+      spill: seconds in which what a layer's forward pass saves goes to the host, or comes back, where it waits there.
       sharing: slowdown while 1, 2, … ranks are active, as in `Costs`.
       tick: seconds of every tick in addition to its work, as in `Costs`.
     """
@@ -73,6 +77,9 @@ class MicrobatchTimes(NamedTuple):
     embed_backward: float
     edge_exchange: float
     hops: tuple[float, ...]
+    load: float = 0.0
+    store: float = 0.0
+    spill: float = 0.0
     sharing: tuple[float, ...] = ()
     tick: float = 0.0
 
@@ -93,7 +100,18 @@ class MicrobatchTimes(NamedTuple):
             tuple(each * time for each in layers) for time in (self.forward, self.backward_input, self.backward_weight)
         )
         edges = self.embed, self.head, self.embed_backward
-        return Costs(forward, inputs, weights, self._hops(ranks), *edges, tick=self.tick, sharing=self.sharing)
+        return Costs(
+            forward,
+            inputs,
+            weights,
+            self._hops(ranks),
+            *edges,
+            tick=self.tick,
+            load=self.load,
+            store=self.store,
+            spill=placement.rows_per_chunk * self.spill,
+            sharing=self.sharing,
+        )
 
     def _hops(self, ranks: Sequence[int]) -> tuple[float, ...]:
         """For each stage, the slower of its two messages: to the previous stage and to the next."""
@@ -173,7 +191,8 @@ class CostModel:
     """The times of a step of one model on one kind of cluster, for any layout; caches what layouts have in common.
 
     Args:
-      config: the config of the run; the model ignores its mesh and, of its pipeline, all but prediction and stash.
+      config: the config of the run; the model ignores its mesh and, of its pipeline, all but prediction, stash and
+        where weights wait.
       topology: the cluster.
       efficiency: share of the chip's peak that large products reach.
       system: the choices of the training system; None: those of this project.
@@ -188,15 +207,17 @@ class CostModel:
     ):
         self._config, self._topology, self._efficiency = config, topology, efficiency
         self._system, self._itemsize = system or System(), ITEMSIZES[config.model.dtype]
-        backend = backend_of(topology.compiler)
+        self._backend = backend = backend_of(topology.compiler)
         has_flash, self._in_blocks = bool(backend.flash_kernel(config.model).name), runs_in_blocks(backend.platform)
         self._flash = has_flash if self._system.flash is None else self._system.flash
         topology.chip.peak(config.model.dtype)
-        self._host = topology.host_memory if config.optimizer.offload or config.pipeline.spills else None
+        uses_host = config.optimizer.offload or config.pipeline.spills
+        self._host_bandwidth = topology.host_memory.bandwidth if uses_host else math.inf
         # Each cost model has its own caches, which are freed with it.
         self._layer_once, self._edges_once = functools.cache(self._layer), functools.cache(self._edges)
         self._links_once, self._exchanged_once = functools.cache(self._links), functools.cache(self._exchanged)
-        self._around_once = functools.cache(self._around)
+        self._around_once, self._spill_once = functools.cache(self._around), functools.cache(self._spill)
+        self._streamed_once = functools.cache(self._streamed)
 
     def _links(self, data: int, pipe: int, tensor: int, outermost: str) -> MeshLinks:
         return MeshLinks.of(self._topology, MeshConfig(data, pipe, tensor, outermost=outermost))
@@ -216,9 +237,9 @@ class CostModel:
           ConfigError: when no link of the topology joins all devices of the mesh.
         """
         examples = self._config.data.global_batch_size // mesh.data // num_microbatches
-        forward, backward_input, backward_weight = self._layer_once(
-            mesh.tensor, mesh.sequence_parallel, mesh.collective_matmul, examples, recompute
-        )
+        layer = mesh.tensor, mesh.sequence_parallel, mesh.collective_matmul, examples, recompute
+        forward, backward_input, backward_weight = self._layer_once(*layer)
+        load, store = self._streamed_once(mesh.data, mesh.tensor)
         axes = mesh.data, mesh.pipe, mesh.tensor
         outside, once, gather = self._around_once(
             *axes, mesh.sequence_parallel, mesh.outermost, mesh.collective_matmul, num_microbatches
@@ -229,6 +250,9 @@ class CostModel:
             backward_input=backward_input + once.backward_input + once.forward * repeats,
             backward_weight=backward_weight + gathers,
             exchange=sum(once) + once.forward * repeats + gathers,
+            load=load,
+            store=store,
+            spill=self._spill_once(*layer),
         )
 
     def _around(
@@ -263,12 +287,13 @@ class CostModel:
         )
         return outside, self._exchange(mesh, examples), all_gather_s(whole, links.tensor)
 
-    def step(self, mesh: MeshConfig, *, num_parameters: float) -> StepTimes:
+    def step(self, mesh: MeshConfig, *, num_parameters: float, streamed_rows: int = 0) -> StepTimes:
         """The times of a step outside the pipeline.
 
         Args:
           mesh: a mesh that is valid for the config (`Config.validate`).
           num_parameters: number of weights on the device that holds most.
+          streamed_rows: number of rows of layers on a device whose weights and gradients wait on the host.
         """
         zero1 = self._config.optimizer.zero1
         rings = self._links_of(mesh).data
@@ -276,7 +301,7 @@ class CostModel:
         return StepTimes(
             reduce(num_parameters * self._system.gradient_bytes, rings),
             all_gather_s(num_parameters * self._itemsize, rings) if zero1 else 0.0,
-            self._update_s(num_parameters, mesh),
+            self._update_s(num_parameters, mesh, streamed_rows),
         )
 
     def traffic(
@@ -373,6 +398,23 @@ class CostModel:
             self._seconds(work.backward_weight),
         )
 
+    def _streamed(self, data: int, tensor: int) -> tuple[float, float]:
+        """Seconds in which a layer's weights come from the host, and in which its gradients go there."""
+        if not self._config.pipeline.streams:
+            return 0.0, 0.0
+        copied = layer_bytes(dataclasses.replace(self._config, mesh=MeshConfig(data, 1, tensor)))
+        return copied.weights / self._host_bandwidth, copied.gradients / self._host_bandwidth
+
+    def _spill(
+        self, tensor: int, sequence_parallel: bool, collective_matmul: bool, examples: int, recompute: str
+    ) -> float:
+        """Seconds in which what a layer's forward pass saves goes to the host, or comes back."""
+        if not self._config.pipeline.spills:
+            return 0.0
+        mesh = MeshConfig(1, 1, tensor, sequence_parallel, collective_matmul=collective_matmul)
+        stash = LayerMemory.of(self._sized(mesh, examples, recompute), self._backend).stash()
+        return stash / self._host_bandwidth
+
     def _edges(self, shards: int, examples: int) -> tuple[float, ...]:
         work = edge_work(self._sized(MeshConfig(), examples, "none"), shards=shards)
         return tuple(map(self._seconds, work))
@@ -414,13 +456,13 @@ class CostModel:
         seconds = {link: send_s(part, link, senders=links.senders) + gathered for link in set(links.hops)}
         return tuple(seconds[link] for link in links.hops) or (0.0,)
 
-    def _update_s(self, num_parameters: float, mesh: MeshConfig) -> float:
+    def _update_s(self, num_parameters: float, mesh: MeshConfig, streamed_rows: int) -> float:
         """Seconds of an update: of its memory traffic, and of its products, which are of float32.
 
         It reads gradient, weight and moments, writes weight and moments, and reads the gradient again for its norm.
         Prediction by momentum reads gradient, weight and moments once more, and repeats the products. Where prediction
-        stores the last update, it reads and writes it. With `optimizer.offload`, weight and moments come from the host,
-        the weight once more for the compute weights, while weight and moments go back.
+        stores the last update, it reads and writes it. With `optimizer.offload`, an update takes no less than what
+        crosses the link of the host meanwhile (`update_bytes`).
         """
         optimizer, chip = self._config.optimizer, self._topology.chip
         mine = num_parameters / (mesh.data if optimizer.zero1 else 1)
@@ -428,10 +470,13 @@ class CostModel:
         again, stored = self._config.pipeline.prediction == "momentum", self._config.pipeline.stores_last_update
         moved = mine * FLOAT32 * (4 + 2 * moments + again * (2 + moments) + 2 * stored)
         dtype = "float32" if "float32" in chip.peak_flops else self._config.model.dtype
-        products = update_work(dataclasses.replace(self._config, mesh=mesh))
+        config = dataclasses.replace(self._config, mesh=mesh)
+        products = update_work(config)
         seconds = moved / chip.memory_bandwidth + (1 + again) * products.seconds(chip, dtype, self._efficiency)
-        fetched = mine * FLOAT32 * (2 + moments) / self._host.bandwidth if optimizer.offload and self._host else 0.0
-        return max(seconds, fetched)
+        if not optimizer.offload:
+            return seconds
+        copied = update_bytes(config, num_parameters, streamed_rows=streamed_rows)
+        return max(seconds, copied / self._host_bandwidth)
 
 
 def _messages(stage_ranks: Sequence[int], links: MeshLinks) -> dict[Link, int]:

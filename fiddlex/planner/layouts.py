@@ -2,11 +2,13 @@
 
 The space: data × pipe × tensor × outermost axis × schedule × chunks × microbatch × semantics × recompute × sequence
 parallelism × collective matmul. The traits of a schedule say with how many chunks and under which semantics the planner
-searches it (`fiddlex.schedules.traits`). The space leaves out layouts that cannot be better: further schedules for a
-pipeline of one rank, recomputing attention where a flash kernel does so anyway, recomputing a part that the model does
-not have, and another outermost axis where one link joins all devices. It also leaves out 2BW on more than
-`MOST_WAITING` ranks with so few microbatches that the ranks wait for updates, because unrolling these pipelines would
-take longer than everything else. `matmul_choices` says where the planner offers collective matmul. With
+searches it (`fiddlex.schedules.traits`). It searches the schedules in which weights can come from the host if the
+config asks for that (`pipeline.weights_memory`), and the others if not. The space leaves out layouts that cannot be
+better: further schedules for a pipeline of one rank whose weights are on the device, recomputing attention where a
+flash kernel does so anyway, recomputing a part that the model does not have, and another outermost axis where one link
+joins all devices. It also leaves out 2BW on more than `MOST_WAITING` ranks with so few microbatches that the ranks wait
+for updates, because unrolling these pipelines would take longer than everything else. `matmul_choices` says where the
+planner offers collective matmul. With
 `optimizer.offload`, every layout flushes its pipeline. Invariant: every layout gives a valid config.
 """
 
@@ -43,7 +45,7 @@ class Problem:
 
     Attributes:
       config: the config of the run; the planner replaces its mesh and pipeline, and keeps its batch, optimizer,
-        prediction of weights, and type and memory of the stash.
+        prediction of weights, type and memory of the stash, and where the layers' weights wait.
       topology: the cluster.
       num_devices: how many of the cluster's devices to use.
       memory_bytes: bytes of each device that a layout may take; None: the chip's memory except for `HEADROOM`.
@@ -66,6 +68,24 @@ class Problem:
         """The same problem with `optimizer.offload`."""
         optimizer = dataclasses.replace(self.config.optimizer, offload=True)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, optimizer=optimizer))
+
+    @property
+    def streaming(self) -> "Problem":
+        """The same problem with all that can wait on hosts there: also the stash, and the layers' weights."""
+        offloading = self.offloading
+        pipeline = dataclasses.replace(self.config.pipeline, stash_memory="host", weights_memory="host")
+        return dataclasses.replace(offloading, config=dataclasses.replace(offloading.config, pipeline=pipeline))
+
+    @property
+    def can_offload(self) -> bool:
+        """Whether some layout can have `optimizer.offload`."""
+        return self.topology.host is not None and "sync" in self.semantics
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether some layout can have `pipeline.weights_memory=host`, which `Config.validate` restricts."""
+        config = self.config
+        return self.can_offload and config.model.dtype != "float16" and not config.train.sample_tokens
 
     @property
     def host_limit(self) -> int:
@@ -118,6 +138,7 @@ class Layout(NamedTuple):
             num_microbatches=self.num_microbatches,
             recompute=self.recompute,
             stash_memory=config.pipeline.stash_memory,
+            weights_memory=config.pipeline.weights_memory,
             stash_dtype=planned_stash(config, self.recompute),
             semantics=self.semantics,
             **planned_prediction(config, self.semantics),
@@ -172,11 +193,11 @@ def layouts(problem: Problem) -> Iterator[Layout]:
 
 def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
     """All schedules, numbers of chunks and semantics for these numbers of pipe ranks and microbatches."""
-    layers = problem.config.model.num_layers
+    layers, streams = problem.config.model.num_layers, problem.config.pipeline.streams
     least = pipe if pipe <= MOST_WAITING else 2 * (pipe - 1)  # fewest microbatches without a flush
     for name, generator in GENERATORS.items():
         traits = traits_of(generator)
-        if traits is None or num_microbatches % traits.period(pipe):
+        if traits is None or traits.chunk_major != streams or num_microbatches % traits.period(pipe):
             continue
         searched = [semantics for semantics in problem.semantics if semantics in traits.searched]
         if problem.config.optimizer.offload:  # without a flush, weights are predicted, which takes all of them at once
@@ -185,7 +206,7 @@ def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[t
             if chunks * pipe > layers or (semantics != "sync" and (pipe == 1 or num_microbatches < least)):
                 continue
             yield name, chunks, semantics
-            if pipe == 1:
+            if pipe == 1 and not traits.chunk_major:
                 return
 
 

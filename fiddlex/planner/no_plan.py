@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from fiddlex.errors import ConfigError
 from fiddlex.planner.layouts import Problem, layouts
@@ -41,9 +42,16 @@ def _host_shortage(problem: Problem, least: Need) -> str:
             f" of {gib(host.bytes_per_device)}, since the allocator of pinned memory gives no more by default "
             "(XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB changes that)"
         )
+    pipeline = problem.config.pipeline
+    uses = {
+        "pipeline.stash_memory=device": pipeline.spills,
+        "pipeline.weights_memory=device": pipeline.streams,
+        "optimizer.offload=false": problem.config.optimizer.offload and not pipeline.streams,
+    }
+    fewer = " or ".join(name for name, used in uses.items() if used)
     return (
         f" It also needs {gib(needed)} GiB of its host's memory, where a device has {gib(limit)}{pool}: use more "
-        "devices, or optimizer.offload=false."
+        f"devices, or {fewer}."
     )
 
 
@@ -58,17 +66,23 @@ def _enough_devices(problem: Problem) -> int | None:
 
 
 def _remedies(problem: Problem, need: int) -> Iterator[str]:
-    """Changes of the optimizer, each with the memory that it saves by itself."""
-    config = problem.config
+    """Changes of the config, each with the memory that it saves by itself."""
+
+    def with_optimizer(**fields: Any) -> Problem:
+        optimizer = dataclasses.replace(problem.config.optimizer, **fields)
+        return dataclasses.replace(problem, config=dataclasses.replace(problem.config, optimizer=optimizer))
+
     others = {
-        "optimizer.zero1=True": dataclasses.replace(config.optimizer, zero1=True),
-        "optimizer.name=adafactor": dataclasses.replace(config.optimizer, name="adafactor"),
+        "optimizer.zero1=True": with_optimizer(zero1=True),
+        "optimizer.name=adafactor": with_optimizer(name="adafactor"),
     }
-    if problem.topology.host is not None and "sync" in problem.semantics:
-        others["optimizer.offload=True"] = problem.offloading.config.optimizer
-    for name, optimizer in others.items():
-        other = dataclasses.replace(problem, config=dataclasses.replace(config, optimizer=optimizer))
-        least = _smallest_need(other) if optimizer != config.optimizer else None
+    if problem.can_offload:
+        others["optimizer.offload=True"] = problem.offloading
+    if problem.can_stream:
+        fields = "optimizer.offload=True", "pipeline.stash_memory=host", "pipeline.weights_memory=host"
+        others[f"{fields[0]} with {fields[1]} and {fields[2]}"] = problem.streaming
+    for name, other in others.items():
+        least = _smallest_need(other) if other.config != problem.config else None
         if least is not None and least < need:
             enough = "and is enough" if least <= problem.limit else "which is not enough alone"
             yield f"{name} saves {gib(need - least)} GiB, {enough}"

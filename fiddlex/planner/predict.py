@@ -24,7 +24,7 @@ class StepModel(Protocol):
     def microbatch(self, mesh: MeshConfig, *, num_microbatches: int, recompute: str) -> MicrobatchTimes:
         """The times of a microbatch."""
 
-    def step(self, mesh: MeshConfig, *, num_parameters: float) -> StepTimes:
+    def step(self, mesh: MeshConfig, *, num_parameters: float, streamed_rows: int = 0) -> StepTimes:
         """The times of a step outside the pipeline."""
 
 
@@ -32,7 +32,8 @@ class Prediction(NamedTuple):
     """Seconds of a step; no other place adds up its parts.
 
     Attributes:
-      pipeline: seconds of all microbatches in the pipeline, bubbles included.
+      pipeline: seconds of all microbatches in the pipeline, with bubbles and with copies to and from the host that
+        nothing hides.
       step: seconds of the parts of a step outside the pipeline.
     """
 
@@ -57,7 +58,9 @@ def predict(config: Config, model: StepModel) -> Prediction:
     """
     pipeline, m = pipeline_of(config), config.pipeline.num_microbatches
     times = model.microbatch(config.mesh, num_microbatches=m, recompute=config.pipeline.recompute)
-    step = model.step(config.mesh, num_parameters=device_parameters(config, pipeline.placement.rows_per_rank))
+    rows = pipeline.placement.rows_per_rank
+    number, streamed_rows = device_parameters(config, rows), rows * config.pipeline.streams
+    step = model.step(config.mesh, num_parameters=number, streamed_rows=streamed_rows)
     return Prediction(pipeline.batch_seconds(times.costs(pipeline.placement)), step)
 
 

@@ -257,13 +257,17 @@ class ProfiledCostModel:
             tick=self._profile.at("tick_s", mesh.num_devices) if mesh.pipe > 1 else 0.0,
         )
 
-    def step(self, mesh: MeshConfig, *, num_parameters: float) -> StepTimes:
+    def step(self, mesh: MeshConfig, *, num_parameters: float, streamed_rows: int = 0) -> StepTimes:
         """The times of a step outside the pipeline; the time of the update includes `Profile.fixed_s`.
+
+        A profile has no times of copies to and from the host, so that these are left out.
 
         Args:
           mesh: a mesh that is valid for the config (`Config.validate`).
           num_parameters: number of weights on the device that holds most.
+          streamed_rows: makes no difference.
         """
+        del streamed_rows
         profile, optimizer = self._profile, self._config.optimizer
         mine = num_parameters / (mesh.data if optimizer.zero1 else 1)
         others = self._slower(mesh.num_devices) / self._slower(mesh.data)

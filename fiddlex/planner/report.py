@@ -8,7 +8,6 @@ from typing import Any
 from fiddlex.config import Config, MeshConfig
 from fiddlex.config.readable import counted
 from fiddlex.costs.backend import backend_of
-from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.planner.layouts import Layout, Problem, outermost_axes
@@ -82,24 +81,54 @@ def _host_text(problem: Problem, best: Plan) -> list[str]:
             f"its host, which has {gib(problem.host_limit)} GiB for it. An update takes {best.step.update:.3g} s, at "
             f"{bandwidth / 1e9:g} GB/s each way."
         )
+    times, exposed = best.times, ""
+    if waits := best.exposed_s.get("host", 0.0):
+        exposed = f" A step waits {waits:.3g} s for these copies."
     if memory.host_stash:
-        size = LayerMemory.of(best.config, backend_of(problem.topology.compiler)).stash()
-        forward, backward = best.times.forward, best.times.layer - best.times.forward
-        exposed = sum(max(size / bandwidth - beside, 0.0) for beside in (forward, backward))
-        times = best.layout.num_microbatches * -(-best.config.model.num_layers // best.layout.pipe)
-        rest = (
-            f". That leaves {1e3 * exposed:.3g} ms exposed for each layer and microbatch, up to {times * exposed:.3g} "
-            "s of a step, which the times and the order of the plans leave out."
-            if exposed
-            else "."
-        )
+        size = times.spill * bandwidth
+        forward, backward = times.forward, times.layer - times.forward
         lines.append(
             f"pipeline.stash_memory=host keeps {gib(memory.host_stash)} GiB of each device's stash in the memory of "
             f"its host, which has {gib(problem.host_limit)} GiB for it. What a layer saves, {size / 1e6:.3g} MB, "
-            f"travels in {1e3 * size / bandwidth:.3g} ms each way at {bandwidth / 1e9:g} GB/s, there beside a forward "
-            f"pass of {1e3 * forward:.3g} ms and back beside a backward pass of {1e3 * backward:.3g} ms{rest}"
+            f"travels in {1e3 * times.spill:.3g} ms each way at {bandwidth / 1e9:g} GB/s, there beside a forward pass "
+            f"of {1e3 * forward:.3g} ms and back beside a backward pass of {1e3 * backward:.3g} ms.{exposed}"
+        )
+        exposed = ""
+    if best.config.pipeline.streams:
+        chunks = best.layout.chunks
+        lines.append(
+            f"pipeline.weights_memory=host leaves the weights and gradients of two chunks of layers on a device at a "
+            f"time, of {chunks} chunks. A layer's weights, {times.load * bandwidth / 1e6:.3g} MB, come in "
+            f"{1e3 * times.load:.3g} ms, and its gradients, {times.store * bandwidth / 1e6:.3g} MB, go in "
+            f"{1e3 * times.store:.3g} ms. In a batch {2 * chunks - 2} chunks of weights come and {chunks} of gradients "
+            f"go, each beside the passes of {best.layout.num_microbatches} microbatches through one chunk.{exposed}"
         )
     return lines
+
+
+def further_text(asked: Problem, solved: Problem) -> str:
+    """What the plans set since no layout fits otherwise.
+
+    Args:
+      asked: the problem that the user posed.
+      solved: the problem that `search_further` solved, another one.
+    """
+    before, after = asked.config, solved.config
+    limit, offloads = f"{asked.limit / GIB:.4g} GiB", after.optimizer.offload and not before.optimizer.offload
+    moves = {
+        "pipeline.stash_memory=host": after.pipeline.spills and not before.pipeline.spills,
+        "pipeline.weights_memory=host": after.pipeline.streams and not before.pipeline.streams,
+    }
+    moved = [name for name, moves_there in moves.items() if moves_there]
+    if not moved:
+        return f"No layout fits {limit} a device without optimizer.offload. These plans set it."
+    if not offloads:
+        it = "it" if len(moved) == 1 else "both"
+        return f"No layout fits {limit} a device without {' and '.join(moved)}. These plans set {it}."
+    return (
+        f"No layout fits {limit} a device, not even with optimizer.offload. These plans set it and also "
+        f"{' and '.join(moved)} (docs/offload.md)."
+    )
 
 
 def traffic_text(problem: Problem, plan: Plan) -> str:

@@ -19,11 +19,12 @@ from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.sizes import model_flops
 from fiddlex.costs.weight_memory import WeightBytes, device_parameters, weight_bytes
 from fiddlex.errors import ConfigError
-from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes, stage_ranks
+from fiddlex.planner.closed_forms import Shape, batch_seconds, copies_of, sizes, stage_ranks
 from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes, Traffic
 from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction
 from fiddlex.planner.predict import Prediction
 from fiddlex.schedules.placement import LayerPlacement, place_layers
+from fiddlex.simulate.clock import Costs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Plan:
       tflops_per_device: model operations per second and device, in units of 10¹², without recomputation.
       utilisation: share of the chip's peak in the model's dtype that the model operations reach.
       bubble: share of the step in which the rank with most layers waits.
-      exposed_s: seconds of a step's communication that overlaps with no computation, by its purpose.
+      exposed_s: seconds of a step's communication that overlaps with no computation, by its purpose; `host` is what
+        the pipeline waits for its copies to and from the host, where it has such copies.
       usd_per_step: price of a step in USD; None: the topology has no price.
       traffic: what each axis sends over each link in a step.
     """
@@ -90,9 +92,10 @@ def search(problem: Problem, *, keep: int = 5) -> Found:
       keep: largest number of plans to return.
 
     Raises:
-      ConfigError: when no layout divides the model over the devices, or the topology has no peak for the model's
-        dtype.
+      ConfigError: when no layout divides the model over the devices, the topology has no peak for the model's dtype, or
+        another setting of the config rules out that the layers' weights wait on the host.
     """
+    _check_streams(problem)
     space = _Space(problem)
     entries = sorted(space.entries(), key=lambda entry: entry.least)
     if not entries:
@@ -127,26 +130,34 @@ def evaluate(problem: Problem, layout: Layout) -> Plan:
 
 
 def search_further(problem: Problem, *, keep: int = 5) -> tuple[Problem, Found]:
-    """Finds the best layouts, with `optimizer.offload` where no layout fits without it.
+    """Finds the best layouts, with as much on the hosts as it takes for a layout to fit.
+
+    It searches as the config says, then with `optimizer.offload`, then with all that can wait on hosts there.
 
     Args:
       problem: the problem to solve.
       keep: largest number of plans to return.
 
     Returns:
-      The problem that was solved, in which the config has `optimizer.offload` if only that makes a layout fit, and the
-      result.
+      The first of these problems for which a layout fits, and the result; if none does, those of the config.
 
     Raises:
       ConfigError: when `search` raises it.
     """
     found = search(problem, keep=keep)
-    offloads = not found.plans and "sync" in problem.semantics and problem.topology.host is not None
-    if offloads and not problem.config.optimizer.offload:
-        further = search(problem.offloading, keep=keep)
-        if further.plans:
-            return problem.offloading, further
+    if found.plans:
+        return problem, found
+    for further in further_problems(problem):
+        result = search(further, keep=keep)
+        if result.plans:
+            return further, result
     return problem, found
+
+
+def further_problems(problem: Problem) -> Iterator[Problem]:
+    """The problem with more on the hosts, first with `optimizer.offload`, where that has layouts."""
+    possible = [problem.offloading] * problem.can_offload + [problem.streaming] * problem.can_stream
+    return (further for further in possible if further.config != problem.config and any(layouts(further)))
 
 
 def _shortage(problem: Problem, memory: Memory) -> tuple[int, int]:
@@ -193,7 +204,7 @@ class _Space:
             return float(self.memory(layout).peak), 0.0
         cut, (times, step) = self.cut(layout), self.times(layout)
         devices = layout.num_devices if self.problem.objective == "cost" else 1
-        return (_least_seconds(layout, cut, times) + sum(step)) * devices, 0.0
+        return (_least_seconds(self.shape(layout), cut, times) + sum(step)) * devices, 0.0
 
     def times(self, layout: Layout) -> tuple[MicrobatchTimes, StepTimes]:
         """Seconds of a layout's microbatch, and of its step outside the pipeline."""
@@ -209,8 +220,13 @@ class _Space:
     def _memory(self, layout: Layout) -> Memory:
         config, cut = layout.applied(self.problem.config), self.cut(layout)
         weights = self._weights_once(*layout[:3], cut.rows)
-        shape = layout.shape._replace(spills=config.pipeline.spills)
-        return device_memory(config, sizes(shape), cut.placement, self._backend, weights=weights)
+        return device_memory(config, sizes(self.shape(layout)), cut.placement, self._backend, weights=weights)
+
+    def shape(self, layout: Layout) -> Shape:
+        """The shape of a layout's pipeline, with what waits on the host."""
+        pipeline = self.problem.config.pipeline
+        streamed = self.cut(layout).placement.rows_per_chunk * pipeline.streams
+        return layout.shape._replace(spills=pipeline.spills, streamed=streamed)
 
     def cut(self, layout: Layout) -> "_Cut":
         """The placement of a layout's layers on stages."""
@@ -220,9 +236,12 @@ class _Space:
         """The predictions for a layout that takes `memory`."""
         problem, cut, (times, step) = self.problem, self.cut(layout), self.times(layout)
         config, costs = layout.applied(problem.config), times.costs(cut.placement)
-        pipeline_s = batch_seconds(layout.shape, costs)
-        step_s, m = Prediction(pipeline_s, step).seconds, layout.num_microbatches
-        hops_s = pipeline_s - batch_seconds(layout.shape, dataclasses.replace(costs, hop=0.0))
+        seconds = functools.partial(batch_seconds, self.shape(layout))
+        pipeline_s, m = seconds(costs), layout.num_microbatches
+        step_s, uses_host = Prediction(pipeline_s, step).seconds, config.pipeline.streams or config.pipeline.spills
+        without = dataclasses.replace(costs, load=0.0, store=0.0, spill=0.0)
+        unhindered_s = seconds(without) if uses_host else pipeline_s
+        hops_s = unhindered_s - seconds(dataclasses.replace(without, hop=0.0))
         busy_s = m * (cut.most * times.layer + times.edges)
         flops = model_flops(config) / step_s / layout.num_devices
         price = problem.topology.price
@@ -235,12 +254,13 @@ class _Space:
             step_s,
             tflops_per_device=flops / 1e12,
             utilisation=flops / problem.topology.chip.peak(config.model.dtype),
-            bubble=max(pipeline_s - busy_s - hops_s, 0.0) / step_s,
+            bubble=max(unhindered_s - busy_s - hops_s, 0.0) / step_s,
             exposed_s={
                 "tensor": m * cut.most * times.exchange,
                 "vocabulary": m * times.edge_exchange,
                 "pipe": max(hops_s, 0.0),
                 "data": step.reduce + step.gather,
+                **({"host": pipeline_s - unhindered_s} if uses_host else {}),
             },
             usd_per_step=price.usd_per_device_hour * layout.num_devices * step_s / 3600 if price else None,
             traffic=self._models[layout.semantics].traffic(
@@ -254,8 +274,13 @@ class _Space:
 
     def _cost_model(self, semantics: str) -> CostModel:
         config = self.problem.config
-        stash_dtype = config.pipeline.stash_dtype
-        pipeline = PipelineConfig(semantics=semantics, stash_dtype=stash_dtype, **planned_prediction(config, semantics))
+        pipeline = PipelineConfig(
+            semantics=semantics,
+            stash_dtype=config.pipeline.stash_dtype,
+            stash_memory=config.pipeline.stash_memory,
+            weights_memory=config.pipeline.weights_memory,
+            **planned_prediction(config, semantics),
+        )
         config = dataclasses.replace(config, pipeline=pipeline)
         return CostModel(config, self.problem.topology, efficiency=self.problem.efficiency)
 
@@ -281,7 +306,8 @@ class _Space:
     def _step(self, data: int, pipe: int, tensor: int, rows: int, semantics: str, outermost: str) -> StepTimes:
         mesh = MeshConfig(data, pipe, tensor, outermost=outermost)
         number = device_parameters(dataclasses.replace(self.problem.config, mesh=mesh), rows)
-        return self._models[semantics].step(mesh, num_parameters=number)
+        streamed_rows = rows * self.problem.config.pipeline.streams
+        return self._models[semantics].step(mesh, num_parameters=number, streamed_rows=streamed_rows)
 
 
 class _Cut(NamedTuple):
@@ -290,6 +316,7 @@ class _Cut(NamedTuple):
     Attributes:
       placement: the placement of the layers.
       rows: number of rows of a stacked weight on each rank.
+      busiest: number of layers of each stage of the rank that has most.
       most: number of layers on the rank that has most.
       last: number of layers on the last rank.
       before: number of layers in the first `pipe` − 1 stages.
@@ -297,6 +324,7 @@ class _Cut(NamedTuple):
 
     placement: LayerPlacement
     rows: int
+    busiest: tuple[int, ...]
     most: int
     last: int
     before: int
@@ -306,11 +334,12 @@ class _Cut(NamedTuple):
         """The cut for a schedule with `pipe` ranks and `chunks` stages on each."""
         placement = place_layers(stage_ranks(Shape(schedule, pipe, chunks, pipe)), num_layers)
         layers = placement.layers_per_stage
-        work = [sum(layers[stage] for stage in stages) for stages in placement.chunks]
-        return cls(placement, placement.rows_per_rank, max(work), work[-1], sum(layers[: pipe - 1]))
+        work = [tuple(layers[stage] for stage in stages) for stages in placement.chunks]
+        busiest = max(work, key=sum)
+        return cls(placement, placement.rows_per_rank, busiest, sum(busiest), sum(work[-1]), sum(layers[: pipe - 1]))
 
 
-def _least_seconds(layout: Layout, cut: _Cut, times: MicrobatchTimes) -> float:
+def _least_seconds(shape: Shape, cut: _Cut, times: MicrobatchTimes) -> float:
     """A lower bound on the seconds of a batch, for any order of its work.
 
     The rank with most layers processes all microbatches, and all ranks take part in the embedding and head of each. In
@@ -318,13 +347,39 @@ def _least_seconds(layout: Layout, cut: _Cut, times: MicrobatchTimes) -> float:
     its last backward pass until the first rank has run that microbatch's backward pass. Where the schedule splits
     backward passes, W fills this second gap.
     """
-    m = layout.num_microbatches
+    m = shape.num_microbatches
     least = m * (cut.most * times.layer + times.edges)
-    if layout.semantics == "sync":
-        whole = not layout.shape.traits.splits_backward
+    if shape.semantics == "sync":
+        whole = not shape.traits.splits_backward
         idle = times.forward + (times.backward_input + times.backward_weight) * whole
         least = max(least, m * (cut.last * times.layer + times.head) + cut.before * idle)
-    return least
+    if not shape.streamed:
+        return least
+    costs = times.costs(cut.placement)
+    return max(least, _least_copying(shape, cut, times, costs)) + sum(copies_of(shape).ends(costs))
+
+
+def _least_copying(shape: Shape, cut: _Cut, times: MicrobatchTimes, costs: Costs) -> float:
+    """A lower bound on the seconds of all ticks of a batch whose weights come from the host.
+
+    A rank runs the passes of its microbatches in as many ticks, except that the first backward pass can share the tick
+    of the last forward pass. A single microbatch passes all stages and comes back in one tick less than twice their
+    number. Every tick and every period waits for its copies.
+    """
+    m, copies = shape.num_microbatches, copies_of(shape)
+    ticks = 2 * shape.chunks * max(m, shape.pipe) - 1
+    spill = costs.spill if sizes(shape).slots.host_stash else 0.0
+    linked = -(-ticks // copies.period) * copies.of_period(costs, spill=spill)
+    backward = times.backward_input + times.backward_weight
+    slots = [max(layers * time, spill) + spill for layers in cut.busiest for time in (times.forward, backward)]
+    return max(linked, m * sum(slots) - 2 * spill)
+
+
+def _check_streams(problem: Problem) -> None:
+    """Raises ConfigError when a config whose layers' weights wait on the host has no valid layout."""
+    layout = next(layouts(problem), None) if problem.config.pipeline.streams else None
+    if layout is not None:
+        layout.applied(problem.config).validate()
 
 
 def _uncuttable(problem: Problem) -> str:

@@ -40,6 +40,10 @@ class Copies(NamedTuple):
         """The number of ticks after which the period that contains the last of `num_ticks` ticks ends."""
         return -(-num_ticks // self.period) * self.period
 
+    def of_period(self, costs: Costs, *, spill: float) -> float:
+        """The time for which the link is in use in each period; the arguments are those of `lengthened`."""
+        return self.rows * max(costs.load, costs.store * self.trains) + self.period * spill
+
     def lengthened(self, lengths: np.ndarray, costs: Costs, *, spill: float) -> np.ndarray:
         """The lengths of ticks where the last tick of each period waits for the period's copies, float [tick].
 
@@ -48,9 +52,8 @@ class Copies(NamedTuple):
           costs: times of the copies.
           spill: time for which each tick uses the link, each way, for what forwards save.
         """
-        copies = self.rows * max(costs.load, costs.store * self.trains) + self.period * spill
         periods = lengths.reshape(-1, self.period).copy()
-        periods[:, -1] += np.maximum(copies - periods.sum(axis=1), 0.0)
+        periods[:, -1] += np.maximum(self.of_period(costs, spill=spill) - periods.sum(axis=1), 0.0)
         return periods.ravel()
 
     def ends(self, costs: Costs) -> tuple[float, float]:

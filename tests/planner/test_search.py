@@ -9,12 +9,18 @@ from hypothesis import strategies as st
 from fiddlex.cluster.pieces import LEAST_ROWS
 from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config, ModelConfig, OptimizerConfig
+from fiddlex.costs.backend import backend_of
+from fiddlex.costs.layer_memory import LayerMemory
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.errors import ConfigError
 from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem, layouts
 from fiddlex.planner.no_plan import why_none
 from fiddlex.planner.report import as_json, as_python, as_text, gib, layout_text, plan_facts
 from fiddlex.planner.search import Found, _Space, evaluate, score, search, search_further
+from fiddlex.schedules.generators import make_schedule
+from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.placement import place_layers
+from fiddlex.simulate.lockstep import lockstep
 
 
 def a_problem(*, num_devices=8, layers=4, heads=4, batch=16, **changes):
@@ -400,10 +406,19 @@ def test_text_tells_how_long_a_copy_of_the_stash_takes():
     assert plan.config.pipeline.stash_memory == "host"
     assert plan.memory.stash == without.memory.stash * 3 // 7  # two slots and a copy, in place of 2p − 1
     assert plan.memory.host_stash == without.memory.stash * 6 // 7  # 2p − 3, and the trash
-    assert plan.step_time_s == without.step_time_s
+    costs = plan.times.costs(place_layers(range(4), 4))
+    saved = LayerMemory.of(plan.config, backend_of(problem.topology.compiler)).stash()
+    assert costs.spill == saved / problem.topology.host.bandwidth
+    schedule = make_schedule("1f1b", pipe=4, num_microbatches=8)
+    spilled, kept = (lockstep(lower(schedule, spills=spills), costs).makespan for spills in (True, False))
+    copies = plan.exposed_s["host"]
+    assert copies == pytest.approx(spilled - kept)
+    assert plan.step_time_s == pytest.approx(without.step_time_s + copies)
+    assert plan.step_time_s * plan.bubble == pytest.approx(without.step_time_s * without.bubble)
     text = as_text(problem, Found([plan], 1, 1, None))
     assert "What a layer saves, " in text
     assert "there beside a forward pass of" in text
+    assert f"A step waits {copies:.3g} s for these copies." in text
     assert "pipeline.stash_memory" not in as_text(problem, Found([without], 1, 1, None))
 
 

@@ -1,0 +1,55 @@
+"""The bytes that cross the link between a device and its host in a step.
+
+The link carries both directions at once, each at the full speed of `HostMemory.bandwidth`. The planner counts what
+crosses beside the ticks of a pipeline in the simulator (`fiddlex.simulate.streaming`), and the rest as part of the
+update.
+"""
+
+import math
+from typing import NamedTuple
+
+from fiddlex.config import Config
+from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES
+from fiddlex.costs.weight_memory import local_shape, master_shape, num_moments
+from fiddlex.models.registry import describe
+from fiddlex.models.spec import leaves
+
+
+class LayerBytes(NamedTuple):
+    """Bytes of a layer that wait on the host of each device (`pipeline.weights_memory=host`).
+
+    Attributes:
+      weights: the device's shard of the matrices in the compute dtype.
+      gradients: the float32 gradients of the matrices, reduced over `data`: with ZeRO-1, those of the device's part of
+        the master weights.
+    """
+
+    weights: int
+    gradients: int
+
+
+def layer_bytes(config: Config) -> LayerBytes:
+    """The bytes of a layer of a config."""
+    matrices = [each for each in leaves(describe(config).layer) if each.decays]
+    local, reduced = (sum(math.prod(shape(each, config)) for each in matrices) for shape in (local_shape, master_shape))
+    return LayerBytes(local * ITEMSIZES[config.model.dtype], reduced * FLOAT32)
+
+
+def update_bytes(config: Config, num_parameters: float, *, streamed_rows: int) -> float:
+    """Bytes that an update with `optimizer.offload` moves between a device and its host, in the busier direction.
+
+    Weight and moments come, and the weight once more for the compute weights; weight and moments go back. Where the
+    weights of layers wait on the host, their gradients come twice, for their norm and for the update, and their compute
+    weights go.
+
+    Args:
+      config: a config with `optimizer.offload`.
+      num_parameters: number of weights on the device, few of which stay there.
+      streamed_rows: number of rows of layers on the device whose compute weights and gradients wait on the host.
+    """
+    optimizer, layer = config.optimizer, layer_bytes(config)
+    state = num_parameters / (config.mesh.data if optimizer.zero1 else 1) * FLOAT32
+    moments = num_moments(optimizer.name, optimizer.momentum)
+    come = state * (2 + moments) + streamed_rows * 2 * layer.gradients
+    go = state * (1 + moments) + streamed_rows * layer.weights
+    return max(come, go)
