@@ -8,8 +8,8 @@ better: further schedules for a pipeline of one rank whose weights are on the de
 flash kernel does so anyway, recomputing a part that the model does not have, and another outermost axis where one link
 joins all devices. It also leaves out 2BW on more than `MOST_WAITING` ranks with so few microbatches that the ranks wait
 for updates, because unrolling these pipelines would take longer than everything else. `matmul_choices` says where the
-planner offers collective matmul. With
-`optimizer.offload`, every layout flushes its pipeline. Invariant: every layout gives a valid config.
+planner offers collective matmul. With `optimizer.offload`, every layout flushes its pipeline. Invariant: every layout
+gives a valid config.
 """
 
 import dataclasses

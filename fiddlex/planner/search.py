@@ -24,6 +24,7 @@ from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes, Tr
 from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction
 from fiddlex.planner.predict import Prediction
 from fiddlex.schedules.placement import LayerPlacement, place_layers
+from fiddlex.schedules.weight_stream import FEWEST_CHUNKS
 from fiddlex.simulate.clock import Costs
 
 
@@ -395,6 +396,12 @@ def _uncuttable(problem: Problem) -> str:
             f"{problem.num_devices} devices and data.global_batch_size={batch} have no layout with semantics "
             f"{', '.join(problem.semantics)} alone: these need at least two ranks and as many "
             "microbatches as ranks. Allow sync too (--semantics)."
+        )
+    if problem.config.pipeline.streams:
+        return (
+            f"pipeline.weights_memory=host with model.num_layers={model.num_layers}, {problem.num_devices} devices and "
+            f"data.global_batch_size={batch}: no mesh has {FEWEST_CHUNKS} stages or more on each rank, a "
+            "layer in each. Use another number of devices, or pipeline.weights_memory=device."
         )
     return (
         f"{problem.num_devices} devices cannot be a mesh for model.num_heads={model.num_heads}, model.num_layers="

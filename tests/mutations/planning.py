@@ -14,14 +14,37 @@ MUTATIONS = (
         "fiddlex/planner/search.py",
         old=" or memory.of_host > problem.host_limit",
         new="",
-        tests=("tests/planner/test_search.py::test_a_host_that_is_too_small_is_told",),
+        tests=("tests/planner/test_search_hosts.py::test_a_host_that_is_too_small_is_told",),
     ),
     Mutation(
         "weights-fetched-once",
-        "fiddlex/planner/cost_model.py",
-        old="mine * FLOAT32 * (2 + moments) / self._host.bandwidth",
-        new="mine * FLOAT32 * (1 + moments) / self._host.bandwidth",
-        tests=("tests/planner/test_search.py::test_the_update_from_the_host_takes_what_its_link_takes",),
+        "fiddlex/planner/host_link.py",
+        old="come = state * (2 + moments)",
+        new="come = state * (1 + moments)",
+        tests=("tests/planner/test_search_hosts.py::test_the_update_from_the_host_takes_what_its_link_takes",),
+    ),
+    Mutation(
+        "gradients-on-the-host-fetched-once",
+        "fiddlex/planner/host_link.py",
+        old="streamed_rows * 2 * layer.gradients",
+        new="streamed_rows * layer.gradients",
+        tests=("tests/planner/test_cost_model.py::test_an_update_from_the_host_moves_its_state_and_what_is_streamed",),
+    ),
+    Mutation(
+        "bound-with-an-idle-tick-too-many",
+        "fiddlex/planner/search.py",
+        old="m * sum(slots) - 2 * spill)",
+        new="m * sum(slots) + spill)",
+        tests=("tests/planner/test_bound.py::test_no_pipeline_is_faster_than_its_bound",),
+    ),
+    Mutation(
+        "one-rank-searched-with-one-number-of-chunks",
+        "fiddlex/planner/layouts.py",
+        old="if pipe == 1 and not traits.chunk_major:",
+        new="if pipe == 1:",
+        tests=(
+            "tests/planner/test_search_hosts.py::test_layers_on_the_host_are_searched_in_all_their_numbers_of_chunks",
+        ),
     ),
     Mutation(
         "moments-stay-on-the-device",
@@ -85,6 +108,16 @@ MUTATIONS = (
         old="max(costs.load, costs.store * self.trains) + self.period",
         new="(costs.load + costs.store * self.trains) + self.period",
         tests=("tests/simulate/test_streaming.py::test_one_rank_by_hand",),
+    ),
+    Mutation(
+        "long-streamed-pipeline-without-its-last-idle-ticks",
+        "fiddlex/planner/closed_forms.py",
+        old="times[-1] = copies.whole_periods(num_ticks) - num_ticks",
+        new="times[-1] = copies.whole_periods(num_ticks) - num_ticks\n    lengths[-1] = 0.0",
+        tests=(
+            "tests/planner/test_closed_forms.py::"
+            "test_a_batch_whose_weights_come_from_the_host_takes_as_long_as_simulated_whole",
+        ),
     ),
     Mutation(
         "pipeline-that-goes-on-timed-from-its-start",

@@ -6,8 +6,9 @@ import pytest
 
 from fiddlex.cluster import pieces
 from fiddlex.cluster.chips import Chip
+from fiddlex.cluster.host_memory import HostMemory
 from fiddlex.cluster.topology import Link, Topology
-from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
+from fiddlex.config import Config, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
 from fiddlex.errors import ConfigError
 from fiddlex.planner import cost_model
 from fiddlex.planner.communication import all_reduce_s
@@ -130,6 +131,42 @@ def test_prediction_by_momentum_repeats_the_optimizers_reads():
     assert none == pytest.approx(500 * 4 * 8 / 1e9)
     assert momentum == pytest.approx(500 * 4 * (8 + 4) / 1e9)
     assert extrapolate == pytest.approx(500 * 4 * (8 + 2) / 1e9)  # reads and writes the last update
+
+
+WITH_HOST = dataclasses.replace(TOPOLOGY, host=HostMemory(64.0, 4, 1e6, "s"))
+STREAMED = PipelineConfig(stash_memory="host", weights_memory="host")
+OFFLOADED = OptimizerConfig(name="adamw", offload=True)
+MATRICES = 12 * 64 * 64  # weights of a layer's matrices
+
+
+def test_a_layers_copies_take_what_the_link_of_the_host_does():
+    streamed = {"topology": WITH_HOST, "pipeline": STREAMED, "optimizer": OFFLOADED}
+    times = microbatch(MeshConfig(data=2, tensor=4), recompute="full", **streamed)
+    assert times.load == MATRICES / 4 * 4 / 1e6  # float32, of a tensor rank
+    assert times.store == MATRICES / 4 / 2 * 4 / 1e6  # with ZeRO-1, of one of two replicas
+    assert times.spill == RESIDUAL / 1e6  # full recomputation saves the layer's input alone
+    costs = times.costs(place_layers((0, 1, 0, 1, 0, 1), 8))
+    assert (costs.load, costs.store, costs.spill) == (times.load, times.store, 2 * times.spill)
+    whole = dataclasses.replace(OFFLOADED, zero1=False)
+    assert microbatch(MeshConfig(data=2, tensor=4), **(streamed | {"optimizer": whole})).store == times.load
+    half = ModelConfig(num_layers=8, hidden_size=64, num_heads=8, seq_len=16, dtype="bfloat16")
+    chip = dataclasses.replace(TOPOLOGY.chip, peak_flops={"bfloat16": 1e30})
+    rounded = streamed | {"model": half, "topology": dataclasses.replace(WITH_HOST, chip=chip)}
+    by_half = microbatch(MeshConfig(data=2, tensor=4), **rounded)
+    assert (by_half.load, by_half.store) == (times.load / 2, times.store)
+    here = microbatch(MeshConfig(data=2, tensor=4), topology=WITH_HOST, optimizer=OFFLOADED)
+    assert (here.load, here.store, here.spill) == (0, 0, 0)
+
+
+def test_an_update_from_the_host_moves_its_state_and_what_is_streamed():
+    """Weight, moments and the weight once more come; of two rows of layers, gradients twice more."""
+    mesh, streamed = MeshConfig(data=2), {"topology": WITH_HOST, "pipeline": STREAMED, "optimizer": OFFLOADED}
+    update = lambda rows: model(**streamed).step(mesh, num_parameters=1000, streamed_rows=rows).update  # noqa: E731
+    assert update(0) == pytest.approx(500 * 4 * 4 / 1e6)
+    assert update(2) == pytest.approx((500 * 4 * 4 + 2 * 2 * MATRICES / 2 * 4) / 1e6)
+    replicas = model(**(streamed | {"optimizer": dataclasses.replace(OFFLOADED, name="sgd", momentum=0.0)}))
+    wide = replicas.step(MeshConfig(data=8), num_parameters=0, streamed_rows=2).update
+    assert wide == pytest.approx(2 * MATRICES * 4 / 1e6)  # whole compute weights go, while two eighths come
 
 
 IN_PIECES = MeshConfig(tensor=4, sequence_parallel=True, collective_matmul=True)

@@ -8,50 +8,34 @@ from hypothesis import strategies as st
 
 from fiddlex.cluster.pieces import LEAST_ROWS
 from fiddlex.cluster.topology import catalogue, load_topology
-from fiddlex.config import Config, ModelConfig, OptimizerConfig
-from fiddlex.costs.backend import backend_of
-from fiddlex.costs.layer_memory import LayerMemory
-from fiddlex.costs.sizes import num_parameters
+from fiddlex.config import OptimizerConfig
 from fiddlex.errors import ConfigError
-from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem, layouts
+from fiddlex.planner.layouts import OBJECTIVES, Layout, layouts
 from fiddlex.planner.no_plan import why_none
-from fiddlex.planner.report import as_json, as_python, as_text, gib, layout_text, plan_facts
-from fiddlex.planner.search import Found, _Space, evaluate, score, search, search_further
-from fiddlex.schedules.generators import make_schedule
-from fiddlex.schedules.lowering import lower
-from fiddlex.schedules.placement import place_layers
-from fiddlex.simulate.lockstep import lockstep
-
-
-def a_problem(*, num_devices=8, layers=4, heads=4, batch=16, **changes):
-    model = ModelConfig("gpt", "", layers, 64 * heads, heads, vocab_size=512, seq_len=128, dtype="bfloat16")
-    config = Config(model=model)
-    config.data.global_batch_size = batch
-    return dataclasses.replace(Problem(config, load_topology("a100_80"), num_devices), **changes)
-
-
-def servers_of(number, name="a100_80"):
-    """A topology's devices, so many of which are in a server or a slice."""
-    topology = load_topology(name)
-    inner, outer = topology.links
-    return dataclasses.replace(topology, links=(dataclasses.replace(inner, devices=number), outer))
+from fiddlex.planner.report import as_json, as_python, as_text, layout_text
+from fiddlex.planner.search import Found, _Space, evaluate, score, search
+from tests.planner.problems import a_problem, servers_of
 
 
 @settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from([1, 2, 4, 6, 8]),
-    st.sampled_from([2, 3, 4]),
+    st.sampled_from([2, 3, 4, 6]),
     st.sampled_from([2, 3, 4]),
     st.sampled_from([4, 8, 12, 24]),
     st.sampled_from(OBJECTIVES),
     st.sampled_from([("sync",), ("2bw", "sync")]),
     st.sampled_from([2, 8]),
     st.sampled_from(["a100_80", "tpu_v5e"]),
+    st.sampled_from([1e9, 1e11]),
+    st.sampled_from(["", "streaming"]),
     st.floats(0, 1),
 )
 def test_it_finds_what_looking_at_every_layout_finds(
-    num_devices, layers, heads, batch, objective, semantics, per_server, name, share
+    num_devices, layers, heads, batch, objective, semantics, per_server, name, bandwidth, kind, share
 ):
+    topology = servers_of(per_server, name)
+    topology = dataclasses.replace(topology, host=dataclasses.replace(topology.host, bandwidth=bandwidth))
     problem = a_problem(
         num_devices=num_devices,
         layers=layers,
@@ -59,13 +43,15 @@ def test_it_finds_what_looking_at_every_layout_finds(
         batch=batch,
         objective=objective,
         semantics=semantics,
-        topology=servers_of(per_server, name),
+        topology=topology,
     )
+    problem = problem.streaming if kind else problem
     every = [evaluate(problem, layout) for layout in layouts(problem)]
     if not every:
-        with pytest.raises(ConfigError, match="cannot be a mesh"):
+        with pytest.raises(ConfigError, match="no mesh has 3 stages" if kind else "cannot be a mesh"):
             search(problem)
         return
+    assert {plan.layout.schedule == "breadth_first" for plan in every} == {bool(kind)}
     peaks = sorted(plan.memory.peak for plan in every)
     problem = dataclasses.replace(problem, memory_bytes=peaks[int(share * (len(peaks) - 1))])
     fitting = [plan for plan in every if plan.memory.peak <= problem.limit]
@@ -76,10 +62,19 @@ def test_it_finds_what_looking_at_every_layout_finds(
 
 
 @pytest.mark.parametrize(
-    ("layers", "per_server", "name"), [(4, 8, "a100_80"), (5, 8, "a100_80"), (4, 2, "a100_80"), (4, 2, "tpu_v5e")]
+    ("layers", "per_server", "name", "kind"),
+    [
+        (4, 8, "a100_80", ""),
+        (5, 8, "a100_80", ""),
+        (4, 2, "a100_80", ""),
+        (4, 2, "tpu_v5e", ""),
+        (8, 8, "a100_80", "streaming"),
+        (13, 2, "tpu_v5e", "streaming"),
+    ],
 )
-def test_no_layout_takes_less_than_its_bound(layers, per_server, name):
+def test_no_layout_takes_less_than_its_bound(layers, per_server, name, kind):
     problem = a_problem(layers=layers, topology=servers_of(per_server, name))
+    problem = problem.streaming if kind else problem
     space = _Space(problem)
     for layout in layouts(problem):
         assert space._least(layout)[0] <= evaluate(problem, layout).step_time_s * (1 + 1e-12), layout
@@ -91,10 +86,12 @@ def test_no_layout_takes_less_than_its_bound(layers, per_server, name):
     st.sampled_from([4, 8]),
     st.sampled_from([8, 24]),
     st.sampled_from(["a100_80", "tpu_v5e"]),
+    st.booleans(),
 )
-def test_every_layout_is_a_config_that_validates(semantics, num_devices, batch, name):
+def test_every_layout_is_a_config_that_validates(semantics, num_devices, batch, name, streams):
     topology = load_topology(name)
-    problem = a_problem(num_devices=num_devices, batch=batch, semantics=(semantics,), topology=topology)
+    problem = a_problem(num_devices=num_devices, layers=13, batch=batch, semantics=(semantics,), topology=topology)
+    problem = problem.streaming if streams and semantics == "sync" else problem
     seen = set()
     for layout in layouts(problem):
         assert layout.applied(problem.config).validate().mesh.num_devices == num_devices
@@ -243,87 +240,6 @@ def test_why_there_is_no_plan_and_what_would_help():
     assert "What would help: 4 devices" in message
 
 
-def test_the_optimizer_goes_to_the_host_only_where_no_layout_fits_otherwise():
-    problem = a_problem(num_devices=4)
-    least = search(dataclasses.replace(problem, objective="memory"), keep=1).plans[0].memory.peak
-    fits, too_small = (dataclasses.replace(problem, memory_bytes=int(least * share)) for share in (1.1, 0.7))
-    solved, found = search_further(fits)
-    assert found.plans
-    assert not solved.config.optimizer.offload
-    assert not search(too_small).plans
-    solved, found = search_further(too_small)
-    assert all(plan.config.optimizer.offload and plan.config.pipeline.semantics == "sync" for plan in found.plans)
-    best = found.plans[0]
-    best.config.validate()
-    assert best.memory.peak <= too_small.limit
-    assert "host GiB" in as_text(solved, found)
-    assert f"optimizer.offload=True keeps {gib(best.memory.of_host)} GiB" in as_text(solved, found)
-    assert plan_facts(best)["host_bytes"] == best.memory.of_host > 0
-    assert not search_further(dataclasses.replace(too_small, semantics=("2bw",)))[1].plans
-    without = dataclasses.replace(problem.topology, host=None)
-    assert not search_further(dataclasses.replace(too_small, topology=without))[1].plans
-
-
-def test_the_update_from_the_host_takes_what_its_link_takes():
-    problem = a_problem(num_devices=1)
-    layout = next(layouts(problem.offloading))
-    here, there = (evaluate(each, layout) for each in (problem, problem.offloading))
-    weights = num_parameters(problem.config)
-    assert here.memory.of_host == 0
-    assert there.memory.peak < here.memory.peak
-    # Weight, two moments and the weight once more come, 4 bytes each; norms and biases, which stay, are counted too.
-    assert there.step.update == pytest.approx(4 * 4 * weights / problem.topology.host.bandwidth, rel=0.2)
-    assert there.step.update > 10 * here.step.update
-
-
-def test_a_host_that_is_too_small_is_told():
-    problem = a_problem(num_devices=1).offloading
-    needed = evaluate(problem, next(layouts(problem))).memory.of_host
-    half = 0.5 * needed / 2**30
-    for changes, told in (
-        ({"memory_gib": 8 * half}, "where a device has"),
-        ({"memory_gib": 1e-9}, "none of up to 128 times the devices is enough"),
-        ({"pinned_gib": half}, "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"),
-    ):
-        host = dataclasses.replace(problem.topology.host, **changes)
-        small = dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=host))
-        found = search(small)
-        assert not found.plans
-        message = why_none(small, found.least)
-        assert f"needs {gib(needed)} GiB of its host's memory" in message
-        assert told in message
-    with pytest.raises(ConfigError, match=r"has no \[host\]"):
-        search(dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=None)))
-
-
-def test_where_a_host_is_too_small_the_layout_told_is_one_that_the_device_could_hold():
-    problem = a_problem(num_devices=4).offloading
-    least = search(dataclasses.replace(problem, objective="memory"), keep=1).plans[0]
-    host = dataclasses.replace(problem.topology.host, memory_gib=2**-20)
-    topology = dataclasses.replace(problem.topology, host=host)
-    found = search(dataclasses.replace(problem, topology=topology, memory_bytes=least.memory.peak))
-    assert not found.plans
-    assert found.least.memory.peak == least.memory.peak
-
-
-def test_delayed_weights_alone_have_no_plan_with_the_optimizer_on_the_host():
-    problem = dataclasses.replace(a_problem(num_devices=4).offloading, semantics=("2bw",))
-    with pytest.raises(ConfigError, match=r"optimizer\.offload=true with semantics 2bw alone"):
-        search(problem)
-
-
-@pytest.mark.parametrize("offload", [False, True])
-def test_a_host_too_small_for_any_number_of_devices_is_no_remedy(offload: bool):
-    problem = a_problem(num_devices=1, memory_bytes=2**20)
-    host = dataclasses.replace(problem.topology.host, memory_gib=2**-20)
-    problem = dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=host))
-    problem = problem.offloading if offload else problem
-    message = why_none(problem, search(problem).least)
-    assert "none of up to 128 times the devices is enough" in message
-    assert "optimizer.offload=True saves" not in message
-    assert ("of its host's memory" in message) == offload
-
-
 def test_what_would_help_is_told_where_more_devices_cannot_be_had():
     """The model cannot be cut for more, or no link joins them."""
     whole = a_problem(num_devices=8, layers=1, heads=1, batch=8, memory_bytes=2**20)
@@ -385,41 +301,6 @@ def test_text_and_json_have_the_plans_numbers():
     assert len(text) == 4 + len(found.plans) + 8
     assert "In all plans attention runs in the flash kernel cudnn." in text
     assert "pipe stays in NVLink 3: " in text[-3]
-
-
-def test_text_tells_how_long_a_copy_of_the_stash_takes():
-    problem = a_problem()
-    layout = Layout(
-        2,
-        4,
-        1,
-        sequence_parallel=False,
-        schedule="1f1b",
-        chunks=1,
-        num_microbatches=8,
-        semantics="sync",
-        recompute="none",
-    )
-    without = evaluate(problem, layout)
-    problem.config.pipeline.stash_memory = "host"
-    plan = evaluate(problem, layout)
-    assert plan.config.pipeline.stash_memory == "host"
-    assert plan.memory.stash == without.memory.stash * 3 // 7  # two slots and a copy, in place of 2p − 1
-    assert plan.memory.host_stash == without.memory.stash * 6 // 7  # 2p − 3, and the trash
-    costs = plan.times.costs(place_layers(range(4), 4))
-    saved = LayerMemory.of(plan.config, backend_of(problem.topology.compiler)).stash()
-    assert costs.spill == saved / problem.topology.host.bandwidth
-    schedule = make_schedule("1f1b", pipe=4, num_microbatches=8)
-    spilled, kept = (lockstep(lower(schedule, spills=spills), costs).makespan for spills in (True, False))
-    copies = plan.exposed_s["host"]
-    assert copies == pytest.approx(spilled - kept)
-    assert plan.step_time_s == pytest.approx(without.step_time_s + copies)
-    assert plan.step_time_s * plan.bubble == pytest.approx(without.step_time_s * without.bubble)
-    text = as_text(problem, Found([plan], 1, 1, None))
-    assert "What a layer saves, " in text
-    assert "there beside a forward pass of" in text
-    assert f"A step waits {copies:.3g} s for these copies." in text
-    assert "pipeline.stash_memory" not in as_text(problem, Found([without], 1, 1, None))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,249 @@
+"""What the planner keeps on hosts, when it does, what that takes, and what it says of it."""
+
+import dataclasses
+
+import pytest
+
+from fiddlex.costs.backend import backend_of
+from fiddlex.costs.layer_memory import LayerMemory
+from fiddlex.costs.memory import Memory
+from fiddlex.costs.sizes import num_parameters
+from fiddlex.errors import ConfigError
+from fiddlex.planner.cost_model import CostModel
+from fiddlex.planner.layouts import Layout, layouts
+from fiddlex.planner.no_plan import why_none
+from fiddlex.planner.predict import predict
+from fiddlex.planner.report import as_text, further_text, gib, plan_facts
+from fiddlex.planner.search import Found, evaluate, search, search_further
+from fiddlex.schedules.generators import make_schedule
+from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.placement import place_layers
+from fiddlex.schedules.resolve import resolve
+from fiddlex.simulate.lockstep import lockstep
+from tests.planner.problems import a_problem
+
+
+def test_the_optimizer_goes_to_the_host_only_where_no_layout_fits_otherwise():
+    problem = a_problem(num_devices=4)
+    least = search(dataclasses.replace(problem, objective="memory"), keep=1).plans[0].memory.peak
+    fits, too_small = (dataclasses.replace(problem, memory_bytes=int(least * share)) for share in (1.1, 0.7))
+    solved, found = search_further(fits)
+    assert found.plans
+    assert not solved.config.optimizer.offload
+    assert not search(too_small).plans
+    solved, found = search_further(too_small)
+    assert all(plan.config.optimizer.offload and plan.config.pipeline.semantics == "sync" for plan in found.plans)
+    best = found.plans[0]
+    best.config.validate()
+    assert best.memory.peak <= too_small.limit
+    assert "host GiB" in as_text(solved, found)
+    assert f"optimizer.offload=True keeps {gib(best.memory.of_host)} GiB" in as_text(solved, found)
+    assert plan_facts(best)["host_bytes"] == best.memory.of_host > 0
+    assert not search_further(dataclasses.replace(too_small, semantics=("2bw",)))[1].plans
+    without = dataclasses.replace(problem.topology, host=None)
+    assert not search_further(dataclasses.replace(too_small, topology=without))[1].plans
+
+
+def fake_memory(monkeypatch, *, here, offloaded, streamed):
+    """Every layout takes one of three peaks, in GiB, by what the config keeps on the host."""
+
+    def device_memory(config, *args, **kwargs):
+        streams, offloads = config.pipeline.streams, config.optimizer.offload
+        assert not streams or config.pipeline.spills
+        peak = streamed if streams else offloaded if offloads else here
+        return Memory(peak * 2**30, *[0] * 10, host_state=2**30 * offloads, host_stash=2**30 * streams)
+
+    monkeypatch.setattr("fiddlex.planner.search.device_memory", device_memory)
+
+
+@pytest.mark.parametrize(
+    ("here", "offloaded", "streamed", "told"),
+    [
+        (3, 3, 3, None),
+        (5, 3, 3, "No layout fits 4 GiB a device without optimizer.offload. These plans set it."),
+        (
+            5,
+            5,
+            3,
+            "No layout fits 4 GiB a device, not even with optimizer.offload. These plans set it and also "
+            "pipeline.stash_memory=host and pipeline.weights_memory=host (docs/offload.md).",
+        ),
+    ],
+)
+def test_as_much_goes_to_the_host_as_it_takes(monkeypatch, here, offloaded, streamed, told):
+    fake_memory(monkeypatch, here=here, offloaded=offloaded, streamed=streamed)
+    problem = a_problem(num_devices=2, layers=6, memory_bytes=4 * 2**30)
+    solved, found = search_further(problem)
+    assert len(found.plans) == 5
+    assert (solved is problem) == (told is None)
+    if told:
+        assert further_text(problem, solved) == told
+    text = as_text(solved, found)
+    assert ("pipeline.weights_memory=host leaves the weights and gradients of two chunks" in text) == (offloaded == 5)
+    for plan in found.plans:
+        assert plan.config.validate().pipeline.streams == (offloaded == 5)
+        assert plan.config.optimizer.offload == (here == 5)
+
+
+def test_a_config_with_something_on_the_host_keeps_it_there(monkeypatch):
+    fake_memory(monkeypatch, here=5, offloaded=5, streamed=3)
+    problem = a_problem(num_devices=2, layers=6, memory_bytes=4 * 2**30)
+    assert search(problem.streaming).plans == search_further(problem.streaming)[1].plans != []
+    solved, found = search_further(problem.offloading)
+    assert found.plans == search(problem.streaming).plans
+    both = "pipeline.stash_memory=host and pipeline.weights_memory=host"
+    told = f"No layout fits 4 GiB a device without {both}. These plans set both."
+    assert further_text(problem.offloading, solved) == told
+    alone = dataclasses.replace(problem, config=dataclasses.replace(problem.config, pipeline=solved.config.pipeline))
+    with pytest.raises(ConfigError, match=r"pipeline\.weights_memory=host with optimizer\.offload=False"):
+        search_further(alone)
+
+
+def test_weights_go_to_the_host_only_where_they_can(monkeypatch):
+    fake_memory(monkeypatch, here=5, offloaded=5, streamed=3)
+    problem = a_problem(num_devices=2, layers=6, memory_bytes=4 * 2**30)
+    few = a_problem(num_devices=2, layers=2, memory_bytes=4 * 2**30)
+    half, sampling = (a_problem(num_devices=2, layers=6, memory_bytes=4 * 2**30) for _ in range(2))
+    half.config.model.dtype, sampling.config.train.sample_tokens = "float16", 8
+    lagging = dataclasses.replace(problem, semantics=("2bw",))
+    hostless = dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=None))
+    for other in (few, half, sampling, lagging, hostless):
+        solved, found = search_further(other)
+        assert (solved, found.plans) == (other, [])
+        assert "pipeline.weights_memory=host" not in why_none(other, found.least)
+    assert search_further(problem)[1].plans
+    both = "pipeline.stash_memory=host and pipeline.weights_memory=host"
+    assert f"optimizer.offload=True with {both} saves 2.0" in why_none(problem, search(problem).least)
+    with pytest.raises(ConfigError, match="no mesh has 3 stages or more"):
+        search(few.streaming)
+
+
+def test_layers_on_the_host_are_searched_in_all_their_numbers_of_chunks():
+    space = list(layouts(a_problem(num_devices=4, layers=12).streaming))
+    assert {(layout.pipe, layout.chunks) for layout in space} == {
+        *[(1, chunks) for chunks in (3, 4, 5, 6, 8, 12)],
+        *[(2, chunks) for chunks in (3, 4, 5, 6)],
+        (4, 3),
+    }
+    assert {layout.semantics for layout in space} == {"sync"}
+    assert {layout.recompute for layout in space} == {"none", "gelu", "norms", "gelu,norms", "full"}
+
+
+@pytest.mark.parametrize("bandwidth", [1e8, 1e10, 1e13])
+def test_a_plan_counts_the_copies_that_nothing_hides(bandwidth):
+    problem = a_problem(num_devices=4, layers=13, batch=32)
+    host = dataclasses.replace(problem.topology.host, bandwidth=bandwidth)
+    problem = dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=host)).streaming
+    layout = Layout(2, 2, 1, False, "breadth_first", 4, 8, "sync", "norms")
+    plan = evaluate(problem, layout)
+    pipeline, costs = resolve(plan.config.validate()), plan.times.costs(place_layers((0, 1) * 4, 13))
+    whole, kept = (
+        lockstep(pipeline.lowered, each, pipeline.stream).makespan
+        for each in (costs, dataclasses.replace(costs, load=0.0, store=0.0, spill=0.0))
+    )
+    predicted = predict(plan.config, CostModel(plan.config, problem.topology))
+    assert predicted.pipeline == pytest.approx(whole)
+    assert predicted.step == plan.step
+    assert plan.step_time_s == pytest.approx(predicted.seconds)
+    assert plan.exposed_s["host"] == pytest.approx(whole - kept)
+    weights = 12 * problem.config.model.hidden_size**2  # of a layer's matrices
+    assert plan.exposed_s["host"] >= 2 * (2 + 2) * weights / bandwidth  # the first weights and the last gradients
+    shares = sum(plan.exposed_s.values()) / plan.step_time_s + plan.bubble
+    assert shares < 1
+    assert (kept < 0.01 * whole) == (bandwidth == 1e8)
+    assert (kept > 0.9 * whole) == (bandwidth == 1e13)
+
+
+def test_text_tells_how_long_a_copy_of_the_stash_takes():
+    problem = a_problem()
+    layout = Layout(
+        2,
+        4,
+        1,
+        sequence_parallel=False,
+        schedule="1f1b",
+        chunks=1,
+        num_microbatches=8,
+        semantics="sync",
+        recompute="none",
+    )
+    without = evaluate(problem, layout)
+    problem.config.pipeline.stash_memory = "host"
+    plan = evaluate(problem, layout)
+    assert plan.config.pipeline.stash_memory == "host"
+    assert plan.memory.stash == without.memory.stash * 3 // 7  # two slots and a copy, in place of 2p − 1
+    assert plan.memory.host_stash == without.memory.stash * 6 // 7  # 2p − 3, and the trash
+    costs = plan.times.costs(place_layers(range(4), 4))
+    saved = LayerMemory.of(plan.config, backend_of(problem.topology.compiler)).stash()
+    assert costs.spill == saved / problem.topology.host.bandwidth
+    schedule = make_schedule("1f1b", pipe=4, num_microbatches=8)
+    spilled, kept = (lockstep(lower(schedule, spills=spills), costs).makespan for spills in (True, False))
+    copies = plan.exposed_s["host"]
+    assert copies == pytest.approx(spilled - kept)
+    assert plan.step_time_s == pytest.approx(without.step_time_s + copies)
+    assert plan.step_time_s * plan.bubble == pytest.approx(without.step_time_s * without.bubble)
+    text = as_text(problem, Found([plan], 1, 1, None))
+    assert "What a layer saves, " in text
+    assert "there beside a forward pass of" in text
+    assert f"A step waits {copies:.3g} s for these copies." in text
+    assert "pipeline.stash_memory" not in as_text(problem, Found([without], 1, 1, None))
+
+
+def test_the_update_from_the_host_takes_what_its_link_takes():
+    problem = a_problem(num_devices=1)
+    layout = next(layouts(problem.offloading))
+    here, there = (evaluate(each, layout) for each in (problem, problem.offloading))
+    weights = num_parameters(problem.config)
+    assert here.memory.of_host == 0
+    assert there.memory.peak < here.memory.peak
+    # Weight, two moments and the weight once more come, 4 bytes each; norms and biases, which stay, are counted too.
+    assert there.step.update == pytest.approx(4 * 4 * weights / problem.topology.host.bandwidth, rel=0.2)
+    assert there.step.update > 10 * here.step.update
+
+
+def test_a_host_that_is_too_small_is_told():
+    problem = a_problem(num_devices=1).offloading
+    needed = evaluate(problem, next(layouts(problem))).memory.of_host
+    half = 0.5 * needed / 2**30
+    for changes, told in (
+        ({"memory_gib": 8 * half}, "where a device has"),
+        ({"memory_gib": 1e-9}, "none of up to 128 times the devices is enough"),
+        ({"pinned_gib": half}, "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"),
+    ):
+        host = dataclasses.replace(problem.topology.host, **changes)
+        small = dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=host))
+        found = search(small)
+        assert not found.plans
+        message = why_none(small, found.least)
+        assert f"needs {gib(needed)} GiB of its host's memory" in message
+        assert told in message
+    with pytest.raises(ConfigError, match=r"has no \[host\]"):
+        search(dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=None)))
+
+
+def test_where_a_host_is_too_small_the_layout_told_is_one_that_the_device_could_hold():
+    problem = a_problem(num_devices=4).offloading
+    least = search(dataclasses.replace(problem, objective="memory"), keep=1).plans[0]
+    host = dataclasses.replace(problem.topology.host, memory_gib=2**-20)
+    topology = dataclasses.replace(problem.topology, host=host)
+    found = search(dataclasses.replace(problem, topology=topology, memory_bytes=least.memory.peak))
+    assert not found.plans
+    assert found.least.memory.peak == least.memory.peak
+
+
+def test_delayed_weights_alone_have_no_plan_with_the_optimizer_on_the_host():
+    problem = dataclasses.replace(a_problem(num_devices=4).offloading, semantics=("2bw",))
+    with pytest.raises(ConfigError, match=r"optimizer\.offload=true with semantics 2bw alone"):
+        search(problem)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_host_too_small_for_any_number_of_devices_is_no_remedy(offload: bool):
+    problem = a_problem(num_devices=1, memory_bytes=2**20)
+    host = dataclasses.replace(problem.topology.host, memory_gib=2**-20)
+    problem = dataclasses.replace(problem, topology=dataclasses.replace(problem.topology, host=host))
+    problem = problem.offloading if offload else problem
+    message = why_none(problem, search(problem).least)
+    assert "none of up to 128 times the devices is enough" in message
+    assert "optimizer.offload=True saves" not in message
+    assert ("of its host's memory" in message) == offload
