@@ -109,6 +109,63 @@ def test_a_stash_on_the_host_is_drawn_with_its_copies():
     assert "host" not in call("--name=1f1b", "--pipe=2", "--microbatches=5", "--stash_memory=host").stdout
 
 
+STREAMED = ("--name=breadth_first", "--pipe=1", "--chunks=3", "--microbatches=2", "--weights_memory=host")
+
+
+def test_weights_on_the_host_are_drawn_with_their_transfers():
+    done = call(*STREAMED, "--layers_per_chunk=2", "--clock=lockstep", "--costs=load=1.5,store=1")
+    assert done.stdout == (
+        "breadth_first: pipe=1, chunks=3, microbatches=2\n"
+        "\n"
+        "lockstep, 11 ticks:\n"
+        "rank    0       1       2       3       4       5       6       7       8       9      10\n"
+        "   0   0F0     0F1     1F0     1F1     2F0   2F1+2B0   2B1     1B0     1B1     0B0     0B1\n"
+        "\n"
+        "stages whose weights come from the host (↓) and whose gradients go to it (↑) beside the ticks from each "
+        "column's number on:\n"
+        "rank  0    1    2    3    4    5    6    7    8    9    10\n"
+        "   0  ↓1   ↓1   ↓2   ↓2   .    .    .   ↓0↑2 ↓0↑2  ↑1   ↑1\n"
+        "  before the first tick the weights of each rank's first stage come; after the last its gradients go\n"
+        "  a transfer: 1 layer each way in 1 tick; in a batch each rank gets weights of 4 stages and sends gradients "
+        "of 3; a device holds 2 stages of each\n"
+        "\n"
+        "costs, in any unit: forward=1,backward_input=1,backward_weight=1,hop=0,embed=0,head=0,embed_backward=0,"
+        "load=1.5,store=1\n"
+        "\n"
+        "lockstep: makespan 25.5, bubble 0.4167 of the work\n"  # 5 forward passes wait 0.5 each, and 3 + 2 at the ends
+        "  most activations held by each rank, in microbatches of the whole rank: 2\n"
+    )
+
+
+def test_json_tells_what_crosses_the_link_of_the_host():
+    done = call(*STREAMED, "--format=json", "--costs=load=3")
+    facts = json.loads(done.stdout)
+    assert facts["stream"] == {
+        "layers_per_transfer": 1,
+        "ticks_per_period": 2,
+        "num_periods": 6,
+        "chunks_held": 2,
+        "weight_chunks_per_batch": 4,
+        "gradient_chunks_per_batch": 3,
+    }
+    assert (facts["free_running"]["makespan"], facts["lockstep"]["makespan"]) == (18, 18 + 3 + 3)
+    assert "stream" not in json.loads(call(*STREAMED[:4], "--format=json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--name=1f1b",), "--weights_memory=host: schedule 1f1b has 1 chunk on rank 0: "),
+        (("--name=interleaved_1f1b", "--chunks=3"), "--weights_memory=host: schedule interleaved_1f1b is not chunk-"),
+        (("--name=breadth_first", "--chunks=3", "--semantics=2bw"), "--weights_memory=host with --semantics=2bw: "),
+        (("--name=1f1b", "--weights_memory=device", "--layers_per_chunk=2"), "--layers_per_chunk changes nothing "),
+    ],
+)
+def test_weights_that_cannot_come_from_the_host_are_refused(flags, message):
+    done = call("--pipe=2", "--microbatches=2", "--weights_memory=host", *flags, status=2)
+    assert done.stderr.startswith(f"schedule.py: {message}")
+
+
 @pytest.mark.parametrize(
     ("name", "chunks", "free_bubble", "lockstep_bubble", "free_peak", "lockstep_peak", "num_ticks"),
     [

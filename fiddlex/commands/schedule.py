@@ -19,13 +19,14 @@ from collections.abc import Callable
 from absl import flags
 
 from fiddlex.config.readable import counted
-from fiddlex.config.sections import STASH_MEMORIES
-from fiddlex.errors import ConfigError
+from fiddlex.config.sections import STASH_MEMORIES, WEIGHTS_MEMORIES
+from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import NAMES, make_semantics
-from fiddlex.schedules.text import copies_to_text, to_csv, to_text
+from fiddlex.schedules.text import copies_to_text, stream_to_text, to_csv, to_text
+from fiddlex.schedules.weight_stream import CHUNKS_HELD, WeightStream, stream_weights
 from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
@@ -50,6 +51,16 @@ _STASH_MEMORY = flags.DEFINE_enum(
     "device",
     list(STASH_MEMORIES),
     "host: what forward passes save waits in host memory; tells what each tick copies there (↑) and back (↓)",
+)
+_WEIGHTS_MEMORY = flags.DEFINE_enum(
+    "weights_memory",
+    "device",
+    list(WEIGHTS_MEMORIES),
+    "host: the layers' weights and gradients wait in host memory; tells in which ticks those of each stage come (↓) "
+    "and go (↑)",
+)
+_LAYERS_PER_CHUNK = flags.DEFINE_integer(
+    "layers_per_chunk", 1, "layers of a stage, for --weights_memory=host", lower_bound=1
 )
 _CLOCK = flags.DEFINE_enum(
     "clock", "both", ["both", "free_running", "lockstep"], "what text and pictures of one batch show"
@@ -81,7 +92,8 @@ def main(argv: list[str]) -> None:
     )
     schedule = make(num_microbatches=_MICROBATCHES.value)
     lowered, windows = lower(schedule, spills=_STASH_MEMORY.value == "host"), _windows(schedule, make)
-    timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs)}
+    stream = _stream(lowered)
+    timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs, stream)}
     shown = {clock: run for clock, run in timelines.items() if _CLOCK.value in ("both", clock)}
     if picture and output:
         steps = max((len(each.first) + len(each.cycle) + 1 for each in windows.values()), default=0)
@@ -94,16 +106,38 @@ def main(argv: list[str]) -> None:
     if _FORMAT.value == "csv":
         text = to_csv(schedule)
     elif _FORMAT.value == "json":
-        facts = _facts(lowered) | {clock: _costs(run) for clock, run in timelines.items()}
+        facts = _facts(lowered) | ({"stream": _of_stream(stream)} if stream else {})
+        facts |= {clock: _costs(run) for clock, run in timelines.items()}
         if windows:
             facts["semantics"] = {name: steady(each, costs)._asdict() for name, each in windows.items()}
         text = json.dumps(facts) + "\n"
     else:
-        text = _page(lowered, shown, costs) + "".join(_not_flushed(*item, costs) for item in windows.items())
+        text = _page(lowered, stream, shown, costs) + "".join(_not_flushed(*item, costs) for item in windows.items())
     if output:
         output.write_text(text, encoding="utf-8")
     else:
         print(text, end="")
+
+
+def _stream(lowered: Lowered) -> WeightStream | None:
+    """When weights come from the host, with --weights_memory=host.
+
+    Raises:
+      ConfigError: when they cannot come from the host in this schedule, or with the other flags.
+    """
+    if _WEIGHTS_MEMORY.value == "device":
+        if _LAYERS_PER_CHUNK.present:
+            raise ConfigError("--layers_per_chunk changes nothing without --weights_memory=host: leave it out.")
+        return None
+    if _SEMANTICS.value:
+        raise ConfigError(
+            f"--weights_memory=host with --semantics={_SEMANTICS.value}: weights come from the host only in pipelines "
+            "that are flushed, and --semantics is about others. Leave one of them out."
+        )
+    try:
+        return stream_weights(lowered, rows_per_chunk=_LAYERS_PER_CHUNK.value)
+    except ScheduleError as error:
+        raise ConfigError(f"--weights_memory=host: {error}") from error
 
 
 def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int = 0) -> dict[str, Windows]:
@@ -176,7 +210,26 @@ def _costs(timeline: Timeline) -> dict[str, object]:
     return {field: getattr(timeline, field) for field in fields}
 
 
-def _page(lowered: Lowered, timelines: dict[str, Timeline], costs: Costs) -> str:
+def _of_stream(stream: WeightStream) -> dict[str, object]:
+    loads, stores = stream.chunks_each_way
+    sizes = {"layers_per_transfer": stream.rows, "ticks_per_period": stream.period, "num_periods": len(stream.loads)}
+    return {**sizes, "chunks_held": CHUNKS_HELD, "weight_chunks_per_batch": loads, "gradient_chunks_per_batch": stores}
+
+
+def _stream_page(lowered: Lowered, stream: WeightStream) -> str:
+    """The copies of weights and gradients, for people."""
+    loads, stores = stream.chunks_each_way
+    return (
+        "\nstages whose weights come from the host (↓) and whose gradients go to it (↑) beside the ticks from each "
+        f"column's number on:\n{stream_to_text(lowered, stream)}"
+        "  before the first tick the weights of each rank's first stage come; after the last its gradients go\n"
+        f"  a transfer: {counted(stream.rows, 'layer')} each way in {counted(stream.period, 'tick')}; in a batch each "
+        f"rank gets weights of {counted(loads, 'stage')} and sends gradients of {stores}; a device holds {CHUNKS_HELD} "
+        "stages of each\n"
+    )
+
+
+def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Timeline], costs: Costs) -> str:
     """The grids and a summary, for people."""
     schedule, facts = lowered.schedule, _facts(lowered)
     parts = ["{name}: pipe={pipe}, chunks={chunks}, microbatches={microbatches}\n".format(**facts)]
@@ -191,6 +244,8 @@ def _page(lowered: Lowered, timelines: dict[str, Timeline], costs: Costs) -> str
             f"  forward passes of a stage stashed at most on a device: {lowered.stash_slots}; on the host: "
             f"{lowered.host_stash_slots}\n"
         )
+    if stream:
+        parts.append(_stream_page(lowered, stream))
     parts.append(f"\ncosts, in any unit: {costs}\n")
     for clock, timeline in timelines.items():
         name, makespan, bubble = clock.replace("_", "-"), timeline.makespan, timeline.bubble_fraction

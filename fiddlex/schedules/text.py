@@ -17,6 +17,7 @@ from fiddlex.schedules.validate import validate
 
 if TYPE_CHECKING:
     from fiddlex.schedules.lowering import Lowered
+    from fiddlex.schedules.weight_stream import WeightStream
 
 
 def to_csv(schedule: Schedule) -> str:
@@ -112,9 +113,31 @@ def copies_to_text(lowered: "Lowered") -> str:
     return _grid(rows, lowered.num_ticks)
 
 
-def _grid(rows: Sequence[dict[int, str]], num_slots: int) -> str:
-    """The lines of a grid, given the text of each rank by time slot."""
-    grid = [["rank", *map(str, range(num_slots))]]
+def stream_to_text(lowered: "Lowered", stream: "WeightStream") -> str:
+    """Draws as a grid when weights come from the host and gradients go there, with a column for each period of ticks.
+
+    The columns are named by the first tick of each period. `↓3` is the arrival of weights of stage 3, which replace
+    others at the end of the period, and `↑3` is the departure of its gradients. A chunk that takes several transfers is
+    in as many columns.
+    """
+    periods = len(stream.loads)
+    rows: list[dict[int, str]] = [{} for _ in range(lowered.schedule.num_ranks)]
+    for rank, cells in enumerate(rows):
+        stages = lowered.schedule.stages_of(rank)
+        for period in range(periods):
+            copies = [
+                f"{sign}{stages[row // stream.rows_per_chunk]}"
+                for row, sign in ((stream.loads[period, rank], "↓"), (stream.stores[period, rank], "↑"))
+                if row != NONE
+            ]
+            if copies:
+                cells[period] = "".join(copies)
+    return _grid(rows, periods, step=stream.period)
+
+
+def _grid(rows: Sequence[dict[int, str]], num_slots: int, *, step: int = 1) -> str:
+    """The lines of a grid, given the text of each rank by time slot; the first line counts the slots by `step`."""
+    grid = [["rank", *(str(step * slot) for slot in range(num_slots))]]
     grid += [[str(rank), *(cells.get(slot, ".") for slot in range(num_slots))] for rank, cells in enumerate(rows)]
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     slot_width = max(widths[1:])

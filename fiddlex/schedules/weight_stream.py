@@ -25,7 +25,8 @@ from fiddlex.errors import ScheduleError
 from fiddlex.schedules.lowering import Lowered
 from fiddlex.schedules.table import NONE
 
-FEWEST_CHUNKS = 3  # with two, the devices would hold all weights
+CHUNKS_HELD = 2  # of weights, and of gradients
+FEWEST_CHUNKS = CHUNKS_HELD + 1  # with fewer, the devices would hold all weights
 _MOST_REPEATED = 0.5  # a transfer has more rows where the periods would else have so many more than are needed, a share
 
 
@@ -53,6 +54,13 @@ class WeightStream:
     def trains(self) -> bool:
         """Whether gradients go to the host."""
         return bool((self.stores != NONE).any())
+
+    @property
+    def chunks_each_way(self) -> tuple[int, int]:
+        """How many chunks of weights come to a rank in a batch, and how many of gradients go, on the busiest rank."""
+        transfers = -(-self.rows_per_chunk // self.rows)
+        loads, stores = (int((each != NONE).sum(axis=0).max()) // transfers for each in (self.loads, self.stores))
+        return loads + 1, stores + self.trains  # with chunk 0 before the first tick and after the last
 
     @property
     def early_stores(self) -> np.ndarray:

@@ -6,7 +6,8 @@ from fiddlex.errors import ScheduleError
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.schedule import Action, Schedule
-from fiddlex.schedules.text import copies_to_text, from_csv, to_csv, to_text
+from fiddlex.schedules.text import copies_to_text, from_csv, stream_to_text, to_csv, to_text
+from fiddlex.schedules.weight_stream import stream_weights
 from tests.schedules.strategies import generated_schedules, user_schedules
 
 GOLDEN = {
@@ -68,6 +69,18 @@ rank    0        1        2        3        4        5        6        7        
    0    .        .       ↑0F1     ↑0F2   ↑0F3↓0F1   ↓0F2     ↓0F3      .        .
    1    .        .        .     ↑1F1↓1F1 ↑1F2↓1F2 ↑1F3↓1F3    .        .        .
    2    .        .        .        .        .        .        .        .        .
+"""
+    )
+
+
+def test_weights_and_gradients_on_their_way_are_drawn_by_periods():
+    lowered = lower(make_schedule("breadth_first", pipe=2, chunks=3, num_microbatches=4))
+    assert (
+        stream_to_text(lowered, stream_weights(lowered, rows_per_chunk=2))
+        == """\
+rank  0    2    4    6    8    10   12   14   16   18   20   22   24
+   0  ↓2   ↓2   ↓4   ↓4   .    .    .    .    ↓0  ↓0↑4  ↑4   ↑2   ↑2
+   1  ↓3   ↓3   ↓5   ↓5   .    .    .    .   ↓1↑5 ↓1↑5  ↑3   ↑3   .
 """
     )
 
