@@ -74,35 +74,34 @@ def _host_text(problem: Problem, best: Plan) -> list[str]:
     memory = best.memory
     if not memory.of_host:
         return []
-    lines, bandwidth = [], problem.topology.host_memory.bandwidth
+    lines, bandwidth, times = list[str](), problem.topology.host_memory.bandwidth, best.times
+    there = f"of its host, which has {gib(problem.host_limit)} GiB for it"
     if memory.host_state:
         lines.append(
-            f"optimizer.offload=True keeps {gib(memory.host_state)} GiB of each device's train state in the memory of "
-            f"its host, which has {gib(problem.host_limit)} GiB for it. An update takes {best.step.update:.3g} s, at "
-            f"{bandwidth / 1e9:g} GB/s each way."
+            f"optimizer.offload=True keeps {gib(memory.host_state)} GiB of each device's train state in the memory "
+            f"{there}. An update takes {best.step.update:.3g} s, at {bandwidth / 1e9:g} GB/s each way."
         )
-    times, exposed = best.times, ""
-    if waits := best.exposed_s.get("host", 0.0):
-        exposed = f" A step waits {waits:.3g} s for these copies."
+        there = "of its host too"
     if memory.host_stash:
-        size = times.spill * bandwidth
         forward, backward = times.forward, times.layer - times.forward
         lines.append(
-            f"pipeline.stash_memory=host keeps {gib(memory.host_stash)} GiB of each device's stash in the memory of "
-            f"its host, which has {gib(problem.host_limit)} GiB for it. What a layer saves, {size / 1e6:.3g} MB, "
-            f"travels in {1e3 * times.spill:.3g} ms each way at {bandwidth / 1e9:g} GB/s, there beside a forward pass "
-            f"of {1e3 * forward:.3g} ms and back beside a backward pass of {1e3 * backward:.3g} ms.{exposed}"
+            f"pipeline.stash_memory=host keeps {gib(memory.host_stash)} GiB of each device's stash in the memory "
+            f"{there}. What a layer saves, {_megabytes(times.spill, bandwidth)}, travels in {1e3 * times.spill:.3g} ms "
+            f"each way at {bandwidth / 1e9:g} GB/s, there beside a forward pass of {1e3 * forward:.3g} ms and back "
+            f"beside a backward pass of {1e3 * backward:.3g} ms."
         )
-        exposed = ""
-    if best.config.pipeline.streams:
+    if memory.host_weights:
         chunks = best.layout.chunks
         lines.append(
-            f"pipeline.weights_memory=host leaves the weights and gradients of two chunks of layers on a device at a "
-            f"time, of {chunks} chunks. A layer's weights, {times.load * bandwidth / 1e6:.3g} MB, come in "
-            f"{1e3 * times.load:.3g} ms, and its gradients, {times.store * bandwidth / 1e6:.3g} MB, go in "
-            f"{1e3 * times.store:.3g} ms. In a batch {2 * chunks - 2} chunks of weights come and {chunks} of gradients "
-            f"go, each beside the passes of {best.layout.num_microbatches} microbatches through one chunk.{exposed}"
+            f"pipeline.weights_memory=host keeps {gib(memory.host_weights)} GiB of the layers' weights and gradients "
+            f"in the memory {there}; a device holds two of {chunks} chunks of each. A layer's weights, "
+            f"{_megabytes(times.load, bandwidth)}, come in {1e3 * times.load:.3g} ms, and its gradients, "
+            f"{_megabytes(times.store, bandwidth)}, go in {1e3 * times.store:.3g} ms. In a batch {2 * chunks - 2} "
+            f"chunks of weights come and {chunks} of gradients go, most of them beside the passes of "
+            "the microbatches through a chunk."
         )
+    if waits := best.exposed_s.get("host", 0.0):
+        lines[-1] += f" The passes of a step wait {waits:.3g} s for copies to and from the host."
     return lines
 
 
@@ -129,6 +128,11 @@ def further_text(asked: Problem, solved: Problem) -> str:
         f"No layout fits {limit} a device, not even with optimizer.offload. These plans set it and also "
         f"{' and '.join(moved)} (docs/offload.md)."
     )
+
+
+def _megabytes(seconds: float, bandwidth: float) -> str:
+    """What crosses a link of so many bytes/s in this time."""
+    return f"{seconds * bandwidth / 1e6:.3g} MB"
 
 
 def traffic_text(problem: Problem, plan: Plan) -> str:

@@ -226,6 +226,8 @@ class _Space:
     def shape(self, layout: Layout) -> Shape:
         """The shape of a layout's pipeline, with what waits on the host."""
         pipeline = self.problem.config.pipeline
+        if not (pipeline.spills or pipeline.streams):
+            return layout.shape
         streamed = self.cut(layout).placement.rows_per_chunk * pipeline.streams
         return layout.shape._replace(spills=pipeline.spills, streamed=streamed)
 

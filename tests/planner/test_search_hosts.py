@@ -12,7 +12,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.layouts import Layout, layouts
 from fiddlex.planner.no_plan import why_none
-from fiddlex.planner.predict import predict
+from fiddlex.planner.predict import needed_memory, predict
 from fiddlex.planner.report import as_text, further_text, gib, plan_facts
 from fiddlex.planner.search import Found, evaluate, search, search_further
 from fiddlex.schedules.generators import make_schedule
@@ -51,7 +51,8 @@ def fake_memory(monkeypatch, *, here, offloaded, streamed):
         streams, offloads = config.pipeline.streams, config.optimizer.offload
         assert not streams or config.pipeline.spills
         peak = streamed if streams else offloaded if offloads else here
-        return Memory(peak * 2**30, *[0] * 10, host_state=2**30 * offloads, host_stash=2**30 * streams)
+        on_host = {"host_state": 2**30 * offloads, "host_stash": 2**30 * streams, "host_weights": 2**30 * streams}
+        return Memory(peak * 2**30, *[0] * 10, **on_host)
 
     monkeypatch.setattr("fiddlex.planner.search.device_memory", device_memory)
 
@@ -79,10 +80,28 @@ def test_as_much_goes_to_the_host_as_it_takes(monkeypatch, here, offloaded, stre
     if told:
         assert further_text(problem, solved) == told
     text = as_text(solved, found)
-    assert ("pipeline.weights_memory=host leaves the weights and gradients of two chunks" in text) == (offloaded == 5)
+    keeps = "pipeline.weights_memory=host keeps 1.0 GiB of the layers' weights and gradients in the memory of its host"
+    assert (keeps in text) == (offloaded == 5)
     for plan in found.plans:
         assert plan.config.validate().pipeline.streams == (offloaded == 5)
         assert plan.config.optimizer.offload == (here == 5)
+
+
+def test_a_model_fits_with_its_layers_on_the_host_alone():
+    problem = a_problem(num_devices=1, layers=12)
+    here, offloaded, streamed = (
+        search(dataclasses.replace(each, objective="memory"), keep=1).plans[0].memory
+        for each in (problem, problem.offloading, problem.streaming)
+    )
+    assert here.peak > 2 * offloaded.peak > 4 * streamed.peak
+    small = dataclasses.replace(problem, memory_bytes=2 * streamed.peak)
+    solved, found = search_further(small)
+    assert solved == small.streaming
+    best = found.plans[0]
+    assert best.memory.peak <= 2 * streamed.peak
+    assert best.memory.of_host > offloaded.of_host
+    needed = needed_memory(best.config.validate(), backend_of(problem.topology.compiler))
+    assert needed == best.memory
 
 
 def test_a_config_with_something_on_the_host_keeps_it_there(monkeypatch):
@@ -185,7 +204,7 @@ def test_text_tells_how_long_a_copy_of_the_stash_takes():
     text = as_text(problem, Found([plan], 1, 1, None))
     assert "What a layer saves, " in text
     assert "there beside a forward pass of" in text
-    assert f"A step waits {copies:.3g} s for these copies." in text
+    assert f"The passes of a step wait {copies:.3g} s for copies to and from the host." in text
     assert "pipeline.stash_memory" not in as_text(problem, Found([without], 1, 1, None))
 
 
