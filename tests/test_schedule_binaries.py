@@ -302,6 +302,7 @@ def test_bubbles_of_the_free_running_clock_are_the_formulas():
         *((name, "3", "1", m) for name in ("gpipe", "1f1b", "zb_h1", "zb_h2") for m in ("48", "128")),
         *(("zb_v", "3", "2", m) for m in ("48", "128")),
         *(("interleaved_1f1b", "3", str(v), "48") for v in range(1, 5)),  # 128 is no multiple of 3
+        *(("breadth_first", "3", str(v), m) for v in range(1, 5) for m in ("48", "128")),
     }
     assert ["1f1b", "16", "1", "128", "0.1172", "0.1172", "0.1172", "158", "16", "31"] in rows
     assert ["interleaved_1f1b", "16", "4", "128", "0.0293", "0.0293", "0.0293", "590", "19.75", "19.75"] in rows
