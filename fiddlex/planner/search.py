@@ -1,8 +1,8 @@
 """An exact search for the best layouts of a model on a cluster, which evaluates only a small part of the space.
 
-Each layout has a cheap lower bound on its score (for time and cost: `_least_seconds`). The search visits layouts in
-ascending order of this bound. It ends when it has enough plans and the bound of the next layout is worse than the worst
-of them. It checks whether each visited layout fits (`fiddlex.costs.memory`), then simulates it
+Each layout has a cheap lower bound on its score (for time and cost: `fiddlex.planner.bound`). The search visits layouts
+in ascending order of this bound. It ends when it has enough plans and the bound of the next layout is worse than the
+worst of them. It checks whether each visited layout fits (`fiddlex.costs.memory`), then simulates it
 (`closed_forms.batch_seconds`). Invariant: the plans are those that an evaluation of the whole space (`layouts`) would
 give, up to ties.
 """
@@ -19,13 +19,16 @@ from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.sizes import model_flops
 from fiddlex.costs.weight_memory import WeightBytes, device_parameters, weight_bytes
 from fiddlex.errors import ConfigError
-from fiddlex.planner.closed_forms import Shape, batch_seconds, copies_of, sizes, stage_ranks
+from fiddlex.planner.bound import Cut, least_seconds
+from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes
 from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes, Traffic
 from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction
 from fiddlex.planner.predict import Prediction
-from fiddlex.schedules.placement import LayerPlacement, place_layers
 from fiddlex.schedules.weight_stream import FEWEST_CHUNKS
-from fiddlex.simulate.clock import Costs
+
+# Share by which a bound that equals the time may exceed it, since sums are rounded. Where copies to and from the host
+# take longest, many layouts take the same time, and the one that needs least memory is to be found.
+_ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +195,7 @@ class _Space:
         self._models = {semantics: self._cost_model(semantics) for semantics in problem.semantics}
         self._backend = backend_of(problem.topology.compiler)
         self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
-        self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(_Cut.of)
+        self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(Cut.of)
         self._memory_once = functools.cache(self._memory)
 
     def entries(self) -> Iterator[_Entry]:
@@ -205,7 +208,8 @@ class _Space:
             return float(self.memory(layout).peak), 0.0
         cut, (times, step) = self.cut(layout), self.times(layout)
         devices = layout.num_devices if self.problem.objective == "cost" else 1
-        return (_least_seconds(self.shape(layout), cut, times) + sum(step)) * devices, 0.0
+        least = least_seconds(self.shape(layout), cut, times) + sum(step)
+        return least * (1 - _ROUNDING) * devices, 0.0
 
     def times(self, layout: Layout) -> tuple[MicrobatchTimes, StepTimes]:
         """Seconds of a layout's microbatch, and of its step outside the pipeline."""
@@ -231,7 +235,7 @@ class _Space:
         streamed = self.cut(layout).placement.rows_per_chunk * pipeline.streams
         return layout.shape._replace(spills=pipeline.spills, streamed=streamed)
 
-    def cut(self, layout: Layout) -> "_Cut":
+    def cut(self, layout: Layout) -> Cut:
         """The placement of a layout's layers on stages."""
         return self._cut_once(layout.schedule, layout.pipe, layout.chunks, self.problem.config.model.num_layers)
 
@@ -311,71 +315,6 @@ class _Space:
         number = device_parameters(dataclasses.replace(self.problem.config, mesh=mesh), rows)
         streamed_rows = rows * self.problem.config.pipeline.streams
         return self._models[semantics].step(mesh, num_parameters=number, streamed_rows=streamed_rows)
-
-
-class _Cut(NamedTuple):
-    """The placement of layers on stages, with the counts that the search needs.
-
-    Attributes:
-      placement: the placement of the layers.
-      rows: number of rows of a stacked weight on each rank.
-      busiest: number of layers of each stage of the rank that has most.
-      most: number of layers on the rank that has most.
-      last: number of layers on the last rank.
-      before: number of layers in the first `pipe` − 1 stages.
-    """
-
-    placement: LayerPlacement
-    rows: int
-    busiest: tuple[int, ...]
-    most: int
-    last: int
-    before: int
-
-    @classmethod
-    def of(cls, schedule: str, pipe: int, chunks: int, num_layers: int) -> "_Cut":
-        """The cut for a schedule with `pipe` ranks and `chunks` stages on each."""
-        placement = place_layers(stage_ranks(Shape(schedule, pipe, chunks, pipe)), num_layers)
-        layers = placement.layers_per_stage
-        work = [tuple(layers[stage] for stage in stages) for stages in placement.chunks]
-        busiest = max(work, key=sum)
-        return cls(placement, placement.rows_per_rank, busiest, sum(busiest), sum(work[-1]), sum(layers[: pipe - 1]))
-
-
-def _least_seconds(shape: Shape, cut: _Cut, times: MicrobatchTimes) -> float:
-    """A lower bound on the seconds of a batch, for any order of its work.
-
-    The rank with most layers processes all microbatches, and all ranks take part in the embedding and head of each. In
-    a pipeline that is flushed, the last rank is also idle until the first microbatch reaches it, and from the end of
-    its last backward pass until the first rank has run that microbatch's backward pass. Where the schedule splits
-    backward passes, W fills this second gap.
-    """
-    m = shape.num_microbatches
-    least = m * (cut.most * times.layer + times.edges)
-    if shape.semantics == "sync":
-        whole = not shape.traits.splits_backward
-        idle = times.forward + (times.backward_input + times.backward_weight) * whole
-        least = max(least, m * (cut.last * times.layer + times.head) + cut.before * idle)
-    if not shape.streamed:
-        return least
-    costs = times.costs(cut.placement)
-    return max(least, _least_copying(shape, cut, times, costs)) + sum(copies_of(shape).ends(costs))
-
-
-def _least_copying(shape: Shape, cut: _Cut, times: MicrobatchTimes, costs: Costs) -> float:
-    """A lower bound on the seconds of all ticks of a batch whose weights come from the host.
-
-    A rank runs the passes of its microbatches in as many ticks, except that the first backward pass can share the tick
-    of the last forward pass. A single microbatch passes all stages and comes back in one tick less than twice their
-    number. Every tick and every period waits for its copies.
-    """
-    m, copies = shape.num_microbatches, copies_of(shape)
-    ticks = 2 * shape.chunks * max(m, shape.pipe) - 1
-    spill = costs.spill if sizes(shape).slots.host_stash else 0.0
-    linked = -(-ticks // copies.period) * copies.of_period(costs, spill=spill)
-    backward = times.backward_input + times.backward_weight
-    slots = [max(layers * time, spill) + spill for layers in cut.busiest for time in (times.forward, backward)]
-    return max(linked, m * sum(slots) - 2 * spill)
 
 
 def _check_streams(problem: Problem) -> None:

@@ -32,7 +32,7 @@ MUTATIONS = (
     ),
     Mutation(
         "bound-with-an-idle-tick-too-many",
-        "fiddlex/planner/search.py",
+        "fiddlex/planner/bound.py",
         old="m * sum(slots) - 2 * spill)",
         new="m * sum(slots) + spill)",
         tests=("tests/planner/test_bound.py::test_no_pipeline_is_faster_than_its_bound",),
@@ -129,7 +129,7 @@ MUTATIONS = (
     # The planner.
     Mutation(
         "bound-above-the-simulated-time",
-        "fiddlex/planner/search.py",
+        "fiddlex/planner/bound.py",
         old="least = m * (cut.most * times.layer + times.edges)",
         new="least = m * (cut.most * times.layer + 1.2 * times.edges)",
         tests=("tests/planner/test_search.py::test_no_layout_takes_less_than_its_bound",),

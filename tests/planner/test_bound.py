@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config, ModelConfig
+from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import batch_seconds
 from fiddlex.planner.cost_model import MicrobatchTimes
 from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem
-from fiddlex.planner.search import _Cut, _least_seconds, _Space, score
+from fiddlex.planner.search import _Space, score
 
 ROUNDING = 1 + 1e-9
 NAMES = ("1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "zb_v")
@@ -42,11 +43,11 @@ def pipelines(draw):
 @given(pipelines())
 def test_no_pipeline_is_faster_than_its_bound(pipeline):
     layout, layers, times, spills = pipeline
-    cut = _Cut.of(layout.schedule, layout.pipe, layout.chunks, layers)
+    cut = Cut.of(layout.schedule, layout.pipe, layout.chunks, layers)
     streamed = cut.placement.rows_per_chunk * (layout.schedule == "breadth_first")
     shape = layout.shape._replace(spills=spills, streamed=streamed)
     simulated = batch_seconds(shape, times.costs(cut.placement))
-    assert _least_seconds(shape, cut, times) <= simulated * ROUNDING
+    assert least_seconds(shape, cut, times) <= simulated * ROUNDING
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -65,5 +66,5 @@ def test_the_bound_of_layers_that_are_alike_is_the_time_itself():
     """So that little is looked at: of 1F1B without hops the bound has nothing to spare."""
     layout = Layout(1, 4, 1, False, "1f1b", 1, 8, "sync", "none")
     times = MicrobatchTimes(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, (0.0,) * 4)
-    cut = _Cut.of("1f1b", 4, 1, 8)
-    assert _least_seconds(layout.shape, cut, times) == batch_seconds(layout.shape, times.costs(cut.placement)) == 66.0
+    cut = Cut.of("1f1b", 4, 1, 8)
+    assert least_seconds(layout.shape, cut, times) == batch_seconds(layout.shape, times.costs(cut.placement)) == 66.0

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fiddlex.cluster.pieces import LEAST_ROWS
@@ -31,6 +31,7 @@ from tests.planner.problems import a_problem, servers_of
     st.sampled_from(["", "streaming"]),
     st.floats(0, 1),
 )
+@example(1, 3, 2, 12, "time", ("sync",), 2, "a100_80", 1e9, "streaming", 1.0)  # where a slow link makes ties
 def test_it_finds_what_looking_at_every_layout_finds(
     num_devices, layers, heads, batch, objective, semantics, per_server, name, bandwidth, kind, share
 ):

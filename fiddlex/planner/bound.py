@@ -1,0 +1,76 @@
+"""A lower bound on the seconds of a batch, by which the search orders layouts and rules most of them out.
+
+Invariant: no order of a batch's work takes less time in the lockstep clock.
+"""
+
+from typing import NamedTuple
+
+from fiddlex.planner.closed_forms import Shape, copies_of, sizes, stage_ranks
+from fiddlex.planner.cost_model import MicrobatchTimes
+from fiddlex.schedules.placement import LayerPlacement, place_layers
+from fiddlex.simulate.clock import Costs
+
+
+class Cut(NamedTuple):
+    """The placement of layers on stages, with the counts that the search needs.
+
+    Attributes:
+      placement: the placement of the layers.
+      rows: number of rows of a stacked weight on each rank.
+      busiest: number of layers of each stage of the rank that has most.
+      most: number of layers on the rank that has most.
+      last: number of layers on the last rank.
+      before: number of layers in the first `pipe` − 1 stages.
+    """
+
+    placement: LayerPlacement
+    rows: int
+    busiest: tuple[int, ...]
+    most: int
+    last: int
+    before: int
+
+    @classmethod
+    def of(cls, schedule: str, pipe: int, chunks: int, num_layers: int) -> "Cut":
+        """The cut for a schedule with `pipe` ranks and `chunks` stages on each."""
+        placement = place_layers(stage_ranks(Shape(schedule, pipe, chunks, pipe)), num_layers)
+        layers = placement.layers_per_stage
+        work = [tuple(layers[stage] for stage in stages) for stages in placement.chunks]
+        busiest = max(work, key=sum)
+        return cls(placement, placement.rows_per_rank, busiest, sum(busiest), sum(work[-1]), sum(layers[: pipe - 1]))
+
+
+def least_seconds(shape: Shape, cut: Cut, times: MicrobatchTimes) -> float:
+    """A lower bound on the seconds of a batch, for any order of its work.
+
+    The rank with most layers processes all microbatches, and all ranks take part in the embedding and head of each. In
+    a pipeline that is flushed, the last rank is also idle until the first microbatch reaches it, and from the end of
+    its last backward pass until the first rank has run that microbatch's backward pass. Where the schedule splits
+    backward passes, W fills this second gap.
+    """
+    m = shape.num_microbatches
+    least = m * (cut.most * times.layer + times.edges)
+    if shape.semantics == "sync":
+        whole = not shape.traits.splits_backward
+        idle = times.forward + (times.backward_input + times.backward_weight) * whole
+        least = max(least, m * (cut.last * times.layer + times.head) + cut.before * idle)
+    if not shape.streamed:
+        return least
+    costs = times.costs(cut.placement)
+    return max(least, _least_copying(shape, cut, times, costs)) + sum(copies_of(shape).ends(costs))
+
+
+def _least_copying(shape: Shape, cut: Cut, times: MicrobatchTimes, costs: Costs) -> float:
+    """A lower bound on the seconds of all ticks of a batch whose weights come from the host.
+
+    A rank runs the passes of its microbatches in as many ticks, except that the first backward pass can share the tick
+    of the last forward pass. A single microbatch passes all stages and comes back in one tick less than twice their
+    number. Every tick and every period waits for its copies.
+    """
+    m, copies = shape.num_microbatches, copies_of(shape)
+    ticks = 2 * shape.chunks * max(m, shape.pipe) - 1
+    spill = costs.spill if sizes(shape).slots.host_stash else 0.0
+    linked = -(-ticks // copies.period) * copies.of_period(costs, spill=spill)
+    backward = times.backward_input + times.backward_weight
+    slots = [max(layers * time, spill) + spill for layers in cut.busiest for time in (times.forward, backward)]
+    return max(linked, m * sum(slots) - 2 * spill)
