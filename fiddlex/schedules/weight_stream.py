@@ -55,6 +55,17 @@ class WeightStream:
         """Whether gradients go to the host."""
         return bool((self.stores != NONE).any())
 
+    def held_text(self, num_chunks: int) -> str:
+        """What a device holds, for people, where each rank has `num_chunks` chunks."""
+        layers, ticks = (
+            f"{word}{'s' * (number > 1)}" for word, number in (("layer", self.rows), ("tick", self.period))
+        )
+        every = f"every {self.period} {ticks}" if self.period > 1 else f"every {ticks}"
+        return (
+            f"the weights of {CHUNKS_HELD} of {num_chunks} chunks on a device, to which {self.rows} {layers} may come "
+            f"{every}"
+        )
+
     @property
     def chunks_each_way(self) -> tuple[int, int]:
         """How many chunks of weights come to a rank in a batch, and how many of gradients go, on the busiest rank."""

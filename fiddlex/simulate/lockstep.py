@@ -71,11 +71,12 @@ def lockstep(lowered: Lowered, costs: Costs, stream: WeightStream | None = None)
     return Timeline(lowered.schedule, tuple(rows), tuple(times.starts.tolist()), times.makespan, times.shared)
 
 
-def describe(lowered: Lowered, *, num_layers: Sequence[int]) -> str:
-    """Returns one line for a log: stages, ticks, bubble, and the most forward passes stashed on a rank.
+def describe(lowered: Lowered, *, num_layers: Sequence[int], stream: WeightStream | None = None) -> str:
+    """Returns one line for a log: stages, ticks, bubble, and what a rank holds.
 
     Args:
       lowered: the schedule on its ticks.
+      stream: when weights come from the host and gradients go there; None: they are on the devices.
       num_layers: number of layers of each stage; the times of F, I and W are assumed proportional to it.
     """
     layers = tuple(map(float, num_layers))
@@ -87,6 +88,7 @@ def describe(lowered: Lowered, *, num_layers: Sequence[int]) -> str:
         f"{schedule.num_microbatches} microbatches in {lowered.num_ticks} ticks, bubble {bubble:.0%}, "
         f"at most {lowered.stash_slots} forward passes of a stage stashed on a rank"
         + (f" and {lowered.host_stash_slots} on its host" if lowered.host_stash_slots else "")
+        + (f", {stream.held_text(schedule.num_chunks)}" if stream else "")
     )
 
 

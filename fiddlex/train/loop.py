@@ -187,16 +187,17 @@ def _log_what_runs(trainer: Trainer) -> None:
         text = "Records have no mfu: the peak of %s in %s is not known. Name it by train.topology: %s, or a .toml file."
         logger.info(text, device.device_kind, config.model.dtype, ", ".join(catalogue()))
 
-    if config.mesh.pipe > 1:
-        layout = trainer.layout
-        text = describe_schedule(layout.pipeline.lowered, num_layers=layout.placement.layers_per_stage)
-        logger.info("%s%s", "one batch alone, flushed: " if layout.pipeline.windows else "", text)
+    layout = trainer.layout
+    pipeline, num_layers = layout.pipeline, layout.placement.layers_per_stage
+    if len(num_layers) > 1:
+        text = describe_schedule(pipeline.lowered, num_layers=num_layers, stream=pipeline.stream)
+        logger.info("%s%s", "one batch alone, flushed: " if pipeline.windows else "", text)
 
-    for name, windows in trainer.layout.pipeline.windows.items():
+    for name, windows in pipeline.windows.items():
         how = "flushed" if not max(windows.semantics.delays) else "from batch to batch"
         logger.info("%s, %s: %s", name, how, describe_windows(windows))
-    if len(trainer.layout.pipeline.phases) > 1:
-        phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in trainer.layout.pipeline.phases)
+    if len(pipeline.phases) > 1:
+        phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in pipeline.phases)
         logger.info("semantics: %s", ", ".join(phases))
-    for line in unused_fields(config, host_stash_slots=trainer.layout.pipeline.spec.sizes.slots.host_stash):
+    for line in unused_fields(config, host_stash_slots=pipeline.spec.sizes.slots.host_stash):
         logger.info("%s", line)

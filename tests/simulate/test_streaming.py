@@ -11,7 +11,7 @@ from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.ticks import forward_schedule
 from fiddlex.schedules.weight_stream import stream_weights
 from fiddlex.simulate.clock import Costs
-from fiddlex.simulate.lockstep import lockstep
+from fiddlex.simulate.lockstep import describe, lockstep
 from tests.simulate.strategies import stage_costs
 
 
@@ -94,3 +94,21 @@ def test_a_slow_link_takes_as_long_for_any_number_of_microbatches(microbatches):
     """As long as twice the 6 chunks of 4 rows, or a row less with a transfer in each of 47 ticks, and the ends."""
     timeline = run(Costs(load=1e3, store=1e3), pipe=1, chunks=6, microbatches=microbatches, rows=4)
     assert timeline.makespan == 1e3 * (2 * 6 * 4 - (microbatches == 4) + 2 * 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "microbatches", "expected"),
+    [
+        (1, 4, "the weights of 2 of 3 chunks on a device, to which 1 layer may come every 4 ticks"),
+        (4, 4, "the weights of 2 of 3 chunks on a device, to which 1 layer may come every tick"),
+        (4, 2, "the weights of 2 of 3 chunks on a device, to which 2 layers may come every tick"),
+    ],
+)
+def test_the_line_of_a_log_tells_what_a_device_holds(rows, microbatches, expected):
+    lowered = lower(make_schedule("breadth_first", pipe=2, chunks=3, num_microbatches=microbatches), spills=True)
+    stream = stream_weights(lowered, rows_per_chunk=rows)
+    text = describe(lowered, num_layers=[rows] * 6, stream=stream)
+    assert text.endswith(
+        f"2 forward passes of a stage stashed on a rank and {3 * microbatches - 2} on its host, {expected}"
+    )
+    assert "weights" not in describe(lowered, num_layers=[rows] * 6)
