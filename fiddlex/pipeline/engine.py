@@ -36,6 +36,7 @@ from fiddlex.pipeline.stage import Cache, CachedLayer, Chunk, Integer, Slot, Sta
 from fiddlex.schedules.pipeline_spec import PipelineSpec
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.table import BACKWARD_HOPS, FORWARD_HOPS, NONE, Tick, accesses
+from fiddlex.schedules.weight_stream import CHUNKS_HELD
 from fiddlex.schedules.windows import Renames
 
 Tree = Any
@@ -319,7 +320,7 @@ class Engine:
         sizes = np.asarray(placement.chunk_sizes())
         return Chunk(
             stacks.flat(self.versions.layers),
-            row=self._row(self._version(age), number, num_chunks=2),
+            row=self._row(self._version(age), number, num_chunks=CHUNKS_HELD),
             grad_row=self._row(self._place(microbatch, self.spec.sizes.sums), number, num_chunks=1),
             layer=jnp.asarray(placement.first_layers())[rank, number],
             num_layers=jnp.where(number == NONE, 0, jnp.asarray(sizes)[rank, number]),

@@ -6,8 +6,11 @@ and are on the host at its end. Every period copies rows both ways, needed or no
 host that pass through a conditional. The loop over periods only reads the weights of the host and only writes the
 gradients: XLA:GPU copies an array of the host that a loop both reads and writes.
 
+XLA decides when the copies begin. An optimization barrier after the ticks, and a loop that writes what has arrived,
+leave XLA:TPU no work but the ticks beside them.
+
 Matrices alone wait on the host. Vectors, such as the scales of norms, wait on the device and pass through the same
-buffers: XLA:TPU cannot copy some rows of an array that has no further dimensions than one to and from the host.
+buffers: XLA:TPU cannot copy rows of an array with two dimensions to the host or back.
 """
 
 import dataclasses

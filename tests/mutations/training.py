@@ -98,8 +98,8 @@ MUTATIONS = (
     Mutation(
         "tied-table-counted-twice-in-the-norm",
         "fiddlex/train/step/measures.py",
-        old="return optax.tree.norm(grads), {",
-        new='return optax.tree.norm((grads, grads["embedding"]["tokens"])), {',
+        old="return optax.tree.norm(grads), found",
+        new='return optax.tree.norm((grads, grads["embedding"]["tokens"])), found',
         tests=(LAGGING,),
     ),
     Mutation(

@@ -26,11 +26,9 @@ def measure(grads: Weights, placement: LayerPlacement, mesh: Mesh) -> tuple[jax.
       `layers`.
     """
     if not any(map(is_on_host, jax.tree.leaves(grads))):
-        flags = functools.partial(_nonfinite, placement)
-        return optax.tree.norm(grads), {
-            part: jax.tree.map(functools.partial(flags, part), grads[part]) for part in grads
-        }
-    squares, found = list[jax.Array](), dict[str, Any]()
+        found = {part: jax.tree.map(functools.partial(_nonfinite, placement, part), grads[part]) for part in grads}
+        return optax.tree.norm(grads), found
+    squares, found = list[jax.Array](), {}
     for part in grads:
         leaves, structure = jax.tree.flatten(grads[part])
         of_leaves = [_of_leaf(g, part, placement, mesh) for g in leaves]
