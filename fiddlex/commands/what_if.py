@@ -43,8 +43,11 @@ def main(argv: list[str]) -> None:
         changes = [{"change": answer.change, **facts(answer.after), "ratio": answer.ratio} for answer in answers]
         print(json.dumps({**facts(outcome), "changes": changes}))
         return
-    rows = [["", "step, s", "of it", "devices", "GiB", "fits"], row("as it is", outcome)]
-    print(table([*rows, *(row(answer.change, answer.after, f"{answer.ratio:.3f}") for answer in answers)]))
+    rows = [["", "step, s", "of it", "devices", "GiB", "host GiB", "fits"], row("as it is", outcome)]
+    rows += [row(answer.change, answer.after, f"{answer.ratio:.3f}") for answer in answers]
+    if not any(each.host_bytes for each in (outcome, *(answer.after for answer in answers))):
+        rows = [[*before, fits] for *before, _, fits in rows]
+    print(table(rows))
 
 
 def facts(outcome: Estimate) -> dict[str, Any]:
@@ -55,5 +58,5 @@ def facts(outcome: Estimate) -> dict[str, Any]:
 def row(name: str, outcome: Estimate, ratio: str = "") -> list[str]:
     """The table row of an estimate, for people."""
     memory = "" if outcome.peak_bytes is None else gib(outcome.peak_bytes)
-    fits = {None: "", True: "yes", False: "no"}[outcome.fits]
-    return [name, f"{outcome.seconds:.4g}", ratio, f"{outcome.num_devices}", memory, fits]
+    fits, on_host = {None: "", True: "yes", False: "no"}[outcome.fits], gib(outcome.host_bytes or 0)
+    return [name, f"{outcome.seconds:.4g}", ratio, f"{outcome.num_devices}", memory, on_host, fits]

@@ -71,10 +71,17 @@ class Problem:
 
     @property
     def streaming(self) -> "Problem":
+        """The same problem with `optimizer.offload` and the layers' weights on hosts too."""
+        return self.offloading._with_pipeline(weights_memory="host")
+
+    @property
+    def all_on_hosts(self) -> "Problem":
         """The same problem with all that can wait on hosts there: also the stash, and the layers' weights."""
-        offloading = self.offloading
-        pipeline = dataclasses.replace(self.config.pipeline, stash_memory="host", weights_memory="host")
-        return dataclasses.replace(offloading, config=dataclasses.replace(offloading.config, pipeline=pipeline))
+        return self.streaming._with_pipeline(stash_memory="host")
+
+    def _with_pipeline(self, **fields: Any) -> "Problem":
+        pipeline = dataclasses.replace(self.config.pipeline, **fields)
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, pipeline=pipeline))
 
     @property
     def can_offload(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from fiddlex.errors import ConfigError
 from fiddlex.planner.layouts import Problem, layouts
 from fiddlex.planner.report import gib, layout_text, parts_text
-from fiddlex.planner.search import Need, search
+from fiddlex.planner.search import Need, further_problems, search
 
 DOUBLINGS = 7  # how often to double the number of devices in search of enough memory
 
@@ -23,11 +23,13 @@ def why_none(problem: Problem, least: Need) -> str:
     devices = _enough_devices(problem)
     most = f"none of up to {2**DOUBLINGS} times the devices is enough"
     helps = "; ".join([f"{devices} devices" if devices else most, *_remedies(problem, least.memory.peak)])
+    further = list(further_problems(problem))
+    tried = " Layouts with more in the memory of the hosts were tried too, and do not fit." if further else ""
     of_host = f" and {gib(problem.host_limit)} GiB of its host's memory" if least.memory.of_host else ""
     return (
         f"No layout on {problem.num_devices} {chip.name} fits {gib(problem.limit)} GiB a device{of_host}. The smallest "
         f"need is {gib(least.memory.peak)} GiB, of {layout_text(least.layout)}: {parts_text(least.memory)} GiB. What "
-        f"would help: {helps}.{_host_shortage(problem, least)}"
+        f"would help: {helps}.{tried}{_host_shortage(problem, least)}"
     )
 
 
@@ -40,7 +42,7 @@ def _host_shortage(problem: Problem, least: Need) -> str:
     if host is not None and limit < host.bytes_per_device:
         pool = (
             f" of {gib(host.bytes_per_device)}, since the allocator of pinned memory gives no more by default "
-            "(XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB changes that)"
+            "(pinned_gib of the topology's file, which XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB changes)"
         )
     pipeline = problem.config.pipeline
     uses = {
@@ -56,13 +58,20 @@ def _host_shortage(problem: Problem, least: Need) -> str:
 
 
 def _enough_devices(problem: Problem) -> int | None:
-    """The problem's number of devices times the smallest power of two for which a layout fits; None: none does."""
+    """The problem's number of devices times the smallest power of two for which a layout fits; None: none does.
+
+    As in `search_further`, a layout may keep more on the hosts than the config says.
+    """
     for doublings in range(1, DOUBLINGS + 1):
         more = dataclasses.replace(problem, num_devices=problem.num_devices << doublings)
-        need = _smallest_need(more)
-        if need is not None and need <= problem.limit:
+        if _fits(more) or any(map(_fits, further_problems(more))):
             return more.num_devices
     return None
+
+
+def _fits(problem: Problem) -> bool:
+    need = _smallest_need(problem)
+    return need is not None and need <= problem.limit
 
 
 def _remedies(problem: Problem, need: int) -> Iterator[str]:
@@ -79,8 +88,13 @@ def _remedies(problem: Problem, need: int) -> Iterator[str]:
     if problem.can_offload:
         others["optimizer.offload=True"] = problem.offloading
     if problem.can_stream:
-        fields = "optimizer.offload=True", "pipeline.stash_memory=host", "pipeline.weights_memory=host"
-        others[f"{fields[0]} with {fields[1]} and {fields[2]}"] = problem.streaming
+        fields = "optimizer.offload=True", "pipeline.weights_memory=host", "pipeline.stash_memory=host"
+        others[f"{fields[0]} with {fields[1]}"] = problem.streaming
+        others[f"{fields[0]} with {fields[1]} and {fields[2]}"] = problem.all_on_hosts
+    if "sync" not in problem.semantics:
+        flushed = dataclasses.replace(problem, semantics=(*problem.semantics, "sync"))
+        if _fits(flushed) or any(map(_fits, further_problems(flushed))):
+            yield "sync among --semantics, which is enough"
     for name, other in others.items():
         least = _smallest_need(other) if other.config != problem.config else None
         if least is not None and least < need:

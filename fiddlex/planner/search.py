@@ -136,7 +136,8 @@ def evaluate(problem: Problem, layout: Layout) -> Plan:
 def search_further(problem: Problem, *, keep: int = 5) -> tuple[Problem, Found]:
     """Finds the best layouts, with as much on the hosts as it takes for a layout to fit.
 
-    It searches as the config says, then with `optimizer.offload`, then with all that can wait on hosts there.
+    It searches as the config says, then with `optimizer.offload`, then with the layers' weights on hosts too, then with
+    the stash there too.
 
     Args:
       problem: the problem to solve.
@@ -160,8 +161,13 @@ def search_further(problem: Problem, *, keep: int = 5) -> tuple[Problem, Found]:
 
 def further_problems(problem: Problem) -> Iterator[Problem]:
     """The problem with more on the hosts, first with `optimizer.offload`, where that has layouts."""
-    possible = [problem.offloading] * problem.can_offload + [problem.streaming] * problem.can_stream
-    return (further for further in possible if further.config != problem.config and any(layouts(further)))
+    possible = [problem.offloading] * problem.can_offload
+    possible += [problem.streaming, problem.all_on_hosts] * problem.can_stream
+    seen = [problem.config]
+    for further in possible:
+        if further.config not in seen and any(layouts(further)):
+            seen.append(further.config)
+            yield further
 
 
 def _shortage(problem: Problem, memory: Memory) -> tuple[int, int]:

@@ -75,9 +75,11 @@ class Scenario:
         """
         seconds, devices = self.seconds(), self.config.mesh.num_devices
         if self.topology is None:
-            return Estimate(seconds, devices, None, None)
-        peak = needed_memory(self.config, backend_of(self.topology.compiler)).peak
-        return Estimate(seconds, devices, peak, peak <= Problem(self.config, self.topology, devices).limit)
+            return Estimate(seconds, devices, None, None, None)
+        memory = needed_memory(self.config, backend_of(self.topology.compiler))
+        problem = Problem(self.config, self.topology, devices)
+        fits = memory.peak <= problem.limit and memory.of_host <= problem.host_limit
+        return Estimate(seconds, devices, memory.peak, memory.of_host, fits)
 
     def _model(self) -> StepModel:
         if self.profile is not None:
@@ -93,12 +95,15 @@ class Estimate(NamedTuple):
       seconds: seconds of a step.
       num_devices: number of devices that the step runs on.
       peak_bytes: bytes of memory that the step takes on each device; None: unknown, since the scenario has a profile.
-      fits: whether the device has `peak_bytes`, and the planner's headroom (`layouts.HEADROOM`) too; None: unknown.
+      host_bytes: bytes that each device keeps in the memory of its host; None: unknown.
+      fits: whether the device has `peak_bytes`, and the planner's headroom (`layouts.HEADROOM`) too, and its host has
+        `host_bytes`; None: unknown.
     """
 
     seconds: float
     num_devices: int
     peak_bytes: int | None
+    host_bytes: int | None
     fits: bool | None
 
 

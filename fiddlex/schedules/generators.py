@@ -97,7 +97,7 @@ def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Sc
     Traits(
         slots=lambda p, v, m: Slots(max(m - p, 0) + 2, m + 1, v * m, 0),
         spilled_slots=lambda p, v, m: Slots(max(m - p, 0) + 2, m + 1, min(m, 2), 0, v * m - (m > 1)),
-        chunks=(3, 4, 5, 6, 8, 12, 16),
+        chunks=(3, 4, 5, 6, 8, 10, 12, 16, 20, 24),
         searched=("sync",),
         chunk_major=True,
     )

@@ -88,9 +88,18 @@ def test_memory_and_devices_are_told_of_topologies_alone():
     half = apply(ON_A100, "tensor=2").estimate()
     assert (half.num_devices, half.fits) == (16, True)
     assert half.peak_bytes > before.peak_bytes
-    assert HERE.estimate()[1:] == (32, None, None)
+    assert HERE.estimate()[1:] == (32, None, None, None)
     huge = apply(ON_A100, "model.num_layers=8192").estimate()
     assert not huge.fits
+
+
+def test_a_step_does_not_fit_where_the_host_lacks_memory():
+    offloaded = apply(ON_A100, "optimizer.offload=true")
+    assert offloaded.estimate().fits
+    assert offloaded.estimate().host_bytes == needed_memory(offloaded.config, GPU).of_host > 0
+    host = dataclasses.replace(offloaded.topology.host, memory_gib=0.01)
+    small = dataclasses.replace(offloaded, topology=dataclasses.replace(offloaded.topology, host=host))
+    assert small.estimate().fits is False
 
 
 def test_another_chip_brings_what_compiles_for_it():

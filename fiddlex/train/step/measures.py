@@ -28,21 +28,20 @@ def measure(grads: Weights, placement: LayerPlacement, mesh: Mesh) -> tuple[jax.
     if not any(map(is_on_host, jax.tree.leaves(grads))):
         found = {part: jax.tree.map(functools.partial(_nonfinite, placement, part), grads[part]) for part in grads}
         return optax.tree.norm(grads), found
-    squares, found = list[jax.Array](), {}
-    for part in grads:
-        leaves, structure = jax.tree.flatten(grads[part])
-        of_leaves = [_of_leaf(g, part, placement, mesh) for g in leaves]
-        squares += [each for each, _ in of_leaves]
-        found[part] = jax.tree.unflatten(structure, [flags for _, flags in of_leaves])
-    return jnp.sqrt(sum(squares)), found
-
-
-def _of_leaf(g: jax.Array, part: str, placement: LayerPlacement, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-    """The sum of a gradient's squares, and where it is not finite, as `measure` returns it."""
-    if not is_on_host(g):
-        return jnp.square(g).sum(), _nonfinite(placement, part, g)
-    squares, bad = _of_rows(g, mesh)
-    return squares.sum(), bad[jnp.asarray(placement.rows)]
+    leaves, structure = jax.tree.flatten(grads["layers"])
+    rest = [g for g in jax.tree.leaves(grads | {"layers": leaves}) if not is_on_host(g)]
+    total = optax.tree.norm(rest, squared=True)
+    flags = []
+    for g in leaves:
+        if is_on_host(g):
+            squares, bad = _of_rows(g, mesh, after=total)
+            total += squares.sum()
+            flags.append(bad[jnp.asarray(placement.rows)])
+        else:
+            flags.append(_nonfinite(placement, "layers", g))
+    others = {part: grads[part] for part in grads if part != "layers"}
+    found = {part: jax.tree.map(functools.partial(_nonfinite, placement, part), others[part]) for part in others}
+    return jnp.sqrt(total), found | {"layers": jax.tree.unflatten(structure, flags)}
 
 
 def _nonfinite(placement: LayerPlacement, part: str, g: jax.Array) -> jax.Array:
@@ -51,8 +50,12 @@ def _nonfinite(placement: LayerPlacement, part: str, g: jax.Array) -> jax.Array:
     return jnp.any(~jnp.isfinite(g), axis=tuple(range(1, g.ndim)))[jnp.asarray(placement.rows)]
 
 
-def _of_rows(g: jax.Array, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-    """The sum of squares of each row, float32 [row], and whether it has a value that is not finite, bool [row]."""
+def _of_rows(g: jax.Array, mesh: Mesh, *, after: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The sum of squares of each row, float32 [row], and whether it has a value that is not finite, bool [row].
+
+    The loop over rows begins once the number `after` is known. XLA:CPU runs independent loops side by side, and devices
+    that sum over one another in two of them at a time would wait for each other.
+    """
     pipe = mesh.shape["pipe"]
     number = len(g) // pipe
 
@@ -62,6 +65,7 @@ def _of_rows(g: jax.Array, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
         squares = squares.at[:, index].set(jnp.square(row).sum(axes))
         return changed, (index + 1, squares, bad.at[:, index].set(jnp.any(~jnp.isfinite(row), axis=axes)))
 
-    start = jnp.int32(0), jnp.zeros((pipe, number)), jnp.zeros((pipe, number), bool)
+    first = jnp.minimum(jnp.isnan(after).astype(jnp.int32), 0)  # 0, which XLA does not know
+    start = first, jnp.zeros((pipe, number)), jnp.zeros((pipe, number), bool)
     _, (_, squares, bad) = map_rows(rule, (), g, start, mesh=mesh)
     return squares.reshape(-1), bad.reshape(-1)
