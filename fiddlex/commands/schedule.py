@@ -41,7 +41,8 @@ _COSTS = flags.DEFINE_string(
     "costs",
     None,
     "times in any unit, as in forward=1,backward_input=1,backward_weight=1,hop=0.1; forward=1:1:2:1 has one for each "
-    "stage; what is left out is 1, a hop 0",
+    "stage; what is left out is 1, a hop 0; load=… and store=…, with --weights_memory=host, are the times in which a "
+    "layer's weights come and its gradients go",
 )
 _SEMANTICS = flags.DEFINE_string(
     "semantics", None, f"{', '.join(NAMES)}: run on from batch to batch with weights so many updates old"
@@ -92,7 +93,7 @@ def main(argv: list[str]) -> None:
     )
     schedule = make(num_microbatches=_MICROBATCHES.value)
     lowered, windows = lower(schedule, spills=_STASH_MEMORY.value == "host"), _windows(schedule, make)
-    stream = _stream(lowered)
+    stream = _stream(lowered, costs)
     timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs, stream)}
     shown = {clock: run for clock, run in timelines.items() if _CLOCK.value in ("both", clock)}
     if picture and output:
@@ -102,6 +103,10 @@ def main(argv: list[str]) -> None:
     if _FORMAT.value == "csv" and windows:
         raise ConfigError(
             "--format=csv writes the schedule of one batch, which --semantics does not change: leave it out."
+        )
+    if _FORMAT.value == "csv" and stream:
+        raise ConfigError(
+            "--format=csv writes actions alone, which --weights_memory=host does not change: leave it out."
         )
     if _FORMAT.value == "csv":
         text = to_csv(schedule)
@@ -119,7 +124,7 @@ def main(argv: list[str]) -> None:
         print(text, end="")
 
 
-def _stream(lowered: Lowered) -> WeightStream | None:
+def _stream(lowered: Lowered, costs: Costs) -> WeightStream | None:
     """When weights come from the host, with --weights_memory=host.
 
     Raises:
@@ -128,6 +133,8 @@ def _stream(lowered: Lowered) -> WeightStream | None:
     if _WEIGHTS_MEMORY.value == "device":
         if _LAYERS_PER_CHUNK.present:
             raise ConfigError("--layers_per_chunk changes nothing without --weights_memory=host: leave it out.")
+        if costs.load or costs.store:
+            raise ConfigError("--costs: load and store change nothing without --weights_memory=host: leave them out.")
         return None
     if _SEMANTICS.value:
         raise ConfigError(
@@ -219,13 +226,16 @@ def _of_stream(stream: WeightStream) -> dict[str, object]:
 def _stream_page(lowered: Lowered, stream: WeightStream) -> str:
     """The copies of weights and gradients, for people."""
     loads, stores = stream.chunks_each_way
+    schedule = lowered.schedule
+    numbers = {len(schedule.stages_of(rank)) for rank in range(schedule.num_ranks)}
+    who = "each rank" if len(numbers) == 1 else "the rank with most stages"
     return (
         "\nstages whose weights come from the host (↓) and whose gradients go to it (↑) beside the ticks from each "
         f"column's number on:\n{stream_to_text(lowered, stream)}"
         "  before the first tick the weights of each rank's first stage come; after the last its gradients go\n"
-        f"  a transfer: {counted(stream.rows, 'layer')} each way in {counted(stream.period, 'tick')}; in a batch each "
-        f"rank gets weights of {counted(loads, 'stage')} and sends gradients of {stores}; a device holds {CHUNKS_HELD} "
-        "stages of each\n"
+        f"  a transfer: {counted(stream.rows, 'layer')} each way in {counted(stream.period, 'tick')}; in a batch "
+        f"{who} gets weights of {counted(loads, 'stage')} and sends gradients of {stores}; a device holds "
+        f"{CHUNKS_HELD} stages of each\n"
     )
 
 

@@ -178,8 +178,8 @@ def _check(lowered: Lowered, rank: int, forwards: np.ndarray, backwards: np.ndar
     if number < FEWEST_CHUNKS:
         raise ScheduleError(
             f"schedule {schedule.name} has {number} chunk{'s' * (number > 1)} on rank {rank}: a device holds the "
-            f"weights of two chunks, and with fewer than {FEWEST_CHUNKS} chunks it would hold all. Take more chunks, "
-            "or leave the weights on the devices."
+            f"weights of two chunks, and with fewer than {FEWEST_CHUNKS} chunks it would hold all. Use breadth_first "
+            f"with {FEWEST_CHUNKS} chunks or more, or leave the weights on the devices."
         )
     if lowered.weight_stash_slots:
         raise ScheduleError(

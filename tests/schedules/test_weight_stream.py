@@ -118,7 +118,7 @@ def with_split_backward() -> Schedule:
             named("1f1b", 1),
             r"1f1b has 1 chunk on rank 0: a device holds the weights of two chunks, and with fewer than",
         ),
-        (named("breadth_first", 2), r"breadth_first has 2 chunks on rank 0: .* Take more chunks, or leave the weights"),
+        (named("breadth_first", 2), r"breadth_first has 2 chunks on rank 0: .* Use breadth_first with 3 chunks or mo"),
         (named("interleaved_1f1b", 3), r"interleaved_1f1b is not chunk-major on rank 0: .* Use breadth_first, or lea"),
         (with_split_backward(), r"schedule split splits backward passes into I and W: weights can only come from the"),
     ],

@@ -38,8 +38,11 @@ def on_devices(config: Config) -> Config:
     return config
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_losses_evaluation_and_weights_are_those_of_weights_on_the_devices(dtype: str, tiny_config: Config) -> None:
+# The norm sums in another order, and a weight whose last bit differs may round to another bfloat16.
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-4)])
+def test_losses_evaluation_and_weights_are_those_of_weights_on_the_devices(
+    dtype: str, tolerance: float, tiny_config: Config
+) -> None:
     tiny_config.model.dtype, tiny_config.optimizer.clip_norm, tiny_config.data.eval_fraction = dtype, 0.5, 0.1
     config = streamed(tiny_config)
     config.mesh.data = 2
@@ -47,9 +50,9 @@ def test_losses_evaluation_and_weights_are_those_of_weights_on_the_devices(dtype
     runs = [Trainer(each) for each in (config, on_devices(config))]
     records = [list(trainer.steps(3)) for trainer in runs]
     for ours, theirs in zip(*records, strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
-    assert runs[0].evaluate()["eval_loss"] == pytest.approx(runs[1].evaluate()["eval_loss"], rel=1e-6)
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=tolerance)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=tolerance)
+    assert runs[0].evaluate()["eval_loss"] == pytest.approx(runs[1].evaluate()["eval_loss"], rel=tolerance)
     weights = [jax.tree.leaves(trainer.weights()) for trainer in runs]
     for ours, theirs in zip(*weights, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
@@ -86,8 +89,8 @@ def test_norm_and_flags_of_gradients_are_the_same_wherever_they_are(value: float
     grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), program.layout.shapes)
     for leaf in jax.tree.leaves(grads["layers"]):
         leaf[1].flat[0] = value
-    there = jax.tree.map(jax.device_put, grads, shardings)
     here = jax.tree.map(lambda x, sharding: jax.device_put(x, sharding.with_memory_kind("device")), grads, shardings)
+    there = here | {"layers": jax.tree.map(jax.device_put, grads["layers"], shardings["layers"])}
     measured = jax.jit(lambda grads: measure(grads, program.layout.placement, program.mesh))
     (norm, flags), (expected_norm, expected) = measured(there), measured(here)
     np.testing.assert_allclose(norm, expected_norm, rtol=1e-6)

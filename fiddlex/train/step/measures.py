@@ -29,8 +29,8 @@ def measure(grads: Weights, placement: LayerPlacement, mesh: Mesh) -> tuple[jax.
         found = {part: jax.tree.map(functools.partial(_nonfinite, placement, part), grads[part]) for part in grads}
         return optax.tree.norm(grads), found
     leaves, structure = jax.tree.flatten(grads["layers"])
-    rest = [g for g in jax.tree.leaves(grads | {"layers": leaves}) if not is_on_host(g)]
-    total = optax.tree.norm(rest, squared=True)
+    others = {part: grads[part] for part in grads if part != "layers"}
+    total = optax.tree.norm((others, [g for g in leaves if not is_on_host(g)]), squared=True)
     flags = []
     for g in leaves:
         if is_on_host(g):
@@ -39,7 +39,6 @@ def measure(grads: Weights, placement: LayerPlacement, mesh: Mesh) -> tuple[jax.
             flags.append(bad[jnp.asarray(placement.rows)])
         else:
             flags.append(_nonfinite(placement, "layers", g))
-    others = {part: grads[part] for part in grads if part != "layers"}
     found = {part: jax.tree.map(functools.partial(_nonfinite, placement, part), others[part]) for part in others}
     return jnp.sqrt(total), found | {"layers": jax.tree.unflatten(structure, flags)}
 
