@@ -61,8 +61,8 @@ MUTATIONS = (
     Mutation(
         "last-weight-alone-finite",
         UPDATE,
-        old="jnp.stack(finite).min() == 1",
-        new="finite[-1] == 1",
+        old="changed, other = (weight, mapped), (counters, finite)",
+        new="changed, other = (weight, mapped), (counters, jnp.int32(1))",
         tests=("tests/train/step/test_update.py::test_an_update_from_the_host_finds_a_weight_that_is_not_finite",),
     ),
     # A batch's gradient.

@@ -55,7 +55,7 @@ def test_losses_evaluation_and_weights_are_those_of_weights_on_the_devices(
     assert runs[0].evaluate()["eval_loss"] == pytest.approx(runs[1].evaluate()["eval_loss"], rel=tolerance)
     weights = [jax.tree.leaves(trainer.weights()) for trainer in runs]
     for ours, theirs in zip(*weights, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+        assert np.linalg.norm(ours - theirs) <= 10 * tolerance * np.linalg.norm(theirs)
 
 
 def test_no_value_of_uninitialised_memory_reaches_a_result(

@@ -63,6 +63,8 @@ def make_train_step(
             spike = is_spike(state.usual, loss, norm, bound=bound)
             good &= ~spike
             usual = next_usual(state.usual, loss, norm, good=good)
+        if config.optimizer.offload:  # the update waits for the norm, whatever uses it (`by_leaf`)
+            good &= (norm >= 0) | jnp.isnan(norm)  # always true
         with jax.named_scope("update"):
             clip = functools.partial(clip_by_global_norm, norm=norm, clip_norm=config.optimizer.clip_norm)
             applied = apply(grads, state.optimizer, state.weights, clip, good)

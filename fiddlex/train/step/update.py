@@ -71,19 +71,22 @@ def by_leaf(make_rule: Callable[..., optax.GradientTransformation], blocks: Bloc
 
     def apply(grads: Weights, state: optax.OptState, weights: Weights, clip: Clip, good: jax.Array) -> Applied:
         old, gradient, state_of = map(_named, (weights, grads, state))
-        new, new_state, finite = dict[str, jax.Array](), dict(state_of), list[jax.Array]()
+        new, new_state, finite = dict[str, jax.Array](), dict(state_of), jnp.int32(1)
         before: Any = ()
-        for path, rule in rules.items():
-            leaf, name = _Leaf(path, rule, old[_name(path)], clip, good), _name(path)
+        # What is on the devices comes first, so that loops over rows have no other sums beside them: XLA:CPU runs
+        # independent work side by side, and devices in two sums at a time would wait for each other.
+        for path in sorted(rules, key=lambda path: is_on_host(old[_name(path)])):
+            leaf, name = _Leaf(path, rules[path], old[_name(path)], clip, good), _name(path)
             own = {each: state_of[each] for each in _named(leaf.form)}
             # A leaf comes to the devices only once the one before it is back on the host. XLA would fetch all leaves
             # before the forward passes, and write many back at the end.
             parts = old[name], own, gradient[name]
             (weight, own, grad), before = lax.optimization_barrier((parts, before))
-            _keep(before, new, new_state, finite)
-            before = {name: leaf.updated(grad, own, weight, mesh)}
-        _keep(before, new, new_state, finite)
-        return Applied(_like(weights, new), _like(state, new_state), {}, {}, jnp.stack(finite).min() == 1)
+            _keep(before, new, new_state)
+            weight, own, finite = leaf.updated(grad, own, weight, finite, mesh)
+            before = {name: (weight, own)}
+        _keep(before, new, new_state)
+        return Applied(_like(weights, new), _like(state, new_state), {}, {}, finite == 1)
 
     return apply
 
@@ -107,9 +110,9 @@ class _Leaf:
         self.form = jax.eval_shape(rule.init, _only(path, jax.ShapeDtypeStruct(weight.shape, weight.dtype)))
 
     def updated(
-        self, grad: jax.Array, own: dict[str, jax.Array], weight: jax.Array, mesh: Mesh
+        self, grad: jax.Array, own: dict[str, jax.Array], weight: jax.Array, finite: jax.Array, mesh: Mesh
     ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
-        """The new weight, the new parts of the state, and 1 if the weight is finite, else 0 (int32)."""
+        """The new weight, the new parts of the state, and `finite` if the weight is finite, else 0 (int32)."""
         is_stacked = self._path[0].key == "layers"
         mapped = {path: x for path, x in own.items() if x.shape == weight.shape or _has_rows(x, weight, is_stacked)}
         counters = {path: x for path, x in own.items() if path not in mapped}
@@ -122,7 +125,7 @@ class _Leaf:
                 other[1] * finite,
             )
 
-        changed, other = (weight, mapped), (counters, jnp.int32(1))
+        changed, other = (weight, mapped), (counters, finite)
         if not is_on_host(weight):
             changed, other = rule(changed, grad, other)
         elif is_stacked:
@@ -144,12 +147,11 @@ class _Leaf:
         return new, _named(new_state), jnp.isfinite(new).astype(jnp.int32).min()
 
 
-def _keep(updated: Any, new: dict[str, jax.Array], new_state: dict[str, jax.Array], finite: list[jax.Array]) -> None:
-    """Adds the result of `_Leaf.updated`, by the weight's name, to those of other weights."""
-    for name, (weight, own, is_finite) in dict(updated).items():
+def _keep(updated: Any, new: dict[str, jax.Array], new_state: dict[str, jax.Array]) -> None:
+    """Adds a new weight and the new parts of its state, by the weight's name, to those of other weights."""
+    for name, (weight, own) in dict(updated).items():
         new[name] = weight
         new_state |= own
-        finite.append(is_finite)
 
 
 def _unless_skipped(good: jax.Array, before: Any, after: Any) -> Any:
