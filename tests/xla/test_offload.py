@@ -1,6 +1,6 @@
 """A step whose optimizer is on the host, compiled for TPUs and for GPUs: where its bytes are, and when they travel."""
 
-import json
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +13,7 @@ from fiddlex.planner.predict import needed_memory
 from fiddlex.xla.compiled_collectives import beside
 from fiddlex.xla.host_copies import host_copies
 from fiddlex.xla.program_text import read
-from tests.compiling import needs_cuda_plugin
-from tests.programs import call
+from tests.compiling import answer_of, needs_cuda_plugin
 
 PROGRAM = """
 import json, sys
@@ -31,14 +30,7 @@ print(json.dumps({**memory(ahead.compiled), "text": ahead.text}))
 @pytest.fixture
 def compiled(tmp_path: pathlib.Path) -> Callable[..., dict[str, Any]]:
     """The memory and the text of a config's step that is compiled for a topology."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-
-    def run(config: Config, topology: str) -> dict[str, Any]:
-        done = call(program, config.to_json(), topology, environment={"XLA_FLAGS": ""})
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run
+    return functools.partial(answer_of, PROGRAM, tmp_path)
 
 
 def config_of(*, offload: bool) -> Config:

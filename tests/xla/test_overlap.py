@@ -4,7 +4,7 @@ The order of a tick's operations decides that and is fragile, so it is read off 
 hop is asynchronous, and between its start and its end stand the matrix products of a stage's pass.
 """
 
-import json
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,8 @@ import pytest
 from fiddlex.config import Config, MeshConfig
 from fiddlex.costs.backend import GPU, TPU
 from fiddlex.planner.predict import needed_memory
-from tests.compiling import needs_cuda_plugin
-from tests.programs import call
+from tests.compiling import answer_of, needs_cuda_plugin
 
-# In a process of its own, since that for which to compile has to be set before jax starts.
 PROGRAM = """
 import json, sys
 from fiddlex.config import Config
@@ -47,14 +45,7 @@ def pipelined(schedule: str, chunks: int, recompute: str, semantics: str = "sync
 @pytest.fixture
 def facts(tmp_path: pathlib.Path) -> Callable[..., dict[str, Any]]:
     """What is told of a config's step that is compiled for a topology, without the tests' own XLA flags."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-
-    def compiled(config: Config, topology: str, xla_flags: str = "") -> dict[str, Any]:
-        done = call(program, config.to_json(), topology, environment={"XLA_FLAGS": xla_flags})
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return compiled
+    return functools.partial(answer_of, PROGRAM, tmp_path)
 
 
 def check_hops(found: dict[str, Any], config: Config, ticks: float, *, least: int = PRODUCTS_OF_A_LAYER) -> None:
@@ -184,7 +175,7 @@ def test_hops_on_gpus_have_work_beside_them_once_several_collectives_may_be_unde
 ) -> None:
     config = pipelined(schedule, chunks, "none")
     config.model.hidden_size, config.model.seq_len, config.model.vocab_size = 2048, 1024, 32_000
-    found = facts(config, "gpu:h100:2x4", SEVERAL_AT_ONCE)
+    found = facts(config, "gpu:h100:2x4", xla_flags=SEVERAL_AT_ONCE)
     check_hops(found, config, found["num_ticks"])
     assert found["fits"]
     assert found["memory_limit_bytes"] > 80e9

@@ -1,6 +1,6 @@
 """A step whose weights come from the host chunk by chunk, compiled for TPUs and for GPUs: its bytes, and its copies."""
 
-import json
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,7 @@ import pytest
 from fiddlex.config import Config
 from fiddlex.costs.backend import backend_for
 from fiddlex.planner.predict import needed_memory
-from tests.compiling import needs_cuda_plugin
-from tests.programs import call
+from tests.compiling import answer_of, needs_cuda_plugin
 
 PROGRAM = """
 import json, re, sys
@@ -33,14 +32,7 @@ PRODUCTS_OF_A_LAYER = 5
 @pytest.fixture
 def compiled(tmp_path: pathlib.Path) -> Callable[..., dict[str, Any]]:
     """The memory of a config's step that is compiled for a topology, and its copies to and from the host."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-
-    def run(config: Config, topology: str) -> dict[str, Any]:
-        done = call(program, config.to_json(), topology, environment={"XLA_FLAGS": ""})
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run
+    return functools.partial(answer_of, PROGRAM, tmp_path)
 
 
 def config_of(stash_memory: str) -> Config:
