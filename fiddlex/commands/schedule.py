@@ -19,7 +19,7 @@ from collections.abc import Callable
 from absl import flags
 
 from fiddlex.config.readable import counted
-from fiddlex.config.sections import STASH_MEMORIES, WEIGHTS_MEMORIES
+from fiddlex.config.sections import MEMORIES
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
@@ -50,13 +50,13 @@ _SEMANTICS = flags.DEFINE_string(
 _STASH_MEMORY = flags.DEFINE_enum(
     "stash_memory",
     "device",
-    list(STASH_MEMORIES),
+    list(MEMORIES),
     "host: what forward passes save waits in host memory; tells what each tick copies there (↑) and back (↓)",
 )
 _WEIGHTS_MEMORY = flags.DEFINE_enum(
     "weights_memory",
     "device",
-    list(WEIGHTS_MEMORIES),
+    list(MEMORIES),
     "host: the layers' weights and gradients wait in host memory; tells in which ticks those of each stage come (↓) "
     "and go (↑)",
 )

@@ -16,8 +16,15 @@ from fiddlex.errors import ConfigError
 # update none.
 FLUSHED: Mapping[str, Any] = {
     f"pipeline.{name}": getattr(PipelineConfig(), name)
-    for name in ("semantics", "semantics_schedule", "prediction", "prediction_order", "prediction_scale")
-} | {"optimizer.offload": False, "pipeline.weights_memory": PipelineConfig().weights_memory}
+    for name in (
+        "semantics",
+        "semantics_schedule",
+        "prediction",
+        "prediction_order",
+        "prediction_scale",
+        "weights_memory",
+    )
+} | {"optimizer.offload": False}
 
 _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}  # as on the command line
 

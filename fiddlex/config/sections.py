@@ -20,8 +20,7 @@ GELUS = ("tanh", "erf")
 OUTERMOST_AXES = ("data", "pipe")
 ROPE_SCALINGS = ("none", "linear", "llama3")
 MOST_ROPE = 1e12  # of the base and the factor; far above any in use
-STASH_MEMORIES = ("device", "host")
-WEIGHTS_MEMORIES = ("device", "host")
+MEMORIES = ("device", "host")
 PREDICTIONS = ("none", "extrapolate", "momentum")
 MOST_PREDICTION_SCALE = 10.0  # far above what is stable
 OPTIMIZERS = ("adamw", "nadamw", "adam", "adan", "lion", "muon", "lamb", "adafactor", "sgd")
@@ -243,8 +242,8 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         rules.at_least("pipeline.num_microbatches", self.num_microbatches, 1)
         rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
         check_recompute("pipeline.recompute", self.recompute)
-        rules.choice("pipeline.stash_memory", self.stash_memory, STASH_MEMORIES)
-        rules.choice("pipeline.weights_memory", self.weights_memory, WEIGHTS_MEMORIES)
+        rules.choice("pipeline.stash_memory", self.stash_memory, MEMORIES)
+        rules.choice("pipeline.weights_memory", self.weights_memory, MEMORIES)
         rules.choice("pipeline.stash_dtype", self.stash_dtype, STASH_DTYPES)
         if self.stash_dtype != SAME and FULL in self.recomputed:
             raise ConfigError(

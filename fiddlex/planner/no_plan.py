@@ -23,7 +23,7 @@ def why_none(problem: Problem, least: Need) -> str:
     devices = _enough_devices(problem)
     most = f"none of up to {2**DOUBLINGS} times the devices is enough"
     helps = "; ".join([f"{devices} devices" if devices else most, *_remedies(problem, least.memory.peak)])
-    further = list(further_problems(problem))
+    further = next(further_problems(problem), None)
     tried = " Layouts with more in the memory of the hosts were tried too, and do not fit." if further else ""
     of_host = f" and {gib(problem.host_limit)} GiB of its host's memory" if least.memory.of_host else ""
     return (
@@ -58,20 +58,18 @@ def _host_shortage(problem: Problem, least: Need) -> str:
 
 
 def _enough_devices(problem: Problem) -> int | None:
-    """The problem's number of devices times the smallest power of two for which a layout fits; None: none does.
-
-    As in `search_further`, a layout may keep more on the hosts than the config says.
-    """
+    """The problem's number of devices times the smallest power of two for which a layout fits; None: none does."""
     for doublings in range(1, DOUBLINGS + 1):
         more = dataclasses.replace(problem, num_devices=problem.num_devices << doublings)
-        if _fits(more) or any(map(_fits, further_problems(more))):
+        if _fits(more):
             return more.num_devices
     return None
 
 
 def _fits(problem: Problem) -> bool:
-    need = _smallest_need(problem)
-    return need is not None and need <= problem.limit
+    """Whether a layout fits, with more on the hosts than the config says if need be, as in `search_further`."""
+    needs = map(_smallest_need, (problem, *further_problems(problem)))
+    return any(need is not None and need <= problem.limit for need in needs)
 
 
 def _remedies(problem: Problem, need: int) -> Iterator[str]:
@@ -93,7 +91,7 @@ def _remedies(problem: Problem, need: int) -> Iterator[str]:
         others[f"{fields[0]} with {fields[1]} and {fields[2]}"] = problem.all_on_hosts
     if "sync" not in problem.semantics:
         flushed = dataclasses.replace(problem, semantics=(*problem.semantics, "sync"))
-        if _fits(flushed) or any(map(_fits, further_problems(flushed))):
+        if _fits(flushed):
             yield "sync among --semantics, which is enough"
     for name, other in others.items():
         least = _smallest_need(other) if other.config != problem.config else None
