@@ -34,6 +34,7 @@ SCHEDULES = (
     "zb_h1",
     "zb_h2",
     "zb_v",
+    "dual_pipe_v",
     "uneven",
     "recompute",
     "2bw",

@@ -58,8 +58,7 @@ class Action(NamedTuple):
         if match is None:
             raise ScheduleError(
                 f"{token!r} is not an action: write stage, kind and microbatch as in 2F0, where the kind is "
-                "F (forward), B (backward), I (input gradient) or W (weight gradient). "
-                "A schedule has no sends and receives; they follow from it."
+                "F (forward), B (backward), I (input gradient) or W (weight gradient)."
             )
         return cls(int(match[1]), Kind(match[2]), int(match[3]))
 
@@ -92,11 +91,15 @@ class Needs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Each rank's ordered actions, and the rank of each stage."""
+    """Each rank's ordered actions, and the rank of each stage.
+
+    Schedules with the same name, actions and placement are equal, whatever the notes.
+    """
 
     name: str
     actions: tuple[tuple[Action, ...], ...]  # [rank][position]
     placement: tuple[int, ...]  # [stage] → rank
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # how the table was read, for people
 
     @property
     def num_ranks(self) -> int:
