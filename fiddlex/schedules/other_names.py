@@ -21,8 +21,6 @@ _HERE = {
     "pipedreamflush": "1f1b",  # Narayanan et al., ICML 2021
     "virtualpipeline": "interleaved_1f1b",  # Megatron-LM, as is the next
     "vpp": "interleaved_1f1b",
-    "zb1p": "zb_h1",  # Qi et al., ICLR 2024: schedules by the memory that they take
-    "zb2p": "zb_h2",
     "zbvzerobubble": "zb_v",  # torch
 }
 

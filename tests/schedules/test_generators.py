@@ -128,8 +128,6 @@ def test_what_does_not_exist_is_refused_with_rule_and_remedy(name, asked, messag
         ("loopedgpipe", "breadth_first"),
         ("interleaved_gpipe", "breadth_first"),
         ("zbh1", "zb_h1"),
-        ("ZB1P", "zb_h1"),
-        ("ZB-2p", "zb_h2"),
         ("zbv", "zb_v"),
         ("ZBVZeroBubble", "zb_v"),
         ("dualpipev", "dual_pipe_v"),

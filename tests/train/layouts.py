@@ -401,13 +401,14 @@ mesh   model                 schedule          v  m  layers   sp  recompute  opt
 # DualPipeV by its name, and as a table with pairs of a forward and a backward and with tokens for communication.
 PAIRED = _cases("""
 mesh  model         schedule         v m layers  sp recompute optimizer zero1 dropout semantics
-2x2x2 gpt           dual_pipe_v      2 2 -       sp selective adamw     zero1 dropout sync
+1x2x1 gpt           dual_pipe_v      2 2 -       -  selective adamw     -     dropout sync
 1x2x1 gpt           overlapped       2 4 -       -  none      sgd       zero1 -       sync
 """)
 
 FURTHER_PAIRED = _cases("""
 mesh  model         schedule         v m layers  sp recompute optimizer zero1 dropout semantics
 1x1x1 gpt           dual_pipe_v      2 4 -       -  none      adamw     -     dropout sync
+2x2x2 gpt           dual_pipe_v      2 2 -       sp selective adamw     zero1 dropout sync
 1x3x1 gpt           dual_pipe_v      2 8 1,1,1,1,1,1 - none   sgd       zero1 dropout sync
 1x2x2 llama,tied    dual_pipe_v      2 4 2,1,1,1 sp gelu,norms muon     zero1 -       2bw
 2x2x1 mlm_nsp,post  dual_pipe_v      2 4 -       -  full      lamb      -     dropout stash
