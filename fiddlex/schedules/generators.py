@@ -33,7 +33,7 @@ from fiddlex.config.small_files import read_small
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.buffers import Sizes, Slots
 from fiddlex.schedules.dual_pipe_v import dual_pipe_v
-from fiddlex.schedules.other_names import name_here
+from fiddlex.schedules.other_names import told_name
 from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
 from fiddlex.schedules.text import from_csv
 from fiddlex.schedules.traits import Generator, Traits, with_traits
@@ -188,8 +188,8 @@ def make_schedule(
             )
         schedule = GENERATORS[name](pipe=pipe, num_microbatches=num_microbatches, **stages)
     else:
-        if here := name_here(name, GENERATORS):
-            raise ScheduleError(f"there is no schedule {name!r}: it is called {here} here.")
+        if told := told_name(name, GENERATORS):
+            raise ScheduleError(f"there is no schedule {name!r}: {told}")
         raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), [*GENERATORS, 'file:PATH.csv'])}")
     validate(schedule)
     sizes = (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches)

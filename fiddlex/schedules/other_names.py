@@ -23,13 +23,27 @@ _HERE = {
     "vpp": "interleaved_1f1b",
     "zbvzerobubble": "zb_v",  # torch
 }
+_INTERLEAVED_ZERO_BUBBLE = (  # torch; of one stage on each rank, its order is that of ZB-H1
+    "with one stage on each rank it is called zb_h1 here, and with more it runs from a table, file:PATH.csv."
+)
 
 
-def name_here(name: str, names: Iterable[str]) -> str | None:
-    """Returns which of the schedules `names` another system or a paper calls `name`; None if it is not known."""
+def told_name(name: str, names: Iterable[str]) -> str | None:
+    """Says what a schedule that another system or a paper calls `name` is called here.
+
+    Args:
+      name: a name that no schedule has here.
+      names: the names of the schedules here.
+
+    Returns:
+      A clause with a full stop, as in "it is called zb_v here."; None if the name is not known.
+    """
     plain = _plain(name)
+    if plain == "interleavedzerobubble":
+        return _INTERLEAVED_ZERO_BUBBLE
     by_plain_name = {_plain(each): each for each in names}
-    return by_plain_name.get(plain) or by_plain_name.get(_plain(_HERE.get(plain, "")))
+    here = by_plain_name.get(plain) or by_plain_name.get(_plain(_HERE.get(plain, "")))
+    return f"it is called {here} here." if here else None
 
 
 def _plain(name: str) -> str:

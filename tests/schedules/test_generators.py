@@ -140,6 +140,15 @@ def test_who_knows_a_schedule_by_another_name_is_told_its_name_here(asked, here)
     assert str(error.value) == f"there is no schedule {asked!r}: it is called {here} here."
 
 
+def test_torchs_interleaved_zero_bubble_is_told_as_what_it_is_with_one_stage_and_with_more():
+    with pytest.raises(ScheduleError) as error:
+        make_schedule("ScheduleInterleavedZeroBubble", pipe=2, num_microbatches=4)
+    assert str(error.value) == (
+        "there is no schedule 'ScheduleInterleavedZeroBubble': with one stage on each rank it is called zb_h1 here, "
+        "and with more it runs from a table, file:PATH.csv."
+    )
+
+
 @pytest.mark.parametrize("name", GENERATORS)
 def test_no_more_actions_are_made_than_can_be_lowered(name):
     with pytest.raises(ScheduleError, match=r"has 17,179,869,176 actions or more; it can have 16,777,216\. Use fewer"):
