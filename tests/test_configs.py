@@ -34,6 +34,8 @@ SCHEDULES = (
     "zb_h1",
     "zb_h2",
     "zb_v",
+    "v_half",
+    "v_min",
     "uneven",
     "recompute",
     "2bw",

@@ -201,7 +201,7 @@ class MeshConfig(Checked, prefix="config.mesh."):
 class PipelineConfig(Checked, prefix="config.pipeline."):
     """How the model is cut into stages and a replica's batch into microbatches, and in which order they run."""
 
-    schedule: str = "1f1b"  # gpipe | 1f1b | interleaved_1f1b | breadth_first | zb_h1 | zb_h2 | zb_v | file:PATH.csv
+    schedule: str = "1f1b"  # a name of `fiddlex.schedules.generators`, or file:PATH.csv
     num_chunks: int = 1  # stages on each pipe rank
     num_microbatches: int = 1  # in one replica's batch
     layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as possible

@@ -3,7 +3,7 @@
 Orders and placements follow the papers: GPipe (Huang et al., NeurIPS 2019, section 2.2), 1F1B with flush and
 interleaved 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, sections
 2.2.1 and 2.2.2), breadth-first (Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023, section 4). The
-zero-bubble schedules are in their own module, `zero_bubble`.
+zero-bubble schedules are in `zero_bubble`, those with less memory than 1F1B in `v_shape`.
 
 To try a schedule of your own, write one function and put it in the table:
 
@@ -34,6 +34,7 @@ from fiddlex.schedules.buffers import Sizes, Slots
 from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
 from fiddlex.schedules.text import from_csv
 from fiddlex.schedules.traits import Generator, Traits, with_traits
+from fiddlex.schedules.v_shape import v_half, v_min
 from fiddlex.schedules.validate import validate
 from fiddlex.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
@@ -139,6 +140,8 @@ GENERATORS: dict[str, Generator] = {
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
     "zb_v": zb_v,
+    "v_half": v_half,
+    "v_min": v_min,
 }
 
 

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.schedule import Action, Kind, Schedule
 
+IN_A_V = ("zb_v", "v_half", "v_min")  # two stages on each rank
+
 
 def runnable(action, done, num_stages):
     """Whether the actions in the set `done` include all that `action` needs."""
@@ -74,7 +76,7 @@ def sizes(draw, name, max_pipe=6, max_microbatches=12):
     elif name == "breadth_first":
         chunks, num_microbatches = draw(st.integers(1, 4)), draw(st.integers(1, max_microbatches))
     else:
-        chunks, num_microbatches = 2 if name == "zb_v" else 1, draw(st.integers(1, max_microbatches))
+        chunks, num_microbatches = 2 if name in IN_A_V else 1, draw(st.integers(1, max_microbatches))
     return {"pipe": pipe, "chunks": chunks, "num_microbatches": num_microbatches}
 
 

@@ -9,9 +9,9 @@ from fiddlex.schedules import generators
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.schedule import Action, Kind, Schedule
 from fiddlex.schedules.text import to_csv
-from tests.schedules.strategies import is_legal, sizes
+from tests.schedules.strategies import IN_A_V, is_legal, sizes
 
-NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "zb_v")
+NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "zb_v", "v_half", "v_min")
 
 
 def test_these_schedules_exist():
@@ -29,7 +29,7 @@ def test_schedules_are_legal_and_have_the_sizes_asked_for(name, data):
     assert schedule.num_chunks == asked["chunks"]
     assert schedule.num_stages == asked["pipe"] * asked["chunks"]
     assert schedule.num_microbatches == asked["num_microbatches"]
-    assert schedule.split_backward == name.startswith("zb_")
+    assert schedule.split_backward == name.startswith(("zb_", "v_"))
 
 
 def warmups(schedule):
@@ -58,8 +58,9 @@ def test_order_of_breadth_first():
     assert " ".join(map(str, schedule.actions[1])) == "1F0 1F1 3F0 3F1 5F0 5F1 5B0 5B1 3B0 3B1 1B0 1B1"
 
 
-def test_zb_v_is_placed_in_a_v():
-    assert make_schedule("zb_v", pipe=3, chunks=2, num_microbatches=4).placement == (0, 1, 2, 2, 1, 0)
+@pytest.mark.parametrize("name", IN_A_V)
+def test_these_are_placed_in_a_v(name):
+    assert make_schedule(name, pipe=3, chunks=2, num_microbatches=4).placement == (0, 1, 2, 2, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_by_name_only_the_chunks_may_be_left_out(asked):
 @pytest.mark.parametrize("name", NAMES)
 def test_chunks_left_out_are_as_many_as_the_generator_takes(name):
     schedule = make_schedule(name, pipe=2, num_microbatches=4)
-    assert schedule.num_chunks == (2 if name == "zb_v" else 1)
+    assert schedule.num_chunks == (2 if name in IN_A_V else 1)
 
 
 SIZES = {"pipe": 3, "chunks": 1, "num_microbatches": 5}

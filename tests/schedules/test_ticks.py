@@ -136,6 +136,14 @@ def test_zb_h1_and_zb_h2_have_p_minus_1_ticks_above_the_work(pipe):
         assert num_ticks("zb_v", pipe, m, chunks=2) == 6 * m + pipe - 1
 
 
+@pytest.mark.parametrize("pipe", range(3, 9))
+def test_v_half_and_v_min_take_as_many_ticks_as_units_of_time(pipe):
+    for m in (2, pipe, 5 * pipe):
+        assert num_ticks("v_min", pipe, m, chunks=2) == 6 * m + 4 * pipe - (3 if pipe % 3 == 0 else 5)
+        if m > pipe // 2:
+            assert num_ticks("v_half", pipe, m, chunks=2) == 6 * m + 3 * pipe - 4
+
+
 def test_a_forward_schedule_passes_all_microbatches_through_all_stages():
     schedule = forward_schedule((0, 1, 1, 0), 5)
     assert " ".join(map(str, schedule.actions[0])) == "0F0 0F1 3F0 3F1 0F2 0F3 3F2 3F3 0F4 3F4"

@@ -79,6 +79,20 @@ def test_zb_v_has_no_bubble_at_unit_costs(pipe):
 
 
 @PIPES
+def test_bubble_and_memory_of_v_half_and_v_min_at_unit_costs(pipe):
+    """About a half and two thirds of the bubble of 1F1B, which is 6(p−1), with a half and a third of its memory."""
+    half, third = (pipe + 2) // 2, (pipe + 4) // 3
+    for m in {half, pipe, 2 * pipe, 128 if pipe in (2, 16) else 33}:
+        timeline = run("v_half", pipe, m, UNIT, chunks=2)
+        assert timeline.bubble == timeline.makespan - 6 * m == (3 * pipe - 4 if pipe > 2 else 3)
+        assert max(timeline.peak_inflight) == half
+    for m in {2, third, pipe, 2 * pipe, 128 if pipe in (2, 16) else 33}:
+        timeline = run("v_min", pipe, m, UNIT, chunks=2)
+        assert timeline.bubble == timeline.makespan - 6 * m == 4 * pipe - (3 if pipe % 3 == 0 else 5)
+        assert max(timeline.peak_inflight) == min(m, third)
+
+
+@PIPES
 @pytest.mark.parametrize("name", ["zb_h1", "zb_h2", "zb_v"])
 def test_with_fewer_microbatches_zero_bubble_schedules_still_beat_1f1b(name, pipe):
     chunks = 2 if name == "zb_v" else 1
@@ -101,10 +115,13 @@ def test_peaks_are_those_of_the_papers_table(pipe):
         assert max(peaks) == peaks[0]
 
 
-@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2)])
-def test_peaks_never_grow_with_microbatches_nor_pass_the_limit(name, chunks):
+@pytest.mark.parametrize(
+    ("name", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2), ("v_half", 2), ("v_min", 2)]
+)
+def test_peaks_never_fall_with_microbatches_nor_pass_the_limit(name, chunks):
+    limits = {"zb_h2": lambda p: 2 * p - 1, "v_half": lambda p: (p + 2) // 2, "v_min": lambda p: (p + 4) // 3}
     for pipe in range(1, 9):
-        limit = 2 * pipe - 1 if name == "zb_h2" else pipe
+        limit = limits.get(name, lambda p: p)(pipe)
         peaks = [max(run(name, pipe, m, UNIT, chunks).peak_inflight) for m in range(1, 4 * pipe)]
         assert peaks == sorted(peaks)
         assert peaks[0] == 1

@@ -49,7 +49,7 @@ def test_interleaved_1f1b_has_1_over_v_of_the_bubble(pipe, chunks):
 
 
 @PIPES
-@pytest.mark.parametrize(("name", "chunks"), [("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2)])
+@pytest.mark.parametrize(("name", "chunks"), [("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2), ("v_half", 2), ("v_min", 2)])
 def test_with_one_action_a_tick_no_rank_waits_within_a_tick(name, chunks, pipe):
     lowered = lower(GENERATORS[name](pipe=pipe, chunks=chunks, num_microbatches=2 * pipe))
     assert not lowered.scores_between

@@ -139,6 +139,22 @@ mesh  model      schedule         v m layers  sp recompute optimizer zero1 dropo
 2x1x4 llama      1f1b             1 2 -       sp none      lamb      zero1 -       sync
 """)
 
+# The schedules published after the zero-bubble paper; in the default tier, each once.
+PUBLISHED = _cases("""
+mesh  model      schedule v m layers          sp recompute optimizer zero1 dropout semantics
+1x4x1 gpt        v_half   2 8 2,1,1,1,1,1,1,1 -  none      adamw     -     dropout sync
+2x3x1 llama,tied v_min    2 4 1,1,2,1,1,1     -  selective adamw     zero1 -       sync
+""")
+
+FURTHER_PUBLISHED = _cases("""
+mesh  model         schedule v m layers  sp recompute optimizer zero1 dropout semantics
+1x2x4 llama         v_half   2 4 -       -  full      lamb      -     -       sync
+2x2x2 mlm_nsp,post  v_min    2 2 2,1,1,1 sp none      adamw     zero1 dropout sync
+1x2x2 gpt           v_min    2 4 -       -  none      adamw     -     -       2bw
+2x2x1 gpt           v_half   2 4 -       -  none      sgd       zero1 dropout stash
+1x1x2 gpt           v_half   2 1 3,1     -  gelu      adamw     -     -       sync
+""")
+
 FURTHER_LLAMA = _cases("""
 mesh  model      schedule         v m layers  sp recompute optimizer zero1 dropout semantics
 1x1x1 llama      1f1b             1 1 -       -  none      adamw     -     dropout sync

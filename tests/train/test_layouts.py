@@ -23,6 +23,7 @@ from tests.train.layouts import (
     FURTHER_LLAMA,
     FURTHER_OFFLOADED,
     FURTHER_PREDICTED,
+    FURTHER_PUBLISHED,
     FURTHER_RECOMPUTED,
     FURTHER_SPILLED,
     FURTHER_STREAMED,
@@ -30,6 +31,7 @@ from tests.train.layouts import (
     MUON,
     OFFLOADED,
     PAIRWISE,
+    PUBLISHED,
     RECOMPUTED,
     SPILLED,
     STREAMED,
@@ -40,7 +42,7 @@ from tests.train.layouts import (
 
 # Those of the full tier alone.
 EVEN_FURTHER = [*PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA, *FURTHER_RECOMPUTED, *FURTHER_OFFLOADED]
-EVEN_FURTHER += FURTHER_STREAMED
+EVEN_FURTHER += [*FURTHER_STREAMED, *FURTHER_PUBLISHED]
 # Pairs of levels that no case has. Two stages on each of three ranks take six layers, and the cases have four or five;
 # `odd` is a table for three ranks, two chunks and four microbatches, whose four stages have a layer each. Without
 # dropout the choices of an example score nearly alike, and gradients of the last norm's bias cancel but for rounding.
@@ -134,7 +136,7 @@ def check(layout: Case, config: Config) -> None:
         check_layout(layout, config)
 
 
-@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA, *RECOMPUTED, *OFFLOADED, *STREAMED]))
+@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA, *PUBLISHED, *RECOMPUTED, *OFFLOADED, *STREAMED]))
 def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
     check(layout, tiny_config)
 
