@@ -300,7 +300,7 @@ def test_bubbles_of_the_free_running_clock_are_the_formulas():
     assert all(row[4] == row[5] for row in rows)
     assert {tuple(row[:4]) for row in rows if row[1] == "3"} == {
         *((name, "3", "1", m) for name in ("gpipe", "1f1b", "zb_h1", "zb_h2") for m in ("48", "128")),
-        *(("zb_v", "3", "2", m) for m in ("48", "128")),
+        *((name, "3", "2", m) for name in ("zb_v", "v_half", "v_min") for m in ("48", "128")),
         *(("interleaved_1f1b", "3", str(v), "48") for v in range(1, 5)),  # 128 is no multiple of 3
         *(("breadth_first", "3", str(v), m) for v in range(1, 5) for m in ("48", "128")),
     }

@@ -19,13 +19,14 @@ from collections.abc import Callable
 from absl import flags
 
 from fiddlex.config.readable import counted
-from fiddlex.config.sections import MEMORIES
+from fiddlex.config.sections import MEMORIES, ORDERS
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import NAMES, make_semantics
 from fiddlex.schedules.text import copies_to_text, stream_to_text, to_csv, to_text
+from fiddlex.schedules.ticks import moved_ahead
 from fiddlex.schedules.weight_stream import CHUNKS_HELD, WeightStream, stream_weights
 from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
@@ -46,6 +47,13 @@ _COSTS = flags.DEFINE_string(
 )
 _SEMANTICS = flags.DEFINE_string(
     "semantics", None, f"{', '.join(NAMES)}: run on from batch to batch with weights so many updates old"
+)
+_ORDER = flags.DEFINE_enum(
+    "order",
+    "auto",
+    list(ORDERS),
+    "in lockstep: strict: one action per tick, in the schedule's order; ahead: F and B share ticks, and F runs ahead "
+    "of B; auto: strict for a file, ahead for a name",
 )
 _STASH_MEMORY = flags.DEFINE_enum(
     "stash_memory",
@@ -89,6 +97,7 @@ def main(argv: list[str]) -> None:
         _NAME.value,
         pipe=_PIPE.value,
         chunks=_CHUNKS.value,
+        order=_ORDER.value,
         words=("--pipe", "--chunks", "--microbatches"),
     )
     schedule = make(num_microbatches=_MICROBATCHES.value)
@@ -246,7 +255,7 @@ def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Ti
     if "free_running" in timelines:
         parts.append(f"\nfree-running, each action in one slot:\n{to_text(schedule)}")
     if "lockstep" in timelines:
-        parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}")
+        parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}{_ahead(lowered)}")
     if lowered.host_stash_slots:
         parts.append(
             "\ncopies to the host (↑, beside the forward pass of the tick) and back (↓, beside its backward pass):\n"
@@ -266,6 +275,19 @@ def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Ti
         if schedule.split_backward:
             parts.append(f"  most left for W by each rank, {_UNIT}: {_row(timeline.peak_weight_stash)}\n")
     return "".join(parts)
+
+
+def _ahead(lowered: Lowered) -> str:
+    """What the ticks moved, for people; nothing if every rank keeps its order."""
+    moved = moved_ahead(lowered.schedule, lowered.ticks)
+    if not moved:
+        return ""
+    rank, (forwards, passed) = next(iter(moved.items()))
+    number = sum(len(each.forwards) for each in moved.values())
+    return (
+        f"  these ticks run {counted(number, 'forward')} out of order, before backwards that come first in the "
+        f"schedule: on rank {rank} at first {forwards[0]}, before {passed}; --order=strict keeps the order\n"
+    )
 
 
 def _row(numbers: tuple[float, ...]) -> str:

@@ -135,7 +135,7 @@ def pipeline_of(config: Config) -> PredictedPipeline:
     """
     pipe, pipeline = config.mesh.pipe, config.pipeline
     traits = traits_of(GENERATORS.get(pipeline.schedule))
-    if traits is None or pipeline.semantics_schedule:
+    if traits is None or pipeline.semantics_schedule or pipeline.order == "strict":
         return _Whole(resolve(config))
     m, short = pipeline.num_microbatches, traits.onset(pipe)
     whole_periods = m > short and (m - short) % traits.period(pipe) == 0

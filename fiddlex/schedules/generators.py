@@ -24,6 +24,7 @@ includes it and predicts long pipelines without simulating them whole. A table i
 `file:PATH.csv`. Invariant: a schedule that `make_schedule` returns is legal and has the requested sizes.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
@@ -151,6 +152,7 @@ def make_schedule(
     pipe: int | None = None,
     chunks: int | None = None,
     num_microbatches: int | None = None,
+    order: str = "auto",
     words: Sequence[str] = ("pipe", "chunks", "num_microbatches"),
 ) -> Schedule:
     """Returns the schedule `name` for the given sizes, proven legal.
@@ -162,6 +164,7 @@ def make_schedule(
         generator's default.
       num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`; None: the number in the
         file.
+      order: `strict` or `ahead`, see `Schedule.strict`; `auto`: strict for a file, ahead for a name.
       words: the names of these three sizes in error messages: config fields, or flags.
 
     Raises:
@@ -188,7 +191,8 @@ def make_schedule(
         schedule = GENERATORS[name](pipe=pipe, num_microbatches=num_microbatches, **stages)
     else:
         raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), [*GENERATORS, 'file:PATH.csv'])}")
-    validate(schedule)
+    strict = order == "strict" or (order == "auto" and kind == "file")
+    schedule = validate(dataclasses.replace(schedule, strict=strict))
     sizes = (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches)
     rows = zip(words, sizes, asked, strict=True)
     wrong = [f"{word}={has} (not {value})" for word, has, value in rows if value not in (None, has)]

@@ -92,11 +92,20 @@ class Needs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Each rank's ordered actions, and the rank of each stage."""
+    """Each rank's ordered actions, and the rank of each stage.
+
+    Attributes:
+      name: name of the schedule, for messages.
+      actions: the actions of each rank in order, [rank][position].
+      placement: the rank of each stage, [stage].
+      strict: whether each rank runs one action per tick, in its order; otherwise a forward and a whole backward (B)
+        share a tick, and forwards run ahead of backwards (`fiddlex.schedules.ticks`).
+    """
 
     name: str
-    actions: tuple[tuple[Action, ...], ...]  # [rank][position]
-    placement: tuple[int, ...]  # [stage] → rank
+    actions: tuple[tuple[Action, ...], ...]
+    placement: tuple[int, ...]
+    strict: bool = False
 
     @property
     def num_ranks(self) -> int:

@@ -199,5 +199,6 @@ def _log_what_runs(trainer: Trainer) -> None:
     if len(pipeline.phases) > 1:
         phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in pipeline.phases)
         logger.info("semantics: %s", ", ".join(phases))
-    for line in unused_fields(config, host_stash_slots=pipeline.spec.sizes.slots.host_stash):
+    spec = pipeline.spec
+    for line in unused_fields(config, host_stash_slots=spec.sizes.slots.host_stash, has_whole=spec.has_whole):
         logger.info("%s", line)

@@ -1,6 +1,7 @@
 """Random legal schedules, and the rules of a legal one written a second time, naively."""
 
 import collections
+import dataclasses
 
 from hypothesis import strategies as st
 
@@ -64,7 +65,7 @@ def user_schedules(draw):
         rows[placement[action.stage]].append(action)
         done.add(action)
         waiting.remove(action)
-    return Schedule("user", tuple(map(tuple, rows)), placement)
+    return Schedule("user", tuple(map(tuple, rows)), placement, strict=draw(st.booleans()))
 
 
 @st.composite
@@ -84,4 +85,4 @@ def sizes(draw, name, max_pipe=6, max_microbatches=12):
 def generated_schedules(draw):
     """Any schedule by name, of any small size."""
     name = draw(st.sampled_from(sorted(GENERATORS)))
-    return GENERATORS[name](**draw(sizes(name)))
+    return dataclasses.replace(GENERATORS[name](**draw(sizes(name))), strict=draw(st.booleans()))

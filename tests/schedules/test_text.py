@@ -119,7 +119,8 @@ def test_csv_has_a_row_for_each_rank():
 
 @given(st.one_of(user_schedules(), generated_schedules()))
 def test_csv_and_back(schedule):
-    assert from_csv(to_csv(schedule), schedule.name) == schedule
+    read = from_csv(to_csv(schedule), schedule.name)
+    assert (read.actions, read.placement) == (schedule.actions, schedule.placement)
 
 
 @given(user_schedules(), st.randoms(use_true_random=False))
@@ -130,7 +131,8 @@ def test_idle_cells_spaces_and_blank_lines_are_ignored(schedule, rng):
         for _ in range(rng.randint(0, 5)):
             cells.insert(rng.randint(0, len(cells)), rng.choice(["", " "]))
         lines += [",".join(cells), *rng.choice([[], [""], ["  "]])]
-    assert from_csv(rng.choice(["\n", "\r\n"]).join(lines), schedule.name) == schedule
+    read = from_csv(rng.choice(["\n", "\r\n"]).join(lines), schedule.name)
+    assert (read.actions, read.placement) == (schedule.actions, schedule.placement)
 
 
 def test_a_stray_action_does_not_move_its_stage():

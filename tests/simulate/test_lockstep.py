@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.errors import ScheduleError
-from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.schedule import Kind
 from fiddlex.schedules.text import from_csv
@@ -46,6 +46,16 @@ def test_interleaved_1f1b_has_1_over_v_of_the_bubble(pipe, chunks):
         timeline = run("interleaved_1f1b", pipe, m, costs, chunks)
         assert timeline.bubble == pytest.approx((pipe - 1) * 3.25 / chunks)
         assert timeline.bubble_fraction == pytest.approx((pipe - 1) / (chunks * m))
+
+
+@PIPES
+def test_1f1b_in_strict_order_takes_as_much_longer_as_b_is_longer_than_f_in_all_but_one_tick(pipe):
+    for m, backward in ((1, 2.0), (pipe, 2.5), (3 * pipe, 3.0)):
+        schedule = make_schedule("1f1b", pipe=pipe, num_microbatches=m, order="strict")
+        timeline = lockstep(lower(schedule), Costs(1.0, backward - 1.0, 1.0))
+        assert timeline.makespan == pipe + (2 * m + pipe - 2) * backward
+        assert timeline.makespan == (m + pipe - 1) * (1 + backward) + (m - 1) * (backward - 1)
+        assert timeline.peak_inflight == tuple(min(pipe - rank, m) for rank in range(pipe))
 
 
 @PIPES

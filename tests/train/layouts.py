@@ -31,7 +31,7 @@ class Case:
       mesh: devices along data, pipe and tensor, as in 2x1x4.
       model: gpt; an objective of BERT with where its norms stand, as in mlm,pre; llama, in which two heads of queries
         share one of keys, or llama,tied with one head of keys for all and tied embeddings.
-      schedule: a name, or that of a CSV file in tests/pipeline.
+      schedule: a name, or that of a CSV file in tests/schedules; 1f1b,strict has `pipeline.order=strict`.
       v: stages on each rank.
       m: microbatches.
       layers: of each stage in order, as in 1,2,1; "-" for four layers, spread as evenly as possible.
@@ -82,8 +82,9 @@ class Case:
         mesh, pipeline, optimizer = config.mesh, config.pipeline, config.optimizer
         mesh.data, mesh.pipe, mesh.tensor = map(int, self.mesh.split("x"))
         mesh.sequence_parallel = self.sp != "-"
-        table = TABLES / f"{self.schedule}.csv"
-        pipeline.schedule = f"file:{table}" if table.exists() else self.schedule
+        schedule, _, order = self.schedule.partition(",")
+        table = TABLES / f"{schedule}.csv"
+        pipeline.schedule, pipeline.order = f"file:{table}" if table.exists() else schedule, order or "auto"
         pipeline.num_chunks, pipeline.num_microbatches = int(self.v), int(self.m)
         pipeline.layers_per_stage = self.layers.replace("-", "")
         pipeline.recompute, pipeline.semantics, config.train.num_steps = self.recompute, self.semantics, self.num_steps
@@ -139,20 +140,25 @@ mesh  model      schedule         v m layers  sp recompute optimizer zero1 dropo
 2x1x4 llama      1f1b             1 2 -       sp none      lamb      zero1 -       sync
 """)
 
-# The schedules published after the zero-bubble paper; in the default tier, each once.
+# Schedules published after the zero-bubble paper, and strict ones; in the default tier, each once.
 PUBLISHED = _cases("""
-mesh  model      schedule v m layers          sp recompute optimizer zero1 dropout semantics
-1x4x1 gpt        v_half   2 8 2,1,1,1,1,1,1,1 -  none      adamw     -     dropout sync
-2x3x1 llama,tied v_min    2 4 1,1,2,1,1,1     -  selective adamw     zero1 -       sync
+mesh  model      schedule    v m layers          sp recompute optimizer zero1 dropout semantics
+1x4x1 gpt        v_half      2 8 2,1,1,1,1,1,1,1 -  none      adamw     -     dropout sync
+2x3x1 llama,tied v_min       2 4 1,1,2,1,1,1     -  selective adamw     zero1 -       sync
+1x4x2 gpt        1f1b,strict 1 8 -               -  none      adamw     zero1 dropout sync
 """)
 
 FURTHER_PUBLISHED = _cases("""
-mesh  model         schedule v m layers  sp recompute optimizer zero1 dropout semantics
-1x2x4 llama         v_half   2 4 -       -  full      lamb      -     -       sync
-2x2x2 mlm_nsp,post  v_min    2 2 2,1,1,1 sp none      adamw     zero1 dropout sync
-1x2x2 gpt           v_min    2 4 -       -  none      adamw     -     -       2bw
-2x2x1 gpt           v_half   2 4 -       -  none      sgd       zero1 dropout stash
-1x1x2 gpt           v_half   2 1 3,1     -  gelu      adamw     -     -       sync
+mesh  model        schedule                v m layers  sp recompute optimizer zero1 dropout semantics
+2x3x1 llama        1f1b,strict             1 4 1,2,1   -  none      adamw     zero1 -       2bw
+1x2x2 mlm,pre      interleaved_1f1b,strict 2 4 -       sp selective sgd       zero1 dropout sync
+1x4x2 gpt          gpipe,strict            1 4 -       -  full      adamw     -     -       stash
+1x3x1 gpt          odd,ahead               2 4 -       -  none      adamw     -     -       sync
+1x2x4 llama        v_half                  2 4 -       -  full      lamb      -     -       sync
+2x2x2 mlm_nsp,post v_min                   2 2 2,1,1,1 sp none      adamw     zero1 dropout sync
+1x2x2 gpt          v_min                   2 4 -       -  none      adamw     -     -       2bw
+2x2x1 gpt          v_half                  2 4 -       -  none      sgd       zero1 dropout stash
+1x1x2 gpt          v_half                  2 1 3,1     -  gelu      adamw     -     -       sync
 """)
 
 FURTHER_LLAMA = _cases("""
