@@ -68,7 +68,8 @@ def lockstep(lowered: Lowered, costs: Costs, stream: WeightStream | None = None)
     actions = [lowered.schedule.numbered[number] for number in order.tolist()]
     events = list(map(Event, actions, begins.tolist(), ends.tolist()))
     rows = (tuple(events[start:end]) for start, end in itertools.pairwise(lowered.schedule.starts))
-    return Timeline(lowered.schedule, tuple(rows), tuple(times.starts.tolist()), times.makespan, times.shared)
+    starts, ticks_end = tuple(times.starts.tolist()), float(times.starts[-1] + times.lengths[-1])
+    return Timeline(lowered.schedule, tuple(rows), starts, times.makespan, ticks_end, times.shared)
 
 
 def describe(lowered: Lowered, *, num_layers: Sequence[int], stream: WeightStream | None = None) -> str:
