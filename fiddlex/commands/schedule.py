@@ -16,6 +16,7 @@ import functools
 import json
 import logging
 import pathlib
+import re
 from collections.abc import Callable
 
 from absl import flags
@@ -46,7 +47,7 @@ _COMPARE = flags.DEFINE_list(
     "compare",
     None,
     "instead of --name: several names separated by commas, for a table of their bubbles, times and memory, or a "
-    "picture of all; a single time in --costs is then that of all stages of a rank together",
+    "picture of all; interleaved_1f1b@2 has two chunks; a single time in --costs is that of all stages of a rank",
 )
 _PIPE = flags.DEFINE_integer("pipe", None, "ranks; a file has its own")
 _CHUNKS = flags.DEFINE_integer("chunks", None, "stages on a rank; by default as many as the schedule takes, or one")
@@ -99,7 +100,6 @@ _FORMAT = flags.DEFINE_enum(
 _OUTPUT = flags.DEFINE_string("output", None, "file to write; by default standard output, except for pictures")
 
 _CLOCKS = {"free_running": "free-running", "lockstep": "lockstep"}
-_HOST_COSTS = ("load", "store", "spill")
 _UNIT = "in microbatches of the whole rank"  # one of a rank's v stages counts 1/v
 
 
@@ -121,11 +121,11 @@ def main(argv: list[str]) -> None:
 
 
 def _compare(
-    names: list[str], make: Callable[[str], Schedule], costs: Costs, form: str, output: pathlib.Path | None
+    names: list[str], make: Callable[..., Schedule], costs: Costs, form: str, output: pathlib.Path | None
 ) -> None:
     """Prints or draws several schedules beside each other."""
     _check_comparison(names, costs, form)
-    rows = compare(names, make, costs)
+    rows = compare(names, functools.partial(_with_chunks, make), costs)
     there = [row for row in rows if isinstance(row, Compared)]
     if not there:
         raise ScheduleError("\n".join(row.reason for row in rows if isinstance(row, Missing)))
@@ -144,6 +144,12 @@ def _compare(
         _write(comparison_text(rows, costs, clocks), output)
 
 
+def _with_chunks(make: Callable[..., Schedule], name: str) -> Schedule:
+    """The schedule of a name in --compare, which may have its own number of chunks, as in `interleaved_1f1b@2`."""
+    match = re.fullmatch(r"([^:]+)@(\d{1,9})", name, re.ASCII)  # no file's name, which may have an @ itself
+    return make(match[1], chunks=int(match[2])) if match else make(name)
+
+
 def _check_comparison(names: list[str], costs: Costs, form: str) -> None:
     """Raises ConfigError when the names are no list, or other flags contradict --compare."""
     together = f"--compare={','.join(names)}"
@@ -156,7 +162,7 @@ def _check_comparison(names: list[str], costs: Costs, form: str) -> None:
         "--stash_memory=host": _STASH_MEMORY.value == "host",
         "--weights_memory=host": _WEIGHTS_MEMORY.value == "host",
         f"--layers_per_chunk={_LAYERS_PER_CHUNK.value}": _LAYERS_PER_CHUNK.present,
-        f"--costs with {', '.join(_HOST_COSTS)}": any(getattr(costs, name) for name in _HOST_COSTS),
+        "load, store and spill of --costs": costs.load or costs.store or costs.spill,
     }
     if wrong := [name for name, given in contradictions.items() if given]:
         raise ConfigError(
@@ -164,7 +170,7 @@ def _check_comparison(names: list[str], costs: Costs, form: str) -> None:
             "show one schedule with --name."
         )
     if form == "csv":
-        raise ConfigError("--format=csv writes one schedule: give --name instead of --compare, or another format.")
+        raise ConfigError("csv is the format of one schedule: give --name instead of --compare, or another format.")
 
 
 def _compared(row: Compared | Missing) -> dict[str, object]:

@@ -45,7 +45,6 @@ class Scale:
       points: points (1/72 inch) of a unit of time in these panels.
       numeral: size of the microbatches' numbers, in points; 0: there are none, as some would not fit into their boxes.
       crowded: whether panels show rasters, as boxes would be too narrow or too many.
-      smoothed: time before and after a dot of a raster whose actions it mixes.
       zoomed: time that an enlarged panel shows; such a panel is half as wide as the others.
     """
 
@@ -53,7 +52,6 @@ class Scale:
     points: float
     numeral: float
     crowded: bool
-    smoothed: float
     zoomed: float
 
     @classmethod
@@ -66,13 +64,12 @@ class Scale:
           row: height of a rank's row, in points.
         """
         end = max(timeline.makespan for timeline in timelines) or 1.0
-        averages, room = [end], end
-        for timeline in timelines:
-            events = [event for row in timeline.events for event in row if event.end > event.start]
-            if events:
-                averages.append(sum(event.end - event.start for event in events) / len(events))
-                room = min(room, min((event.end - event.start) / len(_number(event)) for event in events))
-        average, points = min(averages), width / end
+        average, points = min(map(_average, timelines)) or end, width / end
+        events = [event for timeline in timelines for row in timeline.events for event in row]
+        room = min(
+            ((event.end - event.start) / len(_number(event)) for event in events if event.end > event.start),
+            default=end,
+        )
         most = max(sum(map(len, timeline.events)) for timeline in timelines)
         crowded = average * points < _NARROWEST or most > _MOST_BOXES
         size = min(room * points / _DIGIT, 0.6 * row, _LARGEST_TEXT)
@@ -81,7 +78,6 @@ class Scale:
             points,
             numeral=size if size >= _SMALLEST_TEXT and not crowded else 0.0,
             crowded=crowded,
-            smoothed=_SMOOTHED * average,
             zoomed=min(average * width / 2 / _ZOOMED, end),
         )
 
@@ -138,6 +134,7 @@ def draw_boxes(
 
 def draw_density(axes: Axes, timeline: Timeline, semantics: Semantics | None, scale: Scale) -> None:
     """Draws ranks as rows of a raster, whose dots mix the colours of the actions near them by shares of the time."""
+    nearby = _SMOOTHED * _average(timeline)
     num_dots = max(round(_DOTS * timeline.makespan / scale.end), 1)
     raster = np.ones((len(timeline.events), num_dots, 3))
     for rank in range(len(timeline.events)):
@@ -146,7 +143,7 @@ def draw_density(axes: Axes, timeline: Timeline, semantics: Semantics | None, sc
             events.setdefault(colour, []).append(event)
         for colour, row in events.items():
             starts, ends = [event.start for event in row], [event.end for event in row]
-            share = shares(starts, ends, end=timeline.makespan, num_columns=num_dots, width=scale.smoothed)
+            share = shares(starts, ends, end=timeline.makespan, num_columns=num_dots, width=nearby)
             raster[rank] -= share[:, None] * (1 - np.asarray(to_rgb(colour)))
     extent = (0.0, timeline.makespan, len(timeline.events) - 0.5, -0.5)
     axes.imshow(np.clip(raster, 0, 1), extent=extent, aspect="auto")
@@ -162,7 +159,7 @@ def draw_curves(axes: Axes, timeline: Timeline, scale: Scale) -> None:
     num_ranks = timeline.schedule.num_ranks
     for style, split in (("-", False), (":", True)) if timeline.schedule.split_backward else (("-", False),):
         curves = [_changes(timeline, rank, split=split) for rank in range(num_ranks)]
-        edges = np.unique(np.concatenate([[0.0, timeline.makespan], *(times for times, _ in curves)]))
+        edges = np.unique(np.concatenate([[0.0, timeline.makespan or scale.end], *(times for times, _ in curves)]))
         if len(edges) > _MOST_STEPS:
             edges = np.linspace(0, timeline.makespan, _MOST_STEPS // 2 + 1)
         levels = np.stack([[*highest(times, amounts, edges), amounts[-1]] for times, amounts in curves])
@@ -258,6 +255,12 @@ def _peaks(timeline: Timeline) -> str:
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{'all' if len(ranks) == len(peaks) else len(ranks)} ranks"
         lines.append(f"{name} {max(peaks):g}\n({who})")
     return "\n".join(lines)
+
+
+def _average(timeline: Timeline) -> float:
+    """The average time that an action takes, 0 if none takes any."""
+    lengths = [event.end - event.start for row in timeline.events for event in row if event.end > event.start]
+    return sum(lengths) / max(len(lengths), 1)
 
 
 def _number(event: Event) -> str:

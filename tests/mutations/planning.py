@@ -103,6 +103,23 @@ MUTATIONS = (
         tests=("tests/simulate/test_lockstep.py::test_times_by_hand",),
     ),
     Mutation(
+        "compared-schedules-with-more-chunks-do-more-work",
+        "fiddlex/simulate/comparison.py",
+        old="share = schedule.num_ranks / schedule.num_stages",
+        new="share = 1.0",
+        tests=("tests/simulate/test_comparison.py::test_all_schedules_do_the_same_work",),
+    ),
+    Mutation(
+        "raster-with-stripes",
+        "fiddlex/simulate/density.py",
+        old="reach = min(int(width / column), num_columns - 1)",
+        new="reach = 0",
+        tests=(
+            "tests/simulate/test_density.py::"
+            "test_shares_of_a_pattern_narrower_than_the_time_around_a_column_have_no_stripes",
+        ),
+    ),
+    Mutation(
         "copies-of-weights-one-after-another",
         "fiddlex/simulate/streaming.py",
         old="max(costs.load, costs.store * self.trains) + self.period",
