@@ -18,11 +18,11 @@ from fiddlex.schedules.semantics import Semantics
 from fiddlex.simulate.density import highest, shares
 from fiddlex.simulate.timeline import Event, Timeline
 
-COLOURS = {Kind.F: "#0072B2", Kind.B: "#D55E00", Kind.I: "#E69F00", Kind.W: "#009E73"}  # Okabe and Ito
 TICK_LINE, COPIES, BAND = "0.6", "0.88", "0.8"  # greys
 ZOOM_LINE = 0.8  # points: the width of dashed lines
-MOST_NAMED_RANKS = 8  # which have a line each; of more, the first and the last have one
 
+_COLOURS = {Kind.F: "#0072B2", Kind.B: "#D55E00", Kind.I: "#E69F00", Kind.W: "#009E73"}  # Okabe and Ito
+_MOST_NAMED_RANKS = 8  # which have a line each; of more, the first and the last have one
 _VERSION_SHADES = 3  # used in turn; three are enough to tell a version from the previous and the next one
 _MOST_TICK_LINES = 100
 _SMALLEST_TEXT, _LARGEST_TEXT = 5.0, 7.0  # points
@@ -134,8 +134,8 @@ def draw_boxes(
 
 def draw_density(axes: Axes, timeline: Timeline, semantics: Semantics | None, scale: Scale) -> None:
     """Draws ranks as rows of a raster, whose dots mix the colours of the actions near them by shares of the time."""
-    nearby = _SMOOTHED * _average(timeline)
-    num_dots = max(round(_DOTS * timeline.makespan / scale.end), 1)
+    end, nearby = timeline.makespan or scale.end, _SMOOTHED * _average(timeline)
+    num_dots = max(round(_DOTS * end / scale.end), 1)
     raster = np.ones((len(timeline.events), num_dots, 3))
     for rank in range(len(timeline.events)):
         events: dict[str, list[Event]] = {}
@@ -143,9 +143,9 @@ def draw_density(axes: Axes, timeline: Timeline, semantics: Semantics | None, sc
             events.setdefault(colour, []).append(event)
         for colour, row in events.items():
             starts, ends = [event.start for event in row], [event.end for event in row]
-            share = shares(starts, ends, end=timeline.makespan, num_columns=num_dots, width=nearby)
+            share = shares(starts, ends, end=end, num_columns=num_dots, width=nearby)
             raster[rank] -= share[:, None] * (1 - np.asarray(to_rgb(colour)))
-    extent = (0.0, timeline.makespan, len(timeline.events) - 0.5, -0.5)
+    extent = (0.0, end, len(timeline.events) - 0.5, -0.5)
     axes.imshow(np.clip(raster, 0, 1), extent=extent, aspect="auto")
     _finish_rows(axes, timeline, (0.0, scale.end), range(len(timeline.events)))
 
@@ -156,14 +156,14 @@ def draw_curves(axes: Axes, timeline: Timeline, scale: Scale) -> None:
     Solid lines are activations in flight, dotted ones what an I leaves for its W. With many ranks the first and the
     last have lines, and a grey band goes from the least to the most activations of any rank.
     """
-    num_ranks = timeline.schedule.num_ranks
+    num_ranks, end = timeline.schedule.num_ranks, timeline.makespan or scale.end
     for style, split in (("-", False), (":", True)) if timeline.schedule.split_backward else (("-", False),):
         curves = [_changes(timeline, rank, split=split) for rank in range(num_ranks)]
-        edges = np.unique(np.concatenate([[0.0, timeline.makespan or scale.end], *(times for times, _ in curves)]))
+        edges = np.unique(np.concatenate([[0.0, end], *(times for times, _ in curves)]))
         if len(edges) > _MOST_STEPS:
-            edges = np.linspace(0, timeline.makespan, _MOST_STEPS // 2 + 1)
+            edges = np.linspace(0, end, _MOST_STEPS // 2 + 1)
         levels = np.stack([[*highest(times, amounts, edges), amounts[-1]] for times, amounts in curves])
-        if num_ranks > MOST_NAMED_RANKS and not split:
+        if num_ranks > _MOST_NAMED_RANKS and not split:
             axes.fill_between(edges, levels.min(axis=0), levels.max(axis=0), step="post", color=BAND, linewidth=0)
         for rank in named_ranks(timeline):
             width = _DOTTED if split else line_width(timeline, rank)
@@ -188,7 +188,7 @@ def coloured(timeline: Timeline, rank: int, semantics: Semantics | None) -> Iter
 
 def shade(kind: Kind, lightness: float) -> str:
     """The colour of a kind, closer to white as `lightness` goes from 0 to 1."""
-    red, green, blue = (part + 0.6 * lightness * (1 - part) for part in to_rgb(COLOURS[kind]))
+    red, green, blue = (part + 0.6 * lightness * (1 - part) for part in to_rgb(_COLOURS[kind]))
     return to_hex((red, green, blue))
 
 
@@ -210,7 +210,8 @@ def ends(timeline: Timeline, scale: Scale) -> dict[str, tuple[tuple[float, float
     """The parts of a timeline to enlarge, `start` and `end`: times and ranks, among them the first or last to run."""
     first = min(range(len(timeline.events)), key=lambda rank: timeline.events[rank][0].start)
     last = max(range(len(timeline.events)), key=lambda rank: timeline.events[rank][-1].end)
-    spans = (0.0, scale.zoomed), (timeline.makespan - scale.zoomed, timeline.makespan)
+    end = timeline.makespan or scale.end
+    spans = (0.0, min(scale.zoomed, end)), (max(end - scale.zoomed, 0.0), end)
     number = min(_ZOOMED_RANKS, len(timeline.events))
     parts = {}
     for name, span, rank in zip(("start", "end"), spans, (first, last), strict=True):
@@ -222,7 +223,7 @@ def ends(timeline: Timeline, scale: Scale) -> dict[str, tuple[tuple[float, float
 def named_ranks(timeline: Timeline) -> list[int]:
     """The ranks that have lines of their own."""
     ranks = range(timeline.schedule.num_ranks)
-    return list(ranks) if len(ranks) <= MOST_NAMED_RANKS else [ranks[0], ranks[-1]]
+    return list(ranks) if len(ranks) <= _MOST_NAMED_RANKS else [ranks[0], ranks[-1]]
 
 
 def line_colour(timeline: Timeline, rank: int) -> str:

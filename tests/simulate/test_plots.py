@@ -264,9 +264,19 @@ def test_the_text_of_a_drawing_is_text_and_letters_that_the_font_lacks_are_no_er
     assert "file:排程.csv: p = 2 ranks" in (tmp_path / "a").read_text()
 
 
-def test_costs_of_nothing_can_be_drawn():
-    schedule = make_schedule("1f1b", pipe=2, chunks=1, num_microbatches=2)
-    draw({"nothing": free_running(schedule, Costs(0.0, 0.0, 0.0))})
+@pytest.mark.parametrize(("pipe", "num_microbatches"), [(2, 2), (20, 80)])
+def test_costs_of_nothing_can_be_drawn(pipe, num_microbatches, tmp_path):
+    schedule = make_schedule("1f1b", pipe=pipe, num_microbatches=num_microbatches)
+    save(draw({"nothing": free_running(schedule, Costs(0.0, 0.0, 0.0))}), tmp_path / "a", format="png")
+
+
+def test_a_rank_that_does_nothing_in_an_enlarged_part_and_a_timeline_that_is_shorter_than_one():
+    schedule = make_schedule("1f1b", pipe=16, num_microbatches=160)
+    slow, fast = free_running(schedule, Costs(hop=20.0)), timelines("1f1b", 2, 1, 2)["lockstep"]
+    figure = draw({"slow": slow, "fast": fast})
+    *_, start, end, _ = figure.axes
+    assert start.get_xlim() == end.get_xlim() == (0, fast.makespan)
+    assert len(list(boxes(figure.axes[1]))) < sum(map(len, slow.events))
 
 
 def test_versions_of_the_weights_are_shades():
