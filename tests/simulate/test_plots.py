@@ -166,7 +166,7 @@ def mixture(timeline, rank, start, end):
 
 
 def test_a_large_schedule_is_a_raster_of_shares_with_its_ends_enlarged(tmp_path):
-    shown = timelines("zb_h1", 24, 1, 192)
+    shown = timelines("zb_h1", 24, 1, 128)
     figure = draw(shown)
     assert [axes.get_ylabel() for axes in figure.axes] == ["rank", "rank", "rank", "microbatches"] * 2
     for number, timeline in enumerate(shown.values()):
@@ -177,7 +177,7 @@ def test_a_large_schedule_is_a_raster_of_shares_with_its_ends_enlarged(tmp_path)
         assert not list(boxes(whole))
         # In the middle a rank is always busy, with as many F as I and W. At the start it is idle.
         for rank in (0, 23):
-            np.testing.assert_allclose(raster[rank][600], mixture(timeline, rank, 200, 500), atol=0.02)
+            np.testing.assert_allclose(raster[rank][600], mixture(timeline, rank, 150, 300), atol=0.02)
         np.testing.assert_array_equal(raster[23][0], 1)
         assert end.get_xlim()[1] == timeline.makespan
         assert start.get_xlim()[0] == 0
@@ -187,7 +187,7 @@ def test_a_large_schedule_is_a_raster_of_shares_with_its_ends_enlarged(tmp_path)
         events = [e for row in timeline.events[:16] for e in row if e.start <= start.get_xlim()[1]]
         assert sorted((left, right) for left, right, *_ in boxes(start)) == sorted((e.start, e.end) for e in events)
     assert "mixed colours: shares of time" in [text.get_text() for text in figure.legends[0].get_texts()]
-    for format, most in (("svg", 1.2e6), ("pdf", 4e5), ("png", 1e6)):  # with a box for each action svg has 6.5e6
+    for format, most in (("svg", 1.2e6), ("pdf", 4e5), ("png", 1e6)):
         save(figure, tmp_path / "large", format=format)
         assert (tmp_path / "large").stat().st_size < most
 
@@ -231,7 +231,6 @@ def drawn(case):
         ("zb_v", 8, 2, 16),
         ("gpipe", 1, 1, 1),
         ("zb_h1", 17, 1, 80),
-        ("1f1b", 32, 1, 64),
         "brief",
         "weights on the host",
         "a long name",
@@ -254,7 +253,7 @@ def test_nothing_overlaps_and_nothing_is_cut_off(case):
 @pytest.mark.parametrize("format", ["svg", "pdf", "png"])
 def test_a_file_is_the_same_every_time(format, tmp_path):
     for name in ("a", "b"):
-        save(draw(timelines("1f1b", 2, 1, 2)), tmp_path / name, format=format)
+        save(draw(timelines("1f1b", 2, 1, 2), brief=True), tmp_path / name, format=format)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
