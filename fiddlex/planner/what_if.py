@@ -35,6 +35,7 @@ _SHORT = {
     "semantics": "pipeline.semantics",
     "num_chunks": "pipeline.num_chunks",
     "num_microbatches": "pipeline.num_microbatches",
+    "layers_per_stage": "pipeline.layers_per_stage",
     "sequence_parallel": "mesh.sequence_parallel",
     "collective_matmul": "mesh.collective_matmul",
     "optimizer": "optimizer.name",

@@ -4,13 +4,14 @@ import itertools
 import pathlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, PipelineConfig
 from fiddlex.config.overrides import replaced
 from fiddlex.planner.balance import MOST_TRIED, balance
 from fiddlex.planner.cost_model import MicrobatchTimes
+from fiddlex.planner.partition import Layer, Level, pipedream
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.placement import LayerPlacement
@@ -73,7 +74,6 @@ def check_fastest(config: Config, schedule: Schedule, times: MicrobatchTimes) ->
         assert found.cut == found.even_cut
 
 
-@settings(max_examples=40)
 @given(st.data(), st.sampled_from(sorted(GENERATORS)), COSTS)
 def test_no_cut_is_faster_in_a_named_schedule(data: st.DataObject, name: str, times: MicrobatchTimes) -> None:
     size = data.draw(sizes(name, max_pipe=4, max_microbatches=9).filter(lambda s: s["pipe"] * s["chunks"] <= 8))
@@ -83,7 +83,6 @@ def test_no_cut_is_faster_in_a_named_schedule(data: st.DataObject, name: str, ti
     check_fastest(config, make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=m), times)
 
 
-@settings(max_examples=40)
 @given(schedule=user_schedules(), more=st.integers(0, 4), times=COSTS)
 def test_no_cut_is_faster_in_a_table_of_ones_own(
     tmp_path_factory: pytest.TempPathFactory, schedule: Schedule, more: int, times: MicrobatchTimes
@@ -112,6 +111,14 @@ def test_cuts_of_four_ranks(schedule: str, chunks: int, layers: int, times: Micr
     found = balance(config, times)
     assert ",".join(map(str, found.cut)) == cut
     assert (found.seconds < 0.99 * found.even_seconds) == (found.cut != found.even_cut)
+
+
+@pytest.mark.parametrize(("pipe", "layers"), [*itertools.product((2, 3, 4), (5, 7, 8))])
+def test_the_slowest_stage_under_1f1b_is_as_fast_as_pipedreams(pipe: int, layers: int) -> None:
+    """With weights that cost too much to replicate, PipeDream's partition has as many stages as ranks."""
+    alone = pipedream([Layer(ALIKE.layer, 0.0, 1e9)] * layers, [Level(pipe, 1.0)])
+    found = balance(make_config(pipe, layers, num_microbatches=2 * pipe), ALIKE)
+    assert max(found.cut) * ALIKE.layer == pytest.approx(alone.seconds)
 
 
 def test_ranks_with_different_numbers_of_stages(tmp_path: pathlib.Path) -> None:

@@ -7,12 +7,15 @@ import pathlib
 
 import pytest
 
-from fiddlex.cluster.mesh import make_mesh
+from fiddlex.cluster.mesh import make_mesh, make_topology_mesh
+from fiddlex.cluster.topology import load_topology
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError
+from fiddlex.planner.settle import settle
 from fiddlex.train import loop
 from fiddlex.train.run.result import load_result
+from fiddlex.train.step.program import Program
 from fiddlex.train.trainer import Trainer, load_trainer
 from fiddlex.xla.ahead_of_time import compile_ahead
 from tests.train.layouts import BALANCED, Case
@@ -78,3 +81,13 @@ def test_a_step_is_compiled_with_the_layers_that_a_run_has(config: Config) -> No
     ahead = compile_ahead(config.validate(), make_mesh(config.mesh))
     assert ahead.program.config.pipeline.layers_per_stage == "2,3"
     assert ahead.program.layout.placement.layers_per_stage == (2, 3)
+
+
+def test_costs_are_those_of_the_devices(config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
+    config.mesh.pipe, config.model.num_layers, config.model.dtype = 4, 6, "bfloat16"
+    mesh = make_topology_mesh(config.mesh, "tpu:v5e:2x2")
+    with caplog.at_level(logging.INFO, "fiddlex"):
+        program = Program(config.validate(), mesh)
+    assert "by the costs on TPU v5e" in caplog.text
+    assert program.config == settle(config, load_topology("tpu_v5e"))
