@@ -10,8 +10,9 @@ it matters which of these stages has a layer more. Ranks may also have different
 need not be one of the fastest.
 
 The search is best first: from the fastest cut so far to all cuts that have one layer in another stage. It ends when it
-has tried all cuts or `MOST_TRIED` of them. Invariant: no cut that it tried is faster than its result, and none that is
-as fast has a smaller largest stage, whose layers determine the memory of all chunks (`LayerPlacement.rows_per_chunk`).
+has tried all cuts or `MOST_TRIED` of them. Cuts whose times differ by less than `ALIKE` count as equally fast.
+Invariant: of the cuts that the search tried none is faster than its result, and none that is as fast has a smaller
+largest stage, whose layers determine the memory of all chunks (`LayerPlacement.rows_per_chunk`).
 """
 
 import heapq
@@ -26,7 +27,7 @@ from fiddlex.planner.predict import pipeline_of
 from fiddlex.schedules.placement import LayerPlacement
 
 MOST_TRIED = 400
-_ROUNDING = 1e-9  # share by which the times of two cuts must differ to count as different
+ALIKE = 1e-3  # share of a batch's time, less than predictions are exact to
 
 Cut = tuple[int, ...]  # number of layers of each stage
 
@@ -50,7 +51,7 @@ class Balanced(NamedTuple):
 
 
 def balance(config: Config, times: MicrobatchTimes, *, most_tried: int = MOST_TRIED) -> Balanced:
-    """The fastest cut for a config's pipeline that the search finds; the even cut unless another one is faster.
+    """The fastest cut for a config's pipeline that the search finds; the even cut where that is as fast.
 
     Args:
       config: a valid config; the function ignores its `pipeline.layers_per_stage`.
@@ -69,11 +70,9 @@ def balance(config: Config, times: MicrobatchTimes, *, most_tried: int = MOST_TR
     # Weights that come from the host come in rows, padding included, and the pipeline is the one of this many rows.
     most_layers = max(even) if config.pipeline.streams else config.model.num_layers
     tried = _tried(seconds, _starts(even), most_layers=most_layers, most_tried=most_tried)
-    best = even
-    for cut, time in tried.items():
-        as_fast = time <= tried[best] * (1 + _ROUNDING)
-        if time < tried[best] * (1 - _ROUNDING) or (as_fast and max(cut) < max(best)):
-            best = cut
+    slowest = min(tried.values()) * (1 + ALIKE)
+    as_fast = [cut for cut, time in tried.items() if time <= slowest]
+    best = even if even in as_fast else min(as_fast, key=lambda cut: (max(cut), tried[cut]))
     return Balanced(best, tried[best], even, tried[even], len(tried))
 
 

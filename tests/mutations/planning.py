@@ -59,8 +59,8 @@ MUTATIONS = (
     Mutation(
         "slower-cut-kept",
         "fiddlex/planner/balance.py",
-        old="if time < tried[best] * (1 - _ROUNDING)",
-        new="if time > tried[best] * (1 + _ROUNDING)",
+        old="slowest = min(tried.values())",
+        new="slowest = max(tried.values())",
         tests=("tests/planner/test_balance.py::test_cuts_of_four_ranks",),
     ),
     Mutation(
