@@ -29,7 +29,7 @@ from fiddlex.schedules.placement import LayerPlacement
 MOST_TRIED = 400
 ALIKE = 1e-3  # share of a batch's time, less than predictions are exact to
 
-Cut = tuple[int, ...]  # number of layers of each stage
+LayersPerStage = tuple[int, ...]
 
 
 class Balanced(NamedTuple):
@@ -43,9 +43,9 @@ class Balanced(NamedTuple):
       num_tried: number of cuts that the search tried.
     """
 
-    cut: Cut
+    cut: LayersPerStage
     seconds: float
-    even_cut: Cut
+    even_cut: LayersPerStage
     even_seconds: float
     num_tried: int
 
@@ -64,7 +64,7 @@ def balance(config: Config, times: MicrobatchTimes, *, most_tried: int = MOST_TR
     pipeline = pipeline_of(replaced(config, {"pipeline.layers_per_stage": ""}))
     ranks, even = pipeline.placement.stage_ranks, pipeline.placement.layers_per_stage
 
-    def seconds(cut: Cut) -> float:
+    def seconds(cut: LayersPerStage) -> float:
         return pipeline.batch_seconds(times.costs(LayerPlacement(ranks, cut)))
 
     # Weights that come from the host come in rows, padding included, and the pipeline is the one of this many rows.
@@ -76,7 +76,7 @@ def balance(config: Config, times: MicrobatchTimes, *, most_tried: int = MOST_TR
     return Balanced(best, tried[best], even, tried[even], len(tried))
 
 
-def _starts(even: Cut) -> list[Cut]:
+def _starts(even: LayersPerStage) -> list[LayersPerStage]:
     """Cuts to begin with, whose stages differ by one layer at most: the larger ones first, last, and spread evenly."""
     number, layers = len(even), sum(even)
     ends = [layers * stage // number for stage in range(number + 1)]
@@ -85,8 +85,8 @@ def _starts(even: Cut) -> list[Cut]:
 
 
 def _tried(
-    seconds: Callable[[Cut], float], starts: Sequence[Cut], *, most_layers: int, most_tried: int
-) -> dict[Cut, float]:
+    seconds: Callable[[LayersPerStage], float], starts: Sequence[LayersPerStage], *, most_layers: int, most_tried: int
+) -> dict[LayersPerStage, float]:
     """The cuts that the search tries, in order, and the time of each.
 
     Args:
@@ -95,10 +95,10 @@ def _tried(
       most_layers: the most layers that a stage may have.
       most_tried: the most cuts to try.
     """
-    tried: dict[Cut, float] = {}
-    queue: list[tuple[float, int, int, Cut]] = []
+    tried: dict[LayersPerStage, float] = {}
+    queue: list[tuple[float, int, int, LayersPerStage]] = []
 
-    def add(cuts: Sequence[Cut] | Iterator[Cut]) -> None:
+    def add(cuts: Sequence[LayersPerStage] | Iterator[LayersPerStage]) -> None:
         for cut in cuts:
             if tried and len(tried) >= most_tried:
                 return
@@ -113,7 +113,7 @@ def _tried(
     return tried
 
 
-def _neighbours(cut: Cut) -> Iterator[Cut]:
+def _neighbours(cut: LayersPerStage) -> Iterator[LayersPerStage]:
     """The cuts in which one layer has gone to another stage, to near stages first."""
     number = len(cut)
     for distance in range(1, number):
