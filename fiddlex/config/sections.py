@@ -12,6 +12,7 @@ from fiddlex.config import rules
 from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
 from fiddlex.config.recompute import FULL, check_recompute, recomputed
 from fiddlex.config.records import Checked
+from fiddlex.config.stages import check_layers_per_stage
 from fiddlex.config.stash import SAME, STASH_DTYPES
 from fiddlex.errors import ConfigError
 
@@ -205,7 +206,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     schedule: str = "1f1b"  # a name of `fiddlex.schedules.generators`, or file:PATH.csv
     num_chunks: int = 1  # stages on each pipe rank
     num_microbatches: int = 1  # in one replica's batch
-    layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as possible
+    layers_per_stage: str = ""  # of each stage, as in 3,2,3 | balanced: the fastest | empty: as even as possible
     order: str = "auto"  # strict: one action a tick, in order | ahead: F and B share ticks | auto: strict for files
     recompute: str = "none"  # some of attention,gelu,norms,masks | none | selective (= attention) | full (whole layers)
     stash_memory: str = "device"  # where what a forward saves waits for its backward: device | host (TPUs and GPUs)
@@ -243,6 +244,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         """Raises ConfigError when a field is out of its range."""
         rules.at_least("pipeline.num_microbatches", self.num_microbatches, 1)
         rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
+        check_layers_per_stage(self.layers_per_stage)
         check_recompute("pipeline.recompute", self.recompute)
         rules.choice("pipeline.order", self.order, ORDERS)
         rules.choice("pipeline.stash_memory", self.stash_memory, MEMORIES)

@@ -6,8 +6,8 @@ stage is the time between two minibatches in a full pipeline. The time of a pipe
 link.
 
 The partitioner shows where stages of unequal replication would be faster. This project's executor replicates all stages
-equally and shards the vocabulary over all ranks, and all layers take the same time, so that for the executor the most
-even cut (`placement.place_layers`) is the best. Invariant: no other partition of this kind has a faster slowest part.
+equally, and its schedules give the stages and their ranks; `fiddlex.planner.balance` cuts the layers for it. Invariant:
+no other partition of this kind has a faster slowest part.
 """
 
 import functools

@@ -55,6 +55,35 @@ MUTATIONS = (
             "tests/costs/test_device_memory.py::test_arguments_of_the_step_are_counted_exactly[optimizer on the host]",
         ),
     ),
+    # Layers of stages that the costs decide.
+    Mutation(
+        "slower-cut-kept",
+        "fiddlex/planner/balance.py",
+        old="slowest = min(tried.values())",
+        new="slowest = max(tried.values())",
+        tests=("tests/planner/test_balance.py::test_cuts_of_four_ranks",),
+    ),
+    Mutation(
+        "rows-from-the-host-not-counted",
+        "fiddlex/planner/balance.py",
+        old="max(even) if config.pipeline.streams else config.model.num_layers",
+        new="config.model.num_layers",
+        tests=("tests/planner/test_balance.py::test_weights_that_come_from_the_host_rule_out_larger_stages",),
+    ),
+    Mutation(
+        "cut-by-operations-on-every-device",
+        "fiddlex/train/step/program.py",
+        old="device_kind=mesh.devices.flat[0].device_kind",
+        new='device_kind=""',
+        tests=("tests/train/test_balanced.py::test_costs_are_those_of_the_devices",),
+    ),
+    Mutation(
+        "word-kept-in-the-workdir",
+        "fiddlex/train/loop.py",
+        old="with_settled(given or config, trainer.config)",
+        new="given or config",
+        tests=("tests/train/test_balanced.py::test_a_run_keeps_its_layers_when_the_word_is_typed_again",),
+    ),
     # Memory.
     Mutation(
         "memory-without-gradients",

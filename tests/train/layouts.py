@@ -34,7 +34,8 @@ class Case:
       schedule: a name, or that of a CSV file in tests/schedules; 1f1b,strict has `pipeline.order=strict`.
       v: stages on each rank.
       m: microbatches.
-      layers: of each stage in order, as in 1,2,1; "-" for four layers, spread as evenly as possible.
+      layers: of each stage in order, as in 1,2,1; "-" for four layers, spread as evenly as possible; balanced,6 for six
+        layers in the stages that the planner finds fastest.
       sp, zero1, dropout: the column's name, or "-" for without.
       recompute, semantics: as the config has them.
       optimizer: as the config has it; adamw,offload has its state on the host, and adamw,streams the
@@ -62,7 +63,7 @@ class Case:
 
     @property
     def num_layers(self) -> int:
-        return sum(map(int, self.layers.split(","))) if self.layers != "-" else 4
+        return sum(map(int, self.layers.removeprefix("balanced,").split(","))) if self.layers != "-" else 4
 
     @property
     def num_steps(self) -> int:
@@ -86,7 +87,7 @@ class Case:
         table = TABLES / f"{schedule}.csv"
         pipeline.schedule, pipeline.order = f"file:{table}" if table.exists() else schedule, order or "auto"
         pipeline.num_chunks, pipeline.num_microbatches = int(self.v), int(self.m)
-        pipeline.layers_per_stage = self.layers.replace("-", "")
+        pipeline.layers_per_stage = "balanced" if self.layers.startswith("balanced") else self.layers.replace("-", "")
         pipeline.recompute, pipeline.semantics, config.train.num_steps = self.recompute, self.semantics, self.num_steps
         if self.prediction != "-":
             pipeline.prediction, order, scale = self.prediction.split(",")
@@ -131,6 +132,14 @@ def _cases(table: str) -> list[Case]:
 
 # Of the default tier, beside `COVERING`, which predicts the weights of other optimizers.
 MUON = case("2x2x2 gpt 1f1b 1 4 3,1 sp selective muon zero1 - 2bw extrapolate,1,1.4")
+
+# Layers that do not divide by the stages, in cuts that are not the even ones (`test_balanced.py`); the default tier has
+# the first case.
+BALANCED = _cases("""
+mesh  model      schedule         v m layers     sp recompute optimizer zero1 dropout semantics
+1x4x1 gpt        zb_h1            1 8 balanced,6 -  full      adamw     zero1 -       sync
+1x2x1 gpt        zb_v             2 4 balanced,6 -  none      adamw     zero1 dropout 2bw
+""")
 
 # Llama in the default tier: heads of keys split and shared over tensor ranks, by the step with a flush and without one.
 LLAMA = _cases("""

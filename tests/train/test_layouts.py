@@ -18,6 +18,7 @@ from fiddlex.train.step import gradients
 from tests.programs import call
 from tests.train import one_layout
 from tests.train.layouts import (
+    BALANCED,
     COVERING,
     FURTHER,
     FURTHER_LLAMA,
@@ -42,7 +43,7 @@ from tests.train.layouts import (
 
 # Those of the full tier alone.
 EVEN_FURTHER = [*PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA, *FURTHER_RECOMPUTED, *FURTHER_OFFLOADED]
-EVEN_FURTHER += [*FURTHER_STREAMED, *FURTHER_PUBLISHED]
+EVEN_FURTHER += [*FURTHER_STREAMED, *FURTHER_PUBLISHED, *BALANCED[1:]]
 # Pairs of levels that no case has. Two stages on each of three ranks take six layers, and the cases have four or five;
 # `odd` is a table for three ranks, two chunks and four microbatches, whose four stages have a layer each. Without
 # dropout the choices of an example score nearly alike, and gradients of the last norm's bias cancel but for rounding.
@@ -136,7 +137,10 @@ def check(layout: Case, config: Config) -> None:
         check_layout(layout, config)
 
 
-@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA, *PUBLISHED, *RECOMPUTED, *OFFLOADED, *STREAMED]))
+DEFAULT = [*COVERING, MUON, *LLAMA, *PUBLISHED, *BALANCED[:1], *RECOMPUTED, *OFFLOADED, *STREAMED]
+
+
+@pytest.mark.parametrize("layout", grouped(DEFAULT))
 def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
     check(layout, tiny_config)
 
