@@ -33,8 +33,8 @@ class Layer(NamedTuple):
     Attributes:
       seconds: seconds of a minibatch's forward and backward pass on one device.
       activation_bytes: bytes of the layer's output for a minibatch.
-      weight_bytes: bytes of the layer's weights. Where replicas exchange the sum of the gradients of N minibatches once,
-        these bytes divided by N.
+      weight_bytes: bytes of the layer's weights. Where replicas exchange the sum of the gradients of N minibatches
+        once, these bytes divided by N.
     """
 
     seconds: float
@@ -160,7 +160,7 @@ class _Level:
                 np.minimum(after[..., replicas:], slowest, out=after[..., replicas:])
 
     def last_stage(self, first: int, last: int, groups: int, seconds: float) -> tuple[int, int]:
-        """The first layer, and the groups, of the longest last stage of a pipeline that takes no more than `seconds`."""
+        """First layer and groups of the longest last stage of a pipeline that takes no more than `seconds`."""
         if self.stage[first, last, groups - 1] <= seconds:
             return first, groups
         for cut in range(first, last):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.unequal_stages import choices as choices_module
-from fiddlex.planner.unequal_stages.chain import Chain, Choice, ShardedLayer, StageProblem
+from fiddlex.planner.unequal_stages.chain import Chain, Choice, Part, ShardedLayer, StageProblem
 from fiddlex.planner.unequal_stages.choices import EMPTY, Frontiers, extended
-from fiddlex.planner.unequal_stages.piper import Part, Piper
+from fiddlex.planner.unequal_stages.piper import Piper
 from tests.planner.test_partition import cuts
 
 SECONDS, BYTES = st.integers(1, 12).map(float), st.integers(0, 12).map(float)
@@ -25,7 +25,9 @@ def problems(draw):
     layers = st.lists(LAYER, min_size=count, max_size=count).map(tuple)
     chains = {size: Chain(draw(layers), draw(BYTES)) for size in sizes}
     memory, bandwidth = draw(st.integers(5, 150).map(float)), draw(st.integers(1, 5).map(float))
-    return StageProblem(chains, draw(st.integers(max(sizes), 6)), memory, bandwidth, draw(st.sampled_from([1, 2, 4, 6])))
+    return StageProblem(
+        chains, draw(st.integers(max(sizes), 6)), memory, bandwidth, draw(st.sampled_from([1, 2, 4, 6]))
+    )
 
 
 def stage_times(problem, part, in_flight):
@@ -42,7 +44,7 @@ def stage_times(problem, part, in_flight):
             yield passes + 2 * sent / (d * problem.bandwidth) + summed
 
 
-def pipelines(problem, *, alike=False):
+def pipelines(problem, *, equal=False):
     """Seconds and devices of all pipelines within the memory."""
     d_t = [
         (d, t)
@@ -53,35 +55,39 @@ def pipelines(problem, *, alike=False):
     for count in range(1, problem.num_layers + 1):
         for cut, sizes in itertools.product(cuts(problem.num_layers, count), itertools.product(d_t, repeat=count)):
             replicas, devices = sum(d for d, _ in sizes), sum(d * t for d, t in sizes)
-            if devices > problem.num_devices or replicas > problem.num_microbatches or (alike and len(set(sizes)) > 1):
+            if devices > problem.num_devices or replicas > problem.num_microbatches or (equal and len(set(sizes)) > 1):
                 continue
             slowest = 0.0
             for place, ((start, end), (d, t)) in enumerate(zip(cut, sizes, strict=True)):
                 in_flight = math.ceil(sum(d for d, _ in sizes[place:]) / d)
-                slowest = max(slowest, min(stage_times(problem, Part(start, end - 1, d, t), in_flight), default=math.inf))
+                slowest = max(
+                    slowest, min(stage_times(problem, Part(start, end - 1, d, t), in_flight), default=math.inf)
+                )
             yield slowest, devices
 
 
 @settings(deadline=None)
 @given(problems(), st.booleans())
-def test_no_pipeline_within_the_memory_is_faster(problem, alike):
-    best = min((each for each in pipelines(problem, alike=alike) if each[0] < math.inf), default=None)
+def test_no_pipeline_within_the_memory_is_faster(problem, equal):
+    best = min((each for each in pipelines(problem, equal=equal) if each[0] < math.inf), default=None)
     piper = Piper(problem)
-    if best is None and alike:
-        assert piper.fastest_alike() is None
+    if best is None and equal:
+        assert piper.fastest_equal() is None
     elif best is None:
         with pytest.raises(DeviceError, match="the smallest need is"):
             piper.fastest()
     else:
-        found = piper.fastest_alike() if alike else piper.fastest()
+        found = piper.fastest_equal() if equal else piper.fastest()
         assert found.seconds == pytest.approx(best[0])
-        fewest = min(devices for seconds, devices in pipelines(problem, alike=alike) if seconds <= best[0] * (1 + 1e-8))
+        fewest = min(devices for seconds, devices in pipelines(problem, equal=equal) if seconds <= best[0] * (1 + 1e-8))
         assert found.num_devices == fewest
         assert found.memory_bytes <= problem.memory_bytes * (1 + 1e-9)
-        assert [n for stage in found.stages for n in range(stage.first, stage.last + 1)] == list(range(problem.num_layers))
+        assert [n for stage in found.stages for n in range(stage.first, stage.last + 1)] == list(
+            range(problem.num_layers)
+        )
         for stage, rest in zip(found.stages, range(len(found.stages)), strict=True):
             assert stage.in_flight == math.ceil(sum(each.replicas for each in found.stages[rest:]) / stage.replicas)
-        if not alike:
+        if not equal:
             assert piper.fastest(below=found.seconds) is None
 
 
@@ -91,7 +97,9 @@ def test_the_least_memory_is_what_a_pipeline_needs(problem):
     """With 0.2% less there is none; with that much there is one."""
 
     def with_memory(memory):
-        return Piper(StageProblem(problem.chains, problem.num_devices, memory, problem.bandwidth, problem.num_microbatches))
+        return Piper(
+            StageProblem(problem.chains, problem.num_devices, memory, problem.bandwidth, problem.num_microbatches)
+        )
 
     least = Piper(problem).least_memory()
     if least > 0:
@@ -140,7 +148,7 @@ def alone(memory, *, devices=2, batch=8, layers=LAYERS):
 
 
 def test_a_stage_keeps_a_microbatch_for_every_later_stage_and_recomputes_for_it():
-    """Two stages of two layers: 10 + 2 · 20 bytes on the first, 10 + 20 on the second; on 40 bytes one layer recomputes."""
+    """Two stages of two layers: 10 + 2 · 20 bytes on the first, 10 + 20 on the second. On 40 one layer recomputes."""
     roomy, tight = (alone(memory).pipeline_of([Part(0, 1, 1, 1), Part(2, 3, 1, 1)]) for memory in (50.0, 40.0))
     assert [(stage.in_flight, stage.memory_bytes) for stage in roomy.stages] == [(2, 50.0), (1, 30.0)]
     assert [[each.recompute for each in stage.choices].count("full") for stage in tight.stages] == [1, 0]
@@ -149,7 +157,9 @@ def test_a_stage_keeps_a_microbatch_for_every_later_stage_and_recomputes_for_it(
 
 def test_the_sum_of_gradients_is_spread_over_the_microbatches():
     heavy = tuple(layer._replace(weight_bytes=8.0) for layer in LAYERS)
-    whole = {batch: alone(1000.0, batch=batch, layers=heavy).pipeline_of([Part(0, 3, 2, 1)]).seconds for batch in (2, 4)}
+    whole = {
+        batch: alone(1000.0, batch=batch, layers=heavy).pipeline_of([Part(0, 3, 2, 1)]).seconds for batch in (2, 4)
+    }
     assert whole == {2: 4 / 2 + 4 / 2 * 32 / 2, 4: 4 / 2 + 4 / 2 * 32 / 4}
 
 
@@ -177,7 +187,13 @@ def test_devices_are_left_unused_where_none_helps():
     ],
 )
 def test_what_is_no_problem_is_refused(changes, message):
-    fields = {"chains": {1: Chain(LAYERS)}, "num_devices": 2, "memory_bytes": 9.0, "bandwidth": 1.0, "num_microbatches": 4}
+    fields = {
+        "chains": {1: Chain(LAYERS)},
+        "num_devices": 2,
+        "memory_bytes": 9.0,
+        "bandwidth": 1.0,
+        "num_microbatches": 4,
+    }
     with pytest.raises(ConfigError) as error:
         Piper(StageProblem(**(fields | changes)))
     assert str(error.value).startswith(message)

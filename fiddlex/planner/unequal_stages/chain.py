@@ -19,12 +19,12 @@ class Choice(NamedTuple):
     Attributes:
       seconds: seconds of a microbatch's forward and backward pass, with what it recomputes and exchanges in the layer.
       stash_bytes: bytes that the layer keeps of each microbatch between the two passes.
-      recompute: what the backward pass recomputes, as in `PipelineConfig.recompute`.
+      recompute: what the backward pass recomputes, as in `PipelineConfig.recompute`; empty: there is nothing to choose.
     """
 
     seconds: float
     stash_bytes: float
-    recompute: str = "none"
+    recompute: str = ""
 
 
 class ShardedLayer(NamedTuple):
@@ -55,6 +55,15 @@ class Chain(NamedTuple):
 
     layers: tuple[ShardedLayer, ...]
     working_bytes: float = 0.0
+
+
+class Part(NamedTuple):
+    """Layers `first` to `last` on `replicas` replicas of `tensor` devices each."""
+
+    first: int
+    last: int
+    replicas: int
+    tensor: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,15 +104,15 @@ class StageProblem:
             raise ConfigError(f"numbers of layers by tensor size are {lengths}: there must be one number, at least 1.")
         if not 1 <= min(self.chains) <= self.num_devices:
             raise ConfigError(
-                f"{self.num_devices} devices for tensor sizes {', '.join(map(str, sorted(self.chains)))}: there must be "
-                "at least as many devices as the smallest size, which is at least 1."
+                f"{self.num_devices} devices for tensor sizes {', '.join(map(str, sorted(self.chains)))}: there must "
+                "be at least as many devices as the smallest size, which is at least 1."
             )
         if self.num_microbatches < 1:
             raise ConfigError(f"{self.num_microbatches} microbatches in a batch: there must be at least 1.")
         if not 0 < self.bandwidth < math.inf or not 0 < self.memory_bytes < math.inf:
             raise ConfigError(
-                f"bandwidth {self.bandwidth} bytes/s, memory {self.memory_bytes} bytes: both must be greater than 0 and "
-                "finite."
+                f"bandwidth {self.bandwidth} bytes/s, memory {self.memory_bytes} bytes: both must be greater than 0 "
+                "and finite."
             )
         for size, chain in self.chains.items():
             _check(f"working_bytes at tensor size {size}", [chain.working_bytes])

@@ -2,8 +2,8 @@
 
 Each layer makes its own choice. Choosing for all layers of a stage is a knapsack problem (Piper, section 4.2 and
 appendix): least seconds, with the stash within a bound. Piper's code solves it by exchanging the choice with the best
-ratio until the stash fits, which may miss the best. Here a frontier holds all sums of choices that no other sum beats in
-both seconds and bytes, so a stage's choice is exact. If a frontier has more than `POINTS` sums, it keeps that many,
+ratio until the stash fits, which may miss the best. Here a frontier holds all sums of choices that no other sum beats
+in both seconds and bytes, so a stage's choice is exact. If a frontier has more than `POINTS` sums, it keeps that many,
 spread evenly over the bytes; every sum that it keeps can still be had, but a better one between two of them may be
 lost. Layers that are alike have as many sums as layers, so that a transformer's frontiers are complete.
 """
@@ -52,7 +52,7 @@ def extended(frontier: Frontier, choices: Sequence[Choice]) -> Frontier:
 
 
 def _spread(stash: np.ndarray) -> np.ndarray:
-    """Places of `POINTS` or fewer of falling numbers, the last place included: the smallest in each of as many steps."""
+    """Places of `POINTS` or fewer of falling numbers: of the smallest in each of as many steps, so of the last too."""
     steps = np.floor((stash[0] - stash) / (stash[0] - stash[-1]) * (POINTS - 1)).astype(np.int64)
     last = np.append(steps[1:] != steps[:-1], True)
     return np.flatnonzero(last)
@@ -95,7 +95,9 @@ class Frontiers:
 
         If none is within it, those with the smallest stash.
         """
-        frontiers = list(itertools.accumulate((each.choices for each in self._run(first, last)), extended, initial=EMPTY))
+        frontiers = list(
+            itertools.accumulate((each.choices for each in self._run(first, last)), extended, initial=EMPTY)
+        )
         within = np.flatnonzero(frontiers[-1].stash <= stash_bytes * (1 + _ROUNDING))
         point, picked = int(within[0]) if len(within) else len(frontiers[-1].stash) - 1, list[Choice]()
         for frontier, layer in zip(reversed(frontiers), reversed(self._run(first, last)), strict=False):

@@ -6,41 +6,35 @@ of a stage runs the d-th part. With d replicas of t devices each, a stage takes 
     seconds = Σ p / d + 2·(c_in + c_out) / (d·B) + 4·(d − 1)·Σ w / (d·N·B)
 
 for the passes through its layers, the activations and their gradients that it exchanges with the stages before and
-after it, and the sum of gradients, which N microbatches share. The terms are added: nothing overlaps, in the paper as in
-its code. In 1F1B a stage keeps y = ⌈s / d⌉ microbatches, where s is the sum of the replicas of this stage and of all
-later ones, and so takes
+after it, and the sum of gradients, which N microbatches share. The terms are added: nothing overlaps, as in the
+published code. In 1F1B a stage keeps y = ⌈s / d⌉ microbatches, where s is the sum of the replicas of this stage and of
+all later ones, and so takes
 
     bytes = y·Σ stash + Σ kept + Σ divided / d + working.
 
 Each layer of a stage chooses for itself what it recomputes (`choices`). The numbers of replicas divide N and add up to
 no more than N. The pipeline is as slow as its slowest stage. Devices may be left unused.
 
-The paper's dynamic program has an entry for each run of last layers, number of devices and sum of replicas. This one
-decides for a bound T whether a pipeline has no stage slower than T. It has an entry for each run of last layers and sum
-of replicas, the fewest devices, and keeps only the entries that no other beats in both. The search halves the interval
-of T and moves both ends to times that stages can have. Invariant: no pipeline of this kind within the memory is faster,
-up to `choices.POINTS`; and of the pipelines that are as fast, none takes fewer devices.
+The search halves the interval of the seconds, moves both ends to times that stages can have, and asks `decision`
+whether a pipeline takes no more. Invariant: no pipeline of this kind within the memory is faster, up to
+`choices.POINTS`; and of those that are as fast, none takes fewer devices.
 
-Where Piper's code (msr-fiddle/piper, algo.cpp) departs: its entries allow up to so many devices and replicas, where the
-paper's have exactly so many, which changes no answer; and it chooses recomputation by the heuristic that `choices`
-names. The factor 4 is that of PipeDream's code (a ring would exchange 2 bytes for each byte of w).
+The published code (msr-fiddle/piper, algo.cpp) notes that its entries allow up to so many devices and replicas, where
+the paper's have exactly so many; this changes no answer. It chooses recomputation by the heuristic that `choices`
+names. It takes the factor 4 from PipeDream's code, as a parameter server would exchange; a ring exchanges 2 bytes for
+each byte of w.
 """
 
-import itertools
 import math
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from fiddlex.errors import DeviceError
-from fiddlex.planner.unequal_stages.chain import Choice, StageProblem
+from fiddlex.planner.unequal_stages.chain import Choice, Part, StageProblem
 from fiddlex.planner.unequal_stages.choices import Frontiers
+from fiddlex.planner.unequal_stages.decision import Decision
 
-_ROUNDING = 1e-9  # relative error that rounding may have
-_EQUAL = 1e-8  # relative difference below which two times count as equal; more than `_ROUNDING`
-_NONE = 2**30  # devices of an entry that no pipeline reaches
+_EQUAL = 1e-8  # relative difference below which two times count as equal; more than `decision.ROUNDING`
 
 
 class Stage(NamedTuple):
@@ -71,6 +65,11 @@ class Stage(NamedTuple):
         """Number of devices of the stage."""
         return self.replicas * self.tensor
 
+    @property
+    def passes_s(self) -> float:
+        """Seconds of one microbatch's passes through the stage."""
+        return sum(choice.seconds for choice in self.choices)
+
 
 class UnequalPipeline(NamedTuple):
     """A pipeline of stages.
@@ -96,14 +95,14 @@ class UnequalPipeline(NamedTuple):
         """Bytes on the device that needs most."""
         return max(stage.memory_bytes for stage in self.stages)
 
+    @property
+    def filling_s(self) -> float:
+        """Seconds that a flush adds to a batch: of one microbatch's passes through all stages but the slowest.
 
-class Part(NamedTuple):
-    """Layers `first` to `last` on `replicas` replicas of `tensor` devices each."""
-
-    first: int
-    last: int
-    replicas: int
-    tensor: int
+        It is (p − 1)(F + B) for p stages that are alike, as for 1F1B.
+        """
+        slowest = max(self.stages, key=lambda stage: stage.seconds)
+        return sum(stage.passes_s for stage in self.stages) - slowest.passes_s
 
 
 class Piper:
@@ -135,41 +134,48 @@ class Piper:
         Raises:
           DeviceError: when no pipeline is within the memory; the message gives the least that one needs.
         """
-        found = self._search(_Tables(self, self._sizes, self.problem.memory_bytes), below)
+        found = self._search(self._decision(self._sizes), below)
         if found is None and below == math.inf:
             raise DeviceError(self._too_little())
         return found
 
-    def fastest_alike(self) -> UnequalPipeline | None:
-        """The fastest pipeline whose stages have equally many replicas of one tensor size; None: none is within memory.
+    def fastest_equal(self, *, below: float = math.inf) -> UnequalPipeline | None:
+        """The fastest pipeline whose stages have equally many replicas of one tensor size, and may differ in layers.
 
-        The stages may differ in layers.
+        Args:
+          below: seconds between two microbatches that are of no interest, nor is more.
+
+        Returns:
+          The pipeline; None: none within the memory takes less than `below`.
         """
         best: UnequalPipeline | None = None
         for size in self._sizes:
-            below = best.seconds if best else math.inf
-            found = self._search(_Tables(self, [size], self.problem.memory_bytes), below)
-            if found and (best is None or (found.seconds, found.num_devices) < (best.seconds, best.num_devices)):
-                best = found
+            decision = self._decision([size])
+            best = self._search(decision, best.seconds if best else below) or best
         return best
 
     def least_memory(self) -> int:
         """Bytes, to 0.1%, of the smallest cap within which there is a pipeline."""
-        tables = _Tables(self, self._sizes, math.inf)
-        most = tables.largest_need
+        most = self._decision(self._sizes).whole_bytes
         least = 0.0
         while most - least > 1e-3 * most:
             middle = (least + most) / 2
-            found = _Tables(self, self._sizes, middle).pipeline_within(math.inf)
+            found = self._decision(self._sizes, middle).pipeline_within(math.inf)
             least, most = (least, middle) if found else (middle, most)
         return math.ceil(most)
 
-    def pipeline_of(self, parts: Sequence[Part]) -> UnequalPipeline:
-        """The pipeline of given parts, each with the fastest choices within the memory; also where they do not fit."""
+    def pipeline_of(self, parts: Sequence[Part], *, memory_bytes: float | None = None) -> UnequalPipeline:
+        """The pipeline of given parts, each with the fastest choices within the memory; also where they do not fit.
+
+        Args:
+          parts: the stages, from the first layer to the last.
+          memory_bytes: bytes that a stage may take, in place of the problem's.
+        """
+        limit = self.problem.memory_bytes if memory_bytes is None else memory_bytes
         stages, later = list[Stage](), 0
         for part in reversed(parts):
             later += part.replicas
-            stages.append(self._stage(part, -(-later // part.replicas)))
+            stages.append(self._stage(part, -(-later // part.replicas), limit))
         return UnequalPipeline(tuple(reversed(stages)))
 
     def extra_s(self, part: Part) -> float:
@@ -187,6 +193,10 @@ class Piper:
         own = chain.layers[part.first : part.last + 1]
         return chain.working_bytes + sum(each.kept_bytes + each.divided_bytes / part.replicas for each in own)
 
+    def _decision(self, sizes: Sequence[tuple[int, int]], memory_bytes: float | None = None) -> Decision:
+        limit = self.problem.memory_bytes if memory_bytes is None else memory_bytes
+        return Decision(self.problem, self._frontiers, sizes=sizes, memory_bytes=limit)
+
     def _too_little(self) -> str:
         problem = self.problem
         return (
@@ -195,184 +205,27 @@ class Piper:
             "more memory, or use more devices or smaller microbatches."
         )
 
-    def _stage(self, part: Part, in_flight: int) -> Stage:
+    def _stage(self, part: Part, in_flight: int, memory_bytes: float) -> Stage:
         fixed = self.fixed_bytes(part)
-        room = (self.problem.memory_bytes - fixed) / in_flight
+        room = (memory_bytes - fixed) / in_flight
         choices = self._frontiers[part.tensor].fastest(part.first, part.last, room)
-        seconds = sum(each.seconds for each in choices) / part.replicas + self.extra_s(part)
-        stash = in_flight * sum(each.stash_bytes for each in choices)
+        seconds = sum(choice.seconds for choice in choices) / part.replicas + self.extra_s(part)
+        stash = in_flight * sum(choice.stash_bytes for choice in choices)
         return Stage(*part, choices, seconds, in_flight, fixed + stash)
 
-    def _search(self, tables: "_Tables", below: float) -> UnequalPipeline | None:
+    def _search(self, decision: Decision, below: float) -> UnequalPipeline | None:
         """The fastest pipeline that takes less than `below`, by halving the interval of its seconds."""
-        parts = tables.pipeline_within(below * (1 - _EQUAL))
+        parts = decision.pipeline_within(below * (1 - _EQUAL))
         if parts is None:
             return None
-        best, least = self.pipeline_of(parts), tables.least_s
+        best, least = self.pipeline_of(parts), decision.least_s
         while least < best.seconds * (1 - _EQUAL):
             middle = min((least + best.seconds) / 2, best.seconds * (1 - _EQUAL))
-            parts = tables.pipeline_within(middle)
+            parts = decision.pipeline_within(middle)
             if parts is None:
-                least = tables.next_s(middle)
+                least = decision.next_s(middle)
             else:
                 best = self.pipeline_of(parts)
-        fewest = tables.pipeline_within(best.seconds * (1 + _EQUAL))
+        fewest = decision.pipeline_within(best.seconds * (1 + _EQUAL))
         assert fewest is not None
         return self.pipeline_of(fewest)
-
-
-class _Tables:
-    """Seconds and bytes of all stages, for the sizes that stages may have and a cap on the memory.
-
-    A stage is a row of each table, for layers `first[row]` to `last[row]`; a column is a number of replicas and a
-    tensor size.
-
-    Attributes:
-      replicas: number of replicas, [column].
-      tensor: tensor size, [column].
-      extra: `Piper.extra_s`, [row, column].
-      room: bytes for the stash, [row, column].
-      point: row of the frontier, [row, column].
-    """
-
-    def __init__(self, piper: Piper, sizes: Sequence[tuple[int, int]], memory_bytes: float):
-        problem = piper.problem
-        self._count, self._problem = problem.num_layers, problem
-        self._first, self._last = np.triu_indices(self._count)
-        self._row = np.zeros((self._count, self._count), np.int64)
-        self._row[self._first, self._last] = np.arange(len(self._first))
-        self.replicas, self.tensor = (np.array(column) for column in zip(*sizes, strict=True))
-        self._seconds, self._stash, rows = _joined([piper._frontiers[size] for size in problem.chains])
-        of_size = dict(zip(problem.chains, rows, strict=True))
-        self._point = np.stack([of_size[t][self._first, self._last] for _, t in sizes], axis=1)
-        self._extra = np.stack([self._extras(*size) for size in sizes], axis=1)
-        self._fixed = np.stack([self._fixeds(*size) for size in sizes], axis=1)
-        self._room = memory_bytes - self._fixed
-        self._most = min(problem.num_devices, problem.num_microbatches)
-
-    def _extras(self, replicas: int, tensor: int) -> np.ndarray:
-        """`Piper.extra_s` of each row."""
-        problem, layers = self._problem, self._problem.chains[tensor].layers
-        sent = np.array([0.0, *(layer.output_bytes for layer in layers[:-1]), 0.0])
-        summed = self._summed([layer.weight_bytes for layer in layers])
-        share = 4 * (replicas - 1) / replicas / problem.num_microbatches
-        return (2 * (sent[self._first] + sent[self._last + 1]) / replicas + share * summed) / problem.bandwidth
-
-    def _fixeds(self, replicas: int, tensor: int) -> np.ndarray:
-        """`Piper.fixed_bytes` of each row."""
-        chain = self._problem.chains[tensor]
-        own = self._summed([layer.kept_bytes + layer.divided_bytes / replicas for layer in chain.layers])
-        return chain.working_bytes + own
-
-    def _summed(self, values: Sequence[float]) -> np.ndarray:
-        """Sums over the layers of each row."""
-        total = np.concatenate([[0.0], np.cumsum(values)])
-        return total[self._last + 1] - total[self._first]
-
-    @property
-    def least_s(self) -> float:
-        """A lower bound on the seconds of any pipeline: the work of all layers, spread over all devices."""
-        whole = self._row[0, -1]
-        return float((self._seconds[self._point[whole], 0] * self.tensor).min()) / self._problem.num_devices
-
-    @property
-    def largest_need(self) -> float:
-        """Bytes within which there is a pipeline: of all layers on one replica, one microbatch at a time."""
-        whole = self._row[0, -1]
-        return float((self._fixed[whole] + self._stash[self._point[whole], 0]).min())
-
-    def _reached(self, seconds: float) -> np.ndarray:
-        """How many sums of each stage's frontier take no more than `seconds`, [row, column]."""
-        allowed = (min(seconds, sys.float_info.max / self.replicas.max() / 2) - self._extra) * self.replicas
-        allowed += np.abs(allowed) * _ROUNDING
-        low, high = np.zeros(self._point.shape, np.int64), np.full(self._point.shape, self._seconds.shape[1] - 1)
-        while (low < high).any():
-            middle = (low + high) // 2
-            within = self._seconds[self._point, middle] <= allowed
-            low, high = np.where(within, middle + 1, low), np.where(within, high, middle)
-        return low
-
-    def next_s(self, seconds: float) -> float:
-        """The shortest time of a stage that is longer than `seconds`; infinite where there is none."""
-        later = self._seconds[self._point, self._reached(seconds)] / self.replicas + self._extra
-        return float(later.min())
-
-    def _most_replicas(self, seconds: float) -> np.ndarray:
-        """The largest sum of replicas, of a stage and all later ones, with which it is within time and memory.
-
-        It is 0 where no sum is, and no more than the batch and the devices allow; [row, column].
-        """
-        reached = self._reached(seconds)
-        stash = self._stash[self._point, np.maximum(reached - 1, 0)]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            in_flight = np.where(stash > 0, np.floor(self._room / stash * (1 + _ROUNDING)), np.inf)
-        in_flight = np.where((reached > 0) & (self._room >= 0), np.minimum(in_flight, self._most), 0)
-        return np.minimum(in_flight.astype(np.int64) * self.replicas, self._most)
-
-    def pipeline_within(self, seconds: float) -> list[Part] | None:
-        """The pipeline of fewest devices whose stages take no more than `seconds`; None: there is none."""
-        within = self._most_replicas(seconds)
-        ends = _Ends(self._count, self._most)
-        for first in range(self._count - 1, -1, -1):
-            ends.add(first, *self._options(first, within, ends))
-        fewest = ends.fewest[0]
-        total = int(fewest.argmin())
-        return list(self._parts(total, within, ends)) if fewest[total] < _NONE else None
-
-    def _options(self, first: int, within: np.ndarray, ends: "_Ends") -> tuple[np.ndarray, ...]:
-        """All ways to begin with a stage at layer `first`: sum of replicas, devices, column, last layer, sum of the rest.
-
-        Each stage is followed by any of the entries for the layers after it.
-        """
-        last, rest, devices = ends.after(first)
-        bound = within[self._row[first, last]]  # [entry, column]
-        total = rest[:, None] + self.replicas
-        used = devices[:, None] + self.replicas * self.tensor
-        entry, column = np.nonzero((total <= bound) & (used <= self._problem.num_devices))
-        return total[entry, column], used[entry, column], column, last[entry], rest[entry]
-
-    def _parts(self, total: int, within: np.ndarray, ends: "_Ends") -> Iterator[Part]:
-        """The stages of the entry for all layers with this sum of replicas."""
-        first = 0
-        while first < self._count:
-            totals, used, columns, lasts, rests = self._options(first, within, ends)
-            found = int(np.flatnonzero((totals == total) & (used == ends.fewest[first, total]))[-1])
-            column, last = columns[found], int(lasts[found])
-            yield Part(first, last, int(self.replicas[column]), int(self.tensor[column]))
-            first, total = last + 1, int(rests[found])
-
-
-class _Ends:
-    """The fewest devices for the layers from `first` on, [first, sum of replicas]."""
-
-    def __init__(self, count: int, most: int):
-        self.fewest = np.full((count + 1, most + 1), _NONE)
-        self.fewest[count, 0] = 0
-        self._entries = {count: (np.zeros(1, np.int64), np.zeros(1, np.int64))}
-        self._count = count
-
-    def add(self, first: int, total: np.ndarray, devices: np.ndarray, *_: np.ndarray) -> None:
-        """Enters the options for the layers from `first` on; keeps those that no other beats in both numbers."""
-        fewest = self.fewest[first]
-        np.minimum.at(fewest, total, devices)
-        earlier = np.concatenate([[_NONE], np.minimum.accumulate(fewest)[:-1]])
-        kept = np.flatnonzero(fewest < earlier)
-        self._entries[first] = kept, fewest[kept]
-
-    def after(self, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each entry after a stage that begins at `first`: the stage's last layer, sum of replicas, devices."""
-        starts = range(first + 1, self._count + 1)
-        last = np.repeat([start - 1 for start in starts], [len(self._entries[start][0]) for start in starts])
-        rest, devices = (np.concatenate([self._entries[start][part] for start in starts]) for part in (0, 1))
-        return last, rest, devices
-
-
-def _joined(frontiers: Sequence[Frontiers]) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """The tables of several chains as one, with the rows of each chain's runs of layers in it."""
-    longest = max(each.seconds.shape[1] for each in frontiers)
-    pads = [((0, 0), (0, longest - each.seconds.shape[1])) for each in frontiers]
-    seconds = [np.pad(each.seconds, pad, constant_values=np.inf) for each, pad in zip(frontiers, pads, strict=True)]
-    stash = [np.pad(each.stash, pad) for each, pad in zip(frontiers, pads, strict=True)]
-    starts = itertools.accumulate((len(each) for each in seconds[:-1]), initial=0)
-    rows = [each.rows + start for each, start in zip(frontiers, starts, strict=True)]
-    return np.concatenate(seconds), np.concatenate(stash), rows
