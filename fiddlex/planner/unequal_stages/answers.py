@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fiddlex.cluster.topology import Topology
+from fiddlex.config.readable import counted
 from fiddlex.config.rules import near_multiples
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.layouts import Problem
 from fiddlex.planner.partition import Layer, Level, pipedream
+from fiddlex.planner.report import GIB, describe
 from fiddlex.planner.search import Plan, search
 from fiddlex.planner.unequal_stages.chain import Chain, Choice, Part, ShardedLayer, StageProblem
 from fiddlex.planner.unequal_stages.model_chain import model_problem
@@ -59,6 +61,7 @@ class Answers:
     """All answers to one question.
 
     Attributes:
+      title: the question in one line.
       topology: the cluster.
       num_devices: number of devices.
       memory_bytes: bytes that a stage may take on each device.
@@ -67,6 +70,7 @@ class Answers:
       shortage: why Piper has no answer; empty when it has one.
     """
 
+    title: str
     topology: Topology
     num_devices: int
     memory_bytes: int
@@ -128,7 +132,8 @@ def answers_for_model(problem: Problem, *, keep: int) -> Answers:
             break
     examples = best["Piper"].examples if best else 1
     unequal = _pipedream(sizes[examples], levels, examples), *best.values()
-    return Answers(problem.topology, problem.num_devices, problem.limit, unequal, uniform, shortage)
+    title, topology = describe(problem), problem.topology
+    return Answers(title, topology, problem.num_devices, problem.limit, unequal, uniform, shortage)
 
 
 def _seconds(answer: Answer, *, flushes: bool) -> float:
@@ -181,7 +186,13 @@ def answers_for_profile(
                 found.append(Answer(name, pipeline, pipeline.seconds, num_microbatches, 0))
     except DeviceError as error:
         shortage = str(error)
-    return Answers(topology, num_devices, memory_bytes, tuple(found), shortage=shortage)
+    title = (
+        f"{counted(sum(len(each.names) for each in layers), 'operation')} as {counted(len(layers), 'layer')}, "
+        f"{sum(each.seconds for each in layers):.3g} s a microbatch, "
+        f"{sum(each.weight_bytes for each in layers) / GIB:.3g} GiB of weights; {num_devices:,} {topology.chip.name}, "
+        f"{memory_bytes / GIB:.4g} GiB of each to use"
+    )
+    return Answers(title, topology, num_devices, memory_bytes, tuple(found), shortage=shortage)
 
 
 def _pipedream(piper: Piper, levels: Sequence[Level], examples: int) -> Answer:

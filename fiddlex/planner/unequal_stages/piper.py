@@ -29,6 +29,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fiddlex.config.readable import counted
 from fiddlex.errors import DeviceError
 from fiddlex.planner.unequal_stages.chain import Choice, Part, StageProblem
 from fiddlex.planner.unequal_stages.choices import Frontiers
@@ -198,11 +199,11 @@ class Piper:
         return Decision(self.problem, self._frontiers, sizes=sizes, memory_bytes=limit)
 
     def _too_little(self) -> str:
-        problem = self.problem
+        problem, need = self.problem, self.least_memory() / 2**30
         return (
-            f"No pipeline of stages on {problem.num_devices} devices fits {problem.memory_bytes / 2**30:.4g} GiB a "
-            f"device, whatever its stages recompute: the smallest need is {self.least_memory() / 2**30:.4g} GiB. Allow "
-            "more memory, or use more devices or smaller microbatches."
+            f"No pipeline of stages on {counted(problem.num_devices, 'device')} fits {problem.memory_bytes / 2**30:.4g} "
+            f"GiB a device, whatever its stages recompute: the smallest need is {need:.4g} GiB. Allow more memory, or use "
+            "more devices or smaller microbatches."
         )
 
     def _stage(self, part: Part, in_flight: int, memory_bytes: float) -> Stage:

@@ -175,7 +175,7 @@ def _sorted(operations: dict[str, Operation], edges: Edges, path: str) -> list[O
     ready, order = [name for name in reversed(operations) if not waits[name]], list[Operation]()
     for name in (each for each in reversed(operations) if not waits[each]):
         if operations[name].text.startswith("Input"):
-            operations[name] = operations[name]._replace(forward=0.0, backward=0.0, activation_bytes=0.0)
+            operations[name] = Operation(name, operations[name].text, 0.0, 0.0, 0.0, 0.0)
     while ready:
         name = ready.pop()
         order.append(operations[name])

@@ -41,7 +41,7 @@ _HEADINGS = (
 def as_text(answers: Answers) -> str:
     """The answers as a table, with what its columns mean."""
     rows = [_HEADINGS, *map(_row, answers.unequal), *map(_uniform_row, answers.uniform or ())]
-    lines = [f"{table(rows)}\n"]
+    lines = [f"{answers.title}\n\n{table(rows)}\n"]
     over = [each.name for each in answers.unequal if each.pipeline.memory_bytes > answers.memory_bytes]
     limit = f"{answers.memory_bytes / GIB:.4g} GiB of each device"
     if over:
