@@ -117,6 +117,7 @@ VGG = (
 
 def test_a_profile_is_answered_and_printed():
     answers = answers_for_profile(VGG, load_topology("v100_16"), 16, memory_bytes=10**10, num_microbatches=16)
+    too_much = "PipeDream has no cap on memory: its answer does not fit 9.313 GiB of each device."
     assert as_text(answers).split("\n\n") == [
         "8 operations as 8 layers, 0.62 s a microbatch, 0.378 GiB of weights; 16 Tesla V100-SXM2-16GB, 9.313 GiB of each "
         "to use",
@@ -125,10 +126,7 @@ def test_a_profile_is_answered_and_printed():
    PipeDream       1       8        16       1       none            16    1.039     1.039       16  11.9
        Piper       2    2, 6     2 × 8   2 × 1       none            16    5.484     5.684       16   8.2
 Piper, equal       2    2, 6     2 × 8   2 × 1       none            16    5.484     5.684       16   8.2""",
-        "PipeDream has no cap on memory: its answer does not fit 9.313 GiB of each device.\n"
-        + COLUMNS
-        + "\n"
-        + EXECUTOR,
+        f"{too_much}\n{COLUMNS}\n{EXECUTOR}",
     ]
     assert as_json(answers)["uniform"] is None
 

@@ -201,9 +201,9 @@ class Piper:
     def _too_little(self) -> str:
         problem, need = self.problem, self.least_memory() / 2**30
         return (
-            f"No pipeline of stages on {counted(problem.num_devices, 'device')} fits {problem.memory_bytes / 2**30:.4g} "
-            f"GiB a device, whatever its stages recompute: the smallest need is {need:.4g} GiB. Allow more memory, or use "
-            "more devices or smaller microbatches."
+            f"No pipeline of stages on {counted(problem.num_devices, 'device')} fits "
+            f"{problem.memory_bytes / 2**30:.4g} GiB a device, whatever its stages recompute: the smallest need is "
+            f"{need:.4g} GiB. Allow more memory, or use more devices or smaller microbatches."
         )
 
     def _stage(self, part: Part, in_flight: int, memory_bytes: float) -> Stage:
