@@ -296,7 +296,7 @@ MUTATIONS = (
         "fiddlex/planner/unequal_stages/decision.py",
         old="return np.minimum(in_flight.astype(np.int64) * self._replicas, self._most)",
         new="return np.where(in_flight > 0, self._most, 0)",
-        tests=("tests/planner/test_piper.py::test_no_pipeline_within_the_memory_is_faster",),
+        tests=("tests/planner/test_piper.py::test_the_cap_on_memory_counts_what_is_in_flight",),
     ),
     Mutation(
         "gradients-summed-for-every-microbatch",

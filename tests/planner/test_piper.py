@@ -155,6 +155,12 @@ def test_a_stage_keeps_a_microbatch_for_every_later_stage_and_recomputes_for_it(
     assert tight.seconds == 2.5
 
 
+def test_the_cap_on_memory_counts_what_is_in_flight():
+    """Two stages of two layers need 10 + 2 · 20 bytes on the first; of one and three 5 + 2 · 10, and 15 + 30."""
+    layers = tuple(layer._replace(choices=layer.choices[:1]) for layer in LAYERS)
+    assert [alone(memory, layers=layers).fastest().seconds for memory in (50.0, 49.0, 45.0)] == [2.0, 3.0, 3.0]
+
+
 def test_the_sum_of_gradients_is_spread_over_the_microbatches():
     heavy = tuple(layer._replace(weight_bytes=8.0) for layer in LAYERS)
     whole = {
