@@ -13,6 +13,7 @@ optimizer/optimizer_graph_hierarchical.py) departs from it:
 - With r replicas it counts 4(r − 1)/r bytes exchanged for each byte of weights, where the paper counts 2(r − 1).
 - It ignores the link between two stages, unless it is given a compression ratio. Then it divides the bytes by the
   replicas, and also counts what the last stage sends on.
+- In a level above the innermost it divides the exchange of a stage that is the whole pipeline by the size of a group.
 
 The partitioner shows where stages of unequal replication would be faster. This project's executor replicates all stages
 equally and shards the vocabulary over all ranks, and all layers take the same time, so that for the executor the most

@@ -56,7 +56,7 @@ def test_a_flush_adds_the_passes_through_the_other_stages():
     [
         ("a100_80", 4, [Level(4, 300e9)]),
         ("a100_80", 8, [Level(8, 300e9)]),
-        ("a100_80", 24, [Level(8, 300e9), Level(3, 25e9)]),
+        ("a100_80", 24, [Level(8, 300e9), Level(3, 200e9)]),
         ("tpu_v5e", 1, [Level(1, 100e9)]),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_profile_is_answered_and_printed():
         f"{profile}; 16 Tesla V100-SXM2-16GB, 9 GiB of each to use",
         """\
       answer  stages  layers  replicas  tensor  recompute  microbatches  full, s  flush, s  devices   GiB
-   PipeDream       1       8        16       1       none            16    1.039     1.039       16  11.9
+   PipeDream       1       8        16       1       none            16     0.62      0.62       16  11.9
        Piper       2    2, 6     2 × 8   2 × 1       none            16    5.484     5.684       16   8.2
 Piper, equal       2    2, 6     2 × 8   2 × 1       none            16    5.484     5.684       16   8.2""",
         f"{too_much}\n{COLUMNS}\n{EXECUTOR}",
@@ -131,6 +131,15 @@ Piper, equal       2    2, 6     2 × 8   2 × 1       none            16    5.4
     assert as_json(answers)["uniform"] is None
 
 
+def test_more_replicas_than_microbatches_are_told():
+    answers = answers_for_profile(VGG, load_topology("v100_16"), 16, memory_bytes=2**34, num_microbatches=8)
+    (line,) = [line for line in as_text(answers).splitlines() if "knows no batch" in line]
+    assert line.startswith(
+        "PipeDream knows no batch: some of its 16 replicas of a stage get none of the 8 microbatches,"
+    )
+
+
 def test_runs_name_equal_neighbours_once():
     assert runs([7, 3, 3, 3, 5]) == "7, 3 × 3, 5"
     assert runs(range(9)) == "0, 1, 2, …, 8"
+    assert runs(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"

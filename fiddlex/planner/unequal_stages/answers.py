@@ -82,6 +82,8 @@ class Answers:
 def cluster_levels(topology: Topology, num_devices: int) -> list[Level]:
     """PipeDream's levels of a cluster, one for each link that its devices use.
 
+    All devices of a group send at once, so that a group has the bandwidth of its devices together.
+
     Raises:
       ConfigError: when the devices are not whole groups of each level, or no link joins them all.
     """
@@ -95,7 +97,7 @@ def cluster_levels(topology: Topology, num_devices: int) -> list[Level]:
                 f"--num_devices={num_devices} are not whole groups of the {group} devices that a link of topology "
                 f"{topology.name} joins, which PipeDream's levels are. Use {near_multiples(num_devices, group)}."
             )
-        levels.append(Level(joined // inside, link.bandwidth))
+        levels.append(Level(joined // inside, inside * link.bandwidth))
         inside = joined
     return levels
 

@@ -46,6 +46,13 @@ def as_text(answers: Answers) -> str:
     limit = f"{answers.memory_bytes / GIB:.4g} GiB of each device"
     if over:
         lines.append(f"{over[0]} has no cap on memory: its answer does not fit {limit}.")
+    for each in answers.unequal:
+        most = max(stage.replicas for stage in each.pipeline.stages)
+        if most > each.num_microbatches:
+            lines.append(
+                f"{each.name} knows no batch: some of its {most} replicas of a stage get none of the "
+                f"{each.num_microbatches} microbatches, so that a batch takes longer than the table says."
+            )
     if answers.uniform == ():
         lines.append(f"No uniform layout fits {limit}; without --partition this command tells what would help.")
     lines.append(COLUMNS)
@@ -97,7 +104,7 @@ def runs(numbers: Iterable[int]) -> str:
     """Numbers with those that follow each other alike once, as in `7, 3 × 12, 5` for 7, three times 12, and 5."""
     groups = [(number, len(list(group))) for number, group in itertools.groupby(numbers)]
     parts = [f"{times} × {number}" if times > 1 else f"{number}" for number, times in groups]
-    return ", ".join(parts) if len(parts) <= 5 else ", ".join([*parts[:3], "…", parts[-1]])
+    return ", ".join(parts) if len(parts) <= 8 else ", ".join([*parts[:3], "…", parts[-1]])
 
 
 def _recomputed(stages: Sequence[Stage]) -> str:
