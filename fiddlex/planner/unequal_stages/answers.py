@@ -118,10 +118,10 @@ def answers_for_model(problem: Problem, *, keep: int) -> Answers:
     """
     levels = cluster_levels(problem.topology, problem.num_devices)
     uniform, flushes = tuple(search(problem, keep=keep).plans), set(problem.semantics) == {"sync"}
-    best, sizes, shortage = dict[str, Answer](), dict[int, Piper](), ""
+    best, sizes, shortage = dict[str, Answer](), dict[int, StageProblem](), ""
     for examples in _microbatch_sizes(problem.config.data.global_batch_size):
-        piper = sizes[examples] = Piper(model_problem(problem, examples))
-        number = piper.problem.num_microbatches
+        sizes[examples] = model_problem(problem, examples)
+        piper, number = Piper(sizes[examples]), sizes[examples].num_microbatches
         try:
             for name, search_for in (("Piper", piper.fastest), (EQUAL, piper.fastest_equal)):
                 allowed = FASTER * _seconds(best[name], flushes=flushes) if name in best else math.inf
@@ -181,7 +181,7 @@ def answers_for_profile(
     )
     levels, bandwidth = cluster_levels(topology, num_devices), topology.link_between(0, num_devices - 1).bandwidth
     piper = Piper(StageProblem({1: chain}, num_devices, memory_bytes, bandwidth, num_microbatches))
-    found, shortage = [_pipedream(piper, levels, 0)], ""
+    found, shortage = [_pipedream(piper.problem, levels, 0)], ""
     try:
         for name, pipeline in (("Piper", piper.fastest()), (EQUAL, piper.fastest_equal())):
             if pipeline:
@@ -197,13 +197,12 @@ def answers_for_profile(
     return Answers(title, topology, num_devices, memory_bytes, tuple(found), shortage=shortage)
 
 
-def _pipedream(piper: Piper, levels: Sequence[Level], examples: int) -> Answer:
-    """PipeDream's answer for the layers of a problem without tensor ranks."""
-    problem, number = piper.problem, piper.problem.num_microbatches
-    layers = [
-        Layer(min(each.choices).seconds, each.output_bytes, each.weight_bytes / number)
-        for each in problem.chains[1].layers
-    ]
+def _pipedream(problem: StageProblem, levels: Sequence[Level], examples: int) -> Answer:
+    """PipeDream's answer for the layers of a problem without tensor ranks, each run in its fastest way."""
+    chain, number = problem.chains[1], problem.num_microbatches
+    chain = chain._replace(layers=tuple(each._replace(choices=(min(each.choices),)) for each in chain.layers))
+    layers = [Layer(each.choices[0].seconds, each.output_bytes, each.weight_bytes / number) for each in chain.layers]
     found = pipedream(layers, levels)
     parts = [Part(stage.first, stage.last, stage.replicas, 1) for stage in found.of_devices]
-    return Answer("PipeDream", piper.pipeline_of(parts, memory_bytes=math.inf), found.seconds, number, examples)
+    pipeline = Piper(dataclasses.replace(problem, chains={1: chain})).pipeline_of(parts)
+    return Answer("PipeDream", pipeline, found.seconds, number, examples)

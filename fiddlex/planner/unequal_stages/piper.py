@@ -165,18 +165,15 @@ class Piper:
             least, most = (least, middle) if found else (middle, most)
         return math.ceil(most)
 
-    def pipeline_of(self, parts: Sequence[Part], *, memory_bytes: float | None = None) -> UnequalPipeline:
-        """The pipeline of given parts, each with the fastest choices within the memory; also where they do not fit.
+    def pipeline_of(self, parts: Sequence[Part]) -> UnequalPipeline:
+        """The pipeline of given parts, each with the fastest choices within the memory.
 
-        Args:
-          parts: the stages, from the first layer to the last.
-          memory_bytes: bytes that a stage may take, in place of the problem's.
+        A part that does not fit has the choices that need least.
         """
-        limit = self.problem.memory_bytes if memory_bytes is None else memory_bytes
         stages, later = list[Stage](), 0
         for part in reversed(parts):
             later += part.replicas
-            stages.append(self._stage(part, -(-later // part.replicas), limit))
+            stages.append(self._stage(part, -(-later // part.replicas)))
         return UnequalPipeline(tuple(reversed(stages)))
 
     def extra_s(self, part: Part) -> float:
@@ -206,9 +203,9 @@ class Piper:
             f"{need:.4g} GiB. Allow more memory, or use more devices or smaller microbatches."
         )
 
-    def _stage(self, part: Part, in_flight: int, memory_bytes: float) -> Stage:
+    def _stage(self, part: Part, in_flight: int) -> Stage:
         fixed = self.fixed_bytes(part)
-        room = (memory_bytes - fixed) / in_flight
+        room = (self.problem.memory_bytes - fixed) / in_flight
         choices = self._frontiers[part.tensor].fastest(part.first, part.last, room)
         seconds = sum(choice.seconds for choice in choices) / part.replicas + self.extra_s(part)
         stash = in_flight * sum(choice.stash_bytes for choice in choices)
