@@ -300,9 +300,9 @@ MUTATIONS = (
     ),
     Mutation(
         "gradients-summed-for-every-microbatch",
-        "fiddlex/planner/unequal_stages/piper.py",
-        old="share = 4 * (d - 1) / d / problem.num_microbatches",
-        new="share = 4 * (d - 1) / d",
+        "fiddlex/planner/unequal_stages/stage_costs.py",
+        old="share = 4 * (replicas - 1) / replicas / self._problem.num_microbatches",
+        new="share = 4 * (replicas - 1) / replicas",
         tests=("tests/planner/test_piper.py::test_the_sum_of_gradients_is_spread_over_the_microbatches",),
     ),
     Mutation(

@@ -81,7 +81,7 @@ def test_no_pipeline_within_the_memory_is_faster(problem, equal):
         assert found.seconds == pytest.approx(best[0])
         fewest = min(devices for seconds, devices in pipelines(problem, equal=equal) if seconds <= best[0] * (1 + 1e-8))
         assert found.num_devices == fewest
-        assert found.memory_bytes <= problem.memory_bytes * (1 + 1e-9)
+        assert found.memory_bytes <= problem.memory_bytes * (1 + 1e-12)
         assert [n for stage in found.stages for n in range(stage.first, stage.last + 1)] == list(
             range(problem.num_layers)
         )
@@ -117,7 +117,7 @@ def test_the_choices_of_a_stage_are_the_fastest_within_the_bytes(layers, room):
         for picked in itertools.product(*(layer.choices for layer in layers))
     ]
     within = [seconds for seconds, stash in sums if stash <= room]
-    found = Frontiers(layers).fastest(0, len(layers) - 1, room)
+    found = Frontiers(layers).fastest(0, len(layers) - 1, in_flight=1, room=room)
     assert all(choice in layer.choices for choice, layer in zip(found, layers, strict=True))
     if within:
         assert sum(choice.stash_bytes for choice in found) <= room

@@ -90,15 +90,19 @@ class Frontiers:
             self.seconds[row, : len(each.seconds)] = each.seconds
             self.stash[row, : len(each.stash)] = each.stash
 
-    def fastest(self, first: int, last: int, stash_bytes: float) -> tuple[Choice, ...]:
-        """The choices of layers `first` to `last` that take least time with a stash within `stash_bytes`.
+    def fastest(self, first: int, last: int, *, in_flight: int, room: float) -> tuple[Choice, ...]:
+        """The choices of layers `first` to `last` that take least time.
 
-        If none is within it, those with the smallest stash.
+        Args:
+          first: number of the first layer.
+          last: number of the last layer.
+          in_flight: number of microbatches in the stash.
+          room: bytes that the stash may take; if no choices are within it, the result has the smallest stash.
         """
         frontiers = list(
             itertools.accumulate((each.choices for each in self._run(first, last)), extended, initial=EMPTY)
         )
-        within = np.flatnonzero(frontiers[-1].stash <= stash_bytes * (1 + _ROUNDING))
+        within = np.flatnonzero(in_flight * frontiers[-1].stash <= room)
         point, picked = int(within[0]) if len(within) else len(frontiers[-1].stash) - 1, list[Choice]()
         for frontier, layer in zip(reversed(frontiers), reversed(self._run(first, last)), strict=False):
             point, choice = map(int, frontier.picked[point])

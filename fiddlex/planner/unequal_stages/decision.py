@@ -15,8 +15,9 @@ import numpy as np
 
 from fiddlex.planner.unequal_stages.chain import Part, StageProblem
 from fiddlex.planner.unequal_stages.choices import Frontiers
+from fiddlex.planner.unequal_stages.stage_costs import StageCosts
 
-ROUNDING = 1e-9  # relative error that rounding may have
+ROUNDING = 1e-9  # relative error of seconds that rounding may have
 _NONE = 2**30  # devices of an entry that no pipeline reaches
 
 
@@ -29,6 +30,7 @@ class Decision:
     Args:
       problem: a valid problem.
       frontiers: the frontiers of the problem's chain for each tensor size.
+      costs: the other costs of the problem's stages.
       sizes: the numbers of replicas and tensor sizes that stages may have.
       memory_bytes: bytes that a stage may take on each device.
     """
@@ -37,6 +39,7 @@ class Decision:
         self,
         problem: StageProblem,
         frontiers: Mapping[int, Frontiers],
+        costs: StageCosts,
         *,
         sizes: Sequence[tuple[int, int]],
         memory_bytes: float,
@@ -49,29 +52,10 @@ class Decision:
         self._seconds, self._stash, rows = _joined([frontiers[size] for size in problem.chains])
         of_size = dict(zip(problem.chains, rows, strict=True))
         self._point = np.stack([of_size[t][self._first, self._last] for _, t in sizes], axis=1)
-        self._extra = np.stack([self._extras(*size) for size in sizes], axis=1)
-        self._fixed = np.stack([self._fixeds(*size) for size in sizes], axis=1)
+        self._extra = np.stack([costs.extra_s(*size)[self._first, self._last] for size in sizes], axis=1)
+        self._fixed = np.stack([costs.fixed_bytes(*size)[self._first, self._last] for size in sizes], axis=1)
         self._room = memory_bytes - self._fixed
         self._most = min(problem.num_devices, problem.num_microbatches)
-
-    def _extras(self, replicas: int, tensor: int) -> np.ndarray:
-        """`Piper.extra_s` of each row."""
-        problem, layers = self._problem, self._problem.chains[tensor].layers
-        sent = np.array([0.0, *(layer.output_bytes for layer in layers[:-1]), 0.0])
-        summed = self._summed([layer.weight_bytes for layer in layers])
-        share = 4 * (replicas - 1) / replicas / problem.num_microbatches
-        return (2 * (sent[self._first] + sent[self._last + 1]) / replicas + share * summed) / problem.bandwidth
-
-    def _fixeds(self, replicas: int, tensor: int) -> np.ndarray:
-        """`Piper.fixed_bytes` of each row."""
-        chain = self._problem.chains[tensor]
-        own = self._summed([layer.kept_bytes + layer.divided_bytes / replicas for layer in chain.layers])
-        return chain.working_bytes + own
-
-    def _summed(self, values: Sequence[float]) -> np.ndarray:
-        """Sums over the layers of each row."""
-        total = np.concatenate([[0.0], np.cumsum(values)])
-        return total[self._last + 1] - total[self._first]
 
     @property
     def least_s(self) -> float:
@@ -109,8 +93,9 @@ class Decision:
         """
         reached = self._reached(seconds)
         stash = self._stash[self._point, np.maximum(reached - 1, 0)]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            in_flight = np.where(stash > 0, np.floor(self._room / stash * (1 + ROUNDING)), np.inf)
+        in_flight = np.full(stash.shape, float(self._most))
+        np.floor_divide(self._room, stash, out=in_flight, where=stash > 0)
+        in_flight += (in_flight + 1) * stash <= self._room  # a quotient may be rounded
         in_flight = np.where((reached > 0) & (self._room >= 0), np.minimum(in_flight, self._most), 0)
         return np.minimum(in_flight.astype(np.int64) * self._replicas, self._most)
 

@@ -34,6 +34,7 @@ from fiddlex.errors import DeviceError
 from fiddlex.planner.unequal_stages.chain import Choice, Part, StageProblem
 from fiddlex.planner.unequal_stages.choices import Frontiers
 from fiddlex.planner.unequal_stages.decision import Decision
+from fiddlex.planner.unequal_stages.stage_costs import StageCosts
 
 _EQUAL = 1e-8  # relative difference below which two times count as equal; more than `decision.ROUNDING`
 
@@ -116,6 +117,7 @@ class Piper:
     def __init__(self, problem: StageProblem):
         self.problem = problem.validate()
         self._frontiers = {size: Frontiers(chain.layers) for size, chain in problem.chains.items()}
+        self._costs = StageCosts(problem)
         self._sizes = [
             (replicas, tensor)
             for tensor in sorted(problem.chains)
@@ -176,24 +178,9 @@ class Piper:
             stages.append(self._stage(part, -(-later // part.replicas)))
         return UnequalPipeline(tuple(reversed(stages)))
 
-    def extra_s(self, part: Part) -> float:
-        """Seconds of a stage in addition to the passes: of activations, and of the sum of gradients."""
-        problem, layers, d = self.problem, self.problem.chains[part.tensor].layers, part.replicas
-        sent = layers[part.first - 1].output_bytes if part.first else 0.0
-        sent += layers[part.last].output_bytes if part.last < len(layers) - 1 else 0.0
-        summed = sum(layer.weight_bytes for layer in layers[part.first : part.last + 1])
-        share = 4 * (d - 1) / d / problem.num_microbatches
-        return (2 * sent / d + share * summed) / problem.bandwidth
-
-    def fixed_bytes(self, part: Part) -> float:
-        """Bytes of a stage on each device without the stash."""
-        chain = self.problem.chains[part.tensor]
-        own = chain.layers[part.first : part.last + 1]
-        return chain.working_bytes + sum(each.kept_bytes + each.divided_bytes / part.replicas for each in own)
-
     def _decision(self, sizes: Sequence[tuple[int, int]], memory_bytes: float | None = None) -> Decision:
         limit = self.problem.memory_bytes if memory_bytes is None else memory_bytes
-        return Decision(self.problem, self._frontiers, sizes=sizes, memory_bytes=limit)
+        return Decision(self.problem, self._frontiers, self._costs, sizes=sizes, memory_bytes=limit)
 
     def _too_little(self) -> str:
         problem, need = self.problem, self.least_memory() / 2**30
@@ -204,10 +191,11 @@ class Piper:
         )
 
     def _stage(self, part: Part, in_flight: int) -> Stage:
-        fixed = self.fixed_bytes(part)
-        room = (self.problem.memory_bytes - fixed) / in_flight
-        choices = self._frontiers[part.tensor].fastest(part.first, part.last, room)
-        seconds = sum(choice.seconds for choice in choices) / part.replicas + self.extra_s(part)
+        size, layers = (part.replicas, part.tensor), (part.first, part.last)
+        fixed, extra = float(self._costs.fixed_bytes(*size)[layers]), float(self._costs.extra_s(*size)[layers])
+        room = self.problem.memory_bytes - fixed
+        choices = self._frontiers[part.tensor].fastest(*layers, in_flight=in_flight, room=room)
+        seconds = sum(choice.seconds for choice in choices) / part.replicas + extra
         stash = in_flight * sum(choice.stash_bytes for choice in choices)
         return Stage(*part, choices, seconds, in_flight, fixed + stash)
 

@@ -42,7 +42,7 @@ def as_text(answers: Answers) -> str:
     """The answers as a table, with what its columns mean."""
     rows = [_HEADINGS, *map(_row, answers.unequal), *map(_uniform_row, answers.uniform or ())]
     lines = [f"{answers.title}\n\n{table(rows)}\n"]
-    over = [each.name for each in answers.unequal if each.pipeline.memory_bytes > answers.memory_bytes]
+    over = [each.name for each in answers.unequal if round(each.pipeline.memory_bytes) > answers.memory_bytes]
     limit = f"{answers.memory_bytes / GIB:.4g} GiB of each device"
     if over:
         lines.append(f"{over[0]} has no cap on memory: its answer does not fit {limit}.")
@@ -138,7 +138,7 @@ def _facts(answer: Answer, answers: Answers) -> dict[str, Any]:
         "flushed_batch_s": answer.flushed_s,
         "num_devices": pipeline.num_devices,
         "peak_bytes": round(pipeline.memory_bytes),
-        "fits": pipeline.memory_bytes <= answers.memory_bytes,
+        "fits": round(pipeline.memory_bytes) <= answers.memory_bytes,
         "stages": [
             {
                 "first_layer": stage.first,
