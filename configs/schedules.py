@@ -18,6 +18,8 @@ LAYOUTS = {
     "zb_h1": ((1, 4), PipelineConfig(schedule="zb_h1", num_microbatches=8), 8),
     "zb_h2": ((1, 4), PipelineConfig(schedule="zb_h2", num_microbatches=8), 8),
     "zb_v": ((1, 4), PipelineConfig(schedule="zb_v", num_chunks=2, num_microbatches=8), 8),
+    "v_half": ((1, 4), PipelineConfig(schedule="v_half", num_chunks=2, num_microbatches=8), 8),
+    "v_min": ((1, 4), PipelineConfig(schedule="v_min", num_chunks=2, num_microbatches=8), 8),
     "dual_pipe_v": ((1, 4), PipelineConfig(schedule="dual_pipe_v", num_chunks=2, num_microbatches=8), 8),
     "uneven": ((2, 4), PipelineConfig(schedule="1f1b", num_microbatches=8, layers_per_stage="2,3,3,2"), 10),
     "2bw": ((1, 4), PipelineConfig(num_microbatches=8, semantics="2bw"), 8),

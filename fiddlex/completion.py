@@ -121,6 +121,16 @@ def _one_of(names: Iterable[str], *, files: Iterable[str] = ()) -> _Completer:
     return complete
 
 
+def _several(completer: _Completer) -> _Completer:
+    """Completes the last of several values that are separated by commas."""
+
+    def complete(prefix: str, **ignored: object) -> Iterator[str]:
+        before, comma, last = prefix.rpartition(",")
+        yield from (f"{before}{comma}{value}" for value in completer(prefix=last))
+
+    return complete
+
+
 def _configs(prefix: str, **ignored: object) -> Iterator[str]:
     """Completes names of configs, their arguments, and Python files; files for arguments that no config lists."""
     named, colon, argument = prefix.partition(":")
@@ -144,8 +154,10 @@ def _escaped(text: str) -> str:
 
 _SOURCES = _one_of(["stdlib"], files=[f"{kind}:" for kind in data_section.SOURCE_KINDS])
 _SEMANTICS = _one_of([name.removesuffix("K") for name in NAMES])  # delay:K
+_SCHEDULES = _one_of(GENERATORS, files=["file:"])
 _FLAGS: dict[str, _Completer] = {
-    "name": _one_of(GENERATORS, files=["file:"]),
+    "name": _SCHEDULES,
+    "compare": _several(_SCHEDULES),
     "topology": _one_of(catalogue(), files=[""]),
     "semantics": _SEMANTICS,
 }
@@ -155,7 +167,7 @@ _FIELDS: dict[str, _Completer] = {
     "model.dtype": _one_of(sections.COMPUTE_DTYPES),
     "model.gelu": _one_of(sections.GELUS),
     "model.rope_scaling": _one_of(sections.ROPE_SCALINGS),
-    "pipeline.schedule": _one_of(GENERATORS, files=["file:"]),
+    "pipeline.schedule": _SCHEDULES,
     "pipeline.recompute": _one_of([*MODES, *PARTS]),
     "pipeline.stash_dtype": _one_of(STASH_DTYPES),
     "pipeline.semantics": _SEMANTICS,

@@ -34,6 +34,8 @@ SCHEDULES = (
     "zb_h1",
     "zb_h2",
     "zb_v",
+    "v_half",
+    "v_min",
     "dual_pipe_v",
     "uneven",
     "recompute",

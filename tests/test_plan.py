@@ -22,6 +22,7 @@ from fiddlex.planner.layouts import SEMANTICS, Problem
 from fiddlex.planner.predict import needed_memory
 from fiddlex.planner.report import as_python
 from fiddlex.planner.search import evaluate, search
+from fiddlex.planner.unequal_stages.answers import answers_for_model
 from tests.programs import ROOT, Ended, started
 from tests.programs import call as call_program
 
@@ -161,8 +162,9 @@ def planned(results, monkeypatch, *, hbm_gib=None, write=None):
     monkeypatch.setattr(plan, "compile_plan", lambda *_: about | next(answers))
     values = {"_CONFIG": get_config("1.7b"), "_TOPOLOGY": "a100_80", "_NUM_DEVICES": 32, "_VERIFY": len(results)}
     values |= {"_HBM_GIB": hbm_gib, "_BATCH": None, "_OBJECTIVE": "time", "_SEMANTICS": SEMANTICS, "_KEEP": 5}
+    values |= {"_PARTITION": False, "_PROFILE": None, "_MICROBATCHES": None}
     for name, value in (values | {"_WRITE": write, "_FORMAT": "table"}).items():
-        monkeypatch.setattr(plan, name, types.SimpleNamespace(value=value))
+        monkeypatch.setattr(plan, name, types.SimpleNamespace(value=value, present=1))
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         plan.main([])
@@ -200,6 +202,64 @@ def test_what_cannot_be_planned_ends_with_the_reason(args, status, message):
     assert "Traceback" not in done.stderr
 
 
+PROFILE = """\
+node1 -- Input0 -- forward_compute_time=0.0, backward_compute_time=0.0, activation_size=0.0, parameter_size=0.0
+node2 -- Conv2d -- forward_compute_time=60.0, backward_compute_time=120.0, activation_size=8e6, parameter_size=1e5
+node3 -- Linear -- forward_compute_time=3.0, backward_compute_time=7.0, activation_size=1e6, parameter_size=4e8
+\tnode1 -- node2
+\tnode2 -- node3
+"""
+
+
+@pytest.fixture
+def profile(tmp_path):
+    path = tmp_path / "graph.txt"
+    path.write_text(PROFILE)
+    return f"--profile_graph={path}"
+
+
+def test_unequal_stages_are_told_for_a_config_and_for_a_profile(profile):
+    cluster = "--topology=v100_16", "--num_devices=16", "--partition"
+    model = "--config=configs/gpt_tiny.py", "--config.data.global_batch_size=64", "--keep=2"
+    done = call_program("plan", *model, *cluster, "--format=json", cwd=ROOT)
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert [each["name"] for each in facts["answers"]] == ["PipeDream", "Piper", "Piper, equal"]
+    assert len(facts["uniform"]) == 2
+    done = call_program("plan", profile, *cluster, cwd=ROOT)
+    headings, pipedream, piper, *_ = done.stdout.splitlines()[2:]
+    assert headings.split()[:4] == ["answer", "stages", "layers", "replicas"]
+    assert " ".join(pipedream.split()) == "PipeDream 1 2 16 1 none 16 0.19 0.19 16 0.75"
+    # The weights of the second layer stay on one device, as in the paper's VGG-16, and seven devices are left unused.
+    assert " ".join(piper.split()) == "Piper 2 2 × 1 8, 1 2 × 1 none 16 0.8154 0.9954 9 0.75"
+    assert done.stdout.splitlines()[-1].startswith("The executor runs uniform layouts only")
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "message"),
+    [
+        ([], 2, "--config is required: the model to plan for (or --partition --profile_graph=FILE)."),
+        (["--config=gpt_tiny", "--partition", "--write=/tmp/x.py"], 2, "--write: --partition only prints"),
+        (
+            ["--config=gpt_tiny", "--partition", "--objective=cost", "--verify=1"],
+            2,
+            "--verify, --objective: --partition",
+        ),
+        (["--config=gpt_tiny", "--num_microbatches=4"], 2, "--num_microbatches=4 is of --profile_graph."),
+        (["--config=gpt_tiny", "--partition", "--num_devices=12"], 2, "--num_devices=12 are not whole groups of the 8"),
+        (["PROFILE"], 2, "graph.txt needs --partition"),
+        (["PROFILE", "--partition", "--config=gpt_tiny"], 2, "--config: --profile_graph takes the place of a config."),
+        (["PROFILE", "--partition", "--hbm_gib=0.1"], 1, "No pipeline of stages on 16 devices fits 0.1 GiB a device"),
+        (["--profile_graph=/no/such", "--partition"], 2, "--profile_graph=/no/such cannot be read: No such file"),
+    ],
+)
+def test_partitions_that_cannot_be_made_end_with_the_reason(profile, args, status, message):
+    args = [profile if each == "PROFILE" else each for each in args]
+    done = call("--topology=v100_16", "--num_devices=16", *args)
+    assert done.returncode == status
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def a_fifth_of_a_second() -> float:
     """Seconds that this machine takes now for what an undisturbed core (AMD EPYC, Python 3.11) does in 0.2 s."""
     start, total = time.thread_time(), 0
@@ -216,6 +276,14 @@ def test_three_thousand_devices_take_less_than_five_seconds_of_computing():
     taken = time.thread_time() - start
     assert taken < 25 * max(before, a_fifth_of_a_second())  # other programs slow both
     assert len(found.plans) == 5
+
+
+def test_unequal_stages_on_512_devices_take_less_than_ten_seconds_of_computing():
+    before, start = a_fifth_of_a_second(), time.thread_time()
+    answers = answers_for_model(Problem(get_config("39.1b"), load_topology("a100_80"), 512), keep=1)
+    taken = time.thread_time() - start
+    assert taken < 50 * max(before, a_fifth_of_a_second())  # other programs slow both
+    assert len(answers.unequal) == 3
 
 
 @pytest.mark.parametrize("name", ["1.7b", "18.4b", "39.1b", "145.6b", "310.1b"])

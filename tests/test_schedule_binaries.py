@@ -1,6 +1,8 @@
 """`experiments/schedule.py` and `bubbles.py` as a user runs them: text, the papers' numbers, mistakes."""
 
+import itertools
 import json
+import re
 import subprocess
 import sys
 
@@ -64,6 +66,82 @@ rank    0       1       2       3       4       5
   the first step takes 4 ticks, 10 long; then a batch takes 2 ticks, 6 long, bubble 0 of the work
   versions of the weights: 2; forward passes of a stage stashed at most: 3
 """
+
+
+COMPARISON = """\
+                                        |            free-running            |              lockstep
+schedule              p   v    m  ticks |  makespan  bubble in flight  for W |  makespan  bubble in flight  for W
+1f1b                  4   1    8     14 |        33   0.375         4      0 |        33   0.375         7      0
+interleaved_1f1b@2    4   2    8     26 |      28.5  0.1875       5.5      0 |      28.5  0.1875       5.5      0
+zb_v                  4   2    8     51 |      25.5       0         4    3.5 |      25.5  0.0625         4    3.5
+1f1c               there is no schedule '1f1c'. Did you mean '1f1b'?
+
+p, v, m: ranks, chunks (the most stages on a rank), microbatches
+bubble: the longest time from a rank's first action to its last (in lockstep: the makespan) minus the work of
+  the busiest rank, divided by that work
+in flight: the most activations that a rank holds; for W: the most that a rank keeps from I to W; both in
+  microbatches of the whole rank, on the rank with most
+costs, in any unit; a single forward or backward time is that of all stages of a rank together:
+  forward=1,backward_input=1,backward_weight=1,hop=0,embed=0,head=0,embed_backward=0
+"""
+COMPARE = ("--compare=1f1b,interleaved_1f1b@2,zb_v,1f1c", "--pipe=4", "--microbatches=8")
+
+
+def test_text_of_a_comparison():
+    assert call(*COMPARE).stdout == COMPARISON
+    assert "\n".join(COMPARISON.splitlines()[:5]) in (ROOT / "docs" / "pipeline.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("picture", "flags"),
+    [
+        ("1f1b", ("--name=1f1b",)),
+        ("compared", ("--compare=1f1b,interleaved_1f1b@2,zb_v", "--clock=lockstep")),
+    ],
+)
+def test_pictures_of_the_docs_are_what_the_program_draws(picture, flags, tmp_path):
+    call(*flags, "--pipe=4", "--microbatches=8", f"--output={tmp_path}/a.svg")
+    # All words and numbers, whatever else another release of matplotlib writes differently.
+    texts = [
+        re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())
+        for path in (tmp_path / "a.svg", ROOT / "docs" / "pictures" / f"{picture}.svg")
+    ]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > 100
+
+
+def test_json_of_a_comparison():
+    facts = json.loads(call(*COMPARE, "--format=json", "--costs=forward=2").stdout)
+    assert facts["bubble"].startswith("the longest time from a rank's first action to its last")
+    rows = {row["name"]: row for row in facts["schedules"]}
+    assert list(rows) == ["1f1b", "interleaved_1f1b@2", "zb_v", "1f1c"]
+    assert rows["1f1c"] == {"name": "1f1c", "error": "there is no schedule '1f1c'. Did you mean '1f1b'?"}
+    alone = json.loads(call(*sizes("1f1b", 4, 1, 8), "--format=json", "--costs=forward=2").stdout)
+    assert {name: fact for name, fact in rows["1f1b"].items() if name != "costs"} == alone
+    assert rows["zb_v"]["chunks"] == 2
+    assert rows["zb_v"]["costs"].startswith("forward=1,backward_input=0.5,backward_weight=0.5,hop=0,")
+
+
+def test_a_picture_of_a_comparison_tells_what_it_lacks(tmp_path):
+    done = call(*COMPARE, "--clock=lockstep", f"--output={tmp_path}/three.svg")
+    assert done.stdout == ""
+    assert done.stderr == "--compare=1f1c is not in the picture: there is no schedule '1f1c'. Did you mean '1f1b'?\n"
+    text = (tmp_path / "three.svg").read_text()
+    assert ">p = 4 ranks, m = 8 microbatches<" in text
+    assert (
+        ">interleaved_1f1b@2, lockstep, v = 2 chunks: makespan 28.5, bubble 18.8% of the work, at most 5.5 in" in text
+    )
+    assert "free-running" not in text
+
+
+def test_a_comparison_takes_tables_and_says_when_there_is_nothing_to_compare(tmp_path):
+    (tmp_path / "mine@2.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
+    done = call("--compare=file:mine@2.csv,1f1b", cwd=tmp_path)
+    assert "\nfile:mine@2.csv    2   1    2 " in done.stdout
+    assert "\n1f1b            schedule 1f1b needs --pipe and --microbatches; only a file has its own.\n" in done.stdout
+    done = call("--compare=1f1c,zb_v@3", "--pipe=2", "--microbatches=2", status=2)
+    assert done.stderr.startswith("schedule.py: there is no schedule '1f1c'.")
+    assert "set --chunks=2 (not 3)" in done.stderr
 
 
 def test_text_of_semantics():
@@ -215,9 +293,10 @@ def test_what_was_skipped_in_a_table_is_told_in_the_text_alone(tmp_path):
     assert skipped.startswith("  skipped, since they follow from the order: 32 sends and receives, ")
     assert pairs == "  overlapped pairs read as a forward and then a backward: 6"
     assert empty == ""
-    for form in ("--format=json", "--format=csv"):
-        by_name = call("--name=dual_pipe_v", "--pipe=2", "--microbatches=4", form).stdout
-        assert call(f"--name=file:{table}", form).stdout.replace(f"file:{table}", "dual_pipe_v") == by_name
+    for form, order in itertools.product(("--format=json", "--format=csv"), ("--order=strict", "--order=ahead")):
+        by_name = call("--name=dual_pipe_v", "--pipe=2", "--microbatches=4", form, order).stdout
+        by_file = call(f"--name=file:{table}", form, *(() if order == "--order=strict" else (order,))).stdout
+        assert by_file.replace(f"file:{table}", "dual_pipe_v") == by_name
 
 
 def test_zb_v_has_two_chunks_unasked():
@@ -251,6 +330,30 @@ def test_help_has_the_flags_and_no_config():
         ([*sizes("1f1b", 2, 1, 2), "--costs=forwards=1"], "Did you mean 'forward'?"),
         ([*sizes("1f1b", 2, 1, 2), "--format=svg"], "--format=svg needs --output"),
         ([*sizes("1f1b", 2, 1, 2), "--format=gif"], "gif"),
+        (
+            [*sizes("1f1b", 2, 1, 2), "--output=a.gif"],
+            "--output=a.gif: no format has the ending .gif. Use one of .txt,",
+        ),
+        (
+            [*sizes("1f1b", 2, 1, 2), "--output=a.PNG", "--format=text"],
+            "--format=text contradicts --output=a.PNG, whose",
+        ),
+        (
+            [*COMPARE, "--name=1f1b"],
+            "--name=1f1b and --compare=1f1b,interleaved_1f1b@2,zb_v,1f1c: show one schedule or",
+        ),
+        ([*COMPARE, "--semantics=2bw"], "with everything on the devices: leave out --semantics=2bw, or show one"),
+        ([*COMPARE, "--stash_memory=host"], "leave out --stash_memory=host, or"),
+        ([*COMPARE, "--weights_memory=host"], "leave out --weights_memory=host, or"),
+        ([*COMPARE, "--layers_per_chunk=2"], "leave out --layers_per_chunk=2, or"),
+        ([*COMPARE, "--costs=spill=1"], "leave out load, store and spill of --costs, or"),
+        ([*COMPARE, "--output=a.csv"], "csv is the format of one schedule: give --name instead of --compare, or"),
+        (
+            ["--compare=1f1b,,zb_v"],
+            "--compare=1f1b,,zb_v must name each schedule once, separated by commas, as in 1f1b,",
+        ),
+        (["--compare=1f1b,1f1b"], "--compare=1f1b,1f1b must name each schedule once"),
+        (["--compare="], "--compare= must name each schedule once"),
         (["--pipe=four"], "four"),
     ],
 )
@@ -268,12 +371,23 @@ def test_a_table_that_breaks_a_rule_is_shown_with_the_culprit_marked(tmp_path):
     assert "rank 1  1F0 >1B1< 1F1  1B0" in done.stderr
 
 
-@pytest.mark.parametrize(("format", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
-def test_pictures(format, start, tmp_path):
-    path = tmp_path / "picture"
-    done = call(*sizes("1f1b", 2, 1, 2), f"--format={format}", f"--output={path}")
-    assert done.stdout == ""
-    assert path.read_bytes().startswith(start)
+@pytest.mark.parametrize(
+    ("format", "start"),
+    [
+        ("svg", b"<?xml"),
+        ("png", b"\x89PNG"),
+        ("pdf", b"%PDF"),
+        ("csv", b"0F0,0F1,"),
+        ("json", b'{"name": "1f1b"'),
+        ("text", b"1f1b: pipe=2"),
+    ],
+)
+def test_the_format_follows_from_the_flag_or_from_the_ending_of_the_file(format, start, tmp_path):
+    ending = "txt" if format == "text" else format
+    for flags, file in (((f"--format={format}",), "any.9"), ((), f"any.{ending}")):
+        done = call(*sizes("1f1b", 2, 1, 2), *flags, f"--output={tmp_path / file}")
+        assert done.stdout == ""
+        assert (tmp_path / file).read_bytes().startswith(start)
 
 
 def test_a_picture_that_cannot_be_written(tmp_path):
@@ -312,7 +426,7 @@ def test_bubbles_of_the_free_running_clock_are_the_formulas():
     assert all(row[4] == row[5] for row in rows)
     assert {tuple(row[:4]) for row in rows if row[1] == "3"} == {
         *((name, "3", "1", m) for name in ("gpipe", "1f1b", "zb_h1", "zb_h2") for m in ("48", "128")),
-        *((name, "3", "2", m) for name in ("zb_v", "dual_pipe_v") for m in ("48", "128")),
+        *((name, "3", "2", m) for name in ("zb_v", "v_half", "v_min", "dual_pipe_v") for m in ("48", "128")),
         *(("interleaved_1f1b", "3", str(v), "48") for v in range(1, 5)),  # 128 is no multiple of 3
         *(("breadth_first", "3", str(v), m) for v in range(1, 5) for m in ("48", "128")),
     }

@@ -56,6 +56,7 @@ def main(argv: list[str]) -> None:
         describe,
         make_topology_mesh,
     )
+    from fiddlex.planner.settle import settle
     from fiddlex.xla.ahead_of_time import compile_ahead, report
     from fiddlex.xla.peak_memory import memory_parts
     from fiddlex.xla.report_text import lacks_host, report_text
@@ -64,10 +65,12 @@ def main(argv: list[str]) -> None:
     if topology in catalogue() or topology.endswith(".toml"):
         loaded = load_topology(topology)
         topology, host = loaded.compile_name(config.mesh.num_devices), loaded.host
+        config = settle(config, loaded)
     else:
         host = host_for(topology)
     mesh = make_topology_mesh(config.mesh, topology)
     ahead = compile_ahead(config, mesh, reads_memory=_MEMORY.value)
+    config = ahead.program.config
     facts = {"topology": topology, **report(config, ahead)}
     facts |= host_facts(config, topology, host, planned=facts["host_bytes"])
     if _MEMORY.value:

@@ -2,9 +2,12 @@
 
     fiddlex plan --config=gpt3:18.4b --topology=a100_80 --num_devices=256
     fiddlex plan --config=… --topology=tpu_v5p --num_devices=128 --objective=cost --write=/tmp/planned.py
+    fiddlex plan --config=gpt3:18.4b --topology=a100_80 --num_devices=256 --partition
+    fiddlex plan --partition --profile_graph=graph.txt --topology=v100_16 --num_devices=16
 
 The planner chooses the config's mesh and pipeline and leaves the rest unchanged. `--write` writes the first plan as a
-config file, for `fiddlex train` and `fiddlex compile`.
+config file, for `fiddlex train` and `fiddlex compile`. `--partition` compares its layouts with pipelines of unequal
+stages, which PipeDream's and Piper's partitioners find.
 """
 
 import dataclasses
@@ -24,14 +27,17 @@ from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config
 from fiddlex.errors import ConfigError, DeviceError
-from fiddlex.planner.layouts import OBJECTIVES, SEMANTICS, Layout, Problem
+from fiddlex.planner.layouts import HEADROOM, OBJECTIVES, SEMANTICS, Layout, Problem
 from fiddlex.planner.no_plan import why_none
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, further_text, layout_text
 from fiddlex.planner.search import Found, Plan, search, search_further
+from fiddlex.planner.unequal_stages import report as unequal_report
+from fiddlex.planner.unequal_stages.answers import Answers, answers_for_model, answers_for_profile
+from fiddlex.planner.unequal_stages.profile_graph import read_profile
 
 logger = logging.getLogger("fiddlex.plan")
 
-_CONFIG = define_config()
+_CONFIG = define_config(required=False)
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
@@ -52,11 +58,29 @@ _VERIFY = flags.DEFINE_integer(
 _WRITE = flags.DEFINE_string(
     "write", None, "config file to write the first plan to; of those that --verify found to fit"
 )
+_PARTITION = flags.DEFINE_bool(
+    "partition",
+    False,
+    "also print PipeDream's and Piper's pipelines, whose stages may differ in layers, replicas and tensor size",
+)
+_PROFILE = flags.DEFINE_string(
+    "profile_graph", None, "with --partition: in place of a config, a profile as PipeDream's graph.txt"
+)
+_MICROBATCHES = flags.DEFINE_integer(
+    "num_microbatches",
+    None,
+    "with --profile_graph: microbatches of a batch; by default one for each device",
+    lower_bound=1,
+)
 _FORMAT = flags.DEFINE_enum("format", "table", ["table", "json"], "json: one JSON object last on standard output")
 
 
 def main(argv: list[str]) -> None:
-    """Prints the plans."""
+    """Prints the plans, or with `--partition` the partitioners' answers beside them."""
+    _check_partition_flags()
+    if _PROFILE.value is not None:
+        _print_answers(_profile_answers(_PROFILE.value))
+        return
     config = _CONFIG.value
     if _BATCH.value:
         config.data.global_batch_size = _BATCH.value
@@ -71,6 +95,9 @@ def main(argv: list[str]) -> None:
         objective=_OBJECTIVE.value,
         semantics=tuple(_SEMANTICS.value),
     )
+    if _PARTITION.value:
+        _print_answers(answers_for_model(problem, keep=_KEEP.value))
+        return
     if _WRITE.value is not None and pathlib.Path(_WRITE.value).exists():
         raise ConfigError(f"--write={_WRITE.value} is there already. Name another file, or remove it.")
     asked = problem
@@ -97,6 +124,49 @@ def main(argv: list[str]) -> None:
         _write(pathlib.Path(_WRITE.value), problem, chosen.config.validate())
     elif _FORMAT.value == "table":
         print("--write=FILE.py makes a config of the first, for fiddlex compile and fiddlex train.")
+
+
+def _check_partition_flags() -> None:
+    """Raises ConfigError when flags of --partition and others do not go together, or the config is missing."""
+    profile = _PROFILE.value is not None
+    if profile and not _PARTITION.value:
+        raise ConfigError(f"--profile_graph={_PROFILE.value} needs --partition: only partitioners read a profile.")
+    if _MICROBATCHES.value is not None and not profile:
+        raise ConfigError(
+            f"--num_microbatches={_MICROBATCHES.value} is of --profile_graph. For a config, the planner chooses the "
+            "microbatches."
+        )
+    if not _CONFIG.present and not profile:
+        raise ConfigError("--config is required: the model to plan for (or --partition --profile_graph=FILE).")
+    of_plans = {"--write": _WRITE.value, "--verify": _VERIFY.value, "--objective": _OBJECTIVE.value != "time"}
+    of_config = {"--config": _CONFIG.present, "--global_batch_size": _BATCH.value}
+    if given := [name for name, value in of_plans.items() if value and _PARTITION.value]:
+        raise ConfigError(f"{', '.join(given)}: --partition only prints the fastest pipelines. Leave it out.")
+    if given := [name for name, value in of_config.items() if value and profile]:
+        raise ConfigError(f"{', '.join(given)}: --profile_graph takes the place of a config. Leave one out.")
+
+
+def _profile_answers(path: str) -> Answers:
+    topology, devices = load_topology(_TOPOLOGY.value), _NUM_DEVICES.value
+    limit = topology.chip.memory_bytes * (1 - HEADROOM) if _HBM_GIB.value is None else _bytes(_HBM_GIB.value, topology)
+    layers = read_profile(path)
+    return answers_for_profile(
+        layers, topology, devices, memory_bytes=int(limit), num_microbatches=_MICROBATCHES.value or devices
+    )
+
+
+def _print_answers(answers: Answers) -> None:
+    """Prints the partitioners' answers.
+
+    Raises:
+      DeviceError: when Piper has none, after the others are printed.
+    """
+    if _FORMAT.value == "json":
+        print(json.dumps(unequal_report.as_json(answers)))
+    else:
+        print(unequal_report.as_text(answers))
+    if answers.shortage:
+        raise DeviceError(answers.shortage)
 
 
 def _bytes(hbm_gib: float, topology: Topology) -> int:

@@ -1,39 +1,54 @@
-"""Prints, checks, draws or exports a pipeline schedule, and reports its cost.
+"""Prints, checks, draws, compares or exports pipeline schedules, and reports their costs.
 
     fiddlex schedule --name=1f1b --pipe=4 --microbatches=8
     fiddlex schedule --name=interleaved_1f1b --pipe=4 --chunks=2 --microbatches=8 --format=json
     fiddlex schedule --name=1f1b --pipe=4 --microbatches=8 --semantics=2bw
-    fiddlex schedule --name=file:/tmp/mine.csv --costs=hop=0.1 --format=svg --output=/tmp/a.svg
+    fiddlex schedule --name=file:/tmp/mine.csv --costs=hop=0.1 --output=/tmp/mine.svg
+    fiddlex schedule --compare=1f1b,zb_h1,zb_v --pipe=4 --microbatches=8 [--output=/tmp/three.pdf]
 
 Two clocks give the cost. In the free-running clock, which papers use, each rank starts an action as soon as it can. In
 the lockstep clock, which is the executor's, all ranks step through one table together. With `--semantics` the program
 also reports, in lockstep, the cost of a pipeline with delayed weights that is not flushed, beside that of a flushed
-one.
+one. `--compare` gives several schedules the same work (`fiddlex.simulate.comparison`).
 """
 
 import functools
 import json
+import logging
 import pathlib
+import re
 from collections.abc import Callable
 
 from absl import flags
 
+from fiddlex.config.output_format import output_format
 from fiddlex.config.readable import counted
-from fiddlex.config.sections import MEMORIES
+from fiddlex.config.sections import MEMORIES, ORDERS
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import NAMES, make_semantics
 from fiddlex.schedules.text import copies_to_text, stream_to_text, to_csv, to_text
+from fiddlex.schedules.ticks import moved_ahead
 from fiddlex.schedules.weight_stream import CHUNKS_HELD, WeightStream, stream_weights
 from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
+from fiddlex.simulate.comparison import Compared, Missing, compare
+from fiddlex.simulate.comparison import to_text as comparison_text
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import first_steps, steady
-from fiddlex.simulate.timeline import Timeline
+from fiddlex.simulate.timeline import BUBBLE, Timeline
 
-_NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)} or file:PATH.csv", required=True)
+logger = logging.getLogger("fiddlex.schedule")
+
+_NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)} or file:PATH.csv")
+_COMPARE = flags.DEFINE_list(
+    "compare",
+    None,
+    "instead of --name: several names separated by commas, for a table of their bubbles, times and memory, or a "
+    "picture of all; interleaved_1f1b@2 has two chunks; a single time in --costs is that of all stages of a rank",
+)
 _PIPE = flags.DEFINE_integer("pipe", None, "ranks; a file has its own")
 _CHUNKS = flags.DEFINE_integer("chunks", None, "stages on a rank; by default as many as the schedule takes, or one")
 _MICROBATCHES = flags.DEFINE_integer("microbatches", None, "microbatches in a batch; a file has its own")
@@ -46,6 +61,13 @@ _COSTS = flags.DEFINE_string(
 )
 _SEMANTICS = flags.DEFINE_string(
     "semantics", None, f"{', '.join(NAMES)}: run on from batch to batch with weights so many updates old"
+)
+_ORDER = flags.DEFINE_enum(
+    "order",
+    "auto",
+    list(ORDERS),
+    "in lockstep: strict: one action per tick, in the schedule's order; ahead: F and B share ticks, and F runs ahead "
+    "of B; auto: strict for a file, ahead for a name",
 )
 _STASH_MEMORY = flags.DEFINE_enum(
     "stash_memory",
@@ -66,51 +88,121 @@ _LAYERS_PER_CHUNK = flags.DEFINE_integer(
 _CLOCK = flags.DEFINE_enum(
     "clock", "both", ["both", "free_running", "lockstep"], "what text and pictures of one batch show"
 )
+_PICTURES = ("svg", "pdf", "png")
+_ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json"} | {f".{picture}": picture for picture in _PICTURES}
 _FORMAT = flags.DEFINE_enum(
     "format",
-    "text",
-    ["text", "csv", "json", "svg", "png"],
-    "text: grids and costs; csv: the table, which file: reads; json: the costs as one object; svg, png: a picture",
+    None,
+    list(_ENDINGS.values()),
+    "text: grids and costs; csv: the table, which file: reads; json: the costs as one object; svg, pdf, png: a "
+    "picture; by default what the ending of --output says, or text",
 )
 _OUTPUT = flags.DEFINE_string("output", None, "file to write; by default standard output, except for pictures")
 
+_CLOCKS = {"free_running": "free-running", "lockstep": "lockstep"}
 _UNIT = "in microbatches of the whole rank"  # one of a rank's v stages counts 1/v
 
 
 def main(argv: list[str]) -> None:
     """Prints or writes the schedule in the format asked for."""
-    picture = _FORMAT.value in ("svg", "png")
     output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
-    if picture and not output:
-        raise ConfigError(f"--format={_FORMAT.value} needs --output, the file to write the picture to.")
+    form = output_format(_FORMAT.value, output, _ENDINGS, default="text")
+    if form in _PICTURES and not output:
+        raise ConfigError(f"--format={form} needs --output, the file to write the picture to.")
     costs = Costs.parse(_COSTS.value or "")
-    make = functools.partial(
-        make_schedule,
-        _NAME.value,
-        pipe=_PIPE.value,
-        chunks=_CHUNKS.value,
-        words=("--pipe", "--chunks", "--microbatches"),
-    )
+    words = ("--pipe", "--chunks", "--microbatches")
+    make = functools.partial(make_schedule, pipe=_PIPE.value, chunks=_CHUNKS.value, order=_ORDER.value, words=words)
+    if _COMPARE.value is not None:
+        _compare(_COMPARE.value, functools.partial(make, num_microbatches=_MICROBATCHES.value), costs, form, output)
+    elif _NAME.value:
+        _show(functools.partial(make, _NAME.value), costs, form, output)
+    else:
+        raise ConfigError(f"--name is required: {', '.join(GENERATORS)} or file:PATH.csv; or --compare, with several.")
+
+
+def _compare(
+    names: list[str], make: Callable[..., Schedule], costs: Costs, form: str, output: pathlib.Path | None
+) -> None:
+    """Prints or draws several schedules beside each other."""
+    _check_comparison(names, costs, form)
+    rows = compare(names, functools.partial(_with_chunks, make), costs)
+    there = [row for row in rows if isinstance(row, Compared)]
+    if not there:
+        raise ScheduleError("\n".join(row.reason for row in rows if isinstance(row, Missing)))
+    clocks = {clock: title for clock, title in _CLOCKS.items() if _CLOCK.value in ("both", clock)}
+    if form in _PICTURES and output:
+        from fiddlex.simulate.plots import draw, save  # matplotlib is an extra, and slow to import
+
+        for row in rows:
+            if isinstance(row, Missing):
+                logger.warning("--compare=%s is not in the picture: %s", row.name, row.reason)
+        runs = {f"{row.name}, {clocks[clock]}": row.timelines[clock] for row in there for clock in clocks}
+        save(draw(runs, brief=True), output, format=form)
+    elif form == "json":
+        _write(json.dumps({"bubble": BUBBLE, "schedules": list(map(_compared, rows))}) + "\n", output)
+    else:
+        _write(comparison_text(rows, costs, clocks), output)
+
+
+def _with_chunks(make: Callable[..., Schedule], name: str) -> Schedule:
+    """The schedule of a name in --compare, which may have its own number of chunks, as in `interleaved_1f1b@2`."""
+    match = re.fullmatch(r"([^:]+)@(\d{1,9})", name, re.ASCII)  # no file's name, which may have an @ itself
+    return make(match[1], chunks=int(match[2])) if match else make(name)
+
+
+def _check_comparison(names: list[str], costs: Costs, form: str) -> None:
+    """Raises ConfigError when the names are no list, or other flags contradict --compare."""
+    together = f"--compare={','.join(names)}"
+    if _NAME.value:
+        raise ConfigError(f"--name={_NAME.value} and {together}: show one schedule or several; leave one flag out.")
+    if not all(names) or len({*names}) < len(names) or not names:
+        raise ConfigError(f"{together} must name each schedule once, separated by commas, as in 1f1b,zb_h1,zb_v.")
+    contradictions = {
+        f"--semantics={_SEMANTICS.value}": _SEMANTICS.value,
+        "--stash_memory=host": _STASH_MEMORY.value == "host",
+        "--weights_memory=host": _WEIGHTS_MEMORY.value == "host",
+        f"--layers_per_chunk={_LAYERS_PER_CHUNK.value}": _LAYERS_PER_CHUNK.present,
+        "load, store and spill of --costs": costs.load or costs.store or costs.spill,
+    }
+    if wrong := [name for name, given in contradictions.items() if given]:
+        raise ConfigError(
+            f"--compare is about batches that are flushed, with everything on the devices: leave out {wrong[0]}, or "
+            "show one schedule with --name."
+        )
+    if form == "csv":
+        raise ConfigError("csv is the format of one schedule: give --name instead of --compare, or another format.")
+
+
+def _compared(row: Compared | Missing) -> dict[str, object]:
+    """A row of the comparison, for JSON."""
+    if isinstance(row, Missing):
+        return {"name": row.name, "error": row.reason}
+    clocks = {clock: _costs(timeline) for clock, timeline in row.timelines.items()}
+    return _facts(row.lowered) | {"name": row.name, "costs": str(row.costs)} | clocks
+
+
+def _show(make: Callable[..., Schedule], costs: Costs, form: str, output: pathlib.Path | None) -> None:
+    """Prints, draws or exports one schedule."""
     schedule = make(num_microbatches=_MICROBATCHES.value)
     lowered, windows = lower(schedule, spills=_STASH_MEMORY.value == "host"), _windows(schedule, make)
     stream = _stream(lowered, costs)
     timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs, stream)}
     shown = {clock: run for clock, run in timelines.items() if _CLOCK.value in ("both", clock)}
-    if picture and output:
+    if form in _PICTURES and output:
         steps = max((len(each.first) + len(each.cycle) + 1 for each in windows.values()), default=0)
-        _draw(shown, _windows(schedule, make, steps), steps, costs, output)
+        _draw(shown, _windows(schedule, make, steps), steps, costs, output, form)
         return
-    if _FORMAT.value == "csv" and windows:
+    if form == "csv" and windows:
         raise ConfigError(
             "--format=csv writes the schedule of one batch, which --semantics does not change: leave it out."
         )
-    if _FORMAT.value == "csv" and stream:
+    if form == "csv" and stream:
         raise ConfigError(
             "--format=csv writes actions alone, which --weights_memory=host does not change: leave it out."
         )
-    if _FORMAT.value == "csv":
+    if form == "csv":
         text = to_csv(schedule)
-    elif _FORMAT.value == "json":
+    elif form == "json":
         facts = _facts(lowered) | ({"stream": _of_stream(stream)} if stream else {})
         facts |= {clock: _costs(run) for clock, run in timelines.items()}
         if windows:
@@ -118,6 +210,10 @@ def main(argv: list[str]) -> None:
         text = json.dumps(facts) + "\n"
     else:
         text = _page(lowered, stream, shown, costs) + "".join(_not_flushed(*item, costs) for item in windows.items())
+    _write(text, output)
+
+
+def _write(text: str, output: pathlib.Path | None) -> None:
     if output:
         output.write_text(text, encoding="utf-8")
     else:
@@ -151,7 +247,7 @@ def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int =
     """The windows of sync and the semantics asked for, over at least `num_steps` steps; none without --semantics."""
     names = dict.fromkeys(["sync", _SEMANTICS.value]) if _SEMANTICS.value else {}
     size = schedule.num_microbatches
-    longer = None if _NAME.value.startswith("file:") else lambda number: make(num_microbatches=number)
+    longer = None if schedule.name.startswith("file:") else lambda number: make(num_microbatches=number)
     return {
         name: unroll(
             schedule,
@@ -165,12 +261,17 @@ def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int =
 
 
 def _draw(
-    shown: dict[str, Timeline], windows: dict[str, Windows], steps: int, costs: Costs, output: pathlib.Path
+    shown: dict[str, Timeline],
+    windows: dict[str, Windows],
+    steps: int,
+    costs: Costs,
+    output: pathlib.Path,
+    form: str,
 ) -> None:
     """Draws the clocks one below the other or, with --semantics, the lockstep clock over several batches."""
     from fiddlex.simulate.plots import draw, save  # matplotlib is an extra, and slow to import
 
-    named = {clock.replace("_", "-"): run for clock, run in shown.items()}
+    named = {_CLOCKS[clock]: run for clock, run in shown.items()}
     if windows:
         bubbles = {
             name: f"bubble {steady(each, costs).bubble_fraction:.1%} of the work" for name, each in windows.items()
@@ -180,7 +281,7 @@ def _draw(
             for name, each in windows.items()
         }
     semantics = {name: each.semantics for name, each in zip(named, windows.values(), strict=False)}
-    save(draw(named, semantics), output, format=_FORMAT.value)
+    save(draw(named, semantics), output, format=form)
 
 
 def _not_flushed(name: str, windows: Windows, costs: Costs) -> str:
@@ -247,7 +348,7 @@ def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Ti
     if "free_running" in timelines:
         parts.append(f"\nfree-running, each action in one slot:\n{to_text(schedule)}")
     if "lockstep" in timelines:
-        parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}")
+        parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}{_ahead(lowered)}")
     if lowered.host_stash_slots:
         parts.append(
             "\ncopies to the host (↑, beside the forward pass of the tick) and back (↓, beside its backward pass):\n"
@@ -259,7 +360,7 @@ def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Ti
         parts.append(_stream_page(lowered, stream))
     parts.append(f"\ncosts, in any unit: {costs}\n")
     for clock, timeline in timelines.items():
-        name, makespan, bubble = clock.replace("_", "-"), timeline.makespan, timeline.bubble_fraction
+        name, makespan, bubble = _CLOCKS[clock], timeline.makespan, timeline.bubble_fraction
         parts.append(
             f"\n{name}: makespan {makespan:g}, bubble {bubble:.4g} of the work\n"
             f"  most activations held by each rank, {_UNIT}: {_row(timeline.peak_inflight)}\n"
@@ -267,6 +368,19 @@ def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Ti
         if schedule.split_backward:
             parts.append(f"  most left for W by each rank, {_UNIT}: {_row(timeline.peak_weight_stash)}\n")
     return "".join(parts)
+
+
+def _ahead(lowered: Lowered) -> str:
+    """What the ticks moved, for people; nothing if every rank keeps its order."""
+    moved = moved_ahead(lowered.schedule, lowered.ticks)
+    if not moved:
+        return ""
+    rank, (forwards, passed) = next(iter(moved.items()))
+    number = sum(len(each.forwards) for each in moved.values())
+    return (
+        f"  these ticks run {counted(number, 'forward')} out of order, before backwards that come first in the "
+        f"schedule: on rank {rank} at first {forwards[0]}, before {passed}; --order=strict keeps the order\n"
+    )
 
 
 def _row(numbers: tuple[float, ...]) -> str:

@@ -12,6 +12,7 @@ from fiddlex.config import rules
 from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
 from fiddlex.config.recompute import FULL, check_recompute, recomputed
 from fiddlex.config.records import Checked
+from fiddlex.config.stages import check_layers_per_stage
 from fiddlex.config.stash import SAME, STASH_DTYPES
 from fiddlex.errors import ConfigError
 
@@ -21,6 +22,7 @@ OUTERMOST_AXES = ("data", "pipe")
 ROPE_SCALINGS = ("none", "linear", "llama3")
 MOST_ROPE = 1e12  # of the base and the factor; far above any in use
 MEMORIES = ("device", "host")
+ORDERS = ("auto", "strict", "ahead")
 PREDICTIONS = ("none", "extrapolate", "momentum")
 MOST_PREDICTION_SCALE = 10.0  # far above what is stable
 OPTIMIZERS = ("adamw", "nadamw", "adam", "adan", "lion", "muon", "lamb", "adafactor", "sgd")
@@ -204,7 +206,8 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     schedule: str = "1f1b"  # one of those that `fiddlex schedule --help` lists | file:PATH.csv
     num_chunks: int = 1  # stages on each pipe rank
     num_microbatches: int = 1  # in one replica's batch
-    layers_per_stage: str = ""  # layers of each stage in order, as in 3,2,3; empty: as even as possible
+    layers_per_stage: str = ""  # of each stage, as in 3,2,3 | balanced: the fastest | empty: as even as possible
+    order: str = "auto"  # strict: one action a tick, in order | ahead: F and B share ticks | auto: strict for files
     recompute: str = "none"  # some of attention,gelu,norms,masks | none | selective (= attention) | full (whole layers)
     stash_memory: str = "device"  # where what a forward saves waits for its backward: device | host (TPUs and GPUs)
     weights_memory: str = "device"  # where the layers' weights and gradients wait for their chunk's turn: device | host
@@ -241,7 +244,9 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         """Raises ConfigError when a field is out of its range."""
         rules.at_least("pipeline.num_microbatches", self.num_microbatches, 1)
         rules.at_least("pipeline.num_chunks", self.num_chunks, 1)
+        check_layers_per_stage(self.layers_per_stage)
         check_recompute("pipeline.recompute", self.recompute)
+        rules.choice("pipeline.order", self.order, ORDERS)
         rules.choice("pipeline.stash_memory", self.stash_memory, MEMORIES)
         rules.choice("pipeline.weights_memory", self.weights_memory, MEMORIES)
         rules.choice("pipeline.stash_dtype", self.stash_dtype, STASH_DTYPES)

@@ -7,8 +7,7 @@ all devices.
 
 from typing import NamedTuple
 
-from fiddlex.cluster.chips import Chip
-from fiddlex.cluster.topology import catalogue, load_topology
+from fiddlex.cluster.topology import Topology, catalogue, load_topology
 from fiddlex.config import Config
 from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
@@ -58,16 +57,34 @@ def throughput(config: Config, device_kind: str) -> Throughput:
 
 
 def _peak_flops(config: Config, device_kind: str) -> float | None:
+    topology = topology_of(config, device_kind)
+    if topology is None:
+        return None
+    if not config.train.topology:
+        return topology.chip.peak_flops.get(config.model.dtype)
+    try:
+        return topology.chip.peak(config.model.dtype)
+    except ConfigError as error:
+        raise ConfigError(f"train.topology={config.train.topology}: {error}") from error
+
+
+def topology_of(config: Config, device_kind: str) -> Topology | None:
+    """The cluster that a config runs on: `train.topology`, else that of the catalogue which has such devices.
+
+    Args:
+      config: the config.
+      device_kind: what jax calls the kind of the devices.
+
+    Returns:
+      The topology; None when the catalogue has none with such devices.
+
+    Raises:
+      ConfigError: when `train.topology` is no topology.
+    """
     if config.train.topology:
         try:
-            return load_topology(config.train.topology).chip.peak(config.model.dtype)
+            return load_topology(config.train.topology)
         except ConfigError as error:
             raise ConfigError(f"train.topology={config.train.topology}: {error}") from error
-    chip = chip_of_kind(device_kind)
-    return None if chip is None else chip.peak_flops.get(config.model.dtype)
-
-
-def chip_of_kind(device_kind: str) -> Chip | None:
-    """The chip of the catalogue that jax calls by this name; None when the catalogue does not have it."""
-    chips = (load_topology(name).chip for name in catalogue())
-    return next((chip for chip in chips if device_kind in chip.device_kinds), None)
+    topologies = map(load_topology, catalogue())
+    return next((each for each in topologies if device_kind in each.chip.device_kinds), None)

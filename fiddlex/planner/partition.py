@@ -3,16 +3,27 @@
 The hierarchical formulation of Narayanan et al., PipeDream (SOSP 2019), section 3.1: stages may differ in layers and in
 how often they are replicated, and each level of a cluster consists of whole groups of the level below. The time of a
 stage is the time between two minibatches in a full pipeline. The time of a pipeline is that of its slowest stage or
-link.
+link. The formulation has no cap on memory and no tensor parallelism, and it uses all devices;
+`fiddlex.planner.unequal_stages` has Piper's, which has caps and tensor parallelism and may leave devices unused.
+
+This module follows the paper. The code that the authors published (msr-fiddle/pipedream,
+optimizer/optimizer_graph_hierarchical.py) departs from it:
+
+- It adds the seconds of computing and of exchanging gradients, where the paper takes the larger of the two.
+- With r replicas it counts 4(r − 1)/r bytes exchanged for each byte of weights, where the paper counts 2(r − 1).
+- It ignores the link between two stages, unless it is given a compression ratio. Then it divides the bytes by the
+  replicas, and also counts what the last stage sends on.
+- In a level above the innermost it divides the exchange of a stage that is the whole pipeline by the size of a group.
 
 The partitioner shows where stages of unequal replication would be faster. This project's executor replicates all stages
-equally and shards the vocabulary over all ranks, and all layers take the same time, so that for the executor the most
-even cut (`placement.place_layers`) is the best. Invariant: no other partition of this kind has a faster slowest part.
+equally, and its schedules give the stages and their ranks; `fiddlex.planner.balance` cuts the layers for it. Invariant:
+no other partition of this kind has a faster slowest part.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from fiddlex.errors import ConfigError
 
@@ -23,7 +34,8 @@ class Layer(NamedTuple):
     Attributes:
       seconds: seconds of a minibatch's forward and backward pass on one device.
       activation_bytes: bytes of the layer's output for a minibatch.
-      weight_bytes: bytes of the layer's weights.
+      weight_bytes: bytes of the layer's weights. Where replicas exchange the sum of the gradients of N minibatches
+        once, these bytes divided by N.
     """
 
     seconds: float
@@ -44,11 +56,27 @@ class Level(NamedTuple):
 
 
 class ReplicatedStage(NamedTuple):
-    """Layers `first` to `last`, both included, on `replicas` devices or groups of the level below."""
+    """A run of layers on devices, or on groups of the level below, each of which has all these layers.
+
+    Attributes:
+      first: number of the first layer.
+      last: number of the last layer.
+      replicas: number of devices or groups.
+      inner: the pipeline over each group; empty in the innermost level.
+    """
 
     first: int
     last: int
     replicas: int
+    inner: tuple["ReplicatedStage", ...] = ()
+
+    @property
+    def of_devices(self) -> tuple["ReplicatedStage", ...]:
+        """The stages that single devices run, with the number of devices of each."""
+        if not self.inner:
+            return (self,)
+        stages = (each for stage in self.inner for each in stage.of_devices)
+        return tuple(each._replace(replicas=self.replicas * each.replicas) for each in stages)
 
 
 class Partition(NamedTuple):
@@ -56,6 +84,11 @@ class Partition(NamedTuple):
 
     seconds: float
     stages: tuple[ReplicatedStage, ...]
+
+    @property
+    def of_devices(self) -> tuple[ReplicatedStage, ...]:
+        """The stages that single devices run, with the number of devices of each."""
+        return tuple(each for stage in self.stages for each in stage.of_devices)
 
 
 def pipedream(layers: Sequence[Layer], levels: Sequence[Level]) -> Partition:
@@ -72,58 +105,82 @@ def pipedream(layers: Sequence[Layer], levels: Sequence[Level]) -> Partition:
       levels: the cluster's levels, the innermost first.
 
     Returns:
-      The stages over the groups of the outermost level; each stage is partitioned further within its groups.
+      The stages over the groups of the outermost level, each with the pipeline within its groups. Of equally fast
+      pipelines it is the one whose last stages have most layers.
 
     Raises:
-      ConfigError: when there are no layers or no levels, or a level has no groups.
+      ConfigError: when there are no layers or no levels, a level has no groups, or a figure is negative or not finite.
     """
     if not layers or not levels:
         raise ConfigError(f"{len(layers)} layers and {len(levels)} levels: a partition needs at least one of each.")
     if min(level.size for level in levels) < 1:
         raise ConfigError(f"levels {[level.size for level in levels]}: each must have at least one group.")
-    below: Callable[[int, int], float] = _Compute(layers).seconds
+    for number, layer in enumerate(layers):
+        if not all(0 <= figure < float("inf") for figure in layer):
+            raise ConfigError(f"layer {number} has {layer}: its seconds and bytes must be at least 0 and finite.")
     for level in levels:
-        solved = _Level(layers, level, below)
-        below = solved.whole
-    return solved.best(0, len(layers) - 1, levels[-1].size)
+        if not 0 < level.bandwidth < float("inf"):
+            raise ConfigError(f"{level}: a bandwidth must be greater than 0 and finite.")
+    times = np.array([layer.seconds for layer in layers])
+    within, solved = _sums(times), list[_Level]()
+    for number, level in enumerate(levels):
+        solved.append(_Level(layers, level, within, outermost=number == len(levels) - 1))
+        within = solved[-1].best[:, :, -1]
+    seconds = float(within[0, -1])
+    return Partition(seconds, _stages(solved, 0, len(layers) - 1, seconds))
 
 
-class _Compute:
-    """Compute times of consecutive layers."""
-
-    def __init__(self, layers: Sequence[Layer]):
-        self._sums = [0.0]
-        for layer in layers:
-            self._sums.append(self._sums[-1] + layer.seconds)
-
-    def seconds(self, first: int, last: int) -> float:
-        return self._sums[last + 1] - self._sums[first]
+def _sums(values: np.ndarray) -> np.ndarray:
+    """Sums of values i to j, [i, j]; 0 where j < i."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    return np.maximum(total[None, 1:] - total[:-1, None], 0.0)
 
 
 class _Level:
-    """The tables of one level."""
+    """The tables of one level, for layers i to j and r groups.
 
-    def __init__(self, layers: Sequence[Layer], level: Level, below: Callable[[int, int], float]):
-        self.layers, self.level, self.below = layers, level, below
-        self.best = functools.cache(self._best)
+    Attributes:
+      sent: 2·a_s / B, [s].
+      stage: T(i→j, r), [i, j, r − 1].
+      best: A(i→j, r), [i, j, r − 1]; of the outermost level only i = 0.
+    """
 
-    def whole(self, first: int, last: int) -> float:
-        """Seconds of layers `first` to `last` on all groups of the level."""
-        return self.best(first, last, self.level.size).seconds
+    def __init__(self, layers: Sequence[Layer], level: Level, below: np.ndarray, *, outermost: bool):
+        count, size = len(layers), level.size
+        groups = np.arange(1, size + 1)
+        weights = _sums(np.array([layer.weight_bytes for layer in layers]))
+        shared = 2 * (groups - 1) * weights[:, :, None] / level.bandwidth
+        self.sent = np.array([2 * layer.activation_bytes / level.bandwidth for layer in layers])
+        self.stage = np.maximum(below[:, :, None], shared) / groups
+        self.best = self.stage[: 1 if outermost else count].copy()
+        for cut in range(count - 1):
+            last = np.maximum(self.stage[cut + 1, cut + 1 :], self.sent[cut])
+            before, after = self.best[: cut + 1, cut, None], self.best[: cut + 1, cut + 1 :]
+            for replicas in range(1, size):
+                slowest = np.maximum(before[..., :-replicas], last[None, :, replicas - 1, None])
+                np.minimum(after[..., replicas:], slowest, out=after[..., replicas:])
 
-    def stage(self, first: int, last: int, replicas: int) -> float:
-        """T(first→last, replicas)."""
-        weights = sum(layer.weight_bytes for layer in self.layers[first : last + 1])
-        shared = 2 * (replicas - 1) * weights / self.level.bandwidth
-        return max(self.below(first, last), shared) / replicas
-
-    def _best(self, first: int, last: int, groups: int) -> Partition:
-        """A(first→last, groups)."""
-        found = [Partition(self.stage(first, last, groups), (ReplicatedStage(first, last, groups),))]
+    def last_stage(self, first: int, last: int, groups: int, seconds: float) -> tuple[int, int]:
+        """First layer and groups of the longest last stage of a pipeline that takes no more than `seconds`."""
+        if self.stage[first, last, groups - 1] <= seconds:
+            return first, groups
         for cut in range(first, last):
-            sent = 2 * self.layers[cut].activation_bytes / self.level.bandwidth
             for replicas in range(1, groups):
-                before = self.best(first, cut, groups - replicas)
-                seconds = max(before.seconds, sent, self.stage(cut + 1, last, replicas))
-                found.append(Partition(seconds, (*before.stages, ReplicatedStage(cut + 1, last, replicas))))
-        return min(found, key=lambda partition: (partition.seconds, len(partition.stages)))
+                slowest = max(self.best[first, cut, groups - replicas - 1], self.stage[cut + 1, last, replicas - 1])
+                if max(slowest, self.sent[cut]) <= seconds:
+                    return cut + 1, replicas
+        raise AssertionError(f"no pipeline of layers {first} to {last} on {groups} groups takes {seconds} s")
+
+
+def _stages(levels: Sequence[_Level], first: int, last: int, seconds: float) -> tuple[ReplicatedStage, ...]:
+    """The stages of a pipeline over all groups of the last of `levels` that takes no more than `seconds`."""
+    if not levels:
+        return ()
+    *inner, level = levels
+    groups, stages = level.stage.shape[-1], list[ReplicatedStage]()
+    while groups:
+        start, replicas = level.last_stage(first, last, groups, seconds)
+        allowed = max(replicas * seconds, float(inner[-1].best[start, last, -1])) if inner else 0.0
+        stages.append(ReplicatedStage(start, last, replicas, _stages(inner, start, last, allowed)))
+        last, groups = start - 1, groups - replicas
+    return tuple(reversed(stages))

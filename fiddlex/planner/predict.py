@@ -1,5 +1,7 @@
 """Predicts the step time and memory of any config with a cost model and the simulator."""
 
+import dataclasses
+import functools
 from typing import NamedTuple, Protocol
 
 from fiddlex.config import Config, MeshConfig
@@ -9,13 +11,16 @@ from fiddlex.costs.weight_memory import device_parameters
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes, stage_ranks
 from fiddlex.planner.cost_model import MicrobatchTimes, StepTimes
 from fiddlex.schedules.buffers import Sizes
+from fiddlex.schedules.columns import Columns
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.placement import LayerPlacement, place_layers
 from fiddlex.schedules.resolve import Pipeline, resolve, schedule_of, semantics_of, stream_of
 from fiddlex.schedules.traits import traits_of
 from fiddlex.simulate.clock import Costs
+from fiddlex.simulate.lockstep import TickWork
 from fiddlex.simulate.steady import mean_batch_time
+from fiddlex.simulate.streaming import Copies
 
 
 class StepModel(Protocol):
@@ -107,7 +112,8 @@ class _Short(NamedTuple):
         return batch_seconds(self.shape, costs)
 
 
-class _Whole(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Whole:
     """Any pipeline, simulated at its full length."""
 
     pipeline: Pipeline
@@ -120,8 +126,18 @@ class _Whole(NamedTuple):
     def sizes(self) -> Sizes:
         return self.pipeline.spec.sizes
 
+    @functools.cached_property
+    def _ticks(self) -> tuple[TickWork, Copies | None]:
+        """The ticks of a flushed batch, for any costs."""
+        lowered, stream = self.pipeline.lowered, self.pipeline.stream
+        copies = Copies.of(stream) if stream else None
+        return TickWork.of_lowered(lowered, Columns.of(lowered.schedule, lowered.ticks), copies), copies
+
     def batch_seconds(self, costs: Costs) -> float:
-        return mean_batch_time(self.pipeline, costs)
+        if self.pipeline.windows:
+            return mean_batch_time(self.pipeline, costs)
+        work, copies = self._ticks
+        return work.times(costs, copies).makespan
 
 
 def pipeline_of(config: Config) -> PredictedPipeline:
@@ -135,7 +151,7 @@ def pipeline_of(config: Config) -> PredictedPipeline:
     """
     pipe, pipeline = config.mesh.pipe, config.pipeline
     traits = traits_of(GENERATORS.get(pipeline.schedule))
-    if traits is None or pipeline.semantics_schedule:
+    if traits is None or pipeline.semantics_schedule or pipeline.order == "strict":
         return _Whole(resolve(config))
     m, short = pipeline.num_microbatches, traits.onset(pipe)
     whole_periods = m > short and (m - short) % traits.period(pipe) == 0

@@ -21,6 +21,7 @@ from fiddlex.planner.cost_model import CostModel
 from fiddlex.planner.layouts import Problem
 from fiddlex.planner.predict import StepModel, needed_memory, predict
 from fiddlex.planner.profile import Profile, ProfiledCostModel
+from fiddlex.planner.settle import settle
 
 _FORM = re.compile(r"(?P<name>[a-z0-9_.]+)(?:(?P<sign>[=*])(?P<value>.*))?")
 _SHORT = {
@@ -34,6 +35,7 @@ _SHORT = {
     "semantics": "pipeline.semantics",
     "num_chunks": "pipeline.num_chunks",
     "num_microbatches": "pipeline.num_microbatches",
+    "layers_per_stage": "pipeline.layers_per_stage",
     "sequence_parallel": "mesh.sequence_parallel",
     "collective_matmul": "mesh.collective_matmul",
     "optimizer": "optimizer.name",
@@ -64,7 +66,7 @@ class Scenario:
         Raises:
           ConfigError: when the config is invalid, or `predict` cannot predict it.
         """
-        parts = predict(self.config.validate(), self._model())
+        parts = predict(self._settled(), self._model())
         return parts._replace(step=parts.step._replace(update=self.update * parts.step.update)).seconds
 
     def estimate(self) -> "Estimate":
@@ -73,13 +75,17 @@ class Scenario:
         Raises:
           ConfigError, ScheduleError: when `seconds` raises them.
         """
-        seconds, devices = self.seconds(), self.config.mesh.num_devices
+        config = self._settled()
+        seconds, devices = dataclasses.replace(self, config=config).seconds(), config.mesh.num_devices
         if self.topology is None:
             return Estimate(seconds, devices, None, None, None)
-        memory = needed_memory(self.config, backend_of(self.topology.compiler))
-        problem = Problem(self.config, self.topology, devices)
+        memory = needed_memory(config, backend_of(self.topology.compiler))
+        problem = Problem(config, self.topology, devices)
         fits = memory.peak <= problem.limit and memory.of_host <= problem.host_limit
         return Estimate(seconds, devices, memory.peak, memory.of_host, fits)
+
+    def _settled(self) -> Config:
+        return settle(self.config.validate(), self.topology, profile=self.profile)
 
     def _model(self) -> StepModel:
         if self.profile is not None:

@@ -3,8 +3,9 @@
 Orders and placements follow the papers: GPipe (Huang et al., NeurIPS 2019, section 2.2), 1F1B with flush and
 interleaved 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, sections
 2.2.1 and 2.2.2), breadth-first (Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023, section 4). The
-zero-bubble schedules are in their own module, `zero_bubble`, and DualPipeV is in `dual_pipe_v`. A schedule has one name
-here; `other_names` has those of papers and other systems, such as depth-first for interleaved 1F1B.
+zero-bubble schedules are in `zero_bubble`, those with less memory than 1F1B in `v_shape`, and DualPipeV is in
+`dual_pipe_v`. A schedule has one name here; `other_names` has those of papers and other systems, such as depth-first
+for interleaved 1F1B.
 
 To try a schedule of your own, write one function and put it in the table:
 
@@ -25,6 +26,7 @@ includes it and predicts long pipelines without simulating them whole. A table i
 `file:PATH.csv`. Invariant: a schedule that `make_schedule` returns is legal and has the requested sizes.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
@@ -37,6 +39,7 @@ from fiddlex.schedules.other_names import told_name
 from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
 from fiddlex.schedules.text import from_csv
 from fiddlex.schedules.traits import Generator, Traits, with_traits
+from fiddlex.schedules.v_shape import v_half, v_min
 from fiddlex.schedules.validate import validate
 from fiddlex.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
@@ -142,6 +145,8 @@ GENERATORS: dict[str, Generator] = {
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
     "zb_v": zb_v,
+    "v_half": v_half,
+    "v_min": v_min,
     "dual_pipe_v": dual_pipe_v,
 }
 
@@ -152,6 +157,7 @@ def make_schedule(
     pipe: int | None = None,
     chunks: int | None = None,
     num_microbatches: int | None = None,
+    order: str = "auto",
     words: Sequence[str] = ("pipe", "chunks", "num_microbatches"),
 ) -> Schedule:
     """Returns the schedule `name` for the given sizes, proven legal.
@@ -163,6 +169,7 @@ def make_schedule(
         generator's default.
       num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`; None: the number in the
         file.
+      order: `strict` or `ahead`, see `Schedule.strict`; `auto`: strict for a file, ahead for a name.
       words: the names of these three sizes in error messages: config fields, or flags.
 
     Raises:
@@ -191,7 +198,8 @@ def make_schedule(
         if told := told_name(name, GENERATORS):
             raise ScheduleError(f"there is no schedule {name!r}: {told}")
         raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), [*GENERATORS, 'file:PATH.csv'])}")
-    validate(schedule)
+    strict = order == "strict" or (order == "auto" and kind == "file")
+    schedule = validate(dataclasses.replace(schedule, strict=strict))
     sizes = (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches)
     rows = zip(words, sizes, asked, strict=True)
     wrong = [f"{word}={has} (not {value})" for word, has, value in rows if value not in (None, has)]

@@ -8,9 +8,9 @@ each layer has one row.
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Sequence
 
+from fiddlex.config.stages import BALANCED, parse_layers_per_stage
 from fiddlex.errors import ConfigError
 
 PADDING = -1
@@ -108,7 +108,8 @@ def place_layers(stage_ranks: Sequence[int], num_layers: int, layers_per_stage: 
         stages first.
 
     Raises:
-      ConfigError: when the model has fewer layers than stages, or `layers_per_stage` does not fit the stages or layers.
+      ConfigError: when the model has fewer layers than stages, or `layers_per_stage` does not fit the stages or layers,
+        or is the word `balanced`, which `fiddlex.planner.settle` replaces by numbers.
     """
     num_stages = len(stage_ranks)
     if not layers_per_stage:
@@ -119,26 +120,16 @@ def place_layers(stage_ranks: Sequence[int], num_layers: int, layers_per_stage: 
             )
         least, larger = divmod(num_layers, num_stages)
         return LayerPlacement(tuple(stage_ranks), tuple(least + (stage < larger) for stage in range(num_stages)))
+    if layers_per_stage == BALANCED:
+        raise ConfigError(
+            f"pipeline.layers_per_stage={BALANCED}: the costs of the model decide, and were not asked. Use the config "
+            "that fiddlex.planner.settle.settle returns for this one, or give the numbers."
+        )
     counts = parse_layers_per_stage(layers_per_stage)
     if len(counts) != num_stages or sum(counts) != num_layers:
         raise ConfigError(
             f"pipeline.layers_per_stage={layers_per_stage!r} has {len(counts)} stages and {sum(counts)} layers; there "
             f"are {num_stages} stages in the schedule and model.num_layers={num_layers}. Give one number for each "
-            "stage, in order, which add up to the layers, or leave it empty for even stages."
+            "stage, in order, which add up to the layers; empty for even stages, or balanced for the fastest."
         )
     return LayerPlacement(tuple(stage_ranks), counts)
-
-
-def parse_layers_per_stage(text: str) -> tuple[int, ...]:
-    """Parses the number of layers of each stage, as in `3,2,3`.
-
-    Raises:
-      ConfigError: when `text` is not such a list, or a number is below 1.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    counts = tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else 0 for part in parts)
-    if min(counts) < 1:
-        raise ConfigError(
-            f"pipeline.layers_per_stage={text!r} must be numbers of at least 1, one for each stage, as in 3,2,3."
-        )
-    return counts

@@ -94,6 +94,7 @@ def schedule_of(config: Config, num_microbatches: int) -> Schedule:
             pipe=mesh.pipe,
             chunks=pipeline.num_chunks,
             num_microbatches=num_microbatches,
+            order=pipeline.order,
             words=("mesh.pipe", "pipeline.num_chunks", "pipeline.num_microbatches"),
         )
     except ScheduleError as error:

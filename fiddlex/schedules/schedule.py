@@ -93,13 +93,20 @@ class Needs(NamedTuple):
 class Schedule:
     """Each rank's ordered actions, and the rank of each stage.
 
-    Schedules with the same name, actions and placement are equal, whatever the notes.
+    Attributes:
+      name: name of the schedule, for messages.
+      actions: the actions of each rank in order, [rank][position].
+      placement: the rank of each stage, [stage].
+      strict: whether each rank runs one action per tick, in its order; otherwise a forward and a whole backward (B)
+        share a tick, and forwards run ahead of backwards (`fiddlex.schedules.ticks`).
+      notes: how a table was read, for people. Schedules that differ only in their notes are equal.
     """
 
     name: str
-    actions: tuple[tuple[Action, ...], ...]  # [rank][position]
-    placement: tuple[int, ...]  # [stage] → rank
-    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # how the table was read, for people
+    actions: tuple[tuple[Action, ...], ...]
+    placement: tuple[int, ...]
+    strict: bool = False
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def num_ranks(self) -> int:

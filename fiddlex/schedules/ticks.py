@@ -4,12 +4,15 @@ A tick has three slots, in this order: one forward, one backward (B or I) and on
 at its end, and input gradients before the next tick's backward slot, so a neighbour can use either one tick later. The
 last stage turns its forward into a gradient within the tick. Two rules place a schedule's actions:
 
-- If the schedule has whole backwards (B), a rank fills as many of a tick's three slots as it can. A round trip through
-  the pipe takes twice as many ticks as there are stages, so forwards may run ahead of backwards that precede them in
-  the schedule. Where the schedule itself has at most `peak` forwards in flight on a rank, at most `2·peak − 1` are in
-  flight on the ticks; 1F1B needs that many to continue without a stall. All other actions keep the schedule's order.
+- If the schedule has whole backwards (B) and is not strict, a rank fills as many of a tick's three slots as it can. A
+  round trip through the pipe takes twice as many ticks as there are stages, so forwards may run ahead of backwards that
+  precede them in the schedule. Where the schedule itself has at most `peak` forwards in flight on a rank, at most
+  `2·peak − 1` are in flight on the ticks; 1F1B needs that many to continue without a stall. All other actions keep the
+  schedule's order.
 - If all backwards are split into I and W, each rank runs one action per tick, in the schedule's order. The actions then
   have about equal lengths, and no rank waits for another rank's longer tick.
+- If the schedule is strict (`Schedule.strict`), each rank runs one action per tick too. A rank then holds exactly the
+  activations that the order says: p − r microbatches in 1F1B. Beside the B of other ranks an F takes as long as a B.
 
 Invariant: placing keeps the order of each kind on a rank and never moves a backward before an action that precedes it.
 """
@@ -18,6 +21,7 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.schedule import NOTHING, Action, Kind, Schedule
@@ -78,8 +82,38 @@ def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
 
 
 def fills_pairs(schedule: Schedule) -> bool:
-    """Whether a forward and a backward may share a tick: true if the schedule has a whole backward (B)."""
-    return Kind.B in {action.kind for action in schedule.numbered}
+    """Whether a forward and a backward may share a tick: true if a schedule that is not strict has a B."""
+    return not schedule.strict and Kind.B in {action.kind for action in schedule.numbered}
+
+
+class Ahead(NamedTuple):
+    """What a placement on ticks moved, on one rank.
+
+    Attributes:
+      forwards: the forwards that run before a backward which precedes them in the schedule, in order.
+      passed: the first such backward of the first of them.
+    """
+
+    forwards: tuple[Action, ...]
+    passed: Action
+
+
+def moved_ahead(schedule: Schedule, ticks: Ticks) -> dict[int, Ahead]:
+    """Returns, for each rank on which the ticks change the schedule's order, what runs earlier than the order says."""
+    moved = {}
+    for rank, (row, own) in enumerate(zip(schedule.actions, ticks, strict=True)):
+        forwards, latest = [], -1  # the latest tick of a backward so far; within a tick, the forward runs first
+        for action, tick in zip(row, own, strict=True):
+            if action.kind is not Kind.F:
+                latest = max(latest, tick)
+            elif tick <= latest:
+                forwards.append((action, tick))
+        if forwards:
+            first, at = forwards[0]
+            before = row[: row.index(first)]
+            passed = (a for a, tick in zip(before, own, strict=False) if a.kind is not Kind.F and tick >= at)
+            moved[rank] = Ahead(tuple(action for action, _ in forwards), next(passed))
+    return moved
 
 
 def forward_schedule(placement: Sequence[int], num_microbatches: int, *, chunk_major: bool = False) -> Schedule:

@@ -228,7 +228,7 @@ def repeat(batch: Schedule, num_batches: int) -> Schedule:
         tuple(a._replace(microbatch=a.microbatch + number * size) for number in range(num_batches) for a in row)
         for row in batch.actions
     )
-    return Schedule(batch.name, tuple(rows), batch.placement)
+    return dataclasses.replace(batch, actions=tuple(rows))
 
 
 def _cut(lowered: Lowered, semantics: Semantics) -> list[np.ndarray]:

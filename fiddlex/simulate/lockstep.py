@@ -56,11 +56,8 @@ def lockstep(lowered: Lowered, costs: Costs, stream: WeightStream | None = None)
     Raises:
       ScheduleError: when `costs` do not fit the stages.
     """
-    columns = Columns.of(lowered.schedule, lowered.ticks)
-    copies = Copies.of(stream) if stream else None
-    num_ticks = copies.whole_periods(lowered.num_ticks) if copies else lowered.num_ticks
-    work = TickWork.of(lowered.schedule, columns, num_ticks=num_ticks, spills=lowered.host_stash_slots > 0)
-    times = work.times(costs, copies)
+    columns, copies = Columns.of(lowered.schedule, lowered.ticks), Copies.of(stream) if stream else None
+    times = TickWork.of_lowered(lowered, columns, copies).times(costs, copies)
     slots = _SLOTS[columns.kind]
     order = np.lexsort((slots, columns.tick, columns.rank))
     cells = slots[order], columns.tick[order], columns.rank[order]
@@ -68,7 +65,8 @@ def lockstep(lowered: Lowered, costs: Costs, stream: WeightStream | None = None)
     actions = [lowered.schedule.numbered[number] for number in order.tolist()]
     events = list(map(Event, actions, begins.tolist(), ends.tolist()))
     rows = (tuple(events[start:end]) for start, end in itertools.pairwise(lowered.schedule.starts))
-    return Timeline(lowered.schedule, tuple(rows), tuple(times.starts.tolist()), times.makespan, times.shared)
+    starts, ticks_end = tuple(times.starts.tolist()), float(times.starts[-1] + times.lengths[-1])
+    return Timeline(lowered.schedule, tuple(rows), starts, times.makespan, ticks_end, times.shared)
 
 
 def describe(lowered: Lowered, *, num_layers: Sequence[int], stream: WeightStream | None = None) -> str:
@@ -157,6 +155,18 @@ class TickWork:
             sent = (receivers != rank[numbers]) & (arrives < num_ticks)
             messages.append(np.stack([arrives, rank[numbers], receivers, stage[numbers]])[:, sent])
         return cls(schedule.num_stages, fills_pairs(schedule), spills, rows, edges, *messages)
+
+    @classmethod
+    def of_lowered(cls, lowered: Lowered, columns: Columns, copies: Copies | None) -> "TickWork":
+        """The work of a lowered schedule.
+
+        Args:
+          lowered: the schedule on its ticks.
+          columns: its actions.
+          copies: the copies of weights from the host and of gradients to it; None: there are none.
+        """
+        num_ticks = copies.whole_periods(lowered.num_ticks) if copies else lowered.num_ticks
+        return cls.of(lowered.schedule, columns, num_ticks=num_ticks, spills=lowered.host_stash_slots > 0)
 
     def times(self, costs: Costs, copies: Copies | None = None) -> TickTimes:
         """Computes when ticks and slots start and end at these costs.

@@ -1,147 +1,224 @@
-"""Plots of timelines: what each rank does when, and what it holds over time, at the width of a page.
+"""Pictures of timelines: what each rank does when, and what it holds over time, at the width of a page.
 
-The module needs matplotlib (the extra `plot`). The colours are those of Okabe and Ito, which people with red-green
-colour blindness can tell apart; shades of a colour show the chunks of a rank. Invariant: all panels of a figure share
-one time scale, so that readers can compare lengths.
+    save(draw({"free-running": …, "lockstep": …}), path, format="pdf")
+
+The module needs matplotlib (the extra `plot`). `fiddlex.simulate.panels` draws the panels. Invariant: panels that show
+whole timelines share one time scale, so that readers can compare lengths, and numbers in boxes have one size.
 """
 
 import pathlib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+
+from fiddlex.config.readable import counted
 from fiddlex.errors import FiddlexError
 from fiddlex.schedules.schedule import Kind
 from fiddlex.schedules.semantics import Semantics
-from fiddlex.simulate.timeline import Event, Timeline
+from fiddlex.simulate.timeline import Timeline
 
 try:
     import matplotlib
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.colors import to_hex, to_rgb
+    from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
+
+    from fiddlex.simulate import panels
 except ModuleNotFoundError as error:
     raise FiddlexError(
         f"pictures need matplotlib, and there is no module {error.name!r}: pip install 'fiddlex[plot]'."
     ) from error
 
-_COLOURS = {Kind.F: "#0072B2", Kind.B: "#D55E00", Kind.I: "#E69F00", Kind.W: "#009E73"}
 _NAMES = {Kind.F: "F forward", Kind.B: "B backward", Kind.I: "I input gradient", Kind.W: "W weight gradient"}
-_WIDTH, _ROW, _CURVES = 7.0, 0.21, 1.0  # inches: a page's text width, the height of a rank's row, that of the curves
-_POINTS = 72 * _WIDTH * 0.87  # approximate length of the time axis
-_SMALLEST_TEXT, _LARGEST_TEXT = 4.5, 8.0  # points
-_MOST_TICK_LINES = 100
-_VERSION_SHADES = 3  # used in turn; three are enough to tell a version from the previous and the next one
-_MOST_NAMED_RANKS = 8
+_WIDTH = 7.0  # inches: a page's text width
+_POINTS = 72 * _WIDTH * 0.8  # approximate width of a panel
+_ROW, _ROWS = 0.21, 2.4  # inches: the most that a rank's row takes, and all rows of a timeline
+_RASTER = 1.7  # inches: the most that a raster takes
+_CURVES, _ZOOM, _BETWEEN, _LEGEND_LINE = 1.0, 1.2, 0.42, 0.17  # inches
+_LEGEND_TEXT, _SAMPLE = 7.0, 36.0  # points: the size of the legend's text; the width of a sample with its margins
+_LETTER_WIDTH = 0.56  # the average width of a letter, as a share of the size of the text
+_LONGEST_NAME = 60
+_METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
-def draw(timelines: Mapping[str, Timeline], semantics: Mapping[str, Semantics] | None = None) -> Figure:
-    """Draws timelines of one schedule below each other, each with curves of what its ranks hold.
+def draw(
+    timelines: Mapping[str, Timeline], semantics: Mapping[str, Semantics] | None = None, *, brief: bool = False
+) -> Figure:
+    """Draws timelines below each other, each with curves of what its ranks hold.
 
-    A box shows the number of its microbatch if the box is large enough.
+    Sizes that all timelines have in common are in the figure's title, others in the panels'. Where boxes of actions
+    would be too narrow to be seen, a timeline has a raster instead, and its start and end enlarged below.
 
     Args:
       timelines: at least one timeline, each under the name to print above it.
       semantics: the semantics of each timeline, under the same names, if the timelines have several batches; shades
         then show versions of the weights.
+      brief: whether to leave out curves and enlarged parts; titles then say how much is in flight at most.
 
     Returns:
       The figure, 7 inches wide. `save` writes it.
     """
-    first = next(iter(timelines.values()))
-    heights = [_ROW * first.schedule.num_ranks + 0.1, _CURVES] * len(timelines)
-    figure = Figure(figsize=(_WIDTH, sum(heights) + 0.5 * len(heights) + 0.7), layout="constrained")
-    axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    longest = max(timeline.makespan for timeline in timelines.values()) or 1.0
-    for number, (name, timeline) in enumerate(timelines.items()):
-        boxes, curves = axes[2 * number : 2 * number + 2]
-        # A timeline of several batches ends in the middle of the next batch, so its bubble means nothing.
-        bubble = "" if semantics else f", bubble {timeline.bubble_fraction:.1%} of the work"
-        boxes.set_title(f"{name}: {timeline.makespan:g} long{bubble}", fontsize=9)
-        _draw_boxes(boxes, timeline, longest, semantics[name] if semantics else None)
-        _draw_curves(curves, timeline)
-        for panel in (boxes, curves):
-            panel.set_xlim(0, longest)
-            panel.tick_params(labelsize=7)
-            panel.spines[["top", "right"]].set_visible(False)
-    axes[-1].set_xlabel("time (in the unit of the costs)", fontsize=8)
-    figure.legend(handles=_legend(first, versions=bool(semantics)), loc="outside lower center", ncols=4, fontsize=7)
+    row = min(_ROW, _ROWS / max(len(timeline.events) for timeline in timelines.values()))
+    scale = panels.Scale.of(list(timelines.values()), width=_POINTS, row=72 * row)
+    heights = []
+    for timeline in timelines.values():
+        whole = row * len(timeline.events) + 0.1
+        heights += [min(whole, _RASTER) if scale.crowded else whole]
+        heights += [] if brief else [*[_ZOOM] * scale.crowded, _CURVES]
+    legend = _legend(timelines, scale, versions=bool(semantics), brief=brief)
+    columns = _columns(legend)
+    height = sum(heights) + _BETWEEN * len(heights) + _LEGEND_LINE * -(-len(legend) // columns) + 0.7
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
+    places = iter(range(len(heights)))
+    shared, own = _titles(timelines, semantics, brief=brief)
+    figure.suptitle(shared, fontsize=_fitting(shared, 10), parse_math=False)
+    for name, timeline in timelines.items():
+        lag = semantics[name] if semantics else None
+        axes = figure.add_subplot(grid[next(places), :])
+        axes.set_title(own[name], fontsize=_fitting(own[name], 9), parse_math=False)
+        if scale.crowded:
+            panels.draw_density(axes, timeline, lag, scale)
+        else:
+            span = (0.0, scale.end)
+            panels.draw_boxes(axes, timeline, lag, span=span, points=scale.points, numeral=scale.numeral)
+        if scale.crowded and not brief:
+            place = next(places)
+            halves = [figure.add_subplot(grid[place, side]) for side in range(2)]
+            _draw_ends(axes, halves, timeline, lag, scale)
+        if not brief:
+            panels.draw_curves(figure.add_subplot(grid[next(places), :]), timeline, scale)
+    for axes in figure.axes:
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[-1].set_xlabel("time (in the unit of the costs)", fontsize=8)
+    figure.legend(handles=legend, loc="outside lower center", ncols=columns, fontsize=_LEGEND_TEXT)
     return figure
 
 
 def save(figure: Figure, path: pathlib.Path, *, format: str) -> None:
-    """Writes a figure as `svg` or `png`, with the same bytes every time. Raises OSError when it cannot be written."""
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fiddlex"}):
-        figure.savefig(path, format=format, dpi=200, metadata={"Date": None} if format == "svg" else {})
+    """Writes a figure as `svg`, `pdf` or `png`, with the same bytes every time.
+
+    Text stays text in svg and pdf. Raises OSError when the file cannot be written.
+    """
+    fonts: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "fiddlex",
+        "pdf.fonttype": 42,
+    }  # 42: TrueType, as publishers ask
+    with matplotlib.rc_context(fonts), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the font lacks a letter of a file's name
+        figure.savefig(path, format=format, dpi=200, metadata=_METADATA.get(format))
 
 
-def _draw_boxes(axes: Axes, timeline: Timeline, longest: float, semantics: Semantics | None) -> None:
-    if len(timeline.tick_starts) <= _MOST_TICK_LINES:
-        axes.vlines(timeline.tick_starts, -0.5, len(timeline.events) - 0.5, color="0.6", linewidth=0.4, zorder=0)
-    for rank, row in enumerate(timeline.events):
-        boxes = [(event.start, event.end - event.start) for event in row]
-        colours = [_colour(timeline, rank, event, semantics) for event in row]
-        narrow = min(width for _, width in boxes) / longest * _POINTS < 2
-        axes.broken_barh(
-            boxes, (rank - 0.42, 0.84), facecolors=colours, edgecolor="white", linewidth=0 if narrow else 0.4
-        )
-        for event, colour in zip(row, colours, strict=True):
-            _write_number(axes, rank, event, dark=sum(to_rgb(colour)) < 1.5, points=_POINTS / longest)
-    axes.set_ylim(len(timeline.events) - 0.5, -0.5)
-    axes.set_yticks(range(0, len(timeline.events), 1 + len(timeline.events) // 32))
-    axes.set_ylabel("rank", fontsize=8)
+def _draw_ends(
+    whole: Axes, halves: Sequence[Axes], timeline: Timeline, semantics: Semantics | None, scale: panels.Scale
+) -> None:
+    """Draws the start and the end of a timeline enlarged, and lines in the panel of the whole that show how far."""
+    for axes, (name, (span, ranks)) in zip(halves, panels.ends(timeline, scale).items(), strict=True):
+        axes.set_title(f"the {name} of ranks {ranks[0]} to {ranks[-1]}, enlarged", fontsize=8)
+        panels.draw_boxes(axes, timeline, semantics, span=span, points=_POINTS / 2 / scale.zoomed, ranks=ranks)
+        whole.axvline(span[name == "start"], color="black", linestyle="--", linewidth=panels.ZOOM_LINE)
 
 
-def _write_number(axes: Axes, rank: int, event: Event, *, dark: bool, points: float) -> None:
-    text = str(event.action.microbatch)
-    size = min((event.end - event.start) * points / (0.65 * len(text)), 72 * _ROW * 0.6, _LARGEST_TEXT)
-    if size >= _SMALLEST_TEXT:
-        middle = (event.start + event.end) / 2
-        colour = "white" if dark else "black"
-        axes.text(middle, rank, text, ha="center", va="center_baseline", fontsize=size, color=colour)
+def _titles(
+    timelines: Mapping[str, Timeline], semantics: Mapping[str, Semantics] | None, *, brief: bool
+) -> tuple[str, dict[str, str]]:
+    """The title of the figure, with what all schedules have in common, and that of each timeline.
+
+    The name of a timeline tells which schedule it is of, if there are several.
+    """
+    facts = {}
+    for name, timeline in timelines.items():
+        schedule = timeline.schedule
+        size = semantics[name].batch_size if semantics else schedule.num_microbatches
+        facts[name] = {
+            "name": _readable(schedule.name),
+            "p": f"p = {counted(schedule.num_ranks, 'rank')}",
+            "v": f"v = {counted(schedule.num_chunks, 'chunk')}",
+            "m": f"m = {size:,} microbatch{'es' * (size != 1)}{' a batch' * bool(semantics)}",
+        }
+    first, *others = facts.values()
+    shared = {key: fact for key, fact in first.items() if all(other[key] == fact for other in others)}
+    own = {}
+    for name, timeline in timelines.items():
+        sizes = [fact for key, fact in facts[name].items() if key not in shared and key != "name"]
+        own[name] = f"{', '.join([_readable(name), *sizes])}: makespan {timeline.makespan:g}"
+        if not semantics:  # a timeline of several batches ends within a batch, so that its bubble means nothing
+            own[name] += f", bubble {timeline.bubble_fraction:.1%} of the work"
+        if brief:
+            own[name] += f", at most {max(timeline.peak_inflight):g} in flight"
+    title = ", ".join(fact for key, fact in shared.items() if key != "name")
+    return f"{shared['name']}: {title}" if "name" in shared else title, own
 
 
-def _draw_curves(axes: Axes, timeline: Timeline) -> None:
-    for rank in range(timeline.schedule.num_ranks):
-        share = 1 / len(timeline.schedule.stages_of(rank))
-        for style, activation, weight_gradient in (("-", share, 0), (":", 0, share)):
-            curve = dict(timeline.memory(rank, activation=activation, weight_gradient=weight_gradient))
-            axes.step(
-                [0, *curve], [0, *curve.values()], style, where="post", color=_line(timeline, rank), linewidth=0.9
-            )
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("held\n(microbatches)", fontsize=8)
+def _fitting(text: str, size: float) -> float:
+    """The size of the text in points, smaller if it would be wider than the figure."""
+    return min(size, 72 * _WIDTH / (_LETTER_WIDTH * max(len(text), 1)))
 
 
-def _colour(timeline: Timeline, rank: int, event: Event, semantics: Semantics | None) -> str:
-    if semantics:
-        return _shade(event.action.kind, semantics.version(event.action) % _VERSION_SHADES / (_VERSION_SHADES - 1))
-    stages = timeline.schedule.stages_of(rank)
-    return _shade(event.action.kind, stages.index(event.action.stage) / max(len(stages) - 1, 1))
+def _readable(name: str) -> str:
+    """A name that can be drawn: its end if it is long, without characters that no font has."""
+    name = name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
 
 
-def _shade(kind: Kind, lightness: float) -> str:
-    """The colour of a kind, closer to white as `lightness` goes from 0 to 1."""
-    red, green, blue = (part + 0.6 * lightness * (1 - part) for part in to_rgb(_COLOURS[kind]))
-    return to_hex((red, green, blue))
-
-
-def _line(timeline: Timeline, rank: int) -> str:
-    return to_hex(matplotlib.colormaps["viridis"](rank / max(timeline.schedule.num_ranks - 1, 1) * 0.9))
-
-
-def _legend(timeline: Timeline, *, versions: bool) -> list[Artist]:
-    schedule = timeline.schedule
-    kinds = {event.action.kind for row in timeline.events for event in row}
-    handles: list[Artist] = [Patch(color=_shade(kind, 0), label=_NAMES[kind]) for kind in Kind if kind in kinds]
+def _legend(timelines: Mapping[str, Timeline], scale: panels.Scale, *, versions: bool, brief: bool) -> list[Artist]:
+    """What the colours, numbers and lines of a figure mean."""
+    several = list(timelines.values())
+    drawn = {event.action.kind for timeline in several for row in timeline.events for event in row}
+    kinds = [kind for kind in Kind if kind in drawn]
+    handles: list[Artist] = [Patch(color=panels.shade(kind, 0), label=_NAMES[kind]) for kind in kinds]
     if versions:
-        handles.append(Patch(color=_shade(Kind.F, 0.5), label="shades: versions of the weights, dark, light, lightest"))
-    elif schedule.num_chunks > 1:
-        handles.append(Patch(color=_shade(Kind.F, 1), label="lighter: a later chunk"))
-    few = schedule.num_ranks <= _MOST_NAMED_RANKS
-    for rank in range(schedule.num_ranks) if few else (0, schedule.num_ranks - 1):
-        handles.append(Line2D([], [], color=_line(timeline, rank), label=f"activations of rank {rank}"))
-    if schedule.split_backward:
-        handles.append(Line2D([], [], color="black", linestyle=":", label="what I leaves for W"))
+        handles.append(Patch(color=panels.shade(Kind.F, 0.5), label="shades: versions of weights"))
+    elif any(timeline.schedule.num_chunks > 1 for timeline in several):
+        handles.append(Patch(color=panels.shade(Kind.F, 1), label="lighter: a later chunk"))
+    if scale.numeral:
+        handles.append(Line2D([], [], color="black", linestyle="", marker="$3$", label="number: the microbatch"))
+    if scale.crowded:
+        red, green, blue = np.mean([to_rgb(panels.shade(kind, 0)) for kind in kinds], axis=0)
+        handles.append(Patch(color=(red, green, blue), label="mixed colours: shares of time"))
+    if scale.crowded and not brief:
+        label = "dashed: enlarged below"
+        handles.append(Line2D([], [], color="black", linestyle="--", linewidth=panels.ZOOM_LINE, label=label))
+    if any(panels.copies(timeline) for timeline in several):
+        handles.append(Patch(color=panels.COPIES, label="copies from or to the host"))
+    if any(_has_tick_lines(timeline, scale, brief=brief) for timeline in several):
+        handles.append(Line2D([], [], color=panels.TICK_LINE, linewidth=0.6, label="grey line: a tick starts"))
+    return handles + ([] if brief else _of_curves(several))
+
+
+def _columns(legend: Sequence[Artist]) -> int:
+    """The most columns, up to five, in which the legend is no wider than the figure."""
+    for columns in (5, 4, 3, 2):
+        lines = -(-len(legend) // columns)
+        widest = [
+            max(len(str(each.get_label())) for each in legend[at : at + lines]) for at in range(0, len(legend), lines)
+        ]
+        if sum(_LETTER_WIDTH * _LEGEND_TEXT * letters + _SAMPLE for letters in widest) < 72 * _WIDTH:
+            break
+    return columns
+
+
+def _has_tick_lines(timeline: Timeline, scale: panels.Scale, *, brief: bool) -> bool:
+    spans = [span for span, _ in panels.ends(timeline, scale).values()] if scale.crowded else [(0.0, scale.end)]
+    return any(panels.tick_lines(timeline, span) for span in spans) and not (scale.crowded and brief)
+
+
+def _of_curves(timelines: Sequence[Timeline]) -> list[Artist]:
+    """What the lines of the curves mean."""
+    most = max(timelines, key=lambda timeline: timeline.schedule.num_ranks)
+    handles: list[Artist] = [Line2D([], [], color="black", label="solid: activations in flight")]
+    if any(timeline.schedule.split_backward for timeline in timelines):
+        handles.append(Line2D([], [], color="black", linestyle=":", label="dotted: what I leaves for W"))
+    for rank in panels.named_ranks(most):
+        width = panels.line_width(most, rank)
+        handles.append(Line2D([], [], color=panels.line_colour(most, rank), linewidth=width, label=f"rank {rank}"))
+    if len(panels.named_ranks(most)) < most.schedule.num_ranks:
+        handles.append(Patch(color=panels.BAND, label="grey band: all ranks"))
     return handles

@@ -11,6 +11,11 @@ from typing import NamedTuple
 
 from fiddlex.schedules.schedule import Action, Kind, Schedule
 
+BUBBLE = (  # what `Timeline.bubble_fraction` is, for people
+    "the longest time from a rank's first action to its last (in lockstep: the makespan) minus the work of the busiest "
+    "rank, divided by that work"
+)
+
 
 class Event(NamedTuple):
     """One action and when it ran."""
@@ -30,6 +35,7 @@ class Timeline:
       tick_starts: start of each tick, if all ranks step together (`lockstep`); otherwise empty.
       end: end of the last tick and of the copies after it, if all ranks step together; None: the timeline ends with
         the last action.
+      ticks_end: end of the last tick, if all ranks step together.
       shared: total time, over all ticks, in which all ranks together embed and score.
     """
 
@@ -37,6 +43,7 @@ class Timeline:
     events: tuple[tuple[Event, ...], ...]
     tick_starts: tuple[float, ...] = ()
     end: float | None = None
+    ticks_end: float | None = None
     shared: float = 0.0
 
     @functools.cached_property

@@ -13,6 +13,7 @@ from fiddlex.config.unused import unused_fields
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
 from fiddlex.models.flash import kernel_on
+from fiddlex.planner.settle import with_settled
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
 from fiddlex.train.bad_steps import BadSteps, RollbackError
@@ -62,13 +63,14 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         # Mesh, data, model.
         require_host_memory(config)
         trainer = Trainer(config, workdir=workdir, stopwatch=stopwatch)
+        config, kept = trainer.config, with_settled(given or config, trainer.config)
         if config.train.eval_every:
             trainer.require_heldout()
         require_folders(config, trainer.dataset.sources)
         _log_what_runs(trainer)
 
         # Resume.
-        stack.enter_context(workdirs.claimed(workdir, given or config))
+        stack.enter_context(workdirs.claimed(workdir, kept))
         checkpoints = stack.enter_context(
             Checkpoints(workdir, keep_last=config.train.keep_last, keep_every=config.train.keep_every)
         )
@@ -79,7 +81,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
             if processes.is_first():
                 inherit_original(config.train.init_from, workdir)
         if processes.is_first():
-            workdirs.write_config(workdir, given or config, schedule=trainer.layout.pipeline.lowered.schedule)
+            workdirs.write_config(workdir, kept, schedule=trainer.layout.pipeline.lowered.schedule)
         goodput = stack.enter_context(Goodput(workdir, stopwatch, resumed_step=trainer.step))
         faults = Faults(workdir, config.train, resumed_step=trainer.step)
         trainer.leave_out(faults.left_out)
@@ -199,5 +201,6 @@ def _log_what_runs(trainer: Trainer) -> None:
     if len(pipeline.phases) > 1:
         phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in pipeline.phases)
         logger.info("semantics: %s", ", ".join(phases))
-    for line in unused_fields(config, host_stash_slots=pipeline.spec.sizes.slots.host_stash):
+    spec = pipeline.spec
+    for line in unused_fields(config, host_stash_slots=spec.sizes.slots.host_stash, has_whole=spec.has_whole):
         logger.info("%s", line)

@@ -158,6 +158,8 @@ def _train(config: Config, dataset: Dataset) -> Callable[[], object]:
 
 def _forward(config: Config, dataset: Dataset) -> Callable[[], object]:
     program = Program(config.validate(), make_mesh(config.mesh))
-    step = make_eval_step(program.model, config, head=program.model.scores, mesh=program.mesh, layout=program.layout)
+    step = make_eval_step(
+        program.model, program.config, head=program.model.scores, mesh=program.mesh, layout=program.layout
+    )
     weights, batch = program.init_state().weights, next(Feed(dataset, config, program.mesh).train(0))
     return lambda: step(weights, batch)

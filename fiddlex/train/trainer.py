@@ -77,7 +77,7 @@ class Trainer:
       stopwatch: measures what the process spends its time on; by default one that starts now.
 
     Attributes:
-      config: the trainer's own copy of the config.
+      config: the trainer's own copy of the config, settled for the devices (`fiddlex.planner.settle`).
       mesh: the mesh that the trainer runs on.
       dataset: the data.
       layout: the pipeline schedule, and how every weight is sharded.
@@ -99,7 +99,7 @@ class Trainer:
         workdir: Path | None = None,
         stopwatch: Stopwatch | None = None,
     ):
-        self.config = config = copy.deepcopy(config.validate())  # the caller may change its config later
+        config = copy.deepcopy(config.validate())  # the caller may change its config later
         keep_programs(config.train.compilation_cache)
         processes.check_equal(_facts(config, workdir))
         processes.set_peer_timeout(config.train.peer_timeout_s)
@@ -107,8 +107,10 @@ class Trainer:
         self.throughput = throughput(config, self.mesh.devices.flat[0].device_kind)
         self.stopwatch = stopwatch or Stopwatch()
         self._program = program = Program(config, self.mesh)
+        self.config = config = program.config
         self.dataset = dataset or load_dataset(config, shared=workdir and workdir / TOKENS)
-        processes.check_equal(self.dataset.facts)
+        settled = {"pipeline.layers_per_stage": config.pipeline.layers_per_stage}
+        processes.check_equal(settled | self.dataset.facts)
         self.step = 0
         self.layout = program.layout
         self.decision: Decision | None = None

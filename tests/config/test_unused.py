@@ -16,6 +16,10 @@ MASKS = (
     "masks in pipeline.recompute=gelu,masks changes nothing with model.dropout=0: without dropout there are no masks "
     "to recompute."
 )
+ORDER = (
+    "pipeline.order=strict changes nothing with pipeline.schedule=zb_h1: it splits all backward passes into I and W, "
+    "and each rank then runs one action per tick in the schedule's order."
+)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,8 @@ MASKS = (
         (["pipeline.stash_memory=host", "mesh.pipe=4"], []),
         (["pipeline.stash_memory=host", "mesh.pipe=4", "pipeline.semantics=2bw"], []),
         (["pipeline.stash_memory=host", "mesh.pipe=2", "pipeline.schedule=gpipe"], []),
+        (["pipeline.order=strict"], []),
+        (["pipeline.order=strict", "pipeline.schedule=zb_h1"], [ORDER]),
         (["pipeline.recompute=gelu,masks"], [MASKS]),
         (["pipeline.recompute=gelu,masks", "model.dropout=0.1"], []),
         (["pipeline.recompute=full"], []),
@@ -36,5 +42,5 @@ MASKS = (
 )
 def test_fields_that_change_nothing_are_named(fields: list[str], expected: list[str]) -> None:
     config = override(Config(), "pipeline.num_microbatches=8", *fields).validate()
-    slots = resolve(config).spec.sizes.slots.host_stash
-    assert unused_fields(config, host_stash_slots=slots) == expected
+    spec = resolve(config).spec
+    assert unused_fields(config, host_stash_slots=spec.sizes.slots.host_stash, has_whole=spec.has_whole) == expected

@@ -55,6 +55,35 @@ MUTATIONS = (
             "tests/costs/test_device_memory.py::test_arguments_of_the_step_are_counted_exactly[optimizer on the host]",
         ),
     ),
+    # Layers of stages that the costs decide.
+    Mutation(
+        "slower-cut-kept",
+        "fiddlex/planner/balance.py",
+        old="slowest = min(tried.values())",
+        new="slowest = max(tried.values())",
+        tests=("tests/planner/test_balance.py::test_cuts_of_four_ranks",),
+    ),
+    Mutation(
+        "rows-from-the-host-not-counted",
+        "fiddlex/planner/balance.py",
+        old="max(even) if config.pipeline.streams else config.model.num_layers",
+        new="config.model.num_layers",
+        tests=("tests/planner/test_balance.py::test_weights_that_come_from_the_host_rule_out_larger_stages",),
+    ),
+    Mutation(
+        "cut-by-operations-on-every-device",
+        "fiddlex/train/step/program.py",
+        old="device_kind=mesh.devices.flat[0].device_kind",
+        new='device_kind=""',
+        tests=("tests/train/test_balanced.py::test_costs_are_those_of_the_devices",),
+    ),
+    Mutation(
+        "word-kept-in-the-workdir",
+        "fiddlex/train/loop.py",
+        old="with_settled(given or config, trainer.config)",
+        new="given or config",
+        tests=("tests/train/test_balanced.py::test_a_run_keeps_its_layers_when_the_word_is_typed_again",),
+    ),
     # Memory.
     Mutation(
         "memory-without-gradients",
@@ -101,6 +130,23 @@ MUTATIONS = (
         old="spilled[ticks, senders] + hops[stages]",
         new="spilled[ticks, senders]",
         tests=("tests/simulate/test_lockstep.py::test_times_by_hand",),
+    ),
+    Mutation(
+        "compared-schedules-with-more-chunks-do-more-work",
+        "fiddlex/simulate/comparison.py",
+        old="share = schedule.num_ranks / schedule.num_stages",
+        new="share = 1.0",
+        tests=("tests/simulate/test_comparison.py::test_all_schedules_do_the_same_work",),
+    ),
+    Mutation(
+        "raster-with-stripes",
+        "fiddlex/simulate/density.py",
+        old="reach = min(int(width / column), num_columns - 1)",
+        new="reach = 0",
+        tests=(
+            "tests/simulate/test_density.py::"
+            "test_shares_of_a_pattern_narrower_than_the_time_around_a_column_have_no_stripes",
+        ),
     ),
     Mutation(
         "copies-of-weights-one-after-another",
@@ -280,9 +326,44 @@ MUTATIONS = (
     Mutation(
         "replicas-share-weights-once-too-often",
         "fiddlex/planner/partition.py",
-        old="shared = 2 * (replicas - 1) * weights",
-        new="shared = 2 * replicas * weights",
+        old="shared = 2 * (groups - 1) * weights",
+        new="shared = 2 * groups * weights",
         tests=("tests/planner/test_partition.py::test_pipedreams_partition_is_the_best_of_all",),
+    ),
+    Mutation(
+        "links-between-stages-ignored-as-in-pipedreams-code",
+        "fiddlex/planner/partition.py",
+        old="last = np.maximum(self.stage[cut + 1, cut + 1 :], self.sent[cut])",
+        new="last = self.stage[cut + 1, cut + 1 :]",
+        tests=("tests/planner/test_partition.py::test_the_paper_is_meant_where_the_published_code_departs",),
+    ),
+    Mutation(
+        "microbatches-of-later-stages-not-in-flight",
+        "fiddlex/planner/unequal_stages/decision.py",
+        old="return np.minimum(in_flight.astype(np.int64) * self._replicas, self._most)",
+        new="return np.where(in_flight > 0, self._most, 0)",
+        tests=("tests/planner/test_piper.py::test_the_cap_on_memory_counts_what_is_in_flight",),
+    ),
+    Mutation(
+        "gradients-summed-for-every-microbatch",
+        "fiddlex/planner/unequal_stages/stage_costs.py",
+        old="share = 4 * (replicas - 1) / replicas / self._problem.num_microbatches",
+        new="share = 4 * (replicas - 1) / replicas",
+        tests=("tests/planner/test_piper.py::test_the_sum_of_gradients_is_spread_over_the_microbatches",),
+    ),
+    Mutation(
+        "bound-on-unequal-stages-of-one-tensor-size",
+        "fiddlex/planner/unequal_stages/decision.py",
+        old="work = (self._seconds[each, 0] * self._tensor).min(axis=1)",
+        new="work = (self._seconds[each, 0] * self._tensor).max(axis=1)",
+        tests=("tests/planner/test_piper.py::test_no_pipeline_within_the_memory_is_faster",),
+    ),
+    Mutation(
+        "results-sent-to-the-first-reader-only",
+        "fiddlex/planner/unequal_stages/profile_graph.py",
+        old="last_read = [max((",
+        new="last_read = [min((",
+        tests=("tests/planner/test_profile_graph.py::test_behind_a_cut_goes_all_that_is_read_later",),
     ),
     Mutation(
         "weight-gradients-without-their-products",

@@ -11,9 +11,10 @@ from fiddlex.planner.closed_forms import batch_seconds
 from fiddlex.planner.cost_model import MicrobatchTimes
 from fiddlex.planner.layouts import OBJECTIVES, Layout, Problem
 from fiddlex.planner.search import _Space, score
+from tests.schedules.strategies import IN_A_V
 
 ROUNDING = 1 + 1e-9
-NAMES = ("1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "zb_v")
+NAMES = ("1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "zb_v", "v_half", "v_min")
 PIPELINES = [(name, "sync") for name in NAMES] + [("1f1b", "2bw")]
 
 
@@ -22,7 +23,9 @@ def pipelines(draw):
     """A layout of the space for some number of layers, that number, times of a microbatch, and whether it spills."""
     schedule, semantics = draw(st.sampled_from(PIPELINES))
     pipe = draw(st.integers(1 if (schedule, semantics) in (("1f1b", "sync"), ("breadth_first", "sync")) else 2, 5))
-    chunks = {"interleaved_1f1b": draw(st.integers(2, 3)), "breadth_first": 3, "zb_v": 2}.get(schedule, 1)
+    chunks = {"interleaved_1f1b": draw(st.integers(2, 3)), "breadth_first": 3, **dict.fromkeys(IN_A_V, 2)}.get(
+        schedule, 1
+    )
     m = draw(st.integers(pipe if semantics == "2bw" else 1, 4 * pipe))
     if schedule == "interleaved_1f1b":
         m = -(-m // pipe) * pipe

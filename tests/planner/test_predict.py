@@ -46,11 +46,12 @@ def peak(config):
     return needed_memory(config, GPU).peak
 
 
+@pytest.mark.parametrize("order", ["ahead", "strict"])
 @pytest.mark.parametrize("semantics", ["sync", "2bw"])
-def test_a_table_in_a_file_takes_what_its_generator_does(semantics, tmp_path):
+def test_a_table_in_a_file_takes_what_its_generator_does(semantics, order, tmp_path):
     path = tmp_path / "table.csv"
     path.write_text(to_csv(make_schedule("1f1b", pipe=4, num_microbatches=M)))
-    known, table = make_config(semantics=semantics), make_config(schedule=f"file:{path}", semantics=semantics)
+    known, table = (make_config(schedule=name, semantics=semantics, order=order) for name in ("1f1b", f"file:{path}"))
     if semantics == "sync":
         assert seconds(table) == pytest.approx(seconds(known), rel=1e-12)
         assert peak(table) == peak(known)

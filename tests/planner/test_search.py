@@ -102,7 +102,15 @@ def test_every_layout_is_a_config_that_validates(semantics, num_devices, batch, 
 
 def test_the_whole_space_is_there():
     space = list(layouts(a_problem()))
-    assert {layout.schedule for layout in space} == {"1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v"}
+    assert {layout.schedule for layout in space} == {
+        "1f1b",
+        "interleaved_1f1b",
+        "zb_h1",
+        "zb_h2",
+        "zb_v",
+        "v_half",
+        "v_min",
+    }
     elementwise = {"none", "gelu", "norms", "gelu,norms", "full"}  # the flash kernel recomputes attention by itself
     assert {layout.recompute for layout in space} == elementwise
     without_flash = a_problem(topology=load_topology("v100_16"))

@@ -1,13 +1,15 @@
 """Random legal schedules, and the rules of a legal one written a second time, naively."""
 
 import collections
+import dataclasses
 
 from hypothesis import strategies as st
 
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.schedule import Action, Kind, Schedule
 
-IN_A_V = ("zb_v", "dual_pipe_v")  # schedules with two stages on each rank, which the microbatches pass in a V
+# Schedules with two stages on each rank, which the microbatches pass in a V.
+IN_A_V = ("zb_v", "v_half", "v_min", "dual_pipe_v")
 
 
 def runnable(action, done, num_stages):
@@ -64,7 +66,7 @@ def user_schedules(draw):
         rows[placement[action.stage]].append(action)
         done.add(action)
         waiting.remove(action)
-    return Schedule("user", tuple(map(tuple, rows)), placement)
+    return Schedule("user", tuple(map(tuple, rows)), placement, strict=draw(st.booleans()))
 
 
 @st.composite
@@ -84,4 +86,4 @@ def sizes(draw, name, max_pipe=6, max_microbatches=12):
 def generated_schedules(draw):
     """Any schedule by name, of any small size."""
     name = draw(st.sampled_from(sorted(GENERATORS)))
-    return GENERATORS[name](**draw(sizes(name)))
+    return dataclasses.replace(GENERATORS[name](**draw(sizes(name))), strict=draw(st.booleans()))

@@ -11,7 +11,18 @@ from fiddlex.schedules.schedule import Action, Kind, Schedule
 from fiddlex.schedules.text import to_csv
 from tests.schedules.strategies import IN_A_V, is_legal, sizes
 
-NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "zb_v", "dual_pipe_v")
+NAMES = (
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "breadth_first",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+    "v_half",
+    "v_min",
+    "dual_pipe_v",
+)
 
 
 def test_these_schedules_exist():
@@ -29,7 +40,7 @@ def test_schedules_are_legal_and_have_the_sizes_asked_for(name, data):
     assert schedule.num_chunks == asked["chunks"]
     assert schedule.num_stages == asked["pipe"] * asked["chunks"]
     assert schedule.num_microbatches == asked["num_microbatches"]
-    assert schedule.split_backward == (name.startswith("zb_") or name == "dual_pipe_v")
+    assert schedule.split_backward == (name.startswith("zb_") or name in IN_A_V)
 
 
 def warmups(schedule):
@@ -130,6 +141,9 @@ def test_what_does_not_exist_is_refused_with_rule_and_remedy(name, asked, messag
         ("zbh1", "zb_h1"),
         ("zbv", "zb_v"),
         ("ZBVZeroBubble", "zb_v"),
+        ("V-Half", "v_half"),
+        ("vhalf", "v_half"),
+        ("VMin", "v_min"),
         ("dualpipev", "dual_pipe_v"),
         ("ScheduleDualPipeV", "dual_pipe_v"),
     ],

@@ -115,6 +115,8 @@ def test_stash_of_zero_bubble_schedules_is_that_of_the_papers(pipe):
         assert slots("zb_h1", pipe, m) == (pipe, pipe)
         assert slots("zb_h2", pipe, m) == (2 * pipe - 1, 2 * pipe - 1)
         assert slots("zb_v", pipe, m, chunks=2)[0] == 2 * pipe  # chunks, half a rank each
+        assert slots("v_half", pipe, m, chunks=2)[0] == 2 * ((pipe + 2) // 2) if m > pipe // 2 else m
+        assert slots("v_min", pipe, m, chunks=2)[0] == 2 * min(m, (pipe + 4) // 3)
 
 
 @given(sizes("dual_pipe_v"))

@@ -54,6 +54,18 @@ rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18 
    0 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3  .
    1  .  1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
 """,
+    ("v_half", 3, 2, 4): """\
+rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18  19  20  21  22  23  24  25  26  27  28
+   0 0F0 0F1  .   .   .  5F0 5I0 0F2 5W0 5F1 5I1 5W1 0I0 0F3 0W0 5F2 5I2 5W2 0I1 0W1  .  5F3 5I3 0I2 5W3 0W2  .  0I3 0W3
+   1  .  1F0  .   .  4F0 1F1  .  4I0 4F1 4W0 1F2 1I0 4I1 1W0 4F2 4W1 1F3 1I1 4I2 1W1 4F3 4W2 1I2 4I3 1W2 4W3 1I3 1W3  .
+   2  .   .  2F0 3F0  .   .  2F1 3F1 3I0 2I0 3W0 2F2 2W0 3F2 3I1 2I1 3W1 2F3 2W1 3F3 3I2 2I2 3W2 2W2 3I3 2I3 3W3 2W3  .
+""",
+    ("v_min", 3, 2, 3): """\
+rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18  19  20  21  22  23  24  25  26
+   0 0F0  .   .   .   .  5F0 0F1 5I0 5W0  .   .  5F1 0F2 0I0 5I1 0W0 5W1 5F2  .  0I1 5I2 0W1 5W2  .   .  0I2 0W2
+   1  .  1F0  .   .  4F0  .   .  1F1 4I0 4W0 4F1  .  1I0 1F2 1W0 4I1 4F2 4W1 1I1 1W1  .  4I2 4W2  .  1I2 1W2  .
+   2  .   .  2F0 3F0  .   .   .   .  2F1 3F1 3I0 2I0 3W0 2W0 2F2 3F2 3I1 2I1 3W1 2W1  .   .  3I2 2I2 3W2 2W2  .
+""",
 }
 
 
@@ -114,7 +126,8 @@ def test_csv_has_a_row_for_each_rank():
 
 @given(st.one_of(user_schedules(), generated_schedules()))
 def test_csv_and_back(schedule):
-    assert from_csv(to_csv(schedule), schedule.name) == schedule
+    read = from_csv(to_csv(schedule), schedule.name)
+    assert (read.actions, read.placement) == (schedule.actions, schedule.placement)
 
 
 @given(user_schedules(), st.randoms(use_true_random=False))
@@ -125,7 +138,8 @@ def test_idle_cells_spaces_and_blank_lines_are_ignored(schedule, rng):
         for _ in range(rng.randint(0, 5)):
             cells.insert(rng.randint(0, len(cells)), rng.choice(["", " "]))
         lines += [",".join(cells), *rng.choice([[], [""], ["  "]])]
-    assert from_csv(rng.choice(["\n", "\r\n"]).join(lines), schedule.name) == schedule
+    read = from_csv(rng.choice(["\n", "\r\n"]).join(lines), schedule.name)
+    assert (read.actions, read.placement) == (schedule.actions, schedule.placement)
 
 
 def test_a_table_of_torchs_form_is_the_schedule_by_name():
@@ -167,7 +181,7 @@ def exported(draw):
 def test_a_table_with_communication_and_pairs_is_that_without(example):
     schedule, text, numbers = example
     read = from_csv(text, schedule.name)
-    assert read == schedule
+    assert (read.actions, read.placement) == (schedule.actions, schedule.placement)
     notes = " ".join(read.notes)
     for sort, words in {"sends": "sends", "gathers": "gathers", "sums": "sums of gradients"}.items():
         assert (f"{numbers[sort]} {words}" in notes) == (numbers[sort] > 0)

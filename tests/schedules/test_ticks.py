@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.errors import ScheduleError
-from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.schedule import Action, Kind
 from fiddlex.schedules.text import from_csv, to_text
-from fiddlex.schedules.ticks import forward_schedule, place
+from fiddlex.schedules.ticks import fills_pairs, forward_schedule, moved_ahead, place
 from tests.schedules.strategies import generated_schedules, sizes, user_schedules
 
 SLOT = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 2}
@@ -37,10 +37,10 @@ def test_an_action_runs_after_what_it_needs_and_hops_take_to_the_next_tick(sched
 
 
 @given(ANY_SCHEDULE)
-def test_a_rank_runs_at_most_one_action_in_a_slot_and_in_a_tick_where_all_backwards_are_split(schedule):
-    whole = any(action.kind is Kind.B for row in schedule.actions for action in row)
+def test_a_rank_runs_at_most_one_action_in_a_slot_and_in_a_tick_if_strict_or_all_backwards_are_split(schedule):
+    pairs = fills_pairs(schedule)
     for row in timed_rows(schedule):
-        moments = [moment if whole else moment[0] for _, moment in row]
+        moments = [moment if pairs else moment[0] for _, moment in row]
         assert len(set(moments)) == len(moments)
 
 
@@ -49,7 +49,7 @@ def test_only_forwards_move_ahead_and_only_of_backwards(schedule):
     for row in timed_rows(schedule):
         for position, (action, moment) in enumerate(row):
             for earlier, earlier_moment in row[:position]:
-                if action.kind is Kind.F and earlier.kind is not Kind.F:
+                if action.kind is Kind.F and earlier.kind is not Kind.F and fills_pairs(schedule):
                     continue
                 assert earlier_moment < moment
 
@@ -59,8 +59,36 @@ def test_forwards_that_move_ahead_hold_less_than_twice_the_peak(schedule):
     for row in timed_rows(schedule):
         in_order, in_time = most_held(row), most_held(sorted(row, key=lambda pair: pair[1]))
         assert in_time <= 2 * in_order - 1
-        if not any(action.kind is Kind.B for actions in schedule.actions for action in actions):
+        if not fills_pairs(schedule):
             assert in_time == in_order
+
+
+@given(ANY_SCHEDULE)
+def test_pairs_are_filled_only_with_whole_backwards_and_never_in_a_strict_schedule(schedule):
+    whole = any(action.kind is Kind.B for row in schedule.actions for action in row)
+    assert fills_pairs(schedule) == (whole and not schedule.strict)
+
+
+@given(ANY_SCHEDULE)
+def test_what_moved_ahead_is_what_a_sort_by_time_puts_earlier(schedule):
+    moved = moved_ahead(schedule, place(schedule))
+    for rank, row in enumerate(timed_rows(schedule)):
+        before = {action: {earlier for earlier, _ in row[:position]} for position, (action, _) in enumerate(row)}
+        in_time = [action for action, _ in sorted(row, key=lambda pair: pair[1])]
+        later = {action: set(in_time[position:]) - {action} for position, action in enumerate(in_time)}
+        ahead = tuple(action for action, _ in row if before[action] & later[action])
+        assert (moved[rank].forwards if rank in moved else ()) == ahead
+        if ahead:
+            assert moved[rank].passed in before[ahead[0]] & later[ahead[0]]
+
+
+@pytest.mark.parametrize("pipe", range(1, 7))
+def test_1f1b_in_strict_order_holds_what_the_papers_say_in_two_ticks_for_each_microbatch(pipe):
+    for m in (1, pipe, 3 * pipe):
+        schedule = make_schedule("1f1b", pipe=pipe, num_microbatches=m, order="strict")
+        timed = [[(action, (tick, 0)) for action, (tick, _) in row] for row in timed_rows(schedule)]
+        assert [most_held(row) for row in timed] == [min(pipe - rank, m) for rank in range(pipe)]
+        assert 1 + max(map(max, place(schedule))) == 2 * (m + pipe - 1)
 
 
 def most_held(row):
@@ -77,7 +105,7 @@ def most_held(row):
 @given(ANY_SCHEDULE)
 def test_an_action_waits_for_something(schedule):
     """In the tick before its own, an action lacked what it needs, its turn, its slot, or room for one more forward."""
-    whole = any(action.kind is Kind.B for row in schedule.actions for action in row)
+    pairs = fills_pairs(schedule)
     rows = timed_rows(schedule)
     moments = {action.product: moment for row in rows for action, moment in row}
     for row in rows:
@@ -91,7 +119,7 @@ def test_an_action_waits_for_something(schedule):
                 moment >= before if need.stage == action.stage else moment[0] >= tick - 1 for need, moment in needs
             )
             ahead = [moment for other, moment in row[:position] if other.kind is Kind.F or action.kind is not Kind.F]
-            if not whole:
+            if not pairs:
                 ahead = [(moment[0], slot) for _, moment in row[:position]]
             turn = any(moment >= before for moment in ahead)
             ran = sorted((pair for pair in row if pair[1] < before), key=lambda pair: pair[1])
@@ -134,6 +162,14 @@ def test_zb_h1_and_zb_h2_have_p_minus_1_ticks_above_the_work(pipe):
         assert num_ticks("zb_h1", pipe, m) == 3 * m + pipe - 1
         assert num_ticks("zb_h2", pipe, m) == 3 * m + pipe - 1
         assert num_ticks("zb_v", pipe, m, chunks=2) == 6 * m + pipe - 1
+
+
+@pytest.mark.parametrize("pipe", range(3, 9))
+def test_v_half_and_v_min_take_as_many_ticks_as_units_of_time(pipe):
+    for m in (2, pipe, 5 * pipe):
+        assert num_ticks("v_min", pipe, m, chunks=2) == 6 * m + 4 * pipe - (3 if pipe % 3 == 0 else 5)
+        if m > pipe // 2:
+            assert num_ticks("v_half", pipe, m, chunks=2) == 6 * m + 3 * pipe - 4
 
 
 @pytest.mark.parametrize("pipe", range(1, 9))

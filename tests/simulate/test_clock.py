@@ -91,6 +91,20 @@ def test_zb_v_has_no_bubble_at_unit_costs(pipe):
 
 
 @PIPES
+def test_bubble_and_memory_of_v_half_and_v_min_at_unit_costs(pipe):
+    """About a half and two thirds of the bubble of 1F1B, which is 6(p−1), with a half and a third of its memory."""
+    half, third = (pipe + 2) // 2, (pipe + 4) // 3
+    for m in {half, pipe, 2 * pipe, 128 if pipe in (2, 16) else 33}:
+        timeline = run("v_half", pipe, m, UNIT, chunks=2)
+        assert timeline.bubble == timeline.makespan - 6 * m == (3 * pipe - 4 if pipe > 2 else 3)
+        assert max(timeline.peak_inflight) == half
+    for m in {2, third, pipe, 2 * pipe, 128 if pipe in (2, 16) else 33}:
+        timeline = run("v_min", pipe, m, UNIT, chunks=2)
+        assert timeline.bubble == timeline.makespan - 6 * m == 4 * pipe - (3 if pipe % 3 == 0 else 5)
+        assert max(timeline.peak_inflight) == min(m, third)
+
+
+@PIPES
 @pytest.mark.parametrize("costs", [UNIT, UNEQUAL], ids=["unit", "unequal"])
 def test_bubble_of_zb_v(pipe, costs):
     """(p−1)(2I−2W) from 2p−1 microbatches on, for W ≤ F ≤ I: two stages' I each way, and two W beside each."""
@@ -184,17 +198,24 @@ PEAKS = {
     "zb_h1": (1, lambda r, p, m: min(m, p)),
     "zb_h2": (1, lambda r, p, m: min(m, 2 * p - 1)),
     "zb_v": (2, lambda r, p, m: min(m, p, (m + r + 1) / 2)),
+    "v_half": (2, lambda r, p, m: min(m, (p + 2) // 2, (m + 1 + (r + 1) // 2) / 2)),
     "dual_pipe_v": (2, lambda r, p, m: min(m, p + 0.5, (m + r + 1) / 2)),
 }
 
 
 @pytest.mark.parametrize("name", PEAKS)
-def test_peaks_never_grow_with_microbatches_nor_pass_the_limit(name):
+def test_peaks_never_fall_with_microbatches_nor_pass_the_limit(name):
     chunks, most = PEAKS[name]
     for pipe in range(1, 9):
         for m in range(1, 4 * pipe):
             expected = [most(rank, pipe, m) for rank in range(pipe)]
             assert run(name, pipe, m, UNIT, chunks).peak_inflight == pytest.approx(expected)
+
+
+def test_v_min_holds_a_third_on_the_rank_with_most():
+    for pipe in range(1, 9):
+        for m in range(1, 4 * pipe):
+            assert max(run("v_min", pipe, m, UNIT, 2).peak_inflight) == min(m, (pipe + 4) // 3)
 
 
 def test_times_and_memory_of_a_small_schedule_by_hand():

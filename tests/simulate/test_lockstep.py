@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fiddlex.errors import ScheduleError
-from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.schedule import Kind
 from fiddlex.schedules.text import from_csv
@@ -49,7 +49,17 @@ def test_interleaved_1f1b_has_1_over_v_of_the_bubble(pipe, chunks):
 
 
 @PIPES
-@pytest.mark.parametrize(("name", "chunks"), [("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2)])
+def test_1f1b_in_strict_order_takes_as_much_longer_as_b_is_longer_than_f_in_all_but_one_tick(pipe):
+    for m, backward in ((1, 2.0), (pipe, 2.5), (3 * pipe, 3.0)):
+        schedule = make_schedule("1f1b", pipe=pipe, num_microbatches=m, order="strict")
+        timeline = lockstep(lower(schedule), Costs(1.0, backward - 1.0, 1.0))
+        assert timeline.makespan == pipe + (2 * m + pipe - 2) * backward
+        assert timeline.makespan == (m + pipe - 1) * (1 + backward) + (m - 1) * (backward - 1)
+        assert timeline.peak_inflight == tuple(min(pipe - rank, m) for rank in range(pipe))
+
+
+@PIPES
+@pytest.mark.parametrize(("name", "chunks"), [("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2), ("v_half", 2), ("v_min", 2)])
 def test_with_one_action_a_tick_no_rank_waits_within_a_tick(name, chunks, pipe):
     lowered = lower(GENERATORS[name](pipe=pipe, chunks=chunks, num_microbatches=2 * pipe))
     assert not lowered.scores_between

@@ -31,10 +31,11 @@ class Case:
       mesh: devices along data, pipe and tensor, as in 2x1x4.
       model: gpt; an objective of BERT with where its norms stand, as in mlm,pre; llama, in which two heads of queries
         share one of keys, or llama,tied with one head of keys for all and tied embeddings.
-      schedule: a name, or that of a CSV file in tests/schedules.
+      schedule: a name, or that of a CSV file in tests/schedules; 1f1b,strict has `pipeline.order=strict`.
       v: stages on each rank.
       m: microbatches.
-      layers: of each stage in order, as in 1,2,1; "-" for four layers, spread as evenly as possible.
+      layers: of each stage in order, as in 1,2,1; "-" for four layers, spread as evenly as possible; balanced,6 for six
+        layers in the stages that the planner finds fastest.
       sp, zero1, dropout: the column's name, or "-" for without.
       recompute, semantics: as the config has them.
       optimizer: as the config has it; adamw,offload has its state on the host, and adamw,streams the
@@ -62,7 +63,7 @@ class Case:
 
     @property
     def num_layers(self) -> int:
-        return sum(map(int, self.layers.split(","))) if self.layers != "-" else 4
+        return sum(map(int, self.layers.removeprefix("balanced,").split(","))) if self.layers != "-" else 4
 
     @property
     def num_steps(self) -> int:
@@ -82,10 +83,11 @@ class Case:
         mesh, pipeline, optimizer = config.mesh, config.pipeline, config.optimizer
         mesh.data, mesh.pipe, mesh.tensor = map(int, self.mesh.split("x"))
         mesh.sequence_parallel = self.sp != "-"
-        table = TABLES / f"{self.schedule}.csv"
-        pipeline.schedule = f"file:{table}" if table.exists() else self.schedule
+        schedule, _, order = self.schedule.partition(",")
+        table = TABLES / f"{schedule}.csv"
+        pipeline.schedule, pipeline.order = f"file:{table}" if table.exists() else schedule, order or "auto"
         pipeline.num_chunks, pipeline.num_microbatches = int(self.v), int(self.m)
-        pipeline.layers_per_stage = self.layers.replace("-", "")
+        pipeline.layers_per_stage = "balanced" if self.layers.startswith("balanced") else self.layers.replace("-", "")
         pipeline.recompute, pipeline.semantics, config.train.num_steps = self.recompute, self.semantics, self.num_steps
         if self.prediction != "-":
             pipeline.prediction, order, scale = self.prediction.split(",")
@@ -131,12 +133,41 @@ def _cases(table: str) -> list[Case]:
 # Of the default tier, beside `COVERING`, which predicts the weights of other optimizers.
 MUON = case("2x2x2 gpt 1f1b 1 4 3,1 sp selective muon zero1 - 2bw extrapolate,1,1.4")
 
+# Layers that do not divide by the stages, in cuts that are not the even ones (`test_balanced.py`); the default tier has
+# the first case.
+BALANCED = _cases("""
+mesh  model      schedule         v m layers     sp recompute optimizer zero1 dropout semantics
+1x4x1 gpt        zb_h1            1 8 balanced,6 -  full      adamw     zero1 -       sync
+1x2x1 gpt        zb_v             2 4 balanced,6 -  none      adamw     zero1 dropout 2bw
+""")
+
 # Llama in the default tier: heads of keys split and shared over tensor ranks, by the step with a flush and without one.
 LLAMA = _cases("""
 mesh  model      schedule         v m layers  sp recompute optimizer zero1 dropout semantics
 2x2x2 llama      interleaved_1f1b 2 4 -       -  none      adamw     zero1 -       sync
 1x2x2 llama,tied zb_h1            1 4 3,1     -  selective muon      zero1 dropout 2bw
 2x1x4 llama      1f1b             1 2 -       sp none      lamb      zero1 -       sync
+""")
+
+# Schedules published after the zero-bubble paper, and strict ones; in the default tier, each once.
+PUBLISHED = _cases("""
+mesh  model      schedule    v m layers          sp recompute optimizer zero1 dropout semantics
+1x4x1 gpt        v_half      2 8 2,1,1,1,1,1,1,1 -  none      adamw     -     dropout sync
+2x3x1 llama,tied v_min       2 4 1,1,2,1,1,1     -  selective adamw     zero1 -       sync
+1x4x2 gpt        1f1b,strict 1 8 -               -  none      adamw     zero1 dropout sync
+""")
+
+FURTHER_PUBLISHED = _cases("""
+mesh  model        schedule                v m layers  sp recompute optimizer zero1 dropout semantics
+2x3x1 llama        1f1b,strict             1 4 1,2,1   -  none      adamw     zero1 -       2bw
+1x2x2 mlm,pre      interleaved_1f1b,strict 2 4 -       sp selective sgd       zero1 dropout sync
+1x4x2 gpt          gpipe,strict            1 4 -       -  full      adamw     -     -       stash
+1x3x1 gpt          odd,ahead               2 4 -       -  none      adamw     -     -       sync
+1x2x4 llama        v_half                  2 4 -       -  full      lamb      -     -       sync
+2x2x2 mlm_nsp,post v_min                   2 2 2,1,1,1 sp none      adamw     zero1 dropout sync
+1x2x2 gpt          v_min                   2 4 -       -  none      adamw     -     -       2bw
+2x2x1 gpt          v_half                  2 4 -       -  none      sgd       zero1 dropout stash
+1x1x2 gpt          v_half                  2 1 3,1     -  gelu      adamw     -     -       sync
 """)
 
 FURTHER_LLAMA = _cases("""
@@ -398,7 +429,8 @@ mesh   model                 schedule          v  m  layers   sp  recompute  opt
 1x4x1  gpt                   gpipe             1  2  -        -   none       sgd        zero1  dropout  sync
 """)
 
-# DualPipeV by its name, and as a table with pairs of a forward and a backward and with tokens for communication.
+# DualPipeV by its name, and as a table with pairs of a forward and a backward and with tokens for communication, in
+# both orders of the ticks.
 PAIRED = _cases("""
 mesh  model         schedule         v m layers  sp recompute optimizer zero1 dropout semantics
 1x2x1 gpt           dual_pipe_v      2 2 -       -  selective adamw     -     dropout sync
@@ -412,7 +444,8 @@ mesh  model         schedule         v m layers  sp recompute optimizer zero1 dr
 1x3x1 gpt           dual_pipe_v      2 8 1,1,1,1,1,1 - none   sgd       zero1 dropout sync
 1x2x2 llama,tied    dual_pipe_v      2 4 2,1,1,1 sp gelu,norms muon     zero1 -       2bw
 2x2x1 mlm_nsp,post  dual_pipe_v      2 4 -       -  full      lamb      -     dropout stash
-2x2x2 mlm,pre       overlapped       2 4 -       sp masks     adamw     zero1 dropout 2bw
+2x2x2 mlm,pre       overlapped,ahead 2 4 -       sp masks     adamw     zero1 dropout 2bw
+1x2x2 gpt           dual_pipe_v,strict 2 4 -     -  none      adamw     zero1 dropout 2bw
 """)
 
 _references: dict[Any, dict[str, Any]] = {}

@@ -18,12 +18,14 @@ from fiddlex.train.step import gradients
 from tests.programs import call
 from tests.train import one_layout
 from tests.train.layouts import (
+    BALANCED,
     COVERING,
     FURTHER,
     FURTHER_LLAMA,
     FURTHER_OFFLOADED,
     FURTHER_PAIRED,
     FURTHER_PREDICTED,
+    FURTHER_PUBLISHED,
     FURTHER_RECOMPUTED,
     FURTHER_SPILLED,
     FURTHER_STREAMED,
@@ -32,6 +34,7 @@ from tests.train.layouts import (
     OFFLOADED,
     PAIRED,
     PAIRWISE,
+    PUBLISHED,
     RECOMPUTED,
     SPILLED,
     STREAMED,
@@ -42,7 +45,7 @@ from tests.train.layouts import (
 
 # Those of the full tier alone.
 EVEN_FURTHER = [*PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA, *FURTHER_RECOMPUTED, *FURTHER_OFFLOADED]
-EVEN_FURTHER += [*FURTHER_STREAMED, *FURTHER_PAIRED]
+EVEN_FURTHER += [*FURTHER_STREAMED, *FURTHER_PUBLISHED, *FURTHER_PAIRED, *BALANCED[1:]]
 # Pairs of levels that no case has. Two stages on each of three ranks take six layers, and the cases have four or five;
 # `odd` is a table for three ranks, two chunks and four microbatches, whose four stages have a layer each. Without
 # dropout the choices of an example score nearly alike, and gradients of the last norm's bias cancel but for rounding.
@@ -136,7 +139,10 @@ def check(layout: Case, config: Config) -> None:
         check_layout(layout, config)
 
 
-@pytest.mark.parametrize("layout", grouped([*COVERING, MUON, *LLAMA, *RECOMPUTED, *OFFLOADED, *STREAMED, *PAIRED]))
+DEFAULT = [*COVERING, MUON, *LLAMA, *PUBLISHED, *PAIRED, *BALANCED[:1], *RECOMPUTED, *OFFLOADED, *STREAMED]
+
+
+@pytest.mark.parametrize("layout", grouped(DEFAULT))
 def test_layout_trains_as_the_reference_does(layout: Case, tiny_config: Config) -> None:
     check(layout, tiny_config)
 

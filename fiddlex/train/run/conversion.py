@@ -62,6 +62,7 @@ def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config
         if tokenizer and config.data.tokenizer == own_tokenizer:
             _check_vocabulary(folder, make_tokenizer(str(tokenizer)).vocab_size, config.model.vocab_size)
         program = Program(config, make_mesh(config.mesh))
+        config = program.config
         step = on_devices(np.int32(0), NamedSharding(program.mesh, P()))
         with Checkpoints(made) as checkpoints:
             checkpoints.save(

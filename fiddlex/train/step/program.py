@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from fiddlex.config import Config
 from fiddlex.models.registry import make_model
 from fiddlex.parallel.sharding import on_devices
+from fiddlex.planner.settle import settle
 from fiddlex.train.step.flushed import Flushed
 from fiddlex.train.step.gradients import GradientSource, init_key
 from fiddlex.train.step.muon import deal_over
@@ -44,7 +45,7 @@ class Program:
         (`fiddlex.cluster.mesh.make_topology_mesh`).
 
     Attributes:
-      config: the config.
+      config: the config, settled for the mesh's devices (`fiddlex.planner.settle`).
       mesh: the mesh.
       model: the model.
       layout: the pipeline schedule, and the sharding of the weights.
@@ -60,6 +61,7 @@ class Program:
 
     @jax.enable_x64(False)
     def __init__(self, config: Config, mesh: Mesh):
+        config = settle(config, device_kind=mesh.devices.flat[0].device_kind)
         self.config, self.mesh = config, mesh
         self.model = make_model(config)
         self.layout = make_layout(self.model, config)

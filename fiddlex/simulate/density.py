@@ -1,0 +1,49 @@
+"""What columns of a picture show where time is too long to show each moment: shares of spans, and highest amounts.
+
+Boxes narrower than a dot of the picture would make stripes that are not there (moiré). The share of the time that boxes
+of one colour take around each column changes smoothly instead. Invariant: shares of spans that do not overlap add up to
+at most one in every column.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def shares(starts: Sequence[float], ends: Sequence[float], *, end: float, num_columns: int, width: float) -> np.ndarray:
+    """Returns the share of the time around each column that the spans take, float [column].
+
+    The columns divide the time from 0 to `end` equally. Time further away from a column counts less (a triangle), and
+    time outside of 0 to `end` does not count.
+
+    Args:
+      starts: starts of the spans, in order.
+      ends: ends of the spans; none ends after the next one's start.
+      end: the time at the right edge of the last column.
+      num_columns: number of columns.
+      width: time on each side of a column that counts; less than a column: only the column's own time counts.
+    """
+    times = np.stack([starts, ends], axis=1).ravel()
+    lengths = np.subtract(ends, starts)
+    taken = np.stack([np.cumsum(lengths) - lengths, np.cumsum(lengths)], axis=1).ravel()
+    column = end / num_columns
+    own = np.diff(np.interp(np.linspace(0, end, num_columns + 1), times, taken)) / column
+    reach = min(int(width / column), num_columns - 1)
+    weights = 1 + reach - np.abs(np.arange(-reach, reach + 1))
+    inside = slice(reach, reach + num_columns)
+    total, counted = (np.convolve(row, weights)[inside] for row in (own, np.ones(num_columns)))
+    return np.clip(total / counted, 0, 1)
+
+
+def highest(times: np.ndarray, amounts: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Returns the largest amount in each piece of time, float [piece], where the amount is 0 before the first time.
+
+    Args:
+      times: the times at which the amount changes, in order, none before the first edge or after the last.
+      amounts: the amount from each of these times on.
+      edges: edges of the pieces, in order: one more than there are pieces.
+    """
+    at_edges = np.concatenate([[0.0], amounts])[np.searchsorted(times, edges[:-1], side="right")]
+    pieces = np.searchsorted(edges[1:-1], times, side="right")
+    np.maximum.at(at_edges, pieces, amounts)
+    return at_edges
