@@ -1,9 +1,10 @@
-"""Settles what a config leaves to its costs: `pipeline.layers_per_stage=balanced`.
+"""Settles what a config leaves to its costs: `pipeline.schedule=auto` and `pipeline.layers_per_stage=balanced`.
 
-A settled config has numbers in place of the word, and everything below the planner (`fiddlex.schedules.resolve`,
-training, compilation) takes settled configs only. Whoever knows what a config is for settles it: `fiddlex.train.step.
-program` for devices, `fiddlex.planner.what_if` and `fiddlex compile` for a topology or a profile. Invariant: the same
-config settles to the same numbers on the same kind of devices, in every process of a run.
+A settled config has a table and numbers in place of the words, and everything below the planner takes settled configs
+only: `fiddlex.schedules.resolve`, training, compilation. Whoever knows what a config is for settles it:
+`fiddlex.train.step.program` for devices, `fiddlex.planner.what_if` and `fiddlex compile` for a topology or a profile.
+With both words, the search of a schedule takes even stages, and layers are then balanced for what it found. Invariant:
+the same config settles to the same table and numbers on the same kind of devices, in every process of a run.
 """
 
 import logging
@@ -16,15 +17,18 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.config.sections import COMPUTE_DTYPES
 from fiddlex.config.stages import BALANCED
+from fiddlex.costs.backend import backend_of
 from fiddlex.costs.utilisation import topology_of
 from fiddlex.planner.balance import Balanced, balance
-from fiddlex.planner.cost_model import CostModel
+from fiddlex.planner.cost_model import CostModel, MicrobatchTimes
+from fiddlex.planner.found import AUTO, Memory, Settled, find_schedule
+from fiddlex.planner.layouts import HEADROOM
 from fiddlex.planner.predict import StepModel
 from fiddlex.planner.profile import Profile, ProfiledCostModel
 
 logger = logging.getLogger(__name__)
 
-SETTLED = ("pipeline.layers_per_stage",)  # the fields that `settle` may change
+SETTLED = ("pipeline.schedule", "pipeline.order", "pipeline.layers_per_stage")  # the fields that `settle` may change
 
 # Devices that take a second for each operation and no time for anything else: only the ratio of times counts.
 _COUNTING = Topology(
@@ -41,7 +45,7 @@ _COUNTING = Topology(
 def settle(
     config: Config, topology: Topology | None = None, *, profile: Profile | None = None, device_kind: str = ""
 ) -> Config:
-    """The config with numbers of layers in place of `pipeline.layers_per_stage=balanced`, which the log tells.
+    """The config with what its costs decide in place of `auto` and `balanced`, which the log tells.
 
     The costs are those of the profile, the topology, or the kind of devices, whichever is given; where the catalogue
     does not have that kind, as on CPU devices, they are the numbers of operations.
@@ -56,14 +60,45 @@ def settle(
       ConfigError: when the config has no pipeline, as in `fiddlex.schedules.resolve.resolve`, or `train.topology` does
         not exist.
     """
-    if config.pipeline.layers_per_stage != BALANCED:
-        return config
-    model, source = _costs(config, topology or topology_of(config, device_kind), profile)
     pipeline = config.pipeline
+    if pipeline.schedule != AUTO and pipeline.layers_per_stage != BALANCED:
+        return config
+    topology = topology or topology_of(config, device_kind)
+    model, source = _costs(config, topology, profile)
     times = model.microbatch(config.mesh, num_microbatches=pipeline.num_microbatches, recompute=pipeline.recompute)
+    if pipeline.schedule == AUTO:
+        config = _with_schedule(config, times, topology, source)
+    if pipeline.layers_per_stage != BALANCED:
+        return config
     found = balance(config, times)
     logger.info("pipeline.layers_per_stage=%s: %s.", BALANCED, describe(found, source))
     return replaced(config, {"pipeline.layers_per_stage": _written(found.cut)})
+
+
+def _with_schedule(config: Config, times: MicrobatchTimes, topology: Topology | None, source: str) -> Config:
+    memory = None
+    if topology is not None:
+        limit = int(topology.chip.memory_bytes * (1 - HEADROOM))
+        memory = Memory(limit, backend_of(topology.compiler))
+    words = {"pipeline.layers_per_stage": config.pipeline.layers_per_stage}
+    even = replaced(config, {"pipeline.layers_per_stage": ""}) if BALANCED in words.values() else config
+    settled = find_schedule(even, times, memory)
+    logger.info("pipeline.schedule=%s: %s.", AUTO, describe_schedule(settled, source))
+    return replaced(settled.config, words)
+
+
+def describe_schedule(settled: Settled, source: str) -> str:
+    """Which schedule was found and why, in a line for a log; `source` names the costs."""
+    found = settled.found
+    held, whole = max(found.judged.peaks), settled.cap == math.inf
+    text = (
+        f"a table found among {found.tried:,} schedules, from {found.origin}; by {source} its bubble is "
+        f"{settled.bubble_fraction:.1%} of the work, with at most {held:g} microbatches on a rank"
+        + ("" if whole else f" of {settled.cap:g} allowed")
+    )
+    if settled.fits is False:
+        text += ", which is predicted not to fit the memory of the devices; no schedule needs less"
+    return text
 
 
 def with_settled(config: Config, settled: Config) -> Config:

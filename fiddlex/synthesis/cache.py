@@ -29,7 +29,7 @@ def find_once(problem: Problem, *, effort: int, seed: int, with_bound: bool) -> 
     Raises:
       ScheduleError: as `search.find` does.
     """
-    path = _folder() / f"{_key(problem, effort, seed, with_bound)}.json"
+    path = folder() / f"{_key(problem, effort, seed, with_bound)}.json"
     found = _read(path, problem)
     if found is None:
         found = find(problem, effort=effort, seed=seed, with_bound=with_bound)
@@ -37,7 +37,8 @@ def find_once(problem: Problem, *, effort: int, seed: int, with_bound: bool) -> 
     return found
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """Where answers are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fiddlex" / "schedules"
 
 

@@ -12,6 +12,7 @@ import copy
 import functools
 import json
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from fiddlex.errors import DataError
 from fiddlex.interop.folder import folder_of
 from fiddlex.models.weights import Weights
 from fiddlex.schedules.semantics import AUTO
+from fiddlex.schedules.text import to_csv
 from fiddlex.train.inference.decoding import Decoding, make_decoding
 from fiddlex.train.inference.generation import TextGenerator, generate
 from fiddlex.train.inference.sampling import SamplingConfig
@@ -109,7 +111,8 @@ class Trainer:
         self._program = program = Program(config, self.mesh)
         self.config = config = program.config
         self.dataset = dataset or load_dataset(config, shared=workdir and workdir / TOKENS)
-        settled = {"pipeline.layers_per_stage": config.pipeline.layers_per_stage}
+        checksum = zlib.crc32(to_csv(program.layout.pipeline.lowered.schedule).encode())
+        settled = {"pipeline.layers_per_stage": config.pipeline.layers_per_stage, "schedule's checksum": checksum}
         processes.check_equal(settled | self.dataset.facts)
         self.step = 0
         self.layout = program.layout

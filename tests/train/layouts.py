@@ -157,6 +157,27 @@ mesh  model      schedule    v m layers          sp recompute optimizer zero1 dr
 1x4x2 gpt        1f1b,strict 1 8 -               -  none      adamw     zero1 dropout sync
 """)
 
+# Schedules that a search finds; of stages alike and uneven ones.
+FOUND = _cases("""
+mesh  model      schedule v m layers          sp recompute optimizer zero1 dropout semantics
+1x4x1 gpt        auto     2 8 2,1,1,1,1,1,1,1 -  none      adamw     -     dropout sync
+2x2x2 llama,tied auto     1 4 3,1             -  selective lamb      zero1 -       sync
+""")
+
+FURTHER_FOUND = _cases("""
+mesh  model        schedule v m  layers            sp recompute optimizer zero1 dropout semantics
+1x2x2 gpt          auto     1 4  -                 sp none      adamw     -     -       sync
+1x2x2 gpt          auto     2 4  2,1,1,2           -  full      sgd       -     dropout sync
+1x3x1 llama        auto     2 8  1,1,2,1,1,1       -  none      muon      -     -       sync
+1x3x1 gpt          auto     3 4  1,1,1,1,1,1,1,1,1 -  none      adamw     -     -       sync
+2x2x1 mlm_nsp,post auto     1 2  1,3               -  none      adafactor zero1 dropout sync
+2x4x1 gpt          auto     1 8  1,2,2,1           -  gelu      adamw     zero1 -       sync
+1x4x2 gpt          auto     1 4  balanced,6        -  full      adamw     zero1 -       sync
+1x1x4 gpt          auto     2 4  -                 sp selective adamw     -     dropout sync
+2x2x2 gpt          auto     2 8  balanced,6        -  none      lamb      zero1 -       sync
+1x8x1 gpt          auto     1 16 1,1,2,1,1,1,1,1   -  none      adamw     -     -       sync
+""")
+
 FURTHER_PUBLISHED = _cases("""
 mesh  model        schedule                v m layers  sp recompute optimizer zero1 dropout semantics
 2x3x1 llama        1f1b,strict             1 4 1,2,1   -  none      adamw     zero1 -       2bw

@@ -1,0 +1,165 @@
+"""Finds the schedule of a config with `pipeline.schedule=auto`, for its costs and the memory of its devices.
+
+The search (`fiddlex.synthesis`) takes a cap in microbatches. A device holds as many bytes as the memory model predicts,
+so the cap is lowered until the predicted memory fits. Where the memory of the devices is not known, as on CPU devices,
+the cap is what 1F1B holds in the papers, one microbatch for each rank. The table that was found goes into a file, which
+the settled config names as it would name a table of the user's. Invariant: the same config, costs and limit give the
+same table in every process.
+"""
+
+import hashlib
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
+from fiddlex.config.whole_files import replacing
+from fiddlex.costs.backend import Backend
+from fiddlex.errors import ConfigError, ScheduleError
+from fiddlex.planner.cost_model import MicrobatchTimes
+from fiddlex.planner.predict import needed_memory, pipeline_of
+from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.placement import place_layers
+from fiddlex.schedules.text import to_csv
+from fiddlex.schedules.ticks import fills_pairs
+from fiddlex.simulate.lockstep import lockstep
+from fiddlex.synthesis.anywhere import placements
+from fiddlex.synthesis.cache import find_once, folder
+from fiddlex.synthesis.problem import Problem
+from fiddlex.synthesis.search import NAME, Found
+
+AUTO = NAME  # of `pipeline.schedule`
+EFFORT = 300_000  # of a search (`fiddlex.synthesis.search`): a config may take several
+_MOST_CAPS = 8  # caps that are tried
+
+
+class Memory(NamedTuple):
+    """The memory of a device.
+
+    Attributes:
+      limit: bytes that a program may take.
+      backend: how the compiler stores arrays.
+    """
+
+    limit: int
+    backend: Backend
+
+
+class Settled(NamedTuple):
+    """The result of a search.
+
+    Attributes:
+      config: the config with the table that was found in place of the word.
+      found: what the search found.
+      bubble_fraction: the bubble in lockstep, as a share of the work (`Timeline.bubble_fraction`).
+      cap: the most microbatches of the whole rank that the search allowed.
+      fits: whether the predicted memory fits the devices; None if their memory is not known.
+    """
+
+    config: Config
+    found: Found
+    bubble_fraction: float
+    cap: float
+    fits: bool | None
+
+
+def find_schedule(config: Config, times: MicrobatchTimes, memory: Memory | None) -> Settled:
+    """Finds the schedule of a config that leaves it to its costs.
+
+    Args:
+      config: a valid config with `pipeline.schedule=auto`, and no word in `pipeline.layers_per_stage`.
+      times: the times of a microbatch on the config's mesh.
+      memory: the memory of a device; None: not known.
+
+    Raises:
+      ConfigError: when the config has fields with which no schedule is searched, or fewer layers than stages.
+    """
+    _check(config)
+    chunks, cap = config.pipeline.num_chunks, float(config.mesh.pipe)
+    if memory is None:
+        found = _find(config, times, cap)
+        return Settled(_applied(config, found), found, _bubble(config, times, found), cap, None)
+    cap = math.inf
+    for _ in range(_MOST_CAPS):
+        found = _find(config, times, cap)
+        settled = _applied(config, found)
+        needed = needed_memory(settled, memory.backend)
+        slots = pipeline_of(settled).sizes.slots.stash
+        if needed.peak <= memory.limit or cap == 1:
+            break
+        spare = math.ceil((needed.peak - memory.limit) / (needed.stash / slots))
+        cap = max(min(cap, slots / chunks) - spare / chunks, 1.0)
+    return Settled(settled, found, _bubble(config, times, found), cap, needed.peak <= memory.limit)
+
+
+def _check(config: Config) -> None:
+    """Raises ConfigError when no schedule can be searched for a config."""
+    pipeline, name = config.pipeline, f"pipeline.schedule={AUTO}"
+    if pipeline.semantics != "sync" or pipeline.semantics_schedule:
+        raise ConfigError(
+            f"{name} with pipeline.semantics={pipeline.semantics}, pipeline.semantics_schedule="
+            f"{pipeline.semantics_schedule!r}: schedules are searched for batches that are flushed. Use "
+            "pipeline.semantics=sync, or pipeline.schedule=1f1b, which has no bubble under 2bw from 2(p − 1) "
+            "microbatches on."
+        )
+    fixed = {"order": "auto", "stash_memory": "device", "weights_memory": "device"}
+    for field, value in fixed.items():
+        if getattr(pipeline, field) != value:
+            raise ConfigError(
+                f"{name} with pipeline.{field}={getattr(pipeline, field)}: schedules are searched with everything on "
+                f"the devices, and have an order of their own. Use pipeline.{field}={value}, or name a schedule."
+            )
+
+
+def _find(config: Config, times: MicrobatchTimes, cap: float) -> Found:
+    """The best schedule of all placements under a cap in microbatches of the whole rank, in lockstep."""
+    found: list[Found] = []
+    for ranks in placements(config.mesh.pipe, config.pipeline.num_chunks):
+        placement = place_layers(ranks, config.model.num_layers, config.pipeline.layers_per_stage)
+        costs = times.costs(placement)
+        try:
+            problem = Problem.in_microbatches(ranks, config.pipeline.num_microbatches, costs, cap)
+        except ScheduleError as error:
+            raise ConfigError(f"pipeline.schedule={AUTO}: {error}") from error
+        found.append(find_once(problem, effort=EFFORT, seed=0, with_bound=False))
+    return min(found, key=lambda each: (each.judged.time, each.judged.makespan))
+
+
+def _bubble(config: Config, times: MicrobatchTimes, found: Found) -> float:
+    layers = config.pipeline.layers_per_stage
+    costs = times.costs(place_layers(found.schedule.placement, config.model.num_layers, layers))
+    return lockstep(lower(found.schedule), costs).bubble_fraction
+
+
+def _applied(config: Config, found: Found) -> Config:
+    """The config with the table that was found."""
+    path = _written(to_csv(found.schedule))
+    order = "ahead" if fills_pairs(found.schedule) else "auto"  # of a file, which is strict
+    return replaced(config, {"pipeline.schedule": f"file:{path}", "pipeline.order": order})
+
+
+def _written(table: str) -> Path:
+    """The file of a table, named by a checksum of it."""
+    name = f"{AUTO}-{hashlib.sha256(table.encode()).hexdigest()[:16]}.csv"
+    return _first_writable([folder(), Path(tempfile.gettempdir()) / f"fiddlex-{os.getuid()}"], name, table)
+
+
+def _first_writable(folders: Sequence[Path], name: str, table: str) -> Path:
+    errors = []
+    for each in folders:
+        try:
+            each.mkdir(parents=True, exist_ok=True)
+            with replacing(each / name, shared=True) as file:
+                file.write(table.encode())
+        except OSError as error:
+            errors.append(str(error))
+            continue
+        return each / name
+    raise ConfigError(
+        f"pipeline.schedule={AUTO}: the table that was found can be kept in no folder ({'; '.join(errors)}). Set "
+        "XDG_CACHE_HOME to a folder that you may write."
+    )
