@@ -340,6 +340,24 @@ def test_help_has_the_flags_and_no_config():
         ),
         (["--compare=1f1b,1f1b"], "--compare=1f1b,1f1b must name each schedule once"),
         (["--compare="], "--compare= must name each schedule once"),
+        (["--compare=1f1b,zb_v", "--pipe=2", "--microbatches=2", "--costs=forward=nan"], "costs: forward=nan must be"),
+        *(
+            (
+                [*sizes("1f1b", 2, 1, 2), "--format=csv", flag],
+                f"csv is the table of the actions of one batch, which {flag}",
+            )
+            for flag in (
+                "--semantics=2bw",
+                "--costs=hop=1",
+                "--clock=lockstep",
+                "--order=strict",
+                "--stash_memory=host",
+            )
+        ),
+        (
+            [*sizes("1f1b", 2, 1, 2), "--semantics=2bw", "--clock=free_running", "--output=a.svg"],
+            "--clock=free_running with --semantics=2bw: pictures of one batch after another are in lockstep.",
+        ),
         (["--pipe=four"], "four"),
     ],
 )
@@ -374,6 +392,24 @@ def test_the_format_follows_from_the_flag_or_from_the_ending_of_the_file(format,
         done = call(*sizes("1f1b", 2, 1, 2), *flags, f"--output={tmp_path / file}")
         assert done.stdout == ""
         assert (tmp_path / file).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("order", ["strict", "ahead"])
+def test_an_order_that_changes_nothing_is_told(order):
+    flags = *sizes("zb_h1", 2, 1, 2), "--format=json"
+    done = call(*flags, f"--order={order}")
+    assert done.stderr.startswith(f"--order={order} changes nothing: schedule zb_h1 splits all backward passes into I")
+    assert done.stdout == call(*flags).stdout
+    assert call(*sizes("1f1b", 2, 1, 2), f"--order={order}").stderr == ""
+
+
+def test_json_has_the_clocks_that_are_asked_for():
+    for flags in (sizes("1f1b", 2, 1, 2), ["--compare=1f1b", "--pipe=2", "--microbatches=2"]):
+        for clock, names in (("both", ["free_running", "lockstep"]), ("lockstep", ["lockstep"])):
+            facts = json.loads(call(*flags, "--format=json", f"--clock={clock}").stdout)
+            assert [
+                name for name in facts.get("schedules", [facts])[0] if name in ("free_running", "lockstep")
+            ] == names
 
 
 def test_a_picture_that_cannot_be_written(tmp_path):

@@ -6,6 +6,7 @@ The module needs matplotlib (the extra `plot`). `fiddlex.simulate.panels` draws 
 whole timelines share one time scale, so that readers can compare lengths, and numbers in boxes have one size.
 """
 
+import io
 import pathlib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fiddlex.config.readable import counted
+from fiddlex.config.whole_files import write_output
 from fiddlex.errors import FiddlexError
 from fiddlex.schedules.schedule import Kind
 from fiddlex.schedules.semantics import Semantics
@@ -104,16 +106,15 @@ def draw(
 def save(figure: Figure, path: pathlib.Path, *, format: str) -> None:
     """Writes a figure as `svg`, `pdf` or `png`, with the same bytes every time.
 
-    Text stays text in svg and pdf. Raises OSError when the file cannot be written.
+    Text stays text in svg and pdf. Raises OSError when the file cannot be written; what was there then stays.
     """
-    fonts: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "fiddlex",
-        "pdf.fonttype": 42,
-    }  # 42: TrueType, as publishers ask
+    # Fonts of type 42 are TrueType, as publishers ask.
+    fonts: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "fiddlex", "pdf.fonttype": 42}
+    content = io.BytesIO()
     with matplotlib.rc_context(fonts), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the font lacks a letter of a file's name
-        figure.savefig(path, format=format, dpi=200, metadata=_METADATA.get(format))
+        figure.savefig(content, format=format, dpi=200, metadata=_METADATA.get(format))
+    write_output(path, content.getvalue())
 
 
 def _draw_ends(
