@@ -53,6 +53,10 @@ def test_traits_are_those_of_the_lowering(shape):
     assert sizes(shape) == make_spec(lowered(shape), shape.num_microbatches, stream=stream).sizes
     assert stage_ranks(shape) == lowered(shape).schedule.placement
     assert shape.traits.splits_backward == lowered(shape).schedule.split_backward
+    if shape.traits.splits_backward:
+        actions = 3 * shape.chunks * shape.num_microbatches
+        idle = shape.traits.idle_ticks(shape.pipe, shape.chunks, shape.num_microbatches)
+        assert idle <= lowered(shape).num_ticks - actions
 
 
 @settings(max_examples=200)
