@@ -5,7 +5,9 @@ import matplotlib.colors
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
+from fiddlex.errors import ConfigError
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.semantics import make_semantics
@@ -293,6 +295,12 @@ def test_versions_of_the_weights_are_shades():
         colours.setdefault((action.kind, version % 3), set()).add(colour)
     assert all(len(same) == 1 for same in colours.values())
     assert len(set.union(*colours.values())) == len(colours) == 6
+
+
+def test_a_png_that_would_be_too_high_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"The picture would be 328 inches high, and a png can be 327. Draw fewer"):
+        save(Figure(figsize=(7, 328)), tmp_path / "a", format="png")
+    save(Figure(figsize=(7, 328)), tmp_path / "a", format="svg")
 
 
 @pytest.mark.parametrize("format", ["svg", "pdf", "png"])
