@@ -20,6 +20,7 @@ LAYOUTS = {
     "zb_v": ((1, 4), PipelineConfig(schedule="zb_v", num_chunks=2, num_microbatches=8), 8),
     "v_half": ((1, 4), PipelineConfig(schedule="v_half", num_chunks=2, num_microbatches=8), 8),
     "v_min": ((1, 4), PipelineConfig(schedule="v_min", num_chunks=2, num_microbatches=8), 8),
+    "dual_pipe_v": ((1, 4), PipelineConfig(schedule="dual_pipe_v", num_chunks=2, num_microbatches=8), 8),
     "uneven": ((2, 4), PipelineConfig(schedule="1f1b", num_microbatches=8, layers_per_stage="2,3,3,2"), 10),
     "2bw": ((1, 4), PipelineConfig(num_microbatches=8, semantics="2bw"), 8),
     "recompute": ((1, 4), PipelineConfig(schedule="1f1b", num_microbatches=8, recompute="full"), 8),

@@ -36,6 +36,7 @@ SCHEDULES = (
     "zb_v",
     "v_half",
     "v_min",
+    "dual_pipe_v",
     "uneven",
     "recompute",
     "2bw",

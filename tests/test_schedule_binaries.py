@@ -285,6 +285,23 @@ def test_a_table_travels(tmp_path):
     assert by_file == by_name | {"name": "file:mine.csv"}
 
 
+def test_what_was_skipped_in_a_table_is_told_in_the_text_alone(tmp_path):
+    table = ROOT / "tests" / "schedules" / "overlapped.csv"
+    header, skipped, pairs, empty = call(f"--name=file:{table}").stdout.splitlines()[:4]
+    assert header.endswith("overlapped.csv: pipe=2, chunks=2, microbatches=4")
+    assert skipped.startswith("  skipped, since they follow from the order: 32 sends and receives, ")
+    assert pairs == "  overlapped pairs read as a forward and then a backward: 6"
+    assert empty == ""
+    for by_name, by_file in (
+        (["--format=json", "--order=strict"], ["--format=json"]),
+        (["--format=json"], ["--format=json", "--order=ahead"]),
+        (["--format=csv"], ["--format=csv"]),
+    ):
+        by_name = call("--name=dual_pipe_v", "--pipe=2", "--microbatches=4", *by_name).stdout
+        by_file = call(f"--name=file:{table}", *by_file).stdout
+        assert by_file.replace(f"file:{table}", "dual_pipe_v") == by_name
+
+
 def test_zb_v_has_two_chunks_unasked():
     facts = json.loads(call("--name=zb_v", "--pipe=2", "--microbatches=3", "--format=json").stdout)
     assert facts["chunks"] == 2
@@ -448,7 +465,7 @@ def test_bubbles_of_the_free_running_clock_are_the_formulas():
     assert all(row[4] == row[5] for row in rows)
     assert {tuple(row[:4]) for row in rows if row[1] == "3"} == {
         *((name, "3", "1", m) for name in ("gpipe", "1f1b", "zb_h1", "zb_h2") for m in ("48", "128")),
-        *((name, "3", "2", m) for name in ("zb_v", "v_half", "v_min") for m in ("48", "128")),
+        *((name, "3", "2", m) for name in ("zb_v", "v_half", "v_min", "dual_pipe_v") for m in ("48", "128")),
         *(("interleaved_1f1b", "3", str(v), "48") for v in range(1, 5)),  # 128 is no multiple of 3
         *(("breadth_first", "3", str(v), m) for v in range(1, 5) for m in ("48", "128")),
     }

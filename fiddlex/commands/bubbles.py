@@ -31,7 +31,8 @@ _MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [8, 32, 128], "microb
 
 # The bubble over the work, and the sizes at which that formula holds, as functions of p, v and m. GPipe: Huang et al.,
 # NeurIPS 2019; 1F1B, interleaved: Narayanan et al., SC 2021, section 2.2; breadth-first: Lamy-Poirier, MLSys 2023,
-# section 4; zero-bubble: Qi et al., ICLR 2024, sections 2 and 6; V-Half, V-Min: `fiddlex.schedules.v_shape`.
+# section 4; zero-bubble: Qi et al., ICLR 2024, sections 2 and 6; V-Half, V-Min: `fiddlex.schedules.v_shape`;
+# DualPipeV: `fiddlex.schedules.dual_pipe_v`.
 FORMULAS: dict[str, tuple[Callable[[int, int, int], float], Callable[[int, int, int], bool]]] = {
     "gpipe": (lambda p, v, m: (p - 1) / m, lambda p, v, m: v == 1),
     "1f1b": (lambda p, v, m: (p - 1) / m, lambda p, v, m: v == 1),
@@ -42,6 +43,7 @@ FORMULAS: dict[str, tuple[Callable[[int, int, int], float], Callable[[int, int, 
     "zb_v": (lambda p, v, m: 0.0, lambda p, v, m: v == 2 and m >= 2 * p - 1),
     "v_half": (lambda p, v, m: (3 * p - 4) / (6 * m), lambda p, v, m: v == 2 and p > 2 and m > p // 2),
     "v_min": (lambda p, v, m: (4 * p - 5 + 2 * (p % 3 == 0)) / (6 * m), lambda p, v, m: v == 2 and p > 1 and m > 1),
+    "dual_pipe_v": (lambda p, v, m: (p - 1) / (6 * m), lambda p, v, m: v == 2 and m >= 2 * p - 1),
 }
 _HEADER = ("schedule", "p", "v", "m", "formula", "free-running", "lockstep", "ticks", "held, free", "held, lockstep")
 

@@ -372,6 +372,7 @@ def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Ti
     """The grids and a summary, for people."""
     schedule, facts = lowered.schedule, _facts(lowered)
     parts = ["{name}: pipe={pipe}, chunks={chunks}, microbatches={microbatches}\n".format(**facts)]
+    parts += [f"  {note}\n" for note in schedule.notes]
     if "free_running" in timelines:
         parts.append(f"\nfree-running, each action in one slot:\n{to_text(schedule)}")
     if "lockstep" in timelines:

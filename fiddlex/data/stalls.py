@@ -36,6 +36,7 @@ FETCH, PREPARE, DEVICES = "fetch", "prepare", "devices"
 _LEAST_GROUPS = 3  # of as many batches as there are threads
 _COUNTED_STEPS = 4  # whose fetches are counted; some examples take more than one
 _ROOM = 1.25  # a mend makes the loader that much faster than the devices, since batches do not come evenly
+_ROOM_BESIDE_MISSES = 2.0  # the same where a cache has some samples and not others: a miss takes a whole request
 _CACHE = "data.sample_cache_gib"
 _GIB = 2**30
 
@@ -176,7 +177,8 @@ class Analysis:
         return next(itertools.chain(enough, equal))
 
     def _keeps_up(self, num_threads: int, cached: float) -> bool:
-        return self.times.predicted_s(num_threads=num_threads, cached=cached) * _ROOM <= self.devices_s
+        room = _ROOM_BESIDE_MISSES if 0 < cached < 1 else _ROOM
+        return self.times.predicted_s(num_threads=num_threads, cached=cached) * room <= self.devices_s
 
     def describe(self) -> str:
         """The analysis as text for people."""

@@ -126,8 +126,8 @@ def _sizes(shape: Shape) -> Sizes:
         period = traits.period(p)
         short = traits.onset(p) + period + m % period
         return make_spec(lower(_schedule(shape, min(m, short)), spills=True), m).sizes
-    if p == 1 and not traits.chunk_major:  # each microbatch ends before the next begins
-        return make_spec(lower(_schedule(shape, 1)), 1).sizes
+    if p == 1 and not traits.chunk_major:  # a microbatch ends before the next but one begins
+        return make_spec(lower(_schedule(shape, min(m, 2))), m).sizes
     return Sizes(traits.slots(p, v, m))
 
 

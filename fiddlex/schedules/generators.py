@@ -3,7 +3,9 @@
 Orders and placements follow the papers: GPipe (Huang et al., NeurIPS 2019, section 2.2), 1F1B with flush and
 interleaved 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, sections
 2.2.1 and 2.2.2), breadth-first (Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023, section 4). The
-zero-bubble schedules are in `zero_bubble`, those with less memory than 1F1B in `v_shape`.
+zero-bubble schedules are in `zero_bubble`, those with less memory than 1F1B in `v_shape`, and DualPipeV is in
+`dual_pipe_v`. A schedule has one name here; `other_names` has those of papers and other systems, such as depth-first
+for interleaved 1F1B.
 
 To try a schedule of your own, write one function and put it in the table:
 
@@ -32,6 +34,8 @@ from fiddlex.config.rules import nearest
 from fiddlex.config.small_files import read_small
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.buffers import Sizes, Slots
+from fiddlex.schedules.dual_pipe_v import dual_pipe_v
+from fiddlex.schedules.other_names import told_name
 from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
 from fiddlex.schedules.text import from_csv
 from fiddlex.schedules.traits import Generator, Traits, with_traits
@@ -143,6 +147,7 @@ GENERATORS: dict[str, Generator] = {
     "zb_v": zb_v,
     "v_half": v_half,
     "v_min": v_min,
+    "dual_pipe_v": dual_pipe_v,
 }
 
 
@@ -168,9 +173,9 @@ def make_schedule(
       words: the names of these three sizes in error messages: config fields, or flags.
 
     Raises:
-      ScheduleError: when no schedule has this name (the error gives the nearest name), a size is missing, the schedule
-        does not exist for these sizes (the error lists all that differ), a file cannot be read, or the actions break a
-        rule (the error shows the grid).
+      ScheduleError: when no schedule has this name (the error gives its name here, or the nearest name), a size is
+        missing, the schedule does not exist for these sizes (the error lists all that differ), a file cannot be read,
+        or the actions break a rule (the error shows the grid).
     """
     asked = (pipe, chunks, num_microbatches)
     for word, value in zip(words, asked, strict=True):
@@ -190,6 +195,8 @@ def make_schedule(
             )
         schedule = GENERATORS[name](pipe=pipe, num_microbatches=num_microbatches, **stages)
     else:
+        if told := told_name(name, GENERATORS):
+            raise ScheduleError(f"there is no schedule {name!r}: {told}")
         raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), [*GENERATORS, 'file:PATH.csv'])}")
     strict = order == "strict" or (order == "auto" and kind == "file")
     schedule = validate(dataclasses.replace(schedule, strict=strict))

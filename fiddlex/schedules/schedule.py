@@ -58,8 +58,7 @@ class Action(NamedTuple):
         if match is None:
             raise ScheduleError(
                 f"{token!r} is not an action: write stage, kind and microbatch as in 2F0, where the kind is "
-                "F (forward), B (backward), I (input gradient) or W (weight gradient). "
-                "A schedule has no sends and receives; they follow from it."
+                "F (forward), B (backward), I (input gradient) or W (weight gradient)."
             )
         return cls(int(match[1]), Kind(match[2]), int(match[3]))
 
@@ -100,12 +99,14 @@ class Schedule:
       placement: the rank of each stage, [stage].
       strict: whether each rank runs one action per tick, in its order; otherwise a forward and a whole backward (B)
         share a tick, and forwards run ahead of backwards (`fiddlex.schedules.ticks`).
+      notes: how a table was read, for people. Schedules that differ only in their notes are equal.
     """
 
     name: str
     actions: tuple[tuple[Action, ...], ...]
     placement: tuple[int, ...]
     strict: bool = False
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def num_ranks(self) -> int:

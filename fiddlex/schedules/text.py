@@ -1,12 +1,14 @@
 """Schedules as text: CSV to exchange with other systems, and a grid of time slots for a terminal.
 
 The CSV is the published form: a row for each rank, with the rank's actions in order as `2F0` tokens. A stage belongs to
-the rank whose row has its actions. Invariant: `from_csv(to_csv(schedule), name)` has the actions and the placement of
-`schedule`.
+the rank whose row has its actions. The tables that torch.distributed.pipelining exports (`_dump_csv` of PyTorch 2.13)
+may also have pairs of actions that torch overlaps, and tokens for communication, which here follows from the order of
+the actions. Invariant: `from_csv(to_csv(schedule), name)` has the actions and the placement of `schedule`.
 """
 
 import collections
 import itertools
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,23 @@ if TYPE_CHECKING:
     from fiddlex.schedules.lowering import Lowered
     from fiddlex.schedules.weight_stream import WeightStream
 
+_FOLLOWS = {  # what a token of torch stands for that follows from the order of the actions
+    "SEND_F": "sends and receives",
+    "RECV_F": "sends and receives",
+    "SEND_B": "sends and receives",
+    "RECV_B": "sends and receives",
+    "UNSHARD": "gathers and releases of weights",
+    "RESHARD": "gathers and releases of weights",
+    "REDUCE_GRAD": "sums of gradients over replicas",
+}
+_COMMUNICATION = re.compile(r"\d{1,9}(?:((?:SEND|RECV)_[FB])\d{1,9}|(UNSHARD|RESHARD|REDUCE_GRAD))", re.ASCII)
+_PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+_PAIRS = "overlapped pairs"
+_ALLOWED = (
+    "A table may also have (0F7;3B1)OVERLAP_F_B, read as a forward and then a backward, and SEND_F, RECV_F, SEND_B, "
+    "RECV_B, UNSHARD, RESHARD and REDUCE_GRAD as torch writes them, which are skipped."
+)
+
 
 def to_csv(schedule: Schedule) -> str:
     """Writes one line for each rank: the rank's actions in order, separated by commas."""
@@ -29,27 +48,56 @@ def from_csv(text: str, name: str) -> Schedule:
     """Reads a table of actions into a schedule, without validating the schedule.
 
     Args:
-      text: a row for each rank; cells hold `2F0` tokens or, for idle slots, nothing. Blank lines are skipped.
+      text: a row for each rank; cells hold `2F0` tokens or, for idle slots, nothing. A cell `(0F7;3B1)OVERLAP_F_B` is
+        read as its forward and then its backward. Tokens for communication, as torch writes them, are skipped. Blank
+        lines are skipped.
       name: name of the schedule; error messages use it for the table too.
 
     Returns:
-      The schedule. It places a stage on the rank with most of the stage's actions; `validate` reports the others.
+      The schedule; its `notes` tell what was skipped and which pairs were read as two actions. It places a stage on the
+      rank with most of the stage's actions; `validate` reports the others.
 
     Raises:
-      ScheduleError: when a cell is not an action (the error gives row and column, from 1), or a stage is in no row.
+      ScheduleError: when a cell is none of these (the error gives row and column, from 1), or a stage is in no row.
     """
     rows = []
+    numbers: collections.Counter[str] = collections.Counter()
     for number, line in enumerate(text.splitlines(), start=1):
-        row = []
+        row: list[Action] = []
         for column, cell in enumerate(line.split(","), start=1):
             try:
-                if cell.strip():
-                    row.append(Action.parse(cell.strip()))
+                row += _actions(cell.strip(), numbers)
             except ScheduleError as error:
-                raise ScheduleError(f"{name}, row {number}, column {column}: {error}") from error
+                raise ScheduleError(f"{name}, row {number}, column {column}: {error} {_ALLOWED}") from error
         if line.strip():
             rows.append(tuple(row))
-    return Schedule(name, tuple(rows), _placement(rows, name))
+    return Schedule(name, tuple(rows), _placement(rows, name), notes=_notes(numbers))
+
+
+def _actions(cell: str, numbers: collections.Counter[str]) -> list[Action]:
+    """The actions of a cell; `numbers` counts overlapped pairs and what is skipped, by the words of the notes."""
+    if not cell:
+        return []
+    if match := _COMMUNICATION.fullmatch(cell):
+        numbers[_FOLLOWS[match[1] or match[2]]] += 1
+        return []
+    if match := _PAIR.fullmatch(cell):
+        forward, backward = (Action.parse(token.strip()) for token in match.groups())
+        if forward.kind is not Kind.F or backward.kind not in (Kind.B, Kind.I):
+            raise ScheduleError(f"{cell!r} must pair a forward and a backward, in this order.")
+        numbers[_PAIRS] += 1
+        return [forward, backward]
+    return [Action.parse(cell)]
+
+
+def _notes(numbers: collections.Counter[str]) -> tuple[str, ...]:
+    skipped = [f"{numbers[what]} {what}" for what in dict.fromkeys(_FOLLOWS.values()) if numbers[what]]
+    notes = []
+    if skipped:
+        notes.append(f"skipped, since they follow from the order: {', '.join(skipped)}")
+    if numbers[_PAIRS]:
+        notes.append(f"{_PAIRS} read as a forward and then a backward: {numbers[_PAIRS]}")
+    return tuple(notes)
 
 
 def _placement(rows: Sequence[Sequence[Action]], name: str) -> tuple[int, ...]:

@@ -22,13 +22,13 @@ class Traits:
     """Facts about all schedules of a generator, with p ranks, v chunks and m microbatches.
 
     Attributes:
-      slots: (p, v, m) → the slots that a flushed batch needs for p > 1; with one rank it needs the slots of a single
-        microbatch unless the schedule is chunk-major. None: the planner lowers the batch to count them.
+      slots: (p, v, m) → the slots that a flushed batch needs for p > 1; with one rank it needs the slots of its first
+        two microbatches unless the schedule is chunk-major. None: the planner lowers the batch to count them.
       spilled_slots: the same where what forwards save may wait on the host. None: the planner lowers a batch that is
         just long enough to repeat.
       onset: p → number of microbatches from which each further period adds the same ticks.
       period: p → number of microbatches in a period; schedules exist only for whole periods.
-      splits_backward: whether backward passes run as I and W.
+      splits_backward: whether some or all backward passes run as I and W.
       idle_ticks: (p, v, m) → the least number of a flushed batch's ticks in which a rank runs nothing, where ranks run
         one action per tick.
       chunks: numbers of stages per rank that the planner's search tries.

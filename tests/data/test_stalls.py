@@ -92,9 +92,9 @@ def test_mends_are_the_least_that_keep_up():
 
     assert fields(0.005)[0] == {"data.num_threads": 5}  # a quarter more than it takes
     assert fields(0.02) == []
-    # The channel alone bounds: a cache of half of 1 GiB, which no number of threads replaces.
+    # The channel alone bounds: a cache of so much of 1 GiB that a batch takes half a step, which no threads replace.
     (cache,) = fields(0.01, **CHANNEL)
-    assert cache == {"data.sample_cache_gib": pytest.approx(0.5)}
+    assert cache == {"data.sample_cache_gib": pytest.approx(0.71)}
     analysis = Analysis(0.002, times(prepare_limit_s=0.01), EPOCHS)
     assert analysis.mends == []
     assert "neither a cache nor 8 threads; runs with the same batches can share" in analysis.describe()
@@ -103,7 +103,7 @@ def test_mends_are_the_least_that_keep_up():
 def test_a_cache_is_advised_to_runs_of_more_than_an_epoch():
     longer = Analysis(0.01, times(**CHANNEL), EPOCHS)
     assert longer.describe().splitlines()[-1] == (
-        "mend     data.sample_cache_gib=0.5: 10 ms a step, 1.6 times as fast, "
+        "mend     data.sample_cache_gib=0.71: 10 ms a step, 1.6 times as fast, "
         "from the second of the run's 3.5 epochs on"
     )
     shorter = Analysis(0.01, times(**CHANNEL), 1.0)

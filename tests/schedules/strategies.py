@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.schedule import Action, Kind, Schedule
 
-IN_A_V = ("zb_v", "v_half", "v_min")  # two stages on each rank
+# Schedules with two stages on each rank, which the microbatches pass in a V.
+IN_A_V = ("zb_v", "v_half", "v_min", "dual_pipe_v")
 
 
 def runnable(action, done, num_stages):

@@ -11,7 +11,18 @@ from fiddlex.schedules.schedule import Action, Kind, Schedule
 from fiddlex.schedules.text import to_csv
 from tests.schedules.strategies import IN_A_V, is_legal, sizes
 
-NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "zb_v", "v_half", "v_min")
+NAMES = (
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "breadth_first",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+    "v_half",
+    "v_min",
+    "dual_pipe_v",
+)
 
 
 def test_these_schedules_exist():
@@ -29,7 +40,7 @@ def test_schedules_are_legal_and_have_the_sizes_asked_for(name, data):
     assert schedule.num_chunks == asked["chunks"]
     assert schedule.num_stages == asked["pipe"] * asked["chunks"]
     assert schedule.num_microbatches == asked["num_microbatches"]
-    assert schedule.split_backward == name.startswith(("zb_", "v_"))
+    assert schedule.split_backward == (name.startswith("zb_") or name in IN_A_V)
 
 
 def warmups(schedule):
@@ -59,8 +70,20 @@ def test_order_of_breadth_first():
 
 
 @pytest.mark.parametrize("name", IN_A_V)
-def test_these_are_placed_in_a_v(name):
+def test_stages_are_placed_in_a_v(name):
     assert make_schedule(name, pipe=3, chunks=2, num_microbatches=4).placement == (0, 1, 2, 2, 1, 0)
+
+
+def test_order_of_dual_pipe_v():
+    """Derived by hand from the phases that torch's source tells, for p = 3 and m = 6."""
+    schedule = make_schedule("dual_pipe_v", pipe=3, num_microbatches=6)
+    assert [" ".join(map(str, row)) for row in schedule.actions] == [
+        "0F0 0F1 0F2 0F3 0F4 5F0 5I0 5W0 5F1 5I1 5W1 5F2 0F5 5B2 5F3 0B0 5B3 5F4 0B1 5B4 5F5 0B2 5B5 "
+        "0I3 0W3 0I4 0W4 0I5 0W5",
+        "1F0 1F1 1F2 4F0 1F3 4F1 4I0 4W0 4F2 1F4 4B1 4F3 1B0 1F5 4B2 4F4 1B1 4B3 4F5 1B2 4B4 1B3 "
+        "4I5 1I4 4W5 1I5 1W4 1W5",
+        "2F0 3F0 2F1 3F1 2F2 3F2 2F3 3B0 3F3 2B0 2F4 3B1 3F4 2B1 2F5 3B2 3F5 2B2 3B3 2B3 3B4 2I4 3I5 2I5 2W4 3W5 2W5",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +95,8 @@ def test_these_are_placed_in_a_v(name):
         ("gpipe", (2, 2, 4), "schedule gpipe has other sizes: set chunks=1 (not 2)."),
         ("zb_h1", (2, 2, 4), "schedule zb_h1 has other sizes: set chunks=1 (not 2)."),
         ("zb_v", (2, 1, 4), "schedule zb_v has other sizes: set chunks=2 (not 1)."),
-        ("zbh1", (2, 1, 4), "there is no schedule 'zbh1'. Did you mean 'zb_h1'?"),
-        ("1F1B", (2, 1, 4), "there is no schedule '1F1B'. Did you mean '1f1b'?"),
+        ("zb_h3", (2, 1, 4), "there is no schedule 'zb_h3'. Did you mean 'zb_h2'?"),
+        ("1F1B", (2, 1, 4), "there is no schedule '1F1B': it is called 1f1b here."),
         (
             "file",
             (2, 1, 4),
@@ -92,6 +115,52 @@ def test_what_does_not_exist_is_refused_with_rule_and_remedy(name, asked, messag
     with pytest.raises(ScheduleError) as error:
         make_schedule(name, **dict(zip(("pipe", "chunks", "num_microbatches"), asked, strict=True)))
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("asked", "here"),
+    [
+        ("GPipe", "gpipe"),
+        ("FThenB", "gpipe"),
+        ("Schedule1F1B", "1f1b"),
+        ("PipeDream-Flush", "1f1b"),
+        ("DAPPLE", "1f1b"),
+        ("depth_first", "interleaved_1f1b"),
+        ("looped_dfs", "interleaved_1f1b"),
+        ("Interleaved1F1B", "interleaved_1f1b"),
+        ("ScheduleInterleaved1F1B", "interleaved_1f1b"),
+        ("interleaved", "interleaved_1f1b"),
+        ("vpp", "interleaved_1f1b"),
+        ("virtual pipeline", "interleaved_1f1b"),
+        ("breadth-first", "breadth_first"),
+        ("looped_bfs", "breadth_first"),
+        ("bfs", "breadth_first"),
+        ("LoopedBFS", "breadth_first"),
+        ("loopedgpipe", "breadth_first"),
+        ("interleaved_gpipe", "breadth_first"),
+        ("zbh1", "zb_h1"),
+        ("zbv", "zb_v"),
+        ("ZBVZeroBubble", "zb_v"),
+        ("V-Half", "v_half"),
+        ("vhalf", "v_half"),
+        ("VMin", "v_min"),
+        ("dualpipev", "dual_pipe_v"),
+        ("ScheduleDualPipeV", "dual_pipe_v"),
+    ],
+)
+def test_who_knows_a_schedule_by_another_name_is_told_its_name_here(asked, here):
+    with pytest.raises(ScheduleError) as error:
+        make_schedule(asked, pipe=2, num_microbatches=4)
+    assert str(error.value) == f"there is no schedule {asked!r}: it is called {here} here."
+
+
+def test_torchs_interleaved_zero_bubble_is_told_as_what_it_is_with_one_stage_and_with_more():
+    with pytest.raises(ScheduleError) as error:
+        make_schedule("ScheduleInterleavedZeroBubble", pipe=2, num_microbatches=4)
+    assert str(error.value) == (
+        "there is no schedule 'ScheduleInterleavedZeroBubble': with one stage on each rank it is called zb_h1 here, "
+        "and with more it runs from a table, file:PATH.csv."
+    )
 
 
 @pytest.mark.parametrize("name", GENERATORS)

@@ -119,6 +119,13 @@ def test_stash_of_zero_bubble_schedules_is_that_of_the_papers(pipe):
         assert slots("v_min", pipe, m, chunks=2)[0] == 2 * min(m, (pipe + 4) // 3)
 
 
+@given(sizes("dual_pipe_v"))
+def test_stash_of_dual_pipe_v_is_what_it_holds_free_running(asked):
+    """p + 1/2 microbatches of two chunks, though forwards may run ahead of backwards in lockstep."""
+    pipe, m = asked["pipe"], asked["num_microbatches"]
+    assert slots("dual_pipe_v", pipe, m, chunks=2)[0] == min(2 * m, 2 * pipe + 1)
+
+
 @given(ANY_SCHEDULE)
 def test_each_spill_has_a_forward_beside_it_and_each_fetch_a_backward(schedule):
     lowered = lower(schedule, spills=True)

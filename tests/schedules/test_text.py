@@ -1,3 +1,5 @@
+import pathlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,11 @@ rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16
    0 0F0 0F1 0F2 0F3 0F4 0I0 0W0 0I1 0W1 0I2 0W2 0I3 0W3 0I4 0W4  .   .
    1  .  1F0 1F1 1F2 1I0 1F3 1I1 1F4 1I2 1W0 1I3 1W1 1I4 1W2 1W3 1W4  .
    2  .   .  2F0 2I0 2F1 2I1 2F2 2I2 2F3 2I3 2F4 2I4 2W0 2W1 2W2 2W3 2W4
+""",
+    ("dual_pipe_v", 2, 2, 4): """\
+rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18
+   0 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3
+   1  .  1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3
 """,
     ("zb_v", 2, 2, 4): """\
 rank  0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18  19  20  21  22  23  24
@@ -135,6 +142,53 @@ def test_idle_cells_spaces_and_blank_lines_are_ignored(schedule, rng):
     assert (read.actions, read.placement) == (schedule.actions, schedule.placement)
 
 
+def test_a_table_of_torchs_form_is_the_schedule_by_name():
+    text = (pathlib.Path(__file__).parent / "overlapped.csv").read_text()
+    read = from_csv(text, "dual_pipe_v")
+    assert read == make_schedule("dual_pipe_v", pipe=2, num_microbatches=4)
+    assert read.notes == (
+        "skipped, since they follow from the order: 32 sends and receives, 8 gathers and releases of weights, "
+        "4 sums of gradients over replicas",
+        "overlapped pairs read as a forward and then a backward: 6",
+    )
+
+
+@st.composite
+def exported(draw):
+    """A schedule, its table as torch might export it, and how many tokens of each sort the table has beside actions."""
+    schedule = draw(st.one_of(user_schedules(), generated_schedules()))
+    numbers = dict.fromkeys(("sends", "gathers", "sums", "pairs"), 0)
+    lines = []
+    for row in schedule.actions:
+        cells, rest = [], list(row)
+        while rest:
+            for _ in range(draw(st.integers(0, 2))):
+                sort = draw(st.sampled_from(["sends", "gathers", "sums"]))
+                words = {"sends": ["SEND_F", "RECV_F", "SEND_B", "RECV_B"], "gathers": ["UNSHARD", "RESHARD"]}
+                word = draw(st.sampled_from(words.get(sort, ["REDUCE_GRAD"])))
+                microbatch = draw(st.integers(0, 20)) if sort == "sends" else ""
+                cells.append(f"{draw(st.integers(0, 20))}{word}{microbatch}")
+                numbers[sort] += 1
+            kinds = "".join(action.kind for action in rest[:2])
+            paired = kinds in ("FB", "FI") and draw(st.booleans())
+            cells.append(f"({rest.pop(0)};{rest.pop(0)})OVERLAP_F_B" if paired else str(rest.pop(0)))
+            numbers["pairs"] += paired
+        lines.append(",".join(cells))
+    return schedule, "\n".join(lines), numbers
+
+
+@given(exported())
+def test_a_table_with_communication_and_pairs_is_that_without(example):
+    schedule, text, numbers = example
+    read = from_csv(text, schedule.name)
+    assert (read.actions, read.placement) == (schedule.actions, schedule.placement)
+    notes = " ".join(read.notes)
+    for sort, words in {"sends": "sends", "gathers": "gathers", "sums": "sums of gradients"}.items():
+        assert (f"{numbers[sort]} {words}" in notes) == (numbers[sort] > 0)
+    assert (f"then a backward: {numbers['pairs']}" in notes) == (numbers["pairs"] > 0)
+    assert len(read.notes) == (sum(numbers.values()) > numbers["pairs"]) + (numbers["pairs"] > 0)
+
+
 def test_a_stray_action_does_not_move_its_stage():
     schedule = from_csv("1F0,0F0,0B0\n1B0,1F1,1B1\n", "stray")
     assert schedule == Schedule(
@@ -153,6 +207,15 @@ def test_a_stray_action_does_not_move_its_stage():
         ("0F0,0B0\n1F0,,1X0\n", "t.csv, row 2, column 3: '1X0' is not an action: "),
         ("0F0;0B0\n", "t.csv, row 1, column 1: '0F0;0B0' is not an action: "),
         ("\n0F0, 0 B0\n", "t.csv, row 2, column 2: '0 B0' is not an action: "),
+        ("0F0,0SEND_F\n", "t.csv, row 1, column 2: '0SEND_F' is not an action: "),
+        ("0F0,0UNSHARD1\n", "t.csv, row 1, column 2: '0UNSHARD1' is not an action: "),
+        ("0F0,0ALL_REDUCE\n", "t.csv, row 1, column 2: '0ALL_REDUCE' is not an action: "),
+        ("(0F1;3X0)OVERLAP_F_B\n", "t.csv, row 1, column 1: '3X0' is not an action: "),
+        ("(0F1;3B0;0F2)OVERLAP_F_B\n", "t.csv, row 1, column 1: '(0F1;3B0;0F2)OVERLAP_F_B' is not an action: "),
+        (
+            "0F0,(3B0;0F1)OVERLAP_F_B\n",
+            "t.csv, row 1, column 2: '(3B0;0F1)OVERLAP_F_B' must pair a forward and a backward, in this order. A table",
+        ),
         ("0F0,0B0\n3F0,3B0\n", "t.csv: no row has an action of stage 1, though there is a stage 3. "),
     ],
 )
@@ -160,3 +223,7 @@ def test_what_cannot_be_read_is_named_with_its_place(text, start):
     with pytest.raises(ScheduleError) as error:
         from_csv(text, "t.csv")
     assert str(error.value).startswith(start)
+    assert "no row" in start or str(error.value).endswith(
+        " A table may also have (0F7;3B1)OVERLAP_F_B, read as a forward and then a backward, and SEND_F, RECV_F, "
+        "SEND_B, RECV_B, UNSHARD, RESHARD and REDUCE_GRAD as torch writes them, which are skipped."
+    )

@@ -172,6 +172,12 @@ def test_v_half_and_v_min_take_as_many_ticks_as_units_of_time(pipe):
             assert num_ticks("v_half", pipe, m, chunks=2) == 6 * m + 3 * pipe - 4
 
 
+@pytest.mark.parametrize("pipe", range(1, 9))
+def test_dual_pipe_v_has_2_ticks_for_a_microbatch_and_a_way_there_and_back(pipe):
+    for m in (1, pipe, pipe + 1, 2 * pipe, 5 * pipe):
+        assert num_ticks("dual_pipe_v", pipe, m, chunks=2) == 2 * m + 4 * pipe - 2 - (m <= pipe)
+
+
 def test_a_forward_schedule_passes_all_microbatches_through_all_stages():
     schedule = forward_schedule((0, 1, 1, 0), 5)
     assert " ".join(map(str, schedule.actions[0])) == "0F0 0F1 3F0 3F1 0F2 0F3 3F2 3F3 0F4 3F4"

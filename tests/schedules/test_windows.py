@@ -16,7 +16,18 @@ from tests.schedules.interpreter import Interpreter
 from tests.schedules.strategies import generated_schedules, user_schedules
 
 SEMANTICS = st.sampled_from(["sync", "2bw", "stash", "vertical_sync", "delay:2", "delay:5"])
-NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "zb_v", "v_half", "v_min")
+NAMES = (
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "breadth_first",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+    "v_half",
+    "v_min",
+    "dual_pipe_v",
+)
 SLOTS = {
     "forward_inbox": ["forward_inbox"],
     "backward_inbox": ["head_inbox", "backward_inbox"],

@@ -51,18 +51,30 @@ def test_bubble_of_interleaved_1f1b(pipe, chunks):
         assert timeline.bubble_fraction == pytest.approx((pipe - 1) / (chunks * m))
 
 
+@PIPES
+@pytest.mark.parametrize("chunks", range(1, 5))
+def test_bubble_of_breadth_first(pipe, chunks):
+    """With fewer microbatches than ranks, a rank waits for its first microbatch before each chunk but the first."""
+    costs = Costs(*(time / chunks for time in (1.0, 1.5, 0.7)))
+    for m in {1, pipe - 1, pipe, 3 * pipe, 33}:
+        missing = (chunks - 1) * max(pipe - m, 0)
+        bubble = run("breadth_first", pipe, m, costs, chunks).bubble
+        assert bubble == pytest.approx((pipe - 1 + missing) * 3.2 / chunks)
+
+
 @COSTS
 @PIPES
 def test_bubble_of_zb_h1_and_zb_h2(pipe, costs):
-    """As published where a weight gradient, which fills the gap of a missing forward, is no longer than one."""
-    assert costs.backward_weight <= costs.forward
-    critical = costs.forward + costs.backward_input
-    for m in {pipe, 2 * pipe - 1, 128 if pipe in (2, 16) else 33}:
-        bubble = run("zb_h1", pipe, m, costs).bubble
-        assert bubble == pytest.approx((pipe - 1) * (critical - costs.backward_weight))
-    for m in {2 * pipe - 1, 128 if pipe in (2, 16) else 33}:
-        bubble = run("zb_h2", pipe, m, costs).bubble
-        assert bubble == pytest.approx((pipe - 1) * (critical - 2 * costs.backward_weight))
+    """(p−1)(F+I−W) and (p−1)(F+I−2W) as published, where a W, which fills the gap of a missing F, is no longer than it.
+
+    Each microbatch but the first fills W of the bubble of a single one, up to p microbatches or 2p−1.
+    """
+    assert costs.backward_weight <= min(costs.forward, costs.backward_input)
+    alone = (pipe - 1) * (costs.forward + costs.backward_input)
+    for m in {*range(1, 2 * pipe), 128 if pipe in (2, 16) else 33}:
+        for name, enough in (("zb_h1", pipe), ("zb_h2", 2 * pipe - 1)):
+            filled = (min(m, enough) - 1) * costs.backward_weight
+            assert run(name, pipe, m, costs).bubble == pytest.approx(alone - filled)
 
 
 @PIPES
@@ -93,12 +105,74 @@ def test_bubble_and_memory_of_v_half_and_v_min_at_unit_costs(pipe):
 
 
 @PIPES
-@pytest.mark.parametrize("name", ["zb_h1", "zb_h2", "zb_v"])
-def test_with_fewer_microbatches_zero_bubble_schedules_still_beat_1f1b(name, pipe):
-    chunks = 2 if name == "zb_v" else 1
-    costs = Costs(*(1 / chunks for _ in range(3)))
-    for m in range(1, 2 * pipe - 1):
-        assert run(name, pipe, m, costs, chunks).bubble < (pipe - 1) * 3
+@pytest.mark.parametrize("costs", [UNIT, UNEQUAL], ids=["unit", "unequal"])
+def test_bubble_of_zb_v(pipe, costs):
+    """(p−1)(2I−2W) from 2p−1 microbatches on, for W ≤ F ≤ I: two stages' I each way, and two W beside each."""
+    forward, inputs, weights = costs.forward, costs.backward_input, costs.backward_weight
+    assert weights <= forward <= inputs
+    for m in {*range(1, 2 * pipe + 2), 33}:
+        filled = 2 * forward * (min(m, pipe) - 1) + 2 * weights * min(max(m - pipe, 0), pipe - 1)
+        expected = 2 * (pipe - 1) * (forward + inputs) - filled
+        assert run("zb_v", pipe, m, costs, chunks=2).bubble == pytest.approx(expected)
+
+
+@PIPES
+@pytest.mark.parametrize(
+    "times", [(1.0, 1.0, 1.0), (1.0, 1.0, 0.25), (2.0, 1.5, 0.75), (1.75, 1.0, 1.0)], ids=lambda times: str(times)
+)
+def test_bubble_of_dual_pipe_v(pipe, times):
+    """(p−1)(F+I−W) from 2p−1 microbatches on, for W ≤ I ≤ F ≤ I+W."""
+    forward, inputs, weights = times
+    assert weights <= inputs <= forward <= inputs + weights
+    for m in {*range(1, 2 * pipe + 2), 128 if pipe in (2, 16) else 33}:
+        filled = (forward + inputs) * (min(m, pipe) - 1) + 2 * weights * min(max(m - pipe, 0), pipe - 1)
+        expected = (pipe - 1) * (2 * forward + 2 * inputs + weights) - filled
+        timeline = run("dual_pipe_v", pipe, m, Costs(*times), chunks=2)
+        assert timeline.bubble == pytest.approx(expected)
+        if m >= 2 * pipe - 1:
+            assert timeline.bubble == pytest.approx((pipe - 1) * (forward + inputs - weights))
+
+
+@PIPES
+@pytest.mark.parametrize(("stage", "weights"), [(1.0, 1.0), (1.0, 0.5), (2.0, 1.75)])
+def test_bubble_of_dual_pipe_v_is_the_published_one_if_a_pair_is_one_action(pipe, stage, weights):
+    """DeepSeek's (p−1)(F&B + B − 3W), with p for half of DualPipe's ranks, F = I, and F&B as long as both."""
+    whole = stage + weights
+    times = {"F": stage, "I": stage, "W": weights, "B": whole, "FB": stage + whole}
+    for m in (2 * pipe, 3 * pipe + 1):
+        spans, work = run_in_pairs(GENERATORS["dual_pipe_v"](pipe=pipe, num_microbatches=m), times)
+        assert max(spans) - max(work) == pytest.approx((pipe - 1) * (times["FB"] + whole - 3 * weights))
+
+
+def run_in_pairs(schedule, times):
+    """How long each rank takes and works, free-running, if a forward and the B after it start and end together.
+
+    The first pair of the last rank stays apart, as in DualPipe.
+    """
+    queues = []
+    for rank, row in enumerate(schedule.actions):
+        queue, rest = [], list(row)
+        apart = rank == schedule.num_ranks - 1
+        while rest:
+            pair = "".join(action.kind for action in rest[:2]) == "FB"
+            queue.append([rest.pop(0) for _ in range(1 + (pair and not apart))])
+            apart = apart and not pair
+        queues.append(queue)
+    ends, free, starts, work = {}, [0.0] * len(queues), {}, [0.0] * len(queues)
+    while any(queues):
+        for rank, queue in enumerate(queues):
+            while queue:
+                needs = {need for action in queue[0] for need in action.needs(schedule.num_stages)}
+                needs -= {action.product for action in queue[0]}
+                if not needs <= ends.keys():
+                    break
+                actions = queue.pop(0)
+                start = max([free[rank], *(ends[need] for need in needs)])
+                starts.setdefault(rank, start)
+                lasts = times["".join(action.kind for action in actions)]
+                free[rank], work[rank] = start + lasts, work[rank] + lasts
+                ends |= dict.fromkeys((action.product for action in actions), free[rank])
+    return [free[rank] - starts[rank] for rank in starts], work
 
 
 @PIPES
@@ -109,23 +183,39 @@ def test_peaks_are_those_of_the_papers_table(pipe):
     assert run("zb_h1", pipe, m, UNIT).peak_inflight == (pipe,) * pipe
     assert run("zb_h2", pipe, m, UNIT).peak_inflight == (2 * pipe - 1,) * pipe
     assert run("zb_v", pipe, m, UNIT, chunks=2).peak_inflight == (pipe,) * pipe
+    assert run("dual_pipe_v", pipe, m, UNIT, chunks=2).peak_inflight == (pipe + 0.5,) * pipe  # p + 1 with 2p stages
     for chunks in range(1, 5):
         peaks = run("interleaved_1f1b", pipe, m, UNIT, chunks).peak_inflight
         assert peaks[0] == pytest.approx(pipe * (1 + (pipe - 1) / (pipe * chunks)))
         assert max(peaks) == peaks[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "chunks"), [("1f1b", 1), ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2), ("v_half", 2), ("v_min", 2)]
-)
-def test_peaks_never_fall_with_microbatches_nor_pass_the_limit(name, chunks):
-    limits = {"zb_h2": lambda p: 2 * p - 1, "v_half": lambda p: (p + 2) // 2, "v_min": lambda p: (p + 4) // 3}
+# What rank r of p holds at most, in microbatches, given all m of which there are fewer than it could hold.
+PEAKS = {
+    "gpipe": (1, lambda r, p, m: m),
+    "breadth_first": (3, lambda r, p, m: m),
+    "1f1b": (1, lambda r, p, m: min(m, p - r)),
+    "zb_h1": (1, lambda r, p, m: min(m, p)),
+    "zb_h2": (1, lambda r, p, m: min(m, 2 * p - 1)),
+    "zb_v": (2, lambda r, p, m: min(m, p, (m + r + 1) / 2)),
+    "v_half": (2, lambda r, p, m: min(m, (p + 2) // 2, (m + 1 + (r + 1) // 2) / 2)),
+    "dual_pipe_v": (2, lambda r, p, m: min(m, p + 0.5, (m + r + 1) / 2)),
+}
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_peaks_never_fall_with_microbatches_nor_pass_the_limit(name):
+    chunks, most = PEAKS[name]
     for pipe in range(1, 9):
-        limit = limits.get(name, lambda p: p)(pipe)
-        peaks = [max(run(name, pipe, m, UNIT, chunks).peak_inflight) for m in range(1, 4 * pipe)]
-        assert peaks == sorted(peaks)
-        assert peaks[0] == 1
-        assert peaks[limit - 1 :] == [limit] * len(peaks[limit - 1 :])
+        for m in range(1, 4 * pipe):
+            expected = [most(rank, pipe, m) for rank in range(pipe)]
+            assert run(name, pipe, m, UNIT, chunks).peak_inflight == pytest.approx(expected)
+
+
+def test_v_min_holds_a_third_on_the_rank_with_most():
+    for pipe in range(1, 9):
+        for m in range(1, 4 * pipe):
+            assert max(run("v_min", pipe, m, UNIT, 2).peak_inflight) == min(m, (pipe + 4) // 3)
 
 
 def test_times_and_memory_of_a_small_schedule_by_hand():

@@ -1,7 +1,7 @@
 import pytest
 
 from fiddlex.errors import ScheduleError
-from fiddlex.schedules.generators import make_schedule
+from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.comparison import Missing, compare, costs_of_stages, to_text
 
@@ -14,7 +14,7 @@ def make(name):
 
 
 def test_all_schedules_do_the_same_work():
-    names = ["1f1b", "zb_h1", "zb_v", "interleaved_1f1b@3", "breadth_first@2"]
+    names = [*GENERATORS, "interleaved_1f1b@3", "breadth_first@2"]
     rows = compare(names, make, Costs(forward=3.0, backward_input=4.0, backward_weight=5.0, hop=0.25))
     assert [row.name for row in rows] == names
     for row in rows:

@@ -44,7 +44,7 @@ def calls_per_action(name: str, pipe: int, num_microbatches: int) -> float:
     return count / actions
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_h1", "zb_v"])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dual_pipe_v"])
 def test_an_action_takes_as_much_work_in_a_long_schedule_as_in_a_short_one(name):
     show(name, 2, 4)  # what is done once for all
     few, many = (calls_per_action(name, pipe, 2 * pipe) for pipe in (8, 24))

@@ -429,6 +429,25 @@ mesh   model                 schedule          v  m  layers   sp  recompute  opt
 1x4x1  gpt                   gpipe             1  2  -        -   none       sgd        zero1  dropout  sync
 """)
 
+# DualPipeV by its name, and as a table with pairs of a forward and a backward and with tokens for communication, in
+# both orders of the ticks.
+PAIRED = _cases("""
+mesh  model         schedule         v m layers  sp recompute optimizer zero1 dropout semantics
+1x2x1 gpt           dual_pipe_v      2 2 -       -  selective adamw     -     dropout sync
+1x2x1 gpt           overlapped       2 4 -       -  none      sgd       zero1 -       sync
+""")
+
+FURTHER_PAIRED = _cases("""
+mesh  model         schedule         v m layers  sp recompute optimizer zero1 dropout semantics
+1x1x1 gpt           dual_pipe_v      2 4 -       -  none      adamw     -     dropout sync
+2x2x2 gpt           dual_pipe_v      2 2 -       sp selective adamw     zero1 dropout sync
+1x3x1 gpt           dual_pipe_v      2 8 1,1,1,1,1,1 - none   sgd       zero1 dropout sync
+1x2x2 llama,tied    dual_pipe_v      2 4 2,1,1,1 sp gelu,norms muon     zero1 -       2bw
+2x2x1 mlm_nsp,post  dual_pipe_v      2 4 -       -  full      lamb      -     dropout stash
+2x2x2 mlm,pre       overlapped,ahead 2 4 -       sp masks     adamw     zero1 dropout 2bw
+1x2x2 gpt           dual_pipe_v,strict 2 4 -     -  none      adamw     zero1 dropout 2bw
+""")
+
 _references: dict[Any, dict[str, Any]] = {}
 
 

@@ -23,6 +23,7 @@ from tests.train.layouts import (
     FURTHER,
     FURTHER_LLAMA,
     FURTHER_OFFLOADED,
+    FURTHER_PAIRED,
     FURTHER_PREDICTED,
     FURTHER_PUBLISHED,
     FURTHER_RECOMPUTED,
@@ -31,6 +32,7 @@ from tests.train.layouts import (
     LLAMA,
     MUON,
     OFFLOADED,
+    PAIRED,
     PAIRWISE,
     PUBLISHED,
     RECOMPUTED,
@@ -43,7 +45,7 @@ from tests.train.layouts import (
 
 # Those of the full tier alone.
 EVEN_FURTHER = [*PAIRWISE, *FURTHER, *FURTHER_PREDICTED, *FURTHER_LLAMA, *FURTHER_RECOMPUTED, *FURTHER_OFFLOADED]
-EVEN_FURTHER += [*FURTHER_STREAMED, *FURTHER_PUBLISHED, *BALANCED[1:]]
+EVEN_FURTHER += [*FURTHER_STREAMED, *FURTHER_PUBLISHED, *FURTHER_PAIRED, *BALANCED[1:]]
 # Pairs of levels that no case has. Two stages on each of three ranks take six layers, and the cases have four or five;
 # `odd` is a table for three ranks, two chunks and four microbatches, whose four stages have a layer each. Without
 # dropout the choices of an example score nearly alike, and gradients of the last norm's bias cancel but for rounding.
@@ -137,7 +139,7 @@ def check(layout: Case, config: Config) -> None:
         check_layout(layout, config)
 
 
-DEFAULT = [*COVERING, MUON, *LLAMA, *PUBLISHED, *BALANCED[:1], *RECOMPUTED, *OFFLOADED, *STREAMED]
+DEFAULT = [*COVERING, MUON, *LLAMA, *PUBLISHED, *PAIRED, *BALANCED[:1], *RECOMPUTED, *OFFLOADED, *STREAMED]
 
 
 @pytest.mark.parametrize("layout", grouped(DEFAULT))

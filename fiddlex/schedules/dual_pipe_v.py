@@ -1,0 +1,88 @@
+"""DualPipeV: two stages per rank in a V, with forwards and whole backwards in pairs and a few backwards split.
+
+The order is that of `ScheduleDualPipeV` in torch.distributed.pipelining: DeepSeek's DualPipe (DeepSeek-V3 technical
+report, section 3.2.1), cut in half so that no two ranks hold the same weights. In the middle of a batch each rank runs
+a forward on one of its stages and then a backward on the other, which do not depend on each other, so that the
+communication of one may run beside the products of the other.
+
+From 2p−1 microbatches on, the bubble is (p−1)(F+I−W) for W ≤ I ≤ F ≤ I+W, where F, I and W are the times of one stage.
+The published bubble, (p−1)(F&B + B − 3W) with B = I+W, is larger where F&B = F+B: there a pair is one action, so that
+the next rank gets the forward's output only when the backward is done, too. With fewer microbatches the bubble grows by
+2W for each microbatch down to p, and then by F+I for each. Invariant: for any number of microbatches, a rank never
+holds more activations than p + 1/2 microbatches of the whole rank.
+"""
+
+import collections
+
+from fiddlex.schedules.buffers import Slots
+from fiddlex.schedules.schedule import Action, Kind, Schedule
+from fiddlex.schedules.traits import Traits, with_traits
+
+
+def _most_split(pipe: int, num_microbatches: int) -> int:
+    """The most I on a rank that wait for their W, if there is more than one rank."""
+    missing = max(2 * pipe - 1 - num_microbatches, 0)
+    return max(pipe - 2 * missing, (pipe - missing + 1) // 2, 1)
+
+
+# Not searched: on 2026-11-26 it was in none of the three best plans for eleven pairs of a GPT (1.7 to 1,008 billion
+# parameters) and a cluster, and for 34 small problems, each under seven limits of memory, never faster than all others.
+@with_traits(
+    Traits(
+        slots=lambda p, v, m: Slots(2 + (m > 1), 2 + (m > p), min(2 * m, 2 * p + 1), _most_split(p, m)),
+        splits_backward=True,
+        chunks=(2,),
+    )
+)
+def dual_pipe_v(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
+    """A forward on one stage, then a whole backward on the other, in turn; the first and last backwards are split.
+
+    Rank r holds stages r and 2p−1−r, as in `zb_v`. It splits its first p−r−1 backwards and its last p. With fewer than
+    2p−1 microbatches, the order is that of 2p−1 with the surplus microbatches removed; the removal keeps the order
+    legal and needs no more memory.
+    """
+    del chunks  # two stages per rank; make_schedule refuses any other number
+    rows = [
+        tuple(
+            action
+            for action in _order(rank, pipe, max(num_microbatches, 2 * pipe - 1))
+            if action.microbatch < num_microbatches
+        )
+        for rank in range(pipe)
+    ]
+    return Schedule("dual_pipe_v", tuple(rows), (*range(pipe), *reversed(range(pipe))))
+
+
+def _order(rank: int, pipe: int, num_microbatches: int) -> list[Action]:
+    """One rank's actions, for at least 2p−1 microbatches.
+
+    `d` is the rank's stage on the way down the V, `u` its stage on the way up. A W takes the oldest I that has none.
+    """
+    below, drain = pipe - rank - 1, ("u", "d") * (rank + 1)
+    steps = (
+        *["dF"] * (2 * below),
+        *["dF", "uF"] * (rank + 1),
+        *["uI", "W", "uF"] * below,
+        *["dF", "uB", "uF", "dB"] * (num_microbatches - 2 * pipe + rank + 1),
+        *["uB", "uF", "dB"] * below,
+        *[f"{side}B" for side in drain[: rank + 1]],
+        *[f"{side}I" for side in drain[rank + 1 :]],
+        *["W", "dI"] * below,
+        *["W"] * (rank + 1),
+    )
+    stages = {"d": rank, "u": 2 * pipe - 1 - rank}
+    next_microbatch: collections.Counter[tuple[str, bool]] = collections.Counter()
+    split: collections.deque[Action] = collections.deque()
+    row = []
+    for step in steps:
+        if step == "W":
+            action = split.popleft()._replace(kind=Kind.W)
+        else:
+            side, kind = step[0], Kind(step[1])
+            number = side, kind is Kind.F
+            action = Action(stages[side], kind, next_microbatch[number])
+            next_microbatch[number] += 1
+            if kind is Kind.I:
+                split.append(action)
+        row.append(action)
+    return row
