@@ -72,12 +72,15 @@ def write_output(path: Path, content: str | bytes) -> None:
     So /dev/stdout, which is a link, stays one.
 
     Raises:
-      OSError: when it cannot be written; a regular file is then as it was.
+      OSError: when it cannot be written, with `path` in its message; a regular file is then as it was.
     """
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    else:
-        write_whole(path, content)
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        else:
+            write_whole(path, content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def name_folder(part: Path, path: Path) -> None:

@@ -155,8 +155,13 @@ def test_output_goes_to_devices_and_through_links(tmp_path: pathlib.Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["device", "file", "link", "other"]
     assert (tmp_path / "device").is_symlink()
     assert (tmp_path / "file").read_text() == (tmp_path / "other").read_text() == "text"
-    with pytest.raises(IsADirectoryError):
-        write_output(tmp_path, b"text")
+    for path, reason in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "no" / "x", "No such file"),
+        ("/dev/full", "No space"),
+    ):
+        with pytest.raises(OSError, match=f"{reason}.*: '{path}'"):
+            write_output(pathlib.Path(path), b"text")
 
 
 def test_what_cannot_be_replaced_is_known_before(tmp_path: pathlib.Path) -> None:
