@@ -154,7 +154,7 @@ def _escaped(text: str) -> str:
 
 _SOURCES = _one_of(["stdlib"], files=[f"{kind}:" for kind in data_section.SOURCE_KINDS])
 _SEMANTICS = _one_of([name.removesuffix("K") for name in NAMES])  # delay:K
-_SCHEDULES = _one_of(GENERATORS, files=["file:"])
+_SCHEDULES = _one_of([*GENERATORS, "auto"], files=["file:"])
 _FLAGS: dict[str, _Completer] = {
     "name": _SCHEDULES,
     "compare": _several(_SCHEDULES),

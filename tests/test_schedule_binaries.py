@@ -143,6 +143,30 @@ def test_a_comparison_takes_tables_and_says_when_there_is_nothing_to_compare(tmp
     assert "set --chunks=2 (not 3)" in done.stderr
 
 
+def found(*flags):
+    return json.loads(call("--name=auto", "--pipe=4", "--microbatches=8", *flags, "--format=json").stdout)
+
+
+def test_the_schedule_found_holds_no_more_than_its_cap_and_is_a_table_like_any_other(tmp_path):
+    facts = found("--chunks=2", "--cap=3")
+    assert max(facts["lockstep"]["peak_inflight"]) <= 3
+    assert facts["found"]["time"] == facts["lockstep"]["makespan"] <= 6 * 8 + 3 * 4 - 4  # V-Half
+    assert facts["found"]["bound"] <= facts["found"]["time"]
+    flags = ("--name=auto", "--pipe=4", "--microbatches=8", "--chunks=2", "--cap=3")
+    call(*flags, "--clock=lockstep", "--costs=hop=0", f"--output={tmp_path}/auto.csv")
+    again = json.loads(call(f"--name=file:{tmp_path}/auto.csv", "--format=json").stdout)
+    assert again["lockstep"] == facts["lockstep"]
+    assert "\n  found among " in call(*flags).stdout
+    row = call("--compare=v_half,auto@2", "--pipe=4", "--microbatches=8", "--cap=3", "--format=json").stdout
+    half, best = json.loads(row)["schedules"]
+    assert best["lockstep"]["makespan"] <= half["lockstep"]["makespan"]
+
+
+def test_the_clock_that_counts_is_the_one_that_is_shown():
+    free, lockstep = (found(f"--clock={clock}")["found"]["time"] for clock in ("free_running", "lockstep"))
+    assert (free, lockstep) == (24, 27)  # no bubble as ZB-H2, and p − 1 actions
+
+
 def test_text_of_semantics():
     assert call(*sizes("1f1b", 2, 1, 2), "--semantics=2bw").stdout.endswith(GOING_ON)
 
@@ -324,6 +348,13 @@ def test_help_has_the_flags_and_no_config():
     [
         ([], "--name is required: "),
         (["--name=1f1c", "--pipe=4", "--microbatches=8"], "there is no schedule '1f1c'. Did you mean '1f1b'?"),
+        (["--name=auto", "--pipe=4"], "schedule auto needs --pipe and --microbatches"),
+        (sizes("auto", 4, 0, 8), "schedule auto: --chunks=0 must be at least 1."),
+        ([*sizes("auto", 4, 2, 8), "--cap=0.5"], "schedule auto: a cap of 0.5 on rank 0 is below 1: a microbatch goes"),
+        ([*sizes("auto", 4, 1, 8), "--costs=forward=0"], "F of stage 0 takes 0; a search needs times above 0"),
+        ([*sizes("auto", 4, 1, 8), "--semantics=2bw"], "--name=auto finds schedules that are flushed after each batch"),
+        ([*sizes("auto", 4, 1, 8), "--order=strict"], "an order of their own: leave out --order=strict"),
+        ([*sizes("1f1b", 4, 1, 8), "--cap=3"], "--cap=3 changes nothing without --name=auto: leave it out."),
         (["--name=1f1b", "--pipe=4"], "schedule 1f1b needs --pipe and --microbatches; only a file has"),
         (sizes("1f1b", 4, 2, 8), "schedule 1f1b has other sizes: set --chunks=1 (not 2)."),
         (sizes("1f1b", 0, 1, 8), "schedule 1f1b: --pipe=0 must be at least 1."),

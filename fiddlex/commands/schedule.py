@@ -12,9 +12,11 @@ also reports, in lockstep, the cost of a pipeline with delayed weights that is n
 one. `--compare` gives several schedules the same work (`fiddlex.simulate.comparison`).
 """
 
+import dataclasses
 import functools
 import json
 import logging
+import math
 import pathlib
 import re
 from collections.abc import Callable, Iterable
@@ -35,15 +37,20 @@ from fiddlex.schedules.ticks import moved_ahead
 from fiddlex.schedules.weight_stream import CHUNKS_HELD, WeightStream, stream_weights
 from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
-from fiddlex.simulate.comparison import Compared, Missing, compare
+from fiddlex.simulate.comparison import Compared, Missing, compare, costs_of_stages
 from fiddlex.simulate.comparison import to_text as comparison_text
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import first_steps, steady
 from fiddlex.simulate.timeline import BUBBLE, Timeline
+from fiddlex.synthesis.anywhere import find_anywhere
+from fiddlex.synthesis.report import facts as of_search
+from fiddlex.synthesis.report import told
+from fiddlex.synthesis.search import NAME as AUTO
+from fiddlex.synthesis.search import Found
 
 logger = logging.getLogger("fiddlex.schedule")
 
-_NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)} or file:PATH.csv")
+_NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)}, file:PATH.csv, or auto: the best one found")
 _COMPARE = flags.DEFINE_list(
     "compare",
     None,
@@ -60,6 +67,7 @@ _COSTS = flags.DEFINE_string(
     "stage; what is left out is 1, a hop 0; load=… and store=…, with --weights_memory=host, are the times in which a "
     "layer's weights come and its gradients go",
 )
+_CAP = flags.DEFINE_float("cap", None, "for auto: the most microbatches of the whole rank that a rank may hold")
 _SEMANTICS = flags.DEFINE_string(
     "semantics", None, f"{', '.join(NAMES)}: run on from batch to batch with weights so many updates old"
 )
@@ -87,7 +95,11 @@ _LAYERS_PER_CHUNK = flags.DEFINE_integer(
     "layers_per_chunk", 1, "layers of a stage, for --weights_memory=host", lower_bound=1
 )
 _CLOCK = flags.DEFINE_enum(
-    "clock", "both", ["both", "free_running", "lockstep"], "the clocks to show; a batch after another runs in lockstep"
+    "clock",
+    "both",
+    ["both", "free_running", "lockstep"],
+    "the clocks to show; a batch after another runs in lockstep; auto finds the best schedule for it, with both for "
+    "lockstep",
 )
 _PICTURES = ("svg", "pdf", "png")
 _ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json"} | {f".{picture}": picture for picture in _PICTURES}
@@ -113,12 +125,53 @@ def main(argv: list[str]) -> None:
     costs = Costs.parse(_COSTS.value or "")
     words = ("--pipe", "--chunks", "--microbatches")
     make = functools.partial(make_schedule, pipe=_PIPE.value, chunks=_CHUNKS.value, order=_ORDER.value, words=words)
+    _check_search([_NAME.value or "", *(_COMPARE.value or [])])
     if _COMPARE.value is not None:
         _compare(_COMPARE.value, functools.partial(make, num_microbatches=_MICROBATCHES.value), costs, form, output)
+    elif _NAME.value == AUTO:
+        found = _search(costs, chunks=_CHUNKS.value)
+        _show(lambda num_microbatches: found.schedule, costs, form, output, found)
     elif _NAME.value:
         _show(functools.partial(make, _NAME.value), costs, form, output)
     else:
-        raise ConfigError(f"--name is required: {', '.join(GENERATORS)} or file:PATH.csv; or --compare, with several.")
+        raise ConfigError(
+            f"--name is required: {', '.join(GENERATORS)}, file:PATH.csv or auto; or --compare, with several."
+        )
+
+
+def _check_search(names: list[str]) -> None:
+    """Raises ConfigError when flags contradict the search of a schedule, or are about a search that there is not."""
+    searches = any(name.partition("@")[0] == AUTO for name in names)
+    if _CAP.value is not None and not searches:
+        raise ConfigError(f"--cap={_CAP.value:g} changes nothing without --name=auto: leave it out.")
+    contradictions = {
+        f"--semantics={_SEMANTICS.value}": _SEMANTICS.value,
+        "--stash_memory=host": _STASH_MEMORY.value == "host",
+        "--weights_memory=host": _WEIGHTS_MEMORY.value == "host",
+        f"--order={_ORDER.value}": _ORDER.value != "auto" and _NAME.value == AUTO,
+    }
+    wrong = [name for name, given in contradictions.items() if given]
+    if searches and wrong:
+        raise ConfigError(
+            f"--name=auto finds schedules that are flushed after each batch, with everything on the devices and an "
+            f"order of their own: leave out {wrong[0]}, or give another name."
+        )
+
+
+def _search(costs: Costs, chunks: int | None) -> Found:
+    """The schedule that a search finds, whose notes say what was found."""
+    pipe, microbatches, cap = _PIPE.value, _MICROBATCHES.value, _CAP.value
+    clock = "free_running" if _CLOCK.value == "free_running" else "lockstep"
+    if pipe is None or microbatches is None:
+        raise ScheduleError(f"schedule {AUTO} needs --pipe and --microbatches; only a file has its own.")
+    for flag, value in (("--pipe", pipe), ("--chunks", chunks), ("--microbatches", microbatches)):
+        if value is not None and value < 1:
+            raise ScheduleError(f"schedule {AUTO}: {flag}={value} must be at least 1.")
+    try:
+        found = find_anywhere(pipe, chunks or 1, microbatches, costs, cap=math.inf if cap is None else cap, clock=clock)
+    except ScheduleError as error:
+        raise ScheduleError(f"schedule {AUTO}: {error}") from error
+    return found._replace(schedule=dataclasses.replace(found.schedule, notes=(told(found, clock),)))
 
 
 def _compare(
@@ -126,7 +179,7 @@ def _compare(
 ) -> None:
     """Prints or draws several schedules beside each other."""
     _check_comparison(names, costs, form)
-    rows = compare(names, functools.partial(_with_chunks, make), costs)
+    rows = compare(names, functools.partial(_with_chunks, make, costs), costs)
     there = [row for row in rows if isinstance(row, Compared)]
     if not there:
         raise ScheduleError("\n".join(row.reason for row in rows if isinstance(row, Missing)))
@@ -145,10 +198,14 @@ def _compare(
         _write(comparison_text(rows, costs, clocks), output)
 
 
-def _with_chunks(make: Callable[..., Schedule], name: str) -> Schedule:
+def _with_chunks(make: Callable[..., Schedule], costs: Costs, name: str) -> Schedule:
     """The schedule of a name in --compare, which may have its own number of chunks, as in `interleaved_1f1b@2`."""
     match = re.fullmatch(r"([^:]+)@(\d{1,9})", name, re.ASCII)  # no file's name, which may have an @ itself
-    return make(match[1], chunks=int(match[2])) if match else make(name)
+    own = {"chunks": int(match[2])} if match else {}
+    if (match[1] if match else name) == AUTO:
+        chunks = own.get("chunks", _CHUNKS.value or 1)
+        return _search(costs_of_stages(costs, 1 / chunks), chunks).schedule
+    return make(match[1] if match else name, **own)
 
 
 def _check_comparison(names: list[str], costs: Costs, form: str) -> None:
@@ -182,10 +239,12 @@ def _compared(row: Compared | Missing, clocks: Iterable[str]) -> dict[str, objec
     return _facts(row.lowered) | {"name": row.name, "costs": str(row.costs)} | timelines
 
 
-def _show(make: Callable[..., Schedule], costs: Costs, form: str, output: pathlib.Path | None) -> None:
-    """Prints, draws or exports one schedule."""
+def _show(
+    make: Callable[..., Schedule], costs: Costs, form: str, output: pathlib.Path | None, found: Found | None = None
+) -> None:
+    """Prints, draws or exports one schedule, which a search may have found."""
     if form == "csv":
-        _check_table()
+        _check_table(searched=found is not None)
     if form in _PICTURES and _SEMANTICS.value and _CLOCK.value == "free_running":
         raise ConfigError(
             f"--clock=free_running with --semantics={_SEMANTICS.value}: pictures of one batch after another are in "
@@ -211,6 +270,7 @@ def _show(make: Callable[..., Schedule], costs: Costs, form: str, output: pathli
         text = to_csv(schedule)
     elif form == "json":
         facts = _facts(lowered) | ({"stream": _of_stream(stream)} if stream else {})
+        facts |= {"found": of_search(found)} if found else {}
         facts |= {clock: _costs(run) for clock, run in shown.items()}
         if windows:
             facts["semantics"] = {name: steady(each, costs)._asdict() for name, each in windows.items()}
@@ -225,14 +285,14 @@ def _clocks() -> dict[str, str]:
     return {clock: title for clock, title in _CLOCKS.items() if _CLOCK.value in ("both", clock)}
 
 
-def _check_table() -> None:
-    """Raises ConfigError when a flag is given that a table of actions does not depend on."""
+def _check_table(*, searched: bool) -> None:
+    """Raises ConfigError when a flag is given that the table does not depend on; that of a search depends on costs."""
     unused = {
         f"--semantics={_SEMANTICS.value}": _SEMANTICS.value,
         "--stash_memory=host": _STASH_MEMORY.value == "host",
         "--weights_memory=host": _WEIGHTS_MEMORY.value == "host",
-        f"--costs={_COSTS.value}": _COSTS.value,
-        f"--clock={_CLOCK.value}": _CLOCK.value != "both",
+        f"--costs={_COSTS.value}": _COSTS.value and not searched,
+        f"--clock={_CLOCK.value}": _CLOCK.value != "both" and not searched,
         f"--order={_ORDER.value}": _ORDER.value != "auto",
     }
     if given := [name for name, value in unused.items() if value]:

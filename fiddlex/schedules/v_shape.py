@@ -67,6 +67,8 @@ def v_min(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
     return _v_schedule("v_min", pipe, num_microbatches, steps=(1, 1, 1, 1), held=_third(pipe))
 
 
+_ROUNDING = 1e-9  # relative; sums of amounts differ by less
+
 Block = list[dict[tuple[int, Kind], int]]  # [rank] (chunk, kind) → start; chunk 0 lies on the way down the V
 
 
@@ -81,7 +83,8 @@ def _v_schedule(name: str, pipe: int, num_microbatches: int, *, steps: Sequence[
             for microbatch in range(num_microbatches)
         )
         rows.append([action for _, action in timed])
-    return Schedule(name, with_weights(rows, held=2 * held), (*range(pipe), *reversed(range(pipe))))
+    full = with_weights(rows, room=[held] * pipe, amounts=[0.5] * (2 * pipe))
+    return Schedule(name, full, (*range(pipe), *reversed(range(pipe))))
 
 
 def _block(pipe: int, steps: Sequence[int]) -> Block:
@@ -117,26 +120,29 @@ def _in_order_of_sum(most: int, length: int) -> Iterator[tuple[int, ...]]:
     return iter(sorted(itertools.product(range(most + 1), repeat=length), key=lambda waits: (sum(waits), waits)))
 
 
-def with_weights(rows: Sequence[Sequence[Action]], *, held: int) -> tuple[tuple[Action, ...], ...]:
+def with_weights(
+    rows: Sequence[Sequence[Action]], *, room: Sequence[float], amounts: Sequence[float]
+) -> tuple[tuple[Action, ...], ...]:
     """Adds the W of every I, each where its rank would wait if every action took one unit, or where memory is full.
 
     Args:
       rows: the F and I of each rank, in order; together they can run to their end.
-      held: most activations that a rank may hold, in microbatches of one stage.
+      room: the most that each rank may hold.
+      amounts: what one microbatch of each stage takes from its F to the end of its W.
 
     Returns:
-      The rows with W. A rank holds no more than `held` unless its F and I alone do.
+      The rows with W. A rank holds no more than its room unless its F and I alone do.
     """
-    num_stages = 1 + max(action.stage for row in rows for action in row)
     full: list[list[Action]] = [[] for _ in rows]
     left = [collections.deque(row) for row in rows]
     waiting: list[collections.deque[Action]] = [collections.deque() for _ in rows]
-    holds, done = [0] * len(rows), set[Action]()
+    holds, done = [0.0] * len(rows), set[Action]()
     while any(left) or any(waiting):
         ran = []
         for rank, (queue, weights) in enumerate(zip(left, waiting, strict=True)):
-            ready = queue and all(need in done for need in queue[0].needs(num_stages))
-            if ready and (queue[0].kind is Kind.I or holds[rank] < held or not weights):
+            ready = queue and all(need in done for need in queue[0].needs(len(amounts)))
+            fits = ready and holds[rank] + amounts[queue[0].stage] <= room[rank] * (1 + _ROUNDING)
+            if ready and (queue[0].kind is Kind.I or fits or not weights):
                 action = queue.popleft()
                 if action.kind is Kind.I:
                     weights.append(action._replace(kind=Kind.W))
@@ -144,7 +150,7 @@ def with_weights(rows: Sequence[Sequence[Action]], *, held: int) -> tuple[tuple[
                 action = weights.popleft()
             else:
                 continue
-            holds[rank] += (action.kind is Kind.F) - (action.kind is Kind.W)
+            holds[rank] += amounts[action.stage] * ((action.kind is Kind.F) - (action.kind is Kind.W))
             ran.append(action)
             full[rank].append(action)
         assert ran, "the F and I can run to their end"

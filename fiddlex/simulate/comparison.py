@@ -66,7 +66,7 @@ def compare(names: Sequence[str], make: Callable[[str], Schedule], costs: Costs)
     for name in names:
         try:
             schedule = make(name)
-            lowered, own = lower(schedule), costs_of_stages(costs, schedule)
+            lowered, own = lower(schedule), costs_of_stages(costs, schedule.num_ranks / schedule.num_stages)
             runs = {"free_running": free_running(schedule, own), "lockstep": lockstep(lowered, own)}
             rows.append(Compared(name, lowered, own, runs))
         except ScheduleError as error:
@@ -74,13 +74,13 @@ def compare(names: Sequence[str], make: Callable[[str], Schedule], costs: Costs)
     return rows
 
 
-def costs_of_stages(costs: Costs, schedule: Schedule) -> Costs:
+def costs_of_stages(costs: Costs, share: float) -> Costs:
     """The costs with which all stages together take as long as one stage on each rank would.
 
-    Single times of F, I and W are multiplied by ranks and divided by stages. Times that are given for each stage stay
-    as they are, as do the times of hops, embedding and head, which do not depend on the length of a stage.
+    Single times of F, I and W are multiplied by the share of a rank that a stage is: ranks divided by stages. Times
+    that are given for each stage stay as they are, as do the times of hops, embedding and head, which do not depend on
+    the length of a stage.
     """
-    share = schedule.num_ranks / schedule.num_stages
     times = {name: getattr(costs, name) for name in _OF_STAGES}
     return dataclasses.replace(
         costs, **{name: time * share for name, time in times.items() if not isinstance(time, tuple)}

@@ -1,0 +1,42 @@
+"""Searches over the placements of stages too: what commands and configs ask for."""
+
+import itertools
+import math
+
+from fiddlex.simulate.clock import Costs
+from fiddlex.synthesis.cache import find_once
+from fiddlex.synthesis.problem import Problem
+from fiddlex.synthesis.search import EFFORT, Found
+
+
+def placements(pipe: int, chunks: int) -> list[tuple[int, ...]]:
+    """The placements that a search tries: stages in a loop over the ranks, and to and fro (a V for two chunks)."""
+    loop = tuple(range(pipe)) * chunks
+    to_and_fro = tuple(itertools.chain(*(range(pipe) if c % 2 == 0 else reversed(range(pipe)) for c in range(chunks))))
+    return list(dict.fromkeys([loop, to_and_fro]))
+
+
+def find_anywhere(
+    pipe: int,
+    chunks: int,
+    num_microbatches: int,
+    costs: Costs,
+    *,
+    cap: float = math.inf,
+    clock: str = "lockstep",
+    effort: int = EFFORT,
+    seed: int = 0,
+    with_bound: bool = True,
+) -> Found:
+    """Searches over all `placements`, with a cap in microbatches of the whole rank; the bound is that of all of them.
+
+    Raises:
+      ScheduleError: when costs, cap or sizes cannot be (`Problem`).
+    """
+    found = []
+    tried = placements(pipe, chunks)
+    for placement in tried:
+        problem = Problem.in_microbatches(placement, num_microbatches, costs, cap, clock)
+        found.append(find_once(problem, effort=effort // len(tried), seed=seed, with_bound=with_bound))
+    best = min(found, key=lambda each: (each.judged.time, each.judged.makespan))
+    return best._replace(bound=min(each.bound for each in found), tried=sum(each.tried for each in found))

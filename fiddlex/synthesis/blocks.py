@@ -1,0 +1,225 @@
+"""Schedules that repeat one block, the actions of a microbatch on all ranks, every so many units of time.
+
+"Pipeline Parallelism with Controllable Memory" (Qi et al., NeurIPS 2024), section 3, describes schedules in this way:
+if no two actions of a rank meet when the block repeats, the block gives a whole schedule, and the time for which its
+actions last on a rank gives the rank's memory. All actions take one unit here, as in ticks. `solved` finds the shortest
+period that the caps allow with an integer program, which proves that no other block has a shorter one. `regular` lists
+blocks whose passes go from rank to rank at an even pace, for any number of ranks. `repeated` makes a block a schedule.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, sparse
+
+from fiddlex.schedules.schedule import Action, Kind, Schedule
+from fiddlex.schedules.v_shape import with_weights
+from fiddlex.synthesis.problem import ROUNDING, Problem
+
+_KINDS = (Kind.F, Kind.I, Kind.W)
+PACES = (1, 2, 3, 4)  # units from one rank's action of a pass to the next one's
+MOST_REGULAR = 256  # blocks that `regular` lists at most
+MOST_WAIT = 6  # units for which a block waits at the end of a pass
+MOST_BINARIES = 500  # in the integer program: actions of a block times units of its period
+MOST_NODES = 300  # that the integer program may look at for a period; a number, so that all machines find the same
+
+
+class Block(NamedTuple):
+    """The start of each F and I of a microbatch, and the units after which the next microbatch follows.
+
+    Attributes:
+      starts: (stage, F or I) → unit.
+      period: units between two microbatches.
+    """
+
+    starts: dict[tuple[int, Kind], int]
+    period: int
+
+
+def repeated(problem: Problem, block: Block, name: str = "auto") -> Schedule:
+    """Repeats a block for every microbatch; each W runs where its rank would wait, or where memory is full."""
+    rows: list[list[tuple[int, Action]]] = [[] for _ in range(problem.num_ranks)]
+    for (stage, kind), start in block.starts.items():
+        for k in range(problem.num_microbatches):
+            rows[problem.placement[stage]].append((start + block.period * k, Action(stage, kind, k)))
+    ordered = [[action for _, action in sorted(row)] for row in rows]
+    return Schedule(name, with_weights(ordered, room=problem.caps, amounts=problem.activation), problem.placement)
+
+
+def regular(problem: Problem) -> Iterator[Block]:
+    """Blocks whose passes go on at an even pace, with the fewest waits between passes in which no actions meet."""
+    passes = _passes(problem)
+    shortest = 3 * max(map(len, problem.stages_of))
+    paces: Iterator[tuple[int, ...]] = itertools.product(PACES, repeat=len(passes))
+    if len(PACES) ** len(passes) > MOST_REGULAR:  # passes of F have two paces in turn, and those of I have two
+        half = len(passes) // 2
+        paces = ((*(f[i % 2] for i in range(half)), *(b[i % 2] for i in range(half))) for f, b in _pairs_of_paces())
+    for each in paces:
+        block = _regular_block(problem, passes, each, shortest)
+        if block is not None:
+            yield block
+
+
+def _pairs_of_paces() -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    two = list(itertools.product(PACES, repeat=2))
+    return itertools.product(two, two)
+
+
+def _passes(problem: Problem) -> list[list[tuple[int, Kind]]]:
+    """The F and then the I of a microbatch, cut where a rank comes up for the second time."""
+    passes: list[list[tuple[int, Kind]]] = []
+    for kind, stages in ((Kind.F, range(problem.num_stages)), (Kind.I, reversed(range(problem.num_stages)))):
+        seen: set[int] = set()
+        for number, stage in enumerate(stages):
+            rank = problem.placement[stage]
+            if number == 0 or rank in seen:
+                passes.append([])
+                seen = set()
+            seen.add(rank)
+            passes[-1].append((stage, kind))
+    return passes
+
+
+def _regular_block(
+    problem: Problem, passes: Sequence[Sequence[tuple[int, Kind]]], paces: Sequence[int], period: int
+) -> Block | None:
+    """Places pass after pass as early as no two actions of a rank meet; None if a pass would wait too long."""
+    starts: dict[tuple[int, Kind], int] = {}
+    taken: list[set[int]] = [set() for _ in range(problem.num_ranks)]
+    begin = 0
+    for actions, pace in zip(passes, paces, strict=True):
+        for wait in range(MOST_WAIT + 1):
+            units = [begin + wait + pace * i for i in range(len(actions))]
+            places = [
+                (problem.placement[stage], unit % period) for (stage, _), unit in zip(actions, units, strict=True)
+            ]
+            if all(unit not in taken[rank] for rank, unit in places):
+                break
+        else:
+            return None
+        for rank, unit in places:
+            taken[rank].add(unit)
+        starts.update(zip(actions, units, strict=True))
+        begin = units[-1] + 1
+    return Block(starts, period)
+
+
+def solved(problem: Problem) -> tuple[Block | None, int]:
+    """Finds a block with the shortest period that the caps allow, and of those one that ends soonest.
+
+    Args:
+      problem: the problem; of its costs nothing is used.
+
+    Returns:
+      The block, or None if none was found within the limits on size and nodes, and a number of units that no shorter
+      period can have. A longer period was not found either if both are equal.
+    """
+    proven = least = _least_period(problem)
+    for period in range(least, 2 * problem.num_stages + 2):  # in the longest, a microbatch ends as the next begins
+        if 3 * problem.num_stages * period > MOST_BINARIES:
+            break
+        block, infeasible = _BlockProgram(problem, period).solve()
+        if block is not None:
+            return block, proven
+        if infeasible and proven == period:
+            proven = period + 1
+    return None, proven
+
+
+def _least_period(problem: Problem) -> int:
+    """Units that a rank works for a microbatch, or in which it can let go of what a microbatch holds there."""
+    least = 3 * max(map(len, problem.stages_of))
+    for rank, stages in enumerate(problem.stages_of):
+        lasts = (problem.activation[stage] * (2 * (problem.num_stages - stage) + 1) for stage in stages)
+        least = max(least, math.ceil(sum(lasts) / problem.caps[rank] * (1 - ROUNDING)))
+    return least
+
+
+class _BlockProgram:
+    """The integer program of a period: for each action a unit of the period and a number of whole periods before it."""
+
+    def __init__(self, problem: Problem, period: int):
+        self.problem, self.period = problem, period
+        self._actions = list(itertools.product(range(problem.num_stages), _KINDS))
+        self._index = {action: i for i, action in enumerate(self._actions)}
+        self._width = period + 1  # variables of an action: one for each unit, then the whole periods
+        self._count = len(self._actions) * self._width
+        self._rows: list[tuple[dict[int, float], float, float]] = []
+
+    def solve(self) -> tuple[Block | None, bool]:
+        """Returns a block that ends soonest, or None and whether there is none."""
+        self._choose_units()
+        self._follow()
+        self._fit_memory()
+        data = [(i, column, value) for i, (row, _, _) in enumerate(self._rows) for column, value in row.items()]
+        rows, columns, values = map(np.asarray, zip(*data, strict=True))
+        matrix = sparse.csr_matrix((values, (rows, columns)), shape=(len(self._rows), self._count))
+        low, high = (np.asarray([row[i] for row in self._rows]) for i in (1, 2))
+        upper = np.ones(self._count)
+        upper[self.period :: self._width] = 4 * self.problem.num_stages
+        cost = np.zeros(self._count)
+        for column, value in self._start((0, Kind.I)).items():
+            cost[column] = value
+        for action in self._actions:
+            for column, value in self._start(action).items():
+                cost[column] += value / (10.0 * len(self._actions))
+        result = optimize.milp(
+            cost,
+            constraints=optimize.LinearConstraint(matrix, low, high),
+            bounds=optimize.Bounds(np.zeros(self._count), upper),
+            integrality=np.ones(self._count),
+            options={"node_limit": MOST_NODES},
+        )
+        if result.x is None:
+            return None, result.status == 2
+        starts = {
+            action: round(sum(value * result.x[column] for column, value in self._start(action).items()))
+            for action in self._actions
+            if action[1] is not Kind.W
+        }
+        first = starts[0, Kind.F]
+        return Block({key: start - first for key, start in starts.items()}, self.period), False
+
+    def _start(self, action: tuple[int, Kind]) -> dict[int, float]:
+        begin = self._index[action] * self._width
+        return {begin + unit: float(unit) for unit in range(1, self.period)} | {begin + self.period: float(self.period)}
+
+    def _choose_units(self) -> None:
+        """Each action has one unit of the period, and no two actions of a rank have the same."""
+        for i in range(len(self._actions)):
+            self._rows.append(({i * self._width + unit: 1.0 for unit in range(self.period)}, 1.0, 1.0))
+        for stages in self.problem.stages_of:
+            for unit in range(self.period):
+                own = (self._index[stage, kind] for stage in stages for kind in _KINDS)
+                self._rows.append(({i * self._width + unit: 1.0 for i in own}, 0.0, 1.0))
+
+    def _follow(self) -> None:
+        """Each action begins one unit after what it needs, or later."""
+        for stage, kind in self._actions:
+            for need_stage, need_kind, _ in Action(stage, kind, 0).needs(self.problem.num_stages):
+                row = self._start((stage, kind))
+                for column, value in self._start((need_stage, need_kind)).items():
+                    row[column] = row.get(column, 0.0) - value
+                self._rows.append((row, 1.0, math.inf))
+
+    def _fit_memory(self) -> None:
+        """At the start of each unit no rank holds more than its cap."""
+        problem = self.problem
+        for rank, stages in enumerate(problem.stages_of):
+            if problem.caps[rank] == math.inf:
+                continue
+            for unit in range(self.period):
+                row: dict[int, float] = {}
+                for stage in stages:
+                    held, left = problem.activation[stage], problem.weight_gradient[stage]
+                    for kind, amount in ((Kind.F, held), (Kind.I, left), (Kind.W, -held - left)):
+                        # Begun by now in this period, besides whole periods: a W lets go one unit after its start.
+                        begin = self._index[stage, kind] * self._width
+                        until = unit + 1 if kind is not Kind.W else unit
+                        for each in range(until):
+                            row[begin + each] = row.get(begin + each, 0.0) + amount
+                        row[begin + self.period] = row.get(begin + self.period, 0.0) - amount
+                self._rows.append((row, -math.inf, problem.caps[rank] * (1 + ROUNDING)))

@@ -1,0 +1,264 @@
+"""Times that no schedule can beat, under the caps on memory, for each rank by itself.
+
+A rank has to run F, I and W of all its stages for all microbatches, one at a time. What it needs of other ranks comes
+no sooner than the passes through their stages take if these never wait, and its memory has a cap. The bound is the
+least time in which one rank can do this. All microbatches are alike, so only the numbers of actions begun by each time
+matter, and a linear program over these numbers, which may be fractions, is enough for a bound. Times are rounded down
+to a grid, so that they are whole numbers. A B is an I and a W, one right after the other. In lockstep ranks can only be
+later than in this model. Invariant: no legal schedule within the caps takes less than `lower_bound`.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, sparse
+
+from fiddlex.schedules.schedule import Kind
+from fiddlex.synthesis.problem import ROUNDING, Problem
+
+GRID_STEPS = 4  # steps of the grid in the shortest action
+TOLERANCE = 3e-3  # relative; the bound is at most so much below the best that the model gives
+MOST_CELLS = 3000  # numbers of actions times steps of the grid in the linear program of a rank
+
+_KINDS = (Kind.F, Kind.I, Kind.W)
+
+
+def lower_bound(problem: Problem, known: float = math.inf) -> float:
+    """Returns a time that no schedule within the caps beats, in the sense of `Judged.time`.
+
+    Args:
+      problem: the problem.
+      known: the time of a schedule that was found; the bound is never larger.
+    """
+    bounds = [_bound(times, problem, known - shared) + shared for times, shared in _relaxations(problem)]
+    return min(max(bounds), known)
+
+
+class Times(NamedTuple):
+    """Times of a relaxation.
+
+    Attributes:
+      durations: the time of each kind on each stage.
+      hops: the time of a message from each stage to another rank.
+    """
+
+    durations: dict[Kind, tuple[float, ...]]
+    hops: tuple[float, ...]
+
+
+def _relaxations(problem: Problem) -> list[tuple[Times, float]]:
+    """Times that a schedule can only exceed, each with what all ranks spend together besides them.
+
+    In lockstep all ranks embed and score together; leaving that time out, hops may be hidden by it.
+    """
+    costs, stages = problem.costs, problem.num_stages
+    durations, hops = problem.durations, costs.per_stage(stages)["hop"]
+    if problem.clock == "free_running":
+        forward, inputs = list(durations[Kind.F]), list(durations[Kind.I])
+        forward[0] += costs.embed
+        forward[-1] += costs.head
+        inputs[0] += costs.embed_backward
+        return [(Times({**durations, Kind.F: tuple(forward), Kind.I: tuple(inputs)}, hops), 0.0)]
+    shared = problem.num_microbatches * (costs.embed + costs.head + costs.embed_backward)
+    with_hops, without = Times(durations, hops), Times(durations, (0.0,) * stages)
+    return [(with_hops, 0.0), (without, shared)] if shared or any(hops) else [(without, 0.0)]
+
+
+def _bound(times: Times, problem: Problem, known: float) -> float:
+    """The longest of the least times of the ranks."""
+    work = [sum(times.durations[kind][s] for kind in _KINDS for s in stages) for stages in problem.stages_of]
+    best = problem.num_microbatches * max(work)
+    ends = problem.clock == "lockstep"
+    if ends:  # the first F of a rank comes after those of the stages before, and other ranks run after its last I
+        for rank, stages in enumerate(problem.stages_of):
+            best = max(best, _head(times, problem, stages[0]) + problem.num_microbatches * work[rank])
+    shortest = min(min(times.durations[kind]) for kind in _KINDS)
+    for rank in range(problem.num_ranks):
+        best = max(best, problem.num_microbatches * _held(times, problem, rank) / problem.caps[rank])
+    coarse = 3 * max(map(len, problem.stages_of)) * best / MOST_CELLS
+    step = max(_grid(times, shortest / GRID_STEPS), coarse)
+    if step > shortest:  # too coarse to say anything
+        return best
+    for rank in _examined(problem, work):
+        best = max(best, _of_rank(times, problem, rank, step, best, known))
+        if best >= known * (1 - ROUNDING):
+            break
+    return best
+
+
+def _examined(problem: Problem, work: Sequence[float]) -> list[int]:
+    """The ranks whose linear program is solved: first, last and middle one, and the one with most work.
+
+    The first and the last have the longest round trips, and each program takes a while.
+    """
+    last = problem.num_ranks - 1
+    return list(dict.fromkeys([0, last, last // 2, max(range(last + 1), key=lambda rank: work[rank])]))
+
+
+def _grid(times: Times, step: float) -> float:
+    """The largest step of at most the shortest action of which all times are multiples, or else `step`."""
+    values = {value for kind in _KINDS for value in times.durations[kind]} | {hop for hop in times.hops if hop}
+    shortest = min(values)
+    for parts in range(1, 13):
+        exact = shortest / parts
+        if all(abs(value / exact - round(value / exact)) < ROUNDING * value / exact for value in values):
+            return exact
+    return step
+
+
+def _path(times: Times, problem: Problem, kind: Kind, stages: Sequence[int]) -> float:
+    """Time from the start of the first of consecutive stages' actions to the arrival at the stage after the last."""
+    total, step = 0.0, 1 if kind is Kind.F else -1
+    for stage in stages:
+        total += times.durations[kind][stage]
+        after = stage + step
+        if 0 <= after < problem.num_stages and problem.placement[after] != problem.placement[stage]:
+            total += times.hops[stage]
+    return total
+
+
+def _held(times: Times, problem: Problem, rank: int) -> float:
+    """Amount × time that a microbatch takes of the memory of a rank, at least."""
+    total, last = 0.0, problem.num_stages - 1
+    for stage in problem.stages_of[rank]:
+        trip = _path(times, problem, Kind.F, range(stage, last + 1))
+        trip += _path(times, problem, Kind.I, range(last, stage, -1))
+        lasts = trip + times.durations[Kind.I][stage] + times.durations[Kind.W][stage]
+        total += problem.activation[stage] * lasts + problem.weight_gradient[stage] * (lasts - trip)
+    return total
+
+
+def _head(times: Times, problem: Problem, stage: int) -> float:
+    return _path(times, problem, Kind.F, range(stage))
+
+
+def _of_rank(times: Times, problem: Problem, rank: int, step: float, least: float, known: float) -> float:
+    """The least time of a rank, if it is more than `least`: found by halving the interval up to `known`."""
+    program = _Program(times, problem, rank, step)
+    low = math.ceil(least / step * (1 - ROUNDING))  # in steps: the rank needs at least this long
+    if program.feasible(low):
+        return least
+    high = math.ceil(known / step * (1 - ROUNDING)) if known < math.inf else 2 * low
+    while known == math.inf and not program.feasible(high):
+        low, high = high, 2 * high
+    while high - low > max(1, TOLERANCE * low):
+        middle = (low + high) // 2
+        low, high = (low, middle) if program.feasible(middle) else (middle, high)
+    return min((low + 1) * step, known)
+
+
+class _Program:
+    """The linear program of one rank; times are in steps of the grid."""
+
+    def __init__(self, times: Times, problem: Problem, rank: int, step: float):
+        def down(time: float) -> int:
+            return math.floor(time / step * (1 + ROUNDING))
+
+        self._stages = stages = problem.stages_of[rank]
+        self._number = problem.num_microbatches
+        self._curves = {(stage, kind): i for i, (stage, kind) in enumerate((s, k) for s in stages for k in _KINDS)}
+        self._length = {(stage, kind): down(times.durations[kind][stage]) for stage in stages for kind in _KINDS}
+        self._cap = problem.caps[rank]
+        self._activation = {stage: problem.activation[stage] for stage in stages}
+        self._weight = {stage: problem.weight_gradient[stage] for stage in stages}
+        last = problem.num_stages - 1
+        self._lags: list[tuple[tuple[int, Kind], tuple[int, Kind], int]] = []
+        for stage, after in itertools.pairwise(stages):
+            self._lag((stage, Kind.F), (after, Kind.F), down(_path(times, problem, Kind.F, range(stage, after))))
+            self._lag((after, Kind.I), (stage, Kind.I), down(_path(times, problem, Kind.I, range(after, stage, -1))))
+        turn = _path(times, problem, Kind.F, range(stages[-1], last + 1))
+        turn += _path(times, problem, Kind.I, range(last, stages[-1], -1))
+        self._lag((stages[-1], Kind.F), (stages[-1], Kind.I), down(turn))
+        for stage in stages:
+            self._lag((stage, Kind.I), (stage, Kind.W), self._length[stage, Kind.I])
+        self._head = self._tails = None
+        if problem.clock == "lockstep":
+            self._head = down(_head(times, problem, stages[0]))
+            end = times.durations[Kind.W][0]
+            self._tails = {s: down(_path(times, problem, Kind.I, range(s, -1, -1)) + end) for s in stages}
+
+    @property
+    def size(self) -> int:
+        """Number of curves."""
+        return len(self._curves)
+
+    def _lag(self, first: tuple[int, Kind], second: tuple[int, Kind], lag: int) -> None:
+        self._lags.append((first, second, lag))
+
+    def feasible(self, horizon: int) -> bool:
+        """Whether all actions can begin and end between 0 and `horizon`, in fractions."""
+        rows = _Rows(len(self._curves), horizon)
+        upper = np.full((len(self._curves), horizon), float(self._number))
+        lower = np.zeros_like(upper)
+        for key, curve in self._curves.items():
+            end = horizon - self._length[key]
+            if key[1] is Kind.I and self._tails is not None:
+                end = min(end, horizon - self._tails[key[0]])
+            if end < 0:
+                return False
+            lower[curve, end:] = self._number
+        if self._head:
+            upper[self._curves[self._stages[0], Kind.F], : self._head] = 0.0
+        rows.monotonic()
+        for first, second, lag in self._lags:
+            rows.at_most([(self._curves[second], 0, 1.0), (self._curves[first], lag, -1.0)], 0.0)
+        machine, memory = [], []
+        for key, curve in self._curves.items():
+            machine += [(curve, 0, 1.0), (curve, self._length[key], -1.0)]
+        rows.at_most(machine, 1.0)
+        for stage in self._stages:
+            f, i, w = (self._curves[stage, kind] for kind in _KINDS)
+            held, left = self._activation[stage], self._weight[stage]
+            memory += [(f, 0, held), (i, 0, left), (w, self._length[stage, Kind.W], -held - left)]
+        if self._cap < math.inf:
+            rows.at_most(memory, self._cap * (1 + ROUNDING))
+            held = 0.0
+            for stage, after in itertools.pairwise(self._stages):
+                # Microbatches between two stages hold all stages so far, and one of them must have room to go on.
+                held += self._activation[stage]
+                most = math.floor((self._cap - self._activation[after]) / held * (1 + ROUNDING))
+                rows.at_most([(self._curves[stage, Kind.F], 0, 1.0), (self._curves[after, Kind.F], 0, -1.0)], most)
+        result = optimize.linprog(
+            np.zeros(upper.size),
+            A_ub=rows.matrix(),
+            b_ub=rows.limits(),
+            bounds=np.stack([lower.ravel(), upper.ravel()], axis=1),
+            method="highs",
+        )
+        return result.status != 2  # 2: infeasible; anything else proves nothing
+
+
+class _Rows:
+    """Rows of a linear program over curves: how many actions have begun by each step."""
+
+    def __init__(self, num_curves: int, horizon: int):
+        self._num_curves, self._horizon = num_curves, horizon
+        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._limits: list[np.ndarray] = []
+        self._count = 0
+
+    def monotonic(self) -> None:
+        """Adds that no curve falls."""
+        for curve in range(self._num_curves):
+            self.at_most([(curve, 1, 1.0), (curve, 0, -1.0)], 0.0)
+
+    def at_most(self, terms: Sequence[tuple[int, int, float]], limit: float) -> None:
+        """Adds for every step that the sum of factor × (curve as it was `lag` steps earlier) is at most `limit`."""
+        steps = np.arange(self._horizon)
+        for curve, lag, factor in terms:
+            then = steps - lag
+            there = then >= 0
+            columns = curve * self._horizon + then[there]
+            self._parts.append((self._count + steps[there], columns, np.full(len(columns), factor)))
+        self._limits.append(np.full(self._horizon, limit))
+        self._count += self._horizon
+
+    def matrix(self) -> sparse.csr_matrix:
+        rows, columns, values = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))
+        return sparse.csr_matrix((values, (rows, columns)), shape=(self._count, self._num_curves * self._horizon))
+
+    def limits(self) -> np.ndarray:
+        return np.concatenate(self._limits)

@@ -1,0 +1,181 @@
+"""Builds a whole schedule by running it: every rank takes the best action that is ready, under limits.
+
+The only choices are which kind of action goes first, how many microbatches each stage lets in ahead of their backward
+passes, and whether a rank that waits for the next F or I fills a gap that is shorter than a W. `search` tries many such
+rules. Memory never exceeds the caps. What a microbatch holds is sure to be let go of once the microbatch has run the F
+of all stages of the rank. An F waits if the microbatches before that point would leave no room for one of them to reach
+it, so no rank waits for ever. Invariant: the result is a legal schedule within the
+caps of the problem.
+"""
+
+import heapq
+import math
+from typing import NamedTuple
+
+from fiddlex.schedules.schedule import Action, Kind, Schedule
+from fiddlex.simulate.clock import Costs
+from fiddlex.synthesis.problem import ROUNDING, Problem
+
+
+class Rules(NamedTuple):
+    """How ranks choose.
+
+    Attributes:
+      ahead: for each stage, the most microbatches whose F has begun and whose I or B has not.
+      splits: whether backward passes are I and W, or B.
+      forward_first: whether an F goes before an I or B that is ready too.
+      deep_first: whether, of several F or of several I, the one further along the pass of its microbatch goes first;
+        otherwise that of the earlier microbatch.
+      reserves: whether an F waits until there is room for the later stages of its rank too, beside all that the rank
+        holds; otherwise it waits only as long as it must.
+      patience: a rank runs a W while it waits for an F or I only if it has to wait for at least this share of the W.
+      unit: whether all actions take one unit while the schedule is built, as ticks do, instead of their times.
+    """
+
+    ahead: tuple[int, ...]
+    splits: bool = True
+    forward_first: bool = False
+    deep_first: bool = True
+    reserves: bool = False
+    patience: float = 0.0
+    unit: bool = False
+
+
+def round_trips(problem: Problem) -> tuple[float, ...]:
+    """For each stage, how many microbatches are in flight from its F to its backward pass if no rank ever waits.
+
+    It is the time of the passes through the stages that follow and back, divided by the work of the busiest rank.
+    """
+    inputs, forwards = problem.durations[Kind.I], problem.durations[Kind.F]
+    hops = problem.costs.per_stage(problem.num_stages)["hop"]
+    work = [sum(problem.durations[Kind.B][s] + forwards[s] for s in stages) for stages in problem.stages_of]
+    trips, trip = [0.0] * problem.num_stages, 0.0
+    for stage in reversed(range(problem.num_stages)):
+        trip += forwards[stage] + inputs[stage]
+        if stage + 1 < problem.num_stages and problem.placement[stage] != problem.placement[stage + 1]:
+            trip += hops[stage] + hops[stage + 1]
+        trips[stage] = trip / max(work)
+    return tuple(trips)
+
+
+def build(problem: Problem, rules: Rules, name: str = "auto") -> Schedule:
+    """Returns the schedule that ranks with these rules run."""
+    return _Run(problem, rules).schedule(name)
+
+
+class _Run:
+    """The state of all ranks at one time."""
+
+    def __init__(self, problem: Problem, rules: Rules):
+        self.problem, self.rules = problem, rules
+        costs = Costs() if rules.unit else problem.costs
+        self._durations = costs.durations(problem.num_stages)
+        self._hops = costs.per_stage(problem.num_stages)["hop"]
+        backward = Kind.I if rules.splits else Kind.B
+        self._kinds = (Kind.F, backward, Kind.W) if rules.splits else (Kind.F, backward)
+        stages, m = range(problem.num_stages), problem.num_microbatches
+        self._begun = {kind: [0] * problem.num_stages for kind in Kind}  # the microbatches of a stage run in order
+        self._arrival = {  # when what an action needs from another action is there; m + 1, since none has number m
+            kind: [[math.inf] * (m + 1) for _ in stages] for kind in self._kinds
+        }
+        self._arrival[Kind.F][0] = [0.0] * m + [math.inf]
+        self._rows: list[list[Action]] = [[] for _ in range(problem.num_ranks)]
+        self._held = [0.0] * problem.num_ranks  # what each rank holds
+        self._unsure = [0.0] * problem.num_ranks  # the part of it that needs more room before it is let go of
+        self._caps = [cap * (1 + ROUNDING) for cap in problem.caps]
+        self._later = [0.0] * problem.num_stages  # what the later stages on the rank of a stage take
+        for own in problem.stages_of:
+            for stage, after in zip(reversed(own[:-1]), reversed(own[1:]), strict=True):
+                self._later[stage] = self._later[after] + problem.activation[after]
+        self._backward = backward
+
+    def schedule(self, name: str) -> Schedule:
+        free = [0.0] * self.problem.num_ranks
+        wakes = [(0.0, rank) for rank in range(self.problem.num_ranks)]
+        while wakes:
+            now, rank = heapq.heappop(wakes)
+            while wakes and wakes[0] == (now, rank):
+                heapq.heappop(wakes)
+            if free[rank] > now:
+                continue
+            chosen = self._choose(rank, now)
+            if chosen is None:
+                continue
+            stage, kind = chosen
+            free[rank] = end = now + self._durations[kind][stage]
+            heapq.heappush(wakes, (end, rank))
+            for time, other in self._run(rank, stage, kind, end):
+                heapq.heappush(wakes, (time, other))
+        return Schedule(name, tuple(map(tuple, self._rows)), self.problem.placement, strict=not self.rules.splits)
+
+    def _choose(self, rank: int, now: float) -> tuple[int, Kind] | None:
+        forward, forward_at = self._next(rank, Kind.F, now)
+        backward, backward_at = self._next(rank, self._backward, now)
+        order = [(forward, forward_at, Kind.F), (backward, backward_at, self._backward)]
+        for stage, at, kind in order if self.rules.forward_first else reversed(order):
+            if stage is not None and at <= now:
+                return stage, kind
+        if not self.rules.splits:
+            return None
+        weight, _ = self._next(rank, Kind.W, now)
+        if weight is None:
+            return None
+        wait = min(forward_at, backward_at) - now
+        if wait < self.rules.patience * self._durations[Kind.W][weight]:
+            return None
+        return weight, Kind.W
+
+    def _next(self, rank: int, kind: Kind, now: float) -> tuple[int | None, float]:
+        """The stage whose action of a kind may begin first, and when: the best of those that are ready now."""
+        best: tuple[float, tuple[int, int], int] | None = None
+        begun, arrival = self._begun[kind], self._arrival[kind]
+        for stage in self.problem.stages_of[rank]:
+            microbatch = begun[stage]
+            at = arrival[stage][microbatch]
+            if at == math.inf or (kind is Kind.F and not self._may_begin(rank, stage)):
+                continue
+            depth = -stage if kind is Kind.F else stage
+            key = (depth, microbatch) if self.rules.deep_first else (microbatch, depth)
+            candidate = (max(at, now), key, stage)
+            if best is None or candidate < best:
+                best = candidate
+        return (best[2], best[0]) if best else (None, math.inf)
+
+    def _may_begin(self, rank: int, stage: int) -> bool:
+        """Whether the limit and the memory let an F of a stage begin."""
+        ahead = self._begun[Kind.F][stage] - self._begun[self._backward][stage]
+        if ahead >= self.rules.ahead[stage]:
+            return False
+        more, cap, later = self.problem.activation[stage], self._caps[rank], self._later[stage]
+        if self.rules.reserves:
+            return self._held[rank] + more + later <= cap
+        return self._held[rank] + more <= cap and self._unsure[rank] + more + later <= cap
+
+    def _run(self, rank: int, stage: int, kind: Kind, end: float) -> list[tuple[float, int]]:
+        """Runs the next action of a kind; returns when which ranks can use what it makes."""
+        problem = self.problem
+        microbatch = self._begun[kind][stage]
+        self._begun[kind][stage] += 1
+        self._rows[rank].append(Action(stage, kind, microbatch))
+        if kind is Kind.F:
+            self._held[rank] += problem.activation[stage]
+            self._unsure[rank] += problem.activation[stage]
+            if stage == problem.stages_of[rank][-1]:
+                self._unsure[rank] -= problem.least[rank]
+        elif kind is not Kind.I:
+            self._held[rank] -= problem.activation[stage]
+        if kind is Kind.W:
+            return []
+        if kind is Kind.I:
+            self._arrival[Kind.W][stage][microbatch] = end
+        last = problem.num_stages - 1
+        if kind is Kind.F:
+            target, product = (stage + 1, Kind.F) if stage < last else (stage, self._backward)
+        elif stage:
+            target, product = stage - 1, self._backward
+        else:
+            return []
+        other = problem.placement[target]
+        time = end + (self._hops[stage] if other != rank else 0.0)
+        self._arrival[product][target][microbatch] = time
+        return [(time, other)]

@@ -1,0 +1,162 @@
+"""The best schedule found for a problem: candidates of every kind, then a local search from the best of them.
+
+The candidates are the schedules that have names, those of `greedy` under many rules, and those that repeat a block.
+All are judged by the same clock under the same caps, so the result is never worse than a named schedule. The search
+draws from a seed and counts its work in actions, not in seconds: the same inputs give the same schedule on every
+machine and in every process. Invariant: the schedule that `find` returns is legal and within the caps.
+"""
+
+import dataclasses
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fiddlex.errors import ScheduleError
+from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.schedule import Schedule
+from fiddlex.schedules.validate import validate
+from fiddlex.synthesis import blocks, bounds, greedy
+from fiddlex.synthesis.local_search import improve
+from fiddlex.synthesis.problem import ROUNDING, Judged, Problem
+
+EFFORT = 1_000_000  # actions that candidates and moves of a search have in all: a few seconds
+SHARE_OF_MOVES = 0.4  # of the effort
+STARTS = 3  # best candidates from which the local search goes on
+_AHEAD = (0, 1, 2, 4, math.inf)  # microbatches that a stage lets in beyond a round trip
+NAME = "auto"
+
+
+class Found(NamedTuple):
+    """What a search found.
+
+    Attributes:
+      schedule: the best schedule.
+      judged: how good it is.
+      bound: a time that no schedule beats with its placement of stages, or 0 if none was computed.
+      origin: what made it, for people.
+      tried: number of schedules that were judged.
+    """
+
+    schedule: Schedule
+    judged: Judged
+    bound: float
+    origin: str
+    tried: int
+
+
+class _Candidate(NamedTuple):
+    judged: Judged
+    number: int  # breaks ties
+    schedule: Schedule
+    origin: str
+
+
+def find(problem: Problem, *, effort: int = EFFORT, seed: int = 0, with_bound: bool = True) -> Found:
+    """Searches for the best schedule of a problem.
+
+    Args:
+      problem: what is asked for.
+      effort: number of actions that all candidates have together.
+      seed: seed of the local search.
+      with_bound: whether to compute a bound too.
+
+    Raises:
+      ScheduleError: when no schedule within the caps was found, which cannot happen for caps that `Problem` accepts
+        unless an I leaves more for its W than fits.
+    """
+    best: list[_Candidate] = []
+    size = 3 * problem.num_stages * problem.num_microbatches
+    bound, tried = 0.0, 0
+    most = math.ceil(effort * (1 - SHARE_OF_MOVES) / size)
+    for candidates in (_named(problem), _others(problem, most)):
+        if _reached(best, bound):
+            break
+        for schedule, origin in candidates:
+            judged = problem.judge(schedule)
+            tried += 1
+            if judged is not None:
+                best.append(_Candidate(judged, tried, schedule, origin))
+                best = heapq.nsmallest(STARTS, best, key=_rank)
+        if best and with_bound and not bound:
+            bound = bounds.lower_bound(problem, best[0].judged.time)
+    if not best:
+        raise ScheduleError(
+            f"no schedule of {problem.num_ranks} ranks and {problem.num_microbatches} microbatches was found within "
+            f"caps of {max(problem.caps):g}: what an I leaves for its W does not fit. Give a larger cap."
+        )
+    if not _reached(best, bound):
+        tries = int(effort * SHARE_OF_MOVES / size / len(best))
+        for number, start in enumerate(best):
+            schedule, judged = improve(problem, start.schedule, start.judged, tries=tries, seed=seed + number)
+            tried += tries
+            origin = f"{start.origin}, then moves" if judged.better_than(start.judged) else start.origin
+            best[number] = _Candidate(judged, start.number, schedule, origin)
+    winner = min(best, key=_rank)
+    schedule = validate(dataclasses.replace(winner.schedule, name=NAME))
+    return Found(schedule, winner.judged, min(bound, winner.judged.time), winner.origin, tried)
+
+
+def _rank(candidate: _Candidate) -> tuple[float, float, int]:
+    return candidate.judged.time, candidate.judged.makespan, candidate.number
+
+
+def _reached(best: list[_Candidate], bound: float) -> bool:
+    """Whether no schedule can be better than the best."""
+    return bool(best) and best[0].judged.time <= bound * (1 + ROUNDING)
+
+
+def _others(problem: Problem, most: int) -> Iterator[tuple[Schedule, str]]:
+    """Up to `most` schedules without a name: of rules and of blocks in turn, until there are no more."""
+    pairs = itertools.zip_longest(_of_rules(problem), _of_blocks(problem))
+    return itertools.islice((candidate for pair in pairs for candidate in pair if candidate is not None), most)
+
+
+def _named(problem: Problem) -> Iterator[tuple[Schedule, str]]:
+    """The named schedules that have this placement."""
+    chunks = max(map(len, problem.stages_of))
+    for name, generator in GENERATORS.items():
+        try:
+            schedule = generator(pipe=problem.num_ranks, chunks=chunks, num_microbatches=problem.num_microbatches)
+        except ScheduleError:  # there is none of this size
+            continue
+        if schedule.placement != problem.placement:
+            continue
+        yield schedule, name
+        if problem.clock == "lockstep" and not schedule.split_backward:
+            yield dataclasses.replace(schedule, strict=True), f"{name}, strict"
+
+
+def _of_rules(problem: Problem) -> Iterator[tuple[Schedule, str]]:
+    """What ranks with many rules run."""
+    trips = greedy.round_trips(problem)
+    units = (False, True) if problem.clock == "lockstep" else (False,)
+    for ahead, reserves, first, deep, unit, patience in itertools.product(
+        _AHEAD, (True, False), (False, True), (True, False), units, (0.0, 1.0)
+    ):
+        limits = tuple(_limit(trip, ahead) for trip in trips)
+        rules = greedy.Rules(limits, True, first, deep, reserves, patience, unit)
+        yield greedy.build(problem, rules), f"rules {_told(ahead)}"
+        if not patience:
+            schedule = greedy.build(problem, rules._replace(splits=False))
+            yield schedule, f"rules {_told(ahead)}, whole backwards"
+            if problem.clock == "lockstep":
+                yield dataclasses.replace(schedule, strict=False), f"rules {_told(ahead)}, whole backwards, ahead"
+
+
+def _limit(trip: float, ahead: float) -> int:
+    return 2**31 if ahead == math.inf else max(1, math.ceil(trip - 1e-9)) + int(ahead)
+
+
+def _told(ahead: float) -> str:
+    return "without limits" if ahead == math.inf else f"with {ahead:g} beyond a round trip"
+
+
+def _of_blocks(problem: Problem) -> Iterator[tuple[Schedule, str]]:
+    """Schedules that repeat a block."""
+    for block in blocks.regular(problem):
+        yield blocks.repeated(problem, block), f"a regular block of {block.period} units"
+    shortest, _ = blocks.solved(problem)
+    if shortest is not None:
+        yield blocks.repeated(problem, shortest), f"the shortest block, of {shortest.period} units"
