@@ -214,7 +214,12 @@ def test_stopped_and_resumed(number: int, tmp_path: pathlib.Path, text_file: pat
         ),
         ("train", ["--config.pipeline.num_microbatches=1"], 2, "the microbatches must be a multiple of the ranks"),
         ("train", ["--config.pipeline.schedule=1f2b"], 2, "there is no schedule '1f2b'. Did you mean '1f1b'?"),
-        ("train", ["--config.pipeline.layers_per_stage=2,2"], 2, "has 2 stages and 4 layers; there are 4 stages"),
+        (
+            "train",
+            ["--config.pipeline.layers_per_stage=2,2"],
+            2,
+            "has 2 stages and 4 layers; the schedule has 4 stages",
+        ),
         ("train", ["--config.optimizer.name=adamw2"], 2, "Did you mean 'adamw'?"),
         ("train", ["--config.pipeline.stash_memory=host"], 2, "CPU devices have one memory"),
         ("train", ["--config.optimizer.offload=true"], 2, "optimizer.offload=true: CPU devices have one memory"),

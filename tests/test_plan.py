@@ -247,7 +247,12 @@ def test_unequal_stages_are_told_for_a_config_and_for_a_profile(profile):
         (["--config=gpt_tiny", "--num_microbatches=4"], 2, "--num_microbatches=4 is of --profile_graph."),
         (["--config=gpt_tiny", "--partition", "--num_devices=12"], 2, "--num_devices=12 are not whole groups of the 8"),
         (["PROFILE"], 2, "graph.txt needs --partition"),
-        (["PROFILE", "--partition", "--config=gpt_tiny"], 2, "--config: --profile_graph takes the place of a config."),
+        (["PROFILE", "--partition", "--config=gpt_tiny"], 2, "--config: --profile_graph takes the place of a config,"),
+        (
+            ["PROFILE", "--partition", "--keep=2", "--semantics=sync", "--config.model.num_layers=3"],
+            2,
+            "--config.…, --semantics, --keep: --profile_graph takes the place of a config, and there are no uniform",
+        ),
         (["PROFILE", "--partition", "--hbm_gib=0.1"], 1, "No pipeline of stages on 16 devices fits 0.1 GiB a device"),
         (["--profile_graph=/no/such", "--partition"], 2, "--profile_graph=/no/such cannot be read: No such file"),
     ],

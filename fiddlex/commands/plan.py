@@ -22,10 +22,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
+from ml_collections import config_flags
 
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config
+from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.layouts import HEADROOM, OBJECTIVES, SEMANTICS, Layout, Problem
 from fiddlex.planner.no_plan import why_none
@@ -139,11 +141,22 @@ def _check_partition_flags() -> None:
     if not _CONFIG.present and not profile:
         raise ConfigError("--config is required: the model to plan for (or --partition --profile_graph=FILE).")
     of_plans = {"--write": _WRITE.value, "--verify": _VERIFY.value, "--objective": _OBJECTIVE.value != "time"}
-    of_config = {"--config": _CONFIG.present, "--global_batch_size": _BATCH.value}
     if given := [name for name, value in of_plans.items() if value and _PARTITION.value]:
         raise ConfigError(f"{', '.join(given)}: --partition only prints the fastest pipelines. Leave it out.")
-    if given := [name for name, value in of_config.items() if value and profile]:
-        raise ConfigError(f"{', '.join(given)}: --profile_graph takes the place of a config. Leave one out.")
+    if not profile:
+        return
+    of_config = {
+        "--config": _CONFIG.present,
+        "--config.…": config_flags.get_override_values(flags.FLAGS["config"]),
+        "--global_batch_size": _BATCH.value,
+        "--semantics": _SEMANTICS.present,
+        "--keep": _KEEP.present,
+    }
+    if given := [name for name, value in of_config.items() if value]:
+        raise ConfigError(
+            f"{', '.join(given)}: --profile_graph takes the place of a config, and there are no uniform layouts for a "
+            "profile. Leave one out."
+        )
 
 
 def _profile_answers(path: str) -> Answers:
@@ -257,7 +270,7 @@ def compile_plan(config: Config, name: str) -> dict[str, Any]:
 def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:
     title = f"{describe(problem)}: planned for {problem.topology.name} on {datetime.date.today()} by fiddlex plan."
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_python(config, title), encoding="utf-8")
+    write_output(path, as_python(config, title))
     logger.info("wrote %s", path)
     place = f"--topology={problem.topology.name} --num_devices={config.mesh.num_devices} --workdir=DIR"
     logger.info("fiddlex launch slurm --config=%s %s makes a job file of it (also jobset, mpi, ssh).", path, place)

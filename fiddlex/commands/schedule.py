@@ -19,13 +19,14 @@ import logging
 import math
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from absl import flags
 
 from fiddlex.config.output_format import output_format
 from fiddlex.config.readable import counted
 from fiddlex.config.sections import MEMORIES, ORDERS
+from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
@@ -97,7 +98,8 @@ _CLOCK = flags.DEFINE_enum(
     "clock",
     "both",
     ["both", "free_running", "lockstep"],
-    "what text and pictures of one batch show; auto finds the best schedule for it, with both for lockstep",
+    "the clocks to show; a batch after another runs in lockstep; auto finds the best schedule for it, with both for "
+    "lockstep",
 )
 _PICTURES = ("svg", "pdf", "png")
 _ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json"} | {f".{picture}": picture for picture in _PICTURES}
@@ -181,7 +183,7 @@ def _compare(
     there = [row for row in rows if isinstance(row, Compared)]
     if not there:
         raise ScheduleError("\n".join(row.reason for row in rows if isinstance(row, Missing)))
-    clocks = {clock: title for clock, title in _CLOCKS.items() if _CLOCK.value in ("both", clock)}
+    clocks = _clocks()
     if form in _PICTURES and output:
         from fiddlex.simulate.plots import draw, save  # matplotlib is an extra, and slow to import
 
@@ -191,7 +193,7 @@ def _compare(
         runs = {f"{row.name}, {clocks[clock]}": row.timelines[clock] for row in there for clock in clocks}
         save(draw(runs, brief=True), output, format=form)
     elif form == "json":
-        _write(json.dumps({"bubble": BUBBLE, "schedules": list(map(_compared, rows))}) + "\n", output)
+        _write(json.dumps({"bubble": BUBBLE, "schedules": [_compared(row, clocks) for row in rows]}) + "\n", output)
     else:
         _write(comparison_text(rows, costs, clocks), output)
 
@@ -229,41 +231,47 @@ def _check_comparison(names: list[str], costs: Costs, form: str) -> None:
         raise ConfigError("csv is the format of one schedule: give --name instead of --compare, or another format.")
 
 
-def _compared(row: Compared | Missing) -> dict[str, object]:
+def _compared(row: Compared | Missing, clocks: Iterable[str]) -> dict[str, object]:
     """A row of the comparison, for JSON."""
     if isinstance(row, Missing):
         return {"name": row.name, "error": row.reason}
-    clocks = {clock: _costs(timeline) for clock, timeline in row.timelines.items()}
-    return _facts(row.lowered) | {"name": row.name, "costs": str(row.costs)} | clocks
+    timelines = {clock: _costs(row.timelines[clock]) for clock in clocks}
+    return _facts(row.lowered) | {"name": row.name, "costs": str(row.costs)} | timelines
 
 
 def _show(
     make: Callable[..., Schedule], costs: Costs, form: str, output: pathlib.Path | None, found: Found | None = None
 ) -> None:
     """Prints, draws or exports one schedule, which a search may have found."""
+    if form == "csv":
+        _check_table(searched=found is not None)
+    if form in _PICTURES and _SEMANTICS.value and _CLOCK.value == "free_running":
+        raise ConfigError(
+            f"--clock=free_running with --semantics={_SEMANTICS.value}: pictures of one batch after another are in "
+            "lockstep. Leave --clock out."
+        )
     schedule = make(num_microbatches=_MICROBATCHES.value)
+    if _ORDER.value != "auto" and not schedule.has_whole:
+        logger.warning(
+            "--order=%s changes nothing: schedule %s splits all backward passes into I and W, and each rank then runs "
+            "one action per tick in the schedule's order.",
+            _ORDER.value,
+            schedule.name,
+        )
     lowered, windows = lower(schedule, spills=_STASH_MEMORY.value == "host"), _windows(schedule, make)
     stream = _stream(lowered, costs)
     timelines = {"free_running": free_running(schedule, costs), "lockstep": lockstep(lowered, costs, stream)}
-    shown = {clock: run for clock, run in timelines.items() if _CLOCK.value in ("both", clock)}
+    shown = {clock: timelines[clock] for clock in _clocks()}
     if form in _PICTURES and output:
         steps = max((len(each.first) + len(each.cycle) + 1 for each in windows.values()), default=0)
         _draw(shown, _windows(schedule, make, steps), steps, costs, output, form)
         return
-    if form == "csv" and windows:
-        raise ConfigError(
-            "--format=csv writes the schedule of one batch, which --semantics does not change: leave it out."
-        )
-    if form == "csv" and stream:
-        raise ConfigError(
-            "--format=csv writes actions alone, which --weights_memory=host does not change: leave it out."
-        )
     if form == "csv":
         text = to_csv(schedule)
     elif form == "json":
         facts = _facts(lowered) | ({"stream": _of_stream(stream)} if stream else {})
         facts |= {"found": of_search(found)} if found else {}
-        facts |= {clock: _costs(run) for clock, run in timelines.items()}
+        facts |= {clock: _costs(run) for clock, run in shown.items()}
         if windows:
             facts["semantics"] = {name: steady(each, costs)._asdict() for name, each in windows.items()}
         text = json.dumps(facts) + "\n"
@@ -272,9 +280,30 @@ def _show(
     _write(text, output)
 
 
+def _clocks() -> dict[str, str]:
+    """The clocks to show, each with its name for people."""
+    return {clock: title for clock, title in _CLOCKS.items() if _CLOCK.value in ("both", clock)}
+
+
+def _check_table(*, searched: bool) -> None:
+    """Raises ConfigError when a flag is given that the table does not depend on; that of a search depends on costs."""
+    unused = {
+        f"--semantics={_SEMANTICS.value}": _SEMANTICS.value,
+        "--stash_memory=host": _STASH_MEMORY.value == "host",
+        "--weights_memory=host": _WEIGHTS_MEMORY.value == "host",
+        f"--costs={_COSTS.value}": _COSTS.value and not searched,
+        f"--clock={_CLOCK.value}": _CLOCK.value != "both" and not searched,
+        f"--order={_ORDER.value}": _ORDER.value != "auto",
+    }
+    if given := [name for name, value in unused.items() if value]:
+        raise ConfigError(
+            f"csv is the table of the actions of one batch, which {given[0]} does not change: leave it out."
+        )
+
+
 def _write(text: str, output: pathlib.Path | None) -> None:
     if output:
-        output.write_text(text, encoding="utf-8")
+        write_output(output, text)
     else:
         print(text, end="")
 

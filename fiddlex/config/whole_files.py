@@ -66,6 +66,23 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def write_output(path: Path, content: str | bytes) -> None:
+    """Writes what a user wants in a file: as `write_whole`, but to a device and through a link as they are.
+
+    So /dev/stdout, which is a link, stays one.
+
+    Raises:
+      OSError: when it cannot be written, with `path` in its message; a regular file is then as it was.
+    """
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        else:
+            write_whole(path, content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def name_folder(part: Path, path: Path) -> None:
     """Gives a complete folder its name, where nothing is, and waits before that until all its files are on disk.
 

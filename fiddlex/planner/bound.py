@@ -19,6 +19,7 @@ class Cut(NamedTuple):
       rows: number of rows of a stacked weight on each rank.
       busiest: number of layers of each stage of the rank that has most.
       most: number of layers on the rank that has most.
+      fewest: number of layers of the stage that has fewest.
       last: number of layers on the last rank.
       before: number of layers in the first `pipe` − 1 stages.
     """
@@ -27,6 +28,7 @@ class Cut(NamedTuple):
     rows: int
     busiest: tuple[int, ...]
     most: int
+    fewest: int
     last: int
     before: int
 
@@ -37,7 +39,8 @@ class Cut(NamedTuple):
         layers = placement.layers_per_stage
         work = [tuple(layers[stage] for stage in stages) for stages in placement.chunks]
         busiest = max(work, key=sum)
-        return cls(placement, placement.rows_per_rank, busiest, sum(busiest), sum(work[-1]), sum(layers[: pipe - 1]))
+        most, before = sum(busiest), sum(layers[: pipe - 1])
+        return cls(placement, placement.rows_per_rank, busiest, most, min(layers), sum(work[-1]), before)
 
 
 def least_seconds(shape: Shape, cut: Cut, times: MicrobatchTimes) -> float:
@@ -46,13 +49,17 @@ def least_seconds(shape: Shape, cut: Cut, times: MicrobatchTimes) -> float:
     The rank with most layers processes all microbatches, and all ranks take part in the embedding and head of each. In
     a pipeline that is flushed, the last rank is also idle until the first microbatch reaches it, and from the end of
     its last backward pass until the first rank has run that microbatch's backward pass. Where the schedule splits
-    backward passes, W fills this second gap.
+    backward passes, W fills this second gap. In ticks in which the rank with most layers runs nothing, another one runs
+    an action.
     """
     m = shape.num_microbatches
     least = m * (cut.most * times.layer + times.edges)
     if shape.semantics == "sync":
-        whole = not shape.traits.splits_backward
+        traits = shape.traits
+        whole = not traits.splits_backward
         idle = times.forward + (times.backward_input + times.backward_weight) * whole
+        shortest = cut.fewest * min(times.forward, times.backward_input, times.backward_weight)
+        least += traits.idle_ticks(shape.pipe, shape.chunks, m) * shortest
         least = max(least, m * (cut.last * times.layer + times.head) + cut.before * idle)
     if not shape.streamed:
         return least

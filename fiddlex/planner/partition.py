@@ -27,6 +27,8 @@ import numpy as np
 
 from fiddlex.errors import ConfigError
 
+MOST_COMPARED = 4 * 10**11  # pipelines, which take about a minute
+
 
 class Layer(NamedTuple):
     """The facts of a layer that the partitioner needs.
@@ -109,12 +111,20 @@ def pipedream(layers: Sequence[Layer], levels: Sequence[Level]) -> Partition:
       pipelines it is the one whose last stages have most layers.
 
     Raises:
-      ConfigError: when there are no layers or no levels, a level has no groups, or a figure is negative or not finite.
+      ConfigError: when there are no layers or no levels, a level has no groups, the search would take more than some
+        minutes, or a figure is negative or not finite.
     """
     if not layers or not levels:
         raise ConfigError(f"{len(layers)} layers and {len(levels)} levels: a partition needs at least one of each.")
     if min(level.size for level in levels) < 1:
         raise ConfigError(f"levels {[level.size for level in levels]}: each must have at least one group.")
+    for number, level in enumerate(levels):
+        starts = 1 if number == len(levels) - 1 else len(layers)
+        if (compared := starts * (len(layers) * level.size) ** 2) > MOST_COMPARED:
+            raise ConfigError(
+                f"{len(layers)} layers on {level.size:,} devices or groups of them: PipeDream's partitioner would "
+                f"compare {compared:.0e} pipelines, and may compare {MOST_COMPARED:.0e}. Use fewer devices."
+            )
     for number, layer in enumerate(layers):
         if not all(0 <= figure < float("inf") for figure in layer):
             raise ConfigError(f"layer {number} has {layer}: its seconds and bytes must be at least 0 and finite.")

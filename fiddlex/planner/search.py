@@ -8,8 +8,10 @@ give, up to ties.
 """
 
 import bisect
+import contextlib
 import dataclasses
 import functools
+import gc
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -88,6 +90,19 @@ class Found(NamedTuple):
     least: Need | None
 
 
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pauses Python's search for cycles of garbage, which would visit all entries again each time they have grown."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_without_collections()
 def search(problem: Problem, *, keep: int = 5) -> Found:
     """Finds the best layouts.
 

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+from fiddlex.config.readable import counted
 from fiddlex.config.stages import BALANCED, parse_layers_per_stage
 from fiddlex.errors import ConfigError
 
@@ -128,8 +129,9 @@ def place_layers(stage_ranks: Sequence[int], num_layers: int, layers_per_stage: 
     counts = parse_layers_per_stage(layers_per_stage)
     if len(counts) != num_stages or sum(counts) != num_layers:
         raise ConfigError(
-            f"pipeline.layers_per_stage={layers_per_stage!r} has {len(counts)} stages and {sum(counts)} layers; there "
-            f"are {num_stages} stages in the schedule and model.num_layers={num_layers}. Give one number for each "
-            "stage, in order, which add up to the layers; empty for even stages, or balanced for the fastest."
+            f"pipeline.layers_per_stage={layers_per_stage!r} has {counted(len(counts), 'stage')} and "
+            f"{counted(sum(counts), 'layer')}; the schedule has {counted(num_stages, 'stage')}, and "
+            f"model.num_layers={num_layers}. Give one number for each stage, in order, which add up to the layers; "
+            f"leave it empty for even stages, or take {BALANCED} for the fastest."
         )
     return LayerPlacement(tuple(stage_ranks), counts)

@@ -133,6 +133,11 @@ class Schedule:
         """Whether any backward pass runs as I and W."""
         return not {Kind.I, Kind.W}.isdisjoint(action.kind for action in self.numbered)
 
+    @property
+    def has_whole(self) -> bool:
+        """Whether any backward pass is whole (B)."""
+        return Kind.B in {action.kind for action in self.numbered}
+
     @functools.cached_property
     def numbered(self) -> tuple[Action, ...]:
         """The actions of all ranks, concatenated in rank order; an action's index here is its number."""

@@ -83,7 +83,7 @@ def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
 
 def fills_pairs(schedule: Schedule) -> bool:
     """Whether a forward and a backward may share a tick: true if a schedule that is not strict has a B."""
-    return not schedule.strict and Kind.B in {action.kind for action in schedule.numbered}
+    return not schedule.strict and schedule.has_whole
 
 
 class Ahead(NamedTuple):

@@ -29,6 +29,8 @@ class Traits:
       onset: p → number of microbatches from which each further period adds the same ticks.
       period: p → number of microbatches in a period; schedules exist only for whole periods.
       splits_backward: whether some or all backward passes run as I and W.
+      idle_ticks: (p, v, m) → the least number of a flushed batch's ticks in which a rank runs nothing, where ranks run
+        one action per tick.
       chunks: numbers of stages per rank that the planner's search tries.
       searched: semantics under which the planner's search tries the schedule.
       chunk_major: whether weights on the host can come chunk by chunk (`fiddlex.schedules.weight_stream`); the planner
@@ -44,6 +46,7 @@ class Traits:
     onset: Callable[[int], int] = lambda p: 2 * p
     period: Callable[[int], int] = lambda p: 1
     splits_backward: bool = False
+    idle_ticks: Callable[[int, int, int], int] = lambda p, v, m: 0
     chunks: tuple[int, ...] = (1,)
     searched: tuple[str, ...] = ()
     chunk_major: bool = False

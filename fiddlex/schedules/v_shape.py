@@ -41,6 +41,7 @@ def _third(pipe: int) -> int:
             2 + (p % 2 == 0 and m >= _half(p)),
         ),
         splits_backward=True,
+        idle_ticks=lambda p, v, m: 3 * p - 4 if p > 2 and m >= _half(p) else 0,
         chunks=(2,),
         searched=("sync",),
     )
@@ -55,6 +56,7 @@ def v_half(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
     Traits(
         slots=lambda p, v, m: Slots(2 + (p > 3 and m > 1), 2 + (p % 3 == 0 and m > 1), 2 * min(m, _third(p)), 2),
         splits_backward=True,
+        idle_ticks=lambda p, v, m: 4 * p - 5 + 2 * (p % 3 == 0) if p > 1 and m > 1 else 0,
         chunks=(2,),
         searched=("sync",),
     )

@@ -64,8 +64,7 @@ class Costs:
           ScheduleError: when a tuple's length is not `num_stages`, or a time is negative or not finite.
         """
         times = {}
-        if not all(0 < factor <= MOST for factor in self.sharing):
-            raise ScheduleError(f"costs: sharing={self.sharing} must be above 0 and at most {MOST:g}.")
+        self._check_range()
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
             if name == "sharing":
@@ -78,11 +77,18 @@ class Costs:
                     f"costs: {name} has {len(row)} times for {num_stages} stages: "
                     "give one for each stage, or a single number for all."
                 )
-            if not all(0 <= time <= MOST for time in row):
-                raise ScheduleError(f"costs: {name}={value} must be at least 0 and at most {MOST:g}.")
             if name not in _SINGLE:
                 times[name] = row
         return times
+
+    def _check_range(self) -> None:
+        """Raises ScheduleError when a time is negative or too large, or a factor is not above 0."""
+        if not all(0 < factor <= MOST for factor in self.sharing):
+            raise ScheduleError(f"costs: sharing={self.sharing} must be above 0 and at most {MOST:g}.")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not all(0 <= time <= MOST for time in (value if isinstance(value, tuple) else (value,))):
+                raise ScheduleError(f"costs: {field.name}={value} must be at least 0 and at most {MOST:g}.")
 
     def durations(self, num_stages: int) -> dict[Kind, tuple[float, ...]]:
         """Returns the time of each kind of action on each stage; B takes as long as I and W together.
@@ -100,7 +106,7 @@ class Costs:
         """Parses `forward=1,hop=0.1`, or `forward=1:1:2` with one time for each stage; other times keep their defaults.
 
         Raises:
-          ScheduleError: on an unknown or repeated name, or a time that is not a number; the error shows the form.
+          ScheduleError: on an unknown or repeated name, or a time that is not a number, negative or too large.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         values: dict[str, Any] = {}
@@ -115,7 +121,9 @@ class Costs:
             except ValueError:
                 raise ScheduleError(f"costs: {item.strip()!r} gives no time. {_FORM}") from None
             values[name] = times if len(times) > 1 or name == "sharing" else times[0]
-        return cls(**values)
+        costs = cls(**values)
+        costs._check_range()
+        return costs
 
 
 def free_running(schedule: Schedule, costs: Costs) -> Timeline:

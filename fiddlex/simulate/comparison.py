@@ -102,7 +102,8 @@ def to_text(rows: Sequence[Compared | Missing], costs: Costs, clocks: Mapping[st
         f"{'schedule':{width}} {_SIZES}{f' | {_OF_CLOCK}' * len(clocks)}",
     ]
     for row in rows:
-        lines.append(f"{row.name:{width}} {row.reason if isinstance(row, Missing) else _cells(row, clocks)}")
+        facts = _indented(row.reason, width + 1) if isinstance(row, Missing) else _cells(row, clocks)
+        lines.append(f"{row.name:{width}} {facts}")
     notes = [
         "p, v, m: ranks, chunks (the most stages on a rank), microbatches",
         f"bubble: {BUBBLE}",
@@ -112,6 +113,11 @@ def to_text(rows: Sequence[Compared | Missing], costs: Costs, clocks: Mapping[st
     ]
     wrapped = [textwrap.fill(note, _WIDEST_NOTE, subsequent_indent="  ", break_on_hyphens=False) for note in notes]
     return "".join(f"{line.rstrip()}\n" for line in [*lines, "", *wrapped])
+
+
+def _indented(reason: str, margin: int) -> str:
+    """A reason of several lines, such as one that shows a schedule's grid, all of them below its first word."""
+    return f"\n{' ' * margin}".join(reason.rstrip().splitlines())
 
 
 def _cells(row: Compared, clocks: Mapping[str, str]) -> str:

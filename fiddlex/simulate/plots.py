@@ -6,6 +6,7 @@ The module needs matplotlib (the extra `plot`). `fiddlex.simulate.panels` draws 
 whole timelines share one time scale, so that readers can compare lengths, and numbers in boxes have one size.
 """
 
+import io
 import pathlib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from fiddlex.config.readable import counted
-from fiddlex.errors import FiddlexError
+from fiddlex.config.whole_files import write_output
+from fiddlex.errors import ConfigError, FiddlexError
 from fiddlex.schedules.schedule import Kind
 from fiddlex.schedules.semantics import Semantics
 from fiddlex.simulate.timeline import Timeline
@@ -43,6 +45,7 @@ _CURVES, _ZOOM, _BETWEEN, _LEGEND_LINE = 1.0, 1.2, 0.42, 0.17  # inches
 _LEGEND_TEXT, _SAMPLE = 7.0, 36.0  # points: the size of the legend's text; the width of a sample with its margins
 _LETTER_WIDTH = 0.56  # the average width of a letter, as a share of the size of the text
 _LONGEST_NAME = 60
+_DPI = 200  # dots per inch of a png and of rasters
 _METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
@@ -104,16 +107,25 @@ def draw(
 def save(figure: Figure, path: pathlib.Path, *, format: str) -> None:
     """Writes a figure as `svg`, `pdf` or `png`, with the same bytes every time.
 
-    Text stays text in svg and pdf. Raises OSError when the file cannot be written.
+    Text stays text in svg and pdf. What is at `path` stays there if an error is raised.
+
+    Raises:
+      OSError: when the file cannot be written.
+      ConfigError: when a png would be too high, as of very many timelines.
     """
-    fonts: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "fiddlex",
-        "pdf.fonttype": 42,
-    }  # 42: TrueType, as publishers ask
+    height = figure.get_figheight()
+    if format == "png" and height * _DPI >= 2**16:
+        raise ConfigError(
+            f"The picture would be {height:.0f} inches high, and a png can be {2**16 // _DPI}. Draw fewer schedules or "
+            "one clock, or take svg or pdf."
+        )
+    # Fonts of type 42 are TrueType, as publishers ask.
+    fonts: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "fiddlex", "pdf.fonttype": 42}
+    content = io.BytesIO()
     with matplotlib.rc_context(fonts), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the font lacks a letter of a file's name
-        figure.savefig(path, format=format, dpi=200, metadata=_METADATA.get(format))
+        figure.savefig(content, format=format, dpi=_DPI, metadata=_METADATA.get(format))
+    write_output(path, content.getvalue())
 
 
 def _draw_ends(

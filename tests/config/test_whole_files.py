@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from fiddlex.config.whole_files import check_replaceable, remove_leftovers, replacing, unused, write_whole
+from fiddlex.config.whole_files import (
+    check_replaceable,
+    remove_leftovers,
+    replacing,
+    unused,
+    write_output,
+    write_whole,
+)
 
 OLD, NEW = b"old\n" * 1000, b"new content\n" * 2000
 
@@ -138,6 +145,23 @@ def test_folders_and_devices_are_not_replaced(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "z")
     write_whole(tmp_path / "z", "text")
     assert (tmp_path / "z").read_text() == "text"
+
+
+def test_output_goes_to_devices_and_through_links(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "device").symlink_to("/dev/null")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for name in ("device", "link", "other"):
+        write_output(tmp_path / name, "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["device", "file", "link", "other"]
+    assert (tmp_path / "device").is_symlink()
+    assert (tmp_path / "file").read_text() == (tmp_path / "other").read_text() == "text"
+    for path, reason in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "no" / "x", "No such file"),
+        ("/dev/full", "No space"),
+    ):
+        with pytest.raises(OSError, match=f"{reason}.*: '{path}'"):
+            write_output(pathlib.Path(path), b"text")
 
 
 def test_what_cannot_be_replaced_is_known_before(tmp_path: pathlib.Path) -> None:

@@ -12,7 +12,8 @@ from fiddlex.config.overrides import replaced
 from fiddlex.planner.balance import ALIKE, MOST_TRIED, balance
 from fiddlex.planner.cost_model import MicrobatchTimes
 from fiddlex.planner.partition import Layer, Level, pipedream
-from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.generators import GENERATORS, make_schedule
+from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.resolve import resolve
 from fiddlex.schedules.schedule import Schedule
@@ -101,7 +102,7 @@ def test_no_cut_is_faster_in_a_table_of_ones_own(
         ("interleaved_1f1b", 2, 12, EQUAL, "2,2,2,2,1,1,1,1"),
         ("zb_h1", 1, 6, EQUAL, "1,1,2,2"),
         ("zb_h1", 1, 7, EQUAL, "1,2,2,2"),
-        ("zb_h1", 1, 6, FULL, "2,1,1,2"),  # ranks 0 and 3 always run actions of the same kind
+        ("zb_h1", 1, 6, FULL, "2,1,1,2"),  # see the next test
         ("zb_v", 2, 12, EQUAL, "1,1,2,1,2,1,2,2"),
     ],
 )
@@ -110,6 +111,21 @@ def test_cuts_of_four_ranks(schedule: str, chunks: int, layers: int, times: Micr
     found = balance(config, times)
     assert ",".join(map(str, found.cut)) == cut
     assert (found.seconds < 0.99 * found.even_seconds) == (found.cut != found.even_cut)
+
+
+def test_zb_h1_runs_actions_of_one_kind_on_the_first_and_the_last_of_four_ranks_in_most_ticks() -> None:
+    """For each other rank, the ticks in which it and rank 0 both run an action, and those in which of the same kind."""
+    lowered = lower(make_schedule("zb_h1", pipe=4, num_microbatches=16))
+    kinds = [
+        {tick: action.kind for action, tick in zip(row, ticks, strict=True)}
+        for row, ticks in zip(lowered.schedule.actions, lowered.ticks, strict=True)
+    ]
+    shared = [kinds[0].keys() & other.keys() for other in kinds[1:]]
+    same = [
+        sum(kinds[0][tick] is other[tick] for tick in ticks) for other, ticks in zip(kinds[1:], shared, strict=True)
+    ]
+    assert [len(ticks) for ticks in shared] == [47, 46, 45]
+    assert (same[2], same[2] > max(same[:2])) == (39, True)
 
 
 @pytest.mark.parametrize(("pipe", "layers"), [*itertools.product((2, 3, 4), (5, 7, 8))])

@@ -65,9 +65,12 @@ def test_no_layout_scores_below_what_it_is_taken_in_the_order_of(topology, objec
         assert entry.least <= tuple(each * ROUNDING for each in score(objective, plan)), entry.layout
 
 
-def test_the_bound_of_layers_that_are_alike_is_the_time_itself():
-    """So that little is looked at: of 1F1B without hops the bound has nothing to spare."""
-    layout = Layout(1, 4, 1, False, "1f1b", 1, 8, "sync", "none")
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "seconds"), [("1f1b", 1, 66.0), ("v_half", 2, 56.0), ("v_min", 2, 59.0)]
+)
+def test_the_bound_of_layers_that_are_alike_is_the_time_itself(schedule, chunks, seconds):
+    """So that little is looked at: without hops the bound has nothing to spare."""
+    layout = Layout(1, 4, 1, False, schedule, chunks, 8, "sync", "none")
     times = MicrobatchTimes(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, (0.0,) * 4)
-    cut = Cut.of("1f1b", 4, 1, 8)
-    assert least_seconds(layout.shape, cut, times) == batch_seconds(layout.shape, times.costs(cut.placement)) == 66.0
+    cut = Cut.of(schedule, 4, chunks, 8)
+    assert least_seconds(layout.shape, cut, times) == batch_seconds(layout.shape, times.costs(cut.placement)) == seconds

@@ -11,6 +11,7 @@ from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.semantics import make_semantics
+from fiddlex.schedules.ticks import fills_pairs
 from fiddlex.schedules.traits import traits_of
 from fiddlex.schedules.weight_stream import stream_weights
 from fiddlex.schedules.windows import unroll
@@ -53,6 +54,10 @@ def test_traits_are_those_of_the_lowering(shape):
     assert sizes(shape) == make_spec(lowered(shape), shape.num_microbatches, stream=stream).sizes
     assert stage_ranks(shape) == lowered(shape).schedule.placement
     assert shape.traits.splits_backward == lowered(shape).schedule.split_backward
+    if not fills_pairs(lowered(shape).schedule):
+        actions = 3 * shape.chunks * shape.num_microbatches
+        idle = shape.traits.idle_ticks(shape.pipe, shape.chunks, shape.num_microbatches)
+        assert idle <= lowered(shape).num_ticks - actions
 
 
 @settings(max_examples=200)

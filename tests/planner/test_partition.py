@@ -135,6 +135,11 @@ def test_a_light_stage_with_heavy_weights_is_not_replicated():
             "layer 0 has Layer(seconds=1, activation_bytes=1, weigh",
         ),
         (lambda: pipedream([Layer(1, 1, 1)], [Level(1, 0.0)]), "Level(size=1, bandwidth=0.0): a bandwidth must be"),
+        (
+            lambda: pipedream([Layer(1, 1, 1)] * 128, [Level(8, 1.0), Level(8192, 1.0)]),
+            "128 layers on 8,192 devices or groups of them: PipeDream's partitioner would compare 1e+12 pipelines, and",
+        ),
+        (lambda: pipedream([Layer(1, 1, 1)] * 128, [Level(512, 1.0), Level(1, 1.0)]), "128 layers on 512 devices or"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(call, message):

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -40,6 +41,10 @@ def test_a_chain_has_a_layer_for_each_operation_that_costs_something(tmp_path):
     )
 
 
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
+    assert read(tmp_path, f"\ufeff{line('a')}", line("b"), "\ta -- b")[0].names == ("a",)
+
+
 def test_behind_a_cut_goes_all_that_is_read_later(tmp_path):
     """A residual branch: behind `b` goes also the result of `a`, once, though two operations read it."""
     edges = ("a", "b"), ("a", "sum"), ("a", "late"), ("b", "sum"), ("sum", "late")
@@ -66,6 +71,8 @@ def graphs(draw):
     order = draw(st.permutations(range(count)))
     pairs = list(itertools.combinations(order, 2))
     edges = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    joined = {node for edge in edges for node in edge}
+    edges += [pair for pair in itertools.pairwise(order) if not joined.issuperset(pair)]
     return edges, draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
 
 
@@ -107,10 +114,13 @@ CHAIN = line("a"), line("b"), line("c")
         ([*CHAIN, "\ta -- d"], ", line 4: an edge has node 'd', which has no line of its own. Known: a, b, c."),
         ([*CHAIN, "\ta -- "], ", line 4: 'a --' is no edge. It must be NAME -- NAME after a tab."),
         ([line("a"), line("a", forward=2.0)], ", line 2: node 'a' is there twice."),
-        ([line("a", forward=-1.0)], ", line 1: forward_compute_time=-1.0 must be at least 0 and finite."),
-        ([line("a", backward="nan")], ", line 1: backward_compute_time=nan must be at least 0 and finite."),
-        ([line("a", activation="inf")], ", line 1: activation_size=inf must be at least 0 and finite."),
-        ([line("a", activation="[1.0; -2.0]")], ", line 1: activation_size=[1.0; -2.0] must be at least 0 and finite."),
+        ([line("a", forward=-1.0)], ", line 1: forward_compute_time=-1.0 must be at least 0 and at most 1e+100."),
+        ([line("a", backward="nan")], ", line 1: backward_compute_time=nan must be at least 0 and at most 1e+100."),
+        ([line("a", activation="inf")], ", line 1: activation_size=inf must be at least 0 and at most 1e+100."),
+        ([line("a", activation="[1.0; -2.0]")], ", line 1: activation_size=[1.0; -2.0] must be at least 0 and at most"),
+        ([line("a", parameters="1e308")], ", line 1: parameter_size=1e308 must be at least 0 and at most 1e+100."),
+        (CHAIN, ": node 'a' has no edge: it reads no result, and none reads its own. Is the file cut short?"),
+        ([*CHAIN, "\ta -- b"], ": node 'c' has no edge: "),
         ([line("a", activation="[1.0; 2")], ", line 1: activation_size='[1.0; 2' is no number; is the file cut short?"),
         (
             [line("a")[:-20]],
@@ -129,8 +139,14 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_profile(f"{tmp_path}/none.txt")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="is no text"):
-        read_profile(f"{tmp_path}/binary.txt")
+    os.mkfifo(tmp_path / "pipe.txt")
+    for name, reason in (
+        ("binary.txt", "is no text"),
+        ("pipe.txt", "cannot be read: it is a folder, a pipe or a device"),
+        (".", "cannot be read: it is a folder, a pipe or a device"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            read_profile(f"{tmp_path}/{name}")
 
 
 @settings(deadline=None)

@@ -80,7 +80,7 @@ def test_answers_stand_beside_the_best_layouts():
     assert all(sum(s["replicas"] * s["tensor"] for s in each["stages"]) <= 8 for each in facts["answers"])
     assert facts["answers"][1]["fits"]
     assert len(facts["uniform"]) == 2
-    assert facts["shortage"] is None
+    assert facts["shortage"] is facts["operations"] is None
     text = as_text(answers)
     assert len(text.splitlines()) == 12
     assert text.splitlines()[-1].startswith("The executor runs uniform layouts only")
@@ -128,14 +128,16 @@ def test_a_profile_is_answered_and_printed():
 Piper, equal       2    2, 6     2 × 8   2 × 1       none            16    5.484     5.684       16   8.2""",
         f"{too_much}\n{COLUMNS}\n{EXECUTOR}",
     ]
-    assert as_json(answers)["uniform"] is None
+    facts = as_json(answers)
+    assert facts["uniform"] is None
+    assert facts["operations"][6] == ("linear0",)
 
 
 def test_more_replicas_than_microbatches_are_told():
     answers = answers_for_profile(VGG, load_topology("v100_16"), 16, memory_bytes=2**34, num_microbatches=8)
-    (line,) = [line for line in as_text(answers).splitlines() if "knows no batch" in line]
+    (line,) = [line for line in as_text(answers).splitlines() if "replicas, " in line]
     assert line.startswith(
-        "PipeDream knows no batch: some of its 16 replicas of a stage get none of the 8 microbatches,"
+        "PipeDream leaves out how large a batch is: of a stage's 16 replicas, 8 get no microbatch, so that"
     )
 
 

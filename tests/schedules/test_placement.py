@@ -48,8 +48,8 @@ def test_stages_as_asked() -> None:
     ("layers", "message"),
     [
         ("", r"num_layers=6 is less than the 7 stages"),
-        ("1,1,1,1,1,1,1", r"has 7 stages and 7 layers; there are 7 stages in the schedule and model\.num_layers=6"),
-        ("3,3", r"has 2 stages and 6 layers; there are 7 stages"),
+        ("1,1,1,1,1,1,1", r"has 7 stages and 7 layers; the schedule has 7 stages, and model\.num_layers=6"),
+        ("3,3", r"has 2 stages and 6 layers; the schedule has 7 stages, "),
         ("1,0,1,1,1,1,1", r"numbers of at least 1"),
         ("1;2", r"numbers of at least 1, one for each stage, as in 3,2,3"),
         ("1," + "9" * 5000, r"numbers of at least 1"),

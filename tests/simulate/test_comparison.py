@@ -43,4 +43,4 @@ def test_a_schedule_that_breaks_a_rule_is_told_whole():
         raise ScheduleError("it stalls:\n  rank 0\n")
 
     (row,) = compare(["mine"], broken, Costs())
-    assert "it stalls:\n  rank 0\n" in to_text([row], Costs(), CLOCKS)
+    assert "\nmine     it stalls:\n           rank 0\n\n" in to_text([row], Costs(), CLOCKS)

@@ -48,6 +48,19 @@ def test_interleaved_1f1b_has_1_over_v_of_the_bubble(pipe, chunks):
         assert timeline.bubble_fraction == pytest.approx((pipe - 1) / (chunks * m))
 
 
+@pytest.mark.parametrize(
+    ("inputs", "weights", "ahead", "strict", "split"),
+    [(1.0, 1.0, 57, 72, 51), (2.0, 1.0, 76, 106, 97), (2.0, 0.5, 66.5, 89, 96.5)],
+)
+def test_orders_of_1f1b_against_zb_h1(inputs, weights, ahead, strict, split):
+    """The table of docs/pipeline.md."""
+    ways = ("1f1b", "ahead", ahead, 7), ("1f1b", "strict", strict, 4), ("zb_h1", "auto", split, 4)
+    for name, order, seconds, held in ways:
+        lowered = lower(make_schedule(name, pipe=4, num_microbatches=16, order=order))
+        timeline = lockstep(lowered, Costs(1.0, inputs, weights))
+        assert (timeline.makespan, max(timeline.peak_inflight)) == (seconds, held)
+
+
 @PIPES
 def test_1f1b_in_strict_order_takes_as_much_longer_as_b_is_longer_than_f_in_all_but_one_tick(pipe):
     for m, backward in ((1, 2.0), (pipe, 2.5), (3 * pipe, 3.0)):

@@ -1,10 +1,13 @@
 import dataclasses
+import resource
 
 import matplotlib.colors
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
+from fiddlex.errors import ConfigError
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.semantics import make_semantics
@@ -292,3 +295,24 @@ def test_versions_of_the_weights_are_shades():
         colours.setdefault((action.kind, version % 3), set()).add(colour)
     assert all(len(same) == 1 for same in colours.values())
     assert len(set.union(*colours.values())) == len(colours) == 6
+
+
+def test_a_png_that_would_be_too_high_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"The picture would be 328 inches high, and a png can be 327. Draw fewer"):
+        save(Figure(figsize=(7, 328)), tmp_path / "a", format="png")
+    save(Figure(figsize=(7, 328)), tmp_path / "a", format="svg")
+
+
+@pytest.mark.parametrize("format", ["svg", "pdf", "png"])
+def test_a_picture_that_cannot_be_written_leaves_the_one_before(format, tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save(draw(timelines("1f1b", 2, 1, 2)), path, format=format)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -68,6 +68,7 @@ class Answers:
       unequal: the partitioners' answers.
       uniform: the planner's best layouts; None: a profile has none.
       shortage: why Piper has no answer; empty when it has one.
+      operations: of a profile, the names of each layer's operations.
     """
 
     title: str
@@ -77,6 +78,7 @@ class Answers:
     unequal: tuple[Answer, ...]
     uniform: tuple[Plan, ...] | None = None
     shortage: str = ""
+    operations: tuple[tuple[str, ...], ...] = ()
 
 
 def cluster_levels(topology: Topology, num_devices: int) -> list[Level]:
@@ -194,7 +196,8 @@ def answers_for_profile(
         f"{sum(each.weight_bytes for each in layers) / GIB:.3g} GiB of weights; {num_devices:,} {topology.chip.name}, "
         f"{memory_bytes / GIB:.4g} GiB of each to use"
     )
-    return Answers(title, topology, num_devices, memory_bytes, tuple(found), shortage=shortage)
+    names = tuple(each.names for each in layers)
+    return Answers(title, topology, num_devices, memory_bytes, tuple(found), shortage=shortage, operations=names)
 
 
 def _pipedream(problem: StageProblem, levels: Sequence[Level], examples: int) -> Answer:

@@ -15,17 +15,16 @@ own.
 """
 
 import itertools
-import math
-import pathlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fiddlex.config.rules import nearest
+from fiddlex.config.small_files import read_small
 from fiddlex.errors import ConfigError
 
 MOST_LAYERS = 128  # a chain of more merges neighbours, so that both partitioners take seconds
-MOST_BYTES = 2**24
+MOST = 1e100  # the largest number allowed, so that sums stay finite
 
 _FIELDS = "forward_compute_time", "backward_compute_time", "activation_size", "parameter_size"
 _STAGE = re.compile(r"stage_id=\d+|\d+")  # ends the lines of graphs that are partitioned already
@@ -82,20 +81,25 @@ def read_profile(path: str) -> tuple[ProfiledLayer, ...]:
 
     Raises:
       ConfigError: when the file cannot be read, has no operation that takes time, has a line that is no operation and
-        no edge, repeats a node or misses one, has a cycle, or has a number that is negative or not finite.
+        no edge, repeats a node or misses one, has a cycle or a node without edges beside others, or has a number that
+        is negative or too large.
     """
     try:
-        with pathlib.Path(path).open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ConfigError(f"--profile_graph={path} has more than {MOST_BYTES >> 20} MiB; it must be a graph.txt.")
-        text = content.decode("utf-8")
+        text = read_small(path)
     except OSError as error:
         raise ConfigError(f"--profile_graph={path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--profile_graph={path} is no text. It must be PipeDream's graph.txt.") from None
+    except ValueError as error:
+        raise ConfigError(f"--profile_graph={path} cannot be read: {error}.") from None
     operations, edges = parse_profile(text, path)
     order = _sorted(operations, edges, path)
+    joined = {name for source, readers in edges.items() for name in (source, *readers)}
+    if alone := [operation.name for operation in order if operation.name not in joined and len(order) > 1]:
+        raise ConfigError(
+            f"--profile_graph={path}: node {alone[0]!r} has no edge: it reads no result, and none reads its own. Is "
+            "the file cut short?"
+        )
     if not any(operation.forward + operation.backward for operation in order):
         raise ConfigError(
             f"--profile_graph={path}: no operation takes any time, so that any cut is as good as another."
@@ -161,8 +165,8 @@ def _number(field: str, text: str, place: str) -> float:
         number = sum(map(float, text[1:-1].split(";") if listed else [text]))
     except ValueError:
         raise ConfigError(f"{place}: {field}={text[:80]!r} is no number; is the file cut short?") from None
-    if not 0 <= number < math.inf:
-        raise ConfigError(f"{place}: {field}={text[:80]} must be at least 0 and finite.")
+    if not 0 <= number <= MOST:
+        raise ConfigError(f"{place}: {field}={text[:80]} must be at least 0 and at most {MOST:g}.")
     return number
 
 

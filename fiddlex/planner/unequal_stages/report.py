@@ -50,8 +50,8 @@ def as_text(answers: Answers) -> str:
         most = max(stage.replicas for stage in each.pipeline.stages)
         if most > each.num_microbatches:
             lines.append(
-                f"{each.name} knows no batch: some of its {most} replicas of a stage get none of the "
-                f"{each.num_microbatches} microbatches, so that a batch takes longer than the table says."
+                f"{each.name} leaves out how large a batch is: of a stage's {most} replicas, "
+                f"{most - each.num_microbatches} get no microbatch, so that a batch takes longer than the table says."
             )
     if answers.uniform == ():
         lines.append(f"No uniform layout fits {limit}; without --partition this command tells what would help.")
@@ -121,6 +121,7 @@ def as_json(answers: Answers) -> dict[str, Any]:
         "topology": answers.topology.name,
         "num_devices": answers.num_devices,
         "memory_limit_bytes": answers.memory_bytes,
+        "operations": answers.operations or None,
         "answers": [_facts(each, answers) for each in answers.unequal],
         "uniform": None if answers.uniform is None else [plan_facts(plan) for plan in answers.uniform],
         "shortage": answers.shortage or None,
