@@ -14,6 +14,7 @@ from tests.mutations import (
     reading,
     spent_time,
     stalls,
+    synthesis,
     training,
 )
 
@@ -27,6 +28,7 @@ MUTATIONS = (
     *data.MUTATIONS,
     *megatron.MUTATIONS,
     *planning.MUTATIONS,
+    *synthesis.MUTATIONS,
     *commands.MUTATIONS,
     *launching.MUTATIONS,
     *processes.MUTATIONS,

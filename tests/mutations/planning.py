@@ -134,8 +134,8 @@ MUTATIONS = (
     Mutation(
         "compared-schedules-with-more-chunks-do-more-work",
         "fiddlex/simulate/comparison.py",
-        old="share = schedule.num_ranks / schedule.num_stages",
-        new="share = 1.0",
+        old="costs_of_stages(costs, schedule.num_ranks / schedule.num_stages)",
+        new="costs_of_stages(costs, 1.0)",
         tests=("tests/simulate/test_comparison.py::test_all_schedules_do_the_same_work",),
     ),
     Mutation(

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.text import to_csv
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.synthesis import cache
 from fiddlex.synthesis.anywhere import find_anywhere
 from fiddlex.synthesis.bounds import lower_bound
+from fiddlex.synthesis.greedy import Rules, build
 from fiddlex.synthesis.problem import CLOCKS, Problem
 from fiddlex.synthesis.search import find
 from tests.schedules.strategies import is_legal, user_schedules
@@ -89,16 +91,21 @@ def test_caps_of_a_half_and_a_third_have_the_published_bubbles_or_less(pipe, m, 
 
 
 def test_the_same_question_has_the_same_answer_from_the_cache_and_without_it(tmp_path, monkeypatch):
-    ask = lambda: find_anywhere(3, 2, 4, Costs(1.0, 1.25, 0.75), cap=2, effort=SHORT, seed=5)  # noqa: E731
+    ask = lambda: find_anywhere(3, 1, 4, Costs(1.0, 1.25, 0.75), cap=2, effort=SHORT, seed=5)  # noqa: E731
     found = ask()
     files = sorted((tmp_path / "fiddlex" / "schedules").iterdir())
-    assert len(files) == 2  # a loop and a V
+    assert len(files) == 1
     with monkeypatch.context() as no_search:
         no_search.setattr(cache, "find", None)
         assert ask() == found
-    for content in ("", "{", json.dumps({"time": 1.0}), json.dumps(json.loads(files[0].read_text()) | {"time": 1.0})):
+    slow = Problem.in_microbatches((0, 1, 2), 4, Costs(1.0, 1.25, 0.75), 2)
+    slower = to_csv(build(slow, Rules((1,) * 3)))  # within the cap, and not what was found
+    for content in ("", "{", json.dumps({"time": 1.0})):
         for file in files:
             file.write_text(content, encoding="utf-8")
         assert ask() == found
+    for file in files:
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"table": slower}), encoding="utf-8")
+    assert ask() == found
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # where nothing can be kept
     assert ask() == found

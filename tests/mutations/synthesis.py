@@ -1,0 +1,60 @@
+"""Mutations of `fiddlex.synthesis`, which finds schedules, and of the orders and blocks that it builds on."""
+
+from tests.mutations.mutation import Mutation
+
+CANDIDATES = "tests/synthesis/test_candidates.py"
+SEARCH = "tests/synthesis/test_search.py"
+
+MUTATIONS = (
+    Mutation(
+        "ranks-that-forget-their-cap",
+        "fiddlex/synthesis/greedy.py",
+        old="return self._held[rank] + more <= cap and self._unsure[rank] + more + later <= cap",
+        new="return self._unsure[rank] + more + later <= cap",
+        tests=(f"{CANDIDATES}::test_what_ranks_with_rules_run_is_legal_and_within_the_caps",),
+    ),
+    Mutation(
+        "ranks-that-wait-for-ever",
+        "fiddlex/synthesis/greedy.py",
+        old="self._unsure[rank] + more + later <= cap",
+        new="True",
+        tests=(f"{CANDIDATES}::test_what_ranks_with_rules_run_is_legal_and_within_the_caps",),
+    ),
+    Mutation(
+        "a-block-that-forgets-its-memory",
+        "fiddlex/synthesis/blocks.py",
+        old="row[begin + self.period] = row.get(begin + self.period, 0.0) - amount",
+        new="pass",
+        tests=(f"{CANDIDATES}::test_shortest_periods[3-2-1-10]",),
+    ),
+    Mutation(
+        "a-bound-that-rounds-up",
+        "fiddlex/synthesis/bounds.py",
+        old="return math.floor(time / step * (1 + ROUNDING))",
+        new="return math.ceil(time / step * (1 + ROUNDING)) + 1",
+        tests=(f"{SEARCH}::test_no_schedule_beats_the_bound",),
+    ),
+    Mutation(
+        "answers-that-are-believed",
+        "fiddlex/synthesis/cache.py",
+        old=' or judged.time != answer["time"]',
+        new="",
+        tests=(f"{SEARCH}::test_the_same_question_has_the_same_answer_from_the_cache_and_without_it",),
+    ),
+    Mutation(
+        "a-cap-that-never-falls",
+        "fiddlex/planner/found.py",
+        old="cap = max(min(cap, slots / chunks) - spare / chunks, 1.0)",
+        new="pass",
+        tests=("tests/planner/test_found.py::test_the_cap_falls_until_the_memory_fits",),
+    ),
+    Mutation(
+        "a-strict-order-that-is-not-kept",
+        "fiddlex/schedules/ticks.py",
+        old="return not schedule.strict and schedule.has_whole",
+        new="return schedule.has_whole",
+        tests=(
+            "tests/schedules/test_ticks.py::test_1f1b_in_strict_order_holds_what_the_papers_say_in_two_ticks_for_each_microbatch",
+        ),
+    ),
+)
