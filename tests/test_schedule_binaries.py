@@ -337,6 +337,18 @@ def test_all_sizes_in_which_the_flags_differ_from_a_table_are_told(tmp_path):
     assert done.stderr.endswith("has other sizes: set --pipe=2 (not 4), --microbatches=2 (not 8).\n")
 
 
+def test_bubbles_of_what_is_found_lie_between_the_bound_and_the_names():
+    table = call("--found", "--pipe=4", "--chunks=2", "--microbatches=8", program="bubbles").stdout.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert rows[0][-2:] == ["found, lockstep", "lower bound"]
+    by_name = {row[0]: (float(row[6]), *map(float, row[-2:])) for row in rows[2:]}
+    assert set(by_name) == {"interleaved_1f1b", "breadth_first", "zb_v", "v_half", "v_min", "dual_pipe_v"}
+    assert all(bound <= best <= bubble for bubble, best, bound in by_name.values())
+    assert by_name["v_half"][1] < by_name["v_half"][0]
+    done = call("--found", "--semantics=2bw", program="bubbles", status=2)
+    assert "and --semantics is about others: leave one out." in done.stderr
+
+
 def test_help_has_the_flags_and_no_config():
     text = call("--help").stdout
     assert "\n  --microbatches " in text

@@ -70,7 +70,7 @@ def find(problem: Problem, *, effort: int = EFFORT, seed: int = 0, with_bound: b
     size = 3 * problem.num_stages * problem.num_microbatches
     bound, tried = 0.0, 0
     most = math.ceil(effort * (1 - SHARE_OF_MOVES) / size)
-    for candidates in (_named(problem), _others(problem, most)):
+    for candidates in (named(problem), _others(problem, most)):
         if _reached(best, bound):
             break
         for schedule, origin in candidates:
@@ -113,7 +113,7 @@ def _others(problem: Problem, most: int) -> Iterator[tuple[Schedule, str]]:
     return itertools.islice((candidate for pair in pairs for candidate in pair if candidate is not None), most)
 
 
-def _named(problem: Problem) -> Iterator[tuple[Schedule, str]]:
+def named(problem: Problem) -> Iterator[tuple[Schedule, str]]:
     """The named schedules that have this placement."""
     chunks = max(map(len, problem.stages_of))
     for name, generator in GENERATORS.items():
