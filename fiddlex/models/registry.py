@@ -17,14 +17,26 @@ if TYPE_CHECKING:
     from fiddlex.models.model import Model
 
 
+_MOST_KEPT = 1024  # descriptions; a planner asks for that of a few meshes thousands of times
+_kept: dict[tuple[object, ...], Network] = {}
+
+
 def describe(config: Config) -> Network:
-    """The description of a config's network.
+    """The description of a config's network, which depends on the sections `model`, `mesh` and `data` alone.
 
     Raises:
       ConfigError: when the family has no description, or its description breaks a rule (`fiddlex.models.checks`).
     """
-    network: Network = _function(config.model.family, "network", family(config.model.family).network)(config)
-    check(network, config)
+    function = _function(config.model.family, "network", family(config.model.family).network)
+    sections = config.model, config.mesh, config.data
+    key = (function, *(tuple(vars(section).values()) for section in sections))
+    network = _kept.get(key)
+    if network is None:
+        network = function(config)
+        check(network, config)
+        if len(_kept) >= _MOST_KEPT:
+            _kept.clear()
+        _kept[key] = network
     return network
 
 

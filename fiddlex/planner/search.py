@@ -217,7 +217,7 @@ class _Space:
         self._backend = backend_of(problem.topology.compiler)
         self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
         self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(Cut.of)
-        self._memory_once = functools.cache(self._memory)
+        self._memory_once, self._mesh_once = functools.cache(self._memory), functools.cache(MeshConfig)
 
     def entries(self) -> Iterator[_Entry]:
         """All layouts with their lower bounds."""
@@ -323,7 +323,7 @@ class _Space:
         outermost: str,
         collective_matmul: bool,
     ) -> MicrobatchTimes:
-        mesh = MeshConfig(data, pipe, tensor, sequence_parallel, outermost, collective_matmul)
+        mesh = self._mesh_once(data, pipe, tensor, sequence_parallel, outermost, collective_matmul)
         model = self._models[self.problem.semantics[0]]  # microbatches take equal times under all semantics
         return model.microbatch(mesh, num_microbatches=num_microbatches, recompute=recompute)
 

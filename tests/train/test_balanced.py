@@ -67,7 +67,7 @@ def test_a_run_keeps_its_layers_when_the_word_is_typed_again(
 
     numbers = load_trainer(workdir)
     assert numbers.config.pipeline.layers_per_stage == "2,3"
-    with pytest.raises(ConfigError, match="empty for even stages, or balanced for the fastest"):
+    with pytest.raises(ConfigError, match="empty for even stages, or take balanced for the fastest"):
         load_trainer(workdir, lambda saved: replaced(saved, {"mesh.pipe": 1}))
     other = load_trainer(
         workdir, lambda saved: replaced(saved, {"mesh.pipe": 1, "pipeline.layers_per_stage": "balanced"})
