@@ -34,7 +34,7 @@ from fiddlex.synthesis.search import NAME, Found
 
 AUTO = NAME  # of `pipeline.schedule`
 EFFORT = 300_000  # of a search (`fiddlex.synthesis.search`): a config may take several
-_MOST_CAPS = 8  # caps that are tried
+_MOST_CAPS = 8  # caps that are tried, the least of all as the last
 
 
 class Memory(NamedTuple):
@@ -84,7 +84,7 @@ def find_schedule(config: Config, times: MicrobatchTimes, memory: Memory | None)
         found = _find(config, times, cap)
         return Settled(_applied(config, found), found, _bubble(config, times, found), cap, None)
     cap = math.inf
-    for _ in range(_MOST_CAPS):
+    for left in reversed(range(_MOST_CAPS)):
         found = _find(config, times, cap)
         settled = _applied(config, found)
         needed = needed_memory(settled, memory.backend)
@@ -92,7 +92,7 @@ def find_schedule(config: Config, times: MicrobatchTimes, memory: Memory | None)
         if needed.peak <= memory.limit or cap == 1:
             break
         spare = math.ceil((needed.peak - memory.limit) / (needed.stash / slots))
-        cap = max(min(cap, slots / chunks) - spare / chunks, 1.0)
+        cap = max(min(cap, slots / chunks) - spare / chunks, 1.0) if left > 1 else 1.0  # the last is the least
     return Settled(settled, found, _bubble(config, times, found), cap, needed.peak <= memory.limit)
 
 

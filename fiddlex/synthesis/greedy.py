@@ -2,10 +2,15 @@
 
 The only choices are which kind of action goes first, how many microbatches each stage lets in ahead of their backward
 passes, and whether a rank that waits for the next F or I fills a gap that is shorter than a W. `search` tries many such
-rules. Memory never exceeds the caps. What a microbatch holds is sure to be let go of once the microbatch has run the F
-of all stages of the rank. An F waits if the microbatches before that point would leave no room for one of them to reach
-it, so no rank waits for ever. Invariant: the result is a legal schedule within the
-caps of the problem.
+rules. An F waits where memory would exceed its cap less what one I leaves for its W, and an I waits where what it
+leaves would exceed the cap, until the rank has run a W.
+
+No rank waits for ever. Once a microbatch has run the F of all stages of a rank, it needs no more room there, and what
+it holds is sure to be let go of. An F also waits if the microbatches that are not so far would then leave no room for
+the later F of its own microbatch. So there is always room for one of those, and all the more for the earliest of them,
+which needs least. The earliest microbatch of all that has not ended waits for no other, so it goes on, and so does the
+next when it has ended. Invariant: the result is a legal schedule, and within the caps if backward passes are whole, or
+if a microbatch of all stages of a rank and what one I leaves fit together.
 """
 
 import heapq
@@ -82,7 +87,14 @@ class _Run:
         self._rows: list[list[Action]] = [[] for _ in range(problem.num_ranks)]
         self._held = [0.0] * problem.num_ranks  # what each rank holds
         self._unsure = [0.0] * problem.num_ranks  # the part of it that needs more room before it is let go of
+        self._waiting = [0] * problem.num_ranks  # I whose W has not begun
+        self._left = problem.weight_gradient
         self._caps = [cap * (1 + ROUNDING) for cap in problem.caps]
+        self._room = list(self._caps)  # for what F keep
+        for rank, own in enumerate(problem.stages_of):
+            room = self._caps[rank] - max(self._left[stage] for stage in own)
+            if rules.splits and room >= problem.least[rank]:
+                self._room[rank] = room
         self._later = [0.0] * problem.num_stages  # what the later stages on the rank of a stage take
         for own in problem.stages_of:
             for stage, after in zip(reversed(own[:-1]), reversed(own[1:]), strict=True):
@@ -132,7 +144,7 @@ class _Run:
         for stage in self.problem.stages_of[rank]:
             microbatch = begun[stage]
             at = arrival[stage][microbatch]
-            if at == math.inf or (kind is Kind.F and not self._may_begin(rank, stage)):
+            if at == math.inf or not self._may_begin(rank, stage, kind):
                 continue
             depth = -stage if kind is Kind.F else stage
             key = (depth, microbatch) if self.rules.deep_first else (microbatch, depth)
@@ -141,12 +153,16 @@ class _Run:
                 best = candidate
         return (best[2], best[0]) if best else (None, math.inf)
 
-    def _may_begin(self, rank: int, stage: int) -> bool:
-        """Whether the limit and the memory let an F of a stage begin."""
+    def _may_begin(self, rank: int, stage: int, kind: Kind) -> bool:
+        """Whether the limit and the memory let an action of a kind of a stage begin."""
+        if kind is Kind.I:
+            return self._held[rank] + self._left[stage] <= self._caps[rank] or not self._waiting[rank]
+        if kind is not Kind.F:
+            return True
         ahead = self._begun[Kind.F][stage] - self._begun[self._backward][stage]
         if ahead >= self.rules.ahead[stage]:
             return False
-        more, cap, later = self.problem.activation[stage], self._caps[rank], self._later[stage]
+        more, cap, later = self.problem.activation[stage], self._room[rank], self._later[stage]
         if self.rules.reserves:
             return self._held[rank] + more + later <= cap
         return self._held[rank] + more <= cap and self._unsure[rank] + more + later <= cap
@@ -162,8 +178,14 @@ class _Run:
             self._unsure[rank] += problem.activation[stage]
             if stage == problem.stages_of[rank][-1]:
                 self._unsure[rank] -= problem.least[rank]
-        elif kind is not Kind.I:
+        elif kind is Kind.I:
+            self._held[rank] += self._left[stage]
+            self._waiting[rank] += 1
+        else:
             self._held[rank] -= problem.activation[stage]
+            if kind is Kind.W:
+                self._held[rank] -= self._left[stage]
+                self._waiting[rank] -= 1
         if kind is Kind.W:
             return []
         if kind is Kind.I:
