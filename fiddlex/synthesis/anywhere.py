@@ -1,4 +1,4 @@
-"""Searches over the placements of stages too: what commands and configs ask for."""
+"""Searches over the placements of stages too, for commands."""
 
 import itertools
 import math

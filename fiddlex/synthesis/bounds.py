@@ -53,7 +53,8 @@ class Times(NamedTuple):
 def _relaxations(problem: Problem) -> list[tuple[Times, float]]:
     """Times that a schedule can only exceed, each with what all ranks spend together besides them.
 
-    In lockstep all ranks embed and score together; leaving that time out, hops may be hidden by it.
+    In lockstep all ranks embed and score together, and every tick adds a time; without these times, hops are left out
+    too, since they may be hidden by them.
     """
     costs, stages = problem.costs, problem.num_stages
     durations, hops = problem.durations, costs.per_stage(stages)["hop"]
@@ -72,9 +73,10 @@ def _relaxations(problem: Problem) -> list[tuple[Times, float]]:
 
 
 def _shared(problem: Problem) -> float:
-    """Time in which all ranks embed and score together, in lockstep."""
-    costs = problem.costs
-    return problem.num_microbatches * (costs.embed + costs.head + costs.embed_backward)
+    """Time in which all ranks embed and score together, and that ticks add, in lockstep."""
+    costs, most = problem.costs, max(map(len, problem.stages_of))
+    # A rank runs at most one F in a tick.
+    return problem.num_microbatches * (costs.embed + costs.head + costs.embed_backward + most * costs.tick)
 
 
 def _of_cores(problem: Problem) -> float:
@@ -205,11 +207,6 @@ class _Program:
             self._head = down(_head(times, problem, stages[0]))
             end = times.durations[Kind.W][0]
             self._tails = {s: down(_path(times, problem, Kind.I, range(s, -1, -1)) + end) for s in stages}
-
-    @property
-    def size(self) -> int:
-        """Number of curves."""
-        return len(self._curves)
 
     def _lag(self, first: tuple[int, Kind], second: tuple[int, Kind], lag: int) -> None:
         self._lags.append((first, second, lag))

@@ -15,7 +15,7 @@ def positive_costs(draw, num_stages):
     above, any_time = (st.integers(least, 12).map(lambda quarters: quarters / 4) for least in (1, 0))
     of_stages = st.one_of(above, st.tuples(*[above] * num_stages))
     sharing = draw(st.one_of(st.just(()), st.tuples(*[above] * num_stages)))
-    times = [*(draw(of_stages) for _ in range(3)), draw(any_time), *(draw(any_time) for _ in range(3))]
+    times = [*(draw(of_stages) for _ in range(3)), draw(any_time), *(draw(any_time) for _ in range(4))]
     return Costs(*times, sharing=sharing)
 
 

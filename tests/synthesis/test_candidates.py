@@ -23,7 +23,8 @@ from tests.synthesis.strategies import problems, with_weight_gradients
 @st.composite
 def rules(draw, num_stages):
     ahead = tuple(draw(st.lists(st.integers(1, 9), min_size=num_stages, max_size=num_stages)))
-    return Rules(ahead, *(draw(st.booleans()) for _ in range(4)), draw(st.sampled_from([0.0, 0.5, 1.0])))
+    patience, together = (draw(st.sampled_from([0.0, 0.5, 1.0])) for _ in range(2))
+    return Rules(ahead, *(draw(st.booleans()) for _ in range(4)), patience, draw(st.booleans()), together)
 
 
 def assert_fits(problem, schedule):
