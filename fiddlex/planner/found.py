@@ -29,7 +29,7 @@ from fiddlex.schedules.ticks import fills_pairs
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.synthesis.anywhere import placements
 from fiddlex.synthesis.cache import find_once, folder
-from fiddlex.synthesis.problem import Problem
+from fiddlex.synthesis.problem import Problem, check_size
 from fiddlex.synthesis.search import NAME, Found
 
 AUTO = NAME  # of `pipeline.schedule`
@@ -99,6 +99,10 @@ def find_schedule(config: Config, times: MicrobatchTimes, memory: Memory | None)
 def _check(config: Config) -> None:
     """Raises ConfigError when no schedule can be searched for a config."""
     pipeline, name = config.pipeline, f"pipeline.schedule={AUTO}"
+    try:
+        check_size(config.mesh.pipe * pipeline.num_chunks, pipeline.num_microbatches)
+    except ScheduleError as error:
+        raise ConfigError(f"{name}: {error}") from error
     if pipeline.semantics != "sync" or pipeline.semantics_schedule:
         raise ConfigError(
             f"{name} with pipeline.semantics={pipeline.semantics}, pipeline.semantics_schedule="

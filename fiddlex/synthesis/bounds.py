@@ -253,7 +253,7 @@ class _Program:
             A_ub=rows.matrix(),
             b_ub=rows.limits(),
             bounds=np.stack([lower.ravel(), upper.ravel()], axis=1),
-            method="highs",
+            method="highs-ipm",  # several times faster here than the simplex method
         )
         return result.status != 2  # 2: infeasible; anything else proves nothing
 

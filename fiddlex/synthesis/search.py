@@ -1,9 +1,10 @@
-"""The best schedule found for a problem: candidates of every kind, then a local search from the best of them.
+"""The best schedule found for a problem: candidates of every kind, then a local search from the best if it is small.
 
 The candidates are the schedules that have names, those of `greedy` under many rules, and those that repeat a block.
 All are judged by the same clock under the same caps, so the result is never worse than a named schedule. The search
-draws from a seed and counts its work in actions, not in seconds: the same inputs give the same schedule on every
-machine and in every process. Invariant: the schedule that `find` returns is legal and within the caps.
+draws from a seed and counts its work in actions, not in seconds: the same inputs and version of scipy give the same
+schedule on every machine and in every process. Invariant: the schedule that `find` returns is legal and within the
+caps.
 """
 
 import dataclasses
