@@ -29,12 +29,12 @@ from fiddlex.schedules.ticks import fills_pairs
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.synthesis.anywhere import placements
 from fiddlex.synthesis.cache import find_once, folder
-from fiddlex.synthesis.problem import Problem
+from fiddlex.synthesis.problem import Problem, check_size
 from fiddlex.synthesis.search import NAME, Found
 
 AUTO = NAME  # of `pipeline.schedule`
 EFFORT = 300_000  # of a search (`fiddlex.synthesis.search`): a config may take several
-_MOST_CAPS = 8  # caps that are tried
+_MOST_CAPS = 8  # caps that are tried, the least of all as the last
 
 
 class Memory(NamedTuple):
@@ -84,7 +84,7 @@ def find_schedule(config: Config, times: MicrobatchTimes, memory: Memory | None)
         found = _find(config, times, cap)
         return Settled(_applied(config, found), found, _bubble(config, times, found), cap, None)
     cap = math.inf
-    for _ in range(_MOST_CAPS):
+    for left in reversed(range(_MOST_CAPS)):
         found = _find(config, times, cap)
         settled = _applied(config, found)
         needed = needed_memory(settled, memory.backend)
@@ -92,13 +92,17 @@ def find_schedule(config: Config, times: MicrobatchTimes, memory: Memory | None)
         if needed.peak <= memory.limit or cap == 1:
             break
         spare = math.ceil((needed.peak - memory.limit) / (needed.stash / slots))
-        cap = max(min(cap, slots / chunks) - spare / chunks, 1.0)
+        cap = max(min(cap, slots / chunks) - spare / chunks, 1.0) if left > 1 else 1.0  # the last is the least
     return Settled(settled, found, _bubble(config, times, found), cap, needed.peak <= memory.limit)
 
 
 def _check(config: Config) -> None:
     """Raises ConfigError when no schedule can be searched for a config."""
     pipeline, name = config.pipeline, f"pipeline.schedule={AUTO}"
+    try:
+        check_size(config.mesh.pipe * pipeline.num_chunks, pipeline.num_microbatches)
+    except ScheduleError as error:
+        raise ConfigError(f"{name}: {error}") from error
     if pipeline.semantics != "sync" or pipeline.semantics_schedule:
         raise ConfigError(
             f"{name} with pipeline.semantics={pipeline.semantics}, pipeline.semantics_schedule="

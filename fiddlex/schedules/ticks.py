@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fiddlex.errors import ScheduleError
-from fiddlex.schedules.schedule import NOTHING, Action, Kind, Schedule
+from fiddlex.schedules.schedule import NOTHING, Action, Kind, Schedule, execution_order
 from fiddlex.schedules.semantics import Semantics
 from fiddlex.schedules.validate import validate
 
@@ -50,6 +50,8 @@ def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
     """
     actions, (neighbour, own) = schedule.numbered, schedule.needs
     pairs, slots = fills_pairs(schedule), sorted({SLOT_OF[action.kind] for action in actions})
+    if not pairs and semantics is None and (ticks := _in_order(schedule)):
+        return ticks
     ranks = [_Rank(row, start, pairs=pairs) for row, start in zip(schedule.actions, schedule.starts, strict=False)]
     updates = _Updates(schedule, semantics) if semantics else None
     done = bytearray(len(actions) + 2)
@@ -79,6 +81,21 @@ def place(schedule: Schedule, semantics: Semantics | None = None) -> Ticks:
             )
         tick += 1
     return tuple(tuple(rank.ticks) for rank in ranks)
+
+
+def _in_order(schedule: Schedule) -> Ticks | None:
+    """The earliest ticks if each rank runs one action per tick, in order; None if the schedule stalls.
+
+    It is what the loop in `place` gives, since an action needs of other ranks only actions of its own slot.
+    """
+    neighbour = schedule.needs.neighbour
+    ticks = [-1] * (len(schedule.numbered) + 2)  # plus MISSING and NOTHING
+    last, left = [-1] * schedule.num_ranks, len(schedule.numbered)
+    for rank, number in execution_order(schedule):
+        # What an action needs of its own stage ran in an earlier tick of the same rank.
+        ticks[number] = last[rank] = 1 + max(last[rank], ticks[neighbour[number]])
+        left -= 1
+    return tuple(tuple(ticks[start:end]) for start, end in itertools.pairwise(schedule.starts)) if not left else None
 
 
 def fills_pairs(schedule: Schedule) -> bool:

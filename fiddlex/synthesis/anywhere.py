@@ -1,11 +1,11 @@
-"""Searches over the placements of stages too: what commands and configs ask for."""
+"""Searches over the placements of stages too, for commands."""
 
 import itertools
 import math
 
 from fiddlex.simulate.clock import Costs
 from fiddlex.synthesis.cache import find_once
-from fiddlex.synthesis.problem import Problem
+from fiddlex.synthesis.problem import Problem, check_size
 from fiddlex.synthesis.search import EFFORT, Found
 
 
@@ -33,6 +33,7 @@ def find_anywhere(
     Raises:
       ScheduleError: when costs, cap or sizes cannot be (`Problem`).
     """
+    check_size(pipe * chunks, num_microbatches)
     found = []
     tried = placements(pipe, chunks)
     for placement in tried:

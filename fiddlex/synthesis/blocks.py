@@ -118,7 +118,8 @@ def solved(problem: Problem) -> tuple[Block | None, int]:
       period can have. A longer period was not found either if both are equal.
     """
     proven = least = _least_period(problem)
-    for period in range(least, 2 * problem.num_stages + 2):  # in the longest, a microbatch ends as the next begins
+    longest = max(least, 2 * problem.num_stages + 1)  # a microbatch ends as the next begins
+    for period in range(least, longest + 1):
         if 3 * problem.num_stages * period > MOST_BINARIES:
             break
         block, infeasible = _BlockProgram(problem, period).solve()
@@ -214,7 +215,10 @@ class _BlockProgram:
             for unit in range(self.period):
                 row: dict[int, float] = {}
                 for stage in stages:
-                    held, left = problem.activation[stage], problem.weight_gradient[stage]
+                    # As shares of the cap, since the solver's tolerances are absolute.
+                    held, left = (
+                        row_of[stage] / problem.caps[rank] for row_of in (problem.activation, problem.weight_gradient)
+                    )
                     for kind, amount in ((Kind.F, held), (Kind.I, left), (Kind.W, -held - left)):
                         # Begun by now in this period, besides whole periods: a W lets go one unit after its start.
                         begin = self._index[stage, kind] * self._width
@@ -222,4 +226,4 @@ class _BlockProgram:
                         for each in range(until):
                             row[begin + each] = row.get(begin + each, 0.0) + amount
                         row[begin + self.period] = row.get(begin + self.period, 0.0) - amount
-                self._rows.append((row, -math.inf, problem.caps[rank] * (1 + ROUNDING)))
+                self._rows.append((row, -math.inf, 1 + ROUNDING))

@@ -4,8 +4,9 @@ A rank has to run F, I and W of all its stages for all microbatches, one at a ti
 no sooner than the passes through their stages take if these never wait, and its memory has a cap. The bound is the
 least time in which one rank can do this. All microbatches are alike, so only the numbers of actions begun by each time
 matter, and a linear program over these numbers, which may be fractions, is enough for a bound. Times are rounded down
-to a grid, so that they are whole numbers. A B is an I and a W, one right after the other. In lockstep ranks can only be
-later than in this model. Invariant: no legal schedule within the caps takes less than `lower_bound`.
+to a grid, so that they are whole numbers. A B is an I and a W, one right after the other; between them it leaves
+nothing, so what an I leaves counts only while its W waits. In lockstep ranks can only be later than in this model.
+Invariant: no legal schedule within the caps takes less than `lower_bound`.
 """
 
 import itertools
@@ -34,7 +35,7 @@ def lower_bound(problem: Problem, known: float = math.inf) -> float:
       known: the time of a schedule that was found; the bound is never larger.
     """
     bounds = [_bound(times, problem, known - shared) + shared for times, shared in _relaxations(problem)]
-    return min(max(bounds), known)
+    return min(max(*bounds, _of_cores(problem)), known)
 
 
 class Times(NamedTuple):
@@ -52,7 +53,8 @@ class Times(NamedTuple):
 def _relaxations(problem: Problem) -> list[tuple[Times, float]]:
     """Times that a schedule can only exceed, each with what all ranks spend together besides them.
 
-    In lockstep all ranks embed and score together; leaving that time out, hops may be hidden by it.
+    In lockstep all ranks embed and score together, and every tick adds a time; without these times, hops are left out
+    too, since they may be hidden by them.
     """
     costs, stages = problem.costs, problem.num_stages
     durations, hops = problem.durations, costs.per_stage(stages)["hop"]
@@ -62,9 +64,28 @@ def _relaxations(problem: Problem) -> list[tuple[Times, float]]:
         forward[-1] += costs.head
         inputs[0] += costs.embed_backward
         return [(Times({**durations, Kind.F: tuple(forward), Kind.I: tuple(inputs)}, hops), 0.0)]
-    shared = problem.num_microbatches * (costs.embed + costs.head + costs.embed_backward)
+    if costs.sharing:  # whatever runs beside an action, it takes at least so many times as long
+        least = min(costs.sharing[: problem.num_ranks])
+        durations = {kind: tuple(least * time for time in row) for kind, row in durations.items()}
+    shared = _shared(problem)
     with_hops, without = Times(durations, hops), Times(durations, (0.0,) * stages)
     return [(with_hops, 0.0), (without, shared)] if shared or any(hops) else [(without, 0.0)]
+
+
+def _shared(problem: Problem) -> float:
+    """Time in which all ranks embed and score together, and that ticks add, in lockstep."""
+    costs, most = problem.costs, max(map(len, problem.stages_of))
+    # A rank runs at most one F in a tick.
+    return problem.num_microbatches * (costs.embed + costs.head + costs.embed_backward + most * costs.tick)
+
+
+def _of_cores(problem: Problem) -> float:
+    """The time of all work in lockstep on shared cores if as many ranks are always active as get most done."""
+    sharing = problem.costs.sharing[: problem.num_ranks]
+    if problem.clock != "lockstep" or not sharing:
+        return 0.0
+    work = problem.num_microbatches * sum(sum(problem.durations[kind]) for kind in _KINDS)
+    return work / max(active / factor for active, factor in enumerate(sharing, start=1)) + _shared(problem)
 
 
 def _bound(times: Times, problem: Problem, known: float) -> float:
@@ -127,7 +148,7 @@ def _held(times: Times, problem: Problem, rank: int) -> float:
         trip = _path(times, problem, Kind.F, range(stage, last + 1))
         trip += _path(times, problem, Kind.I, range(last, stage, -1))
         lasts = trip + times.durations[Kind.I][stage] + times.durations[Kind.W][stage]
-        total += problem.activation[stage] * lasts + problem.weight_gradient[stage] * (lasts - trip)
+        total += problem.activation[stage] * lasts
     return total
 
 
@@ -136,14 +157,15 @@ def _head(times: Times, problem: Problem, stage: int) -> float:
 
 
 def _of_rank(times: Times, problem: Problem, rank: int, step: float, least: float, known: float) -> float:
-    """The least time of a rank, if it is more than `least`: found by halving the interval up to `known`."""
+    """The least time of a rank, if it is more than `least`, up to `known`: found by halving an interval."""
     program = _Program(times, problem, rank, step)
     low = math.ceil(least / step * (1 - ROUNDING))  # in steps: the rank needs at least this long
     if program.feasible(low):
         return least
-    high = math.ceil(known / step * (1 - ROUNDING)) if known < math.inf else 2 * low
-    while known == math.inf and not program.feasible(high):
-        low, high = high, 2 * high
+    most = math.ceil(known / step * (1 - ROUNDING)) if known < math.inf else 2**62
+    high = min(2 * low, most)
+    while high < most and not program.feasible(high):
+        low, high = high, min(2 * high, most)
     while high - low > max(1, TOLERANCE * low):
         middle = (low + high) // 2
         low, high = (low, middle) if program.feasible(middle) else (middle, high)
@@ -157,13 +179,19 @@ class _Program:
         def down(time: float) -> int:
             return math.floor(time / step * (1 + ROUNDING))
 
+        def up(time: float) -> int:
+            return math.ceil(time / step * (1 - ROUNDING))
+
         self._stages = stages = problem.stages_of[rank]
         self._number = problem.num_microbatches
         self._curves = {(stage, kind): i for i, (stage, kind) in enumerate((s, k) for s in stages for k in _KINDS)}
         self._length = {(stage, kind): down(times.durations[kind][stage]) for stage in stages for kind in _KINDS}
-        self._cap = problem.caps[rank]
-        self._activation = {stage: problem.activation[stage] for stage in stages}
-        self._weight = {stage: problem.weight_gradient[stage] for stage in stages}
+        # As shares of the cap, since the solver's tolerances are absolute.
+        self._held, self._left = (
+            {stage: row[stage] / problem.caps[rank] for stage in stages}
+            for row in (problem.activation, problem.weight_gradient)
+        )
+        self._until_left = {stage: up(times.durations[Kind.I][stage]) for stage in stages}
         last = problem.num_stages - 1
         self._lags: list[tuple[tuple[int, Kind], tuple[int, Kind], int]] = []
         for stage, after in itertools.pairwise(stages):
@@ -179,11 +207,6 @@ class _Program:
             self._head = down(_head(times, problem, stages[0]))
             end = times.durations[Kind.W][0]
             self._tails = {s: down(_path(times, problem, Kind.I, range(s, -1, -1)) + end) for s in stages}
-
-    @property
-    def size(self) -> int:
-        """Number of curves."""
-        return len(self._curves)
 
     def _lag(self, first: tuple[int, Kind], second: tuple[int, Kind], lag: int) -> None:
         self._lags.append((first, second, lag))
@@ -211,22 +234,26 @@ class _Program:
         rows.at_most(machine, 1.0)
         for stage in self._stages:
             f, i, w = (self._curves[stage, kind] for kind in _KINDS)
-            held, left = self._activation[stage], self._weight[stage]
-            memory += [(f, 0, held), (i, 0, left), (w, self._length[stage, Kind.W], -held - left)]
-        if self._cap < math.inf:
-            rows.at_most(memory, self._cap * (1 + ROUNDING))
-            held = 0.0
+            held, left = self._held[stage], self._left[stage]
+            memory += [(f, 0, held), (w, self._length[stage, Kind.W], -held)]
+            if left:
+                memory += [(i, self._until_left[stage], left), (w, 0, -left)]
+        if any(self._held.values()):
+            rows.at_most(memory, 1 + ROUNDING)
+            held, later = 0.0, sum(self._held.values())
             for stage, after in itertools.pairwise(self._stages):
-                # Microbatches between two stages hold all stages so far, and one of them must have room to go on.
-                held += self._activation[stage]
-                most = math.floor((self._cap - self._activation[after]) / held * (1 + ROUNDING))
+                # Microbatches between two stages hold all stages so far, and one of them must have room for the others.
+                held, later = held + self._held[stage], later - self._held[stage]
+                if not held:
+                    continue
+                most = math.floor((1 - later) / held * (1 + ROUNDING) + ROUNDING)
                 rows.at_most([(self._curves[stage, Kind.F], 0, 1.0), (self._curves[after, Kind.F], 0, -1.0)], most)
         result = optimize.linprog(
             np.zeros(upper.size),
             A_ub=rows.matrix(),
             b_ub=rows.limits(),
             bounds=np.stack([lower.ravel(), upper.ravel()], axis=1),
-            method="highs",
+            method="highs-ipm",  # several times faster here than the simplex method
         )
         return result.status != 2  # 2: infeasible; anything else proves nothing
 

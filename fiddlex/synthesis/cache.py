@@ -1,9 +1,10 @@
 """Keeps what searches found, so that the same question is answered at once.
 
 An answer is a file of JSON in $XDG_CACHE_HOME/fiddlex/schedules (by default ~/.cache/fiddlex/schedules), named by a
-checksum of the question and of `VERSION`. It is judged again when it is read, so that a damaged file, or one of another
-version of the clocks, is never believed. Nothing is kept where the folder cannot be written. Invariant: with the cache
-or without it, the answer to a question is the same.
+checksum of the question, of `VERSION` and of the version of scipy, whose solver gives some of the candidates. The
+schedule is judged again when it is read, so that a damaged file, or one of another version of the clocks, is never
+believed. Nothing is kept where the folder cannot be written. Invariant: with the cache or without it, the answer to a
+question is the same.
 """
 
 import dataclasses
@@ -11,6 +12,8 @@ import hashlib
 import json
 import os
 from pathlib import Path
+
+import scipy
 
 from fiddlex.config.small_files import read_small
 from fiddlex.config.whole_files import replacing
@@ -20,7 +23,17 @@ from fiddlex.schedules.validate import validate
 from fiddlex.synthesis.problem import Problem
 from fiddlex.synthesis.search import NAME, Found, find
 
-VERSION = 1  # to be raised whenever a change makes searches find something else
+VERSION = 2  # to be raised whenever a change makes searches find something else
+_WRONG = (  # what a damaged file may raise
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    ScheduleError,
+)
 
 
 def find_once(problem: Problem, *, effort: int, seed: int, with_bound: bool) -> Found:
@@ -43,7 +56,7 @@ def folder() -> Path:
 
 
 def _key(problem: Problem, effort: int, seed: int, with_bound: bool) -> str:
-    question = repr((VERSION, dataclasses.astuple(problem), effort, seed, with_bound))
+    question = repr((VERSION, scipy.__version__, dataclasses.astuple(problem), effort, seed, with_bound))
     return hashlib.sha256(question.encode()).hexdigest()[:32]
 
 
@@ -55,10 +68,10 @@ def _read(path: Path, problem: Problem) -> Found | None:
         validate(schedule)
         judged = problem.judge(schedule)
         bound, origin, tried = float(answer["bound"]), str(answer["origin"]), int(answer["tried"])
-    except (OSError, ValueError, KeyError, TypeError, ScheduleError):
+    except _WRONG:
         return None
     fits = (schedule.placement, schedule.num_microbatches) == (problem.placement, problem.num_microbatches)
-    if not fits or judged is None or judged.time != answer["time"]:
+    if not fits or judged is None or judged.time != answer["time"] or not 0 <= bound <= judged.time:
         return None
     return Found(schedule, judged, bound, origin, tried)
 

@@ -2,10 +2,18 @@
 
 The only choices are which kind of action goes first, how many microbatches each stage lets in ahead of their backward
 passes, and whether a rank that waits for the next F or I fills a gap that is shorter than a W. `search` tries many such
-rules. Memory never exceeds the caps. What a microbatch holds is sure to be let go of once the microbatch has run the F
-of all stages of the rank. An F waits if the microbatches before that point would leave no room for one of them to reach
-it, so no rank waits for ever. Invariant: the result is a legal schedule within the
-caps of the problem.
+rules. Ranks choose each for itself, or together for each tick of the lockstep clock (`Rules.together`): a tick lasts as
+long as its longest action, so short actions waste the time of ranks that wait for a long one.
+
+An F waits where memory would exceed its cap less what one I leaves for its W, and an I waits where what it
+leaves would exceed the cap, until the rank has run a W.
+
+No rank waits for ever. Once a microbatch has run the F of all stages of a rank, it needs no more room there, and what
+it holds is sure to be let go of. An F also waits if the microbatches that are not so far would then leave no room for
+the later F of its own microbatch. So there is always room for one of those, and all the more for the earliest of them,
+which needs least. The earliest microbatch of all that has not ended waits for no other, so it goes on, and so does the
+next when it has ended. Invariant: the result is a legal schedule, and within the caps if backward passes are whole, or
+if a microbatch of all stages of a rank and what one I leaves fit together.
 """
 
 import heapq
@@ -30,6 +38,8 @@ class Rules(NamedTuple):
         holds; otherwise it waits only as long as it must.
       patience: a rank runs a W while it waits for an F or I only if it has to wait for at least this share of the W.
       unit: whether all actions take one unit while the schedule is built, as ticks do, instead of their times.
+      together: if above 0, all ranks choose together for each tick how long it is. They take the length for which the
+        work in the tick, divided by the length to this power, is most; `patience` and `unit` then change nothing.
     """
 
     ahead: tuple[int, ...]
@@ -39,6 +49,7 @@ class Rules(NamedTuple):
     reserves: bool = False
     patience: float = 0.0
     unit: bool = False
+    together: float = 0.0
 
 
 def round_trips(problem: Problem) -> tuple[float, ...]:
@@ -60,7 +71,9 @@ def round_trips(problem: Problem) -> tuple[float, ...]:
 
 def build(problem: Problem, rules: Rules, name: str = "auto") -> Schedule:
     """Returns the schedule that ranks with these rules run."""
-    return _Run(problem, rules).schedule(name)
+    run = _Together(problem, rules._replace(unit=True)) if rules.together else _Run(problem, rules)
+    run.run()
+    return run.schedule(name)
 
 
 class _Run:
@@ -82,7 +95,14 @@ class _Run:
         self._rows: list[list[Action]] = [[] for _ in range(problem.num_ranks)]
         self._held = [0.0] * problem.num_ranks  # what each rank holds
         self._unsure = [0.0] * problem.num_ranks  # the part of it that needs more room before it is let go of
+        self._waiting = [0] * problem.num_ranks  # I whose W has not begun
+        self._left = problem.weight_gradient
         self._caps = [cap * (1 + ROUNDING) for cap in problem.caps]
+        self._room = list(self._caps)  # for what F keep
+        for rank, own in enumerate(problem.stages_of):
+            room = self._caps[rank] - max(self._left[stage] for stage in own)
+            if rules.splits and room >= problem.least[rank]:
+                self._room[rank] = room
         self._later = [0.0] * problem.num_stages  # what the later stages on the rank of a stage take
         for own in problem.stages_of:
             for stage, after in zip(reversed(own[:-1]), reversed(own[1:]), strict=True):
@@ -90,6 +110,11 @@ class _Run:
         self._backward = backward
 
     def schedule(self, name: str) -> Schedule:
+        """What the ranks ran."""
+        return Schedule(name, tuple(map(tuple, self._rows)), self.problem.placement, strict=not self.rules.splits)
+
+    def run(self) -> None:
+        """Runs all actions."""
         free = [0.0] * self.problem.num_ranks
         wakes = [(0.0, rank) for rank in range(self.problem.num_ranks)]
         while wakes:
@@ -106,7 +131,6 @@ class _Run:
             heapq.heappush(wakes, (end, rank))
             for time, other in self._run(rank, stage, kind, end):
                 heapq.heappush(wakes, (time, other))
-        return Schedule(name, tuple(map(tuple, self._rows)), self.problem.placement, strict=not self.rules.splits)
 
     def _choose(self, rank: int, now: float) -> tuple[int, Kind] | None:
         forward, forward_at = self._next(rank, Kind.F, now)
@@ -132,7 +156,7 @@ class _Run:
         for stage in self.problem.stages_of[rank]:
             microbatch = begun[stage]
             at = arrival[stage][microbatch]
-            if at == math.inf or (kind is Kind.F and not self._may_begin(rank, stage)):
+            if at == math.inf or not self._may_begin(rank, stage, kind):
                 continue
             depth = -stage if kind is Kind.F else stage
             key = (depth, microbatch) if self.rules.deep_first else (microbatch, depth)
@@ -141,12 +165,16 @@ class _Run:
                 best = candidate
         return (best[2], best[0]) if best else (None, math.inf)
 
-    def _may_begin(self, rank: int, stage: int) -> bool:
-        """Whether the limit and the memory let an F of a stage begin."""
+    def _may_begin(self, rank: int, stage: int, kind: Kind) -> bool:
+        """Whether the limit and the memory let an action of a kind of a stage begin."""
+        if kind is Kind.I:
+            return self._held[rank] + self._left[stage] <= self._caps[rank] or not self._waiting[rank]
+        if kind is not Kind.F:
+            return True
         ahead = self._begun[Kind.F][stage] - self._begun[self._backward][stage]
         if ahead >= self.rules.ahead[stage]:
             return False
-        more, cap, later = self.problem.activation[stage], self._caps[rank], self._later[stage]
+        more, cap, later = self.problem.activation[stage], self._room[rank], self._later[stage]
         if self.rules.reserves:
             return self._held[rank] + more + later <= cap
         return self._held[rank] + more <= cap and self._unsure[rank] + more + later <= cap
@@ -162,8 +190,14 @@ class _Run:
             self._unsure[rank] += problem.activation[stage]
             if stage == problem.stages_of[rank][-1]:
                 self._unsure[rank] -= problem.least[rank]
-        elif kind is not Kind.I:
+        elif kind is Kind.I:
+            self._held[rank] += self._left[stage]
+            self._waiting[rank] += 1
+        else:
             self._held[rank] -= problem.activation[stage]
+            if kind is Kind.W:
+                self._held[rank] -= self._left[stage]
+                self._waiting[rank] -= 1
         if kind is Kind.W:
             return []
         if kind is Kind.I:
@@ -179,3 +213,37 @@ class _Run:
         time = end + (self._hops[stage] if other != rank else 0.0)
         self._arrival[product][target][microbatch] = time
         return [(time, other)]
+
+
+class _Together(_Run):
+    """The state of all ranks in a tick; each action takes one tick, however long."""
+
+    def run(self) -> None:
+        left, tick = len(self._kinds) * self.problem.num_stages * self.problem.num_microbatches, 0.0
+        while left:
+            ready = [self._ready(rank, tick) for rank in range(self.problem.num_ranks)]
+            for rank, chosen in self._most_work(ready):
+                self._run(rank, *chosen, tick + 1)
+                left -= 1
+            tick += 1
+
+    def _ready(self, rank: int, tick: float) -> list[tuple[float, tuple[int, Kind]]]:
+        """The actions that a rank may run in a tick, the one that goes first by the rules first, with their times."""
+        order = (Kind.F, self._backward) if self.rules.forward_first else (self._backward, Kind.F)
+        ready = []
+        for kind in (*order, Kind.W) if self.rules.splits else order:
+            stage, at = self._next(rank, kind, tick)
+            if stage is not None and at <= tick:
+                ready.append((self.problem.durations[kind][stage], (stage, kind)))
+        return ready
+
+    def _most_work(self, ready: list[list[tuple[float, tuple[int, Kind]]]]) -> list[tuple[int, tuple[int, Kind]]]:
+        """What the ranks run in a tick of the best length; a rank without an action that is so short waits."""
+        best, chosen = 0.0, []
+        for length in sorted({time for own in ready for time, _ in own}):
+            fit = [(rank, next((each for each in own if each[0] <= length), None)) for rank, own in enumerate(ready)]
+            runs = [(rank, each) for rank, each in fit if each is not None]
+            work = sum(time for _, (time, _) in runs) / length**self.rules.together
+            if work > best * (1 + ROUNDING):
+                best, chosen = work, [(rank, action) for rank, (_, action) in runs]
+        return chosen

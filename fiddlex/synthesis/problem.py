@@ -19,6 +19,7 @@ from fiddlex.simulate.clock import MOST, Costs, free_running
 from fiddlex.simulate.lockstep import TickWork
 
 CLOCKS = ("lockstep", "free_running")
+MOST_ACTIONS = 2**20  # of a schedule that is searched; each candidate of that size takes ten seconds or so
 ROUNDING = 1e-9  # relative; sums of the same times in another order differ by less
 
 
@@ -43,6 +44,15 @@ class Judged(NamedTuple):
         if abs(self.time - other.time) > ROUNDING * other.time:
             return self.time < other.time
         return self.makespan < other.makespan * (1 - ROUNDING)
+
+
+def check_size(num_stages: int, num_microbatches: int) -> None:
+    """Raises ScheduleError when a schedule has too many actions to be searched."""
+    if (number := 3 * num_stages * num_microbatches) > MOST_ACTIONS:
+        raise ScheduleError(
+            f"{num_stages:,} stages and {num_microbatches:,} microbatches make {number:,} actions; schedules are "
+            f"searched up to {MOST_ACTIONS:,}. Use fewer ranks, chunks or microbatches, or a schedule that has a name."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +82,7 @@ class Problem:
             raise ScheduleError(f"clock={self.clock!r} is not one of {', '.join(CLOCKS)}.")
         if self.num_microbatches < 1:
             raise ScheduleError(f"microbatches={self.num_microbatches} must be at least 1.")
+        check_size(self.num_stages, self.num_microbatches)
         durations = self.costs.durations(self.num_stages)
         for kind in (Kind.F, Kind.I, Kind.W):
             for stage, time in enumerate(durations[kind]):

@@ -1,9 +1,10 @@
-"""The best schedule found for a problem: candidates of every kind, then a local search from the best of them.
+"""The best schedule found for a problem: candidates of every kind, then a local search from the best if it is small.
 
 The candidates are the schedules that have names, those of `greedy` under many rules, and those that repeat a block.
 All are judged by the same clock under the same caps, so the result is never worse than a named schedule. The search
-draws from a seed and counts its work in actions, not in seconds: the same inputs give the same schedule on every
-machine and in every process. Invariant: the schedule that `find` returns is legal and within the caps.
+draws from a seed and counts its work in actions, not in seconds: the same inputs and version of scipy give the same
+schedule on every machine and in every process. Invariant: the schedule that `find` returns is legal and within the
+caps.
 """
 
 import dataclasses
@@ -15,16 +16,18 @@ from typing import NamedTuple
 
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.generators import GENERATORS
-from fiddlex.schedules.schedule import Schedule
+from fiddlex.schedules.schedule import Kind, Schedule
 from fiddlex.schedules.validate import validate
 from fiddlex.synthesis import blocks, bounds, greedy
 from fiddlex.synthesis.local_search import improve
 from fiddlex.synthesis.problem import ROUNDING, Judged, Problem
 
 EFFORT = 1_000_000  # actions that candidates and moves of a search have in all: a few seconds
-SHARE_OF_MOVES = 0.4  # of the effort
+SHARE_OF_MOVES = 0.4  # of the effort, if that is at least so many moves from each start:
+FEWEST_MOVES = 100
 STARTS = 3  # best candidates from which the local search goes on
 _AHEAD = (0, 1, 2, 4, math.inf)  # microbatches that a stage lets in beyond a round trip
+_TOGETHER = (0.5, 1.0)  # powers of a tick's length
 NAME = "auto"
 
 
@@ -61,16 +64,15 @@ def find(problem: Problem, *, effort: int = EFFORT, seed: int = 0, with_bound: b
       effort: number of actions that all candidates have together.
       seed: seed of the local search.
       with_bound: whether to compute a bound too.
-
-    Raises:
-      ScheduleError: when no schedule within the caps was found, which cannot happen for caps that `Problem` accepts
-        unless an I leaves more for its W than fits.
     """
     best: list[_Candidate] = []
     size = 3 * problem.num_stages * problem.num_microbatches
     bound, tried = 0.0, 0
-    most = math.ceil(effort * (1 - SHARE_OF_MOVES) / size)
-    for candidates in (named(problem), _others(problem, most)):
+    tries = int(effort * SHARE_OF_MOVES / size / STARTS)
+    if tries < FEWEST_MOVES:  # too few to find anything
+        tries = 0
+    most = math.ceil(effort * (1 - SHARE_OF_MOVES if tries else 1) / size)
+    for candidates in (named(problem), _others(problem, most), _safe(problem)):
         if _reached(best, bound):
             break
         for schedule, origin in candidates:
@@ -81,13 +83,7 @@ def find(problem: Problem, *, effort: int = EFFORT, seed: int = 0, with_bound: b
                 best = heapq.nsmallest(STARTS, best, key=_rank)
         if best and with_bound and not bound:
             bound = bounds.lower_bound(problem, best[0].judged.time)
-    if not best:
-        raise ScheduleError(
-            f"no schedule of {problem.num_ranks} ranks and {problem.num_microbatches} microbatches was found within "
-            f"caps of {max(problem.caps):g}: what an I leaves for its W does not fit. Give a larger cap."
-        )
-    if not _reached(best, bound):
-        tries = int(effort * SHARE_OF_MOVES / size / len(best))
+    if tries and not _reached(best, bound):
         for number, start in enumerate(best):
             schedule, judged = improve(problem, start.schedule, start.judged, tries=tries, seed=seed + number)
             tried += tries
@@ -108,9 +104,15 @@ def _reached(best: list[_Candidate], bound: float) -> bool:
 
 
 def _others(problem: Problem, most: int) -> Iterator[tuple[Schedule, str]]:
-    """Up to `most` schedules without a name: of rules and of blocks in turn, until there are no more."""
-    pairs = itertools.zip_longest(_of_rules(problem), _of_blocks(problem))
-    return itertools.islice((candidate for pair in pairs for candidate in pair if candidate is not None), most)
+    """Up to `most` schedules without a name: of rules, of blocks and of ticks in turn, until there are no more."""
+    turns = itertools.zip_longest(_of_rules(problem), _of_blocks(problem), _of_ticks(problem))
+    return itertools.islice((candidate for turn in turns for candidate in turn if candidate is not None), most)
+
+
+def _safe(problem: Problem) -> Iterator[tuple[Schedule, str]]:
+    """A microbatch after another with whole backwards, which is within all caps."""
+    rules = greedy.Rules((1,) * problem.num_stages, splits=False, reserves=True)
+    yield greedy.build(problem, rules), "rules for one microbatch after another"
 
 
 def named(problem: Problem) -> Iterator[tuple[Schedule, str]]:
@@ -129,20 +131,38 @@ def named(problem: Problem) -> Iterator[tuple[Schedule, str]]:
 
 
 def _of_rules(problem: Problem) -> Iterator[tuple[Schedule, str]]:
-    """What ranks with many rules run."""
+    """What ranks with many rules run; those that differ most come first."""
     trips = greedy.round_trips(problem)
-    units = (False, True) if problem.clock == "lockstep" else (False,)
-    for ahead, reserves, first, deep, unit, patience in itertools.product(
-        _AHEAD, (True, False), (False, True), (True, False), units, (0.0, 1.0)
+    units = (False, True) if problem.clock == "lockstep" and not _even(problem) else (False,)
+    for deep, splits, patience, unit, reserves, first, ahead in itertools.product(
+        (True, False), (True, False), (0.0, 1.0), units, (True, False), (False, True), _AHEAD
+    ):
+        if patience and not splits:  # there are no W
+            continue
+        limits = tuple(_limit(trip, ahead) for trip in trips)
+        schedule = greedy.build(problem, greedy.Rules(limits, splits, first, deep, reserves, patience, unit))
+        yield schedule, f"rules {_told(ahead)}" + ("" if splits else ", whole backwards")
+        if problem.clock == "lockstep" and not splits:
+            yield dataclasses.replace(schedule, strict=False), f"rules {_told(ahead)}, whole backwards, ahead"
+
+
+def _of_ticks(problem: Problem) -> Iterator[tuple[Schedule, str]]:
+    """What ranks run that choose together for each tick, unless all actions have the same time."""
+    if problem.clock != "lockstep" or _even(problem):
+        return
+    trips = greedy.round_trips(problem)
+    for together, reserves, first, deep, ahead in itertools.product(
+        _TOGETHER, (True, False), (False, True), (True, False), _AHEAD
     ):
         limits = tuple(_limit(trip, ahead) for trip in trips)
-        rules = greedy.Rules(limits, True, first, deep, reserves, patience, unit)
-        yield greedy.build(problem, rules), f"rules {_told(ahead)}"
-        if not patience:
-            schedule = greedy.build(problem, rules._replace(splits=False))
-            yield schedule, f"rules {_told(ahead)}, whole backwards"
-            if problem.clock == "lockstep":
-                yield dataclasses.replace(schedule, strict=False), f"rules {_told(ahead)}, whole backwards, ahead"
+        rules = greedy.Rules(limits, True, first, deep, reserves, together=together)
+        yield greedy.build(problem, rules), f"rules for ticks {_told(ahead)}"
+
+
+def _even(problem: Problem) -> bool:
+    """Whether all actions have the same time, and messages none."""
+    times = {time for kind in (Kind.F, Kind.I, Kind.W) for time in problem.durations[kind]}
+    return len(times) == 1 and not any(problem.costs.per_stage(problem.num_stages)["hop"])
 
 
 def _limit(trip: float, ahead: float) -> int:

@@ -35,6 +35,20 @@ MUTATIONS = (
         tests=(f"{SEARCH}::test_no_schedule_beats_the_bound",),
     ),
     Mutation(
+        "a-bound-that-counts-what-whole-backwards-do-not-leave",
+        "fiddlex/synthesis/bounds.py",
+        old="memory += [(i, self._until_left[stage], left), (w, 0, -left)]",
+        new="memory += [(i, 0, left), (w, self._length[stage, Kind.W], -left)]",
+        tests=(f"{SEARCH}::test_no_schedule_beats_the_bound",),
+    ),
+    Mutation(
+        "a-bound-of-cores-that-never-help-each-other",
+        "fiddlex/synthesis/bounds.py",
+        old="least = min(costs.sharing[: problem.num_ranks])",
+        new="least = 1.0",
+        tests=(f"{SEARCH}::test_no_schedule_beats_the_bound",),
+    ),
+    Mutation(
         "answers-that-are-believed",
         "fiddlex/synthesis/cache.py",
         old=' or judged.time != answer["time"]',
@@ -44,7 +58,7 @@ MUTATIONS = (
     Mutation(
         "a-cap-that-never-falls",
         "fiddlex/planner/found.py",
-        old="cap = max(min(cap, slots / chunks) - spare / chunks, 1.0)",
+        old="cap = max(min(cap, slots / chunks) - spare / chunks, 1.0) if left > 1 else 1.0",
         new="pass",
         tests=("tests/planner/test_found.py::test_the_cap_falls_until_the_memory_fits",),
     ),

@@ -109,6 +109,12 @@ def test_what_cannot_be_searched_is_refused_with_a_remedy(fields, message):
         settle(make_config(**fields), A100)
 
 
+def test_more_actions_than_can_be_searched_are_refused():
+    huge = replaced(make_config(), {"data.global_batch_size": 2**20, "pipeline.num_microbatches": 2**20})
+    with pytest.raises(ConfigError, match="4 stages and 1,048,576 microbatches make 12,582,912 actions; schedules are"):
+        settle(huge, A100)
+
+
 def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

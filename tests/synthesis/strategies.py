@@ -1,5 +1,7 @@
 """Random costs, and problems to search."""
 
+import dataclasses
+
 from hypothesis import strategies as st
 
 from fiddlex.simulate.clock import Costs
@@ -9,10 +11,19 @@ from fiddlex.synthesis.problem import CLOCKS, Problem
 
 @st.composite
 def positive_costs(draw, num_stages):
-    """Costs of `num_stages` stages in quarters, those of F, I and W above 0."""
+    """Costs of `num_stages` stages in quarters, those of F, I and W above 0, on ranks that may share cores."""
     above, any_time = (st.integers(least, 12).map(lambda quarters: quarters / 4) for least in (1, 0))
     of_stages = st.one_of(above, st.tuples(*[above] * num_stages))
-    return Costs(*(draw(of_stages) for _ in range(3)), draw(any_time), *(draw(any_time) for _ in range(3)))
+    sharing = draw(st.one_of(st.just(()), st.tuples(*[above] * num_stages)))
+    times = [*(draw(of_stages) for _ in range(3)), draw(any_time), *(draw(any_time) for _ in range(4))]
+    return Costs(*times, sharing=sharing)
+
+
+@st.composite
+def with_weight_gradients(draw, problem):
+    """The problem with something that each I leaves for its W, and with no more room than before."""
+    left = st.sampled_from([0.0, 0.25, 1.0])
+    return dataclasses.replace(problem, weight_gradient=tuple(draw(left) for _ in problem.placement))
 
 
 @st.composite

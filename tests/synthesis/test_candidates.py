@@ -1,6 +1,7 @@
 """Schedules of rules and of blocks, and moves: each is legal and within the caps, whatever the problem."""
 
 import dataclasses
+import operator
 import random
 
 import pytest
@@ -16,13 +17,14 @@ from fiddlex.synthesis.greedy import Rules, build, round_trips
 from fiddlex.synthesis.local_search import improve
 from fiddlex.synthesis.problem import Problem
 from tests.schedules.strategies import is_legal
-from tests.synthesis.strategies import problems
+from tests.synthesis.strategies import problems, with_weight_gradients
 
 
 @st.composite
 def rules(draw, num_stages):
     ahead = tuple(draw(st.lists(st.integers(1, 9), min_size=num_stages, max_size=num_stages)))
-    return Rules(ahead, *(draw(st.booleans()) for _ in range(4)), draw(st.sampled_from([0.0, 0.5, 1.0])))
+    patience, together = (draw(st.sampled_from([0.0, 0.5, 1.0])) for _ in range(2))
+    return Rules(ahead, *(draw(st.booleans()) for _ in range(4)), patience, draw(st.booleans()), together)
 
 
 def assert_fits(problem, schedule):
@@ -35,8 +37,13 @@ def assert_fits(problem, schedule):
 @given(problems(), st.data())
 def test_what_ranks_with_rules_run_is_legal_and_within_the_caps(problem, data):
     drawn = data.draw(rules(problem.num_stages))
+    problem = data.draw(with_weight_gradients(problem))
     schedule = build(problem, drawn)
-    assert_fits(problem, schedule)
+    largest = (max(problem.weight_gradient[stage] for stage in stages) for stages in problem.stages_of)
+    if drawn.splits and any(map(operator.lt, problem.caps, map(operator.add, problem.least, largest))):
+        assert is_legal(schedule.actions, schedule.placement, problem.num_microbatches)
+    else:
+        assert_fits(problem, schedule)
     assert schedule.split_backward == drawn.splits
     most = [0] * problem.num_stages
     for row in schedule.actions:

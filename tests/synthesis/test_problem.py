@@ -46,6 +46,10 @@ def test_amounts_in_bytes_count_what_an_i_leaves():
         ({"cap": 0.5}, r"a cap of 0.5 on rank 0 is below 1: a microbatch goes through all stages of a rank before"),
         ({"cap": math.nan}, "a cap of nan on rank 0 is below 1"),
         ({"clock": "wall"}, "clock='wall' is not one of lockstep, free_running"),
+        (
+            {"num_microbatches": 10**9},
+            "2 stages and 1,000,000,000 microbatches make 6,000,000,000 actions",
+        ),
         ({"num_microbatches": 0}, "microbatches=0 must be at least 1"),
         ({"costs": Costs(forward=0.0)}, "F of stage 0 takes 0; a search needs times above 0"),
         ({"costs": Costs(backward_weight=(1.0, 0.0))}, "W of stage 1 takes 0; a search needs times above 0"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from fiddlex.synthesis.greedy import Rules, build
 from fiddlex.synthesis.problem import CLOCKS, Problem
 from fiddlex.synthesis.search import find
 from tests.schedules.strategies import is_legal, user_schedules
-from tests.synthesis.strategies import positive_costs, problems
+from tests.synthesis.strategies import positive_costs, problems, with_weight_gradients
 
 SHORT = 30_000  # actions
 
@@ -61,9 +62,11 @@ def test_what_is_found_is_legal_within_the_caps_and_between_the_bound_and_every_
 def test_no_schedule_beats_the_bound(schedule, clock, data):
     costs = data.draw(positive_costs(schedule.num_stages))
     free = Problem.in_microbatches(schedule.placement, schedule.num_microbatches, costs, clock=clock)
+    free = data.draw(with_weight_gradients(free))
     judged = free.judge(schedule)
     tight = dataclasses.replace(free, caps=judged.peaks)
-    assert lower_bound(tight, known=2 * judged.time) <= judged.time * (1 + 1e-9)
+    for known in (2 * judged.time, math.inf):
+        assert lower_bound(tight, known) <= judged.time * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -94,18 +97,20 @@ def test_the_same_question_has_the_same_answer_from_the_cache_and_without_it(tmp
     ask = lambda: find_anywhere(3, 1, 4, Costs(1.0, 1.25, 0.75), cap=2, effort=SHORT, seed=5)  # noqa: E731
     found = ask()
     files = sorted((tmp_path / "fiddlex" / "schedules").iterdir())
-    assert len(files) == 1
     with monkeypatch.context() as no_search:
         no_search.setattr(cache, "find", None)
         assert ask() == found
     slow = Problem.in_microbatches((0, 1, 2), 4, Costs(1.0, 1.25, 0.75), 2)
     slower = to_csv(build(slow, Rules((1,) * 3)))  # within the cap, and not what was found
-    for content in ("", "{", json.dumps({"time": 1.0})):
-        for file in files:
-            file.write_text(content, encoding="utf-8")
-        assert ask() == found
-    for file in files:
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"table": slower}), encoding="utf-8")
+    (file,) = files
+    right = json.loads(file.read_text())
+    wrong = [{"table": slower}, {"table": 5}, {"table": ["0F0"]}, {"tried": math.inf}, {"bound": math.nan}]
+    wrong += [{"bound": 2 * found.judged.time}]
+    for content in ("", "{", "[" * 100_000, "[]", '{"time": 1.0}', *(json.dumps(right | change) for change in wrong)):
+        file.write_text(content, encoding="utf-8")
+        assert ask() == found, content[:99]
+    file.unlink()
+    file.mkdir()
     assert ask() == found
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # where nothing can be kept
     assert ask() == found
