@@ -194,10 +194,16 @@ def make_schedule(
                 f"more; it can have {MOST_ACTIONS:,}. Use fewer ranks or microbatches."
             )
         schedule = GENERATORS[name](pipe=pipe, num_microbatches=num_microbatches, **stages)
+    elif name == "auto":
+        raise ScheduleError(
+            "schedule auto has to be searched first, for its costs: fiddlex.planner.settle.settle puts the table that "
+            "it finds into a config."
+        )
     else:
         if told := told_name(name, GENERATORS):
             raise ScheduleError(f"there is no schedule {name!r}: {told}")
-        raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), [*GENERATORS, 'file:PATH.csv'])}")
+        names = [*GENERATORS, "auto", "file:PATH.csv"]
+        raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), names)}")
     strict = order == "strict" or (order == "auto" and kind == "file")
     schedule = validate(dataclasses.replace(schedule, strict=strict))
     sizes = (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches)

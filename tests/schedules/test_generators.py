@@ -96,11 +96,18 @@ def test_order_of_dual_pipe_v():
         ("zb_h1", (2, 2, 4), "schedule zb_h1 has other sizes: set chunks=1 (not 2)."),
         ("zb_v", (2, 1, 4), "schedule zb_v has other sizes: set chunks=2 (not 1)."),
         ("zb_h3", (2, 1, 4), "there is no schedule 'zb_h3'. Did you mean 'zb_h2'?"),
+        ("Auto", (2, 1, 4), "there is no schedule 'Auto'. Did you mean 'auto'?"),
+        (
+            "auto",
+            (2, 1, 4),
+            "schedule auto has to be searched first, for its costs: fiddlex.planner.settle.settle puts the table that "
+            "it finds into a config.",
+        ),
         ("1F1B", (2, 1, 4), "there is no schedule '1F1B': it is called 1f1b here."),
         (
             "file",
             (2, 1, 4),
-            f"there is no schedule 'file'. Known: {', '.join(NAMES)}, file:PATH.csv.",
+            f"there is no schedule 'file'. Known: {', '.join(NAMES)}, auto, file:PATH.csv.",
         ),
         (
             "interleaved_1f1b",
