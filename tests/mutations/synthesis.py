@@ -14,13 +14,6 @@ MUTATIONS = (
         tests=(f"{CANDIDATES}::test_what_ranks_with_rules_run_is_legal_and_within_the_caps",),
     ),
     Mutation(
-        "ranks-that-wait-for-ever",
-        "fiddlex/synthesis/greedy.py",
-        old="self._unsure[rank] + more + later <= cap",
-        new="True",
-        tests=(f"{CANDIDATES}::test_what_ranks_with_rules_run_is_legal_and_within_the_caps",),
-    ),
-    Mutation(
         "a-block-that-forgets-its-memory",
         "fiddlex/synthesis/blocks.py",
         old="row[begin + self.period] = row.get(begin + self.period, 0.0) - amount",
