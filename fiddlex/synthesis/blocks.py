@@ -1,64 +1,46 @@
 """Schedules that repeat one block, the actions of a microbatch on all ranks, every so many units of time.
 
-"Pipeline Parallelism with Controllable Memory" (Qi et al., NeurIPS 2024), section 3, describes schedules in this way:
-if no two actions of a rank meet when the block repeats, the block gives a whole schedule, and the time for which its
-actions last on a rank gives the rank's memory. All actions take one unit here, as in ticks. `solved` finds the shortest
+`fiddlex.schedules.repeated_blocks` says what a block is. The time for which its actions last on a rank gives the rank's
+memory. All actions take one unit here, as in ticks. `solved` finds the shortest
 period that the caps allow with an integer program, which proves that no other block has a shorter one. `regular` lists
 blocks whose passes go from rank to rank at an even pace, for any number of ranks. `repeated` makes a block a schedule.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 from scipy import optimize, sparse
 
+from fiddlex.schedules import repeated_blocks
+from fiddlex.schedules.repeated_blocks import Block
 from fiddlex.schedules.schedule import Action, Kind, Schedule
-from fiddlex.schedules.v_shape import with_weights
 from fiddlex.synthesis.problem import ROUNDING, Problem
 
 _KINDS = (Kind.F, Kind.I, Kind.W)
 PACES = (1, 2, 3, 4)  # units from one rank's action of a pass to the next one's
 MOST_REGULAR = 256  # blocks that `regular` lists at most
-MOST_WAIT = 6  # units for which a block waits at the end of a pass
 MOST_BINARIES = 500  # in the integer program: actions of a block times units of its period
 MOST_NODES = 300  # that the integer program may look at for a period; a number, so that all machines find the same
 
 
-class Block(NamedTuple):
-    """The start of each F and I of a microbatch, and the units after which the next microbatch follows.
-
-    Attributes:
-      starts: (stage, F or I) → unit.
-      period: units between two microbatches.
-    """
-
-    starts: dict[tuple[int, Kind], int]
-    period: int
-
-
 def repeated(problem: Problem, block: Block, name: str = "auto") -> Schedule:
-    """Repeats a block for every microbatch; each W runs where its rank would wait, or where memory is full."""
-    rows: list[list[tuple[int, Action]]] = [[] for _ in range(problem.num_ranks)]
-    for (stage, kind), start in block.starts.items():
-        for k in range(problem.num_microbatches):
-            rows[problem.placement[stage]].append((start + block.period * k, Action(stage, kind, k)))
-    ordered = [[action for _, action in sorted(row)] for row in rows]
-    return Schedule(name, with_weights(ordered, room=problem.caps, amounts=problem.activation), problem.placement)
+    """Repeats a block for every microbatch of a problem."""
+    return repeated_blocks.repeated(
+        name, problem.placement, block, problem.num_microbatches, room=problem.caps, amounts=problem.activation
+    )
 
 
 def regular(problem: Problem) -> Iterator[Block]:
     """Blocks whose passes go on at an even pace, with the fewest waits between passes in which no actions meet."""
-    passes = _passes(problem)
-    shortest = 3 * max(map(len, problem.stages_of))
+    passes = repeated_blocks.passes_of(problem.placement)
     paces: Iterator[tuple[int, ...]] = itertools.product(PACES, repeat=len(passes))
     if len(PACES) ** len(passes) > MOST_REGULAR:  # passes of F have two paces in turn, and those of I have two
         half = len(passes) // 2
         paces = ((*(f[i % 2] for i in range(half)), *(b[i % 2] for i in range(half))) for f, b in _pairs_of_paces())
     for each in paces:
-        block = _regular_block(problem, passes, each, shortest)
+        block = repeated_blocks.even_block(problem.placement, each)
         if block is not None:
             yield block
 
@@ -66,45 +48,6 @@ def regular(problem: Problem) -> Iterator[Block]:
 def _pairs_of_paces() -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     two = list(itertools.product(PACES, repeat=2))
     return itertools.product(two, two)
-
-
-def _passes(problem: Problem) -> list[list[tuple[int, Kind]]]:
-    """The F and then the I of a microbatch, cut where a rank comes up for the second time."""
-    passes: list[list[tuple[int, Kind]]] = []
-    for kind, stages in ((Kind.F, range(problem.num_stages)), (Kind.I, reversed(range(problem.num_stages)))):
-        seen: set[int] = set()
-        for number, stage in enumerate(stages):
-            rank = problem.placement[stage]
-            if number == 0 or rank in seen:
-                passes.append([])
-                seen = set()
-            seen.add(rank)
-            passes[-1].append((stage, kind))
-    return passes
-
-
-def _regular_block(
-    problem: Problem, passes: Sequence[Sequence[tuple[int, Kind]]], paces: Sequence[int], period: int
-) -> Block | None:
-    """Places pass after pass as early as no two actions of a rank meet; None if a pass would wait too long."""
-    starts: dict[tuple[int, Kind], int] = {}
-    taken: list[set[int]] = [set() for _ in range(problem.num_ranks)]
-    begin = 0
-    for actions, pace in zip(passes, paces, strict=True):
-        for wait in range(MOST_WAIT + 1):
-            units = [begin + wait + pace * i for i in range(len(actions))]
-            places = [
-                (problem.placement[stage], unit % period) for (stage, _), unit in zip(actions, units, strict=True)
-            ]
-            if all(unit not in taken[rank] for rank, unit in places):
-                break
-        else:
-            return None
-        for rank, unit in places:
-            taken[rank].add(unit)
-        starts.update(zip(actions, units, strict=True))
-        begin = units[-1] + 1
-    return Block(starts, period)
 
 
 def solved(problem: Problem) -> tuple[Block | None, int]:
