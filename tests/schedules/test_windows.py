@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fiddlex.errors import ConfigError, ScheduleError
-from fiddlex.schedules.generators import make_schedule
+from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.semantics import make_phases, make_semantics
 from fiddlex.schedules.table import COLUMNS, NONE
 from fiddlex.schedules.windows import repeat, unroll
@@ -16,18 +16,7 @@ from tests.schedules.interpreter import Interpreter
 from tests.schedules.strategies import generated_schedules, user_schedules
 
 SEMANTICS = st.sampled_from(["sync", "2bw", "stash", "vertical_sync", "delay:2", "delay:5"])
-NAMES = (
-    "gpipe",
-    "1f1b",
-    "interleaved_1f1b",
-    "breadth_first",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-    "v_half",
-    "v_min",
-    "dual_pipe_v",
-)
+NAMES = tuple(GENERATORS)
 SLOTS = {
     "forward_inbox": ["forward_inbox"],
     "backward_inbox": ["head_inbox", "backward_inbox"],
