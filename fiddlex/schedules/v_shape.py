@@ -1,9 +1,9 @@
 """V-Half and V-Min: two stages per rank in a V, with about a half and a third of the activation memory of 1F1B.
 
-They follow "Pipeline Parallelism with Controllable Memory" (Qi et al., NeurIPS 2024), sections 3 and 4: each repeats one
-block (`fiddlex.schedules.repeated_blocks`). With unit costs a block repeats every 6 units, the work of a rank for one
-microbatch. How long a block lasts on a rank, divided by 6, tells how many activations the rank holds, so a block whose
-passes go from rank to rank sooner needs less memory.
+They follow "Pipeline Parallelism with Controllable Memory" (Qi et al., NeurIPS 2024), sections 3 and 4: each repeats
+one block (`fiddlex.schedules.repeated_blocks`). With unit costs a block repeats every 6 units, the work of a rank for
+one microbatch. How long a block lasts on a rank, divided by 6, tells how many activations the rank holds, so a block
+whose passes go from rank to rank sooner needs less memory.
 
 With unit costs and two microbatches or more, V-Min has the bubble 4p−5, or 4p−3 if p is a multiple of 3. From its
 memory in microbatches on, V-Half has 3p−4 for p > 2. 1F1B with two chunks as one stage has 6(p−1). Invariant: for any
