@@ -110,7 +110,8 @@ def tables(rows: Iterable[Row]) -> str:
         groups.setdefault((row["pipe"], row["costs"], row["clock"]), []).append(row)
     header = (
         "p", "costs", "clock", "problems", "no name keeps the cap", "as fast as the best name", "faster",
-        "gain, median and largest", "within 5% of the bound", "above the bound, median and largest", "CPU seconds, most",
+        "gain, median and largest", "within 5% of the bound", "above the bound, median and largest",
+        "CPU seconds, most",
     )  # fmt: skip
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     for (pipe, costs, clock), group in sorted(groups.items(), key=lambda item: (item[0][0], COSTS.index(item[0][1]))):
