@@ -26,7 +26,7 @@ _CODE_OR_LINK = re.compile(
     r"^ *(?P<fence>```+|~~~+).*?^ *(?P=fence) *$|`[^`\n]*`|\]\((?P<target>(?![\w+.-]+:|#)[^)\s#]+)",
     flags=re.MULTILINE | re.DOTALL,
 )
-_OF_CODE_HOST = "../../actions/"  # from the README: the results of CI
+_BADGES = re.compile(r"^\[!\[.*\n", flags=re.MULTILINE)  # they come from other hosts
 _LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".c": "c", "": "sh"}
 
 
@@ -58,7 +58,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def to_page(found: re.Match[str]) -> str:
         link = found["target"]
         of_site = link is None or files.get_file_from_path(posixpath.normpath(posixpath.join(here, link)))
-        if of_site or link.startswith(_OF_CODE_HOST):
+        if of_site:
             return found[0]
         return f"]({posixpath.relpath(_uri(posixpath.normpath(posixpath.join(folder, link))), here or '.')}"
 
@@ -69,7 +69,7 @@ def _targets(path: str) -> Iterator[str]:
     """The files of the tree that a file of the tree links to."""
     for found in _CODE_OR_LINK.finditer(_text(path)):
         link = found["target"]
-        if link is None or link.startswith(_OF_CODE_HOST):
+        if link is None:
             continue
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
         if target.startswith("..") or not (ROOT / target).exists():
@@ -101,9 +101,9 @@ def _path(uri: str) -> str:
 
 
 def _text(path: str) -> str:
-    """The Markdown of a file of the tree, without a notebook's outputs; empty where there is none."""
+    """The Markdown of a file of the tree, without badges and a notebook's outputs; empty where there is none."""
     if path.endswith(".md"):
-        return (ROOT / path).read_text(encoding="utf-8")
+        return _BADGES.sub("", (ROOT / path).read_text(encoding="utf-8"))
     if path.endswith(".ipynb"):
         cells = nbformat.read(ROOT / path, as_version=4).cells
         return "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
