@@ -23,7 +23,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = "experiments/notebooks"
 # Code, which holds no links, or the target of a link to a file: no address, and no place on the same page.
 _CODE_OR_LINK = re.compile(
-    r"^ *(?P<fence>```+|~~~+).*?^ *(?P=fence) *$|`[^`\n]*`|\]\((?P<target>(?![\w+.-]+:|#)[^)\s#]+)",
+    r"^ *(?P<fence>```+|~~~+).*?^ *(?P=fence) *$|`[^`\n]*`"
+    r"|(?:(?<=\[)(?P<text>[^\[\]`]*))?\]\((?P<target>(?![\w+.-]+:|#)[^)\s#]+)",
     flags=re.MULTILINE | re.DOTALL,
 )
 _BADGES = re.compile(r"^\[!\[.*\n", flags=re.MULTILINE)  # they come from other hosts
@@ -51,18 +52,28 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turns links to files of the tree into links to their pages."""
+    """Turns links to files of the tree into links to their pages, with the titles of these."""
     here = posixpath.dirname(page.file.src_uri)
     folder = posixpath.dirname(_path(page.file.src_uri))
 
     def to_page(found: re.Match[str]) -> str:
         link = found["target"]
-        of_site = link is None or files.get_file_from_path(posixpath.normpath(posixpath.join(here, link)))
-        if of_site:
-            return found[0]
-        return f"]({posixpath.relpath(_uri(posixpath.normpath(posixpath.join(folder, link))), here or '.')}"
+        if link is None:  # code; in tables a code host wants `|` escaped, and Python's Markdown does not
+            in_table = found["fence"] is None and markdown[markdown.rfind("\n", 0, found.start()) + 1] == "|"
+            return found[0].replace("\\|", "|") if in_table else found[0]
+        of_site = files.get_file_from_path(posixpath.normpath(posixpath.join(here, link)))
+        target = posixpath.normpath(posixpath.join(folder, link))
+        uri = link if of_site else posixpath.relpath(_uri(target), here or ".")
+        return f"{_title(found['text'] or '', target)}]({uri}"
 
     return _CODE_OR_LINK.sub(to_page, markdown)
+
+
+def _title(text: str, target: str) -> str:
+    """The text of a link: where it is the name of the target, which serves a code host, the title of the page."""
+    if text.endswith(".md") and target.endswith(text):
+        return (ROOT / target).read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+    return text
 
 
 def _targets(path: str) -> Iterator[str]:
