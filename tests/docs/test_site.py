@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
 import urllib.parse
 from collections.abc import Iterator
 from types import ModuleType
@@ -140,6 +141,25 @@ def test_each_file_has_one_page(hooks: ModuleType, tmp_path: pathlib.Path, path:
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).touch()
     assert hooks._path(hooks._uri(path)) == path
+
+
+@pytest.mark.parametrize(
+    ("repository", "colab"),
+    [
+        (
+            "https://github.com/some/fiddlex/",
+            "https://colab.research.google.com/github/some/fiddlex/blob/main/a/b.ipynb",
+        ),
+        ("https://example.org/github.com/fiddlex", ""),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_notebooks_of_a_repository_on_github_open_in_colab(
+    hooks: ModuleType, repository: str | None, colab: str
+) -> None:
+    text = hooks._where_to_run("a/b.ipynb", types.SimpleNamespace(repo_url=repository))
+    assert re.findall(r"\]\((.*)\)", text) == ([colab] if colab else [])
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
