@@ -29,6 +29,7 @@ from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config
 from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.planner.auto_plans import with_auto
 from fiddlex.planner.layouts import HEADROOM, OBJECTIVES, SEMANTICS, Layout, Problem
 from fiddlex.planner.no_plan import why_none
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, further_text, layout_text
@@ -54,6 +55,9 @@ _OBJECTIVE = flags.DEFINE_enum(
 )
 _SEMANTICS = flags.DEFINE_multi_enum("semantics", SEMANTICS, SEMANTICS, "weight-update semantics that are allowed")
 _KEEP = flags.DEFINE_integer("keep", 5, "plans to print", lower_bound=1)
+_AUTO = flags.DEFINE_integer(
+    "auto", 0, "also find a schedule (pipeline.schedule=auto) for so many of the best plans with a flush", lower_bound=0
+)
 _VERIFY = flags.DEFINE_integer(
     "verify", 0, "compile so many of the plans for that cluster, the best first", lower_bound=0
 )
@@ -104,6 +108,7 @@ def main(argv: list[str]) -> None:
         raise ConfigError(f"--write={_WRITE.value} is there already. Name another file, or remove it.")
     asked = problem
     problem, found = search_further(asked, keep=_KEEP.value)
+    found = with_auto(problem, found, _AUTO.value)
     names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
     if problem is not asked and _FORMAT.value == "table":
         print(f"{further_text(asked, problem)}\n")
@@ -140,7 +145,12 @@ def _check_partition_flags() -> None:
         )
     if not _CONFIG.present and not profile:
         raise ConfigError("--config is required: the model to plan for (or --partition --profile_graph=FILE).")
-    of_plans = {"--write": _WRITE.value, "--verify": _VERIFY.value, "--objective": _OBJECTIVE.value != "time"}
+    of_plans = {
+        "--write": _WRITE.value,
+        "--auto": _AUTO.value,
+        "--verify": _VERIFY.value,
+        "--objective": _OBJECTIVE.value != "time",
+    }
     if given := [name for name, value in of_plans.items() if value and _PARTITION.value]:
         raise ConfigError(f"{', '.join(given)}: --partition only prints the fastest pipelines. Leave it out.")
     if not profile:
