@@ -137,7 +137,7 @@ def test_a_comparison_takes_tables_and_says_when_there_is_nothing_to_compare(tmp
     (tmp_path / "mine@2.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
     done = call("--compare=file:mine@2.csv,1f1b", cwd=tmp_path)
     assert "\nfile:mine@2.csv    2   1    2 " in done.stdout
-    assert "\n1f1b            schedule 1f1b needs --pipe and --microbatches; only a file has its own.\n" in done.stdout
+    assert "\n1f1b            schedule 1f1b needs --pipe and --microbatches; only a table has its own.\n" in done.stdout
     done = call("--compare=1f1c,zb_v@3", "--pipe=2", "--microbatches=2", status=2)
     assert done.stderr.startswith("schedule.py: there is no schedule '1f1c'.")
     assert "set --chunks=2 (not 3)" in done.stderr
@@ -367,7 +367,7 @@ def test_help_has_the_flags_and_no_config():
         ([*sizes("auto", 4, 1, 8), "--semantics=2bw"], "--name=auto finds schedules that are flushed after each batch"),
         ([*sizes("auto", 4, 1, 8), "--order=strict"], "an order of their own: leave out --order=strict"),
         ([*sizes("1f1b", 4, 1, 8), "--cap=3"], "--cap=3 changes nothing without --name=auto: leave it out."),
-        (["--name=1f1b", "--pipe=4"], "schedule 1f1b needs --pipe and --microbatches; only a file has"),
+        (["--name=1f1b", "--pipe=4"], "schedule 1f1b needs --pipe and --microbatches; only a table has"),
         (sizes("1f1b", 4, 2, 8), "schedule 1f1b has other sizes: set --chunks=1 (not 2)."),
         (sizes("1f1b", 0, 1, 8), "schedule 1f1b: --pipe=0 must be at least 1."),
         (sizes("interleaved_1f1b", 4, 2, 6), "Use 4 or 8 microbatches"),

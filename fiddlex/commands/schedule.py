@@ -4,6 +4,7 @@
     fiddlex schedule --name=interleaved_1f1b --pipe=4 --chunks=2 --microbatches=8 --format=json
     fiddlex schedule --name=1f1b --pipe=4 --microbatches=8 --semantics=2bw
     fiddlex schedule --name=file:/tmp/mine.csv --costs=hop=0.1 --output=/tmp/mine.svg
+    fiddlex schedule --name=/tmp/mine.py:mine --pipe=4 --microbatches=8
     fiddlex schedule --compare=1f1b,zb_h1,zb_v --pipe=4 --microbatches=8 [--output=/tmp/three.pdf]
 
 Two clocks give the cost. In the free-running clock, which papers use, each rank starts an action as soon as it can. In
@@ -25,6 +26,7 @@ from absl import flags
 
 from fiddlex.config.output_format import output_format
 from fiddlex.config.readable import counted
+from fiddlex.config.schedule_source import FORMS, Kind, source_of
 from fiddlex.config.sections import MEMORIES, ORDERS
 from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, ScheduleError
@@ -50,16 +52,21 @@ from fiddlex.synthesis.search import Found
 
 logger = logging.getLogger("fiddlex.schedule")
 
-_NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)}, file:PATH.csv, or auto: the best one found")
+_NAME = flags.DEFINE_string(
+    "name",
+    None,
+    f"{', '.join(GENERATORS)}; file:PATH.csv, a table; PATH.py:FUNCTION, a function of your own; or auto: the best one "
+    "found",
+)
 _COMPARE = flags.DEFINE_list(
     "compare",
     None,
     "instead of --name: several names separated by commas, for a table of their bubbles, times and memory, or a "
     "picture of all; interleaved_1f1b@2 has two chunks; a single time in --costs is that of all stages of a rank",
 )
-_PIPE = flags.DEFINE_integer("pipe", None, "ranks; a file has its own")
+_PIPE = flags.DEFINE_integer("pipe", None, "ranks; a table has its own")
 _CHUNKS = flags.DEFINE_integer("chunks", None, "stages on a rank; by default as many as the schedule takes, or one")
-_MICROBATCHES = flags.DEFINE_integer("microbatches", None, "microbatches in a batch; a file has its own")
+_MICROBATCHES = flags.DEFINE_integer("microbatches", None, "microbatches in a batch; a table has its own")
 _COSTS = flags.DEFINE_string(
     "costs",
     None,
@@ -76,7 +83,7 @@ _ORDER = flags.DEFINE_enum(
     "auto",
     list(ORDERS),
     "in lockstep: strict: one action per tick, in the schedule's order; ahead: F and B share ticks, and F runs ahead "
-    "of B; auto: strict for a file, ahead for a name",
+    "of B; auto: strict for a table or a function in a file, ahead for a name",
 )
 _STASH_MEMORY = flags.DEFINE_enum(
     "stash_memory",
@@ -135,7 +142,7 @@ def main(argv: list[str]) -> None:
         _show(functools.partial(make, _NAME.value), costs, form, output)
     else:
         raise ConfigError(
-            f"--name is required: {', '.join(GENERATORS)}, file:PATH.csv or auto; or --compare, with several."
+            f"--name is required: {', '.join([*GENERATORS, *FORMS])} or auto; or --compare, with several."
         )
 
 
@@ -163,7 +170,7 @@ def _search(costs: Costs, chunks: int | None) -> Found:
     pipe, microbatches, cap = _PIPE.value, _MICROBATCHES.value, _CAP.value
     clock = "free_running" if _CLOCK.value == "free_running" else "lockstep"
     if pipe is None or microbatches is None:
-        raise ScheduleError(f"schedule {AUTO} needs --pipe and --microbatches; only a file has its own.")
+        raise ScheduleError(f"schedule {AUTO} needs --pipe and --microbatches; only a table has its own.")
     for flag, value in (("--pipe", pipe), ("--chunks", chunks), ("--microbatches", microbatches)):
         if value is not None and value < 1:
             raise ScheduleError(f"schedule {AUTO}: {flag}={value} must be at least 1.")
@@ -200,7 +207,9 @@ def _compare(
 
 def _with_chunks(make: Callable[..., Schedule], costs: Costs, name: str) -> Schedule:
     """The schedule of a name in --compare, which may have its own number of chunks, as in `interleaved_1f1b@2`."""
-    match = re.fullmatch(r"([^:]+)@(\d{1,9})", name, re.ASCII)  # no file's name, which may have an @ itself
+    match = None
+    if source_of(name).kind is not Kind.TABLE:  # whose file may have an @ in its name
+        match = re.fullmatch(r"(.+)@(\d{1,9})", name, re.ASCII)
     own = {"chunks": int(match[2])} if match else {}
     if (match[1] if match else name) == AUTO:
         chunks = own.get("chunks", _CHUNKS.value or 1)
@@ -335,7 +344,8 @@ def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int =
     """The windows of sync and the semantics asked for, over at least `num_steps` steps; none without --semantics."""
     names = dict.fromkeys(["sync", _SEMANTICS.value]) if _SEMANTICS.value else {}
     size = schedule.num_microbatches
-    longer = None if schedule.name.startswith("file:") else lambda number: make(num_microbatches=number)
+    is_table = source_of(_NAME.value or "").kind is Kind.TABLE
+    longer = None if is_table else lambda number: make(num_microbatches=number)
     return {
         name: unroll(
             schedule,

@@ -28,8 +28,6 @@ from fiddlex.planner.profile import Profile, ProfiledCostModel
 
 logger = logging.getLogger(__name__)
 
-SETTLED = ("pipeline.schedule", "pipeline.order", "pipeline.layers_per_stage")  # the fields that `settle` may change
-
 # Devices that take a second for each operation and no time for anything else: only the ratio of times counts.
 _COUNTING = Topology(
     "operations",
@@ -102,8 +100,10 @@ def describe_schedule(settled: Settled, source: str) -> str:
 
 
 def with_settled(config: Config, settled: Config) -> Config:
-    """A config with the fields of another that are settled, for two configs that differ in the mesh alone."""
-    return replaced(config, {path: getattr(settled.pipeline, path.partition(".")[2]) for path in SETTLED})
+    """A config with what `settle` put in place of its words in another config, which has perhaps another mesh."""
+    fields = ["schedule", "order"] * (config.pipeline.schedule == AUTO)
+    fields += ["layers_per_stage"] * (config.pipeline.layers_per_stage == BALANCED)
+    return replaced(config, {f"pipeline.{field}": getattr(settled.pipeline, field) for field in fields})
 
 
 def describe(found: Balanced, source: str) -> str:

@@ -25,6 +25,7 @@ from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.faults import Faults
 from fiddlex.train.run.goodput import Goodput
 from fiddlex.train.run.host_memory import require_host_memory
+from fiddlex.train.run.kept_schedule import with_kept_schedule
 from fiddlex.train.run.metrics import MetricsWriter, Reporter
 from fiddlex.train.run.original import inherit_original
 from fiddlex.train.run.outcome import Outcome
@@ -47,7 +48,8 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
     the run without saving.
 
     Args:
-      config: the config; `train` validates it.
+      config: the config; `train` validates it. Where the source of its schedule is gone, a run that goes on takes the
+        table that its workdir has kept.
       workdir: the directory of the run.
       start_s: when the process started, by the monotonic clock, for the account of its time; None: now.
       given: the config that the user gave, which the workdir keeps; None: `config`. An elastic run that has lost
@@ -61,9 +63,11 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         stop = stack.enter_context(StopSignals())
 
         # Mesh, data, model.
+        given = given or config
+        config = with_kept_schedule(config, workdir)
         require_host_memory(config)
         trainer = Trainer(config, workdir=workdir, stopwatch=stopwatch)
-        config, kept = trainer.config, with_settled(given or config, trainer.config)
+        config, kept = trainer.config, with_settled(given, trainer.config)
         if config.train.eval_every:
             trainer.require_heldout()
         require_folders(config, trainer.dataset.sources)

@@ -201,7 +201,7 @@ def test_a_file_has_sizes_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("asked", [{"pipe": 2}, {"num_microbatches": 2}])
 def test_by_name_only_the_chunks_may_be_left_out(asked):
-    with pytest.raises(ScheduleError, match="schedule 1f1b needs pipe and num_microbatches; only a file has its own"):
+    with pytest.raises(ScheduleError, match="schedule 1f1b needs pipe and num_microbatches; only a table has its own"):
         make_schedule("1f1b", **asked)
 
 
