@@ -34,8 +34,8 @@ from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import NAMES, make_semantics
-from fiddlex.schedules.text import copies_to_text, stream_to_text, to_csv, to_text
-from fiddlex.schedules.ticks import moved_ahead
+from fiddlex.schedules.text import copies_to_text, moved_to_text, stream_to_text, to_csv, to_text
+from fiddlex.schedules.ticks import order_facts
 from fiddlex.schedules.weight_stream import CHUNKS_HELD, WeightStream, stream_weights
 from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
@@ -43,7 +43,7 @@ from fiddlex.simulate.comparison import Compared, Missing, compare, costs_of_sta
 from fiddlex.simulate.comparison import to_text as comparison_text
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import first_steps, steady
-from fiddlex.simulate.timeline import BUBBLE, Timeline
+from fiddlex.simulate.timeline import Timeline, bubble_in
 from fiddlex.synthesis.anywhere import find_anywhere
 from fiddlex.synthesis.report import facts as of_search
 from fiddlex.synthesis.report import told
@@ -200,7 +200,8 @@ def _compare(
         runs = {f"{row.name}, {clocks[clock]}": row.timelines[clock] for row in there for clock in clocks}
         save(draw(runs, brief=True), output, format=form)
     elif form == "json":
-        _write(json.dumps({"bubble": BUBBLE, "schedules": [_compared(row, clocks) for row in rows]}) + "\n", output)
+        facts = {"bubble": bubble_in(clocks), "schedules": [_compared(row, clocks) for row in rows]}
+        _write(json.dumps(facts) + "\n", output)
     else:
         _write(comparison_text(rows, costs, clocks), output)
 
@@ -280,7 +281,7 @@ def _show(
     elif form == "json":
         facts = _facts(lowered) | ({"stream": _of_stream(stream)} if stream else {})
         facts |= {"found": of_search(found)} if found else {}
-        facts |= {clock: _costs(run) for clock, run in shown.items()}
+        facts |= {"bubble": bubble_in(shown)} | {clock: _costs(run) for clock, run in shown.items()}
         if windows:
             facts["semantics"] = {name: steady(each, costs)._asdict() for name, each in windows.items()}
         text = json.dumps(facts) + "\n"
@@ -408,11 +409,12 @@ def _how(windows: Windows, name: str) -> str:
 def _facts(lowered: Lowered) -> dict[str, object]:
     schedule = lowered.schedule
     sizes = {"pipe": schedule.num_ranks, "chunks": schedule.num_chunks, "microbatches": schedule.num_microbatches}
-    return {"name": schedule.name, **sizes, "num_ticks": lowered.num_ticks}
+    order = order_facts(schedule, lowered.ticks)
+    return {"name": schedule.name, **sizes, "num_ticks": lowered.num_ticks, **order}
 
 
 def _costs(timeline: Timeline) -> dict[str, object]:
-    fields = ("makespan", "bubble_fraction", "peak_inflight", "peak_weight_stash")
+    fields = ("makespan", "batch_time", "ideal", "bubble_fraction", "peak_inflight", "peak_weight_stash")
     return {field: getattr(timeline, field) for field in fields}
 
 
@@ -446,7 +448,8 @@ def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Ti
     if "free_running" in timelines:
         parts.append(f"\nfree-running, each action in one slot:\n{to_text(schedule)}")
     if "lockstep" in timelines:
-        parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}{_ahead(lowered)}")
+        parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}")
+        parts += [f"  {moved}\n"] if (moved := moved_to_text(lowered, "--order")) else []
     if lowered.host_stash_slots:
         parts.append(
             "\ncopies to the host (↑, beside the forward pass of the tick) and back (↓, beside its backward pass):\n"
@@ -456,29 +459,17 @@ def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Ti
         )
     if stream:
         parts.append(_stream_page(lowered, stream))
-    parts.append(f"\ncosts, in any unit: {costs}\n")
+    parts.append(f"\ncosts, in any unit: {costs}\nbubble: {bubble_in(timelines)}\n")
     for clock, timeline in timelines.items():
         name, makespan, bubble = _CLOCKS[clock], timeline.makespan, timeline.bubble_fraction
         parts.append(
-            f"\n{name}: makespan {makespan:g}, bubble {bubble:.4g} of the work\n"
+            f"\n{name}: makespan {makespan:g}, bubble {bubble:.4g} of the work: a batch takes "
+            f"{timeline.batch_time:g}, the busiest rank works {timeline.ideal:g}\n"
             f"  most activations held by each rank, {_UNIT}: {_row(timeline.peak_inflight)}\n"
         )
         if schedule.split_backward:
             parts.append(f"  most left for W by each rank, {_UNIT}: {_row(timeline.peak_weight_stash)}\n")
     return "".join(parts)
-
-
-def _ahead(lowered: Lowered) -> str:
-    """What the ticks moved, for people; nothing if every rank keeps its order."""
-    moved = moved_ahead(lowered.schedule, lowered.ticks)
-    if not moved:
-        return ""
-    rank, (forwards, passed) = next(iter(moved.items()))
-    number = sum(len(each.forwards) for each in moved.values())
-    return (
-        f"  these ticks run {counted(number, 'forward')} out of order, before backwards that come first in the "
-        f"schedule: on rank {rank} at first {forwards[0]}, before {passed}; --order=strict keeps the order\n"
-    )
 
 
 def _row(numbers: tuple[float, ...]) -> str:

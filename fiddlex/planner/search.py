@@ -46,7 +46,9 @@ class Plan:
       step_time_s: seconds of a step.
       tflops_per_device: model operations per second and device, in units of 10¹², without recomputation.
       utilisation: share of the chip's peak in the model's dtype that the model operations reach.
-      bubble: share of the step in which the rank with most layers waits.
+      waiting_s: seconds of a step in which the rank with most layers waits for other ranks; hops, and copies to and
+        from the host, are in `exposed_s` instead.
+      bubble: the bubble (`fiddlex.simulate.timeline.BUBBLE`) of the pipeline in lockstep, without hops and such copies.
       exposed_s: seconds of a step's communication that overlaps with no computation, by its purpose; `host` is what
         the pipeline waits for its copies to and from the host, where it has such copies.
       usd_per_step: price of a step in USD; None: the topology has no price.
@@ -61,6 +63,7 @@ class Plan:
     step_time_s: float
     tflops_per_device: float
     utilisation: float
+    waiting_s: float
     bubble: float
     exposed_s: dict[str, float]
     usd_per_step: float | None
@@ -271,6 +274,7 @@ class _Space:
         unhindered_s = seconds(without) if uses_host else pipeline_s
         hops_s = unhindered_s - seconds(dataclasses.replace(without, hop=0.0))
         busy_s = m * (cut.most * times.layer + times.edges)
+        waiting_s = max(unhindered_s - busy_s - hops_s, 0.0)
         flops = model_flops(config) / step_s / layout.num_devices
         price = problem.topology.price
         return Plan(
@@ -282,7 +286,8 @@ class _Space:
             step_s,
             tflops_per_device=flops / 1e12,
             utilisation=flops / problem.topology.chip.peak(config.model.dtype),
-            bubble=max(unhindered_s - busy_s - hops_s, 0.0) / step_s,
+            waiting_s=waiting_s,
+            bubble=waiting_s / busy_s,
             exposed_s={
                 "tensor": m * cut.most * times.exchange,
                 "vocabulary": m * times.edge_exchange,

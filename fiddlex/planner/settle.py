@@ -25,6 +25,7 @@ from fiddlex.planner.found import AUTO, Memory, Settled, find_schedule
 from fiddlex.planner.layouts import HEADROOM
 from fiddlex.planner.predict import StepModel
 from fiddlex.planner.profile import Profile, ProfiledCostModel
+from fiddlex.simulate.timeline import BUBBLE
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def describe_schedule(settled: Settled, source: str) -> str:
     held, whole = max(found.judged.peaks), settled.cap == math.inf
     text = (
         f"a table found among {found.tried:,} schedules, from {found.origin}; by {source} its bubble is "
-        f"{settled.bubble_fraction:.1%} of the work, with at most {held:g} microbatches on a rank"
+        f"{settled.bubble_fraction:.1%} ({BUBBLE}), with at most {held:g} microbatches on a rank"
         + ("" if whole else f" of {settled.cap:g} allowed")
     )
     if settled.fits is False:
