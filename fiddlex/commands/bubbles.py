@@ -7,11 +7,11 @@
 
 F, I and W of a stage take one unit each, and hops take none. A bubble is given as a share of the work, and memory as
 the most activations that a rank holds, in microbatches of the whole rank. Sizes at which a schedule does not exist, or
-at which its formula does not hold, are left out; a schedule without a formula has an empty cell. With `--found`, each row also has the bubble of the best schedule
-found (`fiddlex.synthesis`) for the lockstep clock that holds no more than the row's schedule, and the bubble that no
-schedule of so many chunks can beat; that takes seconds for each row. `--semantics` prints the second table instead: the
-time of a batch in the lockstep clock with and without a flush, for 1, 2 and 4 microbatches a rank and for one and two
-chunks.
+at which its formula does not hold, are left out; a schedule without a formula has an empty cell. With `--found`, each
+row also has the bubble of the best schedule found (`fiddlex.synthesis`) for the lockstep clock that holds no more than
+the row's schedule, and the bubble that no schedule of so many chunks can beat; that takes seconds for each row.
+`--semantics` prints the second table instead: the time of a batch in the lockstep clock with and without a flush, for
+1, 2 and 4 microbatches a rank, by default for 1F1B and for interleaved 1F1B with two chunks.
 """
 
 import functools
@@ -43,7 +43,7 @@ _FOUND = flags.DEFINE_bool("found", False, "also search for the best schedule th
 _SCHEDULES = flags.DEFINE_multi_string(
     "schedule",
     [],
-    "name, PATH.py:FUNCTION, or file:PATH.csv, a table, which has sizes of its own; by default all names with a formula",
+    "a name, PATH.py:FUNCTION, or file:PATH.csv, which has sizes of its own; by default all names with a formula",
 )
 _SEMANTICS = flags.DEFINE_string("semantics", None, "2bw, stash, vertical_sync or delay:K, to compare with a flush")
 _MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [8, 32, 128], "microbatches in a batch", lower_bound=1)
@@ -165,7 +165,8 @@ def _print_semantics(name: str) -> None:
     """Prints the time of a batch over its work, with and without a flush, and the speedup without it."""
     header = ("schedule", "p", "v", "m", "flush", name, "faster", "first step, ticks", "ticks a batch")
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}", flush=True)
-    schedules = [(each, None) for each in _SCHEDULES.value] or [("1f1b", None), ("interleaved_1f1b", 2)]
+    schedules: list[tuple[str, int | None]] = [(each, None) for each in _SCHEDULES.value]
+    schedules = schedules or [("1f1b", None), ("interleaved_1f1b", 2)]
     pipes = _PIPE.value or [2, 4, 8, 16, 32, 64]
     for pipe, factor, (schedule, chunks) in itertools.product(pipes, (1, 2, 4), schedules):
         size = factor * pipe

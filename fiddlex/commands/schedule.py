@@ -34,7 +34,7 @@ from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import NAMES, make_semantics
-from fiddlex.schedules.text import copies_to_text, moved_to_text, stream_to_text, to_csv, to_text
+from fiddlex.schedules.text import copies_to_text, order_to_text, stream_to_text, to_csv, to_text
 from fiddlex.schedules.ticks import order_facts
 from fiddlex.schedules.weight_stream import CHUNKS_HELD, WeightStream, stream_weights
 from fiddlex.schedules.windows import Windows, unroll
@@ -449,7 +449,8 @@ def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Ti
         parts.append(f"\nfree-running, each action in one slot:\n{to_text(schedule)}")
     if "lockstep" in timelines:
         parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}")
-        parts += [f"  {moved}\n"] if (moved := moved_to_text(lowered, "--order")) else []
+        if order := order_to_text(lowered, "--order"):
+            parts.append(f"  {order}\n")
     if lowered.host_stash_slots:
         parts.append(
             "\ncopies to the host (↑, beside the forward pass of the tick) and back (↓, beside its backward pass):\n"

@@ -24,7 +24,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes
 from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes, Traffic
-from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction
+from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction, schedules
 from fiddlex.planner.predict import Prediction
 from fiddlex.schedules.weight_stream import FEWEST_CHUNKS
 
@@ -217,6 +217,7 @@ class _Space:
     def __init__(self, problem: Problem):
         self.problem = problem
         self._models = {semantics: self._cost_model(semantics) for semantics in problem.semantics}
+        self._own = {name for name, traits in schedules(problem) if traits.slots is None}
         self._backend = backend_of(problem.topology.compiler)
         self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
         self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(Cut.of)
@@ -261,7 +262,9 @@ class _Space:
 
     def cut(self, layout: Layout) -> Cut:
         """The placement of a layout's layers on stages."""
-        return self._cut_once(layout.schedule, layout.pipe, layout.chunks, self.problem.config.model.num_layers)
+        layers = self.problem.config.model.num_layers
+        number = layout.num_microbatches if layout.schedule in self._own else None
+        return self._cut_once(layout.schedule, layout.pipe, layout.chunks, layers, number)
 
     def plan(self, layout: Layout, memory: Memory) -> Plan:
         """The predictions for a layout that takes `memory`."""
@@ -352,6 +355,13 @@ def _check_streams(problem: Problem) -> None:
 
 def _uncuttable(problem: Problem) -> str:
     model, batch = problem.config.model, problem.config.data.global_batch_size
+    if problem.schedules and any(layouts(dataclasses.replace(problem, schedules=()))):
+        return (
+            f"--schedule={','.join(problem.schedules)}: no layout of {problem.num_devices} devices and "
+            f"data.global_batch_size={batch} has such a schedule under {', '.join(problem.semantics)}. The ranks must "
+            "divide the devices, and the microbatches the examples of a replica; schedules without traits run with a "
+            "flush (sync). fiddlex schedule --name=… tells for which sizes it exists."
+        )
     if "sync" not in problem.semantics and any(layouts(dataclasses.replace(problem, semantics=("sync",)))):
         if problem.config.optimizer.offload:
             return (

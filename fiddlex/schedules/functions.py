@@ -7,12 +7,13 @@ what `load_function` returns gives a schedule whose parts have the right types, 
 file and line.
 """
 
+import contextlib
 import functools
 import inspect
 import os
 import reprlib
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fiddlex.config.python_files import errors_of, similar_file
@@ -34,14 +35,25 @@ def load_function(path: str, function: str) -> Generator:
     Raises:
       ScheduleError: when the file is missing or fails (the message names the line), or has no such function.
     """
+    name = f"{path}:{function}" if function else path
     try:
         state = os.stat(path)
     except OSError as error:
         raise ScheduleError(
-            f"{os.path.abspath(path)} cannot be read ({error.strerror}).{similar_file(path)} Give the path of a "
-            "Python file and the name of a function in it, as in my/schedules.py:mine."
+            f"schedule {name}: {os.path.abspath(path)} cannot be read ({error.strerror}).{similar_file(path)} Give the "
+            "path of a Python file and the name of a function in it, as in my/schedules.py:mine."
         ) from error
-    return _loaded(path, function, os.path.abspath(path), state.st_mtime_ns, state.st_size)
+    with _naming(name):
+        return _loaded(path, function, os.path.abspath(path), state.st_mtime_ns, state.st_size)
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Puts the name of a schedule before the message of a ScheduleError that the body raises."""
+    try:
+        yield
+    except ScheduleError as error:
+        raise ScheduleError(f"schedule {name}: {error}") from error
 
 
 @functools.lru_cache(maxsize=16)
@@ -56,11 +68,16 @@ def _loaded(path: str, function: str, *state: object) -> Generator:
     if not callable(contents.get(function)):
         has = nearest(function, own) if own else f"Write one that begins with def {function}{SIGNATURE}."
         raise ScheduleError(f"{path} has no function {function!r}. {has}")
-    return functools.partial(_made, contents[function], path)
+    return functools.partial(_made, contents[function], path, f"{path}:{function}")
 
 
-def _made(function: Callable[..., Any], path: str, **sizes: int) -> Schedule:
-    """What the function makes of the sizes, with the types checked."""
+def _made(function: Callable[..., Any], path: str, named: str, **sizes: int) -> Schedule:
+    """What the function makes of the sizes, under the name by which the user knows it, with the types checked."""
+    with _naming(named):
+        return _checked(_called(function, path, sizes), named)
+
+
+def _called(function: Callable[..., Any], path: str, sizes: dict[str, int]) -> Schedule:
     name = getattr(function, "__name__", repr(function))
     try:
         inspect.signature(function).bind(**sizes)
@@ -76,18 +93,18 @@ def _made(function: Callable[..., Any], path: str, **sizes: int) -> Schedule:
         raise ScheduleError(
             f"{name} of {path} returned {reprlib.repr(schedule)}; it must return a fiddlex.schedules.schedule.Schedule."
         )
-    return _checked(schedule, f"{name} of {path}")
+    return schedule
 
 
-def _checked(schedule: Schedule, who: str) -> Schedule:
-    """The schedule with tuples for its rows.
+def _checked(schedule: Schedule, name: str) -> Schedule:
+    """The schedule under another name, with tuples for its rows; it keeps its order.
 
     Raises:
       ScheduleError: when a part of it has a wrong type.
     """
     rows, placement = schedule.actions, schedule.placement
     if not _is_sequence(rows) or not all(map(_is_sequence, rows)):
-        raise ScheduleError(f"{who} returned actions that are not a tuple with a tuple of actions for each rank.")
+        raise ScheduleError("its actions must be a tuple with a tuple of actions for each rank.")
     for rank, row in enumerate(rows):
         for position, action in enumerate(row):
             if not (type(action) is Action and type(action.stage) is type(action.microbatch) is int):
@@ -97,14 +114,14 @@ def _checked(schedule: Schedule, who: str) -> Schedule:
             else:
                 continue
             raise ScheduleError(
-                f"{who}: position {position} of rank {rank} is {wrong}; it must be an action, as in "
+                f"position {position} of rank {rank} is {wrong}; it must be an action, as in "
                 "Action(stage=0, kind=Kind.F, microbatch=0)."
             )
     if not _is_sequence(placement) or not all(type(rank) is int for rank in placement):
         raise ScheduleError(
-            f"{who} returned placement={reprlib.repr(placement)}; it must be a tuple with the rank of each stage."
+            f"its placement is {reprlib.repr(placement)}; it must be a tuple with the rank of each stage."
         )
-    return Schedule(schedule.name, tuple(map(tuple, rows)), tuple(placement), notes=schedule.notes)
+    return Schedule(name, tuple(map(tuple, rows)), tuple(placement), strict=True, notes=schedule.notes)
 
 
 def _is_sequence(value: object) -> bool:

@@ -207,8 +207,6 @@ def make_schedule(
                 f"more; it can have {MOST_ACTIONS:,}. Use fewer ranks or microbatches."
             )
         schedule = generator(**sizes)
-        if source.is_own:
-            schedule = dataclasses.replace(schedule, name=name)  # by which the user knows it
     strict = order == "strict" or (order == "auto" and source.is_own)
     schedule = validate(dataclasses.replace(schedule, strict=strict))
     _check_sizes(name, schedule, asked, words)
@@ -216,18 +214,16 @@ def make_schedule(
 
 
 def generator_of(name: str) -> Generator:
-    """The generator that has this name, or that is the function `PATH.py:FUNCTION`.
+    """The function behind a name, `PATH.py:FUNCTION`, or `file:PATH.csv`; that of a table gives it for any sizes.
 
     Raises:
-      ScheduleError: when there is none (the error gives its name here, or the nearest name), or it is a table's.
+      ScheduleError: when there is none (the error gives its name here, or the nearest name).
     """
     source = source_of(name)
     if source.kind is From.FUNCTION:
-        try:
-            function = load_function(source.path, source.function)
-        except ScheduleError as error:
-            raise ScheduleError(f"schedule {name}: {error}") from error
-        return functools.partial(_called, name, function)
+        return load_function(source.path, source.function)
+    if source.kind is From.TABLE:
+        return _generator_of_table(source.path, name)
     if name in GENERATORS:
         return GENERATORS[name]
     if name == "auto":
@@ -242,11 +238,13 @@ def generator_of(name: str) -> Generator:
     )
 
 
-def _called(name: str, function: Generator, **sizes: int) -> Schedule:
-    try:
-        return function(**sizes)
-    except ScheduleError as error:
-        raise ScheduleError(f"schedule {name}: {error}") from error
+@functools.cache
+def _generator_of_table(path: str, name: str) -> Generator:
+    def table(**sizes: int) -> Schedule:
+        del sizes  # whoever asks compares them
+        return dataclasses.replace(_read(path, name), strict=True)
+
+    return table
 
 
 def _check_sizes(name: str, schedule: Schedule, asked: Sequence[int | None], words: Sequence[str]) -> None:

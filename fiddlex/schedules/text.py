@@ -185,14 +185,17 @@ def stream_to_text(lowered: "Lowered", stream: "WeightStream") -> str:
     return _grid(rows, periods, step=stream.period)
 
 
-def moved_to_text(lowered: "Lowered", order: str) -> str:
-    """What the ticks of a lowered schedule run earlier than its order says; empty if every rank keeps its order.
+def order_to_text(lowered: "Lowered", order: str) -> str:
+    """What the ticks do with the order of a schedule; empty where another setting of the order would change nothing.
 
     Args:
       lowered: the schedule on its ticks.
       order: the setting of the order in the caller's words, `pipeline.order` or `--order`.
     """
-    moved = moved_ahead(lowered.schedule, lowered.ticks)
+    schedule = lowered.schedule
+    if schedule.strict and schedule.has_whole:
+        return f"each rank runs one action a tick, in the schedule's order; with {order}=ahead, F and B share ticks"
+    moved = moved_ahead(schedule, lowered.ticks)
     if not moved:
         return ""
     rank, first = next(iter(moved.items()))

@@ -14,7 +14,7 @@ from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
 from fiddlex.models.flash import kernel_on
 from fiddlex.planner.settle import with_settled
-from fiddlex.schedules.text import moved_to_text
+from fiddlex.schedules.text import order_to_text
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
 from fiddlex.train.bad_steps import BadSteps, RollbackError
@@ -200,8 +200,8 @@ def _log_what_runs(trainer: Trainer) -> None:
         text = describe_schedule(pipeline.lowered, num_layers=num_layers, stream=pipeline.stream)
         alone = "one batch alone, flushed: " if pipeline.windows else ""
         logger.info("%s%s", alone, text)
-        if moved := moved_to_text(pipeline.lowered, "pipeline.order"):
-            logger.info("%spipeline.order=%s: %s", alone, config.pipeline.order, moved)
+        if order := order_to_text(pipeline.lowered, "pipeline.order"):
+            logger.info("%spipeline.order=%s: %s", alone, config.pipeline.order, order)
 
     for name, windows in pipeline.windows.items():
         how = "flushed" if not max(windows.semantics.delays) else "from batch to batch"
