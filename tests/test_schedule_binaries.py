@@ -242,7 +242,8 @@ def test_weights_on_the_host_are_drawn_with_their_transfers():
         "bubble: the time of a batch beyond the work of the busiest rank, divided by that work; in lockstep, it is the "
         "makespan\n"
         "\n"
-        "lockstep: makespan 25.5, bubble 0.4167 of the work: a batch takes 25.5, the busiest rank works 18\n"  # 5 forward passes wait 0.5 each, and 3 + 2 at the ends
+        # 5 forward passes wait 0.5 each, and 3 + 2 at the ends
+        "lockstep: makespan 25.5, bubble 0.4167 of the work: a batch takes 25.5, the busiest rank works 18\n"
         "  most activations held by each rank, in microbatches of the whole rank: 2\n"
     )
 
@@ -343,7 +344,9 @@ def test_zb_v_has_two_chunks_unasked():
 def test_all_sizes_in_which_the_flags_differ_from_a_table_are_told(tmp_path):
     (tmp_path / "mine.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
     done = call(*sizes("file:mine.csv", 4, 1, 8), status=2, cwd=tmp_path)
-    assert done.stderr.endswith("--pipe=2 (not 4), --microbatches=2 (not 8), or name a schedule that exists for any, such as 1f1b.\n")
+    assert done.stderr.endswith(
+        "--pipe=2 (not 4), --microbatches=2 (not 8), or name a schedule that exists for any, such as 1f1b.\n"
+    )
 
 
 def test_bubbles_of_what_is_found_lie_between_the_bound_and_the_names():

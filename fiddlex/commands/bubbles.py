@@ -108,13 +108,7 @@ def _rows() -> Iterator[tuple[str | int | float, ...]]:
     """
     missing: dict[str, list[ScheduleError]] = {}
     seen = set()
-    sizes = itertools.product(
-        _PIPE.value or [2, 4, 8, 16], _MICROBATCHES.value, _SCHEDULES.value or FORMULAS, _CHUNKS.value
-    )
-    for pipe, num_microbatches, name, chunks in sizes:
-        formula, holds = FORMULAS.get(name, (None, None))
-        if holds and not holds(pipe, chunks, num_microbatches):
-            continue
+    for name, pipe, chunks, num_microbatches in _sizes():
         try:
             schedule = _scheduled(name, pipe, chunks, num_microbatches)
         except ScheduleError as error:
@@ -123,7 +117,7 @@ def _rows() -> Iterator[tuple[str | int | float, ...]]:
         key = name, schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches
         if key not in seen:  # as a table is, whose sizes are always the same
             seen.add(key)
-            yield _row(name, schedule, formula(*key[1:]) if formula else "")
+            yield _row(name, schedule, FORMULAS[name][0](*key[1:]) if name in FORMULAS else "")
     for name, errors in missing.items():
         if name not in {name for name, *_ in seen}:
             raise errors[-1]
@@ -132,13 +126,25 @@ def _rows() -> Iterator[tuple[str | int | float, ...]]:
         )
 
 
-def _scheduled(name: str, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
-    """A schedule of these sizes; a table has its own, and a schedule without a formula its chunks, if no flag asks."""
+def _sizes() -> Iterator[tuple[str, int, int | None, int]]:
+    """The schedules and their sizes; those without a formula have as many chunks as they like unless a flag says."""
+    names = _SCHEDULES.value or FORMULAS
+    for pipe, num_microbatches, name in itertools.product(_PIPE.value or [2, 4, 8, 16], _MICROBATCHES.value, names):
+        if name in FORMULAS:
+            holds = FORMULAS[name][1]
+            yield from ((name, pipe, v, num_microbatches) for v in _CHUNKS.value if holds(pipe, v, num_microbatches))
+        else:
+            all_chunks: list[int | None] = _CHUNKS.value if _CHUNKS.present else [None]
+            yield from ((name, pipe, chunks, num_microbatches) for chunks in all_chunks)
+
+
+def _scheduled(name: str, pipe: int, chunks: int | None, num_microbatches: int) -> Schedule:
+    """A schedule of these sizes; a table has its own unless flags give them."""
     is_table = source_of(name).kind is Kind.TABLE
     return make_schedule(
         name,
         pipe=pipe if _PIPE.present or not is_table else None,
-        chunks=chunks if _CHUNKS.present or name in FORMULAS else None,
+        chunks=chunks,
         num_microbatches=num_microbatches if _MICROBATCHES.present or not is_table else None,
         words=("--pipe", "--chunks", "--microbatches"),
     )

@@ -66,8 +66,8 @@ ACTION = "it must be an action, as in Action(stage=0, kind=Kind.F, microbatch=0)
         (
             None,
             "nothing.py:mine",
-            "schedule nothing.py:mine: {folder}/nothing.py cannot be read (No such file or directory). Give the path of "
-            "a Python file and the name of a function in it, as in my/schedules.py:mine.",
+            "schedule nothing.py:mine: {folder}/nothing.py cannot be read (No such file or directory). Give the path "
+            "of a Python file and the name of a function in it, as in my/schedules.py:mine.",
         ),
         (
             EAGER,
@@ -188,7 +188,7 @@ def test_mistakes(text, name, message, file):
 
 def test_other_errors_of_fiddlex_pass(file):
     file.write_text("from fiddlex.errors import ConfigError\n" + body("raise ConfigError('own')"))
-    with pytest.raises(ConfigError, match="^own$"):
+    with pytest.raises(ConfigError, match=r"^own$"):
         make_schedule("mine.py:mine", **SIZES)
 
 

@@ -222,7 +222,8 @@ def test_all_sizes_in_which_a_file_differs_are_told_at_once(tmp_path, wrong):
     remedies = ", ".join(f"{words[size]}={SIZES[size]} (not 7)" for size in wrong)
     with pytest.raises(ScheduleError) as error:
         make_schedule(f"file:{table}", **(SIZES | dict.fromkeys(wrong, 7)), words=tuple(words.values()))
-    assert str(error.value) == f"schedule file:{table} has other sizes: set {remedies}, or name a schedule that exists for any, such as 1f1b."
+    other = "or name a schedule that exists for any, such as 1f1b."
+    assert str(error.value) == f"schedule file:{table} has other sizes: set {remedies}, {other}"
 
 
 def test_a_file_that_breaks_a_rule_is_refused_with_the_grid(tmp_path):

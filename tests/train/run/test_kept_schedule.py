@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-from collections.abc import Iterator
 
 import pytest
 
@@ -46,9 +45,8 @@ def config(tiny_config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: pathl
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(GENERATORS, NAME, half_1f1b)
-    yield
 
 
 def saved(workdir: pathlib.Path) -> str:
@@ -89,7 +87,9 @@ def test_a_function_may_go_once_a_run_has_begun(
         ) in caplog.messages
         assert saved(moved) == "mine.py:half"
     config.pipeline.schedule = "other.py:half"
-    with pytest.raises(ConfigError, match=r"other\.py cannot be read \(No such file or directory\)\. Did you mean|Give"):
+    with pytest.raises(
+        ConfigError, match=r"other\.py cannot be read \(No such file or directory\)\. Did you mean|Give"
+    ):
         loop.train(config, moved)
 
 
