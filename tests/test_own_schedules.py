@@ -79,6 +79,9 @@ lockstep: makespan 14, bubble 0.5556 of the work: a batch takes 14, the busiest 
 def test_schedule_prints_a_function(folder):
     done = programs.call("schedule", "--name=mine.py:eager", "--pipe=2", "--microbatches=3", cwd=folder)
     assert done.stdout == PAGE
+    docs = (programs.ROOT / "docs" / "pipeline.md").read_text()
+    assert FUNCTION.partition("\n\n\ndef even")[0] in docs
+    assert BUBBLE.partition(";")[0].removeprefix("bubble: ") in docs.replace("\n", " ")
 
 
 AHEAD = """\
@@ -87,9 +90,10 @@ that the rank holds 4 forward passes of a stage instead of 3; --order=strict kee
 """
 
 
-def test_schedule_tells_what_the_ticks_move(folder):
+def test_schedule_tells_what_the_ticks_move():
     sizes = ("--name=1f1b", "--pipe=3", "--microbatches=4")
     assert AHEAD in programs.call("schedule", *sizes).stdout
+    assert AHEAD in (programs.ROOT / "docs" / "pipeline.md").read_text()
     facts = json.loads(programs.call("schedule", *sizes, "--format=json").stdout)
     assert facts["order"] == "ahead"
     assert facts["moved"] == [
@@ -109,6 +113,7 @@ def test_both_bubbles_of_zb_v_follow_from_one_definition():
         "free-running: makespan 51, bubble 0 of the work: a batch takes 48, the busiest rank works 48",
         "lockstep: makespan 51, bubble 0.0625 of the work: a batch takes 51, the busiest rank works 48",
     ]
+    assert "\n…\n".join(bubbles) in (programs.ROOT / "docs" / "pipeline.md").read_text()
 
 
 def test_comparison_of_a_name_a_function_and_a_table(folder):
