@@ -134,8 +134,7 @@ def _sizes() -> Iterator[tuple[str, int, int | None, int]]:
             holds = FORMULAS[name][1]
             yield from ((name, pipe, v, num_microbatches) for v in _CHUNKS.value if holds(pipe, v, num_microbatches))
         else:
-            all_chunks: list[int | None] = _CHUNKS.value if _CHUNKS.present else [None]
-            yield from ((name, pipe, chunks, num_microbatches) for chunks in all_chunks)
+            yield from ((name, pipe, v, num_microbatches) for v in (_CHUNKS.value if _CHUNKS.present else (None,)))
 
 
 def _scheduled(name: str, pipe: int, chunks: int | None, num_microbatches: int) -> Schedule:

@@ -12,13 +12,12 @@ import inspect
 import os
 import pathlib
 import reprlib
-import runpy
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import fiddlex
 from fiddlex.config import Config
-from fiddlex.config.python_files import errors_of, similar_file
+from fiddlex.config.python_files import errors_of, run_file, similar_file
 from fiddlex.config.records import from_mapping
 from fiddlex.errors import ConfigError
 
@@ -53,7 +52,7 @@ def config_names() -> list[str]:
 
 def describe(named: str) -> NamedConfig:
     """What a config file, named by its path or its name, says of itself; ConfigError when there is none."""
-    contents = runpy.run_path(_find(named))
+    contents = run_file(_find(named))
     parameters = inspect.signature(contents["get_config"]).parameters
     summary = (contents["__doc__"] or "").strip().partition("\n")[0]
     return NamedConfig(named, tuple(contents.get(_ARGUMENTS, ())), next(iter(parameters), ""), summary)
@@ -76,7 +75,7 @@ def load_config(spec: str) -> Config:
     named, colon, argument = spec.partition(":")
     path = _find(named)
     with errors_of(path):
-        contents = runpy.run_path(path)
+        contents = run_file(path)
         is_taken = argument in contents.get(_ARGUMENTS, (argument,))
     get_config = contents.get("get_config")
     if not callable(get_config):

@@ -12,11 +12,10 @@ import functools
 import inspect
 import os
 import reprlib
-import runpy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fiddlex.config.python_files import errors_of, similar_file
+from fiddlex.config.python_files import errors_of, run_file, similar_file
 from fiddlex.config.rules import nearest
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.schedule import Action, Kind, Schedule
@@ -60,7 +59,7 @@ def _naming(name: str) -> Iterator[None]:
 def _loaded(path: str, function: str, *state: object) -> Generator:
     """The generator of a file in some state."""
     with errors_of(path, ScheduleError):
-        contents = runpy.run_path(path)
+        contents = run_file(path)
     names = [name for name, value in contents.items() if inspect.isfunction(value) and name[0] != "_"]
     own = [name for name in names if contents[name].__code__.co_filename == path]  # not what the file imports
     if not function:
