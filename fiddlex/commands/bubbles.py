@@ -24,7 +24,7 @@ from absl import flags
 from fiddlex.config.readable import counted
 from fiddlex.config.schedule_source import Kind, source_of
 from fiddlex.errors import ConfigError, ScheduleError
-from fiddlex.schedules.generators import generator_of, make_schedule
+from fiddlex.schedules.generators import make_schedule, require_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import make_semantics
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
             "--found searches for schedules that are flushed, and --semantics is about others: leave one out."
         )
     for schedule in _SCHEDULES.value:
-        _check(schedule)
+        require_schedule(schedule)
         if _SEMANTICS.value and source_of(schedule).kind is Kind.TABLE:
             raise ConfigError(
                 f"--schedule={schedule} with --semantics={_SEMANTICS.value}: several sizes are compared, and a table "
@@ -90,14 +90,6 @@ def main(argv: list[str]) -> None:
         cells = (f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row)
         print(f"| {' | '.join(cells)} |", flush=True)
     print(f"\nbubble: {bubble_in(BATCH_TIMES)}", flush=True)
-
-
-def _check(name: str) -> None:
-    """Raises ScheduleError when --schedule names no schedule; whether it has the sizes is seen later."""
-    if source_of(name).kind is Kind.TABLE:
-        make_schedule(name)
-    else:
-        generator_of(name)
 
 
 def _rows() -> Iterator[tuple[str | int | float, ...]]:

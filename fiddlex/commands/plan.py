@@ -27,7 +27,6 @@ from ml_collections import config_flags
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config
-from fiddlex.config.schedule_source import Kind, source_of
 from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.layouts import HEADROOM, OBJECTIVES, SEMANTICS, Layout, Problem
@@ -37,7 +36,7 @@ from fiddlex.planner.search import Found, Plan, search, search_further
 from fiddlex.planner.unequal_stages import report as unequal_report
 from fiddlex.planner.unequal_stages.answers import Answers, answers_for_model, answers_for_profile
 from fiddlex.planner.unequal_stages.profile_graph import read_profile
-from fiddlex.schedules.generators import generator_of, make_schedule
+from fiddlex.schedules.generators import require_schedule
 from fiddlex.synthesis.search import NAME as AUTO
 
 logger = logging.getLogger("fiddlex.plan")
@@ -182,9 +181,7 @@ def _schedules() -> tuple[str, ...]:
                 "--schedule=auto: a schedule is searched for one layout. Plan without it, and set "
                 "pipeline.schedule=auto in the config that --write makes."
             )
-        if source_of(name).kind is Kind.TABLE:
-            make_schedule(name)
-        generator_of(name)
+        require_schedule(name)
     return tuple(dict.fromkeys(_SCHEDULES.value))
 
 

@@ -32,7 +32,7 @@ from fiddlex.models.spec import Product
 from fiddlex.planner.closed_forms import Shape
 from fiddlex.planner.cost_model import EFFICIENCY
 from fiddlex.schedules.generators import GENERATORS, generator_of, make_schedule
-from fiddlex.schedules.traits import NO_TRAITS, Traits, traits_of
+from fiddlex.schedules.traits import NO_TRAITS, Generator, Traits, traits_of
 
 HEADROOM = 0.1  # share of a device's memory that stays free, for the memory model's error (docs/memory.md)
 MOST_WAITING = 8  # largest number of ranks of a pipeline that waits for updates under 2BW
@@ -216,7 +216,7 @@ def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[t
         for chunks, semantics in itertools.product(traits.chunks, searched):
             if chunks * pipe > layers or (semantics != "sync" and (pipe == 1 or num_microbatches < least)):
                 continue
-            if traits.slots is None and why_not(name, pipe, chunks, num_microbatches):
+            if traits.slots is None and not exists(name, generator_of(name), pipe, chunks, num_microbatches):
                 continue
             yield name, chunks, semantics
             if pipe == 1 and not traits.chunk_major:
@@ -238,13 +238,13 @@ def schedules(problem: Problem) -> Iterator[tuple[str, Traits]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def why_not(name: str, pipe: int, chunks: int, num_microbatches: int) -> str:
-    """Why a schedule does not exist for these sizes; empty where it does."""
+def exists(name: str, generator: Generator, pipe: int, chunks: int, num_microbatches: int) -> bool:
+    """Whether a schedule exists for these sizes; the cache's key has its generator, since a file may change."""
     try:
         make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
-    except ScheduleError as error:
-        return str(error)
-    return ""
+    except ScheduleError:
+        return False
+    return True
 
 
 def recompute_choices(config: Config, *, flash: bool) -> tuple[str, ...]:

@@ -78,13 +78,14 @@ def _made(function: Callable[..., Any], path: str, named: str, **sizes: int) -> 
 
 def _called(function: Callable[..., Any], path: str, sizes: dict[str, int]) -> Schedule:
     name = getattr(function, "__name__", repr(function))
+    with errors_of(path, ScheduleError):  # some callables, as those written in C, have no signature
+        signature = inspect.signature(function)
     try:
-        inspect.signature(function).bind(**sizes)
+        signature.bind(**sizes)
     except TypeError as error:
-        takes = f"{name}{inspect.signature(function)}"
         raise ScheduleError(
-            f"{path} has {takes}, which cannot be called with {', '.join(sizes)} ({error}). It must take the keyword "
-            f"arguments of def {name}{SIGNATURE}."
+            f"{path} has {name}{signature}, which cannot be called with {', '.join(sizes)} ({error}). It must take the "
+            f"keyword arguments of def {name}{SIGNATURE}."
         ) from error
     with errors_of(path, ScheduleError):
         schedule = function(**sizes)

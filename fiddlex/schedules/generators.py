@@ -238,6 +238,14 @@ def generator_of(name: str) -> Generator:
     )
 
 
+def require_schedule(name: str) -> None:
+    """Raises ScheduleError when `make_schedule` could make no schedule of that name, whatever its sizes."""
+    if source_of(name).kind is From.TABLE:
+        make_schedule(name)
+    else:
+        generator_of(name)
+
+
 @functools.cache
 def _generator_of_table(path: str, name: str) -> Generator:
     def table(**sizes: int) -> Schedule:

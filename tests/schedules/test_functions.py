@@ -192,6 +192,12 @@ def test_other_errors_of_fiddlex_pass(file):
         make_schedule("mine.py:mine", **SIZES)
 
 
+def test_a_callable_without_a_signature_is_no_traceback(file):
+    file.write_text("mine = type\n")
+    with pytest.raises(ScheduleError, match=r"^schedule mine\.py:mine: mine\.py: ValueError: no signature found"):
+        make_schedule("mine.py:mine", **SIZES)
+
+
 @pytest.mark.parametrize("missing", ["pipe", "num_microbatches"])
 def test_a_function_needs_sizes(missing, file):
     with pytest.raises(ScheduleError, match=r"^schedule mine\.py:eager needs pipe and num_microbatches; only a table"):
