@@ -84,6 +84,7 @@ def folder(tmp_path):
         ("generate --num_tokens=", set()),
         ("schedule --name=zb", {"zb_h1", "zb_h2", "zb_v"}),
         ("schedule --name=file:t", {"text.txt"}),
+        ("schedule --name=m", {"mine.py"}),
         ("schedule --compare=1f1b,zb_h", {"1f1b,zb_h1", "1f1b,zb_h2"}),
         ("schedule --semantics=d", {"delay:"}),
         ("plan --topology=a100", {"a100_40", "a100_80"}),

@@ -74,6 +74,7 @@ def test_text_is_a_table_of_the_best():
         "The first: ",
         "Memory of a device",
         "Communication that nothing hides",
+        "Bubble, without such communication: ",
         "In all plans attention runs in the flash kernel cudnn.",
         "Large products",
         "--write=FILE.py",
@@ -162,7 +163,7 @@ def planned(results, monkeypatch, *, hbm_gib=None, write=None):
     monkeypatch.setattr(plan, "compile_plan", lambda *_: about | next(answers))
     values = {"_CONFIG": get_config("1.7b"), "_TOPOLOGY": "a100_80", "_NUM_DEVICES": 32, "_VERIFY": len(results)}
     values |= {"_HBM_GIB": hbm_gib, "_BATCH": None, "_OBJECTIVE": "time", "_SEMANTICS": SEMANTICS, "_KEEP": 5}
-    values |= {"_PARTITION": False, "_PROFILE": None, "_MICROBATCHES": None}
+    values |= {"_PARTITION": False, "_PROFILE": None, "_MICROBATCHES": None, "_SCHEDULES": ()}
     for name, value in (values | {"_WRITE": write, "_FORMAT": "table"}).items():
         monkeypatch.setattr(plan, name, types.SimpleNamespace(value=value, present=1))
     output = io.StringIO()

@@ -37,6 +37,8 @@ from fiddlex.planner.search import Found, Plan, search, search_further
 from fiddlex.planner.unequal_stages import report as unequal_report
 from fiddlex.planner.unequal_stages.answers import Answers, answers_for_model, answers_for_profile
 from fiddlex.planner.unequal_stages.profile_graph import read_profile
+from fiddlex.schedules.generators import require_schedule
+from fiddlex.synthesis.search import NAME as AUTO
 
 logger = logging.getLogger("fiddlex.plan")
 
@@ -54,6 +56,12 @@ _OBJECTIVE = flags.DEFINE_enum(
     "objective", "time", OBJECTIVES, "what of a step is to be least; for cost it may take fewer devices, by halves"
 )
 _SEMANTICS = flags.DEFINE_multi_enum("semantics", SEMANTICS, SEMANTICS, "weight-update semantics that are allowed")
+_SCHEDULES = flags.DEFINE_multi_string(
+    "schedule",
+    [],
+    "the only schedule to plan with, on two ranks or more: a name, PATH.py:FUNCTION or file:PATH.csv; may be given "
+    "several times; by default the planner chooses among the names, and may choose a single rank",
+)
 _KEEP = flags.DEFINE_integer("keep", 5, "plans to print", lower_bound=1)
 _AUTO = flags.DEFINE_integer(
     "auto", 0, "also find a schedule (pipeline.schedule=auto) for so many of the best plans with a flush", lower_bound=0
@@ -100,6 +108,7 @@ def main(argv: list[str]) -> None:
         memory_bytes=None if _HBM_GIB.value is None else _bytes(_HBM_GIB.value, topology),
         objective=_OBJECTIVE.value,
         semantics=tuple(_SEMANTICS.value),
+        schedules=_schedules(),
     )
     if _PARTITION.value:
         _print_answers(answers_for_model(problem, keep=_KEEP.value))
@@ -160,6 +169,7 @@ def _check_partition_flags() -> None:
         "--config.…": config_flags.get_override_values(flags.FLAGS["config"]),
         "--global_batch_size": _BATCH.value,
         "--semantics": _SEMANTICS.present,
+        "--schedule": _SCHEDULES.present,
         "--keep": _KEEP.present,
     }
     if given := [name for name, value in of_config.items() if value]:
@@ -167,6 +177,22 @@ def _check_partition_flags() -> None:
             f"{', '.join(given)}: --profile_graph takes the place of a config, and there are no uniform layouts for a "
             "profile. Leave one out."
         )
+
+
+def _schedules() -> tuple[str, ...]:
+    """The schedules of --schedule, each once.
+
+    Raises:
+      ConfigError, ScheduleError: when one of them is no schedule that a layout can have.
+    """
+    for name in _SCHEDULES.value:
+        if name == AUTO:
+            raise ConfigError(
+                "--schedule=auto: a schedule is searched for one layout. Plan without it, and set "
+                "pipeline.schedule=auto in the config that --write makes."
+            )
+        require_schedule(name)
+    return tuple(dict.fromkeys(_SCHEDULES.value))
 
 
 def _profile_answers(path: str) -> Answers:

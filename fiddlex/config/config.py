@@ -14,6 +14,7 @@ from fiddlex.config import rules
 from fiddlex.config.data_section import DataConfig
 from fiddlex.config.every import Every
 from fiddlex.config.records import Checked, from_mapping, no_field
+from fiddlex.config.schedule_source import source_of
 from fiddlex.config.sections import MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
 from fiddlex.config.small_files import json_object
 from fiddlex.config.train_section import TrainConfig
@@ -100,7 +101,7 @@ class Config(Checked, prefix="config."):
             "the MLP is cut into equal columns over the tensor axis",
         )
         stages = mesh.pipe * self.pipeline.num_chunks
-        if model.num_layers < stages and not self.pipeline.schedule.startswith("file:"):  # else the file says
+        if model.num_layers < stages and not source_of(self.pipeline.schedule).is_own:  # else its stages count
             raise ConfigError(
                 f"model.num_layers={model.num_layers} is less than the {stages} stages of mesh.pipe={mesh.pipe} × "
                 f"pipeline.num_chunks={self.pipeline.num_chunks}: each stage needs a layer. Lower either of them, or "

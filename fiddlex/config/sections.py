@@ -203,7 +203,7 @@ class MeshConfig(Checked, prefix="config.mesh."):
 class PipelineConfig(Checked, prefix="config.pipeline."):
     """How the model is cut into stages and a replica's batch into microbatches, and in which order they run."""
 
-    schedule: str = "1f1b"  # one of those that `fiddlex schedule --help` lists | file:PATH.csv | auto: the best found
+    schedule: str = "1f1b"  # a name that `fiddlex schedule --help` lists | file:PATH.csv | PATH.py:FUNCTION | auto
     num_chunks: int = 1  # stages on each pipe rank
     num_microbatches: int = 1  # in one replica's batch
     layers_per_stage: str = ""  # of each stage, as in 3,2,3 | balanced: the fastest | empty: as even as possible

@@ -12,6 +12,7 @@ from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.planner.layouts import Layout, Problem, outermost_axes
 from fiddlex.planner.search import Found, Plan, evaluate
+from fiddlex.simulate.timeline import BUBBLE
 
 GIB = 2**30
 
@@ -33,7 +34,8 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
         f"bound or by memory\n\n{table(rows)}\n",
         f"The first: {_whole_run(best)}.",
         f"Memory of a device, GiB, not all of it at once: {parts_text(best.memory)}.",
-        f"Communication that nothing hides, of a step: {exposed}; its bubble is {best.bubble:.1%}.",
+        f"Communication that nothing hides, of a step: {exposed}.",
+        f"Bubble, without such communication: {best.bubble:.1%} ({BUBBLE}).",
     ]
     kernel = backend_of(problem.topology.compiler).flash_kernel(problem.config.model)
     lines.append(f"In all plans {kernel}.")
@@ -273,6 +275,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "tflops_per_device": plan.tflops_per_device,
         "utilisation": plan.utilisation,
         "bubble_fraction": plan.bubble,
+        "waiting_s": plan.waiting_s,
         "exposed_s": plan.exposed_s,
         "usd_per_step": plan.usd_per_step,
         "traffic": [{**each._asdict(), "link": each.link.name} for each in plan.traffic],

@@ -24,7 +24,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes
 from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes, Traffic
-from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction
+from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction, schedules
 from fiddlex.planner.predict import Prediction
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.weight_stream import FEWEST_CHUNKS
@@ -48,7 +48,9 @@ class Plan:
       step_time_s: seconds of a step.
       tflops_per_device: model operations per second and device, in units of 10¹², without recomputation.
       utilisation: share of the chip's peak in the model's dtype that the model operations reach.
-      bubble: share of the step in which the rank with most layers waits.
+      waiting_s: seconds of a step in which the rank with most layers waits for other ranks; hops, and copies to and
+        from the host, are in `exposed_s` instead.
+      bubble: the bubble (`fiddlex.simulate.timeline.BUBBLE`) of the pipeline in lockstep, without hops and such copies.
       exposed_s: seconds of a step's communication that overlaps with no computation, by its purpose; `host` is what
         the pipeline waits for its copies to and from the host, where it has such copies.
       usd_per_step: price of a step in USD; None: the topology has no price.
@@ -63,6 +65,7 @@ class Plan:
     step_time_s: float
     tflops_per_device: float
     utilisation: float
+    waiting_s: float
     bubble: float
     exposed_s: dict[str, float]
     usd_per_step: float | None
@@ -225,6 +228,7 @@ def plan_of(
     hops_s = unhindered_s - seconds(dataclasses.replace(without, hop=0.0))
     most = placement.most_layers_of_rank
     busy_s = m * (most * times.layer + times.edges)
+    waiting_s = max(unhindered_s - busy_s - hops_s, 0.0)
     flops = model_flops(config) / step_s / layout.num_devices
     price = problem.topology.price
     return Plan(
@@ -236,7 +240,8 @@ def plan_of(
         step_s,
         tflops_per_device=flops / 1e12,
         utilisation=flops / problem.topology.chip.peak(config.model.dtype),
-        bubble=max(unhindered_s - busy_s - hops_s, 0.0) / step_s,
+        waiting_s=waiting_s,
+        bubble=waiting_s / busy_s,
         exposed_s={
             "tensor": m * most * times.exchange,
             "vocabulary": m * times.edge_exchange,
@@ -278,6 +283,7 @@ class _Space:
     def __init__(self, problem: Problem):
         self.problem = problem
         self._models = {semantics: self._cost_model(semantics) for semantics in problem.semantics}
+        self._own = {name for name, traits in schedules(problem) if traits.slots is None}
         self._backend = backend_of(problem.topology.compiler)
         self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
         self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(Cut.of)
@@ -322,7 +328,9 @@ class _Space:
 
     def cut(self, layout: Layout) -> Cut:
         """The placement of a layout's layers on stages."""
-        return self._cut_once(layout.schedule, layout.pipe, layout.chunks, self.problem.config.model.num_layers)
+        layers = self.problem.config.model.num_layers
+        number = layout.num_microbatches if layout.schedule in self._own else None
+        return self._cut_once(layout.schedule, layout.pipe, layout.chunks, layers, number)
 
     def plan(self, layout: Layout, memory: Memory) -> Plan:
         """The predictions for a layout that takes `memory`."""
@@ -377,6 +385,13 @@ def _check_streams(problem: Problem) -> None:
 
 def _uncuttable(problem: Problem) -> str:
     model, batch = problem.config.model, problem.config.data.global_batch_size
+    if problem.schedules and any(layouts(dataclasses.replace(problem, schedules=()))):
+        return (
+            f"--schedule={','.join(problem.schedules)}: no layout of {problem.num_devices} devices and "
+            f"data.global_batch_size={batch} has such a schedule under {', '.join(problem.semantics)}. The ranks must "
+            "divide the devices, and the microbatches the examples of a replica; schedules without traits run with a "
+            "flush (sync). fiddlex schedule --name=… tells for which sizes it exists."
+        )
     if "sync" not in problem.semantics and any(layouts(dataclasses.replace(problem, semantics=("sync",)))):
         if problem.config.optimizer.offload:
             return (

@@ -14,6 +14,7 @@ from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
 from fiddlex.models.flash import kernel_on
 from fiddlex.planner.settle import with_settled
+from fiddlex.schedules.text import order_to_text
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
 from fiddlex.train.bad_steps import BadSteps, RollbackError
@@ -25,6 +26,7 @@ from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.faults import Faults
 from fiddlex.train.run.goodput import Goodput
 from fiddlex.train.run.host_memory import require_host_memory
+from fiddlex.train.run.kept_schedule import with_kept_schedule
 from fiddlex.train.run.metrics import MetricsWriter, Reporter
 from fiddlex.train.run.original import inherit_original
 from fiddlex.train.run.outcome import Outcome
@@ -47,7 +49,8 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
     the run without saving.
 
     Args:
-      config: the config; `train` validates it.
+      config: the config; `train` validates it. Where the source of its schedule is gone, a run that goes on takes the
+        table that its workdir has kept.
       workdir: the directory of the run.
       start_s: when the process started, by the monotonic clock, for the account of its time; None: now.
       given: the config that the user gave, which the workdir keeps; None: `config`. An elastic run that has lost
@@ -61,9 +64,11 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         stop = stack.enter_context(StopSignals())
 
         # Mesh, data, model.
+        given = given or config
+        config = with_kept_schedule(config, workdir)
         require_host_memory(config)
         trainer = Trainer(config, workdir=workdir, stopwatch=stopwatch)
-        config, kept = trainer.config, with_settled(given or config, trainer.config)
+        config, kept = trainer.config, with_settled(given, trainer.config)
         if config.train.eval_every:
             trainer.require_heldout()
         require_folders(config, trainer.dataset.sources)
@@ -193,7 +198,10 @@ def _log_what_runs(trainer: Trainer) -> None:
     pipeline, num_layers = layout.pipeline, layout.placement.layers_per_stage
     if len(num_layers) > 1:
         text = describe_schedule(pipeline.lowered, num_layers=num_layers, stream=pipeline.stream)
-        logger.info("%s%s", "one batch alone, flushed: " if pipeline.windows else "", text)
+        alone = "one batch alone, flushed: " if pipeline.windows else ""
+        logger.info("%s%s", alone, text)
+        if order := order_to_text(pipeline.lowered, "pipeline.order"):
+            logger.info("%spipeline.order=%s: %s", alone, config.pipeline.order, order)
 
     for name, windows in pipeline.windows.items():
         how = "flushed" if not max(windows.semantics.delays) else "from batch to batch"

@@ -21,12 +21,13 @@ def report_text(facts: dict[str, Any], config: Config, devices: str) -> str:
     on_host = f" and {slots} more on its host" if slots else ""
     streamed = f", {facts['weights_on_hosts']}" if facts["weights_on_hosts"] else ""
     going_on = "".join(f"{name}: {ticks:g} ticks a batch\n" for name, ticks in semantics if name != "sync")
+    order = f"pipeline.order={config.pipeline.order}: {facts['order_text']}\n" if facts["order_text"] else ""
     lines = [
         f"{facts['num_parameters']:,} parameters, {devices}\n"
         f"schedule {facts['schedule']}: {facts['num_stages']} stages, {facts['num_microbatches']} microbatches of "
         f"{facts['microbatch_size']}, {facts['num_ticks']} ticks, a stash for {facts['stash_slots']} "
         f"forward passes of a stage{on_host}{streamed}\n"
-        f"{going_on}"
+        f"{order}{going_on}"
         f"{facts['attention']}\n"
         f"a step needs {facts['model_flops']:.3e} floating-point operations, not counting recomputation\n"
         f"traced in {facts['trace_s']:.1f} s, compiled in {facts['compile_s']:.1f} s by jax {facts['jax_version']}\n"

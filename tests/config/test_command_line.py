@@ -383,7 +383,10 @@ def test_bug_keeps_its_traceback(folder):
         ("import json\n\njson.loads('{')\n", "broken.py, line 3: JSONDecodeError: "),  # raised in another file
         ("import nothing_of_this_name\n", "broken.py, line 1: ModuleNotFoundError: No module named 'nothing_of_this_"),
         ("def get_config(name):\n    pass\n", "broken.py: TypeError: get_config() missing 1 required positional "),
-        ("\nraise SystemExit(0)\n", "broken.py, line 2: SystemExit(0) would end the program. A config file must not "),
+        (
+            "\nraise SystemExit(0)\n",
+            "broken.py, line 2: SystemExit(0) would end the program. A file that a program runs must not ",
+        ),
         ("import sys\ndef get_config():\n    sys.exit('no')\n", "broken.py, line 3: SystemExit('no') would end the "),
         ("raise SyntaxError('mine')\n", "broken.py, line 1: mine."),
         ("a = '\0'\n", "broken.py: source code string cannot contain null bytes."),

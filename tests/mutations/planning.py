@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         "word-kept-in-the-workdir",
         "fiddlex/train/loop.py",
-        old="with_settled(given or config, trainer.config)",
+        old="with_settled(given, trainer.config)",
         new="given or config",
         tests=("tests/train/test_balanced.py::test_a_run_keeps_its_layers_when_the_word_is_typed_again",),
     ),

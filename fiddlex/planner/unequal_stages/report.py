@@ -82,7 +82,7 @@ def _row(answer: Answer) -> tuple[str, ...]:
 def _uniform_row(plan: Plan) -> tuple[str, ...]:
     layout, flushes = plan.layout, plan.layout.semantics == "sync"
     layers = Cut.of(
-        layout.schedule, layout.pipe, layout.chunks, plan.config.model.num_layers
+        layout.schedule, layout.pipe, layout.chunks, plan.config.model.num_layers, layout.num_microbatches
     ).placement.layers_per_stage
     seconds = f"{plan.step_time_s:.4g}"
     return (
