@@ -134,9 +134,9 @@ def test_the_first_that_the_compiler_lets_fit_is_written(results, chosen, tmp_pa
     verdicts = [line for line in lines if "compiled for" in line]
     assert len(verdicts) == len(results)
     for line, result in zip(verdicts, results, strict=True):
-        assert line.startswith("compiled for somewhere in 3 s: data=") != (result == NOT_COMPILED)
+        assert line.startswith("compiled for somewhere in 3.0 s: data=") != (result == NOT_COMPILED)
         assert (": does not fit" in line) == (result in (DOES_NOT, SAYS_NOTHING))
-        assert ("4.00 GiB by XLA" in line and "does not fit the 2.00 there are" in line) == (result == DOES_NOT)
+        assert ("4.00 GiB by XLA" in line and "does not fit the 2.00 GiB there are" in line) == (result == DOES_NOT)
         assert ("whether it fits is not known" in line) == (result == NOT_KNOWN)
         assert ("tile sizes" in line) == (result == NOT_COMPILED)
 
@@ -253,7 +253,7 @@ def test_unequal_stages_are_told_for_a_config_and_for_a_profile(profile):
             2,
             "--config.…, --semantics, --keep: --profile_graph takes the place of a config, and there are no uniform",
         ),
-        (["PROFILE", "--partition", "--hbm_gib=0.1"], 1, "No pipeline of stages on 16 devices fits 0.1 GiB a device"),
+        (["PROFILE", "--partition", "--hbm_gib=0.1"], 1, "No pipeline of stages on 16 devices fits 102.4 MiB a device"),
         (["--profile_graph=/no/such", "--partition"], 2, "--profile_graph=/no/such cannot be read: No such file"),
     ],
 )

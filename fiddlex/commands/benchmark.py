@@ -29,6 +29,7 @@ from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config
 from fiddlex.config.overrides import replaced
+from fiddlex.config.readable import readable_size
 from fiddlex.config.whole_files import check_replaceable
 from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
@@ -108,7 +109,7 @@ def main(argv: list[str]) -> None:
         f"model   {facts['model_tflops_per_device']:.4g} TFLOP/s on each device"
     )
     if facts["allocated_bytes"] is not None:
-        print(f"memory  {facts['allocated_bytes'] / 1e9:.3g} GB allocated at most on a device")
+        print(f"memory  {readable_size(facts['allocated_bytes'])} allocated at most on a device")
 
 
 def _check_flags() -> None:

@@ -34,7 +34,7 @@ _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON 
 _MEMORY = flags.DEFINE_bool(
     "memory",
     False,
-    "also report how many MB weights, optimizer, gradients, stash and other parts take where the step uses most "
+    "also report how many MiB weights, optimizer, gradients, stash and other parts take where the step uses most "
     "memory: what fiddlex predicts, and what XLA has assigned",
 )
 _PLOT = flags.DEFINE_string(

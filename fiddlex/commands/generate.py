@@ -18,6 +18,7 @@ from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
+from fiddlex.config.readable import readable_time
 from fiddlex.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def main(argv: list[str]) -> None:
         done += _drawn(batch, speed, single=len(prompts) == 1)
         speeds.append(speed)
         rate = f", then {speed.tokens_per_second:,.0f} tokens/s" if speed.tokens_per_second else ""
-        logger.info("%d of %d texts: first token after %.1f s%s.", len(done), len(prompts), speed.first_s, rate)
+        logger.info(
+            "%d of %d texts: first token after %s%s.", len(done), len(prompts), readable_time(speed.first_s), rate
+        )
     if _FORMAT.value == "json":
         samples = [completion._asdict() for completion in done]
         record = {"step": step, "samples": samples, "first_token_s": speeds[0].first_s}

@@ -27,6 +27,7 @@ from ml_collections import config_flags
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config
+from fiddlex.config.readable import readable_size, readable_time
 from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.layouts import HEADROOM, OBJECTIVES, SEMANTICS, Layout, Problem
@@ -212,18 +213,18 @@ class Verdict(NamedTuple):
     @classmethod
     def of(cls, planned: Layout, peak: int, result: dict[str, Any], limit: int | None) -> "Verdict":
         """Compares predicted bytes with the compiler's result, and that result with the limit, if there is one."""
-        layout, predicted = layout_text(planned), f"{peak / GIB:.2f} GiB predicted"
+        layout, predicted = layout_text(planned), f"{readable_size(peak)} predicted"
         if "error" in result:
             return cls(None, f"not compiled for {result['topology']}: {layout}: {result['error']}", result)
         needed, there = result["needed_bytes"], limit or result["memory_limit_bytes"]
         fits = result["fits"] and (limit is None or needed <= limit)
-        said = f"{needed / GIB:.2f} GiB by XLA ({peak / needed - 1:+.1%})" if needed else "by XLA more"
+        said = f"{readable_size(needed)} by XLA ({peak / needed - 1:+.1%})" if needed else "by XLA more"
         verdict = {True: "", False: ": does not fit", None: ": whether it fits is not known"}[fits]
-        room = f" the {there / GIB:.2f} there are" if fits is False and there else ""
-        seconds = result["trace_s"] + result["compile_s"]
+        room = f" the {readable_size(there)} there are" if fits is False and there else ""
+        took = readable_time(result["trace_s"] + result["compile_s"])
         return cls(
             fits,
-            f"compiled for {result['topology']} in {seconds:.0f} s: {layout}: {predicted}, {said}{verdict}{room}",
+            f"compiled for {result['topology']} in {took}: {layout}: {predicted}, {said}{verdict}{room}",
             result,
         )
 

@@ -16,9 +16,10 @@ from absl import flags
 
 from fiddlex.cluster.topology import load_topology
 from fiddlex.config.command_line import define_config
+from fiddlex.config.readable import gib
 from fiddlex.errors import ConfigError
 from fiddlex.planner.profile import load_profile
-from fiddlex.planner.report import gib, table
+from fiddlex.planner.report import table
 from fiddlex.planner.what_if import Estimate, Scenario, what_if
 
 _CONFIG = define_config()
