@@ -163,7 +163,7 @@ def planned(results, monkeypatch, *, hbm_gib=None, write=None):
     values = {"_CONFIG": get_config("1.7b"), "_TOPOLOGY": "a100_80", "_NUM_DEVICES": 32, "_VERIFY": len(results)}
     values |= {"_HBM_GIB": hbm_gib, "_BATCH": None, "_OBJECTIVE": "time", "_SEMANTICS": SEMANTICS, "_KEEP": 5}
     values |= {"_PARTITION": False, "_PROFILE": None, "_MICROBATCHES": None}
-    for name, value in (values | {"_WRITE": write, "_FORMAT": "table"}).items():
+    for name, value in (values | {"_WRITE": write, "_FORMAT": "text"}).items():
         monkeypatch.setattr(plan, name, types.SimpleNamespace(value=value, present=1))
     output = io.StringIO()
     with contextlib.redirect_stdout(output):

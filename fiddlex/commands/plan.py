@@ -26,7 +26,7 @@ from ml_collections import config_flags
 
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
-from fiddlex.config.command_line import define_config
+from fiddlex.config.command_line import define_config, define_path
 from fiddlex.config.readable import readable_size, readable_time
 from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, DeviceError
@@ -58,15 +58,13 @@ _KEEP = flags.DEFINE_integer("keep", 5, "plans to print", lower_bound=1)
 _VERIFY = flags.DEFINE_integer(
     "verify", 0, "compile so many of the plans for that cluster, the best first", lower_bound=0
 )
-_WRITE = flags.DEFINE_string(
-    "write", None, "config file to write the first plan to; of those that --verify found to fit"
-)
+_WRITE = define_path("write", None, "config file to write the first plan to; of those that --verify found to fit")
 _PARTITION = flags.DEFINE_bool(
     "partition",
     False,
     "also print PipeDream's and Piper's pipelines, whose stages may differ in layers, replicas and tensor size",
 )
-_PROFILE = flags.DEFINE_string(
+_PROFILE = define_path(
     "profile_graph", None, "with --partition: in place of a config, a profile as PipeDream's graph.txt"
 )
 _MICROBATCHES = flags.DEFINE_integer(
@@ -75,7 +73,7 @@ _MICROBATCHES = flags.DEFINE_integer(
     "with --profile_graph: microbatches of a batch; by default one for each device",
     lower_bound=1,
 )
-_FORMAT = flags.DEFINE_enum("format", "table", ["table", "json"], "json: one JSON object last on standard output")
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 
 
 def main(argv: list[str]) -> None:
@@ -106,15 +104,15 @@ def main(argv: list[str]) -> None:
     asked = problem
     problem, found = search_further(asked, keep=_KEEP.value)
     names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
-    if problem is not asked and _FORMAT.value == "table":
+    if problem is not asked and _FORMAT.value == "text":
         print(f"{further_text(asked, problem)}\n")
-    if found.plans and _FORMAT.value == "table":
+    if found.plans and _FORMAT.value == "text":
         print(as_text(problem, found, _flushed(problem, found)), flush=True)
     verdicts = []
     for plan, name in zip(found.plans, names, strict=False):
         result = compile_plan(plan.config, name)
         verdicts.append(Verdict.of(plan.layout, plan.memory.peak, result, problem.memory_bytes))
-        if _FORMAT.value == "table":
+        if _FORMAT.value == "text":
             print(verdicts[-1].text, flush=True)
     if _FORMAT.value == "json":
         compiled = {"compiled": [verdict.result for verdict in verdicts]} if verdicts else {}
@@ -125,7 +123,7 @@ def main(argv: list[str]) -> None:
     chosen = _chosen(found.plans, verdicts)
     if _WRITE.value is not None:
         _write(pathlib.Path(_WRITE.value), problem, chosen.config.validate())
-    elif _FORMAT.value == "table":
+    elif _FORMAT.value == "text":
         print("--write=FILE.py makes a config of the first, for fiddlex compile and fiddlex train.")
 
 

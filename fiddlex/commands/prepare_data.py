@@ -74,6 +74,8 @@ def main(argv: list[str]) -> None:
     """Prepares the files, and says where they are and which fields of a config to set."""
     from fiddlex.data.preparation.prepare import Preparation, prepare
 
+    if not _INPUT.value:
+        raise ConfigError("--input is empty. Name files, folders or patterns, separated by commas.")
     if not _PREFIX.value or _PREFIX.value.endswith("/"):
         raise ConfigError(f"--output_prefix={_PREFIX.value} must end in a name, to which .bin and .idx are added.")
     task = Preparation(

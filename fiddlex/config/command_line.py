@@ -16,7 +16,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -24,13 +24,15 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from fiddlex.config import Config
-from fiddlex.config.config import check_field
+from fiddlex.config.config import check_field, field_paths
 from fiddlex.config.ending import crashed, end, finished
 from fiddlex.config.every import Every
 from fiddlex.config.files import load_config
-from fiddlex.config.help import help_text
+from fiddlex.config.flag_hints import Stray, stray_argument, strays, unknown_flag, wrong_field_value, wrong_value
+from fiddlex.config.help import help_text, is_required, own_flags
 from fiddlex.config.log import show_log
 from fiddlex.config.memory_advice import memory_remedies
+from fiddlex.config.other_names import fields_meant
 from fiddlex.config.overrides import is_field, override, replaced
 from fiddlex.config.records import type_name
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
@@ -57,6 +59,13 @@ class _EveryParser(flags.ArgumentParser):
 
 
 config_flags.register_flag_parser_for_type(Every, _EveryParser())
+
+
+class _PathParser(flags.ArgumentParser):
+    """Reads a path, whose `~` no shell expands after `--name=`."""
+
+    def parse(self, argument: str) -> str:
+        return os.path.expanduser(argument)
 
 
 def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:
@@ -94,9 +103,14 @@ def define_changes(config: Config) -> flags.FlagHolder[Config]:
     return _define(text, functools.partial(_refuse_file, "has a config of its own"), config)
 
 
+def define_path(name: str, default: str | None, help_text: str, *, required: bool = False) -> flags.FlagHolder[str]:
+    """Defines a flag whose value is the path of a file or folder; `~` at its beginning is the user's home."""
+    return flags.DEFINE(_PathParser(), name, default, help_text, required=required)
+
+
 def define_workdir(help_text: str) -> flags.FlagHolder[str]:
     """Defines the required `--workdir`, which must not be empty."""
-    holder = flags.DEFINE_string("workdir", None, help_text, required=True)
+    holder = define_path("workdir", None, help_text, required=True)
     flags.register_validator(
         holder, lambda value: value is None or bool(value), "--workdir is empty; name a directory."
     )
@@ -116,7 +130,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     standard error that cannot be written changes nothing. The module that defines `main` may say in `ARGUMENT` what the
     first positional argument is, which must then be given; in `MORE_ARGUMENTS` how many may follow it, by default none;
     and with `TAKES_PROGRAM` that `--` and another program's command line may follow. Further positional arguments are
-    an error.
+    an error, whose message proposes the flag that the module names in `STRAY_ARGUMENT`.
 
     Args:
       main: takes a list that holds the program's name, the positional arguments, and what follows `--`.
@@ -264,7 +278,9 @@ def _unknown_field(argument: str) -> str | None:
     section = operator.attrgetter(path)(Config())
     if dataclasses.is_dataclass(section):
         names = ", ".join(field.name for field in dataclasses.fields(section))
-        return f"config.{path} is a section and has no value of its own. Set one of its fields: {names}."
+        meant = " or ".join(f"config.{each}" for each in fields_meant(path, field_paths()))
+        remedy = f"Did you mean {meant}?" if meant else f"Set one of its fields: {names}."
+        return f"config.{path} is a section and has no value of its own. {remedy}"
     return None
 
 
@@ -276,8 +292,8 @@ def _leave_output() -> None:
 class _HelpFlag(flags.BooleanFlag):
     """`--help` and `-h` in place of absl's, which does not show configs and exits with status 1."""
 
-    def __init__(self, module: str) -> None:
-        super().__init__("help", False, "show this help", short_name="h", allow_override=True)
+    def __init__(self, module: str, name: str = "help", short_name: str | None = "h") -> None:
+        super().__init__(name, False, "show this help", short_name=short_name, allow_override=True)
         self._module = module
 
     def parse(self, arg: str | bool) -> None:
@@ -293,26 +309,37 @@ def _parse_flags(argv: list[str], *, module: str) -> list[str]:
     argument: str = getattr(sys.modules[module], "ARGUMENT", "")
     takes_program = hasattr(sys.modules[module], "TAKES_PROGRAM")
     _, program = _split(argv)
-    flags.DEFINE_flag(_HelpFlag(module))
+    for help_flag in (_HelpFlag(module), *(_HelpFlag(module, name, None) for name in ("helpshort", "helpfull"))):
+        flags.DEFINE_flag(help_flag)
     flags.FLAGS.set_gnu_getopt(True)  # otherwise absl silently ignores all flags after a positional argument
     try:
         remaining = flags.FLAGS(_file_first(argv))
     except (flags.Error, ValueError) as error:  # absl raises a bare ValueError for --noflag=value
-        end(_explain(error), USAGE_STATUS)
+        end(_explain(error, module), USAGE_STATUS)
     except KeyboardInterrupt:  # while a config file runs
         end("interrupted.", INTERRUPTED_STATUS)
     if argument and not remaining[1:]:
         end(f"an argument is missing, {argument}.", USAGE_STATUS)
-    allowed = bool(argument) + getattr(sys.modules[module], "MORE_ARGUMENTS", 0)
-    surplus = remaining[1 + allowed :] + ([] if takes_program else program)
+    surplus = _surplus(module) + [Stray(text, "") for text in program if not takes_program]
     if surplus:
-        before = " A program and its flags come after --." if takes_program else ""
-        rule = "Write --name=value, and --name or --noname for a bool."
-        end(f"{surplus[-1]!r} is not a flag. {rule}{before}", USAGE_STATUS)
+        end(_stray(surplus[0], module, []), USAGE_STATUS)
     return remaining + program
 
 
-def _explain(error: Exception) -> str:
+def _surplus(module: str) -> list[Stray]:
+    """The arguments that are no flags, without those that the program takes."""
+    allowed = bool(getattr(sys.modules[module], "ARGUMENT", "")) + getattr(sys.modules[module], "MORE_ARGUMENTS", 0)
+    return [*strays(_file_first(sys.argv)[1:])][allowed:]
+
+
+def _stray(stray: Stray, module: str, missing: Sequence[str]) -> str:
+    """The message for an argument that should have been a flag; `missing` are required flags without a value."""
+    before = " A program and its flags come after --." if hasattr(sys.modules[module], "TAKES_PROGRAM") else ""
+    stands_for = getattr(sys.modules[module], "STRAY_ARGUMENT", "")
+    return f"{stray_argument(stray, own_flags(module), missing, stands_for=stands_for)}{before}"
+
+
+def _explain(error: Exception, module: str) -> str:
     """The message of `error`, or a clearer one where fiddlex knows more than absl."""
     if isinstance(error.__context__, ConfigError):  # raised by load_config and wrapped by absl
         return str(error.__context__)
@@ -322,13 +349,27 @@ def _explain(error: Exception) -> str:
                 f"-{error.flagname} is read as a flag, and there is none of that name. A number that is no flag's "
                 f"value, such as a step, must be at least 0; a flag takes a value as in --name=-{error.flagname}."
             )
-        return _unknown_field(error.flagname) or str(error)
+        first = getattr(sys.modules[module], "ARGUMENT", "")
+        return _unknown_field(error.flagname) or unknown_flag(
+            error.flagname, str(error.flagvalue), own_flags(module), positional=first
+        )
+    if (name := str(error).removeprefix("Missing value for flag ")) != str(error):
+        return f"{name} has no value: write {name}=VALUE."
     if error.__context__ is None:  # a flag's validator failed, not the parsing of a value
-        return _missing_flag() or str(error)
-    return _wrong_value() or str(error)
+        return _missing_flag(module) or str(error).partition(": ")[2]
+    return _wrong_field() or _wrong_flag(error) or str(error)
 
 
-def _wrong_value() -> str | None:
+def _wrong_flag(error: Exception) -> str | None:
+    """What is wrong with the value of a flag, which absl's message begins with."""
+    name, sign, _ = str(error).removeprefix("flag --").partition("=")
+    if not sign or name not in flags.FLAGS:
+        return None
+    value = str(error).removeprefix(f"flag --{name}=").removesuffix(f": {error.__context__}")
+    return wrong_value(flags.FLAGS[name], value)
+
+
+def _wrong_field() -> str | None:
     """What is wrong with the value of the first override whose value is not of its field's type."""
     _, *arguments = _file_first(sys.argv)
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
@@ -342,19 +383,13 @@ def _wrong_value() -> str | None:
         try:
             override(Config(), f"{match[1]}={value}")
         except ConfigError:
-            remedy = ": use true or false" if kind is bool else ""
-            return f"config.{match[1]}={value!r} must be of type {type_name(kind)}{remedy}."
+            return wrong_field_value(match[1], value, kind, type_name(kind))
     return None
 
 
-def _missing_flag() -> str | None:
+def _missing_flag(module: str) -> str | None:
     """The message for the first required flag that has no value."""
-    for name in flags.FLAGS:
-        flag = flags.FLAGS[name]
-        for validator in flag.validators:
-            try:
-                validator.verify(flags.FLAGS)
-            except flags.ValidationError:
-                if flag.value is None:
-                    return f"--{name} is required: {flag.help}."
-    return None
+    missing = [name for name in flags.FLAGS if is_required(flags.FLAGS[name]) and flags.FLAGS[name].value is None]
+    if missing and (surplus := _surplus(module)):
+        return _stray(surplus[0], module, missing)
+    return f"--{missing[0]} is required: {flags.FLAGS[missing[0]].help}." if missing else None
