@@ -177,7 +177,7 @@ def planned(results, monkeypatch, *, hbm_gib=None, write=None):
         (["--topology=a100_80", "--num_devices=1", "--hbm_gib=2"], 1, "No layout on 1 A100-SXM4-80GB fits 2.0 GiB"),
         (["--topology=a100", "--num_devices=8"], 2, "topology 'a100' is not in the catalogue."),
         (["--topology=v100_16", "--num_devices=8"], 2, "has no peak_flops for model.dtype=bfloat16"),
-        (["--topology=a100_80", "--num_devices=0"], 2, "flag --num_devices=0"),
+        (["--topology=a100_80", "--num_devices=0"], 2, "--num_devices=0 must be at least 1."),
         (["--topology=a100_80", "--num_devices=31"], 2, "31 devices cannot be a mesh"),
         (["--topology=a100_80", "--num_devices=8", "--hbm_gib=nan"], 2, "--hbm_gib=nan must be greater than 0"),
         (

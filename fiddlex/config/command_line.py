@@ -336,7 +336,9 @@ def _stray(stray: Stray, module: str, missing: Sequence[str]) -> str:
     """The message for an argument that should have been a flag; `missing` are required flags without a value."""
     before = " A program and its flags come after --." if hasattr(sys.modules[module], "TAKES_PROGRAM") else ""
     stands_for = getattr(sys.modules[module], "STRAY_ARGUMENT", "")
-    return f"{stray_argument(stray, own_flags(module), missing, stands_for=stands_for)}{before}"
+    takes = hasattr(sys.modules[module], "ARGUMENT")
+    text = stray_argument(stray, own_flags(module), missing, stands_for=stands_for, takes_arguments=takes)
+    return f"{text}{before}"
 
 
 def _explain(error: Exception, module: str) -> str:
@@ -350,8 +352,12 @@ def _explain(error: Exception, module: str) -> str:
                 f"value, such as a step, must be at least 0; a flag takes a value as in --name=-{error.flagname}."
             )
         first = getattr(sys.modules[module], "ARGUMENT", "")
+        argument = str(error.flagvalue)
+        following = next((b for a, b in itertools.pairwise(_file_first(sys.argv)) if a == argument), "-")
+        if "=" not in argument and not following.startswith("-"):
+            argument = f"{argument}={following}"
         return _unknown_field(error.flagname) or unknown_flag(
-            error.flagname, str(error.flagvalue), own_flags(module), positional=first
+            error.flagname, argument, own_flags(module), positional=first
         )
     if (name := str(error).removeprefix("Missing value for flag ")) != str(error):
         return f"{name} has no value: write {name}=VALUE."

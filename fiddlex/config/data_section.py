@@ -26,9 +26,7 @@ class DataConfig(Checked, prefix="config.data."):
     token_dtype: str = "uint16"  # type in files of tokens:PATH; uint16 | uint32
     cache: str = ""  # folder that keeps the tokens of text, shared by all hosts; empty: several processes, the workdir
     sample_cache_gib: float = 0.0  # GiB of fetched samples to keep, which are never evicted; 0: none are kept
-    sample_cache_folder: str = (
-        ""  # folder that keeps these samples for all runs of a machine; empty: memory, of each process
-    )
+    sample_cache_folder: str = ""  # folder that keeps these for all runs of a machine; empty: memory, of each process
     share: str = ""  # folder, best in /dev/shm, by which runs of a machine prepare each batch once for all; empty: none
     num_threads: int = 2  # threads of each process that prepare batches
     log_samples: bool = False  # writes which samples each step trains on to WORKDIR/samples

@@ -1,7 +1,6 @@
 """What each field of a config means: the comment beside the field in its dataclass, which is the only copy of it."""
 
 import ast
-import functools
 import inspect
 import io
 import textwrap
@@ -9,7 +8,6 @@ import tokenize
 from collections.abc import Mapping
 
 
-@functools.cache
 def field_texts(section: type) -> Mapping[str, str]:
     """The comment of each field of a section of the config, by the field's name; none for a field without a comment.
 

@@ -84,7 +84,9 @@ def strays(arguments: Sequence[str]) -> Iterator[Stray]:
             yield Stray(argument, before)
 
 
-def stray_argument(stray: Stray, own: Sequence[str], missing: Iterable[str], *, stands_for: str = "") -> str:
+def stray_argument(
+    stray: Stray, own: Sequence[str], missing: Iterable[str], *, stands_for: str = "", takes_arguments: bool = False
+) -> str:
     """The message for an argument that should have been a flag.
 
     Args:
@@ -92,6 +94,7 @@ def stray_argument(stray: Stray, own: Sequence[str], missing: Iterable[str], *, 
       own: the names of the program's flags.
       missing: the names of flags that are required and have no value.
       stands_for: the flag whose value a stray argument most likely is; empty where the program has none of the kind.
+      takes_arguments: whether the program takes other arguments that are no flags.
     """
     text, flag = stray.text, stray.before.lstrip("-")
     known = flags.FLAGS[flag] if stray.before.startswith("-") and flag in flags.FLAGS else None
@@ -112,6 +115,8 @@ def stray_argument(stray: Stray, own: Sequence[str], missing: Iterable[str], *, 
         wanted = ["config"]
     if wanted or stands_for:
         return f"{text!r} is not a flag. Write --{[*wanted, stands_for][0]}={shlex.quote(text)}."
+    if takes_arguments:
+        return f"{text!r} is one argument too many. A flag is written --name=value."
     if not own:
         return f"{text!r} is not a flag. This program takes none: leave it out."
     return f"{text!r} is not a flag. Write --name=value, and --name or --noname for a bool."
@@ -152,12 +157,13 @@ def wrong_field_value(path: str, value: str, kind: type, type_name: str) -> str:
     elif kind is bool:
         remedy = _for_bool(value) or ": use true or false"
     else:
-        remedy = number_meant(value, int if issubclass(kind, int) else kind)
+        number = int if issubclass(kind, int) else kind
+        remedy = number_meant(value, number) or f", {_KINDS[number]}"
     return f"config.{path}={value!r} must be of type {type_name}{remedy}."
 
 
 def number_meant(text: str, kind: type) -> str:
-    """How to write a number that has a unit, an exponent or separators, as in `: write 1000`; empty where it is none.
+    """How to write a number that has a unit, an exponent or separators, as in `: write 1000`; empty: not known.
 
     Args:
       text: what was written, as in 1k, 1e3, 1,000, 4.0 or 5%.
@@ -173,7 +179,7 @@ def number_meant(text: str, kind: type) -> str:
     except ValueError:
         return ""
     if kind is int and not number.is_integer():
-        return ", a whole number"
+        return ""
     return f": write {f'{int(number)}' if kind is int else f'{number:.12g}'}"
 
 

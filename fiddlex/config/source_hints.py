@@ -19,7 +19,7 @@ def source_meant(value: str, kinds: Sequence[str]) -> str:
     if "://" in value:
         return "fiddlex reads files, not addresses: download it, and write text:PATH."
     if kind in kinds and not path:
-        return f"{kind} needs a path: write {kind}:PATH."
+        return f"{kind} needs a path: write {kind}:{'PREFIX' if kind == 'megatron' else 'PATH'}."
     if kind == "stdlib":
         return "stdlib has no path: write stdlib."
     if colon and path and "/" not in kind:

@@ -30,16 +30,12 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     keep_every: int = 0  # keep the first checkpoint of every so many steps, however old; 0: none
     on_nonfinite: str = "stop"  # what a loss or gradient that is not finite does: stop | skip (the update) | rollback
     spike_bound: float = 0.0  # loss or gradient this many times as large as usual is a spike, never an update; 0: off
-    on_spike: str = (
-        "skip"  # what a spike does: stop | skip | rollback (to the last good checkpoint, and leave the batch out)
-    )
+    on_spike: str = "skip"  # what a spike does: stop | skip | rollback (to the last good checkpoint, without the batch)
     max_faults: int = 10  # steps that may be skipped or rolled back in a run before it ends
     init_from: str = ""  # workdir, or hf:DIR, whose weights this run starts from; a head of another kind is initialised
     patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
     sample_tokens: int = 0  # tokens of the text sampled at the end of the run; 0: none
-    peer_timeout_s: int = (
-        60  # seconds of silence after which another process of the run counts as lost, and the run ends
-    )
+    peer_timeout_s: int = 60  # seconds of silence after which another process counts as lost, and the run ends
     step_timeout_s: int = 600  # seconds after which a step, evaluation or checkpoint is reported as stuck; 0: never
     topology: str = ""  # whose chip's peak is that of `mfu`: a name or a .toml path; empty: by the kind of the devices
     compilation_cache: str = AUTO  # folder for compiled programs; auto: one of the user's; empty: none
