@@ -6,17 +6,14 @@ in the command line, in a config file or in the program's input ends the program
 no traceback; a traceback is a bug of fiddlex.
 """
 
-import dataclasses
 import functools
 import gc
-import itertools
-import operator
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
@@ -24,25 +21,22 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from fiddlex.config import Config
-from fiddlex.config.config import check_field, field_paths
+from fiddlex.config.arguments import file_first, split_program
 from fiddlex.config.ending import crashed, end, finished
 from fiddlex.config.every import Every
 from fiddlex.config.files import load_config
-from fiddlex.config.flag_hints import Stray, stray_argument, strays, unknown_flag, wrong_field_value, wrong_value
-from fiddlex.config.help import help_text, is_required, own_flags
+from fiddlex.config.flag_hints import Stray
+from fiddlex.config.help import help_text
 from fiddlex.config.log import show_log
 from fiddlex.config.memory_advice import memory_remedies
-from fiddlex.config.other_names import fields_meant
-from fiddlex.config.overrides import is_field, override, replaced
-from fiddlex.config.records import type_name
+from fiddlex.config.mistakes import explain, explain_stray, surplus, unknown_field
+from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
 
 USAGE_STATUS = 2  # the command line or the config is wrong
 FAILURE_STATUS = 1  # any other FiddlexError
 INTERRUPTED_STATUS = 130  # Ctrl-C, the status that shells report
 
-_CONFIG_FILE = re.compile(r"--?config(=|$)")
-_OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
 _LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE)  # the second is in INTERNAL errors
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
@@ -210,12 +204,12 @@ def _define(
     help_text: str, parse_file: Callable[[str], Config], default: Config | None = None
 ) -> flags.FlagHolder[Config]:
     # On an override that names no field, config_flags fails with a KeyError, sometimes while the binary is still being
-    # imported. We hide such overrides from it; they reach absl as unknown flags, which `_explain` reports.
+    # imported. We hide such overrides from it; they reach absl as unknown flags, which `explain` reports.
     try:
-        arguments = _file_first(sys.argv)
+        arguments = file_first(sys.argv)
     except flags.Error as error:  # a --flagfile that cannot be read
         end(str(error), USAGE_STATUS)
-    shown = [argument for argument in arguments if _unknown_field(argument) is None]
+    shown = [argument for argument in arguments if unknown_field(argument) is None]
     holder = config_flags.DEFINE_config_dataclass(
         "config", default or Config(), help_text, sys_argv=shown, parse_fn=parse_file
     )
@@ -225,63 +219,10 @@ def _define(
     return holder
 
 
-def _file_first(argv: list[str]) -> list[str]:
-    """`argv` with its flag files expanded, and the last `--config` before all overrides, as config_flags requires.
-
-    `--`, and what follows it, is another program's and is left out.
-
-    Raises:
-      flags.Error: when a flag file cannot be read, or contains a NUL character.
-    """
-    try:
-        program, *arguments = flags.FLAGS.read_flags_from_files(_split(argv)[0])
-    except ValueError as error:
-        raise flags.Error(
-            f"a --flagfile cannot be read: {error}. Write it in UTF-8, without NUL characters."
-        ) from error
-    for argument in arguments:
-        if "\0" in argument:
-            raise flags.Error(f"{argument!r} contains a NUL character, which no command line can have. Remove it.")
-    file: list[str] = []
-    others = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if _CONFIG_FILE.match(argument):
-            file = [argument] if "=" in argument else [argument, *itertools.islice(remaining, 1)]
-        else:
-            others.append(argument)
-    return [program, *file, *others]
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The parts of `argv` before and after its first `--`."""
-    end = argv.index("--") if "--" in argv else len(argv)
-    return argv[:end], argv[end + 1 :]
-
-
 def _refuse_file(home: str, spec: str) -> NoReturn:
     raise ConfigError(
         f"--config={spec}: this program {home}. Override single fields of it, as --config.section.field=value."
     )
-
-
-def _unknown_field(argument: str) -> str | None:
-    """What is wrong with the field that an override names; None when nothing is, or `argument` is no override."""
-    override = _OVERRIDE.match(argument)
-    if not override:
-        return None
-    path = override[1]
-    try:
-        check_field(path)
-    except ConfigError as error:
-        return str(error)
-    section = operator.attrgetter(path)(Config())
-    if dataclasses.is_dataclass(section):
-        names = ", ".join(field.name for field in dataclasses.fields(section))
-        meant = " or ".join(f"config.{each}" for each in fields_meant(path, field_paths()))
-        remedy = f"Did you mean {meant}?" if meant else f"Set one of its fields: {names}."
-        return f"config.{path} is a section and has no value of its own. {remedy}"
-    return None
 
 
 def _leave_output() -> None:
@@ -308,94 +249,19 @@ class _HelpFlag(flags.BooleanFlag):
 def _parse_flags(argv: list[str], *, module: str) -> list[str]:
     argument: str = getattr(sys.modules[module], "ARGUMENT", "")
     takes_program = hasattr(sys.modules[module], "TAKES_PROGRAM")
-    _, program = _split(argv)
+    _, program = split_program(argv)
     for help_flag in (_HelpFlag(module), *(_HelpFlag(module, name, None) for name in ("helpshort", "helpfull"))):
         flags.DEFINE_flag(help_flag)
     flags.FLAGS.set_gnu_getopt(True)  # otherwise absl silently ignores all flags after a positional argument
     try:
-        remaining = flags.FLAGS(_file_first(argv))
+        remaining = flags.FLAGS(file_first(argv))
     except (flags.Error, ValueError) as error:  # absl raises a bare ValueError for --noflag=value
-        end(_explain(error, module), USAGE_STATUS)
+        end(explain(error, module), USAGE_STATUS)
     except KeyboardInterrupt:  # while a config file runs
         end("interrupted.", INTERRUPTED_STATUS)
     if argument and not remaining[1:]:
         end(f"an argument is missing, {argument}.", USAGE_STATUS)
-    surplus = _surplus(module) + [Stray(text, "") for text in program if not takes_program]
-    if surplus:
-        end(_stray(surplus[0], module, []), USAGE_STATUS)
+    stray = surplus(module) + [Stray(text, "") for text in program if not takes_program]
+    if stray:
+        end(explain_stray(stray[0], module, []), USAGE_STATUS)
     return remaining + program
-
-
-def _surplus(module: str) -> list[Stray]:
-    """The arguments that are no flags, without those that the program takes."""
-    allowed = bool(getattr(sys.modules[module], "ARGUMENT", "")) + getattr(sys.modules[module], "MORE_ARGUMENTS", 0)
-    return [*strays(_file_first(sys.argv)[1:])][allowed:]
-
-
-def _stray(stray: Stray, module: str, missing: Sequence[str]) -> str:
-    """The message for an argument that should have been a flag; `missing` are required flags without a value."""
-    before = " A program and its flags come after --." if hasattr(sys.modules[module], "TAKES_PROGRAM") else ""
-    stands_for = getattr(sys.modules[module], "STRAY_ARGUMENT", "")
-    takes = hasattr(sys.modules[module], "ARGUMENT")
-    text = stray_argument(stray, own_flags(module), missing, stands_for=stands_for, takes_arguments=takes)
-    return f"{text}{before}"
-
-
-def _explain(error: Exception, module: str) -> str:
-    """The message of `error`, or a clearer one where fiddlex knows more than absl."""
-    if isinstance(error.__context__, ConfigError):  # raised by load_config and wrapped by absl
-        return str(error.__context__)
-    if isinstance(error, flags.UnrecognizedFlagError):
-        if error.flagname[:1].isdecimal():
-            return (
-                f"-{error.flagname} is read as a flag, and there is none of that name. A number that is no flag's "
-                f"value, such as a step, must be at least 0; a flag takes a value as in --name=-{error.flagname}."
-            )
-        first = getattr(sys.modules[module], "ARGUMENT", "")
-        argument = str(error.flagvalue)
-        following = next((b for a, b in itertools.pairwise(_file_first(sys.argv)) if a == argument), "-")
-        if "=" not in argument and not following.startswith("-"):
-            argument = f"{argument}={following}"
-        return _unknown_field(error.flagname) or unknown_flag(
-            error.flagname, argument, own_flags(module), positional=first
-        )
-    if (name := str(error).removeprefix("Missing value for flag ")) != str(error):
-        return f"{name} has no value: write {name}=VALUE."
-    if error.__context__ is None:  # a flag's validator failed, not the parsing of a value
-        return _missing_flag(module) or str(error).partition(": ")[2]
-    return _wrong_field() or _wrong_flag(error) or str(error)
-
-
-def _wrong_flag(error: Exception) -> str | None:
-    """What is wrong with the value of a flag, which absl's message begins with."""
-    name, sign, _ = str(error).removeprefix("flag --").partition("=")
-    if not sign or name not in flags.FLAGS:
-        return None
-    value = str(error).removeprefix(f"flag --{name}=").removesuffix(f": {error.__context__}")
-    return wrong_value(flags.FLAGS[name], value)
-
-
-def _wrong_field() -> str | None:
-    """What is wrong with the value of the first override whose value is not of its field's type."""
-    _, *arguments = _file_first(sys.argv)
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        match = _OVERRIDE.match(argument)
-        if match is None or not is_field(match[1]):
-            continue
-        kind = type(operator.attrgetter(match[1])(Config()))
-        if kind is bool and "=" not in argument:  # --config.… or --noconfig.…, which take no value
-            continue
-        value = argument.partition("=")[2] if "=" in argument else following
-        try:
-            override(Config(), f"{match[1]}={value}")
-        except ConfigError:
-            return wrong_field_value(match[1], value, kind, type_name(kind))
-    return None
-
-
-def _missing_flag(module: str) -> str | None:
-    """The message for the first required flag that has no value."""
-    missing = [name for name in flags.FLAGS if is_required(flags.FLAGS[name]) and flags.FLAGS[name].value is None]
-    if missing and (surplus := _surplus(module)):
-        return _stray(surplus[0], module, missing)
-    return f"--{missing[0]} is required: {flags.FLAGS[missing[0]].help}." if missing else None

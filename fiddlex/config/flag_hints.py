@@ -76,7 +76,7 @@ def strays(arguments: Sequence[str]) -> Iterator[Stray]:
     """The arguments that are neither flags nor values of flags; `arguments` end before any `--`."""
     is_value = False
     for before, argument in itertools.pairwise(["", *arguments]):
-        if is_value or argument.startswith("-"):
+        if is_value or (argument.startswith("-") and argument != "-"):
             name = argument.lstrip("-")
             takes_value = name in flags.FLAGS and not flags.FLAGS[name].boolean
             is_value = not is_value and takes_value and "=" not in argument
