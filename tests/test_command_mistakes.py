@@ -158,6 +158,7 @@ WRONG = {f"{TRAIN}{options}": message for options, message in OF_TRAIN.items()} 
     "train --config= --workdir=run": (
         "--config is empty. Name a config that `fiddlex configs` lists, as in --config=gpt_tiny."
     ),
+    "train --config=~/nothere.py --workdir=run": "there is no config file FOLDER/nothere.py.",
     "train --config=folder --workdir=run": (
         "--config=folder is a folder. Name a file in it, as in --config=folder/config.py."
     ),
@@ -326,6 +327,10 @@ MISSING = {
         "nothere/config.json does not exist: --workdir=nothere is not the directory of a training run. Train one "
         "with fiddlex train --config=… --workdir=…"
     ),
+    "evaluate --workdir=~/nothere": (
+        "FOLDER/nothere/config.json does not exist: --workdir=FOLDER/nothere is not the directory of a training run. "
+        "Train one with fiddlex train --config=… --workdir=…"
+    ),
     "evaluate --workdir=text.txt": "--workdir=text.txt is a file. Name the directory of a training run.",
     "evaluate --workdir=run --config.model.num_layers=8": (
         "The weights in --workdir=run are those of another model:\n  model.num_layers is 8, was 4\nLeave these "
@@ -350,7 +355,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.parametrize("line", [*WRONG, *MISSING])
 def test_what_is_said_of_a_mistake(line: str, folder: pathlib.Path) -> None:
     before = sorted(folder.rglob("*"))
-    done = call("fiddlex", *shlex.split(line), status=2 if line in WRONG else 1, cwd=folder)
+    done = call(
+        "fiddlex", *shlex.split(line), status=2 if line in WRONG else 1, cwd=folder, environment={"HOME": str(folder)}
+    )
     said = done.stderr.replace(str(folder), "FOLDER").removeprefix("The platform is CPU: made 8 fake devices")
     program, _, message = said[said.index("fiddlex") :].partition(": ")
     assert message == f"{(WRONG | MISSING)[line]}\n"
