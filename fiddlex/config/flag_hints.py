@@ -19,9 +19,8 @@ from fiddlex.config.help import takes_file
 from fiddlex.config.other_names import FLAGS, answer, fields_meant
 from fiddlex.errors import ConfigError
 
-_BOOLS = {"true": "true", "yes": "true", "on": "true", "1": "true"} | dict.fromkeys(
-    ("false", "no", "off", "0"), "false"
-)
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_BOOLS = dict.fromkeys(_TRUE, "true") | dict.fromkeys(_FALSE, "false")
 _NUMBER = re.compile(r"([-+]?[\d.,_ ]*\d[.]?(?:e[-+]?\d+)?) ?([kmb%]?)", re.IGNORECASE)
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "%": 0.01}
 
