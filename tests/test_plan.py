@@ -135,9 +135,9 @@ def test_the_first_that_the_compiler_lets_fit_is_written(results, chosen, tmp_pa
     verdicts = [line for line in lines if "compiled for" in line]
     assert len(verdicts) == len(results)
     for line, result in zip(verdicts, results, strict=True):
-        assert line.startswith("compiled for somewhere in 3 s: data=") != (result == NOT_COMPILED)
+        assert line.startswith("compiled for somewhere in 3.0 s: data=") != (result == NOT_COMPILED)
         assert (": does not fit" in line) == (result in (DOES_NOT, SAYS_NOTHING))
-        assert ("4.00 GiB by XLA" in line and "does not fit the 2.00 there are" in line) == (result == DOES_NOT)
+        assert ("4.00 GiB by XLA" in line and "does not fit the 2.00 GiB there are" in line) == (result == DOES_NOT)
         assert ("whether it fits is not known" in line) == (result == NOT_KNOWN)
         assert ("tile sizes" in line) == (result == NOT_COMPILED)
 
@@ -163,8 +163,8 @@ def planned(results, monkeypatch, *, hbm_gib=None, write=None):
     monkeypatch.setattr(plan, "compile_plan", lambda *_: about | next(answers))
     values = {"_CONFIG": get_config("1.7b"), "_TOPOLOGY": "a100_80", "_NUM_DEVICES": 32, "_VERIFY": len(results)}
     values |= {"_HBM_GIB": hbm_gib, "_BATCH": None, "_OBJECTIVE": "time", "_SEMANTICS": SEMANTICS, "_KEEP": 5}
-    values |= {"_PARTITION": False, "_PROFILE": None, "_MICROBATCHES": None, "_SCHEDULES": ()}
-    for name, value in (values | {"_WRITE": write, "_FORMAT": "table"}).items():
+    values |= {"_PARTITION": False, "_PROFILE": None, "_MICROBATCHES": None, "_SCHEDULES": (), "_AUTO": 0}
+    for name, value in (values | {"_WRITE": write, "_FORMAT": "text"}).items():
         monkeypatch.setattr(plan, name, types.SimpleNamespace(value=value, present=1))
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
@@ -178,7 +178,7 @@ def planned(results, monkeypatch, *, hbm_gib=None, write=None):
         (["--topology=a100_80", "--num_devices=1", "--hbm_gib=2"], 1, "No layout on 1 A100-SXM4-80GB fits 2.0 GiB"),
         (["--topology=a100", "--num_devices=8"], 2, "topology 'a100' is not in the catalogue."),
         (["--topology=v100_16", "--num_devices=8"], 2, "has no peak_flops for model.dtype=bfloat16"),
-        (["--topology=a100_80", "--num_devices=0"], 2, "flag --num_devices=0"),
+        (["--topology=a100_80", "--num_devices=0"], 2, "--num_devices=0 must be at least 1."),
         (["--topology=a100_80", "--num_devices=31"], 2, "31 devices cannot be a mesh"),
         (["--topology=a100_80", "--num_devices=8", "--hbm_gib=nan"], 2, "--hbm_gib=nan must be greater than 0"),
         (
@@ -254,7 +254,7 @@ def test_unequal_stages_are_told_for_a_config_and_for_a_profile(profile):
             2,
             "--config.…, --semantics, --keep: --profile_graph takes the place of a config, and there are no uniform",
         ),
-        (["PROFILE", "--partition", "--hbm_gib=0.1"], 1, "No pipeline of stages on 16 devices fits 0.1 GiB a device"),
+        (["PROFILE", "--partition", "--hbm_gib=0.1"], 1, "No pipeline of stages on 16 devices fits 102.4 MiB a device"),
         (["--profile_graph=/no/such", "--partition"], 2, "--profile_graph=/no/such cannot be read: No such file"),
     ],
 )

@@ -486,8 +486,14 @@ def test_json_has_the_clocks_that_are_asked_for():
 
 
 def test_a_picture_that_cannot_be_written(tmp_path):
-    done = call(*sizes("1f1b", 2, 1, 2), "--format=svg", f"--output={tmp_path}/nowhere/a.svg", status=1)
-    assert "nowhere/a.svg" in done.stderr
+    (tmp_path / "file").touch()
+    done = call(*sizes("1f1b", 2, 1, 2), "--format=svg", f"--output={tmp_path}/file/a.svg", status=2)
+    assert "file/a.svg cannot be written: File exists. Name a file in a folder that you may write to." in done.stderr
+
+
+def test_a_picture_in_a_folder_that_is_not_there_yet(tmp_path):
+    call(*sizes("1f1b", 2, 1, 2), f"--output={tmp_path}/new/a.svg")
+    assert (tmp_path / "new" / "a.svg").read_text().startswith("<?xml")
 
 
 def test_pictures_without_matplotlib_name_the_extra(tmp_path):

@@ -27,9 +27,10 @@ from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config import Config, rules
-from fiddlex.config.command_line import define_config
+from fiddlex.config.command_line import define_config, define_path
+from fiddlex.config.output_format import check_output
 from fiddlex.config.overrides import replaced
-from fiddlex.config.whole_files import check_replaceable
+from fiddlex.config.readable import readable_size
 from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 _MOST_LATENCY_MS, _LEAST_MB_PER_S = 10_000, 0.001  # with slower stores a measurement takes hours
 
 _CONFIG = define_config()
-_PROFILE = flags.DEFINE_string("profile", None, "JSON file to write a profile of this machine to, or to add to")
+_PROFILE = define_path("profile", None, "JSON file to write a profile of this machine to, or to add to")
 _DATA = flags.DEFINE_bool("data", False, "tells which of fetching, preparation and devices bounds the run")
 _STORE_MB_PER_S = flags.DEFINE_float(
     "store_mb_per_s",
@@ -108,7 +109,7 @@ def main(argv: list[str]) -> None:
         f"model   {facts['model_tflops_per_device']:.4g} TFLOP/s on each device"
     )
     if facts["allocated_bytes"] is not None:
-        print(f"memory  {facts['allocated_bytes'] / 1e9:.3g} GB allocated at most on a device")
+        print(f"memory  {readable_size(facts['allocated_bytes'])} allocated at most on a device")
 
 
 def _check_flags() -> None:
@@ -198,10 +199,7 @@ def measure_profile(config: Config, path: pathlib.Path) -> Profile:
       ConfigError: when the file is not a profile, is of another machine, or is missing and the config is tensor
         parallel.
     """
-    try:
-        check_replaceable(path)  # before the measurement, which takes minutes
-    except OSError as error:
-        raise ConfigError(f"--profile={path} cannot be written: {error.strerror or error}. Name another.") from error
+    check_output("--profile", path)  # before the measurement, which takes minutes
     known = load_profile(path) if path.exists() else None
     if known is None and config.mesh.tensor > 1:
         raise ConfigError(

@@ -26,7 +26,8 @@ from ml_collections import config_flags
 
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
-from fiddlex.config.command_line import define_config
+from fiddlex.config.command_line import define_config, define_path
+from fiddlex.config.readable import readable_size, readable_time
 from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.auto_plans import with_auto
@@ -69,15 +70,13 @@ _AUTO = flags.DEFINE_integer(
 _VERIFY = flags.DEFINE_integer(
     "verify", 0, "compile so many of the plans for that cluster, the best first", lower_bound=0
 )
-_WRITE = flags.DEFINE_string(
-    "write", None, "config file to write the first plan to; of those that --verify found to fit"
-)
+_WRITE = define_path("write", None, "config file to write the first plan to; of those that --verify found to fit")
 _PARTITION = flags.DEFINE_bool(
     "partition",
     False,
     "also print PipeDream's and Piper's pipelines, whose stages may differ in layers, replicas and tensor size",
 )
-_PROFILE = flags.DEFINE_string(
+_PROFILE = define_path(
     "profile_graph", None, "with --partition: in place of a config, a profile as PipeDream's graph.txt"
 )
 _MICROBATCHES = flags.DEFINE_integer(
@@ -86,7 +85,7 @@ _MICROBATCHES = flags.DEFINE_integer(
     "with --profile_graph: microbatches of a batch; by default one for each device",
     lower_bound=1,
 )
-_FORMAT = flags.DEFINE_enum("format", "table", ["table", "json"], "json: one JSON object last on standard output")
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 
 
 def main(argv: list[str]) -> None:
@@ -119,15 +118,15 @@ def main(argv: list[str]) -> None:
     problem, found = search_further(asked, keep=_KEEP.value)
     found = with_auto(problem, found, _AUTO.value)
     names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
-    if problem is not asked and _FORMAT.value == "table":
+    if problem is not asked and _FORMAT.value == "text":
         print(f"{further_text(asked, problem)}\n")
-    if found.plans and _FORMAT.value == "table":
+    if found.plans and _FORMAT.value == "text":
         print(as_text(problem, found, _flushed(problem, found)), flush=True)
     verdicts = []
     for plan, name in zip(found.plans, names, strict=False):
         result = compile_plan(plan.config, name)
         verdicts.append(Verdict.of(plan.layout, plan.memory.peak, result, problem.memory_bytes))
-        if _FORMAT.value == "table":
+        if _FORMAT.value == "text":
             print(verdicts[-1].text, flush=True)
     if _FORMAT.value == "json":
         compiled = {"compiled": [verdict.result for verdict in verdicts]} if verdicts else {}
@@ -138,7 +137,7 @@ def main(argv: list[str]) -> None:
     chosen = _chosen(found.plans, verdicts)
     if _WRITE.value is not None:
         _write(pathlib.Path(_WRITE.value), problem, chosen.config.validate())
-    elif _FORMAT.value == "table":
+    elif _FORMAT.value == "text":
         print("--write=FILE.py makes a config of the first, for fiddlex compile and fiddlex train.")
 
 
@@ -248,18 +247,18 @@ class Verdict(NamedTuple):
     @classmethod
     def of(cls, planned: Layout, peak: int, result: dict[str, Any], limit: int | None) -> "Verdict":
         """Compares predicted bytes with the compiler's result, and that result with the limit, if there is one."""
-        layout, predicted = layout_text(planned), f"{peak / GIB:.2f} GiB predicted"
+        layout, predicted = layout_text(planned), f"{readable_size(peak)} predicted"
         if "error" in result:
             return cls(None, f"not compiled for {result['topology']}: {layout}: {result['error']}", result)
         needed, there = result["needed_bytes"], limit or result["memory_limit_bytes"]
         fits = result["fits"] and (limit is None or needed <= limit)
-        said = f"{needed / GIB:.2f} GiB by XLA ({peak / needed - 1:+.1%})" if needed else "by XLA more"
+        said = f"{readable_size(needed)} by XLA ({peak / needed - 1:+.1%})" if needed else "by XLA more"
         verdict = {True: "", False: ": does not fit", None: ": whether it fits is not known"}[fits]
-        room = f" the {there / GIB:.2f} there are" if fits is False and there else ""
-        seconds = result["trace_s"] + result["compile_s"]
+        room = f" the {readable_size(there)} there are" if fits is False and there else ""
+        took = readable_time(result["trace_s"] + result["compile_s"])
         return cls(
             fits,
-            f"compiled for {result['topology']} in {seconds:.0f} s: {layout}: {predicted}, {said}{verdict}{room}",
+            f"compiled for {result['topology']} in {took}: {layout}: {predicted}, {said}{verdict}{room}",
             result,
         )
 

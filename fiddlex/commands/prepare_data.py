@@ -18,7 +18,7 @@ from absl import flags
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from fiddlex.config.readable import readable_time
+from fiddlex.config.readable import readable_size, readable_time
 from fiddlex.errors import ConfigError
 
 _INPUT = flags.DEFINE_list("input", None, "files, folders or patterns, separated by commas", required=True)
@@ -58,10 +58,10 @@ class _Shown:
             self._start_s = self._line_s = now
             self._before = done  # by earlier runs
         seconds, fresh = now - self._start_s, done - self._before
-        text = f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB"
+        text = f"{readable_size(done)} of {readable_size(total)}"
         if fresh:
             left = seconds / fresh * (total - done)
-            text += f"  {fresh / 1e6 / max(seconds, 1e-9):,.1f} MB/s" + (
+            text += f"  {readable_size(fresh / max(seconds, 1e-9))}/s" + (
                 f"  {readable_time(left)} left" if left else ""
             )
         self._bar.update(self._task, description=text, completed=done, total=total)
@@ -74,6 +74,8 @@ def main(argv: list[str]) -> None:
     """Prepares the files, and says where they are and which fields of a config to set."""
     from fiddlex.data.preparation.prepare import Preparation, prepare
 
+    if not _INPUT.value:
+        raise ConfigError("--input is empty. Name files, folders or patterns, separated by commas.")
     if not _PREFIX.value or _PREFIX.value.endswith("/"):
         raise ConfigError(f"--output_prefix={_PREFIX.value} must end in a name, to which .bin and .idx are added.")
     task = Preparation(
@@ -101,7 +103,7 @@ def main(argv: list[str]) -> None:
     ]
     print(
         f"{task.prefix}.bin and .idx: {counts.documents:,} documents, {counts.tokens:,} tokens of {made.vocab_size:,}, "
-        f"from {counts.text_bytes / 1e6:,.1f} MB of text in {seconds:,.1f} s"
+        f"from {readable_size(counts.text_bytes)} of text in {readable_time(seconds)}"
         + (f" ({', '.join(left_out)} left out)" if left_out else "")
         + f". Train with {shlex.join(fields)}"
     )

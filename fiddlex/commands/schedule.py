@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable
 
 from absl import flags
 
-from fiddlex.config.output_format import output_format
+from fiddlex.config.command_line import define_path
+from fiddlex.config.output_format import check_output, output_format
 from fiddlex.config.readable import counted
 from fiddlex.config.schedule_source import FORMS, Kind, source_of
 from fiddlex.config.sections import MEMORIES, ORDERS
@@ -51,6 +52,8 @@ from fiddlex.synthesis.search import NAME as AUTO
 from fiddlex.synthesis.search import Found
 
 logger = logging.getLogger("fiddlex.schedule")
+
+STRAY_ARGUMENT = "name"
 
 _NAME = flags.DEFINE_string(
     "name",
@@ -117,7 +120,7 @@ _FORMAT = flags.DEFINE_enum(
     "text: grids and costs; csv: the table, which file: reads; json: the costs as one object; svg, pdf, png: a "
     "picture; by default what the ending of --output says, or text",
 )
-_OUTPUT = flags.DEFINE_string("output", None, "file to write; by default standard output, except for pictures")
+_OUTPUT = define_path("output", None, "file to write; by default standard output, except for pictures")
 
 _CLOCKS = {"free_running": "free-running", "lockstep": "lockstep"}
 _UNIT = "in microbatches of the whole rank"  # one of a rank's v stages counts 1/v
@@ -129,6 +132,8 @@ def main(argv: list[str]) -> None:
     form = output_format(_FORMAT.value, output, _ENDINGS, default="text")
     if form in _PICTURES and not output:
         raise ConfigError(f"--format={form} needs --output, the file to write the picture to.")
+    if output:
+        check_output("--output", output)
     costs = Costs.parse(_COSTS.value or "")
     words = ("--pipe", "--chunks", "--microbatches")
     make = functools.partial(make_schedule, pipe=_PIPE.value, chunks=_CHUNKS.value, order=_ORDER.value, words=words)

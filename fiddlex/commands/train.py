@@ -15,10 +15,13 @@ import sys
 import time
 
 from absl import flags
+from ml_collections import config_flags
 
 from fiddlex.cluster import elastic, processes
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import define_config, define_workdir
+from fiddlex.config.warmup import long_warmup
+from fiddlex.errors import ConfigError
 
 logger = logging.getLogger("fiddlex.train")
 
@@ -35,6 +38,9 @@ _join = define_processes()
 def main(argv: list[str]) -> None:
     """Trains; prints the sample, or the outcome as JSON."""
     wanted = _join(sizes=functools.partial(elastic.sizes, _CONFIG.value) if _ELASTIC.value else None)
+    given = config_flags.get_override_values(flags.FLAGS["config"])
+    if (problem := long_warmup(_CONFIG.value)) and "optimizer.warmup_steps" in given:  # else the log tells it
+        raise ConfigError(problem)
     config = elastic.shrunk(_CONFIG.value.validate(), wanted, processes.num_processes())
     if config is not _CONFIG.value and processes.is_first():
         text = "The run goes on with %d of %d processes: mesh.data=%d, pipeline.num_microbatches=%d."

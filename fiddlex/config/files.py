@@ -102,11 +102,18 @@ def _find(named: str) -> str:
     Raises:
       ConfigError: when there is none.
     """
+    named = os.path.expanduser(named)  # no shell expands ~ after --config=
     if os.path.isfile(named):
         return named
     known = config_names()
     if named in known:
         return str(_folder() / f"{named}.py")
+    if os.path.isdir(named):
+        raise ConfigError(
+            f"--config={named} is a folder. Name a file in it, as in --config={named.rstrip('/')}/config.py."
+        )
+    if not named:
+        raise ConfigError("--config is empty. Name a config that `fiddlex configs` lists, as in --config=gpt_tiny.")
     stem = os.path.basename(named).removesuffix(".py")
     if named != stem:
         comes = f" fiddlex comes with a config of that name: --config={stem}." if stem in known else ""

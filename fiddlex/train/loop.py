@@ -10,6 +10,7 @@ from fiddlex.cluster.mesh import describe
 from fiddlex.cluster.topology import catalogue
 from fiddlex.config import Config
 from fiddlex.config.unused import unused_fields
+from fiddlex.config.warmup import long_warmup
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
 from fiddlex.models.flash import kernel_on
@@ -210,5 +211,7 @@ def _log_what_runs(trainer: Trainer) -> None:
         phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in pipeline.phases)
         logger.info("semantics: %s", ", ".join(phases))
     spec = pipeline.spec
+    if problem := long_warmup(config):
+        logger.warning("%s", problem)
     for line in unused_fields(config, host_stash_slots=spec.sizes.slots.host_stash, has_whole=spec.has_whole):
         logger.info("%s", line)

@@ -246,6 +246,8 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
       CheckpointError: when the workdir has no config or it cannot be read.
     """
     path = workdir / "config.json"
+    if workdir.is_file():
+        raise CheckpointError(f"{named_by}={workdir} is a file. Name the directory of a training run.")
     try:
         text = read_small(path)
         if '"architectures"' in text or str(workdir).startswith("hf:"):
