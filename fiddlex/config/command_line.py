@@ -30,7 +30,7 @@ from fiddlex.config.every import Every
 from fiddlex.config.files import load_config
 from fiddlex.config.help import help_text
 from fiddlex.config.log import show_log
-from fiddlex.config.memory_advice import memory_remedies
+from fiddlex.config.memory_advice import is_lack_of_memory, memory_remedies
 from fiddlex.config.overrides import is_field, override, replaced
 from fiddlex.config.records import type_name
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
@@ -41,7 +41,6 @@ INTERRUPTED_STATUS = 130  # Ctrl-C, the status that shells report
 
 _CONFIG_FILE = re.compile(r"--?config(=|$)")
 _OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
-_LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE)  # the second is in INTERNAL errors
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
 
@@ -127,10 +126,11 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         try:
             main(argv)
         except Exception as error:
-            if type(error).__name__ == "JaxRuntimeError" and _LACK_OF_MEMORY.search(str(error)):
+            if is_lack_of_memory(error):
                 # Threads of the backend may hang now, so exit without waiting for them.
                 advice = _memory_advice(flags.FLAGS["config"].value, sys.modules["jax"].default_backend())
-                sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {advice}\n{str(error).splitlines()[0]}\n")
+                lines = [f"{os.path.basename(sys.argv[0])}: {advice}", *getattr(error, "__notes__", ())]
+                sys.stderr.write("\n".join([*lines, str(error).splitlines()[0], ""]))
                 sys.stderr.flush()
                 os._exit(FAILURE_STATUS)
             raise
@@ -187,7 +187,7 @@ def _memory_advice(config: Config | None, platform: str) -> str:
     if config is None:
         remedies = ["end other programs that use it", "lower data.global_batch_size (for an evaluation)"]
     else:
-        remedies = memory_remedies(config, fake=fake)
+        remedies = list(memory_remedies(config, fake=fake))
     where = "The machine's memory, which the fake devices share," if fake else "The memory of a device"
     return f"{where} is full: {', or '.join(remedies)}."
 

@@ -13,6 +13,7 @@ from fiddlex.config.unused import unused_fields
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
 from fiddlex.models.flash import kernel_on
+from fiddlex.planner.enough_memory import Use
 from fiddlex.planner.settle import with_settled
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
@@ -29,6 +30,7 @@ from fiddlex.train.run.metrics import MetricsWriter, Reporter
 from fiddlex.train.run.original import inherit_original
 from fiddlex.train.run.outcome import Outcome
 from fiddlex.train.run.reports import Reports
+from fiddlex.train.run.require_memory import require_memory
 from fiddlex.train.run.stop_signals import StopSignals
 from fiddlex.train.run.wandb_run import WandbRun
 from fiddlex.train.run_steps import RunSteps, is_due
@@ -40,7 +42,9 @@ logger = logging.getLogger(__name__)
 SAMPLING = SamplingConfig(temperature=0.7)  # for the text sampled at the end of a run
 
 
-def train(config: Config, workdir: Path, *, start_s: float | None = None, given: Config | None = None) -> Outcome:
+def train(
+    config: Config, workdir: Path, *, start_s: float | None = None, given: Config | None = None, force: bool = False
+) -> Outcome:
     """Trains until `train.num_steps` or `train.patience` ends the run; resumes from the newest good checkpoint.
 
     After SIGINT, SIGTERM or SIGHUP the function finishes the running step, saves, and returns; a further SIGINT ends
@@ -52,6 +56,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
       start_s: when the process started, by the monotonic clock, for the account of its time; None: now.
       given: the config that the user gave, which the workdir keeps; None: `config`. An elastic run that has lost
         processes trains with a smaller one.
+      force: whether to train although the memory will not be enough (`fiddlex.train.run.require_memory`).
 
     Raises:
       FiddlexError: any subclass. When the loss is not finite, the message names the last good checkpoint.
@@ -68,6 +73,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
             trainer.require_heldout()
         require_folders(config, trainer.dataset.sources)
         _log_what_runs(trainer)
+        require_memory(config, trainer.mesh, Use.TRAINING, force=force)
 
         # Resume.
         stack.enter_context(workdirs.claimed(workdir, kept))
