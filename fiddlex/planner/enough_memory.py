@@ -6,10 +6,9 @@ message; an accelerator has a memory of its own, and jax raises an error. The ne
 `judge` refuses no program that fits, by all that was measured.
 """
 
-import contextlib
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fiddlex.config import Config
 from fiddlex.config.memory_advice import memory_remedies
@@ -19,12 +18,13 @@ from fiddlex.costs.memory import scoring_memory
 from fiddlex.costs.weight_memory import weight_bytes
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.planner.predict import needed_memory, pipeline_of
-from fiddlex.planner.report import gib
+from fiddlex.planner.report import GIB, gib
 
 WARN_SHARE = 0.8  # of the free memory; a larger need is warned of
 PROGRAM_BYTES = 100_000_000  # that XLA and the compiled programs add at least to a process that has imported jax
-MOST_ABOVE = {"cpu": 0.0, "gpu": 0.13, "tpu": 0.28}  # largest errors by which predictions were above what was measured
-_PAGE = "docs/memory.md#before-memory-runs-out"
+COPIES = 1.5  # of the state while a checkpoint is written: the copy on the host, and what is on its way to the disk
+# By how much predictions may be above the truth: the largest errors measured; on a CPU the tolerance of the tests.
+MOST_ABOVE = {"cpu": 0.1, "gpu": 0.13, "tpu": 0.28}
 _LEAST_PART = 0.01  # of the need; smaller parts are left out of messages
 
 Needs = Mapping[str, int]  # bytes by purpose
@@ -88,8 +88,8 @@ def device_needs(config: Config, backend: Backend, use: Use) -> Needs:
 def process_needs(config: Config, use: Use, *, num_processes: int) -> Needs:
     """Bytes that a process with fake devices takes of its machine at its peak, by purpose.
 
-    All that each device has counts once for each device, weights too that are the same on several. While a run saves a
-    checkpoint beside its steps, it holds a copy of the state, each weight once.
+    All that each device has counts once for each device, weights too that are the same on several. While a run writes a
+    checkpoint beside its steps, it holds copies of the state, in each of which a weight counts once.
 
     Args:
       config: a valid and settled config.
@@ -97,12 +97,14 @@ def process_needs(config: Config, use: Use, *, num_processes: int) -> Needs:
       num_processes: number of processes that share the devices of the mesh equally.
 
     Raises:
-      ConfigError: when the config has no pipeline, as in `pipeline_of`.
+      ConfigError: when the processes cannot share the devices equally, or as in `pipeline_of`.
     """
-    devices = config.mesh.num_devices // num_processes
+    devices, rest = divmod(config.mesh.num_devices, num_processes)
+    if rest:
+        raise ConfigError(f"{num_processes} processes cannot share {config.mesh.num_devices} devices equally.")
     needs = {name: devices * size for name, size in device_needs(config, CPU, use).items()}
     if use is Use.TRAINING and config.train.checkpoint_every:
-        needs["checkpoint"] = _state_bytes(config) // num_processes
+        needs["checkpoint"] = int(COPIES * _state_bytes(config) / num_processes)
     return needs | {"program": PROGRAM_BYTES}
 
 
@@ -111,6 +113,13 @@ def _state_bytes(config: Config) -> int:
     alone = replaced(config, {"mesh.data": 1, "mesh.pipe": 1, "mesh.tensor": 1})
     state = weight_bytes(alone, config.model.num_layers, CPU)
     return state.master + state.optimizer
+
+
+def parts_text(needs: Needs) -> str:
+    """The parts of at least 1% of all needs, the largest first, in GiB."""
+    least = _LEAST_PART * sum(needs.values())
+    by_size = sorted(needs.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {gib(size)}" for name, size in by_size if size >= least)
 
 
 class Question(NamedTuple):
@@ -144,46 +153,44 @@ class Question(NamedTuple):
         return self.free.num_processes * sum(self.needs(config).values())
 
     def text(self, *, forced: bool = False) -> str:
-        """What is needed, by what, what is free and what may help, for people.
+        """What is needed, by what, what is free, and what may help: two lines for people.
 
         Args:
           forced: whether the program goes on although memory is too little.
         """
-        need, (where, free, swap, num_processes) = self.need, self.free
-        by_size = sorted(self.needs(self.config).items(), key=lambda part: -part[1])
-        shown = [(name, num_processes * size) for name, size in by_size if num_processes * size >= _LEAST_PART * need]
-        parts = ", ".join(f"{name} {gib(size)}" for name, size in shown)
-        behind = f" and {gib(swap)} of swap space" if swap else ""
-        end = {
-            Verdict.TOO_LITTLE: "It goes on by --force." if forced else "--force runs it all the same.",
-            Verdict.SCARCE: "It goes on, and may end for lack of memory.",
-            Verdict.ENOUGH: "",
-        }[self.verdict]
+        need, (where, free, swap, times) = self.need, self.free
+        needs = {name: times * size for name, size in self.needs(self.config).items()}
+        behind = f", besides {swap / GIB:.2f} GiB of swap space" if swap else ""
+        ends = {Verdict.TOO_LITTLE: "--force was given: it goes on." if forced else "--force goes on all the same."}
+        end = ends.get(self.verdict, "It goes on, and may end for lack of memory.")
         return (
-            f"{self._what()} {gib(need)} GiB of memory, and {gib(free)} GiB are free{behind} {where}: {parts}. "
-            f"What may help: {self._remedies(need)}. {end} ({_PAGE})"
+            f"{self._what(need)}, and {free / GIB:.2f} GiB is free {where}{behind}. In GiB: {parts_text(needs)}. {end}\n"
+            f"What may help, with what is then needed: {'; '.join(self._remedies(need))} (docs/memory.md#before-memory-runs-out)."
         )
 
-    def _what(self) -> str:
-        does = {Use.TRAINING: "Training", Use.MEASURING: "Measuring the step", Use.SCORING: "The evaluation"}[self.use]
+    def _what(self, need: int) -> str:
+        does = {Use.TRAINING: "Training", Use.MEASURING: "Measuring the step", Use.SCORING: "Evaluating"}[self.use]
         if self.platform != "cpu":
-            return f"{does} needs on each device"
-        if self.free.num_processes > 1:
-            return f"{does} needs for the fake devices of {self.free.num_processes} processes together"
-        return f"{does} needs for all fake devices together"
+            return f"{does} is predicted to need {need / GIB:.2f} GiB of memory on each device"
+        whose = f" of {self.free.num_processes} processes" if self.free.num_processes > 1 else ""
+        return f"{does} is predicted to need {need / GIB:.2f} GiB of memory for all fake devices{whose} together"
 
-    def _remedies(self, need: int) -> str:
-        """Changes of the config with the memory that is then needed, and those that have no figure."""
-        said = ["end other programs that use it"] * (self.platform == "cpu")
+    def _remedies(self, need: int) -> Iterator[str]:
+        """Changes, those of the config with the memory that is then needed."""
+        if self.platform == "cpu":
+            yield "end other programs that use the memory"
         for text, fields in memory_remedies(self.config, fake=self.platform == "cpu").items():
-            if not fields:
-                said += [text] * (self.use is not Use.SCORING)
-                continue
-            with contextlib.suppress(ConfigError, ScheduleError):  # not for this schedule or mesh
-                after = self._need(replaced(self.config, fields).validate())
-                if after < (1 - _LEAST_PART) * need:
-                    said.append(f"{text} (then {gib(after)} GiB)")
-        return ", or ".join(said)
+            if not fields and self.use is not Use.SCORING:
+                yield text
+            elif fields and (after := self._after(fields)) and after < (1 - _LEAST_PART) * need:
+                yield f"{text}: {gib(after)} GiB"
+
+    def _after(self, fields: Mapping[str, Any]) -> int | None:
+        """Bytes that are needed once these fields are set; None where they suit neither the mesh nor the schedule."""
+        try:
+            return self._need(replaced(self.config, fields).validate())
+        except (ConfigError, ScheduleError):
+            return None
 
 
 def worst(questions: Sequence[Question]) -> Question | None:

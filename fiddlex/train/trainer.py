@@ -139,6 +139,11 @@ class Trainer:
         return self._state
 
     @property
+    def holds_state(self) -> bool:
+        """Whether the train state is there; a step that fails may have taken it over and left nothing of it."""
+        return self._state is not None and not any(x.is_deleted() for x in jax.tree.leaves(self._state))
+
+    @property
     def delay(self) -> int:
         """The largest delay, in updates, of the weights that this run computes a batch with."""
         return self.layout.pipeline.delay

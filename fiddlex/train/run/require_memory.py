@@ -12,7 +12,8 @@ from fiddlex.config import Config
 from fiddlex.costs.backend import GPU, TPU, Backend, backend_of
 from fiddlex.costs.utilisation import topology_of
 from fiddlex.errors import ConfigError
-from fiddlex.planner.enough_memory import Free, Question, Use, Verdict, device_needs, process_needs, worst
+from fiddlex.planner.enough_memory import Free, Question, Use, Verdict, device_needs, parts_text, process_needs, worst
+from fiddlex.planner.report import GIB
 from fiddlex.train.run.snapshot import memory_stats
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,17 @@ def require_memory(config: Config, mesh: Mesh, use: Use, *, force: bool) -> None
         raise ConfigError(question.text())
     if processes.is_first():
         logger.warning("%s", question.text(forced=force))
+
+
+def predicted_text(config: Config, mesh: Mesh) -> str:
+    """What was predicted of the memory that a run needs, for a run that had too little."""
+    device = mesh.devices.flat[0]
+    if device.platform == "cpu":
+        needs = process_needs(config, Use.TRAINING, num_processes=processes.num_processes())
+    else:
+        needs = device_needs(config, _backend(config, device), Use.TRAINING)
+    whose = "all fake devices of a process" if device.platform == "cpu" else "each device"
+    return f"Predicted for {whose}: {sum(needs.values()) / GIB:.2f} GiB ({parts_text(needs)})."
 
 
 def _questions(config: Config, mesh: Mesh, use: Use) -> list[Question]:
