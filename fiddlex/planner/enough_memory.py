@@ -25,6 +25,7 @@ PROGRAM_BYTES = 100_000_000  # that XLA and the compiled programs add at least t
 COPIES = 1.5  # of the state while a checkpoint is written: the copy on the host, and what is on its way to the disk
 # By how much predictions may be above the truth: the largest errors measured; on a CPU the tolerance of the tests.
 MOST_ABOVE = {"cpu": 0.1, "gpu": 0.13, "tpu": 0.28}
+_PAGE = "docs/memory.md#before-memory-runs-out"
 _LEAST_PART = 0.01  # of the need; smaller parts are left out of messages
 
 Needs = Mapping[str, int]  # bytes by purpose
@@ -130,27 +131,29 @@ class Question(NamedTuple):
       use: what the program does with it.
       platform: the platform of its devices.
       free: the memory.
-      needs: takes a config, and returns what each process takes of the memory, or each device of its own.
+      needs: what each process takes of the memory, or each device of its own.
+      needs_of: the function that returned `needs` for the config.
     """
 
     config: Config
     use: Use
     platform: str
     free: Free
-    needs: Callable[[Config], Needs]
+    needs: Needs
+    needs_of: Callable[[Config], Needs]
 
     @property
     def need(self) -> int:
         """Bytes that all processes need together."""
-        return self._need(self.config)
+        return self._together(self.needs)
 
     @property
     def verdict(self) -> Verdict:
         """The answer."""
         return judge(self.need, self.free, self.platform)
 
-    def _need(self, config: Config) -> int:
-        return self.free.num_processes * sum(self.needs(config).values())
+    def _together(self, needs: Needs) -> int:
+        return self.free.num_processes * sum(needs.values())
 
     def text(self, *, forced: bool = False) -> str:
         """What is needed, by what, what is free, and what may help: two lines for people.
@@ -159,13 +162,14 @@ class Question(NamedTuple):
           forced: whether the program goes on although memory is too little.
         """
         need, (where, free, swap, times) = self.need, self.free
-        needs = {name: times * size for name, size in self.needs(self.config).items()}
+        needs = {name: times * size for name, size in self.needs.items()}
         behind = f", besides {swap / GIB:.2f} GiB of swap space" if swap else ""
         ends = {Verdict.TOO_LITTLE: "--force was given: it goes on." if forced else "--force goes on all the same."}
         end = ends.get(self.verdict, "It goes on, and may end for lack of memory.")
+        remedies = "; ".join(self._remedies(need))
         return (
-            f"{self._what(need)}, and {free / GIB:.2f} GiB is free {where}{behind}. In GiB: {parts_text(needs)}. {end}\n"
-            f"What may help, with what is then needed: {'; '.join(self._remedies(need))} (docs/memory.md#before-memory-runs-out)."
+            f"{self._what(need)}, and {free / GIB:.2f} GiB is free {where}{behind}. In GiB: {parts_text(needs)}. "
+            f"{end}\nWhat may help, with what is then needed: {remedies} ({_PAGE})."
         )
 
     def _what(self, need: int) -> str:
@@ -188,7 +192,7 @@ class Question(NamedTuple):
     def _after(self, fields: Mapping[str, Any]) -> int | None:
         """Bytes that are needed once these fields are set; None where they suit neither the mesh nor the schedule."""
         try:
-            return self._need(replaced(self.config, fields).validate())
+            return self._together(self.needs_of(replaced(self.config, fields).validate()))
         except (ConfigError, ScheduleError):
             return None
 

@@ -97,19 +97,19 @@ def asked(free: Free, platform: str = "cpu", use: Use = Use.TRAINING, **fields: 
     wide = {"model.hidden_size": 1024, "model.num_heads": 16}
     config = replaced(load_config("gpt_tiny"), wide | {name.replace("_", ".", 1): x for name, x in fields.items()})
     if platform == "cpu":
-        needs = functools.partial(process_needs, use=use, num_processes=free.num_processes)
+        needs_of = functools.partial(process_needs, use=use, num_processes=free.num_processes)
     else:
-        needs = functools.partial(device_needs, backend=TPU, use=use)
-    return Question(config.validate(), use, platform, free, needs)
+        needs_of = functools.partial(device_needs, backend=TPU, use=use)
+    return Question(config.validate(), use, platform, free, needs_of(config), needs_of)
 
 
 def test_too_little_memory_is_told_with_figures():
     question = asked(Free("in control group /docker/3f2", GIB))
     assert question.verdict is Verdict.TOO_LITTLE
     assert question.text() == (
-        "Training is predicted to need 2.93 GiB of memory for all fake devices together, and 1.00 GiB is free in control "
-        "group /docker/3f2. In GiB: checkpoint 0.85, stash 0.43, optimizer 0.38, compute_weights 0.38, gradients 0.38, "
-        "weights 0.19, working 0.18, program 0.093, inboxes 0.039. --force goes on all the same.\n"
+        "Training is predicted to need 2.93 GiB of memory for all fake devices together, and 1.00 GiB is free in "
+        "control group /docker/3f2. In GiB: checkpoint 0.85, stash 0.43, optimizer 0.38, compute_weights 0.38, "
+        "gradients 0.38, weights 0.19, working 0.18, program 0.093, inboxes 0.039. --force goes on all the same.\n"
         "What may help, with what is then needed: end other programs that use the memory; raise "
         "pipeline.num_microbatches (at most 8): 2.7 GiB; set pipeline.recompute=gelu,norms: 2.8 GiB; set "
         "pipeline.recompute=full: 2.6 GiB; set mesh.data=1 and pipeline.num_microbatches=8: 2.0 GiB; train a smaller "
@@ -122,11 +122,11 @@ def test_scarce_memory_is_told_with_figures():
     assert asked(Free("on the machine", 2 * GIB, swap=GIB), pipeline_recompute="full").text() == (
         "Training is predicted to need 2.62 GiB of memory for all fake devices together, and 2.00 GiB is free on the "
         "machine, besides 1.00 GiB of swap space. In GiB: checkpoint 0.85, optimizer 0.38, compute_weights 0.38, "
-        "gradients 0.38, working 0.26, weights 0.19, program 0.093, stash 0.039, inboxes 0.039. It goes on, and may end "
-        "for lack of memory.\n"
+        "gradients 0.38, working 0.26, weights 0.19, program 0.093, stash 0.039, inboxes 0.039. It goes on, and may "
+        "end for lack of memory.\n"
         "What may help, with what is then needed: end other programs that use the memory; raise "
-        "pipeline.num_microbatches (at most 8): 2.5 GiB; set mesh.data=1 and pipeline.num_microbatches=8: 1.9 GiB; train "
-        "a smaller model (docs/memory.md#before-memory-runs-out)."
+        "pipeline.num_microbatches (at most 8): 2.5 GiB; set mesh.data=1 and pipeline.num_microbatches=8: 1.9 GiB; "
+        "train a smaller model (docs/memory.md#before-memory-runs-out)."
     )
 
 
@@ -143,9 +143,9 @@ def test_a_device_is_told_of_its_own_memory():
         "optimizer 0.048, gradients 0.048, stash 0.039, working 0.025, compute_weights 0.024, weights 0.024, inboxes "
         "0.0049. It goes on, and may end for lack of memory.\n"
         "What may help, with what is then needed: raise pipeline.num_microbatches (at most 8): 0.19 GiB; set "
-        "pipeline.recompute=gelu,norms: 0.2 GiB; set pipeline.recompute=full: 0.18 GiB; set pipeline.stash_memory=host: "
-        "0.2 GiB; set optimizer.offload=True: 0.17 GiB; raise mesh.tensor; train a smaller model "
-        "(docs/memory.md#before-memory-runs-out)."
+        "pipeline.recompute=gelu,norms: 0.2 GiB; set pipeline.recompute=full: 0.18 GiB; set "
+        "pipeline.stash_memory=host: 0.2 GiB; set optimizer.offload=True: 0.17 GiB; raise mesh.tensor; train a "
+        "smaller model (docs/memory.md#before-memory-runs-out)."
     )
 
 

@@ -1,5 +1,6 @@
 """Warns of a program that may run out of memory, and refuses one that will, before it compiles anything."""
 
+import functools
 import logging
 from collections import Counter
 
@@ -60,18 +61,15 @@ def _questions(config: Config, mesh: Mesh, use: Use) -> list[Question]:
         told = [tuple(each) for of_process in processes.gather("free memory", own) for each in of_process]
         sharing = Counter(key for key, *_ in told)
         frees = [Free(where, free, swap, sharing[key]) for key, where, free, swap in told]
-        return [
-            Question(config, use, "cpu", free, lambda other: process_needs(other, use, num_processes=number))
-            for free in frees
-        ]
+        needs_of = functools.partial(process_needs, use=use, num_processes=number)
+        needs = needs_of(config)
+        return [Question(config, use, "cpu", free, needs, needs_of) for free in frees]
     backend = _backend(config, device)
     least = [limit for limit in map(_free, mesh.local_devices) if limit]
     told = processes.gather("free memory", min(least, key=lambda each: each.free) if least else None)
-    return [
-        Question(config, use, device.platform, Free(*limit), lambda other: device_needs(other, backend, use))
-        for limit in told
-        if limit
-    ]
+    needs_of = functools.partial(device_needs, backend=backend, use=use)
+    needs = needs_of(config)
+    return [Question(config, use, device.platform, Free(*limit), needs, needs_of) for limit in told if limit]
 
 
 def _free(device: jax.Device) -> Limit | None:

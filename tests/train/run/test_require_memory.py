@@ -1,7 +1,6 @@
 """Runs, evaluations and measurements where memory is scarce, too little, or full."""
 
 import logging
-import pathlib
 import types
 
 import jax
@@ -13,7 +12,7 @@ from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config.command_line import load_config
 from fiddlex.config.memory_advice import is_lack_of_memory
 from fiddlex.errors import ConfigError
-from fiddlex.planner.enough_memory import PROGRAM_BYTES, Use, process_needs
+from fiddlex.planner.enough_memory import Use, process_needs
 from fiddlex.train.loop import train
 from fiddlex.train.run import require_memory as module
 from fiddlex.train.run.require_memory import require_memory
