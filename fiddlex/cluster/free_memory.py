@@ -58,7 +58,7 @@ def _of_groups(root: Path, swap: int) -> Iterator[Limit]:
     """The limits of the control groups of this process, in version 1 or 2 of their interface."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except (OSError, ValueError):
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)

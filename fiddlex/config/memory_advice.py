@@ -9,8 +9,6 @@ from fiddlex.config.stash import SAME
 from fiddlex.errors import ConfigError
 
 _FORWARDS_FIRST = ("gpipe", "breadth_first")  # schedules whose stash grows with the microbatches on any mesh.pipe
-
-
 _LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE)  # the second is in INTERNAL errors
 
 

@@ -13,7 +13,17 @@ from fiddlex.config import Config
 from fiddlex.costs.backend import GPU, TPU, Backend, backend_of
 from fiddlex.costs.utilisation import topology_of
 from fiddlex.errors import ConfigError
-from fiddlex.planner.enough_memory import Free, Question, Use, Verdict, device_needs, parts_text, process_needs, worst
+from fiddlex.planner.enough_memory import (
+    MOST_ABOVE,
+    Free,
+    Question,
+    Use,
+    Verdict,
+    device_needs,
+    parts_text,
+    process_needs,
+    worst,
+)
 from fiddlex.planner.report import GIB
 from fiddlex.train.run.snapshot import memory_stats
 
@@ -55,6 +65,8 @@ def predicted_text(config: Config, mesh: Mesh) -> str:
 def _questions(config: Config, mesh: Mesh, use: Use) -> list[Question]:
     """A question for each memory that processes share, or for the device of each that has the least."""
     device = mesh.devices.flat[0]
+    if device.platform not in MOST_ABOVE:  # the memory model knows no such devices
+        return []
     if device.platform == "cpu":
         number = processes.num_processes()
         own = [(f"{machine_id()} {where}", where, free, swap) for where, free, swap in limits()]
