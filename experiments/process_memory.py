@@ -43,19 +43,6 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {  # a config and its changes
         "gpt_tiny",
         (*ALONE, "mesh.pipe=4", "model.seq_len=2048", "pipeline.num_microbatches=8"),
     ),
-    "GPipe, recompute=full": (
-        "gpt_tiny",
-        (
-            "pipeline.schedule=gpipe",
-            "pipeline.num_chunks=1",
-            "pipeline.recompute=full",
-            "pipeline.num_microbatches=16",
-            "data.global_batch_size=64",
-            "model.hidden_size=256",
-            "model.seq_len=1024",
-        ),
-    ),
-    "bfloat16": ("gpt_tiny", ("model.hidden_size=512", "model.seq_len=512", "model.dtype=bfloat16")),
 }
 _CASE = flags.DEFINE_string("case", None, "measure this case in this process, and print it as JSON")
 _GIB = 2**30
