@@ -46,7 +46,7 @@ FILES = [
     "train",
     "what_if",
 ]
-MODULES = ["gpu", "memory_model", "predicted_steps", "published", "quality"]
+MODULES = ["gpu", "memory_model", "predicted_steps", "process_memory", "published", "quality"]
 
 
 def call_by_hand(

@@ -1,6 +1,7 @@
 """The planner's binaries, as a user calls them."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import re
@@ -12,6 +13,7 @@ import pytest
 
 from configs.gpt3 import ROWS, get_config
 from experiments.published import SC21, TWO_BW, fit_efficiency, layout_of, sc21_row, sequences_per_second
+from fiddlex.cluster.compilers import missing_compiler
 from fiddlex.cluster.topology import load_topology
 from fiddlex.commands import plan
 from fiddlex.config.command_line import load_config
@@ -157,9 +159,29 @@ def test_where_none_fits_nothing_is_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def planned(results, monkeypatch, *, hbm_gib=None, write=None):
-    """Lines that plan.py prints where its compiler says `results`."""
+@pytest.mark.parametrize(("topology", "extra"), [("a100_80", "aot-gpu"), ("tpu_v5e", "aot")])
+def test_without_its_compiler_a_plan_is_not_verified_and_what_to_install_is_told(
+    topology, extra, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    missing = missing_compiler(load_topology(topology).compile_name(8))
+    with pytest.raises(DeviceError, match=r"^--verify=2: the plans are not verified\. Compiling for ") as raised:
+        planned([FITS, FITS], monkeypatch, write=f"{tmp_path}/planned.py", missing=missing)
+    assert f"pip install 'fiddlex[{extra}]'" in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_the_compiler_fails_plans_are_not_verified(tmp_path, monkeypatch):
+    message = "--verify=2: the plans are not verified, since the compiler failed for each of them: Couldn't find output"
+    with pytest.raises(DeviceError, match=message):
+        planned([NOT_COMPILED, NOT_COMPILED], monkeypatch, write=f"{tmp_path}/planned.py")
+    assert not list(tmp_path.iterdir())
+
+
+def planned(results, monkeypatch, *, hbm_gib=None, write=None, missing=""):
+    """Lines that plan.py prints where its compiler says `results`, or is missing."""
     answers, about = iter(results), {"topology": "somewhere", "trace_s": 1, "compile_s": 2}
+    monkeypatch.setattr(plan, "missing_compiler", lambda topology: missing)
     monkeypatch.setattr(plan, "compile_plan", lambda *_: about | next(answers))
     values = {"_CONFIG": get_config("1.7b"), "_TOPOLOGY": "a100_80", "_NUM_DEVICES": 32, "_VERIFY": len(results)}
     values |= {"_HBM_GIB": hbm_gib, "_BATCH": None, "_OBJECTIVE": "time", "_SEMANTICS": SEMANTICS, "_KEEP": 5}

@@ -58,6 +58,7 @@ _DEVICES = flags.DEFINE_multi_integer(
 )
 _SECONDS = flags.DEFINE_float("seconds", 60.0, "of all turns together, compilation aside", lower_bound=0)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of each step, however long they take", lower_bound=1)
+_FORCE = flags.DEFINE_bool("force", False, "run although the memory is predicted not to be enough (docs/memory.md)")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 _join = define_processes()
 
@@ -137,7 +138,8 @@ def measure_step(config: Config) -> dict[str, Any]:
     from fiddlex.train.run.snapshot import memory_stats
     from fiddlex.train.timing import TimedCase, about, time_steps
 
-    (seconds,) = time_steps([TimedCase(config)], limit_s=_SECONDS.value, min_rounds=max(_ROUNDS.value, 2))
+    min_rounds = max(_ROUNDS.value, 2)
+    (seconds,) = time_steps([TimedCase(config)], limit_s=_SECONDS.value, min_rounds=min_rounds, force=_FORCE.value)
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
     flops = model_flops(config) / median / config.mesh.num_devices
     told = [memory_stats(device) for device in jax.local_devices()]
@@ -189,7 +191,8 @@ def analyse_data(config: Config) -> "Analysis":
         limit_s=limit_s,
     )
     epochs = num_epochs(dataset.train, config.train.num_steps * data.global_batch_size)
-    return Analysis(statistics.median(time_with_data_there(alone, dataset, limit_s=limit_s)), times, epochs)
+    step_times = time_with_data_there(alone, dataset, limit_s=limit_s, force=_FORCE.value)
+    return Analysis(statistics.median(step_times), times, epochs)
 
 
 def measure_profile(config: Config, path: pathlib.Path) -> Profile:
@@ -216,7 +219,7 @@ def measure_profile(config: Config, path: pathlib.Path) -> Profile:
     machine = about()
     if known and known.machine != machine["machine"]:
         raise ConfigError(f"{path} is a profile of {known.machine}; this is {machine['machine']}. Name another file.")
-    times = time_steps(cases, limit_s=_SECONDS.value, min_rounds=_ROUNDS.value)
+    times = time_steps(cases, limit_s=_SECONDS.value, min_rounds=_ROUNDS.value, force=_FORCE.value)
     *seconds, forward_s = map(min, times)
     profile = calibration.fit(seconds, forward_s, machine)
     return known.with_entry(profile.entries[0]) if known else profile

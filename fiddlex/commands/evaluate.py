@@ -24,6 +24,9 @@ from fiddlex.config.whole_files import write_output
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
 _OUTPUT = define_path("output", "", "file for a JSON line about each held-out line of a task or continuation")
+_FORCE = flags.DEFINE_bool(
+    "force", False, "evaluate although the memory is predicted not to be enough (docs/memory.md)"
+)
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "text: a line for people before the JSON object")
 
 logger = logging.getLogger("fiddlex.evaluate")
@@ -39,7 +42,7 @@ def main(argv: list[str]) -> None:
     from fiddlex.train.run.metrics import describe
     from fiddlex.train.trainer import load_trainer
 
-    trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides)
+    trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides, force=_FORCE.value)
     for line in trainer.dataset.description.splitlines():
         logger.info("%s", line)
     if output:

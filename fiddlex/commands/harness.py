@@ -29,6 +29,7 @@ _NUM_FEWSHOT = flags.DEFINE_integer(
     "num_fewshot", None, "examples in a context; by default as the task says", lower_bound=0
 )
 _OUTPUT = define_path("output", "", "JSON file for the harness' results, with each sample")
+_FORCE = flags.DEFINE_bool("force", False, "go on although the memory is predicted not to be enough (docs/memory.md)")
 _join = define_processes()
 
 
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> None:
     import lm_eval
     import lm_eval.utils
 
-    model = FiddlexLM(_WORKDIR.value, change=apply_overrides)
+    model = FiddlexLM(_WORKDIR.value, change=apply_overrides, force=_FORCE.value)
     results = lm_eval.simple_evaluate(
         model=model,
         tasks=_TASKS.value,

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import config_flags
 
+from fiddlex.cluster.compilers import missing_compiler
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config, define_path
@@ -122,8 +123,8 @@ def main(argv: list[str]) -> None:
         print(f"{further_text(asked, problem)}\n")
     if found.plans and _FORMAT.value == "text":
         print(as_text(problem, found, _flushed(problem, found)), flush=True)
-    verdicts = []
-    for plan, name in zip(found.plans, names, strict=False):
+    verdicts, missing = [], missing_compiler(names[0]) if names else ""
+    for plan, name in zip(found.plans, [] if missing else names, strict=False):
         result = compile_plan(plan.config, name)
         verdicts.append(Verdict.of(plan.layout, plan.memory.peak, result, problem.memory_bytes))
         if _FORMAT.value == "text":
@@ -134,6 +135,8 @@ def main(argv: list[str]) -> None:
     if not found.plans:
         assert found.least is not None  # search raises where there is no layout at all
         raise DeviceError(why_none(problem, found.least))
+    if missing:
+        raise DeviceError(f"--verify={_VERIFY.value}: the plans are not verified. {missing}")
     chosen = _chosen(found.plans, verdicts)
     if _WRITE.value is not None:
         _write(pathlib.Path(_WRITE.value), problem, chosen.config.validate())
@@ -267,11 +270,16 @@ def _chosen(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> Plan:
     """The first plan that fits according to the compiler; the first plan when none was compiled.
 
     Raises:
-      DeviceError: when no compiled plan fits.
+      DeviceError: when no compiled plan fits, or none could be compiled.
     """
     if not verdicts:
         return plans[0]
     fitting = [plan for plan, verdict in zip(plans, verdicts, strict=False) if verdict.fits]
+    if all("error" in verdict.result for verdict in verdicts):
+        raise DeviceError(
+            f"--verify={len(verdicts)}: the plans are not verified, since the compiler failed for each of them: "
+            f"{verdicts[0].result['error']}"
+        )
     if not fitting:
         raise DeviceError(
             f"--verify={len(verdicts)}: by the compiler none of them fits. Verify more (--verify, --keep), or allow "

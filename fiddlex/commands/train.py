@@ -31,6 +31,7 @@ _WORKDIR = define_workdir("directory of the run")
 _ELASTIC = flags.DEFINE_bool(
     "elastic", False, "go on with fewer replicas (mesh.data) where processes do not come within --join_timeout_s"
 )
+_FORCE = flags.DEFINE_bool("force", False, "train although the memory is predicted not to be enough (docs/memory.md)")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 _join = define_processes()
 
@@ -48,7 +49,8 @@ def main(argv: list[str]) -> None:
 
     from fiddlex.train.loop import SAMPLING, train  # jax is imported only after the command line has been checked
 
-    outcome = train(config, pathlib.Path(_WORKDIR.value), start_s=_START_S, given=_CONFIG.value)
+    workdir = pathlib.Path(_WORKDIR.value)
+    outcome = train(config, workdir, start_s=_START_S, given=_CONFIG.value, force=_FORCE.value)
     try:
         if outcome.sample and processes.is_first():
             print(f"Sample after {outcome.step} steps (temperature {SAMPLING.temperature}):", file=sys.stderr)

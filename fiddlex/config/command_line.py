@@ -9,7 +9,6 @@ no traceback; a traceback is a bug of fiddlex.
 import functools
 import gc
 import os
-import re
 import signal
 import sys
 import threading
@@ -28,7 +27,7 @@ from fiddlex.config.files import load_config
 from fiddlex.config.flag_hints import Stray
 from fiddlex.config.help import help_text
 from fiddlex.config.log import show_log
-from fiddlex.config.memory_advice import memory_remedies
+from fiddlex.config.memory_advice import is_lack_of_memory, memory_remedies
 from fiddlex.config.mistakes import explain, explain_stray, surplus, unknown_field
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
@@ -37,7 +36,6 @@ USAGE_STATUS = 2  # the command line or the config is wrong
 FAILURE_STATUS = 1  # any other FiddlexError
 INTERRUPTED_STATUS = 130  # Ctrl-C, the status that shells report
 
-_LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE)  # the second is in INTERNAL errors
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
 
@@ -135,10 +133,11 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         try:
             main(argv)
         except Exception as error:
-            if type(error).__name__ == "JaxRuntimeError" and _LACK_OF_MEMORY.search(str(error)):
+            if is_lack_of_memory(error):
                 # Threads of the backend may hang now, so exit without waiting for them.
                 advice = _memory_advice(flags.FLAGS["config"].value, sys.modules["jax"].default_backend())
-                sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {advice}\n{str(error).splitlines()[0]}\n")
+                lines = [f"{os.path.basename(sys.argv[0])}: {advice}", *getattr(error, "__notes__", ())]
+                sys.stderr.write("\n".join([*lines, str(error).splitlines()[0], ""]))
                 sys.stderr.flush()
                 os._exit(FAILURE_STATUS)
             raise
@@ -195,7 +194,7 @@ def _memory_advice(config: Config | None, platform: str) -> str:
     if config is None:
         remedies = ["end other programs that use it", "lower data.global_batch_size (for an evaluation)"]
     else:
-        remedies = memory_remedies(config, fake=fake)
+        remedies = list(memory_remedies(config, fake=fake))
     where = "The machine's memory, which the fake devices share," if fake else "The memory of a device"
     return f"{where} is full: {', or '.join(remedies)}."
 

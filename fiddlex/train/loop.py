@@ -3,17 +3,21 @@
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import describe
 from fiddlex.cluster.topology import catalogue
 from fiddlex.config import Config
+from fiddlex.config.memory_advice import is_lack_of_memory
 from fiddlex.config.unused import unused_fields
 from fiddlex.config.warmup import long_warmup
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
+from fiddlex.errors import CheckpointError
 from fiddlex.models.flash import kernel_on
+from fiddlex.planner.enough_memory import Use
 from fiddlex.planner.settle import with_settled
 from fiddlex.schedules.text import order_to_text
 from fiddlex.simulate.lockstep import describe as describe_schedule
@@ -32,6 +36,7 @@ from fiddlex.train.run.metrics import MetricsWriter, Reporter
 from fiddlex.train.run.original import inherit_original
 from fiddlex.train.run.outcome import Outcome
 from fiddlex.train.run.reports import Reports
+from fiddlex.train.run.require_memory import predicted_text, require_memory
 from fiddlex.train.run.stop_signals import StopSignals
 from fiddlex.train.run.wandb_run import WandbRun
 from fiddlex.train.run_steps import RunSteps, is_due
@@ -43,7 +48,9 @@ logger = logging.getLogger(__name__)
 SAMPLING = SamplingConfig(temperature=0.7)  # for the text sampled at the end of a run
 
 
-def train(config: Config, workdir: Path, *, start_s: float | None = None, given: Config | None = None) -> Outcome:
+def train(
+    config: Config, workdir: Path, *, start_s: float | None = None, given: Config | None = None, force: bool = False
+) -> Outcome:
     """Trains until `train.num_steps` or `train.patience` ends the run; resumes from the newest good checkpoint.
 
     After SIGINT, SIGTERM or SIGHUP the function finishes the running step, saves, and returns; a further SIGINT ends
@@ -56,6 +63,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
       start_s: when the process started, by the monotonic clock, for the account of its time; None: now.
       given: the config that the user gave, which the workdir keeps; None: `config`. An elastic run that has lost
         processes trains with a smaller one.
+      force: whether to train although the memory will not be enough (`fiddlex.train.run.require_memory`).
 
     Raises:
       FiddlexError: any subclass. When the loss is not finite, the message names the last good checkpoint.
@@ -74,6 +82,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
             trainer.require_heldout()
         require_folders(config, trainer.dataset.sources)
         _log_what_runs(trainer)
+        require_memory(config, trainer.mesh, Use.TRAINING, force=force)
 
         # Resume.
         stack.enter_context(workdirs.claimed(workdir, kept))
@@ -97,9 +106,10 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         outcome = None
         while outcome is None:
             try:
-                outcome = _train_on(
-                    trainer, workdir, checkpoints=checkpoints, bad_steps=bad_steps, goodput=goodput, stop=stop
-                )
+                with _explaining_lack_of_memory(trainer, checkpoints):
+                    outcome = _train_on(
+                        trainer, workdir, checkpoints=checkpoints, bad_steps=bad_steps, goodput=goodput, stop=stop
+                    )
             except RollbackError as error:
                 bad_steps.go_back(error)
                 goodput.resume(trainer.step)
@@ -175,6 +185,25 @@ def _train_on(
         spent = reports.goodput()
     evaluation = best.evaluation if config.patience else reports.last_evaluation
     return Outcome(trainer.step, stopped_by, reports.last_record, evaluation, sample, spent)
+
+
+@contextlib.contextmanager
+def _explaining_lack_of_memory(trainer: Trainer, checkpoints: Checkpoints) -> Iterator[None]:
+    """Adds notes to jax's error for a lack of memory: what was predicted, and from where the run can go on."""
+    try:
+        yield
+    except Exception as error:
+        if is_lack_of_memory(error):
+            error.add_note(predicted_text(trainer.config, trainer.mesh))
+            with contextlib.suppress(CheckpointError):  # of the last save, of which the run has told
+                checkpoints.close()
+            steps = checkpoints.steps()
+            error.add_note(
+                f"The same command, also with such a change, goes on from the checkpoint of step {steps[-1]}."
+                if steps
+                else "There is no checkpoint yet."
+            )
+        raise
 
 
 def _log_what_runs(trainer: Trainer) -> None:

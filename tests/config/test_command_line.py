@@ -38,7 +38,9 @@ def main(argv):
     if _ERROR.value in ("memory", "internal"):
         import jax
         kind = "RESOURCE_EXHAUSTED" if _ERROR.value == "memory" else "INTERNAL"
-        raise jax.errors.JaxRuntimeError(f"{kind}: Out of memory allocating 1 byte.")
+        error = jax.errors.JaxRuntimeError(f"{kind}: Out of memory allocating 1 byte.")
+        error.add_note("It was predicted.")
+        raise error
     print(_CONFIG.value.validate().to_json())
 
 if __name__ == "__main__":
@@ -263,24 +265,24 @@ def test_error_of_the_program_itself_has_status_1(folder):
             "memory",
             [],
             "raise pipeline.num_microbatches (at most 16), or set pipeline.recompute=gelu,norms, or set "
-            "pipeline.recompute=full, or train a smaller model.",
+            "pipeline.recompute=full, or set mesh.data=1 and pipeline.num_microbatches=2, or train a smaller model.",
         ),
         (
             "internal",  # while the train state is made
-            ["--config.pipeline.recompute=full", "--config.pipeline.num_microbatches=16"],
+            ["--config.pipeline.recompute=full", "--config.pipeline.num_microbatches=32", "--config.mesh.data=1"],
             "train a smaller model.",
         ),
         (
             "memory",
             ["--config.pipeline.num_microbatches=16", "--noconfig.optimizer.zero1"],
-            "set pipeline.recompute=gelu,norms, or set pipeline.recompute=full, or set optimizer.zero1=True, or train "
-            "a smaller model.",
+            "set pipeline.recompute=gelu,norms, or set pipeline.recompute=full, or set mesh.data=1 and "
+            "pipeline.num_microbatches=32, or set optimizer.zero1=True, or train a smaller model.",
         ),
         (
             "memory",
             ["--config.pipeline.num_microbatches=16", "--config.pipeline.stash_dtype=int8"],
-            "set pipeline.recompute=gelu,norms, or set pipeline.recompute=full and pipeline.stash_dtype=same, or train "
-            "a smaller model.",
+            "set pipeline.recompute=gelu,norms, or set pipeline.recompute=full and pipeline.stash_dtype=same, or set "
+            "mesh.data=1 and pipeline.num_microbatches=32, or train a smaller model.",
         ),
     ],
 )
@@ -289,7 +291,9 @@ def test_lack_of_memory_names_what_the_config_still_allows(folder, error, argume
     where = "The machine's memory, which the fake devices share, is full"
     assert done.returncode == 1
     kind = {"memory": "RESOURCE_EXHAUSTED", "internal": "INTERNAL"}[error]
-    assert done.stderr == f"train.py: {where}: {remedies}\n{kind}: Out of memory allocating 1 byte.\n"
+    assert (
+        done.stderr == f"train.py: {where}: {remedies}\nIt was predicted.\n{kind}: Out of memory allocating 1 byte.\n"
+    )
 
 
 @pytest.mark.parametrize(
