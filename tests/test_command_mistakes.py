@@ -43,7 +43,7 @@ OF_TRAIN = {
     ),
     "--version": "there is no flag --version. fiddlex --version shows the version.",
     "--verbose": (
-        "there is no flag --verbose. Known: --config, --workdir, --elastic, --format, --coordinator_address, "
+        "there is no flag --verbose. Known: --config, --workdir, --elastic, --force, --format, --coordinator_address, "
         "--num_processes, --process_id, --join_timeout_s, --fake_devices."
     ),
     "--format=table": "--format=table is not one of text, json.",
@@ -187,7 +187,7 @@ WRONG = {f"{TRAIN}{options}": message for options, message in OF_TRAIN.items()} 
     "generate --workdir=run --max_new_tokens=50": ("there is no flag --max_new_tokens. Did you mean --num_tokens=50?"),
     "generate --workdir=run --top_p=50": "top_p=50.0 must be above 0 and at most 1; 1 allows every token.",
     "schedule 1f1b": "'1f1b' is not a flag. Write --name=1f1b.",
-    "schedule --name=1f1b": "schedule 1f1b needs --pipe and --microbatches; only a file has its own.",
+    "schedule --name=1f1b": "schedule 1f1b needs --pipe and --microbatches; only a table has its own.",
     "schedule --name=1F1B --pipe=4 --microbatches=8": "there is no schedule '1F1B': it is called 1f1b here.",
     "schedule --name=1f1b --ranks=4 --microbatches=8": "there is no flag --ranks. Did you mean --pipe=4?",
     "schedule --name=1f1b --pipe=four --microbatches=8": "--pipe=four must be a whole number.",

@@ -27,13 +27,13 @@ from fiddlex.schedules.placement import place_layers
 from fiddlex.schedules.text import to_csv
 from fiddlex.schedules.ticks import fills_pairs
 from fiddlex.simulate.lockstep import lockstep
-from fiddlex.synthesis.anywhere import placements
-from fiddlex.synthesis.cache import find_once, folder
+from fiddlex.synthesis.anywhere import find_among, placements
+from fiddlex.synthesis.cache import folder
 from fiddlex.synthesis.problem import Problem, check_size
 from fiddlex.synthesis.search import NAME, Found
 
 AUTO = NAME  # of `pipeline.schedule`
-EFFORT = 300_000  # of a search (`fiddlex.synthesis.search`): a config may take several
+EFFORT = 300_000  # of a search for each placement (`fiddlex.synthesis.search`): a config may take several searches
 _MOST_CAPS = 8  # caps that are tried, the least of all as the last
 
 
@@ -121,16 +121,14 @@ def _check(config: Config) -> None:
 
 def _find(config: Config, times: MicrobatchTimes, cap: float) -> Found:
     """The best schedule of all placements under a cap in microbatches of the whole rank, in lockstep."""
-    found: list[Found] = []
-    for ranks in placements(config.mesh.pipe, config.pipeline.num_chunks):
-        placement = place_layers(ranks, config.model.num_layers, config.pipeline.layers_per_stage)
-        costs = times.costs(placement)
+    pipeline, problems = config.pipeline, list[Problem]()
+    for ranks in placements(config.mesh.pipe, pipeline.num_chunks):
+        costs = times.costs(place_layers(ranks, config.model.num_layers, pipeline.layers_per_stage))
         try:
-            problem = Problem.in_microbatches(ranks, config.pipeline.num_microbatches, costs, cap)
+            problems.append(Problem.in_microbatches(ranks, pipeline.num_microbatches, costs, cap))
         except ScheduleError as error:
             raise ConfigError(f"pipeline.schedule={AUTO}: {error}") from error
-        found.append(find_once(problem, effort=EFFORT, seed=0, with_bound=False))
-    return min(found, key=lambda each: (each.judged.time, each.judged.makespan))
+    return find_among(problems, effort=EFFORT * len(problems), with_bound=False)
 
 
 def _bubble(config: Config, times: MicrobatchTimes, found: Found) -> float:

@@ -1,7 +1,8 @@
-"""Searches over the placements of stages too, for commands."""
+"""Searches over the placements of stages too."""
 
 import itertools
 import math
+from collections.abc import Sequence
 
 from fiddlex.simulate.clock import Costs
 from fiddlex.synthesis.cache import find_once
@@ -34,10 +35,17 @@ def find_anywhere(
       ScheduleError: when costs, cap or sizes cannot be (`Problem`).
     """
     check_size(pipe * chunks, num_microbatches)
-    found = []
-    tried = placements(pipe, chunks)
-    for placement in tried:
-        problem = Problem.in_microbatches(placement, num_microbatches, costs, cap, clock)
-        found.append(find_once(problem, effort=effort // len(tried), seed=seed, with_bound=with_bound))
+    problems = [
+        Problem.in_microbatches(placement, num_microbatches, costs, cap, clock)
+        for placement in placements(pipe, chunks)
+    ]
+    return find_among(problems, effort=effort, seed=seed, with_bound=with_bound)
+
+
+def find_among(problems: Sequence[Problem], *, effort: int = EFFORT, seed: int = 0, with_bound: bool = True) -> Found:
+    """Searches for the best schedule of any of several problems, with as much effort for each."""
+    found = [
+        find_once(problem, effort=effort // len(problems), seed=seed, with_bound=with_bound) for problem in problems
+    ]
     best = min(found, key=lambda each: (each.judged.time, each.judged.makespan))
     return best._replace(bound=min(each.bound for each in found), tried=sum(each.tried for each in found))
