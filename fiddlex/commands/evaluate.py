@@ -17,6 +17,7 @@ from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
+from fiddlex.config.progress import phase
 from fiddlex.config.readable import counted
 
 define_overrides()
@@ -31,8 +32,9 @@ _join = define_processes()
 def main(argv: list[str]) -> None:
     """Prints `step`, `eval_loss` and the other metrics (`fiddlex.train.inference.evaluation.summarise`)."""
     _join()
-    from fiddlex.train.run.metrics import describe
-    from fiddlex.train.trainer import load_trainer
+    with phase("Importing jax"):
+        from fiddlex.train.run.metrics import describe
+        from fiddlex.train.trainer import load_trainer
 
     trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides)
     for line in trainer.dataset.description.splitlines():

@@ -27,6 +27,7 @@ from ml_collections import config_flags
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config
+from fiddlex.config.progress import phase
 from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.layouts import HEADROOM, OBJECTIVES, SEMANTICS, Layout, Problem
@@ -98,20 +99,24 @@ def main(argv: list[str]) -> None:
         semantics=tuple(_SEMANTICS.value),
     )
     if _PARTITION.value:
-        _print_answers(answers_for_model(problem, keep=_KEEP.value))
+        with phase("Partitioning the layers"):
+            answers = answers_for_model(problem, keep=_KEEP.value)
+        _print_answers(answers)
         return
     if _WRITE.value is not None and pathlib.Path(_WRITE.value).exists():
         raise ConfigError(f"--write={_WRITE.value} is there already. Name another file, or remove it.")
     asked = problem
-    problem, found = search_further(asked, keep=_KEEP.value)
+    with phase("Searching the layouts"):
+        problem, found = search_further(asked, keep=_KEEP.value)
     names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
     if problem is not asked and _FORMAT.value == "table":
         print(f"{further_text(asked, problem)}\n")
     if found.plans and _FORMAT.value == "table":
         print(as_text(problem, found, _flushed(problem, found)), flush=True)
     verdicts = []
-    for plan, name in zip(found.plans, names, strict=False):
-        result = compile_plan(plan.config, name)
+    for number, (plan, name) in enumerate(zip(found.plans, names, strict=False), start=1):
+        with phase(f"Compiling plan {number} of {len(names)} for {name}"):
+            result = compile_plan(plan.config, name)
         verdicts.append(Verdict.of(plan.layout, plan.memory.peak, result, problem.memory_bytes))
         if _FORMAT.value == "table":
             print(verdicts[-1].text, flush=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import describe
 from fiddlex.cluster.topology import catalogue
-from fiddlex.config import Config
+from fiddlex.config import Config, library_log
+from fiddlex.config.progress import phase
 from fiddlex.config.unused import unused_fields
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
@@ -25,9 +26,10 @@ from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.faults import Faults
 from fiddlex.train.run.goodput import Goodput
 from fiddlex.train.run.host_memory import require_host_memory
-from fiddlex.train.run.metrics import MetricsWriter, Reporter
+from fiddlex.train.run.metrics import MetricsWriter
 from fiddlex.train.run.original import inherit_original
 from fiddlex.train.run.outcome import Outcome
+from fiddlex.train.run.reporter import Reporter
 from fiddlex.train.run.reports import Reports
 from fiddlex.train.run.stop_signals import StopSignals
 from fiddlex.train.run.wandb_run import WandbRun
@@ -71,6 +73,7 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
 
         # Resume.
         stack.enter_context(workdirs.claimed(workdir, kept))
+        library_log.keep_in(workdir)
         checkpoints = stack.enter_context(
             Checkpoints(workdir, keep_last=config.train.keep_last, keep_every=config.train.keep_every)
         )
@@ -159,16 +162,28 @@ def _train_on(
             run.finish_checkpoints()
 
         sample = ""
-        if config.sample_tokens and not stopped_by:
-            logger.info("Sampling %d tokens …", config.sample_tokens)
-            with trainer.stopwatch.measure(Activity.EVALUATION):
-                sample = "".join(trainer.generate("", config.sample_tokens, SAMPLING))
+        if not stopped_by:
+            stop.nothing_to_save()
+            sample = _sampled(trainer)
         reports.account(trainer.step, ended=not stopped_by)
         if counts := trainer.dataset.counts.describe():
             logger.info("Data: %s.", counts)
         spent = reports.goodput()
     evaluation = best.evaluation if config.patience else reports.last_evaluation
     return Outcome(trainer.step, stopped_by, reports.last_record, evaluation, sample, spent)
+
+
+def _sampled(trainer: Trainer) -> str:
+    """The text that is sampled at the end of a run; empty where the config asks for none."""
+    number, texts = trainer.config.train.sample_tokens, []
+    if not number:
+        return ""
+    sampling = phase("Sampling", total=number, unit="tokens")
+    with trainer.stopwatch.measure(Activity.EVALUATION), sampling as progress:
+        for text in trainer.generate("", number, SAMPLING):
+            texts.append(text)
+            progress.advance(len(texts))
+    return "".join(texts)
 
 
 def _log_what_runs(trainer: Trainer) -> None:

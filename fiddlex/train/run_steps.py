@@ -9,6 +9,7 @@ import contextlib
 import functools
 
 from fiddlex.cluster import processes
+from fiddlex.config.progress import phase
 from fiddlex.errors import CheckpointError, DataError, FaultError, NonFiniteError
 from fiddlex.train.bad_steps import BadSteps, RollbackError
 from fiddlex.train.instruments import Instruments
@@ -53,6 +54,7 @@ class RunSteps:
         """Compiles the train step, which ends the start of the process."""
         if compilation := self._trainer.compile():
             self._reports.terminal.compiled(compilation.seconds, was_kept=compilation.was_kept)
+        self._trainer.make_state()  # now, since a signal that comes before the first step ends the run at once
         self._reports.terminal.begin()
         self._instruments.begin()
 
@@ -160,7 +162,7 @@ class RunSteps:
         if record and record.get("skipped") == "nonfinite":
             self._reports.terminal.line(f"Nothing is saved after step {step}: its weights may be to blame for it.")
             return
-        with self._instruments.saving(step):
+        with self._instruments.saving(step), phase(f"Saving step {step}"):
             self._instruments.probe()
             is_last_try = self._last_save_failed(step)
             self._trainer.save(self._checkpoints)
@@ -187,7 +189,7 @@ class RunSteps:
     def finish_checkpoints(self) -> None:
         """Waits until all checkpoints are on disk."""
         watched = self._instruments.watching("The last checkpoint")
-        with watched, self._instruments.between_steps(Activity.CHECKPOINTS):
+        with watched, phase("Writing the last checkpoint"), self._instruments.between_steps(Activity.CHECKPOINTS):
             self._checkpoints.wait()
 
     def is_past_best(self) -> bool:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fiddlex.config import Config
+from fiddlex.config.progress import phase
 from fiddlex.data import ExampleSource
 from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset
@@ -64,7 +65,8 @@ class Scorer:
 
     def scores(self, weights: Weights, examples: ExampleSource) -> np.ndarray:
         """The values of `Trainer.scores`, float64 [example, part, 3]."""
-        return _values(self._scores, weights, self._feed.examples(examples))
+        number = -(-len(examples) // self._config.data.global_batch_size)
+        return _values(self._scores, weights, self._feed.examples(examples), number=number)
 
     def majority(self) -> float:
         """The share of the most common token, see `Trainer.majority`."""
@@ -80,18 +82,22 @@ class Scorer:
 
     def _of_heldout(self, step: ScoreFunction, weights: Weights) -> np.ndarray:
         """The values that `step` (from `make_eval_step`) returns for the held-out examples, float64 [example, …]."""
-        return _values(step, weights, self._feed.heldout())
+        return _values(step, weights, self._feed.heldout(), number=len(self._feed.host_heldout()))
 
 
-def _values(step: ScoreFunction, weights: Weights, batches: Iterator[tuple[DeviceBatch, int]]) -> np.ndarray:
-    """The values that `step` returns for the examples of `batches`, float64 [example, …]."""
-    batch: tuple[DeviceBatch, int] | None = next(batches)
+def _values(
+    step: ScoreFunction, weights: Weights, batches: Iterator[tuple[DeviceBatch, int]], *, number: int
+) -> np.ndarray:
+    """The values that `step` returns for the examples of `batches`, `number` of them, float64 [example, …]."""
     values: list[np.ndarray] = []
-    while batch is not None:
-        inputs, size = batch
-        # One batch at a time: if several independent programs are in flight, the fake devices of a CPU can
-        # deadlock, each waiting for a collective of another program. The host prepares the next batch meanwhile.
-        running = step(weights, inputs)
-        batch = next(batches, None)
-        values.append(np.asarray(jax.device_get(running), np.float64)[:size])
+    with phase("Evaluating", total=number, unit="batches") as evaluating:
+        batch: tuple[DeviceBatch, int] | None = next(batches)
+        while batch is not None:
+            inputs, size = batch
+            # One batch at a time: if several independent programs are in flight, the fake devices of a CPU can
+            # deadlock, each waiting for a collective of another program. The host prepares the next batch meanwhile.
+            running = step(weights, inputs)
+            batch = next(batches, None)
+            values.append(np.asarray(jax.device_get(running), np.float64)[:size])
+            evaluating.advance(len(values))
     return np.concatenate(values)
