@@ -136,6 +136,7 @@ def _train_on(
                 bad_steps=bad_steps,
                 reports=reports,
                 instruments=instruments,
+                stop=stop,
             )
             if first and is_due(first, config.eval_every):
                 run.evaluate()  # the run may have been killed during this evaluation
@@ -157,9 +158,10 @@ def _train_on(
             if config.checkpoint_every or stopped_by:
                 run.save()
             bad_steps.check()  # the last step may have been one too many
-            if config.eval_every and not stopped_by:
+            if config.eval_every and not stopped_by and not stop.ends_now:
                 run.evaluate()
             run.finish_checkpoints()
+            stopped_by = stopped_by or stop.ends_now
 
         sample = ""
         if not stopped_by:

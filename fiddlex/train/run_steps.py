@@ -12,11 +12,13 @@ from fiddlex.cluster import processes
 from fiddlex.config.progress import phase
 from fiddlex.errors import CheckpointError, DataError, FaultError, NonFiniteError
 from fiddlex.train.bad_steps import BadSteps, RollbackError
+from fiddlex.train.inference.scorer import LeftError
 from fiddlex.train.instruments import Instruments
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import Best
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.reports import Reports
+from fiddlex.train.run.stop_signals import StopSignals
 from fiddlex.train.step.dispatched import Dispatched
 from fiddlex.train.step.stopwatch import Activity
 from fiddlex.train.trainer import Trainer
@@ -32,6 +34,7 @@ class RunSteps:
       bad_steps: decides about steps that go wrong.
       reports: where the numbers go.
       instruments: what measures and watches the run.
+      stop: the signals that the run was sent, which also end an evaluation.
     """
 
     def __init__(
@@ -43,10 +46,11 @@ class RunSteps:
         bad_steps: BadSteps,
         reports: Reports,
         instruments: Instruments,
+        stop: StopSignals,
     ):
         self._trainer, self._config = trainer, trainer.config.train
         self._checkpoints, self._best, self._bad_steps = checkpoints, best, bad_steps
-        self._reports, self._instruments = reports, instruments
+        self._reports, self._instruments, self._stop = reports, instruments, stop
         self._in_flight: Dispatched | None = None
         self._saved_step = trainer.step
 
@@ -127,13 +131,20 @@ class RunSteps:
             self._reports.training(record)
 
     def evaluate(self) -> None:
-        """Evaluates the current weights, unless this run or an interrupted one has already written their evaluation."""
+        """Evaluates the current weights, unless this run or an interrupted one has already written their evaluation.
+
+        A signal leaves the evaluation unfinished; the run evaluates when it is continued.
+        """
         self.finish_step()
         step = self._trainer.step
         if self._reports.evaluated_step == step:
             return
         with self._instruments.watching(f"The evaluation at step {step}"):
-            evaluation = self._evaluation(step)
+            try:
+                evaluation = self._evaluation(step)
+            except LeftError:
+                self._reports.terminal.line(f"The evaluation at step {step} is left for when the run goes on.")
+                return
             if self._config.patience:
                 with self._instruments.between_steps(Activity.CHECKPOINTS):
                     self._best.offer(evaluation, functools.partial(self._trainer.save, weights_only=True))
@@ -144,7 +155,7 @@ class RunSteps:
         try:
             with self._reports.terminal.evaluating(step), measured:
                 self._instruments.probe()
-                return self._trainer.evaluate()
+                return self._trainer.evaluate(goes_on=lambda: self._stop.ends_now is None)
         except NonFiniteError as error:
             raise self._bad_steps.explained_evaluation(error) from error
 

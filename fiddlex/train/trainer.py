@@ -39,7 +39,7 @@ from fiddlex.schedules.text import to_csv
 from fiddlex.train.inference.decoding import Decoding, make_decoding
 from fiddlex.train.inference.generation import TextGenerator, generate
 from fiddlex.train.inference.sampling import SamplingConfig
-from fiddlex.train.inference.scorer import Scorer
+from fiddlex.train.inference.scorer import Scorer, always
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.checkpoint import Checkpoints
@@ -253,8 +253,11 @@ class Trainer:
         """Raises DataError when no data is held out, as `evaluate` would."""
         self._feed.require_heldout()
 
-    def evaluate(self) -> Record:
+    def evaluate(self, *, goes_on: Callable[[], bool] = always) -> Record:
         """Scores all held-out data, or `data.eval_batches` batches of it, with the current weights.
+
+        Args:
+          goes_on: is called before each batch; once it returns False, the evaluation is left.
 
         Returns:
           `step`, and the numbers that `fiddlex.train.inference.evaluation.summarise` returns.
@@ -262,8 +265,9 @@ class Trainer:
         Raises:
           DataError: when no data is held out.
           NonFiniteError: when the loss is not finite.
+          LeftError: when `goes_on` has returned False.
         """
-        return self._scorer.evaluate(self.state.weights, self.step)
+        return self._scorer.evaluate(self.state.weights, self.step, goes_on=goes_on)
 
     def predictions(self) -> list[Record]:
         """The predictions of the current weights for each held-out example of a task, or each line of continuations.

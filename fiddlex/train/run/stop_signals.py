@@ -38,6 +38,14 @@ class StopSignals:
         """The first signal that any process received, and its rank; None before the processes have agreed to stop."""
         return self._agreed.request
 
+    @property
+    def ends_now(self) -> StopRequest | None:
+        """Why a run of one process shall do nothing more than save; None in a run of several.
+
+        Several would have to agree on what each of them has begun.
+        """
+        return self.stopped_by if processes.num_processes() == 1 else None
+
     def goes_on(self, step: int) -> bool:
         """Whether to take the step after `step`."""
         return self._agreed.goes_on(step)
