@@ -13,6 +13,7 @@ import jax
 
 _GOOGLE = "0x1ae0"  # vendor of the PCI devices
 _NETWORK = "0x02"  # beginning of the class of its network cards
+_PCI = Path("/sys/bus/pci/devices")
 _TPU_FILES = ("/dev/accel0", "/dev/vfio")
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 
@@ -23,11 +24,10 @@ def leave_out_absent_tpu() -> None:
     It has an effect only before jax's first use, and none where the user has said which platforms to use
     (JAX_PLATFORMS).
     """
-    if jax.config.jax_platforms or importlib.util.find_spec("libtpu") is None:  # type: ignore[attr-defined]
+    if _named_platforms() or "JAX_FORCE_TPU_INIT" in os.environ or not _is_installed("libtpu"):
         return
-    if "JAX_FORCE_TPU_INIT" in os.environ or _may_have_tpu() or _may_have_other():
-        return
-    jax.config.update("jax_platforms", "cpu")
+    if not _may_have_tpu() and not _may_have_other():
+        jax.config.update("jax_platforms", "cpu")
 
 
 def libtpu_is_loaded() -> bool:
@@ -38,30 +38,41 @@ def libtpu_is_loaded() -> bool:
         return False
 
 
+def _named_platforms() -> str:
+    named: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
+    return named or ""
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
 def _may_have_tpu() -> bool:
-    return any(os.path.exists(name) for name in _TPU_FILES) or any(_pci_tpus())
-
-
-def _pci_tpus() -> list[Path]:
-    """Google's PCI devices that are no network cards."""
-    found = []
-    for device in Path("/sys/bus/pci/devices").glob("*"):
+    """Whether there is a device of TPUs, or a PCI device of Google that is no network card."""
+    if any(os.path.exists(name) for name in _TPU_FILES):
+        return True
+    for device in _PCI.glob("*"):
         try:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
         except OSError:
             continue
         if vendor == _GOOGLE and not kind.startswith(_NETWORK):
-            found.append(device)
-    return found
+            return True
+    return False
 
 
 def _may_have_other() -> bool:
     """Whether a plugin of jax for other accelerators is installed; of one for NVIDIA's GPUs, whether there is one."""
+    plugins = _plugins()
+    if any(not name.startswith("xla_cuda") for name in plugins):
+        return True
+    return bool(plugins) and any(os.path.exists(name) for name in _GPU_FILES)
+
+
+def _plugins() -> set[str]:
+    """The names of jax's plugins, which it finds as modules of `jax_plugins` and as entry points."""
     spec = importlib.util.find_spec("jax_plugins")
     places = (spec.submodule_search_locations or []) if spec else []
     names = {path.name for place in places for path in Path(place).glob("*")}
     names |= {entry.value.rpartition(".")[2] for entry in importlib.metadata.entry_points(group="jax_plugins")}
-    plugins = {name for name in names if not name.startswith("_")}
-    if any(not name.startswith("xla_cuda") for name in plugins):
-        return True
-    return bool(plugins) and any(os.path.exists(name) for name in _GPU_FILES)
+    return {name for name in names if not name.startswith("_")}

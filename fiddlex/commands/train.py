@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
         if outcome.sample and processes.is_first():
             print(f"Sample after {outcome.step} steps (temperature {SAMPLING.temperature}):", file=sys.stderr)
             print(outcome.sample, flush=True)
-        if not outcome.stopped_by:
+        if _FORMAT.value == "text" and not outcome.stopped_by:
             for line in next_commands(config, pathlib.Path(_WORKDIR.value), program=sys.argv[0]):
                 logger.info("%s", line)
         if text := library_log.told():

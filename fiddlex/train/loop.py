@@ -8,7 +8,7 @@ from pathlib import Path
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import describe
 from fiddlex.cluster.topology import catalogue
-from fiddlex.config import Config, library_log
+from fiddlex.config import Config, library_log, progress
 from fiddlex.config.progress import phase
 from fiddlex.config.unused import unused_fields
 from fiddlex.costs.sizes import num_parameters
@@ -181,10 +181,12 @@ def _sampled(trainer: Trainer) -> str:
     if not number:
         return ""
     sampling = phase("Sampling", total=number, unit="tokens")
-    with trainer.stopwatch.measure(Activity.EVALUATION), sampling as progress:
+    with trainer.stopwatch.measure(Activity.EVALUATION), sampling as shown:
+        if not progress.is_shown():
+            logger.info("Sampling %d tokens …", number)
         for text in trainer.generate("", number, SAMPLING):
             texts.append(text)
-            progress.advance(len(texts))
+            shown.advance(len(texts))
     return "".join(texts)
 
 
