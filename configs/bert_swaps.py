@@ -1,9 +1,9 @@
 """Fine-tunes the model of configs/bert_tiny.py: does a line of code stand as it was written, or were two words swapped?
 
 The task is made of the standard library's source by experiments/make_task.py, which tells how well a bag of words does.
-It reads the weights in /tmp/bert_tiny and the task in /tmp/swaps, where the README's commands put them. Expect 91% of
-the held-out lines after two to four minutes. The run ends when three evaluations have been no better, and keeps its
-best weights.
+It reads the weights in /tmp/bert_tiny and the task in /tmp/swaps, where the commands of docs/bert.md put them. Expect
+91% of the held-out lines after two to four minutes. The run ends when three evaluations have been no better, and keeps
+its best weights.
 
     python experiments/train.py --config=configs/bert_swaps.py --workdir=/tmp/bert_swaps
 """

@@ -222,8 +222,8 @@ def _losses(workdir: pathlib.Path) -> list[tuple[int, float]]:
 def rows(folder: pathlib.Path, semantics: Sequence[str], disks: Sequence[str]) -> Iterator[Row]:
     """Runs each case."""
     chosen = random.Random(_SEED.value)
-    readme = pathlib.Path(__file__).resolve().parents[1] / "README.md"
-    (folder / "text.txt").write_bytes(readme.read_bytes())  # which may change meanwhile
+    page = pathlib.Path(__file__).resolve().parents[1] / "docs" / "planner.md"
+    (folder / "text.txt").write_bytes(page.read_bytes())  # which may change meanwhile
     for each in semantics:
         (quiet_folder := folder / f"{each}-undisturbed").mkdir()
         quiet = Tortured(quiet_folder, each, "well", chosen)

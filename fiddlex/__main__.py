@@ -8,7 +8,6 @@ import importlib
 import os
 import sys
 
-import fiddlex
 from fiddlex.commands import summaries
 
 _USAGE_STATUS, _INTERRUPTED_STATUS = 2, 130
@@ -28,7 +27,9 @@ def main() -> None:
         _print(_listing())
         return
     if name == "--version":
-        _print(f"fiddlex {fiddlex.__version__}")
+        from fiddlex.environment import describe
+
+        _print(describe())
         return
     known = [command for command, _ in summaries()]
     if name not in known:
@@ -61,7 +62,7 @@ def _listing() -> str:
             "",
             *(f"  {name:<{width}}  {line}" for name, line in rows),
             "",
-            "fiddlex COMMAND --help shows the flags of a command, fiddlex --version the version.",
+            "fiddlex COMMAND --help shows the flags of a command, fiddlex --version what a report of a problem needs.",
         ]
     )
 

@@ -237,12 +237,14 @@ def test_mistakes(binary: str, arguments: list[str], status: int, message: str, 
     assert not workdir.exists()
 
 
-def run_block(marker: str, tmp_path: pathlib.Path, more: dict[str, list[str]]) -> list[subprocess.CompletedProcess]:
-    """Runs the commands of a block of the README in a folder of the test's own.
+def run_block(
+    page: str, marker: str, tmp_path: pathlib.Path, more: dict[str, list[str]]
+) -> list[subprocess.CompletedProcess]:
+    """Runs the commands of a block of a page of docs/ in a folder of the test's own.
 
     `more` has further arguments for the commands that have a key in their line; the first key counts.
     """
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     outputs = []
     for line in text.split(f"<!-- {marker} -->\n```sh\n")[1].split("```")[0].splitlines():
         python, binary, *arguments = shlex.split(line.replace("/tmp/", f"{tmp_path}/"))
@@ -258,10 +260,10 @@ SMALL += ["--config.train.eval_every=2", "--config.train.num_steps=4", "--config
 
 
 @pytest.mark.long
-def test_the_readmes_commands_for_own_data_and_weights(tmp_path: pathlib.Path) -> None:
+def test_the_commands_for_own_data_and_weights(tmp_path: pathlib.Path) -> None:
     few = ["--config.train.num_steps=2", "--config.model.seq_len=64", "--config.data.eval_batches=2"]
     more = {"gpt_tiny.py": SMALL, "huggingface.py": few, "generate.py": ["--format=json", "--num_tokens=20"]}
-    prepared, trained, converted, tuned, generated = run_block("own-commands", tmp_path, more)
+    prepared, trained, converted, tuned, generated = run_block("start_text.md", "own-commands", tmp_path, more)
     assert "--config.data.source=megatron:" in prepared.stdout + prepared.stderr
     assert "loss" in trained.stderr
     assert "has the weights of step 4" in converted.stderr
@@ -276,14 +278,14 @@ def test_the_readmes_commands_for_own_data_and_weights(tmp_path: pathlib.Path) -
 
 
 @pytest.mark.long
-def test_the_readmes_bert_commands(tmp_path: pathlib.Path) -> None:
+def test_the_bert_commands(tmp_path: pathlib.Path) -> None:
     """As they stand, but in a folder of the test's own, with small models and few steps."""
     moved = [f"--config.data.{field}=jsonl:{tmp_path}/swaps/{name}.jsonl" for field, name in SIDES.items()]
     more = {
         "bert_tiny.py": [*SMALL, "--config.data.eval_batches=2"],
         "bert_swaps.py": [*SMALL, *moved, f"--config.train.init_from={tmp_path}/bert_tiny"],
     }
-    pretrained, task, tuned, evaluated = run_block("bert-commands", tmp_path, more)
+    pretrained, task, tuned, evaluated = run_block("bert.md", "bert-commands", tmp_path, more)
     assert "masked accuracy" in pretrained.stderr
     assert "lines to train on and 1," in task.stdout
     assert "a bag of words is right for 5" in task.stdout

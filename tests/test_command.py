@@ -1,13 +1,18 @@
 """The command `fiddlex`, in fresh interpreters: its list, its version, its sub-commands, mistakes in their names."""
 
+import importlib.metadata
+import os
 import pathlib
+import platform
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
 import fiddlex
+from fiddlex import environment
 from fiddlex.commands import summaries
 from tests.programs import EXPERIMENTS, ROOT
 
@@ -15,9 +20,12 @@ COMMANDS = sorted(path.stem for path in (ROOT / "fiddlex" / "commands").glob("[!
 WITHOUT_SCRIPT = {"completion", "configs"}  # of use only where fiddlex is installed
 
 
-def call(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+def call(
+    *arguments: str, status: int = 0, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "fiddlex", *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    env = {**os.environ, **(variables or {})}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=ROOT, env=env)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -32,8 +40,40 @@ def test_the_list_has_each_command_with_the_first_line_of_its_docstring():
     assert call("--help").stdout == call("-h").stdout == call("help").stdout == call().stdout
 
 
-def test_the_version():
-    assert call("--version").stdout == f"fiddlex {fiddlex.__version__}\n"
+def test_the_version_is_one_block():
+    lines = [
+        rf"fiddlex   {re.escape(fiddlex.__version__)}( \(revision [0-9a-f]{{12}}(, changed)?\))?",
+        rf"jax       {importlib.metadata.version('jax')}",
+        rf"jaxlib    {importlib.metadata.version('jaxlib')}",
+        r"libtpu    (none|[0-9.]+)",
+        rf"Python    {platform.python_version()}",
+        rf"platform  {re.escape(platform.platform())}",
+        r"devices   1 cpu \(cpu\)",
+    ]
+    done = call("--version", variables={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""})
+    assert re.fullmatch("\n".join(lines) + "\n", done.stdout)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("jax", "answer"),
+    [
+        ("import time; time.sleep(100)", "not known: jax gave no answer within 0.5 s"),
+        ("raise RuntimeError('Unable to initialize backend')", "not known: RuntimeError: Unable to initialize backend"),
+        ("import os; os.abort()", "not known: jax gave no reason"),
+    ],
+)
+def test_devices_that_cannot_be_reached(jax, answer, tmp_path, monkeypatch):
+    (tmp_path / "jax.py").write_text(jax)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    timeout_s = 0.5 if "sleep" in jax else environment.TIMEOUT_S
+    assert environment.devices(timeout_s) == answer
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this tree is no checkout")
+def test_the_version_has_the_revision_of_a_checkout_only(tmp_path):
+    assert re.match(r"fiddlex +0.*revision", environment.describe())
+    assert environment._revision(tmp_path) == ""
 
 
 @pytest.mark.parametrize("arguments", [[], ["--version"], ["trian"], ["train", "--help"], ["plan", "--help"]])

@@ -18,7 +18,7 @@
 # downloaded: we first write a small folder with random weights. A folder of published weights goes the same way.
 #
 # In Colab, or any environment without fiddlex, install a checkout first: `pip install -e '.[notebook]' safetensors`.
-# Edit the `.py` beside this notebook; it is kept without outputs, and the tests run it.
+# Edit the `.py` beside this notebook; the tests run it.
 
 # %%
 import json

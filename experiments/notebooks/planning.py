@@ -16,7 +16,7 @@
 # A model, so many GPUs: which mesh, which schedule, will it fit, how fast? The planner answers from arithmetic alone;
 # nothing here needs a device. `experiments/plan.py` does the same on a command line.
 #
-# Edit the `.py` beside this notebook; it is kept without outputs, and the tests run it. In Colab, or any environment
+# Edit the `.py` beside this notebook; the tests run it. In Colab, or any environment
 # without fiddlex, install a checkout first: `pip install -e '.[notebook]'`.
 
 # %%
@@ -57,7 +57,7 @@ print(as_text(problem, found))
 
 # %%
 names = [f"{p.layout.data}×{p.layout.pipe}×{p.layout.tensor}\n{p.layout.recompute}" for p in found.plans]
-figure, (memory, time) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+figure, (memory, time) = plt.subplots(1, 2, figsize=(11, 3), layout="constrained")
 parts = sorted({part for plan in found.plans for part, size in memory_parts(plan.memory).items() if size > GIB})
 base = [0.0] * len(names)
 for part in parts:
@@ -66,7 +66,7 @@ for part in parts:
     base = [low + size for low, size in zip(base, sizes, strict=True)]
 memory.axhline(problem.limit / GIB, color="black", linewidth=0.8)
 memory.set(ylabel="GiB on each device")
-memory.legend(fontsize=7, frameon=False)
+memory.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 base = [0.0] * len(names)
 for part in found.plans[0].exposed_s:
     shares = [plan.exposed_s[part] / plan.step_time_s for plan in found.plans]
@@ -74,7 +74,7 @@ for part in found.plans[0].exposed_s:
     base = [low + share for low, share in zip(base, shares, strict=True)]
 time.bar(names, [plan.bubble for plan in found.plans], bottom=base, label="bubble")
 time.set(ylabel="share of the step")
-time.legend(fontsize=7, frameon=False)
+time.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %% [markdown]

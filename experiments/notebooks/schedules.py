@@ -16,7 +16,7 @@
 # A schedule is data: for each rank an ordered list of actions. Here we type one in, break it, mend it, draw it and
 # find out what it costs, all without compiling anything; then we write one as a function, and train with it.
 #
-# Edit the `.py` beside this notebook; it is kept without outputs, and the tests run it. In Colab, or any environment
+# Edit the `.py` beside this notebook; the tests run it. In Colab, or any environment
 # without fiddlex, install a checkout first: `pip install -e '.[notebook]'`.
 
 # %%

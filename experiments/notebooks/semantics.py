@@ -17,7 +17,7 @@
 # never drains: the next batch starts while the last one is still on its way back, with weights that are one update old.
 # Here we look at that pipeline, check what it computes against four lines of a reference, and compare what it learns.
 #
-# Edit the `.py` beside this notebook; it is kept without outputs, and the tests run it. In Colab, or any environment
+# Edit the `.py` beside this notebook; the tests run it. In Colab, or any environment
 # without fiddlex, install a checkout first: `pip install -e '.[notebook]'`.
 
 # %%

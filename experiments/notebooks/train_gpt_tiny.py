@@ -14,8 +14,7 @@
 # # Train a small GPT, and look inside
 #
 # A byte-level GPT learns the source code of Python's standard library on four devices. On a CPU the devices are made
-# up; the program is the one that would run on real ones. Edit the `.py` beside this notebook; it is kept without
-# outputs, and the tests run it.
+# up; the program is the one that would run on real ones. Edit the `.py` beside this notebook; the tests run it.
 #
 # In Colab, or any environment without fiddlex, install a checkout first: `pip install -e '.[notebook]'`.
 

@@ -38,7 +38,7 @@ class Lowered:
 
     Attributes:
       schedule: the schedule that was lowered.
-      ticks: the tick of each action, [rank][position].
+      ticks: the tick of each action, `[rank][position]`.
       scores_between: whether the head scores between the forward and the backward slot, so that the last stage can turn
         its forward into a gradient within a tick. If no tick runs both, the head scores at the tick's end, where all
         ranks synchronize anyway; between the slots, they would synchronize once more.

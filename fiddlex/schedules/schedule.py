@@ -95,7 +95,7 @@ class Schedule:
 
     Attributes:
       name: name of the schedule, for messages.
-      actions: the actions of each rank in order, [rank][position].
+      actions: the actions of each rank in order, `[rank][position]`.
       placement: the rank of each stage, [stage].
       strict: whether each rank runs one action per tick, in its order; otherwise a forward and a whole backward (B)
         share a tick, and forwards run ahead of backwards (`fiddlex.schedules.ticks`).

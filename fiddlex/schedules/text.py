@@ -119,8 +119,9 @@ def to_text(schedule: Schedule, times: Sequence[Sequence[int]] | None = None) ->
 
     Args:
       schedule: a legal schedule.
-      times: the slot of each action, [rank][position]. `+` joins actions of one rank in the same slot, in the order in
-        which a tick runs them: F, then B or I, then W. None: every action takes one slot and runs as early as it can.
+      times: the slot of each action, `[rank][position]`. `+` joins actions of one rank in the same slot, in the order
+        in which a tick runs them: F, then B or I, then W. None: every action takes one slot, and runs as early as it
+        can.
 
     Returns:
       The lines of the grid, each with a newline at its end; the first line numbers the slots.

@@ -221,11 +221,11 @@ class TickWork:
                 f"costs: sharing has {len(sharing)} factors for {ranks} ranks: give one for each number of them."
             )
         if self.scores_between:
-            return _beside(lengths, sharing)
-        return np.where(lengths > 0, _beside(lengths.sum(axis=0), sharing), 0.0)
+            return slowed_down(lengths, sharing)
+        return np.where(lengths > 0, slowed_down(lengths.sum(axis=0), sharing), 0.0)
 
 
-def _beside(lengths: np.ndarray, sharing: Sequence[float]) -> np.ndarray:
+def slowed_down(lengths: np.ndarray, sharing: Sequence[float]) -> np.ndarray:
     """Returns when each rank finishes if all ranks start together and share cores, float [..., rank]."""
     order = np.argsort(lengths, axis=-1)
     pieces = np.diff(np.take_along_axis(lengths, order, axis=-1), axis=-1, prepend=0.0)

@@ -31,7 +31,7 @@ class Timeline:
 
     Attributes:
       schedule: the schedule that was run.
-      events: [rank][number], in order of time; the events of one rank never overlap.
+      events: `[rank][number]`, in order of time; the events of one rank never overlap.
       tick_starts: start of each tick, if all ranks step together (`lockstep`); otherwise empty.
       end: end of the last tick and of the copies after it, if all ranks step together; None: the timeline ends with
         the last action.

@@ -20,9 +20,11 @@ from scipy import optimize, sparse
 from fiddlex.schedules.schedule import Kind
 from fiddlex.synthesis.problem import ROUNDING, Problem
 
-GRID_STEPS = 4  # steps of the grid in the shortest action
+GRID_STEPS = 6  # steps of the grid in the shortest action, if times are no multiples of a common one
+GRIDS = 64  # steps that are compared then
+MOST_PARTS = 12  # of the shortest action, into which a common step may part it
 TOLERANCE = 3e-3  # relative; the bound is at most so much below the best that the model gives
-MOST_CELLS = 3000  # numbers of actions times steps of the grid in the linear program of a rank
+MOST_CELLS = 5000  # numbers of actions times steps of the grid in the linear program of a rank
 
 _KINDS = (Kind.F, Kind.I, Kind.W)
 
@@ -100,7 +102,7 @@ def _bound(times: Times, problem: Problem, known: float) -> float:
     for rank in range(problem.num_ranks):
         best = max(best, problem.num_microbatches * _held(times, problem, rank) / problem.caps[rank])
     coarse = 3 * max(map(len, problem.stages_of)) * best / MOST_CELLS
-    step = max(_grid(times, shortest / GRID_STEPS), coarse)
+    step = _grid(times, problem, max(shortest / GRID_STEPS, coarse))
     if step > shortest:  # too coarse to say anything
         return best
     for rank in _examined(problem, work):
@@ -119,15 +121,21 @@ def _examined(problem: Problem, work: Sequence[float]) -> list[int]:
     return list(dict.fromkeys([0, last, last // 2, max(range(last + 1), key=lambda rank: work[rank])]))
 
 
-def _grid(times: Times, step: float) -> float:
-    """The largest step of at most the shortest action of which all times are multiples, or else `step`."""
-    values = {value for kind in _KINDS for value in times.durations[kind]} | {hop for hop in times.hops if hop}
-    shortest = min(values)
-    for parts in range(1, 13):
-        exact = shortest / parts
-        if all(abs(value / exact - round(value / exact)) < ROUNDING * value / exact for value in values):
-            return exact
-    return step
+def _grid(times: Times, problem: Problem, least: float) -> float:
+    """A step of at least `least` of which times are multiples, or else the one at which rounding down loses least."""
+    actions = np.stack([times.durations[kind] for kind in _KINDS])
+    values = np.unique([*actions.ravel(), *(hop for hop in times.hops if hop)])
+    parts = np.arange(1, MOST_PARTS + 1)
+    steps = values[0] / parts
+    multiples = values / steps[:, None]
+    exact = (np.abs(multiples - np.round(multiples)) < ROUNDING * multiples).all(axis=1)
+    if (steps[exact] >= least * (1 - ROUNDING)).any():
+        return float(steps[exact][0])
+    steps = np.linspace(least, 1.5 * least, GRIDS)
+    rounded = np.floor(actions / steps[:, None, None] * (1 + ROUNDING)) * steps[:, None, None]
+    work = np.stack([rounded[..., list(stages)].sum(axis=(1, 2)) for stages in problem.stages_of])  # [rank, step]
+    whole = np.asarray([actions[:, list(stages)].sum() for stages in problem.stages_of])
+    return float(steps[np.argmax(work[np.argmax(whole)])])
 
 
 def _path(times: Times, problem: Problem, kind: Kind, stages: Sequence[int]) -> float:

@@ -2,8 +2,7 @@
 
 The only choices are which kind of action goes first, how many microbatches each stage lets in ahead of their backward
 passes, and whether a rank that waits for the next F or I fills a gap that is shorter than a W. `search` tries many such
-rules. Ranks choose each for itself, or together for each tick of the lockstep clock (`Rules.together`): a tick lasts as
-long as its longest action, so short actions waste the time of ranks that wait for a long one.
+rules. Each rank chooses for itself; `beam` lets ranks choose together for each tick of the lockstep clock.
 
 An F waits where memory would exceed its cap less what one I leaves for its W, and an I waits where what it
 leaves would exceed the cap, until the rank has run a W.
@@ -38,8 +37,6 @@ class Rules(NamedTuple):
         holds; otherwise it waits only as long as it must.
       patience: a rank runs a W while it waits for an F or I only if it has to wait for at least this share of the W.
       unit: whether all actions take one unit while the schedule is built, as ticks do, instead of their times.
-      together: if above 0, all ranks choose together for each tick how long it is. They take the length for which the
-        work in the tick, divided by the length to this power, is most; `patience` and `unit` then change nothing.
     """
 
     ahead: tuple[int, ...]
@@ -49,7 +46,6 @@ class Rules(NamedTuple):
     reserves: bool = False
     patience: float = 0.0
     unit: bool = False
-    together: float = 0.0
 
 
 def round_trips(problem: Problem) -> tuple[float, ...]:
@@ -69,9 +65,19 @@ def round_trips(problem: Problem) -> tuple[float, ...]:
     return tuple(trips)
 
 
+def room_for_forwards(problem: Problem, *, splits: bool) -> list[float]:
+    """For each rank, the most that it may hold when an F has begun: if it can, it keeps room for what an I leaves."""
+    rooms = [cap * (1 + ROUNDING) for cap in problem.caps]
+    for rank, own in enumerate(problem.stages_of):
+        room = rooms[rank] - max(problem.weight_gradient[stage] for stage in own)
+        if splits and room >= problem.least[rank]:
+            rooms[rank] = room
+    return rooms
+
+
 def build(problem: Problem, rules: Rules, name: str = "auto") -> Schedule:
     """Returns the schedule that ranks with these rules run."""
-    run = _Together(problem, rules._replace(unit=True)) if rules.together else _Run(problem, rules)
+    run = _Run(problem, rules)
     run.run()
     return run.schedule(name)
 
@@ -98,15 +104,8 @@ class _Run:
         self._waiting = [0] * problem.num_ranks  # I whose W has not begun
         self._left = problem.weight_gradient
         self._caps = [cap * (1 + ROUNDING) for cap in problem.caps]
-        self._room = list(self._caps)  # for what F keep
-        for rank, own in enumerate(problem.stages_of):
-            room = self._caps[rank] - max(self._left[stage] for stage in own)
-            if rules.splits and room >= problem.least[rank]:
-                self._room[rank] = room
-        self._later = [0.0] * problem.num_stages  # what the later stages on the rank of a stage take
-        for own in problem.stages_of:
-            for stage, after in zip(reversed(own[:-1]), reversed(own[1:]), strict=True):
-                self._later[stage] = self._later[after] + problem.activation[after]
+        self._room = room_for_forwards(problem, splits=rules.splits)
+        self._later = problem.later
         self._backward = backward
 
     def schedule(self, name: str) -> Schedule:
@@ -213,37 +212,3 @@ class _Run:
         time = end + (self._hops[stage] if other != rank else 0.0)
         self._arrival[product][target][microbatch] = time
         return [(time, other)]
-
-
-class _Together(_Run):
-    """The state of all ranks in a tick; each action takes one tick, however long."""
-
-    def run(self) -> None:
-        left, tick = len(self._kinds) * self.problem.num_stages * self.problem.num_microbatches, 0.0
-        while left:
-            ready = [self._ready(rank, tick) for rank in range(self.problem.num_ranks)]
-            for rank, chosen in self._most_work(ready):
-                self._run(rank, *chosen, tick + 1)
-                left -= 1
-            tick += 1
-
-    def _ready(self, rank: int, tick: float) -> list[tuple[float, tuple[int, Kind]]]:
-        """The actions that a rank may run in a tick, the one that goes first by the rules first, with their times."""
-        order = (Kind.F, self._backward) if self.rules.forward_first else (self._backward, Kind.F)
-        ready = []
-        for kind in (*order, Kind.W) if self.rules.splits else order:
-            stage, at = self._next(rank, kind, tick)
-            if stage is not None and at <= tick:
-                ready.append((self.problem.durations[kind][stage], (stage, kind)))
-        return ready
-
-    def _most_work(self, ready: list[list[tuple[float, tuple[int, Kind]]]]) -> list[tuple[int, tuple[int, Kind]]]:
-        """What the ranks run in a tick of the best length; a rank without an action that is so short waits."""
-        best, chosen = 0.0, []
-        for length in sorted({time for own in ready for time, _ in own}):
-            fit = [(rank, next((each for each in own if each[0] <= length), None)) for rank, own in enumerate(ready)]
-            runs = [(rank, each) for rank, each in fit if each is not None]
-            work = sum(time for _, (time, _) in runs) / length**self.rules.together
-            if work > best * (1 + ROUNDING):
-                best, chosen = work, [(rank, action) for rank, (_, action) in runs]
-        return chosen

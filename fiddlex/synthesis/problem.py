@@ -140,6 +140,15 @@ class Problem:
         return tuple(sum(self.activation[stage] for stage in stages) for stages in self.stages_of)
 
     @functools.cached_property
+    def later(self) -> tuple[float, ...]:
+        """What one microbatch of the later stages on the rank of each stage takes."""
+        later = [0.0] * self.num_stages
+        for stages in self.stages_of:
+            for stage, after in zip(reversed(stages[:-1]), reversed(stages[1:]), strict=True):
+                later[stage] = later[after] + self.activation[after]
+        return tuple(later)
+
+    @functools.cached_property
     def durations(self) -> dict[Kind, tuple[float, ...]]:
         """The time of each kind of action on each stage, without embedding and head."""
         return self.costs.durations(self.num_stages)

@@ -1,10 +1,10 @@
 """The best schedule found for a problem: candidates of every kind, then a local search from the best if it is small.
 
-The candidates are the schedules that have names, those of `greedy` under many rules, and those that repeat a block.
-All are judged by the same clock under the same caps, so the result is never worse than a named schedule. The search
-draws from a seed and counts its work in actions, not in seconds: the same inputs and version of scipy give the same
-schedule on every machine and in every process. Invariant: the schedule that `find` returns is legal and within the
-caps.
+The candidates are the schedules that have names, those of `greedy` under many rules, those that repeat a block, and for
+the lockstep clock those of beam searches. All are judged by the same clock under the same caps, so the result is never
+worse than a named schedule. The search draws from a seed and counts its work in actions, not in seconds: the same
+inputs and version of scipy give the same schedule on every machine and in every process. Invariant: the schedule that
+`find` returns is legal and within the caps.
 """
 
 import dataclasses
@@ -18,16 +18,18 @@ from fiddlex.errors import ScheduleError
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.schedule import Kind, Schedule
 from fiddlex.schedules.validate import validate
-from fiddlex.synthesis import blocks, bounds, greedy
+from fiddlex.synthesis import beam, blocks, bounds, greedy
 from fiddlex.synthesis.local_search import improve
 from fiddlex.synthesis.problem import ROUNDING, Judged, Problem
 
 EFFORT = 1_000_000  # actions that candidates and moves of a search have in all: a few seconds
-SHARE_OF_MOVES = 0.4  # of the effort, if that is at least so many moves from each start:
+SHARE_OF_BEAM = 0.3  # of the effort, in the lockstep clock
+BEGINNING = 4  # actions' worth of effort for an action of each beginning of a beam search
+WIDEST = 128  # beginnings of a beam search
+SHARE_OF_MOVES = 0.3  # of the effort, if that is at least so many moves from each start:
 FEWEST_MOVES = 100
 STARTS = 3  # best candidates from which the local search goes on
 _AHEAD = (0, 1, 2, 4, math.inf)  # microbatches that a stage lets in beyond a round trip
-_TOGETHER = (0.5, 1.0)  # powers of a tick's length
 NAME = "auto"
 
 
@@ -71,8 +73,10 @@ def find(problem: Problem, *, effort: int = EFFORT, seed: int = 0, with_bound: b
     tries = int(effort * SHARE_OF_MOVES / size / STARTS)
     if tries < FEWEST_MOVES:  # too few to find anything
         tries = 0
-    most = math.ceil(effort * (1 - SHARE_OF_MOVES if tries else 1) / size)
-    for candidates in (named(problem), _others(problem, most), _safe(problem)):
+    share = SHARE_OF_BEAM if problem.clock == "lockstep" else 0.0
+    most = math.ceil(effort * (1 - share - (SHARE_OF_MOVES if tries else 0.0)) / size)
+    width = min(WIDEST, int(effort * share / size / BEGINNING))
+    for candidates in (named(problem), _others(problem, most), _of_beams(problem, width), _safe(problem)):
         if _reached(best, bound):
             break
         for schedule, origin in candidates:
@@ -104,8 +108,8 @@ def _reached(best: list[_Candidate], bound: float) -> bool:
 
 
 def _others(problem: Problem, most: int) -> Iterator[tuple[Schedule, str]]:
-    """Up to `most` schedules without a name: of rules, of blocks and of ticks in turn, until there are no more."""
-    turns = itertools.zip_longest(_of_rules(problem), _of_blocks(problem), _of_ticks(problem))
+    """Up to `most` schedules without a name: of rules and of blocks in turn, until there are no more."""
+    turns = itertools.zip_longest(_of_rules(problem), _of_blocks(problem))
     return itertools.islice((candidate for turn in turns for candidate in turn if candidate is not None), most)
 
 
@@ -146,17 +150,13 @@ def _of_rules(problem: Problem) -> Iterator[tuple[Schedule, str]]:
             yield dataclasses.replace(schedule, strict=False), f"rules {_told(ahead)}, whole backwards, ahead"
 
 
-def _of_ticks(problem: Problem) -> Iterator[tuple[Schedule, str]]:
-    """What ranks run that choose together for each tick, unless all actions have the same time."""
-    if problem.clock != "lockstep" or _even(problem):
-        return
-    trips = greedy.round_trips(problem)
-    for together, reserves, first, deep, ahead in itertools.product(
-        _TOGETHER, (True, False), (False, True), (True, False), _AHEAD
-    ):
-        limits = tuple(_limit(trip, ahead) for trip in trips)
-        rules = greedy.Rules(limits, True, first, deep, reserves, together=together)
-        yield greedy.build(problem, rules), f"rules for ticks {_told(ahead)}"
+def _of_beams(problem: Problem, width: int) -> Iterator[tuple[Schedule, str]]:
+    """What beam searches find; a wider one is not always better."""
+    for share, splits in ((1, True), (4, True), (4, False)):
+        if width >= share:
+            schedule = beam.search(problem, width=width // share, splits=splits)
+            if schedule is not None:
+                yield schedule, "a beam search" + ("" if splits else ", whole backwards")
 
 
 def _even(problem: Problem) -> bool:

@@ -14,6 +14,20 @@ MUTATIONS = (
         tests=(f"{CANDIDATES}::test_what_ranks_with_rules_run_is_legal_and_within_the_caps",),
     ),
     Mutation(
+        "a-beam-search-that-forgets-the-later-stages-of-a-rank",
+        "fiddlex/synthesis/beam.py",
+        old="unsure[:, home] + more + self._later <= self._room[home]",
+        new="unsure[:, home] + more <= self._room[home]",
+        tests=(f"{CANDIDATES}::test_times_of_beam_searches",),
+    ),
+    Mutation(
+        "a-beam-search-whose-ranks-wait-as-they-like",
+        "fiddlex/synthesis/beam.py",
+        old="(f < before) & room & ~now.waits",
+        new="(f < before) & room",
+        tests=(f"{CANDIDATES}::test_times_of_beam_searches",),
+    ),
+    Mutation(
         "a-block-that-forgets-its-memory",
         "fiddlex/synthesis/blocks.py",
         old="row[begin + self.period] = row.get(begin + self.period, 0.0) - amount",

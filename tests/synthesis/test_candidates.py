@@ -12,7 +12,7 @@ from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.schedule import Kind
 from fiddlex.schedules.text import from_csv
 from fiddlex.simulate.clock import Costs
-from fiddlex.synthesis import blocks
+from fiddlex.synthesis import beam, blocks
 from fiddlex.synthesis.greedy import Rules, build, round_trips
 from fiddlex.synthesis.local_search import improve
 from fiddlex.synthesis.problem import Problem
@@ -23,8 +23,8 @@ from tests.synthesis.strategies import problems, with_weight_gradients
 @st.composite
 def rules(draw, num_stages):
     ahead = tuple(draw(st.lists(st.integers(1, 9), min_size=num_stages, max_size=num_stages)))
-    patience, together = (draw(st.sampled_from([0.0, 0.5, 1.0])) for _ in range(2))
-    return Rules(ahead, *(draw(st.booleans()) for _ in range(4)), patience, draw(st.booleans()), together)
+    patience = draw(st.sampled_from([0.0, 0.5, 1.0]))
+    return Rules(ahead, *(draw(st.booleans()) for _ in range(4)), patience, draw(st.booleans()))
 
 
 def assert_fits(problem, schedule):
@@ -33,23 +33,54 @@ def assert_fits(problem, schedule):
     assert in_order.judge(schedule) is not None
 
 
+def assert_fits_if_it_must(problem, schedule, splits):
+    """The caps are sure to be kept if a microbatch and what an I leaves fit together, or backwards are whole."""
+    largest = (max(problem.weight_gradient[stage] for stage in stages) for stages in problem.stages_of)
+    if splits and any(map(operator.lt, problem.caps, map(operator.add, problem.least, largest))):
+        assert is_legal(schedule.actions, schedule.placement, problem.num_microbatches)
+    else:
+        assert_fits(problem, schedule)
+
+
 @settings(max_examples=200)
 @given(problems(), st.data())
 def test_what_ranks_with_rules_run_is_legal_and_within_the_caps(problem, data):
     drawn = data.draw(rules(problem.num_stages))
     problem = data.draw(with_weight_gradients(problem))
     schedule = build(problem, drawn)
-    largest = (max(problem.weight_gradient[stage] for stage in stages) for stages in problem.stages_of)
-    if drawn.splits and any(map(operator.lt, problem.caps, map(operator.add, problem.least, largest))):
-        assert is_legal(schedule.actions, schedule.placement, problem.num_microbatches)
-    else:
-        assert_fits(problem, schedule)
+    assert_fits_if_it_must(problem, schedule, drawn.splits)
     assert schedule.split_backward == drawn.splits
     most = [0] * problem.num_stages
     for row in schedule.actions:
         for stage, kind, _ in row:
             most[stage] += {Kind.F: 1, Kind.W: 0}.get(kind, -1)
             assert most[stage] <= drawn.ahead[stage]
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.integers(1, 20), st.booleans(), st.data())
+def test_what_a_beam_search_finds_is_legal_and_within_the_caps(problem, width, splits, data):
+    problem = data.draw(with_weight_gradients(problem))
+    schedule = beam.search(problem, width=width, splits=splits)
+    if schedule is not None:
+        assert schedule.split_backward == splits
+        assert_fits_if_it_must(problem, schedule, splits)
+
+
+@pytest.mark.parametrize(
+    ("placement", "m", "cap", "costs", "width", "time"),
+    [
+        ((0, 1, 2, 3), 8, 4, Costs(), 64, 27.0),  # 3m + p − 1, which is least
+        ((0, 1, 2, 3, 3, 2, 1, 0), 8, 2, Costs(), 64, 59.0),  # V-Min's
+        ((0, 1, 2, 3) * 2, 8, 2, Costs(), 64, 68.0),
+        ((0, 1) * 2, 6, 1, Costs(), 8, 49.0),
+        ((0, 1) * 2, 6, 2, Costs(2.0, 1.0, 2.0), 16, 67.0),
+        ((0, 1), 8, 8, Costs(2.0, 3.0, 1.0), 64, 52.0),  # least with one action of a rank in a tick
+    ],
+)
+def test_times_of_beam_searches(placement, m, cap, costs, width, time):
+    problem = Problem.in_microbatches(placement, m, costs, cap)
+    assert problem.judge(beam.search(problem, width=width)).time == time
 
 
 def test_round_trips_of_1f1b():

@@ -1,0 +1,295 @@
+"""Builds a schedule tick by tick for the lockstep clock, and goes on from the best of many beginnings: a beam search.
+
+In each tick every rank runs one action that is ready, or waits for one. A beginning is continued under many
+preferences: which kind of action goes first, which stage, how many microbatches a stage lets in ahead of their backward
+passes, and how long the tick should be, since a tick lasts as long as its longest action and a rank that runs a short
+one wastes the rest. All ranks have the same preference in a tick, and may have another one in the next. Of the
+beginnings that have run as many ticks, those go on whose time so far and least time to come are shortest. Microbatches
+are alike, so what matters of a beginning is how many actions of each kind and stage have begun.
+
+A rank never waits while the action that it runs next is ready, because `fiddlex.schedules.ticks` would not let it wait
+either. Invariant: the result is a legal schedule, and within the caps where that of `greedy` is.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fiddlex.schedules.schedule import Action, Kind, Schedule
+from fiddlex.simulate.lockstep import slowed_down
+from fiddlex.synthesis.greedy import room_for_forwards, round_trips
+from fiddlex.synthesis.problem import ROUNDING, Problem
+
+MOST_LENGTHS = 5  # lengths of ticks that are tried, besides any length
+AHEAD = (0, 2, math.inf)  # microbatches that a stage lets in beyond a round trip
+WASTE = 0.1  # weight of the time that ranks waste on average, beside that of the busiest rank
+DIGITS = 9  # to which scores are rounded, so that machines that add in another order choose the same
+
+_F, _I, _W = range(3)
+_ORDERS = ((_F, _I, _W), (_I, _F, _W), (_I, _W, _F), (_W, _I, _F))  # kinds, the one that goes first first
+
+
+class _Beginnings(NamedTuple):
+    """Beginnings of schedules, all of as many ticks.
+
+    Attributes:
+      counts: actions that have begun, int [beginning, stage, kind].
+      time: when the next tick starts, float [beginning].
+      arrives: how long after the start of the next tick the last gradient arrives at each rank, [beginning, rank].
+      waits: whether the rank of a stage waited although an F of the stage was ready, so that the rank runs something
+        else next, bool [beginning, stage].
+    """
+
+    counts: np.ndarray
+    time: np.ndarray
+    arrives: np.ndarray
+    waits: np.ndarray
+
+    def take(self, numbers: np.ndarray) -> "_Beginnings":
+        return _Beginnings(*(column[numbers] for column in self))
+
+
+class _Tick(NamedTuple):
+    """What the beginnings that were kept ran in one tick.
+
+    Attributes:
+      parents: the beginning of the tick before that each one continues, int [beginning].
+      actions: stage × 3 + kind of each rank's action, −1 where it waits, int [beginning, rank].
+    """
+
+    parents: np.ndarray
+    actions: np.ndarray
+
+
+def search(problem: Problem, *, width: int, splits: bool = True, name: str = "auto") -> Schedule | None:
+    """Returns the best schedule with one action of a rank per tick that a beam search finds; None if it finds none.
+
+    Args:
+      problem: what is asked for; of its clock nothing is used.
+      width: number of beginnings that go on after each tick.
+      splits: whether backward passes are I and W, or B.
+      name: name of the schedule.
+    """
+    return _Beam(problem, width, splits).run(name)
+
+
+class _Beam:
+    """The search; arrays over stages and kinds have the kinds F, I and W in this order.
+
+    With whole backward passes an I stands for the B, and a W begins with it and takes no time.
+    """
+
+    def __init__(self, problem: Problem, width: int, splits: bool):
+        self._problem, self._width, self._splits = problem, width, splits
+        self._placement = placement = np.asarray(problem.placement)
+        self._durations = np.stack([problem.durations[kind] for kind in (Kind.F, Kind.I, Kind.W)], axis=1)
+        if not splits:
+            self._durations[:, _I] += self._durations[:, _W]
+            self._durations[:, _W] = 0.0
+        most = max(map(len, problem.stages_of))
+        self._slots = np.asarray([(*own, *own[-1:] * (most - len(own))) for own in problem.stages_of])
+        self._owns = placement == np.arange(problem.num_ranks)[:, None]  # [rank, stage]
+        self._first, self._last = (np.asarray([own[end] for own in problem.stages_of]) for end in (0, -1))
+        hops = np.asarray(problem.costs.per_stage(problem.num_stages)["hop"])
+        leaves = placement[1:] != placement[:-1]
+        self._activation_hops = np.where(np.append(leaves, False), hops, 0.0)  # of each sending stage
+        self._gradient_hops = np.where(np.insert(leaves, 0, False), hops, 0.0)
+        self._activation, self._left = np.asarray(problem.activation), splits * np.asarray(problem.weight_gradient)
+        self._later = np.asarray(problem.later)
+        self._caps = np.asarray(problem.caps) * (1 + ROUNDING)
+        self._room = np.asarray(room_for_forwards(problem, splits=splits))
+        self._orders = self._static_orders()  # [order, stage, kind]
+        self._stays = self._stays_of()
+        self._limits = np.asarray(
+            [[_limit(trip, ahead) for trip in round_trips(problem)] for ahead in AHEAD]
+        )  # [limit, stage]
+        self._lengths = self._lengths_of_ticks()
+        choices = len(self._orders), len(AHEAD), len(self._lengths)
+        self._preferences = np.asarray(list(itertools.product(*map(range, choices))))
+        self._heads = np.asarray([self._durations[: own[0], _F].sum() for own in problem.stages_of])
+        self._tails = np.asarray(
+            [self._durations[: own[0], _I].sum() + self._durations[0, _W] * (own[0] > 0) for own in problem.stages_of]
+        )
+
+    def _stays_of(self) -> np.ndarray:
+        """Time × share of a rank's cap that a microbatch takes there while each action runs, [rank, stage, kind]."""
+        stays = np.zeros((len(self._caps), *self._durations.shape))
+        for stage, rank in enumerate(self._placement):
+            share = self._activation[stage] / self._caps[rank]
+            stays[rank, stage:, :_W] += share * self._durations[stage:, :_W]
+            stays[rank, stage:, _F] += share * self._activation_hops[stage:]
+            stays[rank, stage + 1 :, _I] += share * self._gradient_hops[stage + 1 :]
+            stays[rank, stage, _W] += share * self._durations[stage, _W]
+        return stays
+
+    def run(self, name: str) -> Schedule | None:
+        """Searches, and returns the best schedule."""
+        problem, ticks = self._problem, list[_Tick]()
+        ranks, shape = problem.num_ranks, (1, problem.num_stages, 3)
+        now = _Beginnings(np.zeros(shape, int), np.zeros(1), np.zeros((1, ranks)), np.zeros(shape[:2], bool))
+        best: tuple[float, int, int] | None = None  # time, tick, number of the beginning
+        while len(now.time):
+            after, tick = self._continued(now)
+            ends = (after.counts == problem.num_microbatches).all(axis=(1, 2))
+            scores, least = self._scores(after)
+            goes_on = np.flatnonzero(~ends & (least < (best[0] if best else math.inf)))
+            goes_on = goes_on[np.argsort(scores[goes_on], kind="stable")[: self._width]]
+            kept = goes_on
+            if ends.any():
+                end = np.flatnonzero(ends)[np.argmin(after.time[ends])]
+                if best is None or after.time[end] < best[0] * (1 - ROUNDING):
+                    best, kept = (float(after.time[end]), len(ticks), len(goes_on)), np.append(goes_on, end)
+            ticks.append(_Tick(tick.parents[kept], tick.actions[kept]))
+            now = after.take(goes_on)
+        return self._schedule(ticks[: best[1] + 1], best[2], name) if best else None
+
+    def _continued(self, now: _Beginnings) -> tuple[_Beginnings, _Tick]:
+        """All different beginnings that are one tick longer, the fastest of each kind."""
+        durations = self._durations_in(now)
+        parents, actions, waits = self._chosen(now, durations)
+        runs = actions >= 0
+        counts = now.counts[parents].reshape(len(parents), 3 * self._problem.num_stages)
+        numbers = np.nonzero(runs)
+        counts[numbers[0], actions[runs]] += 1
+        if not self._splits:
+            counts[:, _W::3] = counts[:, _I::3]
+        lengths = np.where(runs, np.take_along_axis(durations.reshape(len(now.time), -1)[parents], actions, axis=1), 0)
+        arrives = now.arrives[parents]
+        if self._problem.costs.sharing:
+            lengths = slowed_down(lengths, self._problem.costs.sharing)
+        time = now.time[parents] + np.maximum(lengths, arrives).max(axis=1) + self._shared(actions)
+        after = _Beginnings(counts.reshape(-1, self._problem.num_stages, 3), time, self._arrivals(actions), waits)
+        state = np.concatenate([counts, after.arrives > 0, waits], axis=1)
+        order = np.argsort(time, kind="stable")
+        fastest = order[_different(state[order])]
+        return after.take(fastest), _Tick(parents[fastest], actions[fastest])
+
+    def _durations_in(self, now: _Beginnings) -> np.ndarray:
+        """How long a tick is in which each action runs, float [beginning, stage, kind]."""
+        durations = np.repeat(self._durations[None], len(now.time), axis=0)
+        durations[..., _F] += self._activation_hops
+        durations[..., _I:] += now.arrives[:, self._placement, None]
+        return durations
+
+    def _chosen(self, now: _Beginnings, durations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What ranks run under all preferences, without repetitions: parents, actions [child, rank], waits."""
+        ready = self._ready(now)  # [beginning, stage, kind]
+        ahead = now.counts[..., _F] - now.counts[..., _I]
+        under = ahead[:, None] < self._limits  # [beginning, limit, stage]
+        order, limit, length = self._preferences.T
+        number, ranks = len(now.time), self._problem.num_ranks
+        short = durations[:, None] <= self._lengths[:, None, None]  # [beginning, length, stage, kind]
+        scores = self._orders[order] + 2.0 * short[:, length]  # those that are short enough go first
+        scores *= ready[:, None]
+        scores[..., _F] *= under[:, limit]
+        of_ranks = scores[:, :, self._slots].reshape(number * len(order), ranks, -1)
+        best = of_ranks.argmax(axis=2)
+        runs = np.take_along_axis(of_ranks, best[..., None], axis=2)[..., 0] > 0
+        actions = np.where(runs, 3 * self._slots[np.arange(ranks), best // 3] + best % 3, -1)
+        parents = np.repeat(np.arange(number), len(order))
+        different = np.flatnonzero(runs.any(axis=1))
+        different = different[_different(np.concatenate([parents[:, None], actions], axis=1)[different])]
+        parents, actions = parents[different], actions[different]
+        waits = (actions < 0)[:, self._placement] & (ready[..., _F] | now.waits)[parents]
+        return parents, actions, waits
+
+    def _ready(self, now: _Beginnings) -> np.ndarray:
+        """Whether an action may begin, as far as other actions and the memory allow, bool [beginning, stage, kind]."""
+        f, i, w = np.moveaxis(now.counts, -1, 0)
+        home, stages = self._placement, np.arange(len(self._placement))
+        activations = self._activation * (f - w)
+        held = (activations + self._left * (i - w)) @ self._owns.T
+        unsure = (self._activation * (f - f[:, self._last[home]])) @ self._owns.T
+        more = self._activation
+        room = (held[:, home] + more <= self._room[home]) & (unsure[:, home] + more + self._later <= self._room[home])
+        before = np.where(stages > 0, np.roll(f, 1, axis=1), self._problem.num_microbatches)
+        after = np.where(stages < stages[-1], np.roll(i, -1, axis=1), f)
+        none_waits = ~((i > w) @ self._owns.T)
+        space = (held[:, home] + self._left <= self._caps[home]) | none_waits[:, home]
+        return np.stack([(f < before) & room & ~now.waits, (i < after) & space, w < i], axis=-1)
+
+    def _shared(self, actions: np.ndarray) -> np.ndarray:
+        """The time in which all ranks embed and score in a tick, and what a tick adds."""
+        costs, last = self._problem.costs, self._problem.num_stages - 1
+        edges = ((_F, costs.embed), (3 * last + _F, costs.head), (_I, costs.embed_backward))
+        return costs.tick + sum(cost * (actions == action).any(axis=1) for action, cost in edges)
+
+    def _arrivals(self, actions: np.ndarray) -> np.ndarray:
+        """How long after the start of the next tick gradients arrive at each rank, [child, rank]."""
+        arrives = np.zeros(actions.shape)
+        children, ranks = np.nonzero((actions >= 0) & (actions % 3 == _I))
+        stages = actions[children, ranks] // 3
+        np.maximum.at(arrives, (children, self._placement[stages - 1]), self._gradient_hops[stages])
+        return arrives
+
+    def _scores(self, after: _Beginnings) -> tuple[np.ndarray, np.ndarray]:
+        """How promising beginnings are, less being better, and the least time at which they can end."""
+        costs, m = self._problem.costs, self._problem.num_microbatches
+        left = (m - after.counts) * self._durations
+        work, weights = left.sum(axis=2) @ self._owns.T, left[..., _W] @ self._owns.T
+        begun = (after.counts[..., _F] > 0).sum(axis=1)  # the first stages
+        reached = np.concatenate([[0.0], np.cumsum(self._durations[:, _F])])[begun]
+        head = np.maximum(self._heads - reached[:, None], 0.0)  # a rank whose first F has not begun waits for it
+        tail = np.where(after.counts[:, self._first, _I] < m, self._tails, 0.0)  # other ranks run after its last I
+        f, i = after.counts[..., _F], after.counts[..., _I]
+        shared = (m - f[:, 0]) * costs.embed + (m - f[:, -1]) * costs.head + (m - i[:, 0]) * costs.embed_backward
+        stays = np.tensordot(m - after.counts, self._stays, axes=((1, 2), (1, 2)))
+        least = after.time + np.maximum(
+            shared + np.maximum(work + head, work - weights + tail).max(axis=1), stays.max(axis=1)
+        )
+        average = after.time + shared + work.mean(axis=1)
+        scale = 10.0**DIGITS / max(float(self._durations.sum()) * m, 1e-300)
+        return np.round((least + WASTE * average) * scale), least
+
+    def _schedule(self, ticks: Sequence[_Tick], number: int, name: str) -> Schedule:
+        chosen = []
+        for tick in reversed(ticks):
+            chosen.append(tick.actions[number])
+            number = tick.parents[number]
+        kinds = (Kind.F, Kind.I if self._splits else Kind.B, Kind.W)
+        rows: list[list[Action]] = [[] for _ in range(self._problem.num_ranks)]
+        begun = np.zeros((self._problem.num_stages, 3), int)
+        for actions in reversed(chosen):
+            for rank, action in enumerate(actions.tolist()):
+                if action >= 0:
+                    stage, kind = divmod(action, 3)
+                    rows[rank].append(Action(stage, kinds[kind], int(begun[stage, kind])))
+                    begun[stage, kind] += 1
+        return Schedule(name, tuple(map(tuple, rows)), self._problem.placement, strict=not self._splits)
+
+    def _static_orders(self) -> np.ndarray:
+        """Numbers above 0 and at most 1 for each order of kinds and stages, [order, stage, kind]."""
+        stages = len(self._placement)
+        depth = (np.arange(stages) + 1) / (stages + 1)
+        orders = []
+        for kinds, deep in itertools.product(_ORDERS, (True, False)):
+            order = np.empty((stages, 3))
+            for place, kind in enumerate(kinds):
+                order[:, kind] = (2 - place + (depth if (kind == _F) == deep else 1 - depth)) / 3
+            orders.append(order)
+        return np.stack(orders)
+
+    def _lengths_of_ticks(self) -> np.ndarray:
+        """Lengths of ticks that are tried."""
+        with_hops = self._durations[:, _F] + self._activation_hops, self._durations[:, _I:] + self._gradient_hops.max()
+        lengths = np.concatenate([self._durations.ravel(), *(each.ravel() for each in with_hops)])
+        lengths = np.sort(lengths)
+        different = lengths[np.append(True, np.diff(lengths) > 1e-6 * lengths[1:])]
+        if len(different) > MOST_LENGTHS:
+            different = np.quantile(different, np.linspace(0, 1, MOST_LENGTHS), method="nearest")
+        return different * (1 + ROUNDING)
+
+
+def _different(rows: np.ndarray) -> np.ndarray:
+    """The number of the first of each different row of whole numbers; two that differ have the same hash by chance."""
+    factors = np.random.default_rng(0).integers(2**63, size=rows.shape[1], dtype=np.int64)
+    with np.errstate(over="ignore"):
+        hashes = (rows * factors).sum(axis=1)
+    return np.sort(np.unique(hashes, return_index=True)[1])
+
+
+def _limit(trip: float, ahead: float) -> float:
+    return math.inf if ahead == math.inf else max(1, math.ceil(trip - 1e-9)) + ahead
