@@ -1,5 +1,6 @@
 """A phase of a program, and the line of text that tells of it."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -103,7 +104,7 @@ class Phase:
 
     def _elapsed(self) -> str:
         seconds = self.seconds
-        return _whole(seconds) if seconds >= _SHOWN_FROM_S else ""
+        return _whole(int(seconds)) if seconds >= _SHOWN_FROM_S else ""
 
     def _estimate(self) -> str:
         """The time left: the first unit, which may compile, does not count."""
@@ -116,4 +117,4 @@ class Phase:
 
 def _whole(seconds: float) -> str:
     """The time in whole seconds, which does not flicker."""
-    return readable_time(seconds) if seconds >= 60 else f"{seconds:.0f} s"
+    return readable_time(seconds) if seconds >= 60 else f"{math.ceil(seconds)} s"

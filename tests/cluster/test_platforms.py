@@ -92,7 +92,5 @@ def test_a_run_on_cpus_does_not_load_libtpu() -> None:
     if platforms._may_have_tpu() or any(map(os.path.exists, platforms._GPU_FILES)):
         pytest.skip("the machine has accelerators")
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "JAX_PLATFORMS"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, env=environment
-    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, env=environment)
     assert (done.stdout, done.stderr) == ("2 cpu False\n", "")

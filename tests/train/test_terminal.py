@@ -79,7 +79,7 @@ def test_the_phases_of_a_run(begun: tuple[pathlib.Path, Recording]) -> None:
     workdir, shown = begun
     assert_no_line_wraps(shown)
     found = [phase for phase in shown.phases() if phase not in ("Starting", "Building", "Reading", "Writing")]
-    order = ["Importing", "Tracing", "Compiling", "Making", "Training", "Evaluating", "Saving", "Sampling"]
+    order = ["Importing", "Tracing", "Compiling", "Making", "Training", "Saving", "Evaluating", "Sampling"]
     assert [phase for phase in order if phase in found] == order
     assert [found.index(phase) for phase in order] == sorted(found.index(phase) for phase in order)
     assert any(" left" in line for line in shown.last_lines if line.startswith("Evaluating"))

@@ -96,6 +96,6 @@ def _check_profiler() -> None:
     """Raises DeviceError where jax has loaded libtpu but found no TPU: there, its profiler ends with a segfault."""
     if jax.default_backend() == "cpu" and libtpu_is_loaded():
         raise DeviceError(
-            "train.profile_steps: jax's profiler crashes where libtpu is installed and there is no TPU. Set "
-            "JAX_PLATFORMS=cpu, which keeps jax from loading libtpu, or leave train.profile_steps empty."
+            "train.profile_steps: jax's profiler crashes where jax has loaded libtpu and there is no TPU. Set "
+            "JAX_PLATFORMS=cpu, which keeps jax from loading it, or leave train.profile_steps empty."
         )

@@ -37,7 +37,7 @@ def test_a_script_is_followed_by_scripts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.executable", f"{tmp_path}/.venv/bin/python")
     config = Config()
-    config.data.source = "tokens:/no/text"  # nothing can be generated
+    config.data.source, config.model.vocab_size = "tokens:/no/text", 1000  # whose tokenizer is not known
     assert next_commands(config, workdir, program="experiments/train.py")[:3] == [
         "Next:",
         f"  .venv/bin/python experiments/evaluate.py --workdir='{workdir}'",
