@@ -159,7 +159,7 @@ def main(argv):
             training.advance(step, "loss 2.5000", "19,636 tokens/s", "a further detail")
             time.sleep(0.05)
             if step == 20:
-                log.info("a line of the log that is longer than the narrow terminal has columns, with a %s", "word" * 30)
+                log.info("a line that is longer than the narrow terminal has columns, with a %s", "word" * 30)
                 print("printed")
     print("the result")
 

@@ -76,7 +76,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, Recor
 
 @pytest.mark.long
 def test_the_phases_of_a_run(begun: tuple[pathlib.Path, Recording]) -> None:
-    workdir, shown = begun
+    shown = begun[1]
     assert_no_line_wraps(shown)
     found = [phase for phase in shown.phases() if phase not in ("Starting", "Building", "Reading", "Writing")]
     order = ["Importing", "Tracing", "Compiling", "Making", "Training", "Saving", "Evaluating", "Sampling"]
