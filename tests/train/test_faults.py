@@ -214,7 +214,11 @@ def test_a_rollback_keeps_the_best_weights_or_makes_them_again(
 ) -> None:
     """Step 9 is bad, and the checkpoint of step 8 may be to blame, so the run goes back to step 6."""
     original = Trainer.evaluate
-    monkeypatch.setattr(Trainer, "evaluate", lambda self: {**original(self), "eval_loss": 1.0 + abs(self.step - best)})
+
+    def evaluate(self: Trainer, **arguments: Any) -> dict[str, Any]:
+        return {**original(self, **arguments), "eval_loss": 1.0 + abs(self.step - best)}
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
     poison.add(8)
     config.train.on_nonfinite, config.train.eval_every, config.train.patience = "rollback", 4, 9
     outcome = loop.train(config, tmp_path)
