@@ -1,8 +1,8 @@
 """gpt_tiny's width under each pipeline schedule, for comparing them: eight layers, with the same losses under each.
 
 Each on a pipe of four ranks with eight microbatches; `uneven` cuts ten layers into stages of different sizes. `2bw`
-goes on from batch to batch with weights one update old, and so has losses of its own. For a
-table of your own add --config.pipeline.schedule=file:PATH.csv.
+goes on from batch to batch with weights one update old, and so has losses of its own. For a table or a function of your
+own add --config.pipeline.schedule=file:PATH.csv or PATH.py:FUNCTION.
 
     python experiments/train.py --config=configs/schedules.py:zb_h1 --workdir=/tmp/zb_h1
 """

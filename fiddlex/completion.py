@@ -154,10 +154,19 @@ def _escaped(text: str) -> str:
 
 _SOURCES = _one_of(["stdlib"], files=[f"{kind}:" for kind in data_section.SOURCE_KINDS])
 _SEMANTICS = _one_of([name.removesuffix("K") for name in NAMES])  # delay:K
-_SCHEDULES = _one_of([*GENERATORS, "auto"], files=["file:"])
+_NAMES = _one_of([*GENERATORS, "auto"], files=["file:"])
+
+
+def _schedules(prefix: str, **ignored: object) -> Iterator[str]:
+    """Completes names of schedules, tables in files, and Python files, in which a function may make a schedule."""
+    yield from _NAMES(prefix=prefix)
+    yield from FilesCompleter(["py"])(prefix)
+
+
 _FLAGS: dict[str, _Completer] = {
-    "name": _SCHEDULES,
-    "compare": _several(_SCHEDULES),
+    "name": _schedules,
+    "compare": _several(_schedules),
+    "schedule": _schedules,
     "topology": _one_of(catalogue(), files=[""]),
     "semantics": _SEMANTICS,
 }
@@ -167,7 +176,7 @@ _FIELDS: dict[str, _Completer] = {
     "model.dtype": _one_of(sections.COMPUTE_DTYPES),
     "model.gelu": _one_of(sections.GELUS),
     "model.rope_scaling": _one_of(sections.ROPE_SCALINGS),
-    "pipeline.schedule": _SCHEDULES,
+    "pipeline.schedule": _schedules,
     "pipeline.recompute": _one_of([*MODES, *PARTS]),
     "pipeline.stash_dtype": _one_of(STASH_DTYPES),
     "pipeline.semantics": _SEMANTICS,

@@ -9,8 +9,9 @@ import fcntl
 import os
 import pty
 import select
-import signal
 import struct
+import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pyte
 
 _WIDE, _TALL = 500, 300
+
+# Makes standard input the terminal that controls the session, and becomes a program. The tests may run under nohup.
+IN_TERMINAL = """
+import fcntl, os, signal, sys, termios
+for number in (signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_DFL)
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 class Recording:
@@ -27,12 +37,11 @@ class Recording:
       last_lines: the line at the bottom whenever it has changed, in order; a line of progress, or one of the log.
     """
 
-    def __init__(self, process: int, terminal: int):
+    def __init__(self, process: "subprocess.Popen[bytes]", terminal: int):
         self.last_lines: list[str] = []
         self._process, self._terminal = process, terminal
         self._screen = pyte.Screen(_WIDE, _TALL)
         self._stream = pyte.ByteStream(self._screen)
-        self._status: int | None = None
 
     @property
     def lines(self) -> list[str]:
@@ -60,7 +69,7 @@ class Recording:
         end_s = time.monotonic() + limit_s
         while not until():
             if time.monotonic() > end_s:
-                os.kill(self._process, signal.SIGKILL)
+                self._process.kill()
                 raise TimeoutError("\n".join(self.lines))
             if not select.select([self._terminal], [], [], 0.05)[0]:
                 continue
@@ -83,9 +92,7 @@ class Recording:
     def ended(self) -> int:
         """Reads to the end of the program; returns its status, −N when signal N has killed it."""
         self.follow()
-        if self._status is None:
-            self._status = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
-        return self._status
+        return self._process.wait(timeout=60)
 
     def interrupted(self) -> tuple[int, float]:
         """Presses Ctrl-C; returns the program's status, and the seconds until its end."""
@@ -108,17 +115,20 @@ class Recording:
 @contextlib.contextmanager
 def recorded(command: Sequence[str], environment: Mapping[str, str], *, columns: int = 80) -> Iterator[Recording]:
     """Runs a command in a terminal of so many columns; leaving the context kills it if it still runs."""
-    process, terminal = pty.fork()
-    if not process:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        os.execve(command[0], list(command), {**environment, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"})
-    recording = Recording(process, terminal)
+    terminal, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL, *command],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        start_new_session=True,
+        env={**environment, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"},
+    )
+    os.close(child)
     try:
-        yield recording
+        yield Recording(process, terminal)
     finally:
-        if recording._status is None:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+        process.kill()
+        process.wait()
         os.close(terminal)

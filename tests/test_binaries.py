@@ -13,6 +13,7 @@ import time
 import pytest
 
 from fiddlex.cluster.mesh import num_cores
+from fiddlex.config.readable import mib
 from tests.programs import EXPERIMENTS, ROOT, call, started
 from tests.small_run import steps
 
@@ -45,7 +46,7 @@ FILES = [
     "train",
     "what_if",
 ]
-MODULES = ["gpu", "memory_model", "predicted_steps", "published", "quality"]
+MODULES = ["gpu", "memory_model", "predicted_steps", "process_memory", "published", "quality"]
 
 
 def call_by_hand(
@@ -122,7 +123,7 @@ def test_compile_tells_of_memory_and_reads_no_data() -> None:
     assert "\npipeline.stash_memory=host changes nothing with " in text
     assert "\nmasks in pipeline.recompute=masks changes nothing with model.dropout=0" in text
     assert "schedule 1f1b: 2 stages, 2 microbatches of 4, 4 ticks" in text
-    assert f"{facts['temp_bytes'] / 1e6:,.1f} MB" in text
+    assert f"{mib(facts['temp_bytes'])} MiB" in text
     assert (facts["fits"], facts["needed_bytes"]) == (None, facts["peak_bytes"])
     assert {"collective-permute", "all-reduce"} <= {each["kind"] for each in facts["collectives"]}
     assert "whether it fits is not known" in text

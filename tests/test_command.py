@@ -86,45 +86,6 @@ def test_what_runs_nothing_imports_no_jax(arguments):
     assert done.stderr.endswith("False\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["trian"], "there is no command 'trian'. Did you mean train? Known: benchmark, "),
-        (["make-task"], "there is no command 'make-task'. Did you mean make_task? Known: "),
-        (["zzz"], "there is no command 'zzz'. Known: "),
-        (["--workdir=/tmp"], "--workdir=/tmp must follow the command that it is a flag of: fiddlex COMMAND --workdir="),
-        (["__init__"], "there is no command '__init__'."),
-        (["completion"], "an argument is missing, the shell: bash, zsh, fish."),
-        (["completion", "csh"], "there is no completion for 'csh'; use bash, zsh, fish."),
-        (["completion", "bash", "zsh"], "'zsh' is not a flag."),
-        (["checkpoint"], "an argument is missing, what to do: list, verify, diff."),
-        (["checkpoint", "lists", "run"], "there is no 'lists' of checkpoints; use list, verify, diff."),
-        (["checkpoint", "list"], "list takes WORKDIR, as in fiddlex checkpoint list WORKDIR."),
-        (["checkpoint", "list", "run", "5"], "list takes WORKDIR, as in "),
-        (["checkpoint", "verify", "run", "newest"], "'newest' is not the step of a checkpoint, which is a number"),
-        (
-            ["checkpoint", "verify", "run", "-1"],
-            "-1 is read as a flag, and there is none of that name. A number that is",
-        ),
-        (["checkpoint", "diff", "run", "5", "-2"], "-2 is read as a flag, and there is none of that name. A number"),
-        (["checkpoint", "diff", "run", "5"], "diff takes WORKDIR STEP [WORKDIR2] STEP2, as in "),
-        (["checkpoint", "diff", "a", "1", "b", "2", "3"], "'3' is not a flag."),
-        (["configs", "llama"], "'llama' is not a flag."),
-        (
-            ["benchmark", "--config=gpt_tiny", "--python=torch=/env/bin/python", "--against=torch"],
-            "--against=torch: fiddlex benchmark measures fiddlex alone. The drivers of other systems are in fiddlex's",
-        ),
-        (["configs", "--", "llama"], "'llama' is not a flag."),
-    ],
-)
-def test_mistakes(arguments, message):
-    done = call(*arguments, status=2)
-    assert done.stdout == ""
-    program = f"fiddlex {arguments[0]}" if arguments[0] in COMMANDS else "fiddlex"
-    assert done.stderr.startswith(f"{program}: {message}")
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_a_command_is_the_same_program_as_its_script(tmp_path):
     wrong = "--name=1f1b", "--pipe=0", "--microbatches=8"
     script = subprocess.run([sys.executable, EXPERIMENTS / "schedule.py", *wrong], capture_output=True, text=True)

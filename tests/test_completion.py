@@ -23,6 +23,7 @@ from tests.programs import ROOT
 COMMANDS = {name for name, _ in summaries()}
 WORD_BREAKS = " \t\n\"'><=;|&(:"  # bash's own
 
+ELASTIC, FORCE = ("--elastic", "--noelastic"), ("--force", "--noforce")
 PROCESSES = ("--coordinator_address=", "--num_processes=", "--process_id=", "--join_timeout_s=", "--fake_devices=")
 
 
@@ -59,8 +60,8 @@ def folder(tmp_path):
     [
         ("", {*COMMANDS, "--help", "--version"}),
         ("tra", {"train"}),
-        ("train --", {"--help", "--config=", "--workdir=", "--format=", "--elastic", "--noelastic", *PROCESSES}),
-        ("train --f", {"--format=", "--fake_devices="}),
+        ("train --", {"--help", "--config=", "--workdir=", "--format=", *ELASTIC, *FORCE, *PROCESSES}),
+        ("train --f", {"--force", "--format=", "--fake_devices="}),
         ("train --config=gpt2", {"gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl"}),
         ("train --config=", {*config_names(), "mine.py", "runs/"}),
         ("train --config ll", {"llama"}),
@@ -84,6 +85,7 @@ def folder(tmp_path):
         ("generate --num_tokens=", set()),
         ("schedule --name=zb", {"zb_h1", "zb_h2", "zb_v"}),
         ("schedule --name=file:t", {"text.txt"}),
+        ("schedule --name=m", {"mine.py"}),
         ("schedule --compare=1f1b,zb_h", {"1f1b,zb_h1", "1f1b,zb_h2"}),
         ("schedule --semantics=d", {"delay:"}),
         ("plan --topology=a100", {"a100_40", "a100_80"}),

@@ -1,6 +1,7 @@
 """The planner's binaries, as a user calls them."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import re
@@ -12,6 +13,7 @@ import pytest
 
 from configs.gpt3 import ROWS, get_config
 from experiments.published import SC21, TWO_BW, fit_efficiency, layout_of, sc21_row, sequences_per_second
+from fiddlex.cluster.compilers import missing_compiler
 from fiddlex.cluster.topology import load_topology
 from fiddlex.commands import plan
 from fiddlex.config.command_line import load_config
@@ -74,6 +76,7 @@ def test_text_is_a_table_of_the_best():
         "The first: ",
         "Memory of a device",
         "Communication that nothing hides",
+        "Bubble, without such communication: ",
         "In all plans attention runs in the flash kernel cudnn.",
         "Large products",
         "--write=FILE.py",
@@ -134,9 +137,9 @@ def test_the_first_that_the_compiler_lets_fit_is_written(results, chosen, tmp_pa
     verdicts = [line for line in lines if "compiled for" in line]
     assert len(verdicts) == len(results)
     for line, result in zip(verdicts, results, strict=True):
-        assert line.startswith("compiled for somewhere in 3 s: data=") != (result == NOT_COMPILED)
+        assert line.startswith("compiled for somewhere in 3.0 s: data=") != (result == NOT_COMPILED)
         assert (": does not fit" in line) == (result in (DOES_NOT, SAYS_NOTHING))
-        assert ("4.00 GiB by XLA" in line and "does not fit the 2.00 there are" in line) == (result == DOES_NOT)
+        assert ("4.00 GiB by XLA" in line and "does not fit the 2.00 GiB there are" in line) == (result == DOES_NOT)
         assert ("whether it fits is not known" in line) == (result == NOT_KNOWN)
         assert ("tile sizes" in line) == (result == NOT_COMPILED)
 
@@ -156,14 +159,34 @@ def test_where_none_fits_nothing_is_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def planned(results, monkeypatch, *, hbm_gib=None, write=None):
-    """Lines that plan.py prints where its compiler says `results`."""
+@pytest.mark.parametrize(("topology", "extra"), [("a100_80", "aot-gpu"), ("tpu_v5e", "aot")])
+def test_without_its_compiler_a_plan_is_not_verified_and_what_to_install_is_told(
+    topology, extra, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    missing = missing_compiler(load_topology(topology).compile_name(8))
+    with pytest.raises(DeviceError, match=r"^--verify=2: the plans are not verified\. Compiling for ") as raised:
+        planned([FITS, FITS], monkeypatch, write=f"{tmp_path}/planned.py", missing=missing)
+    assert f"pip install 'fiddlex[{extra}]'" in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_the_compiler_fails_plans_are_not_verified(tmp_path, monkeypatch):
+    message = "--verify=2: the plans are not verified, since the compiler failed for each of them: Couldn't find output"
+    with pytest.raises(DeviceError, match=message):
+        planned([NOT_COMPILED, NOT_COMPILED], monkeypatch, write=f"{tmp_path}/planned.py")
+    assert not list(tmp_path.iterdir())
+
+
+def planned(results, monkeypatch, *, hbm_gib=None, write=None, missing=""):
+    """Lines that plan.py prints where its compiler says `results`, or is missing."""
     answers, about = iter(results), {"topology": "somewhere", "trace_s": 1, "compile_s": 2}
+    monkeypatch.setattr(plan, "missing_compiler", lambda topology: missing)
     monkeypatch.setattr(plan, "compile_plan", lambda *_: about | next(answers))
     values = {"_CONFIG": get_config("1.7b"), "_TOPOLOGY": "a100_80", "_NUM_DEVICES": 32, "_VERIFY": len(results)}
     values |= {"_HBM_GIB": hbm_gib, "_BATCH": None, "_OBJECTIVE": "time", "_SEMANTICS": SEMANTICS, "_KEEP": 5}
-    values |= {"_PARTITION": False, "_PROFILE": None, "_MICROBATCHES": None}
-    for name, value in (values | {"_WRITE": write, "_FORMAT": "table"}).items():
+    values |= {"_PARTITION": False, "_PROFILE": None, "_MICROBATCHES": None, "_SCHEDULES": (), "_AUTO": 0}
+    for name, value in (values | {"_WRITE": write, "_FORMAT": "text"}).items():
         monkeypatch.setattr(plan, name, types.SimpleNamespace(value=value, present=1))
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
@@ -177,7 +200,7 @@ def planned(results, monkeypatch, *, hbm_gib=None, write=None):
         (["--topology=a100_80", "--num_devices=1", "--hbm_gib=2"], 1, "No layout on 1 A100-SXM4-80GB fits 2.0 GiB"),
         (["--topology=a100", "--num_devices=8"], 2, "topology 'a100' is not in the catalogue."),
         (["--topology=v100_16", "--num_devices=8"], 2, "has no peak_flops for model.dtype=bfloat16"),
-        (["--topology=a100_80", "--num_devices=0"], 2, "flag --num_devices=0"),
+        (["--topology=a100_80", "--num_devices=0"], 2, "--num_devices=0 must be at least 1."),
         (["--topology=a100_80", "--num_devices=31"], 2, "31 devices cannot be a mesh"),
         (["--topology=a100_80", "--num_devices=8", "--hbm_gib=nan"], 2, "--hbm_gib=nan must be greater than 0"),
         (
@@ -253,7 +276,7 @@ def test_unequal_stages_are_told_for_a_config_and_for_a_profile(profile):
             2,
             "--config.…, --semantics, --keep: --profile_graph takes the place of a config, and there are no uniform",
         ),
-        (["PROFILE", "--partition", "--hbm_gib=0.1"], 1, "No pipeline of stages on 16 devices fits 0.1 GiB a device"),
+        (["PROFILE", "--partition", "--hbm_gib=0.1"], 1, "No pipeline of stages on 16 devices fits 102.4 MiB a device"),
         (["--profile_graph=/no/such", "--partition"], 2, "--profile_graph=/no/such cannot be read: No such file"),
     ],
 )

@@ -21,7 +21,11 @@ def sizes(name, pipe, chunks, microbatches):
     return [f"--name={name}", f"--pipe={pipe}", f"--chunks={chunks}", f"--microbatches={microbatches}"]
 
 
-TEXT = """\
+BUBBLE = (
+    "bubble: the time of a batch beyond the work of the busiest rank, divided by that work; free-running, it is the "
+    "longest from a rank's first action to its last; in lockstep, it is the makespan"
+)
+TEXT = f"""\
 zb_h1: pipe=2, chunks=1, microbatches=3
 
 free-running, each action in one slot:
@@ -35,12 +39,13 @@ rank  0   1   2   3   4   5   6   7   8   9
    1  .  1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
 
 costs, in any unit: forward=2,backward_input=2,backward_weight=2,hop=0,embed=0,head=0,embed_backward=0
+{BUBBLE}
 
-free-running: makespan 20, bubble 0.1111 of the work
+free-running: makespan 20, bubble 0.1111 of the work: a batch takes 20, the busiest rank works 18
   most activations held by each rank, in microbatches of the whole rank: 2 2
   most left for W by each rank, in microbatches of the whole rank: 1 2
 
-lockstep: makespan 20, bubble 0.1111 of the work
+lockstep: makespan 20, bubble 0.1111 of the work: a batch takes 20, the busiest rank works 18
   most activations held by each rank, in microbatches of the whole rank: 2 2
   most left for W by each rank, in microbatches of the whole rank: 1 2
 """
@@ -76,8 +81,8 @@ zb_v                  4   2    8     51 |      25.5       0         4    3.5 |  
 1f1c               there is no schedule '1f1c'. Did you mean '1f1b'?
 
 p, v, m: ranks, chunks (the most stages on a rank), microbatches
-bubble: the longest time from a rank's first action to its last (in lockstep: the makespan) minus the work of
-  the busiest rank, divided by that work
+bubble: the time of a batch beyond the work of the busiest rank, divided by that work; free-running, it is the
+  longest from a rank's first action to its last; in lockstep, it is the makespan
 in flight: the most activations that a rank holds; for W: the most that a rank keeps from I to W; both in
   microbatches of the whole rank, on the rank with most
 costs, in any unit; a single forward or backward time is that of all stages of a rank together:
@@ -111,12 +116,12 @@ def test_pictures_of_the_docs_are_what_the_program_draws(picture, flags, tmp_pat
 
 def test_json_of_a_comparison():
     facts = json.loads(call(*COMPARE, "--format=json", "--costs=forward=2").stdout)
-    assert facts["bubble"].startswith("the longest time from a rank's first action to its last")
+    assert f"bubble: {facts['bubble']}" == BUBBLE
     rows = {row["name"]: row for row in facts["schedules"]}
     assert list(rows) == ["1f1b", "interleaved_1f1b@2", "zb_v", "1f1c"]
     assert rows["1f1c"] == {"name": "1f1c", "error": "there is no schedule '1f1c'. Did you mean '1f1b'?"}
     alone = json.loads(call(*sizes("1f1b", 4, 1, 8), "--format=json", "--costs=forward=2").stdout)
-    assert {name: fact for name, fact in rows["1f1b"].items() if name != "costs"} == alone
+    assert rows["1f1b"] | {"bubble": facts["bubble"]} == alone | {"costs": rows["1f1b"]["costs"]}
     assert rows["zb_v"]["chunks"] == 2
     assert rows["zb_v"]["costs"].startswith("forward=1,backward_input=0.5,backward_weight=0.5,hop=0,")
 
@@ -137,7 +142,7 @@ def test_a_comparison_takes_tables_and_says_when_there_is_nothing_to_compare(tmp
     (tmp_path / "mine@2.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
     done = call("--compare=file:mine@2.csv,1f1b", cwd=tmp_path)
     assert "\nfile:mine@2.csv    2   1    2 " in done.stdout
-    assert "\n1f1b            schedule 1f1b needs --pipe and --microbatches; only a file has its own.\n" in done.stdout
+    assert "\n1f1b            schedule 1f1b needs --pipe and --microbatches; only a table has its own.\n" in done.stdout
     done = call("--compare=1f1c,zb_v@3", "--pipe=2", "--microbatches=2", status=2)
     assert done.stderr.startswith("schedule.py: there is no schedule '1f1c'.")
     assert "set --chunks=2 (not 3)" in done.stderr
@@ -196,8 +201,10 @@ def test_text_of_one_clock():
         "   0 0F0+0B0 0F1+0B1\n"
         "\n"
         "costs, in any unit: forward=1,backward_input=1,backward_weight=1,hop=0,embed=0,head=0,embed_backward=0\n"
+        "bubble: the time of a batch beyond the work of the busiest rank, divided by that work; in lockstep, it is the "
+        "makespan\n"
         "\n"
-        "lockstep: makespan 6, bubble 0 of the work\n"
+        "lockstep: makespan 6, bubble 0 of the work: a batch takes 6, the busiest rank works 6\n"
         "  most activations held by each rank, in microbatches of the whole rank: 1\n"
     )
 
@@ -232,8 +239,11 @@ def test_weights_on_the_host_are_drawn_with_their_transfers():
         "\n"
         "costs, in any unit: forward=1,backward_input=1,backward_weight=1,hop=0,embed=0,head=0,embed_backward=0,"
         "load=1.5,store=1\n"
+        "bubble: the time of a batch beyond the work of the busiest rank, divided by that work; in lockstep, it is the "
+        "makespan\n"
         "\n"
-        "lockstep: makespan 25.5, bubble 0.4167 of the work\n"  # 5 forward passes wait 0.5 each, and 3 + 2 at the ends
+        # 5 forward passes wait 0.5 each, and 3 + 2 at the ends
+        "lockstep: makespan 25.5, bubble 0.4167 of the work: a batch takes 25.5, the busiest rank works 18\n"
         "  most activations held by each rank, in microbatches of the whole rank: 2\n"
     )
 
@@ -334,12 +344,15 @@ def test_zb_v_has_two_chunks_unasked():
 def test_all_sizes_in_which_the_flags_differ_from_a_table_are_told(tmp_path):
     (tmp_path / "mine.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
     done = call(*sizes("file:mine.csv", 4, 1, 8), status=2, cwd=tmp_path)
-    assert done.stderr.endswith("has other sizes: set --pipe=2 (not 4), --microbatches=2 (not 8).\n")
+    assert done.stderr.endswith(
+        "--pipe=2 (not 4), --microbatches=2 (not 8), or name a schedule that exists for any, such as 1f1b.\n"
+    )
 
 
 def test_bubbles_of_what_is_found_lie_between_the_bound_and_the_names():
     table = call("--found", "--pipe=4", "--chunks=2", "--microbatches=8", program="bubbles").stdout.splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[:-2]]
+    assert table[-2:] == ["", BUBBLE]
     assert rows[0][-2:] == ["found, lockstep", "lower bound"]
     by_name = {row[0]: (float(row[6]), *map(float, row[-2:])) for row in rows[2:]}
     assert set(by_name) == {"interleaved_1f1b", "breadth_first", "zb_v", "v_half", "v_min", "dual_pipe_v"}
@@ -367,7 +380,7 @@ def test_help_has_the_flags_and_no_config():
         ([*sizes("auto", 4, 1, 8), "--semantics=2bw"], "--name=auto finds schedules that are flushed after each batch"),
         ([*sizes("auto", 4, 1, 8), "--order=strict"], "an order of their own: leave out --order=strict"),
         ([*sizes("1f1b", 4, 1, 8), "--cap=3"], "--cap=3 changes nothing without --name=auto: leave it out."),
-        (["--name=1f1b", "--pipe=4"], "schedule 1f1b needs --pipe and --microbatches; only a file has"),
+        (["--name=1f1b", "--pipe=4"], "schedule 1f1b needs --pipe and --microbatches; only a table has"),
         (sizes("1f1b", 4, 2, 8), "schedule 1f1b has other sizes: set --chunks=1 (not 2)."),
         (sizes("1f1b", 0, 1, 8), "schedule 1f1b: --pipe=0 must be at least 1."),
         (sizes("interleaved_1f1b", 4, 2, 6), "Use 4 or 8 microbatches"),
@@ -473,8 +486,14 @@ def test_json_has_the_clocks_that_are_asked_for():
 
 
 def test_a_picture_that_cannot_be_written(tmp_path):
-    done = call(*sizes("1f1b", 2, 1, 2), "--format=svg", f"--output={tmp_path}/nowhere/a.svg", status=1)
-    assert "nowhere/a.svg" in done.stderr
+    (tmp_path / "file").touch()
+    done = call(*sizes("1f1b", 2, 1, 2), "--format=svg", f"--output={tmp_path}/file/a.svg", status=2)
+    assert "file/a.svg cannot be written: File exists. Name a file in a folder that you may write to." in done.stderr
+
+
+def test_a_picture_in_a_folder_that_is_not_there_yet(tmp_path):
+    call(*sizes("1f1b", 2, 1, 2), f"--output={tmp_path}/new/a.svg")
+    assert (tmp_path / "new" / "a.svg").read_text().startswith("<?xml")
 
 
 def test_pictures_without_matplotlib_name_the_extra(tmp_path):
@@ -499,7 +518,7 @@ def test_it_starts_without_jax_and_matplotlib():
 
 def test_bubbles_of_the_free_running_clock_are_the_formulas():
     arguments = ["--pipe=3", "--pipe=16", "--microbatches=48", "--microbatches=128"]
-    lines = call(*arguments, program="bubbles").stdout.splitlines()
+    lines = call(*arguments, program="bubbles").stdout.splitlines()[:-2]
     header, rule, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     assert header == [
         *("schedule", "p", "v", "m", "formula", "free-running", "lockstep", "ticks", "held, free", "held, lockstep")

@@ -72,7 +72,8 @@ for part in found.plans[0].exposed_s:
     shares = [plan.exposed_s[part] / plan.step_time_s for plan in found.plans]
     time.bar(names, shares, bottom=base, label=part)
     base = [low + share for low, share in zip(base, shares, strict=True)]
-time.bar(names, [plan.bubble for plan in found.plans], bottom=base, label="bubble")
+waits = [plan.waiting_s / plan.step_time_s for plan in found.plans]
+time.bar(names, waits, bottom=base, label="waits for other ranks")
 time.set(ylabel="share of the step")
 time.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()

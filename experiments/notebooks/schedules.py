@@ -21,6 +21,7 @@
 
 # %%
 # %matplotlib inline
+import dataclasses
 import pathlib
 import tempfile
 
@@ -31,7 +32,8 @@ from fiddlex.errors import ScheduleError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
-from fiddlex.schedules.text import from_csv, to_csv, to_text
+from fiddlex.schedules.text import from_csv, order_to_text, to_csv, to_text
+from fiddlex.schedules.ticks import moved_ahead
 from fiddlex.schedules.validate import validate
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
@@ -92,7 +94,9 @@ print(to_text(mended))
 #
 # Two clocks read a schedule. *Free-running* is that of the papers: a rank starts an action as soon as it can.
 # *Lockstep* is what the executor pays: all ranks step together through the ticks of one table, a forward and a backward
-# at most in each. Below each are the activations that the ranks hold meanwhile.
+# at most in each. Below each are the activations that the ranks hold meanwhile. A bubble is the time of a batch beyond
+# the work of the busiest rank, divided by that work. Free-running, the time of a batch is the longest from a rank's
+# first action to its last; in lockstep it is the makespan.
 
 
 # %%
@@ -108,21 +112,37 @@ draw(clocks(typed, units))
 for name, timeline in clocks(typed, units).items():
     bubble = timeline.bubble_fraction
     print(f"{name:12} makespan {timeline.makespan:g}  bubble {bubble:.0%}  held {timeline.peak_inflight}")
-    assert bubble == (3 - 1) / 4  # (p−1)/m
+    assert bubble == (timeline.batch_time - timeline.ideal) / timeline.ideal == (3 - 1) / 4  # (p−1)/m
 
 # %% [markdown]
 # The ticks themselves, with the actions that share one joined by `+`. Forwards may run ahead of backwards here, as a
-# round trip through the pipe takes twice as many ticks as ranks.
+# round trip through the pipe takes twice as many ticks as ranks. So this is no longer quite the order that was typed
+# in, and rank 0 holds more; `order_to_text` tells what was moved, as the commands and the log of a run do.
 
 # %%
 print(to_text(typed, lower(typed).ticks))
+print(order_to_text(lower(typed), "pipeline.order"))
+print({rank: " ".join(map(str, moved.forwards)) for rank, moved in moved_ahead(typed, lower(typed).ticks).items()})
+
+# %% [markdown]
+# In strict order each rank runs one action a tick, as it stands in the table, and holds what the table says. A schedule
+# in a file, a table or a function, runs so unless `pipeline.order=ahead` says otherwise; a name runs ahead unless
+# `pipeline.order=strict` does.
+
+# %%
+strict = dataclasses.replace(typed, strict=True)
+print(to_text(strict, lower(strict).ticks))
+for name, timeline in clocks(strict, units).items():
+    print(f"{name:12} makespan {timeline.makespan:g}  held {timeline.peak_inflight}")
+assert not moved_ahead(strict, lower(strict).ticks)
 
 # %% [markdown]
 # ## Write one as a function
 #
 # Hops take time. In 1F1B every microbatch in flight is waited for, so a free-running rank stalls for each hop. This
 # variant runs twice as many forwards ahead, so that a gradient has time to travel. It gives each rank's order and each
-# stage's rank; `make_schedule` proves it legal.
+# stage's rank; `make_schedule` proves it legal. Here in the notebook it gets a name, under which it runs ahead. In a
+# file, say `mine.py`, it needs none: `mine.py:eager_1f1b` is taken wherever a name is.
 
 
 # %%
@@ -187,7 +207,8 @@ for name, values in in_a_pipe.items():
 # ## Take it along
 #
 # A table in a file is a schedule like any other: for `experiments/schedule.py --name=file:mine.csv`, which prints,
-# checks and draws it, and for whoever reads the same text form.
+# checks and draws it, and for whoever reads the same text form. A run keeps the table of its schedule in its workdir,
+# as `schedule.csv`, so that it can be evaluated where nobody has registered the name.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,6 @@ servers, data beyond). They vary slowest over `mesh.outermost`, which therefore 
 `shard_map` the axes are automatic, and XLA partitions the optimizer; inside it all three axes are manual.
 """
 
-import importlib.util
 import logging
 import math
 import os
@@ -20,6 +19,7 @@ from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, Mesh
 
 from fiddlex.cluster import processes
+from fiddlex.cluster.compilers import missing_compiler
 from fiddlex.cluster.platforms import leave_out_absent_tpu
 from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import MeshConfig
@@ -152,11 +152,8 @@ def _require_jit() -> None:
 
 
 def _tpu_devices(name: str) -> Sequence[jax.Device]:
-    if importlib.util.find_spec("libtpu") is None:
-        raise DeviceError(
-            f"Compiling for tpu:{name} takes libtpu, which is not installed. It comes with the extra aot, for Linux on "
-            "x86-64: pip install 'fiddlex[aot]'."
-        )
+    if missing := missing_compiler(f"tpu:{name}"):
+        raise DeviceError(missing)
     chip, _, shape = name.partition(":")
     shape, _, slices = shape.partition(":")
     if re.search(r"(?<!\d)0", shape):  # libtpu divides by the edges
@@ -180,12 +177,8 @@ def _gpu_devices(name: str) -> Sequence[jax.Device]:
     targets = gpu_targets()
     if chip not in targets or not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
         raise ConfigError(f"topology 'gpu:{name}' is not known. {_TOPOLOGIES}.")
-    plugins = "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"
-    if importlib.util.find_spec("jax_plugins") is None or not any(map(importlib.util.find_spec, plugins)):
-        raise DeviceError(
-            f"Compiling for gpu:{name} takes jax's CUDA plugin, which is not installed. It comes with the extra "
-            "aot-gpu, for Linux: pip install 'fiddlex[aot-gpu]'; no GPU has to be there."
-        )
+    if missing := missing_compiler(f"gpu:{name}"):
+        raise DeviceError(missing)
     target = targets[chip].text_proto()
     return topologies.get_topology_desc(platform="cuda", topology=f"1x{shape}", target_config=target).devices
 

@@ -60,6 +60,7 @@ import datetime
 import functools
 import importlib.resources
 import math
+import os
 import pathlib
 import tomllib
 from typing import Any, NamedTuple
@@ -335,7 +336,7 @@ def load_topology(name_or_path: str) -> Topology:
     Raises:
       ConfigError: when no such topology exists, or its file cannot be read, is not TOML, or breaks a rule.
     """
-    path: Any = pathlib.Path(name_or_path)
+    path: Any = pathlib.Path(os.path.expanduser(name_or_path))
     if path.suffix != ".toml":
         if name_or_path not in catalogue():
             raise ConfigError(

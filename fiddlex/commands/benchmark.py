@@ -27,9 +27,10 @@ from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config import Config, rules
-from fiddlex.config.command_line import define_config
+from fiddlex.config.command_line import define_config, define_path
+from fiddlex.config.output_format import check_output
 from fiddlex.config.overrides import replaced
-from fiddlex.config.whole_files import check_replaceable
+from fiddlex.config.readable import readable_size
 from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 _MOST_LATENCY_MS, _LEAST_MB_PER_S = 10_000, 0.001  # with slower stores a measurement takes hours
 
 _CONFIG = define_config()
-_PROFILE = flags.DEFINE_string("profile", None, "JSON file to write a profile of this machine to, or to add to")
+_PROFILE = define_path("profile", None, "JSON file to write a profile of this machine to, or to add to")
 _DATA = flags.DEFINE_bool("data", False, "tells which of fetching, preparation and devices bounds the run")
 _STORE_MB_PER_S = flags.DEFINE_float(
     "store_mb_per_s",
@@ -57,6 +58,7 @@ _DEVICES = flags.DEFINE_multi_integer(
 )
 _SECONDS = flags.DEFINE_float("seconds", 60.0, "of all turns together, compilation aside", lower_bound=0)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "turns of each step, however long they take", lower_bound=1)
+_FORCE = flags.DEFINE_bool("force", False, "run although the memory is predicted not to be enough (docs/memory.md)")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 _join = define_processes()
 
@@ -108,7 +110,7 @@ def main(argv: list[str]) -> None:
         f"model   {facts['model_tflops_per_device']:.4g} TFLOP/s on each device"
     )
     if facts["allocated_bytes"] is not None:
-        print(f"memory  {facts['allocated_bytes'] / 1e9:.3g} GB allocated at most on a device")
+        print(f"memory  {readable_size(facts['allocated_bytes'])} allocated at most on a device")
 
 
 def _check_flags() -> None:
@@ -136,7 +138,8 @@ def measure_step(config: Config) -> dict[str, Any]:
     from fiddlex.train.run.snapshot import memory_stats
     from fiddlex.train.timing import TimedCase, about, time_steps
 
-    (seconds,) = time_steps([TimedCase(config)], limit_s=_SECONDS.value, min_rounds=max(_ROUNDS.value, 2))
+    min_rounds = max(_ROUNDS.value, 2)
+    (seconds,) = time_steps([TimedCase(config)], limit_s=_SECONDS.value, min_rounds=min_rounds, force=_FORCE.value)
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
     flops = model_flops(config) / median / config.mesh.num_devices
     told = [memory_stats(device) for device in jax.local_devices()]
@@ -188,7 +191,8 @@ def analyse_data(config: Config) -> "Analysis":
         limit_s=limit_s,
     )
     epochs = num_epochs(dataset.train, config.train.num_steps * data.global_batch_size)
-    return Analysis(statistics.median(time_with_data_there(alone, dataset, limit_s=limit_s)), times, epochs)
+    step_times = time_with_data_there(alone, dataset, limit_s=limit_s, force=_FORCE.value)
+    return Analysis(statistics.median(step_times), times, epochs)
 
 
 def measure_profile(config: Config, path: pathlib.Path) -> Profile:
@@ -198,10 +202,7 @@ def measure_profile(config: Config, path: pathlib.Path) -> Profile:
       ConfigError: when the file is not a profile, is of another machine, or is missing and the config is tensor
         parallel.
     """
-    try:
-        check_replaceable(path)  # before the measurement, which takes minutes
-    except OSError as error:
-        raise ConfigError(f"--profile={path} cannot be written: {error.strerror or error}. Name another.") from error
+    check_output("--profile", path)  # before the measurement, which takes minutes
     known = load_profile(path) if path.exists() else None
     if known is None and config.mesh.tensor > 1:
         raise ConfigError(
@@ -218,7 +219,7 @@ def measure_profile(config: Config, path: pathlib.Path) -> Profile:
     machine = about()
     if known and known.machine != machine["machine"]:
         raise ConfigError(f"{path} is a profile of {known.machine}; this is {machine['machine']}. Name another file.")
-    times = time_steps(cases, limit_s=_SECONDS.value, min_rounds=_ROUNDS.value)
+    times = time_steps(cases, limit_s=_SECONDS.value, min_rounds=_ROUNDS.value, force=_FORCE.value)
     *seconds, forward_s = map(min, times)
     profile = calibration.fit(seconds, forward_s, machine)
     return known.with_entry(profile.entries[0]) if known else profile

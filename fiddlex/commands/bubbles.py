@@ -1,26 +1,30 @@
-"""Prints the bubbles of the named schedules as a markdown table: the papers' formulas beside both clocks.
+"""Prints the bubbles of schedules as a markdown table: the papers' formulas beside both clocks.
 
     fiddlex bubbles [--pipe=4 --pipe=8 --chunks=2 --microbatches=32]
+    fiddlex bubbles --schedule=1f1b --schedule=/tmp/mine.py:mine --schedule=file:/tmp/mine.csv
     fiddlex bubbles --found [--pipe=4]
     fiddlex bubbles --semantics=2bw [--pipe=64]
 
 F, I and W of a stage take one unit each, and hops take none. A bubble is given as a share of the work, and memory as
 the most activations that a rank holds, in microbatches of the whole rank. Sizes at which a schedule does not exist, or
-at which its formula does not hold, are left out. With `--found`, each row also has the bubble of the best schedule
-found (`fiddlex.synthesis`) for the lockstep clock that holds no more than the row's schedule, and the bubble that no
-schedule of so many chunks can beat; that takes seconds for each row. `--semantics` prints the second table instead: the
-time of a batch in the lockstep clock with and without a flush, for 1, 2 and 4 microbatches a rank and for one and two
-chunks.
+at which its formula does not hold, are left out; a schedule without a formula has an empty cell. With `--found`, each
+row also has the bubble of the best schedule found (`fiddlex.synthesis`) for the lockstep clock that holds no more than
+the row's schedule, and the bubble that no schedule of so many chunks can beat; that takes seconds for each row.
+`--semantics` prints the second table instead: the time of a batch in the lockstep clock with and without a flush, for
+1, 2 and 4 microbatches a rank, by default for 1F1B and for interleaved 1F1B with two chunks.
 """
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 
 from absl import flags
 
-from fiddlex.errors import ConfigError
-from fiddlex.schedules.generators import make_schedule
+from fiddlex.config.readable import counted
+from fiddlex.config.schedule_source import Kind, source_of
+from fiddlex.errors import ConfigError, ScheduleError
+from fiddlex.schedules.generators import make_schedule, require_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import make_semantics
@@ -28,11 +32,19 @@ from fiddlex.schedules.windows import unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import steady
+from fiddlex.simulate.timeline import BATCH_TIMES, bubble_in
 from fiddlex.synthesis.anywhere import find_anywhere
+
+logger = logging.getLogger("fiddlex.bubbles")
 
 _PIPE = flags.DEFINE_multi_integer("pipe", [], "ranks; by default 2 to 16, with --semantics 2 to 64", lower_bound=1)
 _CHUNKS = flags.DEFINE_multi_integer("chunks", [1, 2, 3, 4], "stages on a rank", lower_bound=1)
 _FOUND = flags.DEFINE_bool("found", False, "also search for the best schedule that holds as much, in lockstep")
+_SCHEDULES = flags.DEFINE_multi_string(
+    "schedule",
+    [],
+    "a name, PATH.py:FUNCTION, or file:PATH.csv, which has sizes of its own; by default all names with a formula",
+)
 _SEMANTICS = flags.DEFINE_string("semantics", None, "2bw, stash, vertical_sync or delay:K, to compare with a flush")
 _MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [8, 32, 128], "microbatches in a batch", lower_bound=1)
 
@@ -62,6 +74,13 @@ def main(argv: list[str]) -> None:
         raise ConfigError(
             "--found searches for schedules that are flushed, and --semantics is about others: leave one out."
         )
+    for schedule in _SCHEDULES.value:
+        require_schedule(schedule)
+        if _SEMANTICS.value and source_of(schedule).kind is Kind.TABLE:
+            raise ConfigError(
+                f"--schedule={schedule} with --semantics={_SEMANTICS.value}: several sizes are compared, and a table "
+                f"has its own. fiddlex schedule --name={schedule} --semantics={_SEMANTICS.value} tells of the table."
+            )
     if _SEMANTICS.value:
         _print_semantics(_SEMANTICS.value)
         return
@@ -70,20 +89,66 @@ def main(argv: list[str]) -> None:
     for row in _rows():
         cells = (f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row)
         print(f"| {' | '.join(cells)} |", flush=True)
+    print(f"\nbubble: {bubble_in(BATCH_TIMES)}", flush=True)
 
 
 def _rows() -> Iterator[tuple[str | int | float, ...]]:
-    sizes = itertools.product(_PIPE.value or [2, 4, 8, 16], _MICROBATCHES.value, FORMULAS.items(), _CHUNKS.value)
-    for pipe, num_microbatches, (name, (formula, holds)), chunks in sizes:
-        if holds(pipe, chunks, num_microbatches):
-            schedule = make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
-            lowered = lower(schedule)
-            clocks = free_running(schedule, Costs()), lockstep(lowered, Costs())
-            bubbles = (formula(pipe, chunks, num_microbatches), *(timeline.bubble_fraction for timeline in clocks))
-            held = [max(timeline.peak_inflight) for timeline in clocks]
-            found = _found(pipe, chunks, num_microbatches, cap=held[1]) if _FOUND.value else ()
-            texts = (f"{each:g}" for each in held)
-            yield name, pipe, chunks, num_microbatches, *bubbles, lowered.num_ticks, *texts, *found
+    """The rows of the table.
+
+    Raises:
+      ScheduleError: at the end, when a schedule of --schedule exists for none of the sizes.
+    """
+    missing: dict[str, list[ScheduleError]] = {}
+    seen = set()
+    for name, pipe, chunks, num_microbatches in _sizes():
+        try:
+            schedule = _scheduled(name, pipe, chunks, num_microbatches)
+        except ScheduleError as error:
+            missing.setdefault(name, []).append(error)
+            continue
+        key = name, schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches
+        if key not in seen:  # as a table is, whose sizes are always the same
+            seen.add(key)
+            yield _row(name, schedule, FORMULAS[name][0](*key[1:]) if name in FORMULAS else "")
+    for name, errors in missing.items():
+        if name not in {name for name, *_ in seen}:
+            raise errors[-1]
+        logger.warning(
+            "--schedule=%s: left out at %s, the last since: %s", name, counted(len(errors), "size"), errors[-1]
+        )
+
+
+def _sizes() -> Iterator[tuple[str, int, int | None, int]]:
+    """The schedules and their sizes; those without a formula have as many chunks as they like unless a flag says."""
+    names = _SCHEDULES.value or FORMULAS
+    for pipe, num_microbatches, name in itertools.product(_PIPE.value or [2, 4, 8, 16], _MICROBATCHES.value, names):
+        if name in FORMULAS:
+            holds = FORMULAS[name][1]
+            yield from ((name, pipe, v, num_microbatches) for v in _CHUNKS.value if holds(pipe, v, num_microbatches))
+        else:
+            yield from ((name, pipe, v, num_microbatches) for v in (_CHUNKS.value if _CHUNKS.present else (None,)))
+
+
+def _scheduled(name: str, pipe: int, chunks: int | None, num_microbatches: int) -> Schedule:
+    """A schedule of these sizes; a table has its own unless flags give them."""
+    is_table = source_of(name).kind is Kind.TABLE
+    return make_schedule(
+        name,
+        pipe=pipe if _PIPE.present or not is_table else None,
+        chunks=chunks,
+        num_microbatches=num_microbatches if _MICROBATCHES.present or not is_table else None,
+        words=("--pipe", "--chunks", "--microbatches"),
+    )
+
+
+def _row(name: str, schedule: Schedule, formula: str | float) -> tuple[str | int | float, ...]:
+    sizes = schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches
+    lowered = lower(schedule)
+    clocks = free_running(schedule, Costs()), lockstep(lowered, Costs())
+    bubbles = (timeline.bubble_fraction for timeline in clocks)
+    held = [max(timeline.peak_inflight) for timeline in clocks]
+    found = _found(*sizes, cap=held[1]) if _FOUND.value else ()
+    return name, *sizes, formula, *bubbles, lowered.num_ticks, *(f"{each:g}" for each in held), *found
 
 
 def _found(pipe: int, chunks: int, num_microbatches: int, *, cap: float) -> tuple[float, float]:
@@ -97,18 +162,29 @@ def _print_semantics(name: str) -> None:
     """Prints the time of a batch over its work, with and without a flush, and the speedup without it."""
     header = ("schedule", "p", "v", "m", "flush", name, "faster", "first step, ticks", "ticks a batch")
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}", flush=True)
-    for pipe, factor, (schedule, chunks) in itertools.product(
-        _PIPE.value or [2, 4, 8, 16, 32, 64], (1, 2, 4), (("1f1b", 1), ("interleaved_1f1b", 2))
-    ):
+    schedules: list[tuple[str, int | None]] = [(each, None) for each in _SCHEDULES.value]
+    schedules = schedules or [("1f1b", None), ("interleaved_1f1b", 2)]
+    pipes = _PIPE.value or [2, 4, 8, 16, 32, 64]
+    for pipe, factor, (schedule, chunks) in itertools.product(pipes, (1, 2, 4), schedules):
         size = factor * pipe
         make = functools.partial(_make, schedule, pipe, chunks)
-        semantics = make_semantics(name, num_stages=pipe * chunks, batch_size=size)
-        flush, continuous = lockstep(lower(make(size)), Costs()), steady(unroll(make(size), semantics, make), Costs())
+        made = make(size)
+        semantics = make_semantics(name, num_stages=made.num_stages, batch_size=size)
+        flush, continuous = lockstep(lower(made), Costs()), steady(unroll(made, semantics, make), Costs())
         times = (f"{time / flush.ideal:.3f}" for time in (flush.makespan, continuous.period))
         faster = f"{flush.makespan / continuous.period:.2f}"
-        cells = (schedule, pipe, chunks, size, *times, faster, continuous.fill_ticks, f"{continuous.period_ticks:g}")
+        cells = (
+            schedule,
+            pipe,
+            made.num_chunks,
+            size,
+            *times,
+            faster,
+            continuous.fill_ticks,
+            f"{continuous.period_ticks:g}",
+        )
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
-def _make(name: str, pipe: int, chunks: int, num_microbatches: int) -> Schedule:
+def _make(name: str, pipe: int, chunks: int | None, num_microbatches: int) -> Schedule:
     return make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)

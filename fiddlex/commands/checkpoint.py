@@ -12,7 +12,6 @@ no accelerator and no config, and memory for the largest array or two. docs/chec
 
 import json
 import logging
-import math
 import pathlib
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from fiddlex.config.readable import counted
+from fiddlex.config.readable import counted, readable_size, readable_time
 from fiddlex.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def _list(workdir: pathlib.Path) -> None:
 
 def _described(entry: "Entry", workdir: pathlib.Path) -> str:
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.written)) if entry.written else "without files"
-    line = f"{entry.path.relative_to(workdir)}: {entry.state}, {_size(entry.num_bytes)}, {written}"
+    line = f"{entry.path.relative_to(workdir)}: {entry.state}, {readable_size(entry.num_bytes)}, {written}"
     if entry.reason:
         return f"{line}\n  cannot be read: {entry.reason}"
     if entry.step is None:
@@ -113,8 +112,8 @@ def _judged(verdict: "Verdict", workdir: pathlib.Path) -> str:
     if LIST in verdict.damaged_files:
         files = "files not compared"
     rate = verdict.num_bytes / max(verdict.seconds, 1e-9)
-    arrays = f"{counted(verdict.num_arrays, 'array')} of {_size(verdict.num_bytes)}"
-    read = f"{arrays}, {files}, {verdict.seconds:.1f} s, {_size(rate)}/s"
+    arrays = f"{counted(verdict.num_arrays, 'array')} of {readable_size(verdict.num_bytes)}"
+    read = f"{arrays}, {files}, {readable_time(verdict.seconds)}, {readable_size(rate)}/s"
     lines = [f"{name}: {'whole' if verdict.whole else 'DAMAGED'}; {read}"]
     lines += [f"  file {file}: {reason}" for file, reason in verdict.damaged_files.items()]
     lines += [f"  {'array ' * (name != 'meta')}{name}: {reason}" for name, reason in verdict.damaged_arrays.items()]
@@ -190,7 +189,7 @@ def _progress(what: str) -> Callable[[str, int], None]:
         total += size
         if time.monotonic() - last > _PROGRESS_S:
             last = time.monotonic()
-            logger.info("%s %s … (%s)", what, _size(total), name)
+            logger.info("%s %s … (%s)", what, readable_size(total), name)
 
     return told
 
@@ -199,10 +198,3 @@ def _step(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise ConfigError(f"{text[:40]!r} is not the step of a checkpoint, which is a number such as 1000.")
     return int(text)
-
-
-def _size(num_bytes: float) -> str:
-    """A number of bytes in the largest unit of which it has at least one."""
-    power = min(4, max(0, math.floor(math.log10(max(num_bytes, 1)) / 3)))
-    unit = ("bytes", "kB", "MB", "GB", "TB")[power]
-    return f"{num_bytes / 1000**power:.{2 * bool(power)}f} {unit}"

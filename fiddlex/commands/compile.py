@@ -17,9 +17,9 @@ from absl import flags
 from fiddlex.cluster.host_memory import HostMemory
 from fiddlex.cluster.topology import catalogue, host_for, load_topology
 from fiddlex.config import Config, library_log
-from fiddlex.config.command_line import define_config
+from fiddlex.config.command_line import define_config, define_path
+from fiddlex.config.output_format import check_output
 from fiddlex.config.progress import phase
-from fiddlex.config.whole_files import check_replaceable
 from fiddlex.errors import ConfigError
 
 _CONFIG = define_config()
@@ -35,10 +35,10 @@ _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON 
 _MEMORY = flags.DEFINE_bool(
     "memory",
     False,
-    "also report how many MB weights, optimizer, gradients, stash and other parts take where the step uses most "
+    "also report how many MiB weights, optimizer, gradients, stash and other parts take where the step uses most "
     "memory: what fiddlex predicts, and what XLA has assigned",
 )
-_PLOT = flags.DEFINE_string(
+_PLOT = define_path(
     "plot",
     None,
     "with --memory: write a picture of these parts over the instructions of the step to this file, FILE.svg or "
@@ -96,13 +96,7 @@ def _check_plot(plot: pathlib.Path) -> None:
         raise ConfigError(f"--plot={plot}: the name of a picture ends in .svg or .png.")
     import fiddlex.simulate.plots  # noqa: F401  # raises ConfigError without matplotlib
 
-    reason = "it is a link to nothing" if plot.is_symlink() and not plot.exists() else None
-    try:
-        check_replaceable(plot)
-    except OSError as error:
-        reason = error.strerror
-    if reason:
-        raise ConfigError(f"--plot={plot} cannot be written: {reason}. Name a file in a folder that you may write to.")
+    check_output("--plot", plot)
 
 
 def host_facts(config: Config, topology: str, host: HostMemory | None, *, planned: int | None) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from absl import flags
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.process_flags import define_processes
-from fiddlex.config.command_line import apply_overrides, define_overrides
+from fiddlex.config.command_line import apply_overrides, define_overrides, define_path
 from fiddlex.errors import ConfigError
 from fiddlex.interop.folder import PREFIX, folder_of
 
 logger = logging.getLogger("fiddlex.convert")
 
 define_overrides()
-_SOURCE = flags.DEFINE_string("source", None, "hf:DIR, a folder of transformers, or a workdir", required=True)
-_TARGET = flags.DEFINE_string("target", None, "workdir or hf:DIR to make", required=True)
+_SOURCE = define_path("source", None, "hf:DIR, a folder of transformers, or a workdir", required=True)
+_TARGET = define_path("target", None, "workdir or hf:DIR to make", required=True)
 _DTYPE = flags.DEFINE_enum(
     "dtype", None, ["float32", "bfloat16", "float16"], "of a folder's tensors; by default that which the weights had"
 )

@@ -16,13 +16,18 @@ import pathlib
 from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
-from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
+from fiddlex.config.command_line import apply_overrides, define_overrides, define_path, define_workdir
+from fiddlex.config.output_format import check_output
 from fiddlex.config.progress import phase
 from fiddlex.config.readable import counted
+from fiddlex.config.whole_files import write_output
 
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
-_OUTPUT = flags.DEFINE_string("output", "", "file for a JSON line about each held-out line of a task or continuation")
+_OUTPUT = define_path("output", "", "file for a JSON line about each held-out line of a task or continuation")
+_FORCE = flags.DEFINE_bool(
+    "force", False, "evaluate although the memory is predicted not to be enough (docs/memory.md)"
+)
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "text: a line for people before the JSON object")
 
 logger = logging.getLogger("fiddlex.evaluate")
@@ -32,18 +37,21 @@ _join = define_processes()
 def main(argv: list[str]) -> None:
     """Prints `step`, `eval_loss` and the other metrics (`fiddlex.train.inference.evaluation.summarise`)."""
     _join()
+    output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
+    if output:
+        check_output("--output", output)
     with phase("Importing jax"):
         from fiddlex.train.run.metrics import describe
         from fiddlex.train.trainer import load_trainer
 
-    trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides)
+    trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides, force=_FORCE.value)
     for line in trainer.dataset.description.splitlines():
         logger.info("%s", line)
-    if _OUTPUT.value:
+    if output:
         predictions = trainer.predictions()
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in predictions)
-        pathlib.Path(_OUTPUT.value).write_text(text, encoding="utf-8")
-        logger.info("%s: what the model says of %s lines", _OUTPUT.value, f"{len(predictions):,}")
+        write_output(output, text)
+        logger.info("%s: what the model says of %s lines", output, f"{len(predictions):,}")
     record = trainer.evaluate()
     if "eval_masked_accuracy" in record:
         record["eval_masked_majority"] = trainer.majority()

@@ -18,20 +18,23 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
-from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
+from fiddlex.config.command_line import apply_overrides, define_overrides, define_path, define_workdir
 from fiddlex.config.progress import phase
+from fiddlex.config.readable import readable_time
 from fiddlex.errors import ConfigError
 
 if TYPE_CHECKING:
     from fiddlex.train.inference.generation import Completion, Speed, TextGenerator
     from fiddlex.train.inference.sampling import SamplingConfig
 
+STRAY_ARGUMENT = "prompt"
+
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run")
 _PROMPT = flags.DEFINE_multi_string(
     "prompt", [], "text to continue; may be given several times; empty or left out: the start of a document"
 )
-_PROMPT_FILE = flags.DEFINE_string("prompt_file", "", "JSON Lines: each line a string, or an object with `prompt`")
+_PROMPT_FILE = define_path("prompt_file", "", "JSON Lines: each line a string, or an object with `prompt`")
 _NUM_SAMPLES = flags.DEFINE_integer("num_samples", 1, "texts to draw for each prompt", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "texts that are drawn together", lower_bound=1)
 _NUM_TOKENS = flags.DEFINE_integer("num_tokens", 200, "tokens to draw for each text at most", lower_bound=1)
@@ -73,7 +76,9 @@ def main(argv: list[str]) -> None:
         done += _drawn(batch, speed, single=len(prompts) == 1)
         speeds.append(speed)
         rate = f", then {speed.tokens_per_second:,.0f} tokens/s" if speed.tokens_per_second else ""
-        logger.info("%d of %d texts: first token after %.1f s%s.", len(done), len(prompts), speed.first_s, rate)
+        logger.info(
+            "%d of %d texts: first token after %s%s.", len(done), len(prompts), readable_time(speed.first_s), rate
+        )
     if _FORMAT.value == "json":
         samples = [completion._asdict() for completion in done]
         record = {"step": step, "samples": samples, "first_token_s": speeds[0].first_s}

@@ -16,19 +16,20 @@ import pathlib
 from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
-from fiddlex.config.command_line import apply_overrides, define_overrides, define_workdir
+from fiddlex.config.command_line import apply_overrides, define_overrides, define_path, define_workdir
 from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import ConfigError
 
 define_overrides()
 _WORKDIR = define_workdir("directory of a training run, or made by convert.py")
 _TASKS = flags.DEFINE_list("tasks", None, "names of tasks, separated by commas", required=True)
-_INCLUDE_PATH = flags.DEFINE_string("include_path", None, "folder of task files in addition to the harness' own")
+_INCLUDE_PATH = define_path("include_path", None, "folder of task files in addition to the harness' own")
 _LIMIT = flags.DEFINE_integer("limit", None, "examples of each task; by default all", lower_bound=1)
 _NUM_FEWSHOT = flags.DEFINE_integer(
     "num_fewshot", None, "examples in a context; by default as the task says", lower_bound=0
 )
-_OUTPUT = flags.DEFINE_string("output", "", "JSON file for the harness' results, with each sample")
+_OUTPUT = define_path("output", "", "JSON file for the harness' results, with each sample")
+_FORCE = flags.DEFINE_bool("force", False, "go on although the memory is predicted not to be enough (docs/memory.md)")
 _join = define_processes()
 
 
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> None:
     import lm_eval
     import lm_eval.utils
 
-    model = FiddlexLM(_WORKDIR.value, change=apply_overrides)
+    model = FiddlexLM(_WORKDIR.value, change=apply_overrides, force=_FORCE.value)
     results = lm_eval.simple_evaluate(
         model=model,
         tasks=_TASKS.value,

@@ -23,7 +23,7 @@ from ml_collections import config_flags
 from fiddlex.cluster.coordinator import MOST_SECONDS
 from fiddlex.cluster.topology import load_topology
 from fiddlex.config import rules
-from fiddlex.config.command_line import define_config
+from fiddlex.config.command_line import define_config, define_path
 from fiddlex.errors import ConfigError
 from fiddlex.launch import programs
 from fiddlex.launch.job import Job, Options, make_job
@@ -55,7 +55,7 @@ _for(_FILES, define_config(required=False))
 _TOPOLOGY = _for(_FILES, flags.DEFINE_string("topology", None, "name of the catalogue, or a .toml file"))
 _NUM_DEVICES = _for(_FILES, flags.DEFINE_integer("num_devices", None, "number of devices of the run", lower_bound=1))
 _WORKDIR = _for(_FILES, flags.DEFINE_string("workdir", None, "directory of the run, which all hosts share"))
-_WRITE = _for(_FILES, flags.DEFINE_string("write", None, "file to write the job file to; by default it is printed"))
+_WRITE = _for(_FILES, define_path("write", None, "file to write the job file to; by default it is printed"))
 _NAME = _for(_FILES, flags.DEFINE_string("name", "", "name of the job; by default the last part of the workdir"))
 _PYTHON = _for(
     _FILES,

@@ -24,12 +24,15 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import config_flags
 
+from fiddlex.cluster.compilers import missing_compiler
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
-from fiddlex.config.command_line import define_config
+from fiddlex.config.command_line import define_config, define_path
 from fiddlex.config.progress import phase
+from fiddlex.config.readable import readable_size, readable_time
 from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, DeviceError
+from fiddlex.planner.auto_plans import with_auto
 from fiddlex.planner.layouts import HEADROOM, OBJECTIVES, SEMANTICS, Layout, Problem
 from fiddlex.planner.no_plan import why_none
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, further_text, layout_text
@@ -37,6 +40,8 @@ from fiddlex.planner.search import Found, Plan, search, search_further
 from fiddlex.planner.unequal_stages import report as unequal_report
 from fiddlex.planner.unequal_stages.answers import Answers, answers_for_model, answers_for_profile
 from fiddlex.planner.unequal_stages.profile_graph import read_profile
+from fiddlex.schedules.generators import require_schedule
+from fiddlex.synthesis.search import NAME as AUTO
 
 logger = logging.getLogger("fiddlex.plan")
 
@@ -54,19 +59,26 @@ _OBJECTIVE = flags.DEFINE_enum(
     "objective", "time", OBJECTIVES, "what of a step is to be least; for cost it may take fewer devices, by halves"
 )
 _SEMANTICS = flags.DEFINE_multi_enum("semantics", SEMANTICS, SEMANTICS, "weight-update semantics that are allowed")
+_SCHEDULES = flags.DEFINE_multi_string(
+    "schedule",
+    [],
+    "the only schedule to plan with, on two ranks or more: a name, PATH.py:FUNCTION or file:PATH.csv; may be given "
+    "several times; by default the planner chooses among the names, and may choose a single rank",
+)
 _KEEP = flags.DEFINE_integer("keep", 5, "plans to print", lower_bound=1)
+_AUTO = flags.DEFINE_integer(
+    "auto", 0, "also find a schedule (pipeline.schedule=auto) for so many of the best plans with a flush", lower_bound=0
+)
 _VERIFY = flags.DEFINE_integer(
     "verify", 0, "compile so many of the plans for that cluster, the best first", lower_bound=0
 )
-_WRITE = flags.DEFINE_string(
-    "write", None, "config file to write the first plan to; of those that --verify found to fit"
-)
+_WRITE = define_path("write", None, "config file to write the first plan to; of those that --verify found to fit")
 _PARTITION = flags.DEFINE_bool(
     "partition",
     False,
     "also print PipeDream's and Piper's pipelines, whose stages may differ in layers, replicas and tensor size",
 )
-_PROFILE = flags.DEFINE_string(
+_PROFILE = define_path(
     "profile_graph", None, "with --partition: in place of a config, a profile as PipeDream's graph.txt"
 )
 _MICROBATCHES = flags.DEFINE_integer(
@@ -75,7 +87,7 @@ _MICROBATCHES = flags.DEFINE_integer(
     "with --profile_graph: microbatches of a batch; by default one for each device",
     lower_bound=1,
 )
-_FORMAT = flags.DEFINE_enum("format", "table", ["table", "json"], "json: one JSON object last on standard output")
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 
 
 def main(argv: list[str]) -> None:
@@ -97,6 +109,7 @@ def main(argv: list[str]) -> None:
         memory_bytes=None if _HBM_GIB.value is None else _bytes(_HBM_GIB.value, topology),
         objective=_OBJECTIVE.value,
         semantics=tuple(_SEMANTICS.value),
+        schedules=_schedules(),
     )
     if _PARTITION.value:
         with phase("Partitioning the layers"):
@@ -108,17 +121,18 @@ def main(argv: list[str]) -> None:
     asked = problem
     with phase("Searching the layouts"):
         problem, found = search_further(asked, keep=_KEEP.value)
+        found = with_auto(problem, found, _AUTO.value)
     names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
-    if problem is not asked and _FORMAT.value == "table":
+    if problem is not asked and _FORMAT.value == "text":
         print(f"{further_text(asked, problem)}\n")
-    if found.plans and _FORMAT.value == "table":
+    if found.plans and _FORMAT.value == "text":
         print(as_text(problem, found, _flushed(problem, found)), flush=True)
-    verdicts = []
-    for number, (plan, name) in enumerate(zip(found.plans, names, strict=False), start=1):
+    verdicts, missing = [], missing_compiler(names[0]) if names else ""
+    for number, (plan, name) in enumerate(zip(found.plans, [] if missing else names, strict=False), start=1):
         with phase(f"Compiling plan {number} of {len(names)} for {name}"):
             result = compile_plan(plan.config, name)
         verdicts.append(Verdict.of(plan.layout, plan.memory.peak, result, problem.memory_bytes))
-        if _FORMAT.value == "table":
+        if _FORMAT.value == "text":
             print(verdicts[-1].text, flush=True)
     if _FORMAT.value == "json":
         compiled = {"compiled": [verdict.result for verdict in verdicts]} if verdicts else {}
@@ -126,10 +140,12 @@ def main(argv: list[str]) -> None:
     if not found.plans:
         assert found.least is not None  # search raises where there is no layout at all
         raise DeviceError(why_none(problem, found.least))
+    if missing:
+        raise DeviceError(f"--verify={_VERIFY.value}: the plans are not verified. {missing}")
     chosen = _chosen(found.plans, verdicts)
     if _WRITE.value is not None:
         _write(pathlib.Path(_WRITE.value), problem, chosen.config.validate())
-    elif _FORMAT.value == "table":
+    elif _FORMAT.value == "text":
         print("--write=FILE.py makes a config of the first, for fiddlex compile and fiddlex train.")
 
 
@@ -145,7 +161,12 @@ def _check_partition_flags() -> None:
         )
     if not _CONFIG.present and not profile:
         raise ConfigError("--config is required: the model to plan for (or --partition --profile_graph=FILE).")
-    of_plans = {"--write": _WRITE.value, "--verify": _VERIFY.value, "--objective": _OBJECTIVE.value != "time"}
+    of_plans = {
+        "--write": _WRITE.value,
+        "--auto": _AUTO.value,
+        "--verify": _VERIFY.value,
+        "--objective": _OBJECTIVE.value != "time",
+    }
     if given := [name for name, value in of_plans.items() if value and _PARTITION.value]:
         raise ConfigError(f"{', '.join(given)}: --partition only prints the fastest pipelines. Leave it out.")
     if not profile:
@@ -155,6 +176,7 @@ def _check_partition_flags() -> None:
         "--config.…": config_flags.get_override_values(flags.FLAGS["config"]),
         "--global_batch_size": _BATCH.value,
         "--semantics": _SEMANTICS.present,
+        "--schedule": _SCHEDULES.present,
         "--keep": _KEEP.present,
     }
     if given := [name for name, value in of_config.items() if value]:
@@ -162,6 +184,22 @@ def _check_partition_flags() -> None:
             f"{', '.join(given)}: --profile_graph takes the place of a config, and there are no uniform layouts for a "
             "profile. Leave one out."
         )
+
+
+def _schedules() -> tuple[str, ...]:
+    """The schedules of --schedule, each once.
+
+    Raises:
+      ConfigError, ScheduleError: when one of them is no schedule that a layout can have.
+    """
+    for name in _SCHEDULES.value:
+        if name == AUTO:
+            raise ConfigError(
+                "--schedule=auto: a schedule is searched for one layout. Plan without it, and set "
+                "pipeline.schedule=auto in the config that --write makes."
+            )
+        require_schedule(name)
+    return tuple(dict.fromkeys(_SCHEDULES.value))
 
 
 def _profile_answers(path: str) -> Answers:
@@ -217,18 +255,18 @@ class Verdict(NamedTuple):
     @classmethod
     def of(cls, planned: Layout, peak: int, result: dict[str, Any], limit: int | None) -> "Verdict":
         """Compares predicted bytes with the compiler's result, and that result with the limit, if there is one."""
-        layout, predicted = layout_text(planned), f"{peak / GIB:.2f} GiB predicted"
+        layout, predicted = layout_text(planned), f"{readable_size(peak)} predicted"
         if "error" in result:
             return cls(None, f"not compiled for {result['topology']}: {layout}: {result['error']}", result)
         needed, there = result["needed_bytes"], limit or result["memory_limit_bytes"]
         fits = result["fits"] and (limit is None or needed <= limit)
-        said = f"{needed / GIB:.2f} GiB by XLA ({peak / needed - 1:+.1%})" if needed else "by XLA more"
+        said = f"{readable_size(needed)} by XLA ({peak / needed - 1:+.1%})" if needed else "by XLA more"
         verdict = {True: "", False: ": does not fit", None: ": whether it fits is not known"}[fits]
-        room = f" the {there / GIB:.2f} there are" if fits is False and there else ""
-        seconds = result["trace_s"] + result["compile_s"]
+        room = f" the {readable_size(there)} there are" if fits is False and there else ""
+        took = readable_time(result["trace_s"] + result["compile_s"])
         return cls(
             fits,
-            f"compiled for {result['topology']} in {seconds:.0f} s: {layout}: {predicted}, {said}{verdict}{room}",
+            f"compiled for {result['topology']} in {took}: {layout}: {predicted}, {said}{verdict}{room}",
             result,
         )
 
@@ -237,11 +275,16 @@ def _chosen(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> Plan:
     """The first plan that fits according to the compiler; the first plan when none was compiled.
 
     Raises:
-      DeviceError: when no compiled plan fits.
+      DeviceError: when no compiled plan fits, or none could be compiled.
     """
     if not verdicts:
         return plans[0]
     fitting = [plan for plan, verdict in zip(plans, verdicts, strict=False) if verdict.fits]
+    if all("error" in verdict.result for verdict in verdicts):
+        raise DeviceError(
+            f"--verify={len(verdicts)}: the plans are not verified, since the compiler failed for each of them: "
+            f"{verdicts[0].result['error']}"
+        )
     if not fitting:
         raise DeviceError(
             f"--verify={len(verdicts)}: by the compiler none of them fits. Verify more (--verify, --keep), or allow "

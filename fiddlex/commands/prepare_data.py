@@ -17,6 +17,7 @@ from absl import flags
 
 from fiddlex.config.phase import Phase
 from fiddlex.config.progress import phase
+from fiddlex.config.readable import readable_size, readable_time
 from fiddlex.errors import ConfigError
 
 _INPUT = flags.DEFINE_list("input", None, "files, folders or patterns, separated by commas", required=True)
@@ -42,15 +43,17 @@ class _Rate:
         now = time.monotonic()
         if not self._start_s:
             self._start_s, self._before = now, done
-        rate = (done - self._before) / 1e6 / max(now - self._start_s, 1e-9)
+        rate = (done - self._before) / max(now - self._start_s, 1e-9)
         self._shown.total = total
-        self._shown.advance(done, *([f"{rate:,.1f} MB/s"] if rate else []))
+        self._shown.advance(done, *([f"{readable_size(rate)}/s"] if rate else []))
 
 
 def main(argv: list[str]) -> None:
     """Prepares the files, and says where they are and which fields of a config to set."""
     from fiddlex.data.preparation.prepare import Preparation, prepare
 
+    if not _INPUT.value:
+        raise ConfigError("--input is empty. Name files, folders or patterns, separated by commas.")
     if not _PREFIX.value or _PREFIX.value.endswith("/"):
         raise ConfigError(f"--output_prefix={_PREFIX.value} must end in a name, to which .bin and .idx are added.")
     task = Preparation(
@@ -62,7 +65,7 @@ def main(argv: list[str]) -> None:
         append_eod=_APPEND.value,
     )
     start = time.monotonic()
-    with phase("Preparing", unit="MB", scale=1e6) as preparing:
+    with phase("Preparing", number=readable_size) as preparing:
         made = prepare(task, workers=_WORKERS.value, progress=_Rate(preparing))
     counts, seconds = made.counts, time.monotonic() - start
     tokenizer = made.tokenizer if made.tokenizer == "bytes" else os.path.abspath(os.path.expanduser(made.tokenizer))
@@ -78,7 +81,7 @@ def main(argv: list[str]) -> None:
     ]
     print(
         f"{task.prefix}.bin and .idx: {counts.documents:,} documents, {counts.tokens:,} tokens of {made.vocab_size:,}, "
-        f"from {counts.text_bytes / 1e6:,.1f} MB of text in {seconds:,.1f} s"
+        f"from {readable_size(counts.text_bytes)} of text in {readable_time(seconds)}"
         + (f" ({', '.join(left_out)} left out)" if left_out else "")
         + f". Train with {shlex.join(fields)}"
     )

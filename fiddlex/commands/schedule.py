@@ -4,6 +4,7 @@
     fiddlex schedule --name=interleaved_1f1b --pipe=4 --chunks=2 --microbatches=8 --format=json
     fiddlex schedule --name=1f1b --pipe=4 --microbatches=8 --semantics=2bw
     fiddlex schedule --name=file:/tmp/mine.csv --costs=hop=0.1 --output=/tmp/mine.svg
+    fiddlex schedule --name=/tmp/mine.py:mine --pipe=4 --microbatches=8
     fiddlex schedule --compare=1f1b,zb_h1,zb_v --pipe=4 --microbatches=8 [--output=/tmp/three.pdf]
 
 Two clocks give the cost. In the free-running clock, which papers use, each rank starts an action as soon as it can. In
@@ -23,8 +24,10 @@ from collections.abc import Callable, Iterable
 
 from absl import flags
 
-from fiddlex.config.output_format import output_format
+from fiddlex.config.command_line import define_path
+from fiddlex.config.output_format import check_output, output_format
 from fiddlex.config.readable import counted
+from fiddlex.config.schedule_source import FORMS, Kind, source_of
 from fiddlex.config.sections import MEMORIES, ORDERS
 from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, ScheduleError
@@ -32,8 +35,8 @@ from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import NAMES, make_semantics
-from fiddlex.schedules.text import copies_to_text, stream_to_text, to_csv, to_text
-from fiddlex.schedules.ticks import moved_ahead
+from fiddlex.schedules.text import copies_to_text, order_to_text, stream_to_text, to_csv, to_text
+from fiddlex.schedules.ticks import order_facts
 from fiddlex.schedules.weight_stream import CHUNKS_HELD, WeightStream, stream_weights
 from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
@@ -41,7 +44,7 @@ from fiddlex.simulate.comparison import Compared, Missing, compare, costs_of_sta
 from fiddlex.simulate.comparison import to_text as comparison_text
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.steady import first_steps, steady
-from fiddlex.simulate.timeline import BUBBLE, Timeline
+from fiddlex.simulate.timeline import Timeline, bubble_in
 from fiddlex.synthesis.anywhere import find_anywhere
 from fiddlex.synthesis.report import facts as of_search
 from fiddlex.synthesis.report import told
@@ -50,16 +53,23 @@ from fiddlex.synthesis.search import Found
 
 logger = logging.getLogger("fiddlex.schedule")
 
-_NAME = flags.DEFINE_string("name", None, f"{', '.join(GENERATORS)}, file:PATH.csv, or auto: the best one found")
+STRAY_ARGUMENT = "name"
+
+_NAME = flags.DEFINE_string(
+    "name",
+    None,
+    f"{', '.join(GENERATORS)}; file:PATH.csv, a table; PATH.py:FUNCTION, a function of your own; or auto: the best one "
+    "found",
+)
 _COMPARE = flags.DEFINE_list(
     "compare",
     None,
     "instead of --name: several names separated by commas, for a table of their bubbles, times and memory, or a "
     "picture of all; interleaved_1f1b@2 has two chunks; a single time in --costs is that of all stages of a rank",
 )
-_PIPE = flags.DEFINE_integer("pipe", None, "ranks; a file has its own")
+_PIPE = flags.DEFINE_integer("pipe", None, "ranks; a table has its own")
 _CHUNKS = flags.DEFINE_integer("chunks", None, "stages on a rank; by default as many as the schedule takes, or one")
-_MICROBATCHES = flags.DEFINE_integer("microbatches", None, "microbatches in a batch; a file has its own")
+_MICROBATCHES = flags.DEFINE_integer("microbatches", None, "microbatches in a batch; a table has its own")
 _COSTS = flags.DEFINE_string(
     "costs",
     None,
@@ -76,7 +86,7 @@ _ORDER = flags.DEFINE_enum(
     "auto",
     list(ORDERS),
     "in lockstep: strict: one action per tick, in the schedule's order; ahead: F and B share ticks, and F runs ahead "
-    "of B; auto: strict for a file, ahead for a name",
+    "of B; auto: strict for a table or a function in a file, ahead for a name",
 )
 _STASH_MEMORY = flags.DEFINE_enum(
     "stash_memory",
@@ -110,7 +120,7 @@ _FORMAT = flags.DEFINE_enum(
     "text: grids and costs; csv: the table, which file: reads; json: the costs as one object; svg, pdf, png: a "
     "picture; by default what the ending of --output says, or text",
 )
-_OUTPUT = flags.DEFINE_string("output", None, "file to write; by default standard output, except for pictures")
+_OUTPUT = define_path("output", None, "file to write; by default standard output, except for pictures")
 
 _CLOCKS = {"free_running": "free-running", "lockstep": "lockstep"}
 _UNIT = "in microbatches of the whole rank"  # one of a rank's v stages counts 1/v
@@ -122,6 +132,8 @@ def main(argv: list[str]) -> None:
     form = output_format(_FORMAT.value, output, _ENDINGS, default="text")
     if form in _PICTURES and not output:
         raise ConfigError(f"--format={form} needs --output, the file to write the picture to.")
+    if output:
+        check_output("--output", output)
     costs = Costs.parse(_COSTS.value or "")
     words = ("--pipe", "--chunks", "--microbatches")
     make = functools.partial(make_schedule, pipe=_PIPE.value, chunks=_CHUNKS.value, order=_ORDER.value, words=words)
@@ -135,7 +147,7 @@ def main(argv: list[str]) -> None:
         _show(functools.partial(make, _NAME.value), costs, form, output)
     else:
         raise ConfigError(
-            f"--name is required: {', '.join(GENERATORS)}, file:PATH.csv or auto; or --compare, with several."
+            f"--name is required: {', '.join([*GENERATORS, *FORMS])} or auto; or --compare, with several."
         )
 
 
@@ -163,7 +175,7 @@ def _search(costs: Costs, chunks: int | None) -> Found:
     pipe, microbatches, cap = _PIPE.value, _MICROBATCHES.value, _CAP.value
     clock = "free_running" if _CLOCK.value == "free_running" else "lockstep"
     if pipe is None or microbatches is None:
-        raise ScheduleError(f"schedule {AUTO} needs --pipe and --microbatches; only a file has its own.")
+        raise ScheduleError(f"schedule {AUTO} needs --pipe and --microbatches; only a table has its own.")
     for flag, value in (("--pipe", pipe), ("--chunks", chunks), ("--microbatches", microbatches)):
         if value is not None and value < 1:
             raise ScheduleError(f"schedule {AUTO}: {flag}={value} must be at least 1.")
@@ -193,14 +205,17 @@ def _compare(
         runs = {f"{row.name}, {clocks[clock]}": row.timelines[clock] for row in there for clock in clocks}
         save(draw(runs, brief=True), output, format=form)
     elif form == "json":
-        _write(json.dumps({"bubble": BUBBLE, "schedules": [_compared(row, clocks) for row in rows]}) + "\n", output)
+        facts = {"bubble": bubble_in(clocks), "schedules": [_compared(row, clocks) for row in rows]}
+        _write(json.dumps(facts) + "\n", output)
     else:
         _write(comparison_text(rows, costs, clocks), output)
 
 
 def _with_chunks(make: Callable[..., Schedule], costs: Costs, name: str) -> Schedule:
     """The schedule of a name in --compare, which may have its own number of chunks, as in `interleaved_1f1b@2`."""
-    match = re.fullmatch(r"([^:]+)@(\d{1,9})", name, re.ASCII)  # no file's name, which may have an @ itself
+    match = None
+    if source_of(name).kind is not Kind.TABLE:  # whose file may have an @ in its name
+        match = re.fullmatch(r"(.+)@(\d{1,9})", name, re.ASCII)
     own = {"chunks": int(match[2])} if match else {}
     if (match[1] if match else name) == AUTO:
         chunks = own.get("chunks", _CHUNKS.value or 1)
@@ -271,7 +286,7 @@ def _show(
     elif form == "json":
         facts = _facts(lowered) | ({"stream": _of_stream(stream)} if stream else {})
         facts |= {"found": of_search(found)} if found else {}
-        facts |= {clock: _costs(run) for clock, run in shown.items()}
+        facts |= {"bubble": bubble_in(shown)} | {clock: _costs(run) for clock, run in shown.items()}
         if windows:
             facts["semantics"] = {name: steady(each, costs)._asdict() for name, each in windows.items()}
         text = json.dumps(facts) + "\n"
@@ -335,7 +350,8 @@ def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int =
     """The windows of sync and the semantics asked for, over at least `num_steps` steps; none without --semantics."""
     names = dict.fromkeys(["sync", _SEMANTICS.value]) if _SEMANTICS.value else {}
     size = schedule.num_microbatches
-    longer = None if schedule.name.startswith("file:") else lambda number: make(num_microbatches=number)
+    is_table = source_of(_NAME.value or "").kind is Kind.TABLE
+    longer = None if is_table else lambda number: make(num_microbatches=number)
     return {
         name: unroll(
             schedule,
@@ -398,11 +414,12 @@ def _how(windows: Windows, name: str) -> str:
 def _facts(lowered: Lowered) -> dict[str, object]:
     schedule = lowered.schedule
     sizes = {"pipe": schedule.num_ranks, "chunks": schedule.num_chunks, "microbatches": schedule.num_microbatches}
-    return {"name": schedule.name, **sizes, "num_ticks": lowered.num_ticks}
+    order = order_facts(schedule, lowered.ticks)
+    return {"name": schedule.name, **sizes, "num_ticks": lowered.num_ticks, **order}
 
 
 def _costs(timeline: Timeline) -> dict[str, object]:
-    fields = ("makespan", "bubble_fraction", "peak_inflight", "peak_weight_stash")
+    fields = ("makespan", "batch_time", "ideal", "bubble_fraction", "peak_inflight", "peak_weight_stash")
     return {field: getattr(timeline, field) for field in fields}
 
 
@@ -436,7 +453,9 @@ def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Ti
     if "free_running" in timelines:
         parts.append(f"\nfree-running, each action in one slot:\n{to_text(schedule)}")
     if "lockstep" in timelines:
-        parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}{_ahead(lowered)}")
+        parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}")
+        if order := order_to_text(lowered, "--order"):
+            parts.append(f"  {order}\n")
     if lowered.host_stash_slots:
         parts.append(
             "\ncopies to the host (↑, beside the forward pass of the tick) and back (↓, beside its backward pass):\n"
@@ -446,29 +465,17 @@ def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Ti
         )
     if stream:
         parts.append(_stream_page(lowered, stream))
-    parts.append(f"\ncosts, in any unit: {costs}\n")
+    parts.append(f"\ncosts, in any unit: {costs}\nbubble: {bubble_in(timelines)}\n")
     for clock, timeline in timelines.items():
         name, makespan, bubble = _CLOCKS[clock], timeline.makespan, timeline.bubble_fraction
         parts.append(
-            f"\n{name}: makespan {makespan:g}, bubble {bubble:.4g} of the work\n"
+            f"\n{name}: makespan {makespan:g}, bubble {bubble:.4g} of the work: a batch takes "
+            f"{timeline.batch_time:g}, the busiest rank works {timeline.ideal:g}\n"
             f"  most activations held by each rank, {_UNIT}: {_row(timeline.peak_inflight)}\n"
         )
         if schedule.split_backward:
             parts.append(f"  most left for W by each rank, {_UNIT}: {_row(timeline.peak_weight_stash)}\n")
     return "".join(parts)
-
-
-def _ahead(lowered: Lowered) -> str:
-    """What the ticks moved, for people; nothing if every rank keeps its order."""
-    moved = moved_ahead(lowered.schedule, lowered.ticks)
-    if not moved:
-        return ""
-    rank, (forwards, passed) = next(iter(moved.items()))
-    number = sum(len(each.forwards) for each in moved.values())
-    return (
-        f"  these ticks run {counted(number, 'forward')} out of order, before backwards that come first in the "
-        f"schedule: on rank {rank} at first {forwards[0]}, before {passed}; --order=strict keeps the order\n"
-    )
 
 
 def _row(numbers: tuple[float, ...]) -> str:

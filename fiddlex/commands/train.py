@@ -15,12 +15,15 @@ import sys
 import time
 
 from absl import flags
+from ml_collections import config_flags
 
 from fiddlex.cluster import elastic, processes
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config import library_log
 from fiddlex.config.command_line import define_config, define_workdir
 from fiddlex.config.progress import phase
+from fiddlex.config.warmup import long_warmup
+from fiddlex.errors import ConfigError
 
 logger = logging.getLogger("fiddlex.train")
 
@@ -30,6 +33,7 @@ _WORKDIR = define_workdir("directory of the run")
 _ELASTIC = flags.DEFINE_bool(
     "elastic", False, "go on with fewer replicas (mesh.data) where processes do not come within --join_timeout_s"
 )
+_FORCE = flags.DEFINE_bool("force", False, "train although the memory is predicted not to be enough (docs/memory.md)")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 _join = define_processes()
 
@@ -37,6 +41,9 @@ _join = define_processes()
 def main(argv: list[str]) -> None:
     """Trains; prints the sample, or the outcome as JSON."""
     wanted = _join(sizes=functools.partial(elastic.sizes, _CONFIG.value) if _ELASTIC.value else None)
+    given = config_flags.get_override_values(flags.FLAGS["config"])
+    if (problem := long_warmup(_CONFIG.value)) and "optimizer.warmup_steps" in given:  # else the log tells it
+        raise ConfigError(problem)
     config = elastic.shrunk(_CONFIG.value.validate(), wanted, processes.num_processes())
     if config is not _CONFIG.value and processes.is_first():
         text = "The run goes on with %d of %d processes: mesh.data=%d, pipeline.num_microbatches=%d."
@@ -46,7 +53,8 @@ def main(argv: list[str]) -> None:
         from fiddlex.train.loop import SAMPLING, train
         from fiddlex.train.run.next_commands import next_commands
 
-    outcome = train(config, pathlib.Path(_WORKDIR.value), start_s=_START_S, given=_CONFIG.value)
+    workdir = pathlib.Path(_WORKDIR.value)
+    outcome = train(config, workdir, start_s=_START_S, given=_CONFIG.value, force=_FORCE.value)
     try:
         if outcome.sample and processes.is_first():
             print(f"Sample after {outcome.step} steps (temperature {SAMPLING.temperature}):", file=sys.stderr)

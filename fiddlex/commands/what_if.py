@@ -15,17 +15,20 @@ from typing import Any
 from absl import flags
 
 from fiddlex.cluster.topology import load_topology
-from fiddlex.config.command_line import define_config
+from fiddlex.config.command_line import define_config, define_path
+from fiddlex.config.readable import gib
 from fiddlex.errors import ConfigError
 from fiddlex.planner.profile import load_profile
-from fiddlex.planner.report import gib, table
+from fiddlex.planner.report import table
 from fiddlex.planner.what_if import Estimate, Scenario, what_if
+
+STRAY_ARGUMENT = "change"
 
 _CONFIG = define_config()
 _TOPOLOGY = flags.DEFINE_string("topology", None, "name of the catalogue or a .toml file; this or --profile")
-_PROFILE = flags.DEFINE_string("profile", None, "what `fiddlex benchmark --profile` wrote; this or --topology")
+_PROFILE = define_path("profile", None, "what `fiddlex benchmark --profile` wrote; this or --topology")
 _CHANGES = flags.DEFINE_multi_string("change", [], "what is different; may be given several times")
-_FORMAT = flags.DEFINE_enum("format", "table", ["table", "json"], "json: one JSON object last on standard output")
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 
 
 def main(argv: list[str]) -> None:

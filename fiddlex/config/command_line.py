@@ -6,12 +6,8 @@ in the command line, in a config file or in the program's input ends the program
 no traceback; a traceback is a bug of fiddlex.
 """
 
-import dataclasses
 import functools
-import itertools
-import operator
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -22,24 +18,22 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from fiddlex.config import Config, interrupts, library_log, progress
-from fiddlex.config.config import check_field
+from fiddlex.config.arguments import file_first, split_program
 from fiddlex.config.ending import crashed, end, finished
 from fiddlex.config.every import Every
 from fiddlex.config.files import load_config
+from fiddlex.config.flag_hints import Stray
 from fiddlex.config.help import help_text
 from fiddlex.config.log import show_log
-from fiddlex.config.memory_advice import memory_remedies
-from fiddlex.config.overrides import is_field, override, replaced
-from fiddlex.config.records import type_name
+from fiddlex.config.memory_advice import is_lack_of_memory, memory_remedies
+from fiddlex.config.mistakes import explain, explain_stray, surplus, unknown_field
+from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
 
 USAGE_STATUS = 2  # the command line or the config is wrong
 FAILURE_STATUS = 1  # any other FiddlexError
 INTERRUPTED_STATUS = 130  # Ctrl-C, the status that shells report
 
-_CONFIG_FILE = re.compile(r"--?config(=|$)")
-_OVERRIDE = re.compile(r"-{0,2}(?:no)?config\.([^=]*)")
-_LACK_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory", re.IGNORECASE)  # the second is in INTERNAL errors
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
 
@@ -55,6 +49,13 @@ class _EveryParser(flags.ArgumentParser):
 
 
 config_flags.register_flag_parser_for_type(Every, _EveryParser())
+
+
+class _PathParser(flags.ArgumentParser):
+    """Reads a path, whose `~` no shell expands after `--name=`."""
+
+    def parse(self, argument: str) -> str:
+        return os.path.expanduser(argument)
 
 
 def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:
@@ -92,9 +93,14 @@ def define_changes(config: Config) -> flags.FlagHolder[Config]:
     return _define(text, functools.partial(_refuse_file, "has a config of its own"), config)
 
 
+def define_path(name: str, default: str | None, help_text: str, *, required: bool = False) -> flags.FlagHolder[str]:
+    """Defines a flag whose value is the path of a file or folder; `~` at its beginning is the user's home."""
+    return flags.DEFINE(_PathParser(), name, default, help_text, required=required)
+
+
 def define_workdir(help_text: str) -> flags.FlagHolder[str]:
     """Defines the required `--workdir`, which must not be empty."""
-    holder = flags.DEFINE_string("workdir", None, help_text, required=True)
+    holder = define_path("workdir", None, help_text, required=True)
     flags.register_validator(
         holder, lambda value: value is None or bool(value), "--workdir is empty; name a directory."
     )
@@ -114,7 +120,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     standard error that cannot be written changes nothing. The module that defines `main` may say in `ARGUMENT` what the
     first positional argument is, which must then be given; in `MORE_ARGUMENTS` how many may follow it, by default none;
     and with `TAKES_PROGRAM` that `--` and another program's command line may follow. Further positional arguments are
-    an error.
+    an error, whose message proposes the flag that the module names in `STRAY_ARGUMENT`.
 
     Args:
       main: takes a list that holds the program's name, the positional arguments, and what follows `--`.
@@ -127,10 +133,11 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         except Exception as error:
             if interrupts.is_interrupted():
                 raise KeyboardInterrupt from error
-            if type(error).__name__ == "JaxRuntimeError" and _LACK_OF_MEMORY.search(str(error)):
+            if is_lack_of_memory(error):
                 # Threads of the backend may hang now, so exit without waiting for them.
                 advice = _memory_advice(flags.FLAGS["config"].value, sys.modules["jax"].default_backend())
-                sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {advice}\n{str(error).splitlines()[0]}\n")
+                lines = [f"{os.path.basename(sys.argv[0])}: {advice}", *getattr(error, "__notes__", ())]
+                sys.stderr.write("\n".join([*lines, str(error).splitlines()[0], ""]))
                 _end_library_log(failed=True)
                 sys.stderr.flush()
                 os._exit(FAILURE_STATUS)
@@ -198,7 +205,7 @@ def _memory_advice(config: Config | None, platform: str) -> str:
     if config is None:
         remedies = ["end other programs that use it", "lower data.global_batch_size (for an evaluation)"]
     else:
-        remedies = memory_remedies(config, fake=fake)
+        remedies = list(memory_remedies(config, fake=fake))
     where = "The machine's memory, which the fake devices share," if fake else "The memory of a device"
     return f"{where} is full: {', or '.join(remedies)}."
 
@@ -207,12 +214,12 @@ def _define(
     help_text: str, parse_file: Callable[[str], Config], default: Config | None = None
 ) -> flags.FlagHolder[Config]:
     # On an override that names no field, config_flags fails with a KeyError, sometimes while the binary is still being
-    # imported. We hide such overrides from it; they reach absl as unknown flags, which `_explain` reports.
+    # imported. We hide such overrides from it; they reach absl as unknown flags, which `explain` reports.
     try:
-        arguments = _file_first(sys.argv)
+        arguments = file_first(sys.argv)
     except flags.Error as error:  # a --flagfile that cannot be read
         end(str(error), USAGE_STATUS)
-    shown = [argument for argument in arguments if _unknown_field(argument) is None]
+    shown = [argument for argument in arguments if unknown_field(argument) is None]
     holder = config_flags.DEFINE_config_dataclass(
         "config", default or Config(), help_text, sys_argv=shown, parse_fn=parse_file
     )
@@ -222,61 +229,10 @@ def _define(
     return holder
 
 
-def _file_first(argv: list[str]) -> list[str]:
-    """`argv` with its flag files expanded, and the last `--config` before all overrides, as config_flags requires.
-
-    `--`, and what follows it, is another program's and is left out.
-
-    Raises:
-      flags.Error: when a flag file cannot be read, or contains a NUL character.
-    """
-    try:
-        program, *arguments = flags.FLAGS.read_flags_from_files(_split(argv)[0])
-    except ValueError as error:
-        raise flags.Error(
-            f"a --flagfile cannot be read: {error}. Write it in UTF-8, without NUL characters."
-        ) from error
-    for argument in arguments:
-        if "\0" in argument:
-            raise flags.Error(f"{argument!r} contains a NUL character, which no command line can have. Remove it.")
-    file: list[str] = []
-    others = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if _CONFIG_FILE.match(argument):
-            file = [argument] if "=" in argument else [argument, *itertools.islice(remaining, 1)]
-        else:
-            others.append(argument)
-    return [program, *file, *others]
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The parts of `argv` before and after its first `--`."""
-    end = argv.index("--") if "--" in argv else len(argv)
-    return argv[:end], argv[end + 1 :]
-
-
 def _refuse_file(home: str, spec: str) -> NoReturn:
     raise ConfigError(
         f"--config={spec}: this program {home}. Override single fields of it, as --config.section.field=value."
     )
-
-
-def _unknown_field(argument: str) -> str | None:
-    """What is wrong with the field that an override names; None when nothing is, or `argument` is no override."""
-    override = _OVERRIDE.match(argument)
-    if not override:
-        return None
-    path = override[1]
-    try:
-        check_field(path)
-    except ConfigError as error:
-        return str(error)
-    section = operator.attrgetter(path)(Config())
-    if dataclasses.is_dataclass(section):
-        names = ", ".join(field.name for field in dataclasses.fields(section))
-        return f"config.{path} is a section and has no value of its own. Set one of its fields: {names}."
-    return None
 
 
 def _leave_output() -> None:
@@ -287,8 +243,8 @@ def _leave_output() -> None:
 class _HelpFlag(flags.BooleanFlag):
     """`--help` and `-h` in place of absl's, which does not show configs and exits with status 1."""
 
-    def __init__(self, module: str) -> None:
-        super().__init__("help", False, "show this help", short_name="h", allow_override=True)
+    def __init__(self, module: str, name: str = "help", short_name: str | None = "h") -> None:
+        super().__init__(name, False, "show this help", short_name=short_name, allow_override=True)
         self._module = module
 
     def parse(self, arg: str | bool) -> None:
@@ -303,69 +259,19 @@ class _HelpFlag(flags.BooleanFlag):
 def _parse_flags(argv: list[str], *, module: str) -> list[str]:
     argument: str = getattr(sys.modules[module], "ARGUMENT", "")
     takes_program = hasattr(sys.modules[module], "TAKES_PROGRAM")
-    _, program = _split(argv)
-    flags.DEFINE_flag(_HelpFlag(module))
+    _, program = split_program(argv)
+    for help_flag in (_HelpFlag(module), *(_HelpFlag(module, name, None) for name in ("helpshort", "helpfull"))):
+        flags.DEFINE_flag(help_flag)
     flags.FLAGS.set_gnu_getopt(True)  # otherwise absl silently ignores all flags after a positional argument
     try:
-        remaining = flags.FLAGS(_file_first(argv))
+        remaining = flags.FLAGS(file_first(argv))
     except (flags.Error, ValueError) as error:  # absl raises a bare ValueError for --noflag=value
-        end(_explain(error), USAGE_STATUS)
+        end(explain(error, module), USAGE_STATUS)
     except KeyboardInterrupt:  # while a config file runs
         end("interrupted.", INTERRUPTED_STATUS)
     if argument and not remaining[1:]:
         end(f"an argument is missing, {argument}.", USAGE_STATUS)
-    allowed = bool(argument) + getattr(sys.modules[module], "MORE_ARGUMENTS", 0)
-    surplus = remaining[1 + allowed :] + ([] if takes_program else program)
-    if surplus:
-        before = " A program and its flags come after --." if takes_program else ""
-        rule = "Write --name=value, and --name or --noname for a bool."
-        end(f"{surplus[-1]!r} is not a flag. {rule}{before}", USAGE_STATUS)
+    stray = surplus(module) + [Stray(text, "") for text in program if not takes_program]
+    if stray:
+        end(explain_stray(stray[0], module, []), USAGE_STATUS)
     return remaining + program
-
-
-def _explain(error: Exception) -> str:
-    """The message of `error`, or a clearer one where fiddlex knows more than absl."""
-    if isinstance(error.__context__, ConfigError):  # raised by load_config and wrapped by absl
-        return str(error.__context__)
-    if isinstance(error, flags.UnrecognizedFlagError):
-        if error.flagname[:1].isdecimal():
-            return (
-                f"-{error.flagname} is read as a flag, and there is none of that name. A number that is no flag's "
-                f"value, such as a step, must be at least 0; a flag takes a value as in --name=-{error.flagname}."
-            )
-        return _unknown_field(error.flagname) or str(error)
-    if error.__context__ is None:  # a flag's validator failed, not the parsing of a value
-        return _missing_flag() or str(error)
-    return _wrong_value() or str(error)
-
-
-def _wrong_value() -> str | None:
-    """What is wrong with the value of the first override whose value is not of its field's type."""
-    _, *arguments = _file_first(sys.argv)
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        match = _OVERRIDE.match(argument)
-        if match is None or not is_field(match[1]):
-            continue
-        kind = type(operator.attrgetter(match[1])(Config()))
-        if kind is bool and "=" not in argument:  # --config.… or --noconfig.…, which take no value
-            continue
-        value = argument.partition("=")[2] if "=" in argument else following
-        try:
-            override(Config(), f"{match[1]}={value}")
-        except ConfigError:
-            remedy = ": use true or false" if kind is bool else ""
-            return f"config.{match[1]}={value!r} must be of type {type_name(kind)}{remedy}."
-    return None
-
-
-def _missing_flag() -> str | None:
-    """The message for the first required flag that has no value."""
-    for name in flags.FLAGS:
-        flag = flags.FLAGS[name]
-        for validator in flag.validators:
-            try:
-                validator.verify(flags.FLAGS)
-            except flags.ValidationError:
-                if flag.value is None:
-                    return f"--{name} is required: {flag.help}."
-    return None

@@ -13,7 +13,9 @@ from typing import Any, cast
 from fiddlex.config import rules
 from fiddlex.config.data_section import DataConfig
 from fiddlex.config.every import Every
+from fiddlex.config.other_names import answer, fields_meant
 from fiddlex.config.records import Checked, from_mapping, no_field
+from fiddlex.config.schedule_source import source_of
 from fiddlex.config.sections import MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
 from fiddlex.config.small_files import json_object
 from fiddlex.config.train_section import TrainConfig
@@ -100,7 +102,7 @@ class Config(Checked, prefix="config."):
             "the MLP is cut into equal columns over the tensor axis",
         )
         stages = mesh.pipe * self.pipeline.num_chunks
-        if model.num_layers < stages and not self.pipeline.schedule.startswith("file:"):  # else the file says
+        if model.num_layers < stages and not source_of(self.pipeline.schedule).is_own:  # else its stages count
             raise ConfigError(
                 f"model.num_layers={model.num_layers} is less than the {stages} stages of mesh.pipe={mesh.pipe} × "
                 f"pipeline.num_chunks={self.pipeline.num_chunks}: each stage needs a layer. Lower either of them, or "
@@ -268,9 +270,22 @@ def check_field(path: str) -> None:
             raise ConfigError(f"config.{path}: config.{'.'.join(seen)} is a value and has no field {part!r}.")
         fields = {f.name: f.type for f in dataclasses.fields(holder)}
         if part not in fields:
-            raise ConfigError(no_field(cast(type, holder), part, fields, prefix=".".join(["config", *seen])))
+            prefix = ".".join(["config", *seen])
+            raise ConfigError(no_field(cast(type, holder), part, fields, prefix=prefix, meant=_meant(part)))
         seen.append(part)
         holder = fields[part]
+
+
+def field_paths() -> list[str]:
+    """The paths of all fields of a `Config`, such as `mesh.pipe`."""
+    sections = dataclasses.asdict(Config())
+    return [f"{section}.{name}" for section, fields in sections.items() for name in fields]
+
+
+def _meant(name: str) -> str:
+    """The fields of other sections that `name`, which is no field of its section, may stand for; empty: none."""
+    paths = " or ".join(f"config.{path}" for path in fields_meant(name, field_paths()))
+    return f"Did you mean {paths}?" if paths else answer(name)
 
 
 def _for_json(fields: list[tuple[str, Any]]) -> dict[str, Any]:

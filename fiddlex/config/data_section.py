@@ -5,6 +5,7 @@ import dataclasses
 from fiddlex.config import rules
 from fiddlex.config.megatron_source import parse_source, parse_split
 from fiddlex.config.records import Checked
+from fiddlex.config.source_hints import source_meant
 from fiddlex.errors import ConfigError
 
 SOURCE_KINDS = ("text", "hf", "array_record", "tokens", "megatron", "tsv", "jsonl")  # each with a path
@@ -25,9 +26,9 @@ class DataConfig(Checked, prefix="config.data."):
     token_dtype: str = "uint16"  # type in files of tokens:PATH; uint16 | uint32
     cache: str = ""  # folder that keeps the tokens of text, shared by all hosts; empty: several processes, the workdir
     sample_cache_gib: float = 0.0  # GiB of fetched samples to keep, which are never evicted; 0: none are kept
-    sample_cache_folder: str = ""  # folder that keeps them for all runs of a machine; empty: memory, of each process
+    sample_cache_folder: str = ""  # folder that keeps these for all runs of a machine; empty: memory, of each process
     share: str = ""  # folder, best in /dev/shm, by which runs of a machine prepare each batch once for all; empty: none
-    num_threads: int = 2  # of each process that prepare batches
+    num_threads: int = 2  # threads of each process that prepare batches
     log_samples: bool = False  # writes which samples each step trains on to WORKDIR/samples
     global_batch_size: int = 32  # examples per step, over all replicas and microbatches
     eval_batches: int = 0  # batches per evaluation; 0: all held-out data
@@ -37,7 +38,7 @@ class DataConfig(Checked, prefix="config.data."):
     pack: bool = True  # for mlm: packs short documents, each attending only to itself, into one example; else pads each
     text_fields: str = "sentence1,sentence2"  # columns or keys of the one or two texts of a task
     choices_fields: str = "choices"  # for multiple_choice: one key that holds a list, or a column for each choice
-    num_choices: int = 4  # for multiple_choice
+    num_choices: int = 4  # answers to choose from, for multiple_choice
     label_field: str = "label"  # column or key of the right answer
     labels: str = ""  # for classification: the classes in order, as in entailment,neutral,contradiction
     truncate: bool = False  # cuts a task's texts that are longer than model.seq_len; else they are an error
@@ -76,9 +77,10 @@ def _source(name: str, value: str, *, optional: bool) -> None:
     kind, _, path = value.partition(":")
     known = (kind == "stdlib" and not path) or (kind in SOURCE_KINDS and path)
     if not known and not (optional and not value):
-        raise ConfigError(
-            f"{name}={value!r} is not a data source: use stdlib, text:PATH, hf:PATH, array_record:PATH, tokens:PATH or "
-            "megatron:PREFIX; for labelled texts tsv:PATH or jsonl:PATH."
+        forms = (
+            "Use stdlib, text:PATH, hf:PATH, array_record:PATH, tokens:PATH or megatron:PREFIX; for labelled texts "
+            "tsv:PATH or jsonl:PATH."
         )
+        raise ConfigError(f"{name}={value!r} is not a data source. {source_meant(value, SOURCE_KINDS) or forms}")
     if kind == "megatron" and len(parse_source(name, value)) > 1 and optional:
         raise ConfigError(f"{name}={value!r} is a blend: evaluate on one dataset at a time, megatron:PREFIX.")

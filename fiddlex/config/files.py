@@ -12,15 +12,14 @@ import inspect
 import os
 import pathlib
 import reprlib
-import runpy
-import traceback
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import fiddlex
 from fiddlex.config import Config
+from fiddlex.config.python_files import errors_of, run_file, similar_file
 from fiddlex.config.records import from_mapping
-from fiddlex.errors import ConfigError, FiddlexError
+from fiddlex.errors import ConfigError
 
 _ARGUMENTS = "ARGUMENTS"
 
@@ -53,7 +52,7 @@ def config_names() -> list[str]:
 
 def describe(named: str) -> NamedConfig:
     """What a config file, named by its path or its name, says of itself; ConfigError when there is none."""
-    contents = runpy.run_path(_find(named))
+    contents = run_file(_find(named))
     parameters = inspect.signature(contents["get_config"]).parameters
     summary = (contents["__doc__"] or "").strip().partition("\n")[0]
     return NamedConfig(named, tuple(contents.get(_ARGUMENTS, ())), next(iter(parameters), ""), summary)
@@ -75,33 +74,18 @@ def load_config(spec: str) -> Config:
     """
     named, colon, argument = spec.partition(":")
     path = _find(named)
-    try:
-        contents = runpy.run_path(path)
-        get_config = contents.get("get_config")
-        if not callable(get_config):
-            raise ConfigError(f"{path} has no function get_config(); --config needs one that returns a Config.")
-        if argument not in contents.get(_ARGUMENTS, (argument,)):
-            raise ConfigError(_wrong_argument(named, argument, contents[_ARGUMENTS]))
+    with errors_of(path):
+        contents = run_file(path)
+        is_taken = argument in contents.get(_ARGUMENTS, (argument,))
+    get_config = contents.get("get_config")
+    if not callable(get_config):
+        raise ConfigError(f"{path} has no function get_config(); --config needs one that returns a Config.")
+    if not is_taken:
+        raise ConfigError(_wrong_argument(named, argument, contents[_ARGUMENTS]))
+    with errors_of(path):
         config = get_config(argument) if colon else get_config()
         if type(config) is Config:  # validates the types again, whatever the file did to the sections
             return from_mapping(Config, dataclasses.asdict(config), "config.")
-    except FiddlexError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        if not isinstance(error, ConfigError) or frames[-1].filename in (path, __file__):
-            raise
-        raise ConfigError(f"{_place(path, error)}: {error}") from error  # raised where the file sets a field
-    except SyntaxError as error:
-        place = f"{error.filename}, line {error.lineno}" if error.filename else _place(path, error)
-        raise ConfigError(f"{place}: {error.msg}.") from error
-    except SystemExit as error:
-        raise ConfigError(
-            f"{_place(path, error)}: SystemExit({error.code!r}) would end the program. A config file must not exit: "
-            "return a Config, or raise fiddlex.errors.ConfigError with what is wrong."
-        ) from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ConfigError(f"{_place(path, error)}: {type(error).__name__}: {error}") from error
     only = " itself, not of a subclass" if isinstance(config, Config) else ""
     raise ConfigError(f"get_config() of {path} returned {reprlib.repr(config)}; it must return a Config{only}.")
 
@@ -118,15 +102,22 @@ def _find(named: str) -> str:
     Raises:
       ConfigError: when there is none.
     """
+    named = os.path.expanduser(named)  # no shell expands ~ after --config=
     if os.path.isfile(named):
         return named
     known = config_names()
     if named in known:
         return str(_folder() / f"{named}.py")
+    if os.path.isdir(named):
+        raise ConfigError(
+            f"--config={named} is a folder. Name a file in it, as in --config={named.rstrip('/')}/config.py."
+        )
+    if not named:
+        raise ConfigError("--config is empty. Name a config that `fiddlex configs` lists, as in --config=gpt_tiny.")
     stem = os.path.basename(named).removesuffix(".py")
     if named != stem:
         comes = f" fiddlex comes with a config of that name: --config={stem}." if stem in known else ""
-        raise ConfigError(f"there is no config file {os.path.abspath(named)}.{_similar_file(named)}{comes}")
+        raise ConfigError(f"there is no config file {os.path.abspath(named)}.{similar_file(named)}{comes}")
     close = difflib.get_close_matches(named, known, n=3)
     near = f" Did you mean {' or '.join(close)}?" if close else ""
     raise ConfigError(
@@ -141,16 +132,3 @@ def _wrong_argument(named: str, argument: str, arguments: Sequence[str]) -> str:
         choices = f"--config={named} or {choices}"
     problem = f"takes no argument {argument!r}" if argument else "needs an argument"
     return f"the config {named} {problem}; use {choices}."
-
-
-def _similar_file(path: str) -> str:
-    folder, name = os.path.split(path)
-    entries = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    close = difflib.get_close_matches(name, [entry for entry in entries if entry.endswith(".py")], n=1)
-    return f" Did you mean {os.path.join(folder, close[0])}?" if close else ""
-
-
-def _place(path: str, error: BaseException) -> str:
-    """The config file, with its last line that was running when `error` was raised."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f"{path}, line {lines[-1]}" if lines else path

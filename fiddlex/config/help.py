@@ -1,15 +1,18 @@
-"""What `--help` of the binaries shows: the program's docstring, its flags, and every field of its config."""
+"""What `--help` of the commands shows: the docstring, the flags, and every field of the config with its meaning."""
 
 import dataclasses
 import sys
 import textwrap
+from typing import Any
 
 from absl import flags
 
 from fiddlex.config import Config
+from fiddlex.config.field_texts import field_texts
 
 _WIDTH = 120
 _NAME_WIDTH = 14  # of the column of names, unless one is longer
+_FIELD_WIDTH = 36  # of the column of fields with their defaults, at most; a longer one moves its text
 
 
 def help_text(module: str) -> str:
@@ -18,18 +21,32 @@ def help_text(module: str) -> str:
     Args:
       module: the name of the imported module that holds the program's docstring and flags.
     """
-    # absl names the flags of a program that was started by its path after the path.
-    own_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0] if module == "__main__" else module)
     lines = [(sys.modules[module].__doc__ or "").strip()]
-    if own_flags:
-        width = max(_NAME_WIDTH, *(len(f"--{flag.name}") for flag in own_flags))
-        lines += ["\nFlags:", *(_line(f"--{flag.name}", _describe(flag), width) for flag in own_flags)]
+    if names := own_flags(module):
+        width = max(_NAME_WIDTH, *(len(f"--{name}") for name in names))
+        lines += ["\nFlags:", *(_line(f"--{name}", _describe(flags.FLAGS[name]), width) for name in names)]
     if "config" in flags.FLAGS:
-        title = "Fields of the config with their defaults; --config.section.field=value sets one"
-        lines += [f"\n{title}", "(see sections.py, data_section.py and train_section.py in fiddlex/config):"]
-        for name, fields in dataclasses.asdict(flags.FLAGS["config"].default or Config()).items():
-            lines.append(_line(name, ", ".join(f"{field}={value!r}" for field, value in fields.items())))
+        lines.append("\nFields of the config with their defaults; --config.section.field=value sets one:")
+        config = flags.FLAGS["config"].default or Config()
+        for section in dataclasses.fields(config):
+            lines += ["", *_section(section.name, getattr(config, section.name))]
     return "\n".join(lines)
+
+
+def _section(name: str, section: Any) -> list[str]:
+    """The lines of a section of the config: what it is, and each field with its default and its meaning."""
+    summary = (type(section).__doc__ or "").partition("\n")[0]
+    texts = field_texts(type(section))
+    fields = {f"{name}.{field}={value!r}": texts.get(field, "") for field, value in vars(section).items()}
+    width = min(max(map(len, fields)), _FIELD_WIDTH)
+    return [f"{name}: {summary}", *(_line(field, text, width) for field, text in fields.items())]
+
+
+def own_flags(module: str) -> list[str]:
+    """The names of the flags that a program defines, without those of libraries."""
+    # absl names the flags of a program that was started by its path after the path.
+    found = flags.FLAGS.get_key_flags_for_module(sys.argv[0] if module == "__main__" else module)
+    return [flag.name for flag in found]
 
 
 def is_required(flag: flags.Flag) -> bool:

@@ -1,8 +1,10 @@
-"""The format in which a program writes a file: the one asked for, or the one that the ending of its name says."""
+"""The file that a program writes: its format, which the ending of its name may say, and whether it can be written."""
 
+import os
 import pathlib
 from collections.abc import Mapping
 
+from fiddlex.config.whole_files import check_replaceable
 from fiddlex.errors import ConfigError
 
 
@@ -30,3 +32,22 @@ def output_format(asked: str | None, output: pathlib.Path | None, endings: Mappi
             f"--output={output}: no format has the ending {ending}. Use one of {', '.join(endings)}, or add --format."
         )
     return asked or said or default
+
+
+def check_output(flag: str, path: pathlib.Path) -> None:
+    """Raises ConfigError where a flag's file could not be written once the work is done; makes the folder it is in.
+
+    Args:
+      flag: the flag that names the file, as in `--output`.
+      path: the file; a device such as /dev/stdout will do.
+    """
+    reason = "it is a link to nothing" if path.is_symlink() and not path.exists() else None
+    try:
+        if path.is_dir() or not path.exists() or (not path.is_symlink() and path.is_file()):
+            check_replaceable(path)
+        elif not os.access(path, os.W_OK):
+            reason = "Permission denied"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise ConfigError(f"{flag}={path} cannot be written: {reason}. Name a file in a folder that you may write to.")

@@ -17,7 +17,7 @@ class Phase:
       text: what the program does, as in "Evaluating".
       total: how many units of work there are; 0: not known.
       unit: what the units are called.
-      scale: numbers are shown divided by it.
+      number: makes a number of units text.
       time_left: the time left as text; None: estimated from the units done so far.
       logged: whether a log gets lines about it.
 
@@ -33,14 +33,14 @@ class Phase:
         *,
         total: float = 0,
         unit: str = "",
-        scale: float = 1.0,
+        number: Callable[[float], str] = "{:,.0f}".format,
         time_left: Callable[[], str] | None = None,
         logged: bool = True,
     ):
         self.logged = logged
         self.advanced: Callable[[], None] | None = None
         self.total = total
-        self._text, self._unit, self._scale = text, unit, scale
+        self._text, self._unit, self._number = text, unit, number
         self._time_left = time_left or self._estimate
         self._began_s = time.monotonic()
         self._done: float = 0
@@ -98,9 +98,7 @@ class Phase:
     def _count(self) -> str:
         if not self.total:
             return ""
-        digits = ",.0f" if self._scale == 1 else ",.1f"
-        done, total = (f"{number / self._scale:{digits}}" for number in (self._done, self.total))
-        return f"{done}/{total} {self._unit}".rstrip()
+        return f"{self._number(self._done)}/{self._number(self.total)} {self._unit}".rstrip()
 
     def _elapsed(self) -> str:
         seconds = self.seconds

@@ -28,7 +28,7 @@ def phase(
     *,
     total: float = 0,
     unit: str = "",
-    scale: float = 1.0,
+    number: Callable[[float], str] = "{:,.0f}".format,
     time_left: Callable[[], str] | None = None,
     logged: bool = True,
 ) -> Iterator[Phase]:
@@ -38,14 +38,14 @@ def phase(
       text: what the program does, as in "Evaluating".
       total: how many units of work there are; 0: not known.
       unit: what the units are called, as in "batches".
-      scale: numbers are shown divided by it, as with 1e6 for bytes as MB.
+      number: makes a number of units text, as `readable_size` does for bytes.
       time_left: the time left as text; None: estimated from the units done so far.
       logged: whether a log without a terminal gets lines about it; False where the program logs its own.
 
     Yields:
       The phase, whose `advance` says how much is done.
     """
-    entered = Phase(text, total=total, unit=unit, scale=scale, time_left=time_left, logged=logged)
+    entered = Phase(text, total=total, unit=unit, number=number, time_left=time_left, logged=logged)
     if threading.current_thread() is not threading.main_thread():
         yield entered
         return

@@ -1,20 +1,47 @@
-"""Numbers as messages give them to people: durations and counts."""
+"""Numbers as messages give them to people: durations, sizes and counts.
+
+All that fiddlex prints gives sizes in binary units, as the memory of a device is told: GiB, or MiB where all of a
+table's figures are small. Rates of links and of memory stay in GB/s, as their makers tell them.
+"""
+
+_GIB, _MIB = 2**30, 2**20
 
 
 def readable_time(seconds: float) -> str:
-    """`0.4 ms`, `210 ms`, `5.2 s`, `42 s`, `3 min 05 s` or `2 h 03 min`."""
+    """`25 µs`, `4.0 ms`, `210 ms`, `5.2 s`, `42 s`, `3 min 05 s`, `2 h 03 min` or `12 days 05 h`."""
     whole = round(seconds)
+    if whole >= 48 * 3600:
+        hours = round(seconds / 3600)
+        return f"{hours // 24:,} days {hours % 24:02d} h"
     if whole >= 3600:
-        return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     if whole >= 60:
         return f"{whole // 60} min {whole % 60:02d} s"
     if round(seconds, 1) >= 10 or seconds == 0:
         return f"{whole} s"
-    if round(1000 * seconds) >= 1000:
-        return f"{seconds:.1f} s"
-    if round(1000 * seconds, 1) >= 10:
-        return f"{1000 * seconds:.0f} ms"
-    return f"{1000 * seconds:.1f} ms" if round(1000 * seconds, 1) > 0 else "less than 0.1 ms"
+    for unit, number in (("s", seconds), ("ms", 1e3 * seconds), ("µs", 1e6 * seconds)):
+        if round(1000 * number) >= 1000:
+            return f"{number:.{0 if round(number, 1) >= 10 else 1}f} {unit}"
+    return "less than 1 µs"
+
+
+def readable_size(num_bytes: float) -> str:
+    """`612 bytes`, `6.74 KiB`, `91.17 MiB`, `480.0 GiB`: in the largest unit of which there is at least one."""
+    power = next((power for power in (4, 3, 2, 1) if num_bytes >= 1024**power), 0)
+    number = num_bytes / 1024**power
+    if not power:
+        return f"{number:.0f} bytes" if number != 1 else "1 byte"
+    return f"{number:,.{1 if number >= 100 else 2}f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+
+
+def gib(num_bytes: float) -> str:
+    """The number of GiB, for a table or a list in GiB: to a tenth from 1 GiB on, below that to two figures."""
+    return f"{num_bytes / _GIB:.1f}" if num_bytes >= _GIB else f"{num_bytes / _GIB:.2g}"
+
+
+def mib(num_bytes: float) -> str:
+    """The number of MiB, to a tenth, for a table or a list in MiB."""
+    return f"{num_bytes / _MIB:,.1f}"
 
 
 def counted(number: int, one: str) -> str:

@@ -105,10 +105,18 @@ def _kinds(cls: type) -> dict[str, Any]:
     return {field.name: field.type for field in dataclasses.fields(cls)}
 
 
-def no_field(cls: type, name: str, fields: Iterable[str], *, prefix: str) -> str:
-    """The message for a `name` that is none of the `fields` of a dataclass; `prefix` precedes names in messages."""
+def no_field(cls: type, name: str, fields: Iterable[str], *, prefix: str, meant: str = "") -> str:
+    """The message for a `name` that is none of the `fields` of a dataclass.
+
+    Args:
+      cls: the dataclass.
+      name: what was written.
+      fields: the names of its fields.
+      prefix: the text before field names in messages.
+      meant: a sentence on what was meant, where the caller knows that; empty: the nearest of `fields`, or all of them.
+    """
     former: Mapping[str, str] = getattr(cls, "_former", {})
-    hint = f"It was replaced by {former[name]}." if name in former else rules.nearest(name, fields)
+    hint = f"It was replaced by {former[name]}." if name in former else meant or rules.nearest(name, fields)
     return f"{prefix.rstrip('.: ')} has no field {_REPR.repr(name)}. {hint}"
 
 

@@ -5,6 +5,7 @@ import math
 import reprlib
 from collections.abc import Iterable, Sequence
 
+from fiddlex.config.other_names import VALUES
 from fiddlex.errors import ConfigError
 
 INTEGER_LIMIT = 2**31  # steps, examples and sizes are 32-bit integers on the devices
@@ -20,8 +21,18 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def close(name: str, names: Sequence[str]) -> str:
-    """A question that names the nearest of `names`; empty where none is near."""
-    close = difflib.get_close_matches(name, names, n=1)
+    """A question that names the nearest of `names`; empty where none is near.
+
+    What other systems call a value counts as near, and so does the beginning of a name, if only one begins so.
+    """
+    lower = name.lower()
+    longer = [each for each in names if lower and each.lower().startswith(lower)]
+    if VALUES.get(lower) in names:
+        close = [VALUES[lower]]
+    elif len(longer) == 1:
+        close = longer
+    else:
+        close = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(lower, names, n=1)
     return f"Did you mean {close[0]!r}?" if close else ""
 
 

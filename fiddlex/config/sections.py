@@ -38,28 +38,28 @@ LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 class ModelConfig(Checked, prefix="config.model."):
     """Shape of the network, in the field's standard terms."""
 
-    family: str = "gpt"  # gpt | llama | bert, or another of fiddlex.config.families.FAMILIES
+    family: str = "gpt"  # kind of network: gpt | llama | bert, or another of fiddlex.config.families.FAMILIES
     objective: str = ""  # lm; bert: mlm | mlm_nsp | mlm_sop | classification | multiple_choice; empty: lm or mlm
-    num_layers: int = 4
-    hidden_size: int = 128
-    num_heads: int = 4
-    ffn_size: int = 0  # 0: four times the hidden size
-    vocab_size: int = 256
-    seq_len: int = 128
-    dropout: float = 0.0  # rate for embeddings, attention probabilities and both residual branches
-    dtype: str = "float32"  # type of activations and matrix products; master weights are always float32
+    num_layers: int = 4  # layers of the transformer, in all stages together
+    hidden_size: int = 128  # width of the activations between layers
+    num_heads: int = 4  # attention heads of a layer
+    ffn_size: int = 0  # width of the MLP's hidden layer; 0: four times the hidden size
+    vocab_size: int = 256  # tokens of the vocabulary, at least as many as the tokenizer has
+    seq_len: int = 128  # tokens of a sequence
+    dropout: float = 0.0  # rate of dropout for embeddings, attention probabilities and both residual branches
+    dtype: str = "float32"  # float32 | bfloat16 | float16: of activations and products; master weights stay float32
     post_norm: bool = False  # LayerNorm after each residual sum (published BERT) instead of before each branch (GPT-2)
-    layer_norm_epsilon: float = 1e-5  # of LayerNorm and RMSNorm
-    gelu: str = "tanh"  # tanh (GPT-2) | erf (published BERT)
-    init_std: float = 0.02
+    layer_norm_epsilon: float = 1e-5  # added to the variance in LayerNorm and RMSNorm
+    gelu: str = "tanh"  # formula of the activation in the MLP: tanh (GPT-2) | erf (published BERT)
+    init_std: float = 0.02  # standard deviation of the initial weights
     vocab_multiple: int = 1  # each shard of the vocabulary is padded to a multiple of this (128 suits matrix units)
     num_kv_heads: int = 0  # heads of keys and values, each for num_heads / num_kv_heads queries; 0: num_heads
     head_dim: int = 0  # width of a head; 0: hidden_size / num_heads
     qk_norm: bool = False  # RMSNorm of each head's queries and keys
     tied_embeddings: bool = True  # the table of the embedding also scores the vocabulary
-    rope_base: float = 10000.0  # of rotary positions
+    rope_base: float = 10000.0  # base of the wavelengths of rotary positions
     rope_scaling: str = "none"  # none | linear | llama3: how rope_factor lengthens the wavelengths
-    rope_factor: float = 1.0
+    rope_factor: float = 1.0  # factor of the lengthening; 1: none
     rope_low_frequency: float = 1.0  # llama3: wavelengths above rope_original_len / this are lengthened
     rope_high_frequency: float = 4.0  # llama3: wavelengths below rope_original_len / this stay
     rope_original_len: int = 8192  # llama3: length of the sequences before the lengthening
@@ -160,9 +160,9 @@ class ModelConfig(Checked, prefix="config.model."):
 class MeshConfig(Checked, prefix="config.mesh."):
     """Devices along each axis of the mesh. The product is the number of devices the run uses."""
 
-    data: int = 1
-    pipe: int = 1
-    tensor: int = 1
+    data: int = 1  # replicas of the model, each with an equal part of the batch
+    pipe: int = 1  # pipeline ranks, each with pipeline.num_chunks stages
+    tensor: int = 1  # devices that share the heads, the MLP and the vocabulary of each layer
     sequence_parallel: bool = False  # shards norms, dropout and residuals over `tensor` along the sequence
     outermost: str = "data"  # data | pipe: axis with neighbours farthest apart, the first to cross hosts or slices
     collective_matmul: bool = False  # the exchanges of sequence parallelism run in pieces, beside the layers' products
@@ -203,10 +203,10 @@ class MeshConfig(Checked, prefix="config.mesh."):
 class PipelineConfig(Checked, prefix="config.pipeline."):
     """How the model is cut into stages and a replica's batch into microbatches, and in which order they run."""
 
-    schedule: str = "1f1b"  # one of those that `fiddlex schedule --help` lists | file:PATH.csv | auto: the best found
+    schedule: str = "1f1b"  # a name that `fiddlex schedule --help` lists | file:PATH.csv | PATH.py:FUNCTION | auto
     num_chunks: int = 1  # stages on each pipe rank
-    num_microbatches: int = 1  # in one replica's batch
-    layers_per_stage: str = ""  # of each stage, as in 3,2,3 | balanced: the fastest | empty: as even as possible
+    num_microbatches: int = 1  # microbatches in one replica's batch
+    layers_per_stage: str = ""  # layers of each stage, as in 3,2,3 | balanced: the fastest | empty: as even as possible
     order: str = "auto"  # strict: one action a tick, in order | ahead: F and B share ticks | auto: strict for files
     recompute: str = "none"  # some of attention,gelu,norms,masks | none | selective (= attention) | full (whole layers)
     stash_memory: str = "device"  # where what a forward saves waits for its backward: device | host (TPUs and GPUs)
@@ -217,7 +217,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     switch_window: int = 25  # for auto: steps over whose mean loss it decides
     switch_threshold: float = 0.01  # for auto: share of the loss; a window that falls by less ends sync
     prediction: str = "none"  # of delayed weights: none | extrapolate (past updates) | momentum (the optimizer's)
-    prediction_order: int = 1  # 1 | 2; 2 also uses what the last gradient added to the momentum
+    prediction_order: int = 1  # 1 | 2: 2 also uses what the last gradient added to the momentum
     prediction_scale: float = 1.0  # multiplies the predicted update
 
     @property
@@ -273,21 +273,21 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
 class OptimizerConfig(Checked, prefix="config.optimizer."):
     """The update rule, its learning-rate schedule, clipping, and whether its state is sharded."""
 
-    name: str = "adamw"  # adamw | nadamw | adam | adan | lion | muon | lamb | adafactor | sgd
-    learning_rate: float = 1e-3
+    name: str = "adamw"  # update rule: adamw | nadamw | adam | adan | lion | muon | lamb | adafactor | sgd
+    learning_rate: float = 1e-3  # highest learning rate, reached at the end of the warm-up
     schedule: str = "cosine"  # shape after the warm-up: cosine | linear | constant
-    warmup_steps: int = 0
-    decay_steps: int = 0  # length of the whole schedule, warm-up included; 0: train.num_steps
-    final_learning_rate: float = 0.0  # reached at decay_steps, and used from then on
-    weight_decay: float = 0.0  # applies to matrices only, not to norms and biases
-    clip_norm: float = 0.0  # global norm; 0: no clipping
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    beta3: float = 0.99  # used by adan alone
-    momentum: float = 0.9  # used by sgd and, for matrices, by muon
+    warmup_steps: int = 0  # steps in which the learning rate rises from 0
+    decay_steps: int = 0  # steps of the whole schedule, warm-up included; 0: train.num_steps
+    final_learning_rate: float = 0.0  # learning rate at decay_steps and from then on
+    weight_decay: float = 0.0  # decay of matrices in each step, times the learning rate; norms and biases have none
+    clip_norm: float = 0.0  # largest global norm of the gradient, which is scaled down to it; 0: no clipping
+    beta1: float = 0.9  # decay of the mean of the gradients
+    beta2: float = 0.95  # decay of the mean of their squares; lion: of the momentum
+    epsilon: float = 1e-8  # added to the denominator of an update
+    beta3: float = 0.99  # decay of the mean of squares, for adan alone
+    momentum: float = 0.9  # decay of the momentum, for sgd and, of matrices, for muon
     zero1: bool = True  # shards master weights and optimizer state over `data`
-    offload: bool = False  # keeps matrices and tables of both in the memory of the host between steps
+    offload: bool = False  # keeps matrices and tables of weights and state on the host between steps
     loss_scale: float = 65536.0  # initial loss scale of float16; halved when gradients overflow
     loss_scale_window: int = 1000  # steps without an overflow after which the loss scale doubles
 

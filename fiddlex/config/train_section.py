@@ -19,24 +19,24 @@ FORMER = {"keep_checkpoints": "keep_last, which counts the newest checkpoint too
 class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     """Length of the run and its periodic actions. `*_every` fields count steps; 0 turns the action off."""
 
-    num_steps: int = 100
+    num_steps: int = 100  # steps of the run, each an update of the weights
     seed: int = 0  # seed of initial weights and dropout
-    log_every: int = 10
-    eval_every: int = 0  # the run also ends with an evaluation, unless this is 0
-    checkpoint_every: EveryField = 0  # steps, or auto; the run also ends with a checkpoint, unless this is 0
+    log_every: int = 10  # steps from one line of the log to the next; 0: none
+    eval_every: int = 0  # steps from one evaluation to the next; the run also ends with one, unless this is 0
+    checkpoint_every: EveryField = 0  # steps from one checkpoint to the next | auto; the last step has one, unless 0
     checkpoint_overhead: float = 0.035  # auto: largest share that checkpoints may add to the time of steps
     mean_time_to_failure_h: float = 0.0  # auto: hours between two failures, in place of the overhead; 0: not known
     keep_last: int = 2  # checkpoints to keep; of the newest it is not known before the next step whether it is good
     keep_every: int = 0  # keep the first checkpoint of every so many steps, however old; 0: none
-    on_nonfinite: str = "stop"  # loss or gradient that is not finite: stop | skip (the update) | rollback
+    on_nonfinite: str = "stop"  # what a loss or gradient that is not finite does: stop | skip (the update) | rollback
     spike_bound: float = 0.0  # loss or gradient this many times as large as usual is a spike, never an update; 0: off
-    on_spike: str = "skip"  # stop | skip | rollback (to the last good checkpoint, and leave the batch out)
+    on_spike: str = "skip"  # what a spike does: stop | skip | rollback (to the last good checkpoint, without the batch)
     max_faults: int = 10  # steps that may be skipped or rolled back in a run before it ends
     init_from: str = ""  # workdir, or hf:DIR, whose weights this run starts from; a head of another kind is initialised
     patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
-    sample_tokens: int = 0  # length of the text sampled at the end of the run
-    peer_timeout_s: int = 60  # of silence after which another process of the run counts as lost, and the run ends
-    step_timeout_s: int = 600  # after which a step, evaluation or checkpoint is reported as stuck; 0: never
+    sample_tokens: int = 0  # tokens of the text sampled at the end of the run; 0: none
+    peer_timeout_s: int = 60  # seconds of silence after which another process counts as lost, and the run ends
+    step_timeout_s: int = 600  # seconds after which a step, evaluation or checkpoint is reported as stuck; 0: never
     topology: str = ""  # whose chip's peak is that of `mfu`: a name or a .toml path; empty: by the kind of the devices
     compilation_cache: str = AUTO  # folder for compiled programs; auto: one of the user's; empty: none
     profile_steps: str = ""  # first and last step of a profile for TensorBoard, as in 10:13; empty: none

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from fiddlex.config import Config
 from fiddlex.costs.backend import TPU, Backend
-from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, outside_layers
+from fiddlex.costs.layer_memory import FLOAT32, ITEMSIZES, LayerMemory, num_sequences, outside_layers
 from fiddlex.costs.weight_memory import WeightBytes, weight_bytes
+from fiddlex.models.registry import describe
 from fiddlex.models.task_sizes import example_fields
 from fiddlex.schedules.buffers import IN_TRANSIT, Sizes
 from fiddlex.schedules.placement import LayerPlacement
@@ -84,6 +85,14 @@ class Memory(NamedTuple):
         of_loop = self.compute_weights + self.stash + self.weight_stash + self.inboxes
         return always + max(of_loop + self.working, self.update + (of_loop if self.versions else 0))
 
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """The bytes in the device's own memory at the moment of the peak, by purpose; their sum is `peak`."""
+        of_loop = set() if self.versions else {"compute_weights", "stash", "weight_stash", "inboxes"}
+        absent = {"update"}, {"working"} | of_loop
+        moments = [{name: size for name, size in self.of_device.items() if name not in each} for each in absent]
+        return max(moments, key=lambda moment: sum(moment.values()))
+
 
 def device_memory(
     config: Config,
@@ -131,6 +140,34 @@ def device_memory(
         host_state=weights.host,
         host_weights=weights.host_weights,
         host_stash=slots.host_stash * rows * layer.stash(),
+    )
+
+
+def scoring_memory(config: Config, placement: LayerPlacement, backend: Backend) -> Memory:
+    """The least memory that scoring a batch takes on a device: its arrays without those inside the layers.
+
+    These are the weights, the batch, and in `working` the float32 logits of a microbatch.
+
+    Args:
+      config: a valid config.
+      placement: placement of the layers on stages.
+      backend: backend that compiles the program.
+    """
+    weights = weight_bytes(config, placement.rows_per_rank, backend)
+    columns = config.padded_vocab_size // config.mesh.vocab_shards
+    scored = num_sequences(config) * describe(config).task.num_scored
+    return Memory(
+        weights=weights.master,
+        optimizer=0,
+        compute_weights=_compute_weights(config, weights, backend, continuous=False),
+        versions=0,
+        gradients=0,
+        stash=0,
+        weight_stash=0,
+        inboxes=0,
+        working=scored * columns * FLOAT32,
+        update=0,
+        inputs=_batch(config),
     )
 
 

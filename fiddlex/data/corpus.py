@@ -63,7 +63,7 @@ class Corpus:
         return self.train.fingerprint()
 
     def describe(self) -> str:
-        """A line for the log: 'stdlib: 231 files, 7.1 MB, … for training; 14 files, 0.4 MB, … held out'."""
+        """A line for the log: 'stdlib: 231 files, 6.77 MiB, … for training; 14 files, 391.2 KiB, … held out'."""
         heldout = f"{self.heldout.describe()} held out" if len(self.heldout) else "nothing held out"
         return f"{self.source}: {self.train.describe()} for training; {heldout}"
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from fiddlex.config.readable import readable_time
 from fiddlex.data.blended_examples import BlendedExamples
 from fiddlex.data.examples import ExampleSource
 from fiddlex.data.loader import Batch, Loader, prefetched
@@ -184,10 +185,10 @@ class Analysis:
         """The analysis as text for people."""
         seconds = self.seconds
         rows = [
-            f"devices  {1e3 * seconds[DEVICES]:.3g} ms a step, with its batch there",
-            f"prepare  {1e3 * seconds[PREPARE]:.3g} ms a batch, of samples in memory",
-            f"fetch    {1e3 * seconds[FETCH]:.3g} ms a batch, its samples dropped",
-            f"both     {1e3 * self.times.loader_s:.3g} ms a batch, as the run makes it "
+            f"devices  {readable_time(seconds[DEVICES])} a step, with its batch there",
+            f"prepare  {readable_time(seconds[PREPARE])} a batch, of samples in memory",
+            f"fetch    {readable_time(seconds[FETCH])} a batch, its samples dropped",
+            f"both     {readable_time(self.times.loader_s)} a batch, as the run makes it "
             f"(data.num_threads={self.times.num_threads})",
         ]
         others = ", ".join(
@@ -195,9 +196,9 @@ class Analysis:
             for name, value in seconds.items()
             if name != self.bound and value
         )
-        rows.append(f"bound    by {self.bound}, {1e3 * self.step_s:.3g} ms a step; {others}")
+        rows.append(f"bound    by {self.bound}, {readable_time(self.step_s)} a step; {others}")
         for mend in self.mends:
-            text = f"{1e3 * mend.step_s:.3g} ms a step, {_times(self.step_s / mend.step_s)} as fast"
+            text = f"{readable_time(mend.step_s)} a step, {_times(self.step_s / mend.step_s)} as fast"
             if _CACHE in mend.fields:
                 text += f", from the second of the run's {self.epochs:.3g} epochs on"
             rows.append(f"mend     {mend.describe()}: {text}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fiddlex.config.readable import counted
+from fiddlex.config.readable import counted, readable_size
 from fiddlex.data.boundaries import find_documents
 
 
@@ -68,14 +68,10 @@ class TokenStream:
         return f"{len(self)}-{digest.hexdigest()[:16]}"
 
     def describe(self) -> str:
-        """The stream's size: '14 files, 0.4 MB, 412,345 tokens'."""
+        """The stream's size: '14 files, 391.2 KiB, 412,345 tokens'."""
         parts = []
         if self.num_documents is not None:
             parts.append(counted(self.num_documents, self.unit))
         if self.num_bytes is not None:
-            parts.append(_readable_size(self.num_bytes))
+            parts.append(readable_size(self.num_bytes))
         return ", ".join([*parts, counted(len(self), "token")])
-
-
-def _readable_size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 50_000 else f"{num_bytes:,} bytes"

@@ -20,8 +20,8 @@ class Cut(NamedTuple):
       busiest: number of layers of each stage of the rank that has most.
       most: number of layers on the rank that has most.
       fewest: number of layers of the stage that has fewest.
-      last: number of layers on the last rank.
-      before: number of layers in the first `pipe` − 1 stages.
+      last: number of layers on the rank that a microbatch reaches last.
+      before: number of layers in the stages before the first one of that rank.
     """
 
     placement: LayerPlacement
@@ -33,21 +33,25 @@ class Cut(NamedTuple):
     before: int
 
     @classmethod
-    def of(cls, schedule: str, pipe: int, chunks: int, num_layers: int) -> "Cut":
-        """The cut for a schedule with `pipe` ranks and `chunks` stages on each."""
-        placement = place_layers(stage_ranks(Shape(schedule, pipe, chunks, pipe)), num_layers)
+    def of(cls, schedule: str, pipe: int, chunks: int, num_layers: int, num_microbatches: int | None = None) -> "Cut":
+        """The cut for a schedule with `pipe` ranks and up to `chunks` stages on each.
+
+        The number of microbatches is needed only for schedules without traits.
+        """
+        placement = place_layers(stage_ranks(Shape(schedule, pipe, chunks, num_microbatches or pipe)), num_layers)
         layers = placement.layers_per_stage
         work = [tuple(layers[stage] for stage in stages) for stages in placement.chunks]
         busiest = max(work, key=sum)
-        most, before = sum(busiest), sum(layers[: pipe - 1])
-        return cls(placement, placement.rows_per_rank, busiest, most, min(layers), sum(work[-1]), before)
+        last = max(range(pipe), key=lambda rank: min(placement.chunks[rank]))
+        before = sum(layers[: min(placement.chunks[last])])
+        return cls(placement, placement.rows_per_rank, busiest, sum(busiest), min(layers), sum(work[last]), before)
 
 
 def least_seconds(shape: Shape, cut: Cut, times: MicrobatchTimes) -> float:
     """A lower bound on the seconds of a batch, for any order of its work.
 
     The rank with most layers processes all microbatches, and all ranks take part in the embedding and head of each. In
-    a pipeline that is flushed, the last rank is also idle until the first microbatch reaches it, and from the end of
+    a pipeline that is flushed, the rank that a microbatch reaches last is also idle until then, and from the end of
     its last backward pass until the first rank has run that microbatch's backward pass. Where the schedule splits
     backward passes, W fills this second gap. In ticks in which the rank with most layers runs nothing, another one runs
     an action.

@@ -15,13 +15,13 @@ import numpy as np
 
 from fiddlex.schedules.buffers import Sizes
 from fiddlex.schedules.columns import KIND_NUMBERS, Columns
-from fiddlex.schedules.generators import GENERATORS
+from fiddlex.schedules.generators import generator_of
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.schedule import Kind, Schedule
 from fiddlex.schedules.semantics import make_semantics
 from fiddlex.schedules.ticks import place
-from fiddlex.schedules.traits import Generator, Traits, traits_of
+from fiddlex.schedules.traits import NO_TRAITS, Generator, Traits, traits_of
 from fiddlex.schedules.weight_stream import transfer_of
 from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     """The shape of a pipeline, independent of the model that runs in it.
 
     Attributes:
-      schedule: name of a schedule that has traits.
+      schedule: what names the schedule (`fiddlex.schedules.generators.make_schedule`).
       pipe: number of pipe ranks.
       chunks: number of stages on each rank.
       num_microbatches: number of microbatches in a replica's batch.
@@ -53,15 +53,8 @@ class Shape(NamedTuple):
 
     @property
     def traits(self) -> Traits:
-        """The traits of the schedule.
-
-        Raises:
-          ValueError: when the schedule has no traits.
-        """
-        traits = traits_of(GENERATORS.get(self.schedule))
-        if traits is None:
-            raise ValueError(f"schedule {self.schedule!r} has no traits, so no more is known of it than of its actions")
-        return traits
+        """The traits of the schedule; `NO_TRAITS` where its generator has none."""
+        return traits_of(generator_of(self.schedule)) or NO_TRAITS
 
     @property
     def never_waits(self) -> bool:
@@ -73,7 +66,8 @@ class Shape(NamedTuple):
 
 def stage_ranks(shape: Shape) -> tuple[int, ...]:
     """The rank of each stage."""
-    return _schedule(shape, shape.traits.period(shape.pipe)).placement
+    traits = shape.traits  # with them, the placement does not depend on the microbatches
+    return _schedule(shape, None if traits is NO_TRAITS else traits.period(shape.pipe)).placement
 
 
 def batch_seconds(shape: Shape, costs: Costs) -> float:
@@ -117,7 +111,7 @@ def _sizes(shape: Shape) -> Sizes:
     if shape.semantics != "sync":
         if shape.semantics == "2bw" and traits.sizes_2bw and 1 < p <= m and not shape.spills:
             return traits.sizes_2bw(p, v, m)
-        return _windows(shape, GENERATORS[shape.schedule]).sizes
+        return _windows(shape, generator_of(shape.schedule)).sizes
     if traits.slots is None:
         return make_spec(lower(_schedule(shape), spills=shape.spills), m).sizes
     if shape.spills and traits.spilled_slots:
@@ -151,13 +145,13 @@ def free_running_seconds(shape: Shape, costs: Costs) -> float:
 
 def _seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
     shape = shape._replace(num_microbatches=num_microbatches)
-    return _ticks(shape, GENERATORS[shape.schedule]).times(costs).makespan
+    return _ticks(shape, generator_of(shape.schedule)).times(costs).makespan
 
 
 def _streamed_seconds(shape: Shape, costs: Costs) -> float:
     m, short = shape.num_microbatches, max(shape.traits.onset(shape.pipe), shape.pipe + 2)
     few, copies = shape._replace(num_microbatches=min(m, short)), copies_of(shape)
-    work, repeated = _streamed_ticks(few, GENERATORS[shape.schedule])
+    work, repeated = _streamed_ticks(few, generator_of(shape.schedule))
     lengths = work.times(costs).lengths
     times = np.ones(len(lengths), np.int64)
     if m > short:
@@ -171,7 +165,7 @@ def _streamed_seconds(shape: Shape, costs: Costs) -> float:
 
 def _steady_seconds(shape: Shape, num_microbatches: int, costs: Costs) -> float:
     shape = shape._replace(num_microbatches=num_microbatches)
-    return steady(_windows(shape, GENERATORS[shape.schedule]), costs).period
+    return steady(_windows(shape, generator_of(shape.schedule)), costs).period
 
 
 # The caches' keys have the generator as well as its name, because a notebook may give the name to another generator.
@@ -206,7 +200,7 @@ def _streamed_ticks(shape: Shape, generator: Generator) -> tuple[TickWork, np.nd
 def _schedule(shape: Shape, num_microbatches: int | None = None) -> Schedule:
     """The shape's schedule, with another number of microbatches if one is given."""
     number = num_microbatches or shape.num_microbatches
-    return _made(shape._replace(num_microbatches=number), GENERATORS[shape.schedule])
+    return _made(shape._replace(num_microbatches=number), generator_of(shape.schedule))
 
 
 @functools.lru_cache(maxsize=256)

@@ -26,16 +26,18 @@ from fiddlex.config.recompute import FULL, PARTS, written
 from fiddlex.config.sections import OUTERMOST_AXES
 from fiddlex.config.stash import SAME
 from fiddlex.costs.backend import backend_of
+from fiddlex.errors import ScheduleError
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import Product
 from fiddlex.planner.closed_forms import Shape
 from fiddlex.planner.cost_model import EFFICIENCY
-from fiddlex.schedules.generators import GENERATORS
-from fiddlex.schedules.traits import traits_of
+from fiddlex.schedules.generators import GENERATORS, generator_of, make_schedule
+from fiddlex.schedules.traits import NO_TRAITS, Generator, Traits, traits_of
 
 HEADROOM = 0.1  # share of a device's memory that stays free, for the memory model's error (docs/memory.md)
 MOST_WAITING = 8  # largest number of ranks of a pipeline that waits for updates under 2BW
 SEMANTICS = ("sync", "2bw")
+CHUNKS_TRIED = (1, 2, 3, 4)  # of a schedule without traits
 OBJECTIVES = ("time", "cost", "memory")
 
 
@@ -52,6 +54,8 @@ class Problem:
       objective: what the planner minimizes: the `time` of a step, the `cost` of a step, for which it may use fewer
         devices, or the `memory` of a device.
       semantics: the weight semantics that a layout may have.
+      schedules: the schedules that a layout may have, as `make_schedule` names them, on two ranks or more where
+        weights do not come chunk by chunk; empty: all that have traits, and no pipeline.
       efficiency: share of the chip's peak that large products reach, as in `cost_model.CostModel`.
     """
 
@@ -61,6 +65,7 @@ class Problem:
     memory_bytes: int | None = None
     objective: str = "time"
     semantics: Sequence[str] = SEMANTICS
+    schedules: Sequence[str] = ()
     efficiency: float = EFFICIENCY
 
     @property
@@ -200,11 +205,10 @@ def layouts(problem: Problem) -> Iterator[Layout]:
 
 def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:
     """All schedules, numbers of chunks and semantics for these numbers of pipe ranks and microbatches."""
-    layers, streams = problem.config.model.num_layers, problem.config.pipeline.streams
+    layers = problem.config.model.num_layers
     least = pipe if pipe <= MOST_WAITING else 2 * (pipe - 1)  # fewest microbatches without a flush
-    for name, generator in GENERATORS.items():
-        traits = traits_of(generator)
-        if traits is None or traits.chunk_major != streams or num_microbatches % traits.period(pipe):
+    for name, traits in schedules(problem):
+        if num_microbatches % traits.period(pipe) or (problem.schedules and pipe == 1 and not traits.chunk_major):
             continue
         searched = [semantics for semantics in problem.semantics if semantics in traits.searched]
         if problem.config.optimizer.offload:  # without a flush, weights are predicted, which takes all of them at once
@@ -212,9 +216,35 @@ def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[t
         for chunks, semantics in itertools.product(traits.chunks, searched):
             if chunks * pipe > layers or (semantics != "sync" and (pipe == 1 or num_microbatches < least)):
                 continue
+            if traits.slots is None and not exists(name, generator_of(name), pipe, chunks, num_microbatches):
+                continue
             yield name, chunks, semantics
             if pipe == 1 and not traits.chunk_major:
                 return
+
+
+def schedules(problem: Problem) -> Iterator[tuple[str, Traits]]:
+    """The schedules of the space, with their traits; those that a user asks for are searched with a flush at least."""
+    streams = problem.config.pipeline.streams
+    if not problem.schedules:
+        for name, generator in GENERATORS.items():
+            traits = traits_of(generator)
+            if traits is not None and traits.chunk_major == streams:
+                yield name, traits
+    for name in problem.schedules:
+        traits = traits_of(generator_of(name)) or dataclasses.replace(NO_TRAITS, chunks=CHUNKS_TRIED)
+        if traits.chunk_major or not streams:
+            yield name, dataclasses.replace(traits, searched=traits.searched or ("sync",))
+
+
+@functools.lru_cache(maxsize=4096)
+def exists(name: str, generator: Generator, pipe: int, chunks: int, num_microbatches: int) -> bool:
+    """Whether a schedule exists for these sizes; the cache's key has its generator, since a file may change."""
+    try:
+        make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
+    except ScheduleError:
+        return False
+    return True
 
 
 def recompute_choices(config: Config, *, flash: bool) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from fiddlex.config.readable import gib
 from fiddlex.errors import ConfigError
 from fiddlex.planner.layouts import Problem, layouts
-from fiddlex.planner.report import gib, layout_text, parts_text
+from fiddlex.planner.report import layout_text, parts_text
 from fiddlex.planner.search import Need, further_problems, search
 
 DOUBLINGS = 7  # how often to double the number of devices in search of enough memory

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fiddlex.config import Config, MeshConfig
-from fiddlex.config.readable import counted
+from fiddlex.config.readable import counted, gib, readable_size, readable_time
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.planner.layouts import Layout, Problem, outermost_axes
 from fiddlex.planner.search import Found, Plan, evaluate
+from fiddlex.simulate.timeline import BUBBLE
 
 GIB = 2**30
 
@@ -33,7 +34,8 @@ def as_text(problem: Problem, found: Found, flushed: Plan | None = None) -> str:
         f"bound or by memory\n\n{table(rows)}\n",
         f"The first: {_whole_run(best)}.",
         f"Memory of a device, GiB, not all of it at once: {parts_text(best.memory)}.",
-        f"Communication that nothing hides, of a step: {exposed}; its bubble is {best.bubble:.1%}.",
+        f"Communication that nothing hides, of a step: {exposed}.",
+        f"Bubble, without such communication: {best.bubble:.1%} ({BUBBLE}).",
     ]
     kernel = backend_of(problem.topology.compiler).flash_kernel(problem.config.model)
     lines.append(f"In all plans {kernel}.")
@@ -79,29 +81,29 @@ def _host_text(problem: Problem, best: Plan) -> list[str]:
     if memory.host_state:
         lines.append(
             f"optimizer.offload=True keeps {gib(memory.host_state)} GiB of each device's train state in the memory "
-            f"{there}. An update takes {best.step.update:.3g} s, at {bandwidth / 1e9:g} GB/s each way."
+            f"{there}. An update takes {readable_time(best.step.update)}, at {bandwidth / 1e9:g} GB/s each way."
         )
         there = "of its host too"
     if memory.host_stash:
         forward, backward = times.forward, times.layer - times.forward
         lines.append(
             f"pipeline.stash_memory=host keeps {gib(memory.host_stash)} GiB of each device's stash in the memory "
-            f"{there}. What a layer saves, {_megabytes(times.spill, bandwidth)}, travels in {1e3 * times.spill:.3g} ms "
-            f"each way at {bandwidth / 1e9:g} GB/s, there beside a forward pass of {1e3 * forward:.3g} ms and back "
-            f"beside a backward pass of {1e3 * backward:.3g} ms."
+            f"{there}. What a layer saves, {_crossing(times.spill, bandwidth)}, travels in "
+            f"{readable_time(times.spill)} each way at {bandwidth / 1e9:g} GB/s, there beside a forward pass of "
+            f"{readable_time(forward)} and back beside a backward pass of {readable_time(backward)}."
         )
     if memory.host_weights:
         chunks = best.layout.chunks
         lines.append(
             f"pipeline.weights_memory=host keeps {gib(memory.host_weights)} GiB of the layers' weights and gradients "
             f"in the memory {there}; a device holds two of {chunks} chunks of each. A layer's weights, "
-            f"{_megabytes(times.load, bandwidth)}, come in {1e3 * times.load:.3g} ms, and its gradients, "
-            f"{_megabytes(times.store, bandwidth)}, go in {1e3 * times.store:.3g} ms. In a batch {2 * chunks - 2} "
+            f"{_crossing(times.load, bandwidth)}, come in {readable_time(times.load)}, and its gradients, "
+            f"{_crossing(times.store, bandwidth)}, go in {readable_time(times.store)}. In a batch {2 * chunks - 2} "
             f"chunks of weights come and {chunks} of gradients go, most of them beside the passes of "
             "the microbatches through a chunk."
         )
     if waits := best.exposed_s.get("host", 0.0):
-        lines[-1] += f" The passes of a step wait {waits:.3g} s for copies to and from the host."
+        lines[-1] += f" The passes of a step wait {readable_time(waits)} for copies to and from the host."
     return lines
 
 
@@ -113,7 +115,7 @@ def further_text(asked: Problem, solved: Problem) -> str:
       solved: the problem that `search_further` solved, another one.
     """
     before, after = asked.config, solved.config
-    limit, offloads = f"{asked.limit / GIB:.4g} GiB", after.optimizer.offload and not before.optimizer.offload
+    limit, offloads = readable_size(asked.limit), after.optimizer.offload and not before.optimizer.offload
     moves = {
         "pipeline.stash_memory=host": after.pipeline.spills and not before.pipeline.spills,
         "pipeline.weights_memory=host": after.pipeline.streams and not before.pipeline.streams,
@@ -130,9 +132,9 @@ def further_text(asked: Problem, solved: Problem) -> str:
     )
 
 
-def _megabytes(seconds: float, bandwidth: float) -> str:
+def _crossing(seconds: float, bandwidth: float) -> str:
     """What crosses a link of so many bytes/s in this time."""
-    return f"{seconds * bandwidth / 1e6:.3g} MB"
+    return readable_size(seconds * bandwidth)
 
 
 def traffic_text(problem: Problem, plan: Plan) -> str:
@@ -140,7 +142,7 @@ def traffic_text(problem: Problem, plan: Plan) -> str:
     by_axis: dict[str, list[str]] = {}
     for axis, link, size, seconds in reversed(plan.traffic):
         verb = "" if axis in by_axis else "stays in " if link == problem.topology.links[0] else "crosses "
-        by_axis.setdefault(axis, []).append(f"{verb}{link.name}: {size / 1e9:.3g} GB in {seconds:.2g} s")
+        by_axis.setdefault(axis, []).append(f"{verb}{link.name}: {readable_size(size)} in {readable_time(seconds)}")
     return "; ".join(f"{axis} {', and '.join(links)}" for axis, links in reversed(by_axis.items()))
 
 
@@ -213,17 +215,11 @@ def _like(best: float, number: float) -> str:
 def _whole_run(plan: Plan) -> str:
     """Tokens per second, and the time and price of all steps of the config."""
     config, steps = plan.config, plan.config.train.num_steps
-    hours, price = steps * plan.step_time_s / 3600, plan.usd_per_step
-    time = f"{hours / 24:,.1f} days" if hours > 24 else f"{hours:.3g} hours"
+    time, price = readable_time(steps * plan.step_time_s), plan.usd_per_step
     return (
         f"{config.tokens_per_step / plan.step_time_s:,.0f} tokens/s; train.num_steps={steps:,} of "
         f"{config.tokens_per_step:,} tokens take {time}{'' if price is None else f' and {steps * price:,.2f} USD'}"
     )
-
-
-def gib(size: float) -> str:
-    """Bytes in GiB: to a tenth from 1 GiB on, below that to two figures."""
-    return f"{size / GIB:.1f}" if size >= GIB else f"{size / GIB:.2g}"
 
 
 def parts_text(memory: Memory) -> str:
@@ -237,8 +233,8 @@ def describe(problem: Problem) -> str:
     config, chip = problem.config, problem.topology.chip
     return (
         f"{num_parameters(config):,} parameters in {config.model.dtype}, batches of "
-        f"{config.data.global_batch_size:,} examples, {problem.num_devices:,} {chip.name}, {problem.limit / GIB:.4g} "
-        "GiB of each to use"
+        f"{config.data.global_batch_size:,} examples, {problem.num_devices:,} {chip.name}, "
+        f"{readable_size(problem.limit)} of each to use"
     )
 
 
@@ -273,6 +269,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "tflops_per_device": plan.tflops_per_device,
         "utilisation": plan.utilisation,
         "bubble_fraction": plan.bubble,
+        "waiting_s": plan.waiting_s,
         "exposed_s": plan.exposed_s,
         "usd_per_step": plan.usd_per_step,
         "traffic": [{**each._asdict(), "link": each.link.name} for each in plan.traffic],

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from fiddlex.config import Config, MeshConfig, PipelineConfig
@@ -24,9 +24,11 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes
 from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes, Traffic
-from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction
+from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction, schedules
 from fiddlex.planner.predict import Prediction
+from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.weight_stream import FEWEST_CHUNKS
+from fiddlex.simulate.clock import Costs
 
 # Share by which a bound that equals the time may exceed it, since sums are rounded. Where copies to and from the host
 # take longest, many layouts take the same time, and the one that needs least memory is to be found.
@@ -46,7 +48,9 @@ class Plan:
       step_time_s: seconds of a step.
       tflops_per_device: model operations per second and device, in units of 10¹², without recomputation.
       utilisation: share of the chip's peak in the model's dtype that the model operations reach.
-      bubble: share of the step in which the rank with most layers waits.
+      waiting_s: seconds of a step in which the rank with most layers waits for other ranks; hops, and copies to and
+        from the host, are in `exposed_s` instead.
+      bubble: the bubble (`fiddlex.simulate.timeline.BUBBLE`) of the pipeline in lockstep, without hops and such copies.
       exposed_s: seconds of a step's communication that overlaps with no computation, by its purpose; `host` is what
         the pipeline waits for its copies to and from the host, where it has such copies.
       usd_per_step: price of a step in USD; None: the topology has no price.
@@ -61,6 +65,7 @@ class Plan:
     step_time_s: float
     tflops_per_device: float
     utilisation: float
+    waiting_s: float
     bubble: float
     exposed_s: dict[str, float]
     usd_per_step: float | None
@@ -191,6 +196,70 @@ def _shortage(problem: Problem, memory: Memory) -> tuple[int, int]:
     return lacking, memory.peak
 
 
+def plan_of(
+    problem: Problem,
+    layout: Layout,
+    config: Config,
+    placement: LayerPlacement,
+    times: MicrobatchTimes,
+    step: StepTimes,
+    memory: Memory,
+    seconds: Callable[[Costs], float],
+    model: CostModel,
+) -> Plan:
+    """The predictions for a layout.
+
+    Args:
+      problem: the problem that the layout solves.
+      layout: the layout.
+      config: the config of the run with this layout.
+      placement: its layers on stages.
+      times: seconds of a microbatch's parts.
+      step: seconds of the parts of a step outside the pipeline.
+      memory: bytes on each device.
+      seconds: gives the seconds of a batch in the pipeline for any costs of the stages.
+      model: the cost model that gave the times.
+    """
+    costs, m = times.costs(placement), layout.num_microbatches
+    pipeline_s = seconds(costs)
+    step_s, uses_host = Prediction(pipeline_s, step).seconds, config.pipeline.streams or config.pipeline.spills
+    without = dataclasses.replace(costs, load=0.0, store=0.0, spill=0.0)
+    unhindered_s = seconds(without) if uses_host else pipeline_s
+    hops_s = unhindered_s - seconds(dataclasses.replace(without, hop=0.0))
+    most = placement.most_layers_of_rank
+    busy_s = m * (most * times.layer + times.edges)
+    waiting_s = max(unhindered_s - busy_s - hops_s, 0.0)
+    flops = model_flops(config) / step_s / layout.num_devices
+    price = problem.topology.price
+    return Plan(
+        layout,
+        config,
+        times,
+        step,
+        memory,
+        step_s,
+        tflops_per_device=flops / 1e12,
+        utilisation=flops / problem.topology.chip.peak(config.model.dtype),
+        waiting_s=waiting_s,
+        bubble=waiting_s / busy_s,
+        exposed_s={
+            "tensor": m * most * times.exchange,
+            "vocabulary": m * times.edge_exchange,
+            "pipe": max(hops_s, 0.0),
+            "data": step.reduce + step.gather,
+            **({"host": pipeline_s - unhindered_s} if uses_host else {}),
+        },
+        usd_per_step=price.usd_per_device_hour * layout.num_devices * step_s / 3600 if price else None,
+        traffic=model.traffic(
+            config.mesh,
+            placement=placement,
+            num_microbatches=m,
+            recompute=layout.recompute,
+            num_parameters=device_parameters(config, placement.rows_per_rank),
+        ),
+    )
+
+
 Score = tuple[float, float]
 
 
@@ -214,6 +283,7 @@ class _Space:
     def __init__(self, problem: Problem):
         self.problem = problem
         self._models = {semantics: self._cost_model(semantics) for semantics in problem.semantics}
+        self._own = {name for name, traits in schedules(problem) if traits.slots is None}
         self._backend = backend_of(problem.topology.compiler)
         self._microbatch_once, self._step_once = functools.cache(self._microbatch), functools.cache(self._step)
         self._weights_once, self._cut_once = functools.cache(self._weights), functools.cache(Cut.of)
@@ -258,47 +328,15 @@ class _Space:
 
     def cut(self, layout: Layout) -> Cut:
         """The placement of a layout's layers on stages."""
-        return self._cut_once(layout.schedule, layout.pipe, layout.chunks, self.problem.config.model.num_layers)
+        layers = self.problem.config.model.num_layers
+        number = layout.num_microbatches if layout.schedule in self._own else None
+        return self._cut_once(layout.schedule, layout.pipe, layout.chunks, layers, number)
 
     def plan(self, layout: Layout, memory: Memory) -> Plan:
         """The predictions for a layout that takes `memory`."""
-        problem, cut, (times, step) = self.problem, self.cut(layout), self.times(layout)
-        config, costs = layout.applied(problem.config), times.costs(cut.placement)
-        seconds = functools.partial(batch_seconds, self.shape(layout))
-        pipeline_s, m = seconds(costs), layout.num_microbatches
-        step_s, uses_host = Prediction(pipeline_s, step).seconds, config.pipeline.streams or config.pipeline.spills
-        without = dataclasses.replace(costs, load=0.0, store=0.0, spill=0.0)
-        unhindered_s = seconds(without) if uses_host else pipeline_s
-        hops_s = unhindered_s - seconds(dataclasses.replace(without, hop=0.0))
-        busy_s = m * (cut.most * times.layer + times.edges)
-        flops = model_flops(config) / step_s / layout.num_devices
-        price = problem.topology.price
-        return Plan(
-            layout,
-            config,
-            times,
-            step,
-            memory,
-            step_s,
-            tflops_per_device=flops / 1e12,
-            utilisation=flops / problem.topology.chip.peak(config.model.dtype),
-            bubble=max(unhindered_s - busy_s - hops_s, 0.0) / step_s,
-            exposed_s={
-                "tensor": m * cut.most * times.exchange,
-                "vocabulary": m * times.edge_exchange,
-                "pipe": max(hops_s, 0.0),
-                "data": step.reduce + step.gather,
-                **({"host": pipeline_s - unhindered_s} if uses_host else {}),
-            },
-            usd_per_step=price.usd_per_device_hour * layout.num_devices * step_s / 3600 if price else None,
-            traffic=self._models[layout.semantics].traffic(
-                config.mesh,
-                placement=cut.placement,
-                num_microbatches=m,
-                recompute=layout.recompute,
-                num_parameters=device_parameters(config, cut.rows),
-            ),
-        )
+        config, cut = layout.applied(self.problem.config), self.cut(layout)
+        seconds, model = functools.partial(batch_seconds, self.shape(layout)), self._models[layout.semantics]
+        return plan_of(self.problem, layout, config, cut.placement, *self.times(layout), memory, seconds, model)
 
     def _cost_model(self, semantics: str) -> CostModel:
         config = self.problem.config
@@ -347,6 +385,13 @@ def _check_streams(problem: Problem) -> None:
 
 def _uncuttable(problem: Problem) -> str:
     model, batch = problem.config.model, problem.config.data.global_batch_size
+    if problem.schedules and any(layouts(dataclasses.replace(problem, schedules=()))):
+        return (
+            f"--schedule={','.join(problem.schedules)}: no layout of {problem.num_devices} devices and "
+            f"data.global_batch_size={batch} has such a schedule under {', '.join(problem.semantics)}. The ranks must "
+            "divide the devices, and the microbatches the examples of a replica; schedules without traits run with a "
+            "flush (sync). fiddlex schedule --name=… tells for which sizes it exists."
+        )
     if "sync" not in problem.semantics and any(layouts(dataclasses.replace(problem, semantics=("sync",)))):
         if problem.config.optimizer.offload:
             return (

@@ -25,10 +25,9 @@ from fiddlex.planner.found import AUTO, Memory, Settled, find_schedule
 from fiddlex.planner.layouts import HEADROOM
 from fiddlex.planner.predict import StepModel
 from fiddlex.planner.profile import Profile, ProfiledCostModel
+from fiddlex.simulate.timeline import BUBBLE
 
 logger = logging.getLogger(__name__)
-
-SETTLED = ("pipeline.schedule", "pipeline.order", "pipeline.layers_per_stage")  # the fields that `settle` may change
 
 # Devices that take a second for each operation and no time for anything else: only the ratio of times counts.
 _COUNTING = Topology(
@@ -93,7 +92,7 @@ def describe_schedule(settled: Settled, source: str) -> str:
     held, whole = max(found.judged.peaks), settled.cap == math.inf
     text = (
         f"a table found among {found.tried:,} schedules, from {found.origin}; by {source} its bubble is "
-        f"{settled.bubble_fraction:.1%} of the work, with at most {held:g} microbatches on a rank"
+        f"{settled.bubble_fraction:.1%} ({BUBBLE}), with at most {held:g} microbatches on a rank"
         + ("" if whole else f" of {settled.cap:g} allowed")
     )
     if settled.fits is False:
@@ -102,8 +101,10 @@ def describe_schedule(settled: Settled, source: str) -> str:
 
 
 def with_settled(config: Config, settled: Config) -> Config:
-    """A config with the fields of another that are settled, for two configs that differ in the mesh alone."""
-    return replaced(config, {path: getattr(settled.pipeline, path.partition(".")[2]) for path in SETTLED})
+    """A config with what `settle` put in place of its words in another config, which has perhaps another mesh."""
+    fields = ["schedule", "order"] * (config.pipeline.schedule == AUTO)
+    fields += ["layers_per_stage"] * (config.pipeline.layers_per_stage == BALANCED)
+    return replaced(config, {f"pipeline.{field}": getattr(settled.pipeline, field) for field in fields})
 
 
 def describe(found: Balanced, source: str) -> str:

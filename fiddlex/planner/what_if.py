@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
+from fiddlex.config.config import check_field
 from fiddlex.config.overrides import is_field, override
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.weight_memory import num_moments
@@ -174,7 +175,13 @@ def apply(scenario: Scenario, change: str) -> Scenario:
         return CHANGES[name].apply(scenario, value or "")
     path = _SHORT.get(name, name)
     if not is_field(path):
-        raise ConfigError(f"--change={change}: {rules.nearest(name, [*CHANGES, *_SHORT])} Or a field, as mesh.pipe=4.")
+        hint = rules.nearest(name, [*CHANGES, *_SHORT])
+        if "." in name:
+            try:
+                check_field(name)
+            except ConfigError as error:
+                hint = str(error)
+        raise ConfigError(f"--change={change}: {hint} Or a field, as mesh.pipe=4.")
     if sign != "=" or value is None:
         raise ConfigError(f"--change={change}: write {name}=VALUE.")
     return dataclasses.replace(scenario, config=override(scenario.config, f"{path}={value}"))

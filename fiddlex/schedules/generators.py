@@ -7,7 +7,8 @@ zero-bubble schedules are in `zero_bubble`, those with less memory than 1F1B in 
 `dual_pipe_v`. A schedule has one name here; `other_names` has those of papers and other systems, such as depth-first
 for interleaved 1F1B.
 
-To try a schedule of your own, write one function and put it in the table:
+To try a schedule of your own, write one function in a file and name it, as in `--name=PATH.py:mine` or
+`pipeline.schedule=PATH.py:mine`; in a notebook, put it in the table:
 
     def mine(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Schedule:
         rows = []
@@ -23,18 +24,25 @@ The function returns each rank's order and each stage's rank. The default of `ch
 when the caller gives none. `make_schedule` proves the schedule legal or shows where it is not; a legal schedule prints,
 simulates and runs like the built-in ones. If the function has traits (`fiddlex.schedules.traits`), the planner's search
 includes it and predicts long pipelines without simulating them whole. A table in a file needs no function:
-`file:PATH.csv`. Invariant: a schedule that `make_schedule` returns is legal and has the requested sizes.
+`file:PATH.csv`. In files, as a table or as a function, a schedule keeps its order unless told otherwise; by a name of
+the table here, forwards run ahead (`pipeline.order`). Invariant: a schedule that `make_schedule` returns is legal and
+has the requested sizes.
 """
 
 import dataclasses
+import functools
+import math
 import pathlib
 from collections.abc import Sequence
 
 from fiddlex.config.rules import nearest
+from fiddlex.config.schedule_source import FORMS, hint, source_of
+from fiddlex.config.schedule_source import Kind as From
 from fiddlex.config.small_files import read_small
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.buffers import Sizes, Slots
 from fiddlex.schedules.dual_pipe_v import dual_pipe_v
+from fiddlex.schedules.functions import load_function
 from fiddlex.schedules.other_names import told_name
 from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate
 from fiddlex.schedules.text import from_csv
@@ -151,6 +159,9 @@ GENERATORS: dict[str, Generator] = {
 }
 
 
+BUILT_IN = frozenset(GENERATORS)  # those that every process has, whatever it registers besides
+
+
 def make_schedule(
     name: str,
     *,
@@ -163,58 +174,108 @@ def make_schedule(
     """Returns the schedule `name` for the given sizes, proven legal.
 
     Args:
-      name: a key of `GENERATORS`, or `file:PATH.csv` for a table in the form of `fiddlex.schedules.text.from_csv`.
-      pipe: number of ranks, `mesh.pipe`; None: the number in the file.
-      chunks: largest number of stages on a rank, `pipeline.num_chunks`; None: the number in the file, or the
+      name: a key of `GENERATORS`; `file:PATH.csv` for a table in the form of `fiddlex.schedules.text.from_csv`; or
+        `PATH.py:FUNCTION` for a function as `fiddlex.schedules.functions` takes it.
+      pipe: number of ranks, `mesh.pipe`; None: the number in the table.
+      chunks: largest number of stages on a rank, `pipeline.num_chunks`; None: the number in the table, or the
         generator's default.
       num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`; None: the number in the
-        file.
-      order: `strict` or `ahead`, see `Schedule.strict`; `auto`: strict for a file, ahead for a name.
+        table.
+      order: `strict` or `ahead`, see `Schedule.strict`; `auto`: strict for files of the user's, ahead for a name.
       words: the names of these three sizes in error messages: config fields, or flags.
 
     Raises:
       ScheduleError: when no schedule has this name (the error gives its name here, or the nearest name), a size is
-        missing, the schedule does not exist for these sizes (the error lists all that differ), a file cannot be read,
-        or the actions break a rule (the error shows the grid).
+        missing, the schedule does not exist for these sizes (the error lists all that differ), a file cannot be read or
+        fails, or the actions break a rule (the error shows the grid).
     """
     asked = (pipe, chunks, num_microbatches)
     for word, value in zip(words, asked, strict=True):
         if value is not None and value < 1:
             raise ScheduleError(f"schedule {name}: {word}={value} must be at least 1.")
-    kind, colon, path = name.partition(":")
-    if kind == "file" and colon:
-        schedule = _read(path, name)
-    elif name in GENERATORS:
+    source = source_of(name)
+    if source.kind is From.TABLE:
+        schedule = _read(source.path, name)
+    else:
+        generator = generator_of(name)
         if pipe is None or num_microbatches is None:
-            raise ScheduleError(f"schedule {name} needs {words[0]} and {words[2]}; only a file has its own.")
-        stages = {} if chunks is None else {"chunks": chunks}
-        if (number := 2 * pipe * (chunks or 1) * num_microbatches) > MOST_ACTIONS:
+            raise ScheduleError(f"schedule {name} needs {words[0]} and {words[2]}; only a table has its own.")
+        sizes = {"pipe": pipe, **({} if chunks is None else {"chunks": chunks}), "num_microbatches": num_microbatches}
+        if (number := 2 * math.prod(sizes.values())) > MOST_ACTIONS:
             raise ScheduleError(
                 f"schedule {name} with {words[0]}={pipe}, {words[2]}={num_microbatches} has {number:,} actions or "
                 f"more; it can have {MOST_ACTIONS:,}. Use fewer ranks or microbatches."
             )
-        schedule = GENERATORS[name](pipe=pipe, num_microbatches=num_microbatches, **stages)
-    elif name == "auto":
+        schedule = generator(**sizes)
+    strict = order == "strict" or (order == "auto" and source.is_own)
+    schedule = validate(dataclasses.replace(schedule, strict=strict))
+    _check_sizes(name, schedule, asked, words)
+    return schedule
+
+
+def generator_of(name: str) -> Generator:
+    """The function behind a name, `PATH.py:FUNCTION`, or `file:PATH.csv`; that of a table gives it for any sizes.
+
+    Raises:
+      ScheduleError: when there is none (the error gives its name here, or the nearest name).
+    """
+    source = source_of(name)
+    if source.kind is From.FUNCTION:
+        return load_function(source.path, source.function)
+    if source.kind is From.TABLE:
+        return _generator_of_table(source.path, name)
+    if name in GENERATORS:
+        return GENERATORS[name]
+    if name == "auto":
         raise ScheduleError(
             "schedule auto has to be searched first, for its costs: fiddlex.planner.settle.settle puts the table that "
             "it finds into a config."
         )
+    if told := told_name(name, GENERATORS):
+        raise ScheduleError(f"there is no schedule {name!r}: {told}")
+    raise ScheduleError(
+        f"there is no schedule {name!r}. {hint(name) or nearest(name.lower(), [*GENERATORS, 'auto', *FORMS])}"
+    )
+
+
+def require_schedule(name: str) -> None:
+    """Raises ScheduleError when `make_schedule` could make no schedule of that name, whatever its sizes."""
+    if source_of(name).kind is From.TABLE:
+        make_schedule(name)
     else:
-        if told := told_name(name, GENERATORS):
-            raise ScheduleError(f"there is no schedule {name!r}: {told}")
-        names = [*GENERATORS, "auto", "file:PATH.csv"]
-        raise ScheduleError(f"there is no schedule {name!r}. {nearest(name.lower(), names)}")
-    strict = order == "strict" or (order == "auto" and kind == "file")
-    schedule = validate(dataclasses.replace(schedule, strict=strict))
+        generator_of(name)
+
+
+@functools.cache
+def _generator_of_table(path: str, name: str) -> Generator:
+    def table(**sizes: int) -> Schedule:
+        del sizes  # whoever asks compares them
+        return dataclasses.replace(_read(path, name), strict=True)
+
+    return table
+
+
+def _check_sizes(name: str, schedule: Schedule, asked: Sequence[int | None], words: Sequence[str]) -> None:
+    """Raises ScheduleError, listing all sizes that differ, when a schedule has other sizes than were asked for."""
     sizes = (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches)
     rows = zip(words, sizes, asked, strict=True)
-    wrong = [f"{word}={has} (not {value})" for word, has, value in rows if value not in (None, has)]
-    if wrong:
-        raise ScheduleError(f"schedule {name} has other sizes: set {', '.join(wrong)}.")
-    return schedule
+    wrong = ", ".join(f"{word}={has} (not {value})" for word, has, value in rows if value not in (None, has))
+    if not wrong:
+        return
+    remedies = {
+        From.NAME: f"set {wrong}.",
+        From.TABLE: f"set {wrong}, or name a schedule that exists for any, such as 1f1b.",
+        From.FUNCTION: f"it was asked for others and made {wrong}. Make what is asked for, or set these.",
+    }
+    raise ScheduleError(f"schedule {name} has other sizes: {remedies[source_of(name).kind]}")
 
 
 def _read(path: str, name: str) -> Schedule:
+    if (function := source_of(path)).kind is From.FUNCTION:
+        raise ScheduleError(
+            f"schedule {name}: file: is for a table. A function in a Python file is named without it: "
+            f"{function.path}:{function.function or 'FUNCTION'}."
+        )
     try:
         text = read_small(path)
     except (OSError, ValueError) as error:

@@ -53,6 +53,11 @@ class LayerPlacement:
         return max(map(len, self.chunks))
 
     @property
+    def most_layers_of_rank(self) -> int:
+        """Number of layers of the rank that has most."""
+        return max(sum(self.layers_per_stage[stage] for stage in stages) for stages in self.chunks)
+
+    @property
     def rows_per_chunk(self) -> int:
         """Number of rows of each chunk: the number of layers of the largest stage."""
         return max(self.layers_per_stage)

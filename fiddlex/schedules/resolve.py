@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from fiddlex.config import Config
+from fiddlex.config.schedule_source import Kind, source_of
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
@@ -74,7 +75,8 @@ def resolve(config: Config) -> Pipeline:
     check_delays(config, all_semantics)
     windows = {}
     if any(max(semantics.delays) for semantics in all_semantics.values()):
-        longer = None if pipeline.schedule.startswith("file:") else functools.partial(schedule_of, config)
+        is_table = source_of(pipeline.schedule).kind is Kind.TABLE
+        longer = None if is_table else functools.partial(schedule_of, config)
         windows = {name: _unrolled(config, schedule, name, s, longer) for name, s in all_semantics.items()}
     lowered = lower(schedule, spills=pipeline.spills)
     stream = stream_of(config, lowered, placement) if pipeline.streams else None

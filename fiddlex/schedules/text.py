@@ -12,9 +12,11 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fiddlex.config.readable import counted
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.schedule import Action, Kind, Schedule, execution_order
 from fiddlex.schedules.table import NONE
+from fiddlex.schedules.ticks import moved_ahead
 from fiddlex.schedules.validate import validate
 
 if TYPE_CHECKING:
@@ -182,6 +184,28 @@ def stream_to_text(lowered: "Lowered", stream: "WeightStream") -> str:
             if copies:
                 cells[period] = "".join(copies)
     return _grid(rows, periods, step=stream.period)
+
+
+def order_to_text(lowered: "Lowered", order: str) -> str:
+    """What the ticks do with the order of a schedule; empty where another setting of the order would change nothing.
+
+    Args:
+      lowered: the schedule on its ticks.
+      order: the setting of the order in the caller's words, `pipeline.order` or `--order`.
+    """
+    schedule = lowered.schedule
+    if schedule.strict and schedule.has_whole:
+        return f"each rank runs one action a tick, in the schedule's order; with {order}=ahead, F and B share ticks"
+    moved = moved_ahead(schedule, lowered.ticks)
+    if not moved:
+        return ""
+    rank, first = next(iter(moved.items()))
+    number = sum(len(each.forwards) for each in moved.values())
+    return (
+        f"the ticks run {counted(number, 'forward')} before backwards that come first in the schedule: on rank {rank} "
+        f"at first {first.forwards[0]}, before {first.passed}, so that the rank holds {first.held} forward passes of a "
+        f"stage instead of {first.held_in_order}; {order}=strict keeps the schedule's order"
+    )
 
 
 def _grid(rows: Sequence[dict[int, str]], num_slots: int, *, step: int = 1) -> str:

@@ -21,7 +21,7 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.schedule import NOTHING, Action, Kind, Schedule, execution_order
@@ -109,10 +109,14 @@ class Ahead(NamedTuple):
     Attributes:
       forwards: the forwards that run before a backward which precedes them in the schedule, in order.
       passed: the first such backward of the first of them.
+      held: the most forward passes of a stage that the rank holds on the ticks.
+      held_in_order: the most that it would hold in the schedule's order.
     """
 
     forwards: tuple[Action, ...]
     passed: Action
+    held: int
+    held_in_order: int
 
 
 def moved_ahead(schedule: Schedule, ticks: Ticks) -> dict[int, Ahead]:
@@ -129,8 +133,35 @@ def moved_ahead(schedule: Schedule, ticks: Ticks) -> dict[int, Ahead]:
             first, at = forwards[0]
             before = row[: row.index(first)]
             passed = (a for a, tick in zip(before, own, strict=False) if a.kind is not Kind.F and tick >= at)
-            moved[rank] = Ahead(tuple(action for action, _ in forwards), next(passed))
+            run = sorted(zip(own, row, strict=True), key=lambda pair: (pair[0], SLOT_OF[pair[1].kind]))
+            held, in_order = _most_held(action for _, action in run), _most_held(row)
+            moved[rank] = Ahead(tuple(action for action, _ in forwards), next(passed), held, in_order)
     return moved
+
+
+def order_facts(schedule: Schedule, ticks: Ticks) -> dict[str, Any]:
+    """The order that the ticks have, as a JSON object.
+
+    Returns:
+      `order`: `ahead` if a forward and a backward may share a tick, else `strict`; and `moved`: for each rank on which
+      the ticks change the schedule's order, the fields of `Ahead`.
+    """
+    moved = [
+        {
+            "rank": rank,
+            "forwards": list(map(str, ahead.forwards)),
+            "passed": str(ahead.passed),
+            "held": ahead.held,
+            "held_in_order": ahead.held_in_order,
+        }
+        for rank, ahead in moved_ahead(schedule, ticks).items()
+    ]
+    return {"order": "ahead" if fills_pairs(schedule) else "strict", "moved": moved}
+
+
+def _most_held(actions: Iterable[Action]) -> int:
+    """The most forward passes of a stage that a rank holds while it runs these actions in this order."""
+    return max(itertools.accumulate(_HELD[action.kind] for action in actions))
 
 
 def forward_schedule(placement: Sequence[int], num_microbatches: int, *, chunk_major: bool = False) -> Schedule:

@@ -1,9 +1,10 @@
 """What the planner may assume of every schedule that a generator makes.
 
-A generator may have no traits. The planner's search then leaves its schedules out, and a prediction proves, lowers and
-simulates them whole, which takes longer with more microbatches. With traits, the planner simulates a long pipeline at
-two short lengths and extrapolates. Only tests check traits: `tests/planner/test_closed_forms.py` compares each of them
-with whole schedules, so add every generator with traits to the list there.
+A generator may have no traits. The planner's search then leaves its schedules out unless the user asks for them, and a
+prediction proves, lowers and simulates them whole, which takes longer with more microbatches. With traits, the planner
+simulates a long pipeline at two short lengths and extrapolates. Only tests check traits:
+`tests/planner/test_closed_forms.py` compares each of them with whole schedules, so add every generator with traits to
+the list there.
 """
 
 import dataclasses
@@ -53,6 +54,9 @@ class Traits:
     never_waits: bool = False
     sizes_2bw: Callable[[int, int, int], Sizes] | None = None
 
+
+# Of a schedule of which nothing more is known than its actions: it is simulated whole, and bounds assume the least.
+NO_TRAITS = Traits(slots=None, onset=lambda p: 2**62, splits_backward=True)
 
 _TRAITS: dict[Generator, Traits] = {}
 

@@ -15,7 +15,7 @@ from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
-from fiddlex.simulate.timeline import BUBBLE, Timeline
+from fiddlex.simulate.timeline import Timeline, bubble_in
 
 _OF_STAGES = ("forward", "backward_input", "backward_weight")
 _WIDEST_NOTE = 110
@@ -106,7 +106,7 @@ def to_text(rows: Sequence[Compared | Missing], costs: Costs, clocks: Mapping[st
         lines.append(f"{row.name:{width}} {facts}")
     notes = [
         "p, v, m: ranks, chunks (the most stages on a rank), microbatches",
-        f"bubble: {BUBBLE}",
+        f"bubble: {bubble_in(clocks)}",
         "in flight: the most activations that a rank holds; for W: the most that a rank keeps from I to W; both in "
         "microbatches of the whole rank, on the rank with most",
         f"costs, in any unit; a single forward or backward time is that of all stages of a rank together: {costs}",

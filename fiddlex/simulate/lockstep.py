@@ -36,7 +36,7 @@ from fiddlex.schedules.ticks import SLOT_OF, SLOTS, fills_pairs
 from fiddlex.schedules.weight_stream import WeightStream
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.streaming import Copies
-from fiddlex.simulate.timeline import Event, Timeline
+from fiddlex.simulate.timeline import BUBBLE, Event, Timeline
 
 _SLOTS = np.asarray([SLOT_OF[kind] for kind in Kind])  # the slot of each kind, by the kind's number
 _FORWARD, _BACKWARD, _WEIGHT = range(len(SLOTS))
@@ -83,7 +83,7 @@ def describe(lowered: Lowered, *, num_layers: Sequence[int], stream: WeightStrea
     sizes = f"{most} layer" if fewest == most else f"{fewest} to {most} layer"
     return (
         f"{schedule.name}: {schedule.num_ranks} ranks, {schedule.num_stages} stages of {sizes}{'s' * (most > 1)}, "
-        f"{schedule.num_microbatches} microbatches in {lowered.num_ticks} ticks, bubble {bubble:.0%}, "
+        f"{schedule.num_microbatches} microbatches in {lowered.num_ticks} ticks, bubble {bubble:.0%} ({BUBBLE}), "
         f"at most {lowered.stash_slots} forward passes of a stage stashed on a rank"
         + (f" and {lowered.host_stash_slots} on its host" if lowered.host_stash_slots else "")
         + (f", {stream.held_text(schedule.num_chunks)}" if stream else "")

@@ -19,7 +19,7 @@ from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, FiddlexError
 from fiddlex.schedules.schedule import Kind
 from fiddlex.schedules.semantics import Semantics
-from fiddlex.simulate.timeline import Timeline
+from fiddlex.simulate.timeline import BUBBLE, Timeline
 
 try:
     import matplotlib
@@ -75,7 +75,7 @@ def draw(
         heights += [] if brief else [*[_ZOOM] * scale.crowded, _CURVES]
     legend = _legend(timelines, scale, versions=bool(semantics), brief=brief)
     columns = _columns(legend)
-    height = sum(heights) + _BETWEEN * len(heights) + _LEGEND_LINE * -(-len(legend) // columns) + 0.7
+    height = sum(heights) + _BETWEEN * len(heights) + _LEGEND_LINE * -(-len(legend) // columns) + 0.85
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
     places = iter(range(len(heights)))
@@ -99,7 +99,7 @@ def draw(
     for axes in figure.axes:
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[-1].set_xlabel("time (in the unit of the costs)", fontsize=8)
+    figure.axes[-1].set_xlabel(f"time (in the unit of the costs)\nbubble: {BUBBLE}", fontsize=8)
     figure.legend(handles=legend, loc="outside lower center", ncols=columns, fontsize=_LEGEND_TEXT)
     return figure
 

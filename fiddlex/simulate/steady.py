@@ -6,7 +6,7 @@ from fiddlex.schedules.resolve import Pipeline
 from fiddlex.schedules.windows import Windows
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.lockstep import lockstep
-from fiddlex.simulate.timeline import Timeline
+from fiddlex.simulate.timeline import BUBBLE, Timeline
 
 
 class Steady(NamedTuple):
@@ -59,7 +59,7 @@ def mean_batch_time(pipeline: Pipeline, costs: Costs) -> float:
 def describe(windows: Windows) -> str:
     """Returns a few words for a log, assuming stages of equal length."""
     facts = steady(windows, Costs())
-    ticks, bubble = f"{facts.period_ticks:g} ticks a batch", f"bubble {facts.bubble_fraction:.0%}"
+    ticks, bubble = f"{facts.period_ticks:g} ticks a batch", f"bubble {facts.bubble_fraction:.0%} ({BUBBLE})"
     return f"{ticks}, {bubble}, {facts.fill_ticks} ticks in the first step"
 
 

@@ -6,15 +6,23 @@ Invariant: a `Timeline` holds only times, so its bubbles and memory are computed
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fiddlex.schedules.schedule import Action, Kind, Schedule
 
-BUBBLE = (  # what `Timeline.bubble_fraction` is, for people
-    "the longest time from a rank's first action to its last (in lockstep: the makespan) minus the work of the busiest "
-    "rank, divided by that work"
-)
+# What a bubble is, for people, wherever fiddlex prints one: `Timeline.bubble_fraction`, and `Steady.bubble_fraction`.
+BUBBLE = "the time of a batch beyond the work of the busiest rank, divided by that work"
+# What the time of a batch is in it, by clock.
+BATCH_TIMES = {
+    "free_running": "free-running, it is the longest from a rank's first action to its last",
+    "lockstep": "in lockstep, it is the makespan",
+}
+
+
+def bubble_in(clocks: Iterable[str]) -> str:
+    """The definition of a bubble in a line for people, with what the time of a batch is in these clocks."""
+    return "; ".join([BUBBLE, *(BATCH_TIMES[clock] for clock in clocks)])
 
 
 class Event(NamedTuple):
@@ -65,15 +73,21 @@ class Timeline:
         return max(self.work)
 
     @property
-    def bubble(self) -> float:
-        """Longest time from a rank's first action to its last, minus `ideal`; in lockstep, `makespan` − `ideal`.
+    def batch_time(self) -> float:
+        """The time that a batch takes: the longest from a rank's first action to its last; in lockstep, the makespan.
 
-        The span is that of one rank, as in the zero-bubble paper (whose cost is the longest time of any stage), since a
+        The time is that of one rank, as in the zero-bubble paper (whose cost is the longest time of any stage), since a
         rank that ends early starts the next batch early. In lockstep all ranks start and end together. If rank 0 starts
-        first and ends last, as in GPipe, 1F1B, interleaved 1F1B and ZB-H1, both definitions agree.
+        first and ends last, as in GPipe, 1F1B, interleaved 1F1B and ZB-H1, the makespan is the same.
         """
-        spans = [self.makespan] if self.tick_starts else [row[-1].end - row[0].start for row in self.events]
-        return max(spans) - self.ideal
+        if self.tick_starts:
+            return self.makespan
+        return max(row[-1].end - row[0].start for row in self.events)
+
+    @property
+    def bubble(self) -> float:
+        """`batch_time` − `ideal`."""
+        return self.batch_time - self.ideal
 
     @property
     def bubble_fraction(self) -> float:

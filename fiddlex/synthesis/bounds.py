@@ -61,11 +61,7 @@ def _relaxations(problem: Problem) -> list[tuple[Times, float]]:
     costs, stages = problem.costs, problem.num_stages
     durations, hops = problem.durations, costs.per_stage(stages)["hop"]
     if problem.clock == "free_running":
-        forward, inputs = list(durations[Kind.F]), list(durations[Kind.I])
-        forward[0] += costs.embed
-        forward[-1] += costs.head
-        inputs[0] += costs.embed_backward
-        return [(Times({**durations, Kind.F: tuple(forward), Kind.I: tuple(inputs)}, hops), 0.0)]
+        return [(Times(problem.times, hops), 0.0)]
     if costs.sharing:  # whatever runs beside an action, it takes at least so many times as long
         least = min(costs.sharing[: problem.num_ranks])
         durations = {kind: tuple(least * time for time in row) for kind, row in durations.items()}
@@ -98,6 +94,7 @@ def _bound(times: Times, problem: Problem, known: float) -> float:
     if ends:  # the first F of a rank comes after those of the stages before, and other ranks run after its last I
         for rank, stages in enumerate(problem.stages_of):
             best = max(best, _head(times, problem, stages[0]) + problem.num_microbatches * work[rank])
+    best = max(best, _of_others(times, problem))
     shortest = min(min(times.durations[kind]) for kind in _KINDS)
     for rank in range(problem.num_ranks):
         best = max(best, problem.num_microbatches * _held(times, problem, rank) / problem.caps[rank])
@@ -162,6 +159,24 @@ def _held(times: Times, problem: Problem, rank: int) -> float:
 
 def _head(times: Times, problem: Problem, stage: int) -> float:
     return _path(times, problem, Kind.F, range(stage))
+
+
+def _of_others(times: Times, problem: Problem) -> float:
+    """The longest time that a rank needs because another one runs all its F and I between the rank's F and I.
+
+    The other rank begins after the passes from the rank's first stage to its own, and when it has run its last I, that
+    microbatch has to come back, and to run a W.
+    """
+    durations, longest = times.durations, 0.0
+    for own in problem.stages_of:
+        for others in problem.stages_of:
+            if own[0] < others[0]:
+                work = sum(durations[kind][stage] for kind in (Kind.F, Kind.I) for stage in others)
+                there = _path(times, problem, Kind.F, range(own[0], others[0]))
+                back = _path(times, problem, Kind.I, range(others[0], own[0], -1)) - durations[Kind.I][others[0]]
+                last = durations[Kind.I][own[0]] + durations[Kind.W][own[0]]
+                longest = max(longest, there + problem.num_microbatches * work + back + last)
+    return longest
 
 
 def _of_rank(times: Times, problem: Problem, rank: int, step: float, least: float, known: float) -> float:

@@ -53,9 +53,9 @@ def round_trips(problem: Problem) -> tuple[float, ...]:
 
     It is the time of the passes through the stages that follow and back, divided by the work of the busiest rank.
     """
-    inputs, forwards = problem.durations[Kind.I], problem.durations[Kind.F]
+    inputs, forwards = problem.times[Kind.I], problem.times[Kind.F]
     hops = problem.costs.per_stage(problem.num_stages)["hop"]
-    work = [sum(problem.durations[Kind.B][s] + forwards[s] for s in stages) for stages in problem.stages_of]
+    work = [sum(problem.times[Kind.B][s] + forwards[s] for s in stages) for stages in problem.stages_of]
     trips, trip = [0.0] * problem.num_stages, 0.0
     for stage in reversed(range(problem.num_stages)):
         trip += forwards[stage] + inputs[stage]
@@ -88,7 +88,7 @@ class _Run:
     def __init__(self, problem: Problem, rules: Rules):
         self.problem, self.rules = problem, rules
         costs = Costs() if rules.unit else problem.costs
-        self._durations = costs.durations(problem.num_stages)
+        self._durations = costs.durations(problem.num_stages) if rules.unit else problem.times
         self._hops = costs.per_stage(problem.num_stages)["hop"]
         backward = Kind.I if rules.splits else Kind.B
         self._kinds = (Kind.F, backward, Kind.W) if rules.splits else (Kind.F, backward)

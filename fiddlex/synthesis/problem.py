@@ -153,6 +153,23 @@ class Problem:
         """The time of each kind of action on each stage, without embedding and head."""
         return self.costs.durations(self.num_stages)
 
+    @functools.cached_property
+    def times(self) -> dict[Kind, tuple[float, ...]]:
+        """The time that each kind of action on each stage takes its rank.
+
+        In the free-running clock the first and the last stage embed and score. In lockstep all ranks do so together,
+        which is not counted here.
+        """
+        durations, costs = dict(self.durations), self.costs
+        if self.clock == "free_running":
+            forward, inputs, whole = (list(durations[kind]) for kind in (Kind.F, Kind.I, Kind.B))
+            forward[0] += costs.embed
+            forward[-1] += costs.head
+            inputs[0] += costs.embed_backward
+            whole[0] += costs.embed_backward
+            durations |= {Kind.F: tuple(forward), Kind.I: tuple(inputs), Kind.B: tuple(whole)}
+        return durations
+
     def judge(self, schedule: Schedule) -> Judged | None:
         """Returns how good a legal schedule is; None if a rank holds more than its cap.
 

@@ -53,6 +53,7 @@ class FiddlexLM(TemplateLM):
       max_batch_size: unused; the harness passes it to each model.
       device: unused; the config's mesh decides.
       change: maps the run's config to the config to use.
+      force: whether to go on although the memory will not be enough (`fiddlex.train.run.require_memory`).
       overrides: fields of the config by name, as in `{"mesh.data": 2}`, which overrule `change`.
 
     Raises:
@@ -73,6 +74,7 @@ class FiddlexLM(TemplateLM):
         max_batch_size: int | None = None,
         device: str | None = None,
         change: Callable[[Config], Config] = lambda config: config,
+        force: bool = False,
         **overrides: Any,
     ):
         super().__init__()
@@ -96,7 +98,7 @@ class FiddlexLM(TemplateLM):
         # The requests are the only data: one example stands in the place of training data.
         nothing = ScoredEnds([(np.zeros(2, np.int32), 1)], seq_len=config.model.seq_len)
         dataset = Dataset("lm-evaluation-harness", "", "", nothing, None, tokenizer)
-        self._trainer = load_trainer(Path(workdir), changed, dataset)
+        self._trainer = load_trainer(Path(workdir), changed, dataset, force=force)
 
     @property
     def step(self) -> int:

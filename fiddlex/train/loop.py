@@ -3,18 +3,24 @@
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import describe
 from fiddlex.cluster.topology import catalogue
 from fiddlex.config import Config, library_log, progress
+from fiddlex.config.memory_advice import is_lack_of_memory
 from fiddlex.config.progress import phase
 from fiddlex.config.unused import unused_fields
+from fiddlex.config.warmup import long_warmup
 from fiddlex.costs.sizes import num_parameters
 from fiddlex.data.caching import require_folders
+from fiddlex.errors import CheckpointError
 from fiddlex.models.flash import kernel_on
+from fiddlex.planner.enough_memory import Use
 from fiddlex.planner.settle import with_settled
+from fiddlex.schedules.text import order_to_text
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
 from fiddlex.train.bad_steps import BadSteps, RollbackError
@@ -26,11 +32,13 @@ from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.faults import Faults
 from fiddlex.train.run.goodput import Goodput
 from fiddlex.train.run.host_memory import require_host_memory
+from fiddlex.train.run.kept_schedule import with_kept_schedule
 from fiddlex.train.run.metrics import MetricsWriter
 from fiddlex.train.run.original import inherit_original
 from fiddlex.train.run.outcome import Outcome
 from fiddlex.train.run.reporter import Reporter
 from fiddlex.train.run.reports import Reports
+from fiddlex.train.run.require_memory import predicted_text, require_memory
 from fiddlex.train.run.stop_signals import StopSignals
 from fiddlex.train.run.wandb_run import WandbRun
 from fiddlex.train.run_steps import RunSteps, is_due
@@ -42,18 +50,22 @@ logger = logging.getLogger(__name__)
 SAMPLING = SamplingConfig(temperature=0.7)  # for the text sampled at the end of a run
 
 
-def train(config: Config, workdir: Path, *, start_s: float | None = None, given: Config | None = None) -> Outcome:
+def train(
+    config: Config, workdir: Path, *, start_s: float | None = None, given: Config | None = None, force: bool = False
+) -> Outcome:
     """Trains until `train.num_steps` or `train.patience` ends the run; resumes from the newest good checkpoint.
 
     After SIGINT, SIGTERM or SIGHUP the function finishes the running step, saves, and returns; a further SIGINT ends
     the run without saving.
 
     Args:
-      config: the config; `train` validates it.
+      config: the config; `train` validates it. Where the source of its schedule is gone, a run that goes on takes the
+        table that its workdir has kept.
       workdir: the directory of the run.
       start_s: when the process started, by the monotonic clock, for the account of its time; None: now.
       given: the config that the user gave, which the workdir keeps; None: `config`. An elastic run that has lost
         processes trains with a smaller one.
+      force: whether to train although the memory will not be enough (`fiddlex.train.run.require_memory`).
 
     Raises:
       FiddlexError: any subclass. When the loss is not finite, the message names the last good checkpoint.
@@ -63,13 +75,16 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         stop = stack.enter_context(StopSignals())
 
         # Mesh, data, model.
+        given = given or config
+        config = with_kept_schedule(config, workdir)
         require_host_memory(config)
         trainer = Trainer(config, workdir=workdir, stopwatch=stopwatch)
-        config, kept = trainer.config, with_settled(given or config, trainer.config)
+        config, kept = trainer.config, with_settled(given, trainer.config)
         if config.train.eval_every:
             trainer.require_heldout()
         require_folders(config, trainer.dataset.sources)
         _log_what_runs(trainer)
+        require_memory(config, trainer.mesh, Use.TRAINING, force=force)
 
         # Resume.
         stack.enter_context(workdirs.claimed(workdir, kept))
@@ -94,9 +109,10 @@ def train(config: Config, workdir: Path, *, start_s: float | None = None, given:
         outcome = None
         while outcome is None:
             try:
-                outcome = _train_on(
-                    trainer, workdir, checkpoints=checkpoints, bad_steps=bad_steps, goodput=goodput, stop=stop
-                )
+                with _explaining_lack_of_memory(trainer, checkpoints):
+                    outcome = _train_on(
+                        trainer, workdir, checkpoints=checkpoints, bad_steps=bad_steps, goodput=goodput, stop=stop
+                    )
             except RollbackError as error:
                 bad_steps.go_back(error)
                 goodput.resume(trainer.step)
@@ -190,6 +206,25 @@ def _sampled(trainer: Trainer) -> str:
     return "".join(texts)
 
 
+@contextlib.contextmanager
+def _explaining_lack_of_memory(trainer: Trainer, checkpoints: Checkpoints) -> Iterator[None]:
+    """Adds notes to jax's error for a lack of memory: what was predicted, and from where the run can go on."""
+    try:
+        yield
+    except Exception as error:
+        if is_lack_of_memory(error):
+            error.add_note(predicted_text(trainer.config, trainer.mesh))
+            with contextlib.suppress(CheckpointError):  # of the last save, of which the run has told
+                checkpoints.close()
+            steps = checkpoints.steps()
+            error.add_note(
+                f"The same command, also with such a change, goes on from the checkpoint of step {steps[-1]}."
+                if steps
+                else "There is no checkpoint yet."
+            )
+        raise
+
+
 def _log_what_runs(trainer: Trainer) -> None:
     """Logs data, model, schedule, semantics, and fields that change nothing, before the first step."""
     config = trainer.config
@@ -212,7 +247,10 @@ def _log_what_runs(trainer: Trainer) -> None:
     pipeline, num_layers = layout.pipeline, layout.placement.layers_per_stage
     if len(num_layers) > 1:
         text = describe_schedule(pipeline.lowered, num_layers=num_layers, stream=pipeline.stream)
-        logger.info("%s%s", "one batch alone, flushed: " if pipeline.windows else "", text)
+        alone = "one batch alone, flushed: " if pipeline.windows else ""
+        logger.info("%s%s", alone, text)
+        if order := order_to_text(pipeline.lowered, "pipeline.order"):
+            logger.info("%spipeline.order=%s: %s", alone, config.pipeline.order, order)
 
     for name, windows in pipeline.windows.items():
         how = "flushed" if not max(windows.semantics.delays) else "from batch to batch"
@@ -221,5 +259,7 @@ def _log_what_runs(trainer: Trainer) -> None:
         phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in pipeline.phases)
         logger.info("semantics: %s", ", ".join(phases))
     spec = pipeline.spec
+    if problem := long_warmup(config):
+        logger.warning("%s", problem)
     for line in unused_fields(config, host_stash_slots=spec.sizes.slots.host_stash, has_whole=spec.has_whole):
         logger.info("%s", line)

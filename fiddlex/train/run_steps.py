@@ -7,10 +7,12 @@ whether the updated weights are finite, so the run never saves weights that are 
 
 import contextlib
 import functools
+from collections.abc import Iterator
 
 from fiddlex.cluster import processes
+from fiddlex.config.memory_advice import is_lack_of_memory
 from fiddlex.config.progress import phase
-from fiddlex.errors import CheckpointError, DataError, FaultError, NonFiniteError
+from fiddlex.errors import CheckpointError, DataError, FaultError, FiddlexError, NonFiniteError
 from fiddlex.train.bad_steps import BadSteps, RollbackError
 from fiddlex.train.inference.scorer import LeftError
 from fiddlex.train.instruments import Instruments
@@ -78,7 +80,8 @@ class RunSteps:
             with self._instruments.between_steps(Activity.PROFILING):
                 profiler.start()
         try:
-            dispatched = self._trainer.dispatch()
+            with self._saving_for_lack_of_memory():
+                dispatched = self._trainer.dispatch()
         except DataError:  # the steps before this one are good
             if processes.num_processes() == 1:  # of several, the others may have no error, and would not save too
                 self.save()
@@ -153,11 +156,25 @@ class RunSteps:
     def _evaluation(self, step: int) -> Record:
         measured = self._instruments.between_steps(Activity.EVALUATION)
         try:
-            with self._reports.terminal.evaluating(step), measured:
+            with self._saving_for_lack_of_memory(), self._reports.terminal.evaluating(step), measured:
                 self._instruments.probe()
                 return self._trainer.evaluate(goes_on=lambda: self._stop.ends_now is None)
         except NonFiniteError as error:
             raise self._bad_steps.explained_evaluation(error) from error
+
+    @contextlib.contextmanager
+    def _saving_for_lack_of_memory(self) -> Iterator[None]:
+        """Saves where the body runs out of memory and the state before it is still there, for which saving needs less.
+
+        Of several processes the others may have had enough memory, and would not save too.
+        """
+        try:
+            yield
+        except Exception as error:
+            if is_lack_of_memory(error) and processes.num_processes() == 1 and self._trainer.holds_state:
+                with contextlib.suppress(FiddlexError, RuntimeError):  # the lack of memory comes first
+                    self.save()
+            raise
 
     def save(self) -> None:
         """Saves the current state, unless it is already on disk, or its weights may be to blame for a bad step.

@@ -21,7 +21,9 @@ from fiddlex.config import Config
 from fiddlex.config.readable import readable_time
 from fiddlex.data import Batch, ExampleSource
 from fiddlex.data.dataset import Dataset, load_dataset
+from fiddlex.planner.enough_memory import Use
 from fiddlex.train.inference.forward import make_eval_step
+from fiddlex.train.run.require_memory import require_memory
 from fiddlex.train.step.feed import Feed
 from fiddlex.train.step.program import Program
 from fiddlex.train.trainer import Trainer
@@ -39,8 +41,12 @@ class TimedCase(NamedTuple):
     forward_only: bool = False
 
 
-def rounds(cases: Sequence[TimedCase]) -> Iterator[list[float]]:
+def rounds(cases: Sequence[TimedCase], *, force: bool = False) -> Iterator[list[float]]:
     """Compiles all cases, then runs rounds without end, in which each case takes one step.
+
+    Args:
+      cases: the cases to time.
+      force: whether to run although the memory will not be enough (`fiddlex.train.run.require_memory`).
 
     Yields:
       For each round, the seconds of each case's step.
@@ -50,7 +56,7 @@ def rounds(cases: Sequence[TimedCase]) -> Iterator[list[float]]:
     """
     request_devices(max(config.mesh.num_devices for config, _ in cases))
     datasets: dict[str, Dataset] = {}
-    turns = [_start(case, _dataset(case.config, datasets)) for case in cases]
+    turns = [_start(case, _dataset(case.config, datasets), force=force) for case in cases]
     while True:
         times = []
         for turn in turns:
@@ -60,13 +66,16 @@ def rounds(cases: Sequence[TimedCase]) -> Iterator[list[float]]:
         yield times
 
 
-def time_steps(cases: Sequence[TimedCase], *, limit_s: float, min_rounds: int = 3) -> list[list[float]]:
+def time_steps(
+    cases: Sequence[TimedCase], *, limit_s: float, min_rounds: int = 3, force: bool = False
+) -> list[list[float]]:
     """The seconds of each case's step in every round, one list per case.
 
     Args:
       cases: the cases to time.
       limit_s: seconds after which no further round begins; compilation is not counted.
       min_rounds: rounds to run at least, even beyond `limit_s`.
+      force: see `rounds`.
 
     Raises:
       ConfigError, DataError, DeviceError: when `Trainer` raises them for one of the cases.
@@ -77,7 +86,7 @@ def time_steps(cases: Sequence[TimedCase], *, limit_s: float, min_rounds: int = 
     def is_over() -> bool:
         return time.monotonic() >= end_s
 
-    for times in rounds(cases):
+    for times in rounds(cases, force=force):
         if not taken:
             end_s = time.monotonic() + limit_s
         taken.append(times)
@@ -87,13 +96,20 @@ def time_steps(cases: Sequence[TimedCase], *, limit_s: float, min_rounds: int = 
     return [list(row) for row in zip(*taken, strict=True)]
 
 
-def time_with_data_there(config: Config, dataset: Dataset, *, limit_s: float) -> list[float]:
+def time_with_data_there(config: Config, dataset: Dataset, *, limit_s: float, force: bool = False) -> list[float]:
     """The seconds of steps whose batches take no time to make: all rows are the first example of the data.
+
+    Args:
+      config: the config of the steps.
+      dataset: the data.
+      limit_s: seconds after which no further step begins.
+      force: see `rounds`.
 
     Raises:
       ConfigError, DataError, DeviceError: when `Trainer` raises them.
     """
-    turn = _start(TimedCase(config), dataclasses.replace(dataset, train=_SameExample(dataset.sources[0])))
+    same = dataclasses.replace(dataset, train=_SameExample(dataset.sources[0]))
+    turn = _start(TimedCase(config), same, force=force)
     times: list[float] = []
     end_s = time.monotonic() + limit_s
     while len(times) < _LEAST_STEPS or time.monotonic() < end_s:
@@ -133,10 +149,11 @@ def _dataset(config: Config, datasets: dict[str, Dataset]) -> Dataset:
     return datasets[key]
 
 
-def _start(case: TimedCase, dataset: Dataset) -> Callable[[], object]:
+def _start(case: TimedCase, dataset: Dataset, *, force: bool) -> Callable[[], object]:
     """Compiles a case and runs its warm-up turns."""
     start_s = time.monotonic()
-    turn = _forward(case.config, dataset) if case.forward_only else _train(case.config, dataset)
+    make = _forward if case.forward_only else _train
+    turn = make(case.config, dataset, force=force)
     for _ in range(WARMUP_TURNS):
         jax.block_until_ready(turn())
     pipeline = case.config.pipeline
@@ -151,13 +168,15 @@ def _start(case: TimedCase, dataset: Dataset) -> Callable[[], object]:
     return turn
 
 
-def _train(config: Config, dataset: Dataset) -> Callable[[], object]:
+def _train(config: Config, dataset: Dataset, *, force: bool) -> Callable[[], object]:
     trainer = Trainer(config, dataset)
+    require_memory(trainer.config, trainer.mesh, Use.MEASURING, force=force)
     return lambda: trainer.dispatch().metrics
 
 
-def _forward(config: Config, dataset: Dataset) -> Callable[[], object]:
+def _forward(config: Config, dataset: Dataset, *, force: bool) -> Callable[[], object]:
     program = Program(config.validate(), make_mesh(config.mesh))
+    require_memory(program.config, program.mesh, Use.SCORING, force=force)
     step = make_eval_step(
         program.model, program.config, head=program.model.scores, mesh=program.mesh, layout=program.layout
     )

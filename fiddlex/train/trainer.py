@@ -34,6 +34,7 @@ from fiddlex.data.tokenizers import tokenizer_digest
 from fiddlex.errors import DataError
 from fiddlex.interop.folder import folder_of
 from fiddlex.models.weights import Weights
+from fiddlex.planner.enough_memory import Use
 from fiddlex.schedules.semantics import AUTO
 from fiddlex.schedules.text import to_csv
 from fiddlex.train.inference.decoding import Decoding, make_decoding
@@ -45,6 +46,7 @@ from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.importing import imported
 from fiddlex.train.run.metrics import describe_loss
+from fiddlex.train.run.require_memory import require_memory
 from fiddlex.train.run.result import no_checkpoint, result_config
 from fiddlex.train.run.transfer import placed, pretrained, whole
 from fiddlex.train.run.workdir import TOKENS
@@ -144,6 +146,11 @@ class Trainer:
             with self.stopwatch.measure(Activity.STARTING), phase("Making the first weights"):
                 self._state = self._program.init_state()
         return self._state
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether the train state is there; a step that fails may have taken it over and left nothing of it."""
+        return self._state is not None and not any(x.is_deleted() for x in jax.tree.leaves(self._state))
 
     @property
     def delay(self) -> int:
@@ -426,7 +433,11 @@ class Trainer:
 
 
 def load_trainer(
-    workdir: Path, change: Callable[[Config], Config] = lambda config: config, dataset: Dataset | None = None
+    workdir: Path,
+    change: Callable[[Config], Config] = lambda config: config,
+    dataset: Dataset | None = None,
+    *,
+    force: bool = False,
 ) -> Trainer:
     """A trainer with the weights of a run's best or newest good checkpoint, for evaluation or sampling.
 
@@ -435,13 +446,17 @@ def load_trainer(
         of text in it.
       change: maps the run's config to the config to use.
       dataset: the data; by default what the changed config names.
+      force: whether to go on although the memory will not be enough to score examples
+        (`fiddlex.train.run.require_memory`).
 
     Raises:
       CheckpointError: when the workdir has no run or no readable checkpoint, or when the changed config has weights of
         other shapes.
+      ConfigError: when there is too little memory, unless `force`.
     """
     saved, config = result_config(workdir, change)
     trainer = Trainer(config, dataset, workdir=workdir)
+    require_memory(trainer.config, trainer.mesh, Use.SCORING, force=force)
     if not trainer.load(workdir, saved):
         raise no_checkpoint(workdir)
     return trainer

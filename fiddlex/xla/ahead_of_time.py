@@ -23,6 +23,8 @@ from fiddlex.config.unused import unused_fields
 from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.models.flash import kernel_on
 from fiddlex.schedules.table import NONE
+from fiddlex.schedules.text import order_to_text
+from fiddlex.schedules.ticks import order_facts
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import WeightLayout
 from fiddlex.xla.compiled_collectives import Collective, collectives, crossings
@@ -210,6 +212,8 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
         "num_microbatches": config.pipeline.num_microbatches,
         "microbatch_size": config.microbatch_size,
         "num_ticks": lowered.num_ticks,
+        **order_facts(lowered.schedule, lowered.ticks),
+        "order_text": order_to_text(lowered, "pipeline.order"),
         "semantics": {name: windows.period for name, windows in pipeline.windows.items()}
         or {"sync": lowered.num_ticks},
         "stash_slots": lowered.stash_slots,

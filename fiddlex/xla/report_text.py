@@ -4,6 +4,7 @@ from typing import Any
 
 from fiddlex.config import Config
 from fiddlex.config.memory_advice import memory_remedies
+from fiddlex.config.readable import mib, readable_size, readable_time
 
 _MEMORY = {
     "argument": "train state (unless flushed, also versions of the weights, stash and sums) and batch",
@@ -21,15 +22,17 @@ def report_text(facts: dict[str, Any], config: Config, devices: str) -> str:
     on_host = f" and {slots} more on its host" if slots else ""
     streamed = f", {facts['weights_on_hosts']}" if facts["weights_on_hosts"] else ""
     going_on = "".join(f"{name}: {ticks:g} ticks a batch\n" for name, ticks in semantics if name != "sync")
+    order = f"pipeline.order={config.pipeline.order}: {facts['order_text']}\n" if facts["order_text"] else ""
     lines = [
         f"{facts['num_parameters']:,} parameters, {devices}\n"
         f"schedule {facts['schedule']}: {facts['num_stages']} stages, {facts['num_microbatches']} microbatches of "
         f"{facts['microbatch_size']}, {facts['num_ticks']} ticks, a stash for {facts['stash_slots']} "
         f"forward passes of a stage{on_host}{streamed}\n"
-        f"{going_on}"
+        f"{order}{going_on}"
         f"{facts['attention']}\n"
         f"a step needs {facts['model_flops']:.3e} floating-point operations, not counting recomputation\n"
-        f"traced in {facts['trace_s']:.1f} s, compiled in {facts['compile_s']:.1f} s by jax {facts['jax_version']}\n"
+        f"traced in {readable_time(facts['trace_s'])}, compiled in {readable_time(facts['compile_s'])} by jax "
+        f"{facts['jax_version']}\n"
         f"{host_shortage(facts)}{_verdict(facts, config)}{_host_verdict(facts)}",
         *facts["unused"],
     ]
@@ -46,7 +49,7 @@ def report_text(facts: dict[str, Any], config: Config, devices: str) -> str:
 def _verdict(facts: dict[str, Any], config: Config) -> str:
     """Whether the step fits a device, and if not, what to do."""
     needed, limit = (
-        f"{size / 2**30:.2f} GiB" if size else "" for size in (facts["needed_bytes"], facts["memory_limit_bytes"])
+        readable_size(size) if size else "" for size in (facts["needed_bytes"], facts["memory_limit_bytes"])
     )
     if facts["fits"]:
         return f"fits: {needed} of the {limit} of a {facts['device_kind']}"
@@ -66,13 +69,13 @@ def host_shortage(facts: dict[str, Any]) -> str:
     """A line for people where the memory of the host is too small, else empty."""
     if not lacks_host(facts):
         return ""
-    needed, limit = (facts[f"host_{name}_bytes"] / 2**30 for name in ("needed", "limit"))
+    needed, limit = (readable_size(facts[f"host_{name}_bytes"]) for name in ("needed", "limit"))
     pinned = (
         " as pinned memory (pinned_gib of the topology's file; set it in a file of your own if the processes that "
         "train have another XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB)"
     )
     return (
-        f"does not fit the memory of the host: {needed:.2f} GiB needed, {limit:.2f} GiB there for each device"
+        f"does not fit the memory of the host: {needed} needed, {limit} there for each device"
         f"{pinned if facts['host_limit_is_pinned_gib'] else ''}. What may help: more devices, along data with "
         "optimizer.zero1=True, along pipe or along tensor. The device:\n"
     )
@@ -83,8 +86,8 @@ def _host_verdict(facts: dict[str, Any]) -> str:
     needed, limit = facts["host_needed_bytes"], facts["host_limit_bytes"]
     if not needed:
         return ""
-    there = f" of the {limit / 2**30:.2f} GiB for each device" if limit else ", and how much there is is not told"
-    return f"; in the memory of the host: {needed / 2**30:.2f} GiB{there}" if not lacks_host(facts) else ""
+    there = f" of the {readable_size(limit)} for each device" if limit else ", and how much there is is not told"
+    return f"; in the memory of the host: {readable_size(needed)}{there}" if not lacks_host(facts) else ""
 
 
 def _memory_table(facts: dict[str, Any]) -> str:
@@ -95,16 +98,16 @@ def _memory_table(facts: dict[str, Any]) -> str:
         if name == "host":
             if not size:
                 continue
-            meaning += f", predicted {facts['host_predicted_bytes'] / 1e6:,.1f} MB"
-        lines.append(f"  {name:<9} {'not told' if size is None else f'{size / 1e6:,.1f} MB':>14}  {meaning}")
+            meaning += f", predicted {mib(facts['host_predicted_bytes'])} MiB"
+        lines.append(f"  {name:<9} {'not told' if size is None else f'{mib(size)} MiB':>14}  {meaning}")
     return "\n".join(lines)
 
 
 def _parts_table(parts: dict[str, dict[str, int | None]]) -> str:
     """The lines of the table of the parts of a device's memory."""
-    lines = ["memory of each device where most is in use:", f"  {'part':<16} {'predicted, MB':>14} {'found, MB':>12}"]
+    lines = ["memory of each device where most is in use:", f"  {'part':<16} {'predicted, MiB':>14} {'found, MiB':>12}"]
     for part, sizes in parts.items():
-        predicted, found = ("not told" if size is None else f"{size / 1e6:,.1f}" for size in sizes.values())
+        predicted, found = ("not told" if size is None else mib(size) for size in sizes.values())
         lines.append(f"  {part:<16} {predicted:>14} {found:>12}")
     return "\n".join(lines)
 
@@ -119,13 +122,13 @@ def _collectives_table(collectives: list[dict[str, Any]]) -> str:
         groups.setdefault(key, []).append((each["bytes"], each["count"]))
     lines = [
         "collectives of each device in a step:",
-        f"  {'kind':<20} {'axis':<8} {'times':>9} {'MB in all':>12}  work beside it",
+        f"  {'kind':<20} {'axis':<8} {'times':>9} {'MiB in all':>12}  work beside it",
     ]
     for (kind, axis, overlapped), sizes in sorted(groups.items()):
         times = sum(count or 0 for _, count in sizes)
         size = sum(one * (count or 0) for one, count in sizes)
         at_least = "" if all(count is not None for _, count in sizes) else ">="
-        many, much = f"{at_least}{times:,g}", f"{at_least}{size / 1e6:,.1f}"
+        many, much = f"{at_least}{times:,g}", f"{at_least}{mib(size)}"
         lines.append(f"  {kind:<20} {axis:<8} {many:>9} {much:>12}  {'yes' if overlapped else 'no'}")
     return "\n".join(lines)
 
@@ -139,7 +142,7 @@ def host_copies_lines(copies: list[dict[str, Any]]) -> list[str]:
         for beside, how in ((True, "while matrix products run"), (False, "while none runs")):
             sizes = [each["bytes"] for each in some if bool(each["products"]) == beside]
             if sizes:
-                lines.append(f"  {where:<14} {len(sizes):>4} copies {sum(sizes) / 1e6:>10,.1f} MB  {how}")
+                lines.append(f"  {where:<14} {len(sizes):>4} copies {mib(sum(sizes)):>10} MiB  {how}")
     return lines
 
 
@@ -147,5 +150,5 @@ def _crossing_table(crossing: list[dict[str, Any]], num_granules: int) -> str:
     """The lines of the table of what crosses from one slice or host to another."""
     lines = [f"what the device that sends most to others of {num_granules} slices or hosts sends there in a step:"]
     for each in sorted(crossing, key=lambda each: -each["bytes"]):
-        lines.append(f"  {each['kind']:<20} {each['axis'] or '?':<8} {each['bytes'] / 1e6:>12,.1f} MB")
+        lines.append(f"  {each['kind']:<20} {each['axis'] or '?':<8} {mib(each['bytes']):>12} MiB")
     return "\n".join(lines if crossing else ["nothing crosses from one slice or host to another"])

@@ -76,7 +76,7 @@ def test_a_flag_that_there_is_not_is_refused():
     command = [sys.executable, "-m", "fiddlex.cluster.topology", "--name=h100"]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Unknown command line flag 'name'" in done.stderr
+    assert "there is no flag --name. This program has none." in done.stderr
 
 
 # ---- which links a group uses

@@ -73,7 +73,7 @@ def test_the_configs_of_an_installed_package_are_those_beside_its_modules(tmp_pa
         ("gpt_tny", "there is no config 'gpt_tny'. Did you mean gpt_tiny or bert_tiny? `fiddlex configs` lists those"),
         ("lama:8b", "there is no config 'lama'. Did you mean llama? "),
         ("zzz", "there is no config 'zzz'. `fiddlex configs` lists those that fiddlex comes with. Name a file of your"),
-        ("", "there is no config ''. "),
+        ("", "--config is empty. Name a config that"),
         ("configs/gpt_tiny.py", "/configs/gpt_tiny.py. fiddlex comes with a config of that name: --config=gpt_tiny."),
         ("mine.py", "/mine.py."),
         ("llama", "the config llama needs an argument; use --config=llama:1b|8b|70b."),

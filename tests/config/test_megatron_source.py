@@ -43,7 +43,11 @@ def test_wrong_splits(value):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("source", "megatron:", r"data\.source='megatron:' is not a data source: use .* megatron:PREFIX"),
+        (
+            "source",
+            "megatron:",
+            "'megatron:' is not a data source. megatron needs a path: write megatron:PREFIX.",
+        ),
         ("eval_source", "megatron:1:a,1:b", r"data\.eval_source=.* is a blend: evaluate on one dataset at a time"),
         ("split", "0", r"data\.split='0' must be the shares"),
     ],

@@ -14,6 +14,7 @@ from fiddlex.config import displays, phase, progress
 from fiddlex.config.displays import Log, Notebook, display_for
 from fiddlex.config.log import wrapped
 from fiddlex.config.phase import Phase
+from fiddlex.config.readable import readable_size
 from tests.small_run import ENVIRONMENT
 from tests.terminal import recorded
 
@@ -52,10 +53,10 @@ def test_the_line_of_a_phase_that_counts_nothing(clock: types.SimpleNamespace) -
     assert compiling.line(40, bar="#-") == "Compiling the train step  1 min 23 s"
 
 
-def test_bytes_are_shown_as_megabytes(clock: types.SimpleNamespace) -> None:
-    preparing = Phase("Preparing", total=4e9, unit="MB", scale=1e6)
-    preparing.advance(1234.56e6)
-    assert preparing.line(60) == "Preparing  1,234.6/4,000.0 MB"
+def test_bytes_are_shown_in_their_units(clock: types.SimpleNamespace) -> None:
+    preparing = Phase("Preparing", total=4 * 2**30, number=readable_size)
+    preparing.advance(1234.5 * 2**20)
+    assert preparing.line(60) == "Preparing  1.21 GiB/4.00 GiB"
 
 
 @given(

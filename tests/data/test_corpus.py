@@ -328,5 +328,5 @@ def test_file_that_may_not_be_read(tmp_path, monkeypatch, kind, reader):
 
 def test_sizes_in_words():
     stream = TokenStream(np.zeros(1_234_567, np.uint8), num_bytes=1_234_567, num_documents=1)
-    assert stream.describe() == "1 file, 1.2 MB, 1,234,567 tokens"
+    assert stream.describe() == "1 file, 1.18 MiB, 1,234,567 tokens"
     assert dataclasses.replace(stream, num_documents=2).describe().startswith("2 files, ")

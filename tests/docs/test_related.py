@@ -64,4 +64,4 @@ def test_the_field_exists_and_takes_the_value(code: str) -> None:
 def test_the_command_and_its_flag_exist(code: str) -> None:
     command, _, flag = code.partition(" --")
     source = (ROOT / "fiddlex" / "commands" / f"{command}.py").read_text(encoding="utf-8")
-    assert not flag or re.search(rf'DEFINE_\w+\(\s*"{flag.rstrip("=")}"', source)
+    assert not flag or re.search(rf'(DEFINE_\w+|define_path)\(\s*"{flag.rstrip("=")}"', source)

@@ -45,8 +45,11 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
         (["jobset", *TPU, *POD, "--processes_per_host=2"], "--processes_per_host=2: a host of TPUs has one process."),
         (["jobset", *TPU, *POD, "--workdir=/a:b/run"], "--workdir=/a:b/run: its first folder, at which the volume is"),
         (["local", "--", "train"], "launch local needs --processes and --devices_per_process."),
-        (["local", "--processes=0", "--", "train"], "flag --processes=0: 0 is not a positive integer"),
-        ([*LOCAL, "train"], "'train' is not a flag. Write --name=value, and --name or --noname for a bool. A program "),
+        (["local", "--processes=0", "--", "train"], "--processes=0 must be at least 1."),
+        (
+            [*LOCAL, "train"],
+            "'train' is one argument too many. A flag is written --name=value. A program and its flags come",
+        ),
         ([*LOCAL], "no program is named. Name one of train, evaluate, generate, benchmark after --, as in -- train "),
         ([*LOCAL, "--"], "no program is named."),
         ([*LOCAL, "--", "fiddlex"], "no program is named."),

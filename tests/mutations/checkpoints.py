@@ -7,7 +7,31 @@ INTEGRITY, DIFFERING = "tests/train/run/test_integrity.py", "tests/train/run/tes
 CHECKPOINTS = "fiddlex/train/run/checkpoint.py"
 DIGESTS, DIFFERENCES = "fiddlex/train/run/file_digests.py", "fiddlex/train/run/checkpoint_differences.py"
 
+KEPT = "fiddlex/train/run/kept_schedule.py"
+TEST_KEPT = "tests/train/run/test_kept_schedule.py"
+
 MUTATIONS = (
+    Mutation(
+        "function-that-a-workdir-names-is-run",
+        KEPT,
+        old="if source_of(pipeline.schedule).is_own:",
+        new="if source_of(pipeline.schedule).kind is Kind.TABLE:",
+        tests=(f"{TEST_KEPT}::test_no_function_that_a_workdir_names_is_run",),
+    ),
+    Mutation(
+        "table-of-a-registered-name-loses-its-order",
+        KEPT,
+        old='own["pipeline.order"] = "ahead"',
+        new='own["pipeline.order"] = "strict"',
+        tests=(f"{TEST_KEPT}::test_a_registered_name_may_be_missing_in_another_process",),
+    ),
+    Mutation(
+        "earlier-table-of-a-function-is-lost",
+        KEPT,
+        old="write_whole(copy, earlier)",
+        new="write_whole(copy, table)",
+        tests=(f"{TEST_KEPT}::test_another_table_of_the_same_function_is_told",),
+    ),
     Mutation(
         "checksums-not-compared",
         CHECKPOINTS,

@@ -26,8 +26,8 @@ MUTATIONS = (
     Mutation(
         "arguments-of-configs-unchecked",
         FILES,
-        old="if argument not in contents.get(_ARGUMENTS, (argument,)):",
-        new="if not argument and argument not in contents.get(_ARGUMENTS, (argument,)):",
+        old="is_taken = argument in contents.get(_ARGUMENTS, (argument,))",
+        new="is_taken = bool(argument) or argument in contents.get(_ARGUMENTS, (argument,))",
         tests=(f"{TEST_FILES}::test_mistakes",),
     ),
     Mutation(

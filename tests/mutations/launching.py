@@ -51,8 +51,8 @@ MUTATIONS = (
     ),
     Mutation(
         "words-after-two-dashes-as-the-programs-own",
-        "fiddlex/config/command_line.py",
-        old="flags.FLAGS.read_flags_from_files(_split(argv)[0])",
+        "fiddlex/config/arguments.py",
+        old="flags.FLAGS.read_flags_from_files(split_program(argv)[0])",
         new="flags.FLAGS.read_flags_from_files([word for word in argv if word != '--'])",
         tests=("tests/launch/test_mistakes.py::test_mistakes",),
     ),

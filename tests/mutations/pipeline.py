@@ -366,6 +366,22 @@ MUTATIONS = (
         new="next(iter(homes[stage]))",
         tests=("tests/schedules/test_text.py::test_a_stray_action_does_not_move_its_stage",),
     ),
+    Mutation(
+        "function-runs-ahead-unasked",
+        "fiddlex/schedules/generators.py",
+        old='(order == "auto" and source.is_own)',
+        new='(order == "auto" and source.kind is From.TABLE)',
+        tests=(
+            "tests/schedules/test_functions.py::test_a_function_makes_a_schedule_of_any_sizes_that_keeps_its_order",
+        ),
+    ),
+    Mutation(
+        "what-the-ticks-hold-told-without-them",
+        "fiddlex/schedules/ticks.py",
+        old="_most_held(action for _, action in run), _most_held(row)",
+        new="_most_held(row), _most_held(row)",
+        tests=("tests/test_own_schedules.py::test_schedule_tells_what_the_ticks_move",),
+    ),
     # The codec of the stash.
     Mutation(
         "statistics-encoded",

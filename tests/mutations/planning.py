@@ -7,7 +7,52 @@ ARGUMENTS = "tests/costs/test_device_memory.py::test_arguments_of_the_step_are_c
 STASH = "tests/costs/test_stash.py::test_the_stash_of_a_layer_is_what_the_formulas_say[gpt-sequence-True-{}]"
 FLOPS = "tests/costs/test_sizes.py::test_flops_are_those_of_the_matrix_products"
 
+ENOUGH = "fiddlex/planner/enough_memory.py"
+TEST_ENOUGH = "tests/planner/test_enough_memory.py"
+
 MUTATIONS = (
+    # What a program needs beside what is free.
+    Mutation(
+        "fake-devices-counted-once",
+        ENOUGH,
+        old="{name: devices * size for",
+        new="{name: size for",
+        tests=(f"{TEST_ENOUGH}::test_a_process_needs_what_its_devices_need_and_a_copy_to_save",),
+    ),
+    Mutation(
+        "swap-space-ignored",
+        ENOUGH,
+        old="(free.free + free.swap)",
+        new="free.free",
+        tests=(f"{TEST_ENOUGH}::test_a_need_is_compared_with_what_is_free",),
+    ),
+    Mutation(
+        "processes-that-share-a-memory-counted-once",
+        "fiddlex/train/run/require_memory.py",
+        old="sharing[key])",
+        new="1)",
+        tests=(
+            "tests/train/run/test_require_memory.py::"
+            "test_processes_of_a_machine_share_its_memory_but_not_their_own_groups",
+        ),
+    ),
+    Mutation(
+        "page-cache-counted-as-used",
+        "fiddlex/cluster/free_memory.py",
+        old="limit - used + cache",
+        new="limit - used",
+        tests=("tests/cluster/test_free_memory.py::test_version_1_has_other_names",),
+    ),
+    Mutation(
+        "nothing-saved-when-memory-runs-out",
+        "fiddlex/train/run_steps.py",
+        old="processes.num_processes() == 1 and self._trainer.holds_state:",
+        new="False:",
+        tests=(
+            "tests/train/run/test_require_memory.py::"
+            "test_a_run_that_runs_out_of_memory_saves_what_is_there_and_tells[evaluate-2]",
+        ),
+    ),
     # The optimizer on the host.
     Mutation(
         "host-too-small-ignored",
@@ -80,7 +125,7 @@ MUTATIONS = (
     Mutation(
         "word-kept-in-the-workdir",
         "fiddlex/train/loop.py",
-        old="with_settled(given or config, trainer.config)",
+        old="with_settled(given, trainer.config)",
         new="given or config",
         tests=("tests/train/test_balanced.py::test_a_run_keeps_its_layers_when_the_word_is_typed_again",),
     ),

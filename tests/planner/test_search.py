@@ -14,6 +14,9 @@ from fiddlex.planner.layouts import OBJECTIVES, Layout, layouts
 from fiddlex.planner.no_plan import why_none
 from fiddlex.planner.report import as_json, as_python, as_text, layout_text
 from fiddlex.planner.search import Found, _Space, evaluate, score, search
+from fiddlex.schedules.resolve import resolve
+from fiddlex.simulate.lockstep import lockstep
+from fiddlex.simulate.timeline import BUBBLE
 from tests.planner.problems import a_problem, servers_of
 
 
@@ -307,9 +310,51 @@ def test_text_and_json_have_the_plans_numbers():
     text = as_text(problem, found).splitlines()
     assert text[0].startswith("3,") or "parameters in bfloat16" in text[0]
     assert (first["pipeline"]["semantics"], first["pipeline"]["prediction_order"]) == ("2bw", 2)
-    assert len(text) == 4 + len(found.plans) + 8
+    assert len(text) == 4 + len(found.plans) + 9
+    told = f"Bubble, without such communication: {found.plans[0].bubble:.1%} ({BUBBLE})."
+    assert told in text
     assert "In all plans attention runs in the flash kernel cudnn." in text
     assert "pipe stays in NVLink 3: " in text[-3]
+
+
+REVERSED = """
+from fiddlex.schedules.schedule import Action, Kind, Schedule
+
+
+def gpipe(*, pipe, chunks=1, num_microbatches):
+    rows = [
+        [Action(pipe - 1 - rank, kind, k) for kind in (Kind.F, Kind.B) for k in range(num_microbatches)]
+        for rank in range(pipe)
+    ]
+    return Schedule("gpipe", rows, placement=list(range(pipe - 1, -1, -1)))
+"""
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_best_layout_with_a_function_is_what_looking_at_every_layout_finds(objective, tmp_path):
+    """The last rank has the first stage, so that a bound which takes ranks for stages would be wrong."""
+    (tmp_path / "mine.py").write_text(REVERSED)
+    schedules = (f"{tmp_path}/mine.py:gpipe", "zb_h1")
+    problem = a_problem(layers=6, batch=8, objective=objective, schedules=schedules)
+    every = [evaluate(problem, layout) for layout in layouts(problem)]
+    assert {plan.layout.schedule for plan in every} == set(schedules)
+    space = _Space(problem)
+    for plan in every:
+        assert space._least(plan.layout)[0] <= score(objective, plan)[0]
+    best = min(score(objective, plan) for plan in every)
+    assert score(objective, search(problem, keep=1).plans[0])[0] == pytest.approx(best[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_the_bubble_of_a_plan_is_that_of_the_lockstep_clock_without_hops(schedule):
+    plans = search(a_problem(num_devices=8, semantics=("sync",), schedules=(schedule,)), keep=3).plans
+    for plan in plans:
+        pipeline = resolve(plan.config.validate())
+        costs = dataclasses.replace(plan.times.costs(pipeline.placement), hop=0.0)
+        timeline = lockstep(pipeline.lowered, costs)
+        assert plan.bubble == pytest.approx(timeline.bubble_fraction, rel=1e-9)
+        assert plan.bubble > 0
+        assert plan.waiting_s == pytest.approx(timeline.bubble, rel=1e-9)
 
 
 @pytest.mark.parametrize(

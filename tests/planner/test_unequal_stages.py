@@ -117,10 +117,10 @@ VGG = (
 
 def test_a_profile_is_answered_and_printed():
     answers = answers_for_profile(VGG, load_topology("v100_16"), 16, memory_bytes=9 * 2**30, num_microbatches=16)
-    profile = "8 operations as 8 layers, 0.62 s a microbatch, 0.378 GiB of weights"
-    too_much = "PipeDream has no cap on memory: its answer does not fit 9 GiB of each device."
+    profile = "8 operations as 8 layers, 620 ms a microbatch, 387.2 MiB of weights"
+    too_much = "PipeDream has no cap on memory: its answer does not fit 9.00 GiB of each device."
     assert as_text(answers).split("\n\n") == [
-        f"{profile}; 16 Tesla V100-SXM2-16GB, 9 GiB of each to use",
+        f"{profile}; 16 Tesla V100-SXM2-16GB, 9.00 GiB of each to use",
         """\
       answer  stages  layers  replicas  tensor  recompute  microbatches  full, s  flush, s  devices   GiB
    PipeDream       1       8        16       1       none            16     0.62      0.62       16  11.9

@@ -107,7 +107,7 @@ def test_order_of_dual_pipe_v():
         (
             "file",
             (2, 1, 4),
-            f"there is no schedule 'file'. Known: {', '.join(NAMES)}, auto, file:PATH.csv.",
+            f"there is no schedule 'file'. Known: {', '.join(NAMES)}, auto, file:PATH.csv, PATH.py:FUNCTION.",
         ),
         (
             "interleaved_1f1b",
@@ -201,7 +201,7 @@ def test_a_file_has_sizes_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("asked", [{"pipe": 2}, {"num_microbatches": 2}])
 def test_by_name_only_the_chunks_may_be_left_out(asked):
-    with pytest.raises(ScheduleError, match="schedule 1f1b needs pipe and num_microbatches; only a file has its own"):
+    with pytest.raises(ScheduleError, match="schedule 1f1b needs pipe and num_microbatches; only a table has its own"):
         make_schedule("1f1b", **asked)
 
 
@@ -222,7 +222,8 @@ def test_all_sizes_in_which_a_file_differs_are_told_at_once(tmp_path, wrong):
     remedies = ", ".join(f"{words[size]}={SIZES[size]} (not 7)" for size in wrong)
     with pytest.raises(ScheduleError) as error:
         make_schedule(f"file:{table}", **(SIZES | dict.fromkeys(wrong, 7)), words=tuple(words.values()))
-    assert str(error.value) == f"schedule file:{table} has other sizes: set {remedies}."
+    other = "or name a schedule that exists for any, such as 1f1b."
+    assert str(error.value) == f"schedule file:{table} has other sizes: set {remedies}, {other}"
 
 
 def test_a_file_that_breaks_a_rule_is_refused_with_the_grid(tmp_path):

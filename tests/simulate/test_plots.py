@@ -18,6 +18,7 @@ from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
 from fiddlex.simulate.plots import draw, save
 from fiddlex.simulate.steady import first_steps
+from fiddlex.simulate.timeline import BUBBLE
 
 
 def timelines(name, pipe, chunks, num_microbatches):
@@ -129,7 +130,7 @@ def test_panels_share_one_scale_of_time_and_say_what_they_show():
     figure = draw(shown)
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     assert [axes.get_ylabel() for axes in figure.axes] == ["rank", "microbatches"] * 2
-    assert figure.axes[-1].get_xlabel() == "time (in the unit of the costs)"
+    assert figure.axes[-1].get_xlabel() == f"time (in the unit of the costs)\nbubble: {BUBBLE}"
     assert figure.get_suptitle() == "zb_h1: p = 3 ranks, v = 1 chunk, m = 6 microbatches"
     assert figure.axes[0].get_title() == "free-running: makespan 20, bubble 11.1% of the work"
     assert [text.get_text() for text in figure.axes[1].texts] == ["peak 3\n(all ranks)\nfor W 3\n(rank 2)"]

@@ -250,7 +250,7 @@ def test_all_sizes_in_which_the_config_differs_from_a_table_are_told_as_its_fiel
     table.write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")
     tiny_config.pipeline.schedule = f"file:{table}"
     tiny_config.mesh.pipe, tiny_config.pipeline.num_chunks, tiny_config.pipeline.num_microbatches = 4, 2, 8
-    remedy = "set mesh.pipe=2 (not 4), pipeline.num_chunks=1 (not 2), pipeline.num_microbatches=2 (not 8)."
+    remedy = "set mesh.pipe=2 (not 4), pipeline.num_chunks=1 (not 2), pipeline.num_microbatches=2 (not 8), or name a "
     with pytest.raises(ConfigError, match=re.escape(remedy)):
         Trainer(tiny_config)
 

@@ -20,9 +20,9 @@ def test_copies_beside_products_are_told_from_those_beside_none() -> None:
     ]
     assert host_copies_lines(copies) == [
         "asynchronous copies of each device, each counted once although loops repeat it:",
-        "  to the host       2 copies        3.5 MB  while matrix products run",
-        "  to the host       1 copies        0.2 MB  while none runs",
-        "  from the host     1 copies        4.0 MB  while matrix products run",
+        "  to the host       2 copies        3.3 MiB  while matrix products run",
+        "  to the host       1 copies        0.2 MiB  while none runs",
+        "  from the host     1 copies        3.8 MiB  while matrix products run",
     ]
     assert host_copies_lines([]) == []
 

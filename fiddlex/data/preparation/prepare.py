@@ -191,7 +191,8 @@ def _prepare(
         progress(done, total)
     summed = sum((count for count in counts if count is not None), Counts())
     if not summed.tokens:
-        raise DataError(f"--input={','.join(task.inputs)} has no text.")
+        _discard(task)
+        raise DataError(f"--input={','.join(task.inputs)} has no text. Name files that have some.")
     if _plan(task, task.find_files()) != plan:
         _discard(task)
         raise DataError(

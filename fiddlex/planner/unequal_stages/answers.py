@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fiddlex.cluster.topology import Topology
-from fiddlex.config.readable import counted
+from fiddlex.config.readable import counted, readable_size, readable_time
 from fiddlex.config.rules import near_multiples
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.layouts import Problem
 from fiddlex.planner.partition import Layer, Level, pipedream
-from fiddlex.planner.report import GIB, describe
+from fiddlex.planner.report import describe
 from fiddlex.planner.search import Plan, search
 from fiddlex.planner.unequal_stages.chain import Chain, Choice, Part, ShardedLayer, StageProblem
 from fiddlex.planner.unequal_stages.model_chain import model_problem
@@ -192,9 +192,9 @@ def answers_for_profile(
         shortage = str(error)
     title = (
         f"{counted(sum(len(each.names) for each in layers), 'operation')} as {counted(len(layers), 'layer')}, "
-        f"{sum(each.seconds for each in layers):.3g} s a microbatch, "
-        f"{sum(each.weight_bytes for each in layers) / GIB:.3g} GiB of weights; {num_devices:,} {topology.chip.name}, "
-        f"{memory_bytes / GIB:.4g} GiB of each to use"
+        f"{readable_time(sum(each.seconds for each in layers))} a microbatch, "
+        f"{readable_size(sum(each.weight_bytes for each in layers))} of weights; {num_devices:,} {topology.chip.name}, "
+        f"{readable_size(memory_bytes)} of each to use"
     )
     names = tuple(each.names for each in layers)
     return Answers(title, topology, num_devices, memory_bytes, tuple(found), shortage=shortage, operations=names)

@@ -29,7 +29,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fiddlex.config.readable import counted
+from fiddlex.config.readable import counted, readable_size
 from fiddlex.errors import DeviceError
 from fiddlex.planner.unequal_stages.chain import Choice, Part, StageProblem
 from fiddlex.planner.unequal_stages.choices import Frontiers
@@ -183,11 +183,11 @@ class Piper:
         return Decision(self.problem, self._frontiers, self._costs, sizes=sizes, memory_bytes=limit)
 
     def _too_little(self) -> str:
-        problem, need = self.problem, self.least_memory() / 2**30
+        problem, need = self.problem, readable_size(self.least_memory())
         return (
             f"No pipeline of stages on {counted(problem.num_devices, 'device')} fits "
-            f"{problem.memory_bytes / 2**30:.4g} GiB a device, whatever its stages recompute: the smallest need is "
-            f"{need:.4g} GiB. Allow more memory, or use more devices or smaller microbatches."
+            f"{readable_size(problem.memory_bytes)} a device, whatever its stages recompute: the smallest need is "
+            f"{need}. Allow more memory, or use more devices or smaller microbatches."
         )
 
     def _stage(self, part: Part, in_flight: int) -> Stage:

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fiddlex.config.readable import gib, readable_size
 from fiddlex.planner.bound import Cut
-from fiddlex.planner.report import GIB, exchange_text, gib, plan_facts, table
+from fiddlex.planner.report import exchange_text, plan_facts, table
 from fiddlex.planner.search import Plan
 from fiddlex.planner.unequal_stages.answers import EQUAL, Answer, Answers
 from fiddlex.planner.unequal_stages.piper import Stage
@@ -43,7 +44,7 @@ def as_text(answers: Answers) -> str:
     rows = [_HEADINGS, *map(_row, answers.unequal), *map(_uniform_row, answers.uniform or ())]
     lines = [f"{answers.title}\n\n{table(rows)}\n"]
     over = [each.name for each in answers.unequal if round(each.pipeline.memory_bytes) > answers.memory_bytes]
-    limit = f"{answers.memory_bytes / GIB:.4g} GiB of each device"
+    limit = f"{readable_size(answers.memory_bytes)} of each device"
     if over:
         lines.append(f"{over[0]} has no cap on memory: its answer does not fit {limit}.")
     for each in answers.unequal:
@@ -82,7 +83,7 @@ def _row(answer: Answer) -> tuple[str, ...]:
 def _uniform_row(plan: Plan) -> tuple[str, ...]:
     layout, flushes = plan.layout, plan.layout.semantics == "sync"
     layers = Cut.of(
-        layout.schedule, layout.pipe, layout.chunks, plan.config.model.num_layers
+        layout.schedule, layout.pipe, layout.chunks, plan.config.model.num_layers, layout.num_microbatches
     ).placement.layers_per_stage
     seconds = f"{plan.step_time_s:.4g}"
     return (

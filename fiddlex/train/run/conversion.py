@@ -31,7 +31,7 @@ from fiddlex.train.run.original import (
     write_tokenizer,
 )
 from fiddlex.train.run.result import load_result
-from fiddlex.train.run.workdir import OWN_TOKENIZER
+from fiddlex.train.run.workdir import OWN_TOKENIZER, write_config
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import SavedState
 
@@ -72,7 +72,7 @@ def import_folder(folder: Path, workdir: Path, change: Callable[[Config], Config
                 fingerprint="",
                 padded_vocab=config.padded_vocab_size,
             )
-        (made / "config.json").write_text(config.to_json(), encoding="utf-8")
+        write_config(made, config, schedule=program.layout.pipeline.lowered.schedule)
     return config
 
 

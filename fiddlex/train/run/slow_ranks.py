@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fiddlex.cluster import processes
+from fiddlex.config.readable import readable_time
 from fiddlex.train.record import Record
 
 logger = logging.getLogger(__name__)
@@ -126,21 +127,23 @@ def find_slow(figures: Mapping[int, Figures]) -> list[Slow]:
     usual_held_s = _median(held.values())
     probe_s = _median(each["device_probe_s"] for each in figures.values())
     for rank, each in sorted(figures.items()):
+        told = {name: readable_time(seconds) for name, seconds in each.items()}
         if held[rank] - usual_held_s > max(TOLERANCE * step_s, NOISE_S):
             text = (
-                f"Rank {rank} is slow: in each step its host is busy for {each['host_time_s']:.3g} s and waits "
-                f"{each['data_wait_s']:.3g} s for data; the median of the sum is {usual_held_s:.3g} s, and a step "
-                f"takes {step_s:.3g} s."
+                f"Rank {rank} is slow: in each step its host is busy for {told['host_time_s']} and waits "
+                f"{told['data_wait_s']} for data; the median of the sum is {readable_time(usual_held_s)}, and a step "
+                f"takes {readable_time(step_s)}."
             )
             found.append(Slow(rank, "host", text))
         if each["device_probe_s"] - probe_s > max(TOLERANCE * probe_s, NOISE_S):
             text = (
-                f"Rank {rank} has slow devices: a product that takes {each['device_probe_s']:.3g} s there has a median "
-                f"of {probe_s:.3g} s."
+                f"Rank {rank} has slow devices: a product that takes {told['device_probe_s']} there has a median "
+                f"of {readable_time(probe_s)}."
             )
             found.append(Slow(rank, "devices", text))
         if each["step_time_s"] - step_s > max(TOLERANCE * step_s, NOISE_S):
-            text = f"Rank {rank} has slow steps: they take {each['step_time_s']:.3g} s; the median is {step_s:.3g} s."
+            usual = readable_time(step_s)
+            text = f"Rank {rank} has slow steps: they take {told['step_time_s']}; the median is {usual}."
             found.append(Slow(rank, "steps", text))
     return found
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fiddlex.cluster import processes
+from fiddlex.config.readable import readable_size
 from fiddlex.parallel.host_memory import is_on_host
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,10 @@ def has_room(tree: Any) -> bool:
     least = min(spare, key=lambda device: spare[device])
     room = all(processes.gather("room for snapshots", spare[least] >= 0))
     logger.info(
-        "A checkpoint is written from a copy on the %s: the state takes %.2f GB of a device, and %.2f GB are free.",
+        "A checkpoint is written from a copy on the %s: the state takes %s of a device, and %s are free.",
         "devices" if room else "host",
-        sizes[least] / 1e9,
-        (free[least] or 0.0) / 1e9,
+        readable_size(sizes[least]),
+        readable_size(free[least] or 0.0),
     )
     return room
 

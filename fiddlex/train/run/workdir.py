@@ -2,9 +2,11 @@
 
 The directory holds `config.json` (resolved), `metrics.jsonl`, `goodput.jsonl`, `checkpoints/` and `tensorboard/`, and
 `stacks/` if a step took too long (`fiddlex.train.run.watchdog`). A run that ends when it stops improving also has
-`best/` and `best.json` (`fiddlex.train.run.best`). A run whose config takes its schedule from a file also has
-`schedule.csv`, a copy of that file, which `config.json` names instead of it. Invariant: a workdir can be moved, and its
-run evaluated and sampled from, without the original schedule file.
+`best/` and `best.json` (`fiddlex.train.run.best`).
+
+`schedule.csv` is the table of the run's schedule (`fiddlex.train.run.kept_schedule`). Invariants: a workdir can be
+moved, and its run evaluated and sampled from, without the schedule's source; and nothing that `config.json` names is
+run.
 """
 
 import contextlib
@@ -26,16 +28,17 @@ from fiddlex.config import Config
 from fiddlex.config.every import AUTO
 from fiddlex.config.families import family
 from fiddlex.config.overrides import replaced
+from fiddlex.config.schedule_source import Kind, source_of
 from fiddlex.config.small_files import read_small
-from fiddlex.config.whole_files import unused, write_whole
+from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.text import to_csv
+from fiddlex.train.run.kept_schedule import TABLE, keep_other_table, with_table
 from fiddlex.train.run.kept_steps import check_keeps
 
 logger = logging.getLogger(__name__)
 
-TABLE = "schedule.csv"  # the run's own copy of the schedule file
 TOKENS = "tokens"  # subdirectory in which several processes keep the tokens of text
 PROBE = ".probe"  # file by which the processes of a run find out whether they share a workdir
 OWN_TOKENIZER = "huggingface/tokenizer.json"  # of a workdir that was converted from a folder of transformers
@@ -125,7 +128,7 @@ def claimed(workdir: Path, config: Config) -> Iterator[None]:
                     f"Another process is training in --workdir={workdir}. Wait for it, stop it, or choose another "
                     "--workdir."
                 ) from error
-            _check_checkpoints(workdir, _with_table(config, workdir / TABLE))
+            _check_checkpoints(workdir, with_table(config, workdir))
         _check_shared(workdir)
         yield
 
@@ -193,14 +196,6 @@ def writing(path: Path, *, named_by: str = "--workdir") -> Iterator[None]:
         ) from error
 
 
-def _keep_other_table(path: Path, table: str) -> None:
-    """Logs that a run's schedule has another table than before, and copies the earlier one to a file beside it."""
-    if path.exists() and (earlier := path.read_text(encoding="utf-8")) != table:
-        copy = unused(path.parent, f"{path.stem}-{{}}.csv")
-        write_whole(copy, earlier)
-        logger.warning("The schedule's table has changed since this run was last started; the earlier is %s.", copy)
-
-
 def _check_checkpoints(workdir: Path, config: Config) -> None:
     checkpoints = workdir / "checkpoints"
     if not checkpoints.exists() or not any(checkpoints.iterdir()):
@@ -219,7 +214,7 @@ def _check_checkpoints(workdir: Path, config: Config) -> None:
 
 
 def write_config(workdir: Path, config: Config, *, schedule: Schedule) -> None:
-    """Writes the run's `config.json`, and its `schedule.csv` if the config takes the schedule from a file.
+    """Writes the run's `config.json` and `schedule.csv`.
 
     Args:
       workdir: the directory, which this process has `claimed`.
@@ -230,11 +225,12 @@ def write_config(workdir: Path, config: Config, *, schedule: Schedule) -> None:
       CheckpointError: when a file cannot be written; it is as it was.
     """
     with writing(workdir):
-        if config.pipeline.schedule.startswith("file:"):
-            table = to_csv(schedule)
-            _keep_other_table(workdir / TABLE, table)
-            write_whole(workdir / TABLE, table)
-        write_whole(workdir / "config.json", _with_table(config, TABLE).to_json())
+        table = to_csv(schedule)
+        keep_other_table(workdir, table)
+        write_whole(workdir / TABLE, table)
+        if source_of(config.pipeline.schedule).kind is Kind.TABLE:
+            config = replaced(config, {"pipeline.schedule": f"file:{TABLE}"})
+        write_whole(workdir / "config.json", config.to_json())
 
 
 def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
@@ -250,6 +246,8 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
       CheckpointError: when the workdir has no config or it cannot be read.
     """
     path = workdir / "config.json"
+    if workdir.is_file():
+        raise CheckpointError(f"{named_by}={workdir} is a file. Name the directory of a training run.")
     try:
         text = read_small(path)
         if '"architectures"' in text or str(workdir).startswith("hf:"):
@@ -258,7 +256,7 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
                 f"{named_by}={workdir} is a folder of transformers. Convert it to a workdir first: fiddlex "
                 f"convert --source=hf:{folder} --target=WORKDIR"
             )
-        saved = _with_table(Config.from_json(text), workdir / TABLE)
+        saved = with_table(Config.from_json(text), workdir)
         saved = replaced(saved, {_PROGRAMS: AUTO})
         own = workdir / OWN_TOKENIZER  # where it is now: the workdir may have been moved
         is_own = saved.data.tokenizer.endswith(f"/{OWN_TOKENIZER}") and own.is_file()
@@ -272,13 +270,6 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
         raise CheckpointError(
             f"{path} cannot be read: {error}\nPut back an intact copy, or name another directory with {named_by}."
         ) from error
-
-
-def _with_table(config: Config, path: str | Path) -> Config:
-    """`config`, or if its schedule is a file, a copy that names the file at `path` instead."""
-    if not config.pipeline.schedule.startswith("file:"):
-        return config
-    return replaced(config, {"pipeline.schedule": f"file:{path}"})
 
 
 def check_same_run(saved: Config, config: Config, workdir: Path) -> None:

@@ -54,8 +54,8 @@ def test_one_of_two_can_be_slow_and_more_than_one_of_four() -> None:
     assert found({"host_time_s": 0.5}, {"device_probe_s": 0.2}, usual=2) == [(2, "host"), (3, "devices")]
     (slow,) = find_slow({0: USUAL, 1: USUAL | {"data_wait_s": 0.4}})
     assert slow.text == (
-        "Rank 1 is slow: in each step its host is busy for 0.1 s and waits 0.4 s for data; the median of the sum is "
-        "0.15 s, and a step takes 1 s."
+        "Rank 1 is slow: in each step its host is busy for 100 ms and waits 400 ms for data; the median of the sum is "
+        "150 ms, and a step takes 1.0 s."
     )
 
 

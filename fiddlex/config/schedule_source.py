@@ -1,0 +1,71 @@
+"""The three ways to say which schedule runs, in `pipeline.schedule` and in flags such as `--name`.
+
+    1f1b                 a name, of those that `fiddlex schedule --help` lists, or `auto`
+    file:PATH.csv        a table in a file
+    PATH.py:FUNCTION     a function in a Python file of the user's, which makes a schedule of any sizes
+
+Invariant: to read such a text runs nothing and opens no file. `fiddlex.schedules.generators.make_schedule` makes the
+schedule.
+"""
+
+import enum
+import os
+from typing import NamedTuple
+
+FORMS = ("file:PATH.csv", "PATH.py:FUNCTION")
+_TABLE, _PYTHON = "file", ".py"
+
+
+class Kind(enum.Enum):
+    """What a text names."""
+
+    NAME = enum.auto()
+    TABLE = enum.auto()
+    FUNCTION = enum.auto()
+
+
+class Source(NamedTuple):
+    """Where a schedule comes from.
+
+    Attributes:
+      kind: what the text names.
+      path: the file of a table or of a function; empty for a name.
+      function: the name of the function; empty where the text gives none, and for other kinds.
+    """
+
+    kind: Kind
+    path: str = ""
+    function: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the schedule is in a file of the user's, as a table or as a function."""
+        return self.kind is not Kind.NAME
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the schedule is in a file that does not exist."""
+        return self.is_own and not os.path.exists(self.path)
+
+
+def source_of(text: str) -> Source:
+    """Reads the text that says which schedule runs."""
+    before, colon, after = text.partition(":")
+    if before == _TABLE and colon:
+        return Source(Kind.TABLE, after)
+    path, colon, function = text.rpartition(":")
+    if text.endswith(_PYTHON):
+        return Source(Kind.FUNCTION, text)
+    if colon and path.endswith(_PYTHON):
+        return Source(Kind.FUNCTION, path, function)
+    return Source(Kind.NAME)
+
+
+def hint(text: str) -> str:
+    """What was meant, where a text that names no schedule looks like a file or a function; empty where it does not."""
+    path, _, function = text.rpartition(":")
+    if function.isidentifier() and path:
+        return f"A function of your own is named by its file, as in {path}{_PYTHON}:{function}."
+    if os.path.isfile(text) or text.endswith(".csv"):
+        return f"A table in a file is named file:{text}."
+    return ""
