@@ -9,6 +9,7 @@ schedule.
 """
 
 import enum
+import functools
 import os
 from typing import NamedTuple
 
@@ -48,6 +49,7 @@ class Source(NamedTuple):
         return self.is_own and not os.path.exists(self.path)
 
 
+@functools.cache  # the planner asks for each layout
 def source_of(text: str) -> Source:
     """Reads the text that says which schedule runs."""
     before, colon, after = text.partition(":")

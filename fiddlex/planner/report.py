@@ -10,6 +10,7 @@ from fiddlex.config.readable import counted, gib, readable_size, readable_time
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory
 from fiddlex.costs.sizes import num_parameters
+from fiddlex.planner.found import AUTO
 from fiddlex.planner.layouts import Layout, Problem, outermost_axes
 from fiddlex.planner.search import Found, Plan, evaluate
 from fiddlex.simulate.timeline import BUBBLE
@@ -61,7 +62,8 @@ def _links_text(problem: Problem, best: Plan) -> list[str]:
     lines = [f"Links, with what a device sends in a step: {traffic_text(problem, best)}."]
     layout = best.layout
     other = layout._replace(outermost="data" if layout.outermost == "pipe" else "pipe")
-    if other.outermost in outermost_axes(problem, layout.data, layout.pipe, layout.tensor):
+    could = other.outermost in outermost_axes(problem, layout.data, layout.pipe, layout.tensor)
+    if could and layout.schedule != AUTO:  # which would need another search
         placed = evaluate(problem, other)
         more = placed.step_time_s / best.step_time_s - 1
         lines.append(
