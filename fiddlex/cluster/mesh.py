@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.compilers import missing_compiler
+from fiddlex.cluster.platforms import leave_out_absent_tpu
 from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import MeshConfig
 from fiddlex.config.readable import counted
@@ -42,10 +43,12 @@ _NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLO
 def request_devices(num_devices: int) -> None:
     """Asks jax for `num_devices` fake CPU devices in this process, in case the platform is the CPU.
 
-    The request has an effect only before jax's first use in the process; on accelerators it does not affect a run. The
-    function requests nothing where `num_devices` is above `MOST_FAKE_DEVICES`, where the user has set a number of fake
-    devices (`jax_num_cpu_devices` or XLA_FLAGS).
+    The request has an effect only before jax's first use in the process; on accelerators it does not affect a run. It
+    also keeps jax from loading libtpu where there is no accelerator. The function requests no devices where
+    `num_devices` is above `MOST_FAKE_DEVICES`, or where the user has set a number of fake devices
+    (`jax_num_cpu_devices` or XLA_FLAGS).
     """
+    leave_out_absent_tpu()
     if num_devices > MOST_FAKE_DEVICES:
         return
     by_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")

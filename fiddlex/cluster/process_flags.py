@@ -6,6 +6,7 @@ from absl import flags
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.coordinator import MOST_SECONDS
+from fiddlex.config import library_log
 
 flags.disclaim_key_flags()  # --help lists them under the program that defines them
 
@@ -35,6 +36,8 @@ def define_processes() -> Callable[..., int]:
 
     def join(*, sizes: Callable[[int], Sequence[int]] | None = None) -> int:
         wanted = processes.join(address.value, number.value, rank.value, timeout_s=seconds.value, sizes=sizes)
+        if processes.num_processes() == 1:  # of several, one may be told of another's end by these messages alone
+            library_log.divert()
         if fake.value is not None:
             from fiddlex.cluster.mesh import request_devices  # imports jax, which `join` does only where it must
 

@@ -34,6 +34,7 @@ from fiddlex.cluster.launchers import Place, find_place, is_launched
 from fiddlex.cluster.peers import Peers
 from fiddlex.cluster.rendezvous import Membership, StoppedError, meet
 from fiddlex.cluster.stopping import AgreedStop, stop_signals
+from fiddlex.config import interrupts, progress
 from fiddlex.config.ending import end_by
 from fiddlex.errors import ConfigError, DeviceError
 
@@ -144,6 +145,7 @@ def _handle_signals() -> None:
     if threading.current_thread() is threading.main_thread():  # Python allows no handlers in other threads
         for number in stop_signals():
             signal.signal(number, handle)
+        interrupts.may_leave_if(lambda number, times: False)  # the others would take this one for lost
 
 
 def _given(address: str | None, number: int | None, rank: int | None) -> Place:
@@ -224,6 +226,7 @@ def _let_first_print() -> None:
     sys.stdout = os.fdopen(kept if is_first() else nowhere, "w", encoding="utf-8", buffering=1)
     if is_first():
         return
+    progress.show_nothing()
     log = logging.getLogger("fiddlex")
     log.setLevel(logging.WARNING)
     for handler in log.handlers:

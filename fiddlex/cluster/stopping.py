@@ -9,12 +9,12 @@ no process has dispatched a step, there is nothing to save, and all end at once.
 import contextlib
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from typing import NoReturn
 
 from fiddlex.cluster.peers import Peers, StopRequest
+from fiddlex.config import interrupts
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,20 @@ class AgreedStop:
         self._peers, self._end, self._logs = peers, end, logs
         self._changed = threading.Condition()
         self._dispatched = 0  # the last step that this process has dispatched, or is about to
+        self._is_done = False  # whether all that had to be saved is saved
         self._asked: StopRequest | None = None  # once all have been asked to stop
         self._last: int | None = None  # the step after which all stop, once they have agreed
         if peers is not None:
             peers.follow_stop(self._propose, self._agree)
+
+    @property
+    def has_dispatched(self) -> bool:
+        """Whether this process has dispatched a step, or is about to: then there is something to save."""
+        return self._dispatched > 0
+
+    def nothing_to_save(self) -> None:
+        """Says that there is nothing to save any more, so that a request ends this process at once."""
+        self._dispatched, self._is_done = 0, True
 
     def ask(self, number: int) -> None:
         """Asks all processes to stop because of signal `number`, whose handler may call this.
@@ -61,8 +71,9 @@ class AgreedStop:
             return
         self.request = StopRequest(number, rank=0)
         if not self._dispatched:
-            self._log("%s: stopping before the first step; nothing has to be saved.", self.request)
-            sys.exit(128 + number)
+            when = "after the last step" if self._is_done else "before the first step"
+            self._log(f"%s: stopping {when}; nothing has to be saved.", self.request)
+            interrupts.interrupt(SystemExit, 128 + number)
         text = "%s: stopping after the running step and saving; a further Ctrl-C ends the run without saving."
         self._log(text, self.request)
 

@@ -16,9 +16,10 @@ from absl import flags
 
 from fiddlex.cluster.host_memory import HostMemory
 from fiddlex.cluster.topology import catalogue, host_for, load_topology
-from fiddlex.config import Config
+from fiddlex.config import Config, library_log
 from fiddlex.config.command_line import define_config, define_path
 from fiddlex.config.output_format import check_output
+from fiddlex.config.progress import phase
 from fiddlex.errors import ConfigError
 
 _CONFIG = define_config()
@@ -47,19 +48,18 @@ _PLOT = define_path(
 
 def main(argv: list[str]) -> None:
     """Prints the report."""
+    library_log.divert()
     config = _CONFIG.value.validate()
     plot = pathlib.Path(_PLOT.value) if _PLOT.value is not None else None
     if plot is not None:
         _check_plot(plot)
 
-    from fiddlex.cluster.mesh import (  # jax is imported only after the command line has been checked
-        describe,
-        make_topology_mesh,
-    )
-    from fiddlex.planner.settle import settle
-    from fiddlex.xla.ahead_of_time import compile_ahead, report
-    from fiddlex.xla.peak_memory import memory_parts
-    from fiddlex.xla.report_text import lacks_host, report_text
+    with phase("Importing jax"):  # only after the command line has been checked
+        from fiddlex.cluster.mesh import describe, make_topology_mesh
+        from fiddlex.planner.settle import settle
+        from fiddlex.xla.ahead_of_time import compile_ahead, report
+        from fiddlex.xla.peak_memory import memory_parts
+        from fiddlex.xla.report_text import lacks_host, report_text
 
     topology = _TOPOLOGY.value
     if topology in catalogue() or topology.endswith(".toml"):
@@ -68,10 +68,12 @@ def main(argv: list[str]) -> None:
         config = settle(config, loaded)
     else:
         host = host_for(topology)
-    mesh = make_topology_mesh(config.mesh, topology)
+    with phase("Starting the compiler"):
+        mesh = make_topology_mesh(config.mesh, topology)
     ahead = compile_ahead(config, mesh, reads_memory=_MEMORY.value)
     config = ahead.program.config
-    facts = {"topology": topology, **report(config, ahead)}
+    with phase("Reading the compiled step"):
+        facts = {"topology": topology, **report(config, ahead)}
     facts |= host_facts(config, topology, host, planned=facts["host_bytes"])
     if _MEMORY.value:
         facts["memory_parts"] = memory_parts(config, topology, ahead.memory_use)

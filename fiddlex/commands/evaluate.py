@@ -18,6 +18,7 @@ from absl import flags
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_path, define_workdir
 from fiddlex.config.output_format import check_output
+from fiddlex.config.progress import phase
 from fiddlex.config.readable import counted
 from fiddlex.config.whole_files import write_output
 
@@ -39,8 +40,9 @@ def main(argv: list[str]) -> None:
     output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
     if output:
         check_output("--output", output)
-    from fiddlex.train.run.metrics import describe
-    from fiddlex.train.trainer import load_trainer
+    with phase("Importing jax"):
+        from fiddlex.train.run.metrics import describe
+        from fiddlex.train.trainer import load_trainer
 
     trainer = load_trainer(pathlib.Path(_WORKDIR.value), apply_overrides, force=_FORCE.value)
     for line in trainer.dataset.description.splitlines():

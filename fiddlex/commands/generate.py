@@ -8,6 +8,7 @@ A single text is printed as it is drawn, several when they are complete. Overrid
 applied to the workdir's own config.
 """
 
+import itertools
 import json
 import logging
 import pathlib
@@ -18,6 +19,7 @@ from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_path, define_workdir
+from fiddlex.config.progress import phase
 from fiddlex.config.readable import readable_time
 from fiddlex.errors import ConfigError
 
@@ -55,8 +57,9 @@ _join = define_processes()
 def main(argv: list[str]) -> None:
     """Prints each prompt and its continuation."""
     _join()
-    from fiddlex.train.inference.sampling import SamplingConfig
-    from fiddlex.train.run.result import load_generator
+    with phase("Importing jax"):
+        from fiddlex.train.inference.sampling import SamplingConfig
+        from fiddlex.train.run.result import load_generator
 
     sampling = SamplingConfig(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _SEED.value)
     sampling.validate()
@@ -103,19 +106,30 @@ def _drawn(prompts: list[str], speed: "Speed", *, single: bool) -> list["Complet
 
     shows = _FORMAT.value == "text"
     if not (shows and single):
-        done = collect(prompts, iter(speed))
+        done = collect(prompts, _counted(speed))
         for completion in done if shows else ():
             print(f"--- {completion.num_tokens} tokens, end: {completion.end}\n{completion.prompt}{completion.text}")
         return done
 
     def shown() -> Iterator[list]:
+        drawn = iter(speed)
+        with phase("Compiling, and reading the prompt"):  # until then there is nothing to print
+            first = next(drawn)
         print(prompts[0], end="", flush=True)
-        for pieces in speed:
+        for pieces in itertools.chain([first], drawn):
             print(pieces[0].text, end="", flush=True)
             yield pieces
         print()
 
     return collect(prompts, shown())
+
+
+def _counted(speed: "Speed") -> Iterator[list]:
+    """What `speed` yields, while the number of tokens drawn for each text is shown."""
+    with phase("Sampling", total=_NUM_TOKENS.value, unit="tokens") as sampling:
+        for number, pieces in enumerate(speed, start=1):
+            sampling.advance(number)
+            yield pieces
 
 
 def _prompts() -> list[str]:

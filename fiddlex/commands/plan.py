@@ -28,6 +28,7 @@ from fiddlex.cluster.compilers import missing_compiler
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config, define_path
+from fiddlex.config.progress import phase
 from fiddlex.config.readable import readable_size, readable_time
 from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError, DeviceError
@@ -111,21 +112,25 @@ def main(argv: list[str]) -> None:
         schedules=_schedules(),
     )
     if _PARTITION.value:
-        _print_answers(answers_for_model(problem, keep=_KEEP.value))
+        with phase("Partitioning the layers"):
+            answers = answers_for_model(problem, keep=_KEEP.value)
+        _print_answers(answers)
         return
     if _WRITE.value is not None and pathlib.Path(_WRITE.value).exists():
         raise ConfigError(f"--write={_WRITE.value} is there already. Name another file, or remove it.")
     asked = problem
-    problem, found = search_further(asked, keep=_KEEP.value)
-    found = with_auto(problem, found, _AUTO.value)
+    with phase("Searching the layouts"):
+        problem, found = search_further(asked, keep=_KEEP.value)
+        found = with_auto(problem, found, _AUTO.value)
     names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
     if problem is not asked and _FORMAT.value == "text":
         print(f"{further_text(asked, problem)}\n")
     if found.plans and _FORMAT.value == "text":
         print(as_text(problem, found, _flushed(problem, found)), flush=True)
     verdicts, missing = [], missing_compiler(names[0]) if names else ""
-    for plan, name in zip(found.plans, [] if missing else names, strict=False):
-        result = compile_plan(plan.config, name)
+    for number, (plan, name) in enumerate(zip(found.plans, [] if missing else names, strict=False), start=1):
+        with phase(f"Compiling plan {number} of {len(names)} for {name}"):
+            result = compile_plan(plan.config, name)
         verdicts.append(Verdict.of(plan.layout, plan.memory.peak, result, problem.memory_bytes))
         if _FORMAT.value == "text":
             print(verdicts[-1].text, flush=True)

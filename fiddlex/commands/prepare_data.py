@@ -8,16 +8,15 @@ The input is text files or folders of them (each file is a document), JSON Lines
 interruption, kill -9 included, the same command goes on where it was. docs/data.md has the details.
 """
 
-import logging
 import os
 import pathlib
 import shlex
 import time
 
 from absl import flags
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
+from fiddlex.config.phase import Phase
+from fiddlex.config.progress import phase
 from fiddlex.config.readable import readable_size, readable_time
 from fiddlex.errors import ConfigError
 
@@ -29,45 +28,24 @@ _KEY = flags.DEFINE_string("json_key", "text", "key of JSON objects, or column o
 _APPEND = flags.DEFINE_bool("append_eod", False, "ends each document with the tokenizer's separator")
 _WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "processes that encode")
 
-logger = logging.getLogger("fiddlex.prepare_data")
-_LINES_EVERY_S = 10.0
 
+class _Rate:
+    """Shows how much of the input is done, and how fast; an earlier run may have done some of it.
 
-class _Shown:
-    """Shows progress: a bar on a terminal, a line every ten seconds elsewhere. A context manager."""
+    Args:
+      shown: the phase, whose units are bytes.
+    """
 
-    def __init__(self) -> None:
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console)
-        self._task = self._bar.add_task("reading the input", total=None)
-        self._is_terminal, self._start_s, self._line_s, self._before = console.is_terminal, 0.0, 0.0, 0
-
-    def __enter__(self) -> "_Shown":
-        if self._is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._is_terminal:
-            self._bar.stop()
+    def __init__(self, shown: Phase):
+        self._shown, self._start_s, self._before = shown, 0.0, 0
 
     def __call__(self, done: int, total: int) -> None:
-
         now = time.monotonic()
         if not self._start_s:
-            self._start_s = self._line_s = now
-            self._before = done  # by earlier runs
-        seconds, fresh = now - self._start_s, done - self._before
-        text = f"{readable_size(done)} of {readable_size(total)}"
-        if fresh:
-            left = seconds / fresh * (total - done)
-            text += f"  {readable_size(fresh / max(seconds, 1e-9))}/s" + (
-                f"  {readable_time(left)} left" if left else ""
-            )
-        self._bar.update(self._task, description=text, completed=done, total=total)
-        if not self._is_terminal and now - self._line_s >= _LINES_EVERY_S:
-            self._line_s = now
-            logger.info("%s", text)
+            self._start_s, self._before = now, done
+        rate = (done - self._before) / max(now - self._start_s, 1e-9)
+        self._shown.total = total
+        self._shown.advance(done, *([f"{readable_size(rate)}/s"] if rate else []))
 
 
 def main(argv: list[str]) -> None:
@@ -87,8 +65,8 @@ def main(argv: list[str]) -> None:
         append_eod=_APPEND.value,
     )
     start = time.monotonic()
-    with _Shown() as shown:
-        made = prepare(task, workers=_WORKERS.value, progress=shown)
+    with phase("Preparing", number=readable_size) as preparing:
+        made = prepare(task, workers=_WORKERS.value, progress=_Rate(preparing))
     counts, seconds = made.counts, time.monotonic() - start
     tokenizer = made.tokenizer if made.tokenizer == "bytes" else os.path.abspath(os.path.expanduser(made.tokenizer))
     fields = [

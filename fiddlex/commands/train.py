@@ -19,7 +19,9 @@ from ml_collections import config_flags
 
 from fiddlex.cluster import elastic, processes
 from fiddlex.cluster.process_flags import define_processes
+from fiddlex.config import library_log
 from fiddlex.config.command_line import define_config, define_workdir
+from fiddlex.config.progress import phase
 from fiddlex.config.warmup import long_warmup
 from fiddlex.errors import ConfigError
 
@@ -47,14 +49,21 @@ def main(argv: list[str]) -> None:
         text = "The run goes on with %d of %d processes: mesh.data=%d, pipeline.num_microbatches=%d."
         logger.info(text, processes.num_processes(), wanted, config.mesh.data, config.pipeline.num_microbatches)
 
-    from fiddlex.train.loop import SAMPLING, train  # jax is imported only after the command line has been checked
+    with phase("Importing jax"):  # only after the command line has been checked
+        from fiddlex.train.loop import SAMPLING, train
+        from fiddlex.train.run.next_commands import next_commands
 
     workdir = pathlib.Path(_WORKDIR.value)
     outcome = train(config, workdir, start_s=_START_S, given=_CONFIG.value, force=_FORCE.value)
     try:
         if outcome.sample and processes.is_first():
             print(f"Sample after {outcome.step} steps (temperature {SAMPLING.temperature}):", file=sys.stderr)
-            print(outcome.sample)
+            print(outcome.sample, flush=True)
+        if _FORMAT.value == "text" and not outcome.stopped_by:
+            for line in next_commands(config, pathlib.Path(_WORKDIR.value), program=sys.argv[0]):
+                logger.info("%s", line)
+        if text := library_log.told():
+            logger.info("%s", text)
         if _FORMAT.value == "json":
             print(json.dumps(outcome.to_dict()))
     finally:

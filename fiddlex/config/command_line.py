@@ -7,11 +7,9 @@ no traceback; a traceback is a bug of fiddlex.
 """
 
 import functools
-import gc
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
@@ -19,7 +17,7 @@ from typing import NoReturn
 from absl import app, flags
 from ml_collections import config_flags
 
-from fiddlex.config import Config
+from fiddlex.config import Config, interrupts, library_log, progress
 from fiddlex.config.arguments import file_first, split_program
 from fiddlex.config.ending import crashed, end, finished
 from fiddlex.config.every import Every
@@ -133,21 +131,28 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         try:
             main(argv)
         except Exception as error:
+            if interrupts.is_interrupted():
+                raise KeyboardInterrupt from error
             if is_lack_of_memory(error):
                 # Threads of the backend may hang now, so exit without waiting for them.
                 advice = _memory_advice(flags.FLAGS["config"].value, sys.modules["jax"].default_backend())
                 lines = [f"{os.path.basename(sys.argv[0])}: {advice}", *getattr(error, "__notes__", ())]
                 sys.stderr.write("\n".join([*lines, str(error).splitlines()[0], ""]))
+                _end_library_log(failed=True)
                 sys.stderr.flush()
                 os._exit(FAILURE_STATUS)
             raise
 
     def guarded(argv: list[str]) -> None:
         show_log()
+        progress.show_in_log()
+        failed = True
         try:
             try:
                 call(argv)
+                failed = False
             except SystemExit as ended:
+                failed = False
                 finished(ended.code if isinstance(ended.code, int) else FAILURE_STATUS if ended.code else 0)
                 raise
             sys.stdout.flush()
@@ -160,32 +165,38 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         except OSError as error:  # a full disk, an unreadable file: a traceback would explain nothing
             end(str(error), FAILURE_STATUS)
         except KeyboardInterrupt:
+            failed = False
             end("interrupted.", INTERRUPTED_STATUS)
         except Exception as error:
             crashed(error)
             raise
         finally:
+            _end_library_log(failed=failed)
             try:
                 sys.stdout.flush()
             except OSError:  # reported already, or less important than the status of a program that was stopped
                 _leave_output()
 
     signal.signal(signal.SIGINT, _interrupt)
-    app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__))
+    interrupts.watch()
+    try:
+        app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__))
+    except SystemExit as ended:
+        interrupts.leave_if_interrupted(ended.code)
+        raise
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Handles Ctrl-C: raises KeyboardInterrupt, or tries again a moment later where Python would ignore it.
+    """Handles Ctrl-C: raises KeyboardInterrupt, or tries again a moment later where Python would ignore it."""
+    if not interrupts.postponed(number):
+        interrupts.interrupt(KeyboardInterrupt)
 
-    Python ignores it in callbacks of the garbage collector; jax has one, which runs often while jax is imported.
-    """
-    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
-    while frame is not None:
-        if frame.f_code in callbacks:
-            threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
-            return
-        frame = frame.f_back
-    raise KeyboardInterrupt
+
+def _end_library_log(*, failed: bool) -> None:
+    """Ends the log of libraries in C++; tells where it is if the program has failed and there is something in it."""
+    if failed and (text := library_log.told()):
+        sys.stderr.write(f"{text}\n")
+    library_log.end(failed=failed)
 
 
 def _memory_advice(config: Config | None, platform: str) -> str:

@@ -5,10 +5,13 @@ import io
 import logging
 import os
 import sys
+import textwrap
 from typing import TextIO
 
 from absl import flags
 from absl import logging as absl_logging
+
+from fiddlex.config.displays import is_terminal, terminal_width
 
 
 class _LossyText(io.TextIOWrapper):
@@ -32,14 +35,32 @@ class _ClosedOutput(io.TextIOBase):
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes to the current `sys.stderr`, which a progress bar replaces while it is shown."""
+    """Writes to the current `sys.stderr`, which the line of progress replaces while it is shown.
+
+    On a terminal, text is wrapped between words. Lines that begin with a space are commands or tables, and stay whole.
+    """
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return wrapped(text, terminal_width()) if is_terminal() else text
+
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         return sys.stderr
+
+
+def wrapped(text: str, width: int) -> str:
+    """`text` in lines of at most `width` characters, except for longer words and lines that begin with a space."""
+    lines = []
+    for line in text.split("\n"):
+        if len(line) <= width or line.startswith(" "):
+            lines.append(line)
+        else:
+            lines += textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def show_log() -> None:
@@ -67,7 +88,8 @@ def _keep_streams() -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             setattr(sys, name, _ClosedOutput() if name == "stdout" else os.fdopen(nowhere, "w", closefd=False))
     if sys.__stderr__ is not None and sys.stderr is sys.__stderr__:
-        file = io.FileIO(sys.stderr.fileno(), "wb", closefd=False)
+        # A descriptor of its own, so that what libraries in C++ write to the first one can go elsewhere.
+        file = io.FileIO(os.dup(sys.stderr.fileno()), "wb", closefd=False)
         sys.stderr = _LossyText(
             io.BufferedWriter(file), encoding=sys.stderr.encoding, errors="backslashreplace", line_buffering=True
         )

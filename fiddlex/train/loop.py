@@ -9,8 +9,9 @@ from pathlib import Path
 from fiddlex.cluster import processes
 from fiddlex.cluster.mesh import describe
 from fiddlex.cluster.topology import catalogue
-from fiddlex.config import Config
+from fiddlex.config import Config, library_log, progress
 from fiddlex.config.memory_advice import is_lack_of_memory
+from fiddlex.config.progress import phase
 from fiddlex.config.unused import unused_fields
 from fiddlex.config.warmup import long_warmup
 from fiddlex.costs.sizes import num_parameters
@@ -32,9 +33,10 @@ from fiddlex.train.run.faults import Faults
 from fiddlex.train.run.goodput import Goodput
 from fiddlex.train.run.host_memory import require_host_memory
 from fiddlex.train.run.kept_schedule import with_kept_schedule
-from fiddlex.train.run.metrics import MetricsWriter, Reporter
+from fiddlex.train.run.metrics import MetricsWriter
 from fiddlex.train.run.original import inherit_original
 from fiddlex.train.run.outcome import Outcome
+from fiddlex.train.run.reporter import Reporter
 from fiddlex.train.run.reports import Reports
 from fiddlex.train.run.require_memory import predicted_text, require_memory
 from fiddlex.train.run.stop_signals import StopSignals
@@ -86,6 +88,7 @@ def train(
 
         # Resume.
         stack.enter_context(workdirs.claimed(workdir, kept))
+        library_log.keep_in(workdir)
         checkpoints = stack.enter_context(
             Checkpoints(workdir, keep_last=config.train.keep_last, keep_every=config.train.keep_every)
         )
@@ -149,6 +152,7 @@ def _train_on(
                 bad_steps=bad_steps,
                 reports=reports,
                 instruments=instruments,
+                stop=stop,
             )
             if first and is_due(first, config.eval_every):
                 run.evaluate()  # the run may have been killed during this evaluation
@@ -170,21 +174,36 @@ def _train_on(
             if config.checkpoint_every or stopped_by:
                 run.save()
             bad_steps.check()  # the last step may have been one too many
-            if config.eval_every and not stopped_by:
+            if config.eval_every and not stopped_by and not stop.ends_now:
                 run.evaluate()
             run.finish_checkpoints()
+            stopped_by = stopped_by or stop.ends_now
 
         sample = ""
-        if config.sample_tokens and not stopped_by:
-            logger.info("Sampling %d tokens …", config.sample_tokens)
-            with trainer.stopwatch.measure(Activity.EVALUATION):
-                sample = "".join(trainer.generate("", config.sample_tokens, SAMPLING))
+        if not stopped_by:
+            stop.nothing_to_save()
+            sample = _sampled(trainer)
         reports.account(trainer.step, ended=not stopped_by)
         if counts := trainer.dataset.counts.describe():
             logger.info("Data: %s.", counts)
         spent = reports.goodput()
     evaluation = best.evaluation if config.patience else reports.last_evaluation
     return Outcome(trainer.step, stopped_by, reports.last_record, evaluation, sample, spent)
+
+
+def _sampled(trainer: Trainer) -> str:
+    """The text that is sampled at the end of a run; empty where the config asks for none."""
+    number, texts = trainer.config.train.sample_tokens, []
+    if not number:
+        return ""
+    sampling = phase("Sampling", total=number, unit="tokens")
+    with trainer.stopwatch.measure(Activity.EVALUATION), sampling as shown:
+        if not progress.is_shown():
+            logger.info("Sampling %d tokens …", number)
+        for text in trainer.generate("", number, SAMPLING):
+            texts.append(text)
+            shown.advance(len(texts))
+    return "".join(texts)
 
 
 @contextlib.contextmanager

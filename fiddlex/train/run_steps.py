@@ -11,13 +11,16 @@ from collections.abc import Iterator
 
 from fiddlex.cluster import processes
 from fiddlex.config.memory_advice import is_lack_of_memory
+from fiddlex.config.progress import phase
 from fiddlex.errors import CheckpointError, DataError, FaultError, FiddlexError, NonFiniteError
 from fiddlex.train.bad_steps import BadSteps, RollbackError
+from fiddlex.train.inference.scorer import LeftError
 from fiddlex.train.instruments import Instruments
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import Best
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.reports import Reports
+from fiddlex.train.run.stop_signals import StopSignals
 from fiddlex.train.step.dispatched import Dispatched
 from fiddlex.train.step.stopwatch import Activity
 from fiddlex.train.trainer import Trainer
@@ -33,6 +36,7 @@ class RunSteps:
       bad_steps: decides about steps that go wrong.
       reports: where the numbers go.
       instruments: what measures and watches the run.
+      stop: the signals that the run was sent, which also end an evaluation.
     """
 
     def __init__(
@@ -44,10 +48,11 @@ class RunSteps:
         bad_steps: BadSteps,
         reports: Reports,
         instruments: Instruments,
+        stop: StopSignals,
     ):
         self._trainer, self._config = trainer, trainer.config.train
         self._checkpoints, self._best, self._bad_steps = checkpoints, best, bad_steps
-        self._reports, self._instruments = reports, instruments
+        self._reports, self._instruments, self._stop = reports, instruments, stop
         self._in_flight: Dispatched | None = None
         self._saved_step = trainer.step
 
@@ -55,6 +60,7 @@ class RunSteps:
         """Compiles the train step, which ends the start of the process."""
         if compilation := self._trainer.compile():
             self._reports.terminal.compiled(compilation.seconds, was_kept=compilation.was_kept)
+        self._trainer.make_state()  # now, since a signal that comes before the first step ends the run at once
         self._reports.terminal.begin()
         self._instruments.begin()
 
@@ -128,13 +134,20 @@ class RunSteps:
             self._reports.training(record)
 
     def evaluate(self) -> None:
-        """Evaluates the current weights, unless this run or an interrupted one has already written their evaluation."""
+        """Evaluates the current weights, unless this run or an interrupted one has already written their evaluation.
+
+        A signal leaves the evaluation unfinished; the run evaluates when it is continued.
+        """
         self.finish_step()
         step = self._trainer.step
         if self._reports.evaluated_step == step:
             return
         with self._instruments.watching(f"The evaluation at step {step}"):
-            evaluation = self._evaluation(step)
+            try:
+                evaluation = self._evaluation(step)
+            except LeftError:
+                self._reports.terminal.line(f"The evaluation at step {step} is left for when the run goes on.")
+                return
             if self._config.patience:
                 with self._instruments.between_steps(Activity.CHECKPOINTS):
                     self._best.offer(evaluation, functools.partial(self._trainer.save, weights_only=True))
@@ -145,7 +158,7 @@ class RunSteps:
         try:
             with self._saving_for_lack_of_memory(), self._reports.terminal.evaluating(step), measured:
                 self._instruments.probe()
-                return self._trainer.evaluate()
+                return self._trainer.evaluate(goes_on=lambda: self._stop.ends_now is None)
         except NonFiniteError as error:
             raise self._bad_steps.explained_evaluation(error) from error
 
@@ -177,7 +190,7 @@ class RunSteps:
         if record and record.get("skipped") == "nonfinite":
             self._reports.terminal.line(f"Nothing is saved after step {step}: its weights may be to blame for it.")
             return
-        with self._instruments.saving(step):
+        with self._instruments.saving(step), phase(f"Saving step {step}"):
             self._instruments.probe()
             is_last_try = self._last_save_failed(step)
             self._trainer.save(self._checkpoints)
@@ -204,7 +217,7 @@ class RunSteps:
     def finish_checkpoints(self) -> None:
         """Waits until all checkpoints are on disk."""
         watched = self._instruments.watching("The last checkpoint")
-        with watched, self._instruments.between_steps(Activity.CHECKPOINTS):
+        with watched, phase("Writing the last checkpoint"), self._instruments.between_steps(Activity.CHECKPOINTS):
             self._checkpoints.wait()
 
     def is_past_best(self) -> bool:

@@ -26,6 +26,7 @@ from fiddlex.cluster.freed_memory import keep_freed_memory
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.cluster.program_cache import counting_hits, keep_programs
 from fiddlex.config import Config
+from fiddlex.config.progress import phase
 from fiddlex.costs.utilisation import throughput
 from fiddlex.data import ExampleSource
 from fiddlex.data.dataset import Dataset, load_dataset
@@ -39,11 +40,12 @@ from fiddlex.schedules.text import to_csv
 from fiddlex.train.inference.decoding import Decoding, make_decoding
 from fiddlex.train.inference.generation import TextGenerator, generate
 from fiddlex.train.inference.sampling import SamplingConfig
-from fiddlex.train.inference.scorer import Scorer
+from fiddlex.train.inference.scorer import Scorer, always
 from fiddlex.train.record import Record
 from fiddlex.train.run.best import restore_result
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.importing import imported
+from fiddlex.train.run.metrics import describe_loss
 from fiddlex.train.run.require_memory import require_memory
 from fiddlex.train.run.result import no_checkpoint, result_config
 from fiddlex.train.run.transfer import placed, pretrained, whole
@@ -107,12 +109,15 @@ class Trainer:
         keep_programs(config.train.compilation_cache)
         processes.check_equal(_facts(config, workdir))
         processes.set_peer_timeout(config.train.peer_timeout_s)
-        self.mesh = make_mesh(config.mesh)
+        with phase("Starting the devices"):
+            self.mesh = make_mesh(config.mesh)
         self.throughput = throughput(config, self.mesh.devices.flat[0].device_kind)
         self.stopwatch = stopwatch or Stopwatch()
-        self._program = program = Program(config, self.mesh)
+        with phase("Building the model"):
+            self._program = program = Program(config, self.mesh)
         self.config = config = program.config
-        self.dataset = dataset or load_dataset(config, shared=workdir and workdir / TOKENS)
+        with phase(f"Reading {config.data.source}"):
+            self.dataset = dataset or load_dataset(config, shared=workdir and workdir / TOKENS)
         checksum = zlib.crc32(to_csv(program.layout.pipeline.lowered.schedule).encode())
         settled = {"pipeline.layers_per_stage": config.pipeline.layers_per_stage, "schedule's checksum": checksum}
         processes.check_equal(settled | self.dataset.facts)
@@ -133,8 +138,12 @@ class Trainer:
     @property
     def state(self) -> TrainState:
         """The train state, made from `train.seed` if no checkpoint was restored. Every step donates and replaces it."""
+        return self.make_state()
+
+    def make_state(self) -> TrainState:
+        """Makes the train state unless there is one; returns it, see `state`."""
         if self._state is None:
-            with self.stopwatch.measure(Activity.STARTING):
+            with self.stopwatch.measure(Activity.STARTING), phase("Making the first weights"):
                 self._state = self._program.init_state()
         return self._state
 
@@ -160,10 +169,12 @@ class Trainer:
         if self.mesh.devices.flat[0].platform == "cpu":
             keep_freed_memory()
         with self.stopwatch.measure(Activity.COMPILATION):
-            lowered = self._program.lower()  # which may compile small programs of its own
-            with counting_hits() as hits:
+            with phase("Tracing the train step"):
+                lowered = self._program.lower()  # which may compile small programs of its own
+            with phase("Compiling the train step"), counting_hits() as hits:
                 self._compiled = lowered.compile(compiler_options=self._program.compiler_options)
-            processes.barrier("the first step")  # gloo gives up where a process comes 30 s later than another
+            with phase("Waiting for the other processes"):
+                processes.barrier("the first step")  # gloo gives up where a process comes 30 s later than another
         return Compilation(time.monotonic() - start, was_kept=hits.number > 0)
 
     def dispatch(self) -> Dispatched:
@@ -221,27 +232,39 @@ class Trainer:
         assert isinstance(self._program.source, Unflushed)
         self._program.source.sequence.phases = switch.phases
 
-    def steps(self, num_steps: int) -> Iterator[Record]:
+    def steps(self, num_steps: int, *, progress: bool = True) -> Iterator[Record]:
         """Takes `num_steps` steps while the caller iterates, and yields their records.
 
         The trainer yields a step's record after it has dispatched the next step. A caller that leaves the loop early
         therefore never gets the record of the last step dispatched.
+
+        Args:
+          num_steps: how many steps to take.
+          progress: whether a notebook, or the terminal at standard error, shows how far the steps are.
         """
-        previous = None
-        for _ in range(num_steps):
-            dispatched = self.dispatch()
+        first, previous = self.step, None
+        shown = phase("Training", total=num_steps, unit="steps") if progress else contextlib.nullcontext()
+        with shown as training:
+            for _ in range(num_steps):
+                dispatched = self.dispatch()
+                if previous is not None:
+                    record = self.record(previous)
+                    if training:
+                        training.advance(record["step"] - first, describe_loss(record))
+                    yield record
+                previous = dispatched
             if previous is not None:
                 yield self.record(previous)
-            previous = dispatched
-        if previous is not None:
-            yield self.record(previous)
 
     def require_heldout(self) -> None:
         """Raises DataError when no data is held out, as `evaluate` would."""
         self._feed.require_heldout()
 
-    def evaluate(self) -> Record:
+    def evaluate(self, *, goes_on: Callable[[], bool] = always) -> Record:
         """Scores all held-out data, or `data.eval_batches` batches of it, with the current weights.
+
+        Args:
+          goes_on: is called before each batch; once it returns False, the evaluation is left.
 
         Returns:
           `step`, and the numbers that `fiddlex.train.inference.evaluation.summarise` returns.
@@ -249,8 +272,9 @@ class Trainer:
         Raises:
           DataError: when no data is held out.
           NonFiniteError: when the loss is not finite.
+          LeftError: when `goes_on` has returned False.
         """
-        return self._scorer.evaluate(self.state.weights, self.step)
+        return self._scorer.evaluate(self.state.weights, self.step, goes_on=goes_on)
 
     def predictions(self) -> list[Record]:
         """The predictions of the current weights for each held-out example of a task, or each line of continuations.
@@ -335,11 +359,12 @@ class Trainer:
           CheckpointError: when there are no readable weights, or they do not fit the model.
           DataError: when `data.tokenizer` cannot be read.
         """
-        if folder := folder_of(source):
-            weights = imported(folder, self._program, self.state.weights)
-        else:
-            weights = pretrained(Path(source), self.config, self.mesh, self.weights)
-            weights = placed(weights, self._program.model, self.layout, self.mesh)
+        with phase(f"Reading the weights of {source}"):
+            if folder := folder_of(source):
+                weights = imported(folder, self._program, self.state.weights)
+            else:
+                weights = pretrained(Path(source), self.config, self.mesh, self.weights)
+                weights = placed(weights, self._program.model, self.layout, self.mesh)
         self._state = self._program.resume(SavedState(self.state.step, weights, self.state.optimizer))
 
     def save(self, checkpoints: Checkpoints, *, weights_only: bool = False) -> None:
@@ -368,13 +393,14 @@ class Trainer:
             other training data, another kind of optimizer, or a network with other parameters.
         """
         self._state = None  # whose memory the restored one takes
-        saved = checkpoints.restore_newest(
-            self._program.abstract_saved(),
-            layers=self.layout.placement.layers,
-            fingerprint=self.dataset.fingerprint,
-            padded_vocab=self.config.padded_vocab_size,
-            move_damaged=True,
-        )
+        with phase("Reading the checkpoint"):
+            saved = checkpoints.restore_newest(
+                self._program.abstract_saved(),
+                layers=self.layout.placement.layers,
+                fingerprint=self.dataset.fingerprint,
+                padded_vocab=self.config.padded_vocab_size,
+                move_damaged=True,
+            )
         if saved is None:
             return False
         if self._switch is not None and saved.switch:

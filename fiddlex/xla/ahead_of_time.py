@@ -18,6 +18,7 @@ from fiddlex.cluster.mesh import granules
 from fiddlex.cluster.program_cache import compiled_anew
 from fiddlex.cluster.topology import gpu_targets
 from fiddlex.config import Config
+from fiddlex.config.progress import phase
 from fiddlex.config.unused import unused_fields
 from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.models.flash import kernel_on
@@ -85,8 +86,10 @@ def compile_ahead(config: Config, mesh: Mesh, *, reads_memory: bool = False) -> 
       ConfigError, ScheduleError: when layers, stages or schedule do not fit the mesh.
     """
     start = time.monotonic()
-    program = Program(config, mesh)
-    lowered = program.lower()
+    with phase("Building the model"):
+        program = Program(config, mesh)
+    with phase("Tracing the train step"):
+        lowered = program.lower()
     traced = time.monotonic()
     compiled, shortage, text = None, None, ""
     is_tpu = mesh.devices.flat[0].platform == "tpu"
@@ -95,7 +98,8 @@ def compile_ahead(config: Config, mesh: Mesh, *, reads_memory: bool = False) -> 
         if is_tpu or reads_memory:  # jaxlib cannot read the programs of a libtpu newer than itself
             options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         try:
-            with compiled_anew() if reads_memory else contextlib.nullcontext():
+            anew = compiled_anew() if reads_memory else contextlib.nullcontext()
+            with anew, phase("Compiling the train step"):
                 compiled = lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):

@@ -12,6 +12,7 @@ import pytest
 
 from fiddlex.train.run.checkpoint import Checkpoints
 from tests.small_run import ENVIRONMENT, small, steps, train_line
+from tests.terminal import IN_TERMINAL
 
 PROGRAM = """
 import logging, os, sys
@@ -82,15 +83,6 @@ def test_training_goes_on_when_nobody_reads_its_log(tmp_path: pathlib.Path, text
     assert process.wait(timeout=120) == 1
     assert steps(tmp_path) == list(range(1, 21))
     assert Checkpoints(tmp_path).steps()[-1] == 20
-
-
-# Makes standard input the terminal that controls the session, and becomes a program. The tests may run under nohup.
-IN_TERMINAL = """
-import fcntl, os, signal, sys, termios
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
 
 
 def test_a_closed_terminal_stops_training_and_loses_nothing(tmp_path: pathlib.Path, text_file: pathlib.Path) -> None:

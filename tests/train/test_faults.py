@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import pathlib
 import re
 from typing import Any
@@ -21,6 +22,14 @@ from tests.train.test_resume import final_state, interrupted_run, records
 
 NONFINITE, SPIKE = 6, 33  # numbers of the batches that are poisoned
 STEPS = {NONFINITE: 10, SPIKE: 36}
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What a run logs."""
+    monkeypatch.setattr(logging.getLogger("fiddlex"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    return caplog
 
 
 @pytest.fixture
@@ -92,7 +101,7 @@ def test_a_run_with_a_bad_batch_equals_one_without_it(
     config: Config,
     tmp_path: pathlib.Path,
     poison: set[int],
-    capsys: pytest.CaptureFixture[str],
+    log: pytest.LogCaptureFixture,
 ) -> None:
     poison.add(batch)
     config.train.num_steps = STEPS[batch]
@@ -103,15 +112,15 @@ def test_a_run_with_a_bad_batch_equals_one_without_it(
         config.train.on_nonfinite = action
     outcome = loop.train(config, tmp_path)
     assert outcome.step == config.train.num_steps
-    log = capsys.readouterr().err
-    assert sum("the train step" in line for line in log.splitlines()) == 1
+    assert sum("the train step" in line for line in log.messages) == 1
     kind = "spike" if batch == SPIKE else "nonfinite"
     assert faults(tmp_path) == [{"step": batch + 1, "batch": batch, "kind": kind, "action": action}]
     found = records(tmp_path)
     steps = set(range(config.train.log_every, STEPS[batch] + 1, config.train.log_every))
     assert [record["step"] for record in found] == sorted(steps | {STEPS[batch], batch + 1})
     what = "not finite: loss nan" if batch == NONFINITE else r"a spike: loss \d.*, usually \d.*; gradient norm \d"
-    assert bool(re.search(f"\nStep {batch + 1} is skipped, since it is {what}", log)) == (action == "skip")
+    told = [line for line in log.messages if re.match(f"Step {batch + 1} is skipped, since it is {what}", line)]
+    assert bool(told) == (action == "skip")
     skipped = [record["step"] for record in found if "skipped" in record]
     assert skipped == ([batch + 1] if action == "skip" else [])
     steps = config.train.num_steps - (action == "skip")  # a skipped step updates nothing
@@ -205,7 +214,11 @@ def test_a_rollback_keeps_the_best_weights_or_makes_them_again(
 ) -> None:
     """Step 9 is bad, and the checkpoint of step 8 may be to blame, so the run goes back to step 6."""
     original = Trainer.evaluate
-    monkeypatch.setattr(Trainer, "evaluate", lambda self: {**original(self), "eval_loss": 1.0 + abs(self.step - best)})
+
+    def evaluate(self: Trainer, **arguments: Any) -> dict[str, Any]:
+        return {**original(self, **arguments), "eval_loss": 1.0 + abs(self.step - best)}
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
     poison.add(8)
     config.train.on_nonfinite, config.train.eval_every, config.train.patience = "rollback", 4, 9
     outcome = loop.train(config, tmp_path)
@@ -348,7 +361,7 @@ def test_not_finite_without_an_action_is_still_an_error(
 
 
 def test_weights_that_make_every_step_bad_are_not_saved(
-    config: Config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    config: Config, tmp_path: pathlib.Path, log: pytest.LogCaptureFixture
 ) -> None:
     loop.train(config, tmp_path)
     diverging = copy.deepcopy(config)
@@ -356,6 +369,6 @@ def test_weights_that_make_every_step_bad_are_not_saved(
     with pytest.raises(FaultError, match=r"is fault number 11 (.|\n)*goes on from .*/checkpoints/10\.$"):
         loop.train(diverging, tmp_path)
     assert Checkpoints(tmp_path).steps()[-1] == STEPS[NONFINITE]
-    assert "Nothing is saved after step 23: its weights may be to blame for it." in capsys.readouterr().err
+    assert "Nothing is saved after step 23: its weights may be to blame for it." in log.messages
     config.train.num_steps, config.train.on_nonfinite = 12, "skip"
     assert loop.train(config, tmp_path).step == 12  # takes the bad steps again, at a lower learning rate

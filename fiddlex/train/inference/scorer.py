@@ -2,12 +2,13 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
 from fiddlex.config import Config
+from fiddlex.config.progress import phase
 from fiddlex.data import ExampleSource
 from fiddlex.data.continuations import ContinuationExamples
 from fiddlex.data.dataset import Dataset
@@ -24,6 +25,15 @@ from fiddlex.train.step.gradients import HeadFunction
 from fiddlex.train.step.program import Program
 
 
+def always() -> bool:
+    """Returns True: an evaluation goes on to its end."""
+    return True
+
+
+class LeftError(Exception):
+    """An evaluation was left, since its result is no longer wanted."""
+
+
 class Scorer:
     """Scores examples with the compiled forward pass of a program; `weights` is always a program's master weights.
 
@@ -37,12 +47,11 @@ class Scorer:
         self._program, self._dataset, self._feed = program, dataset, feed
         self._config: Config = program.config
 
-    def evaluate(self, weights: Weights, step: int) -> Record:
+    def evaluate(self, weights: Weights, step: int, *, goes_on: Callable[[], bool]) -> Record:
         """The record of `Trainer.evaluate`; `step` is the number of updates of the weights."""
         parts = self._program.model.parts
-        record = {"step": step} | summarise(
-            self._of_heldout(self._scores, weights), parts, self._config.model.task, self._dataset
-        )
+        values = self._of_heldout(self._scores, weights, goes_on=goes_on)
+        record = {"step": step} | summarise(values, parts, self._config.model.task, self._dataset)
         loss = record["eval_loss"]
         if not math.isfinite(loss):
             why = "have exploded" if step else "that the run starts with are to blame"
@@ -64,7 +73,8 @@ class Scorer:
 
     def scores(self, weights: Weights, examples: ExampleSource) -> np.ndarray:
         """The values of `Trainer.scores`, float64 [example, part, 3]."""
-        return _values(self._scores, weights, self._feed.examples(examples))
+        number = -(-len(examples) // self._config.data.global_batch_size)
+        return _values(self._scores, weights, self._feed.examples(examples), number=number)
 
     def majority(self) -> float:
         """The share of the most common token, see `Trainer.majority`."""
@@ -78,20 +88,35 @@ class Scorer:
         program = self._program
         return make_eval_step(program.model, self._config, head=head, mesh=program.mesh, layout=program.layout)
 
-    def _of_heldout(self, step: ScoreFunction, weights: Weights) -> np.ndarray:
+    def _of_heldout(self, step: ScoreFunction, weights: Weights, *, goes_on: Callable[[], bool] = always) -> np.ndarray:
         """The values that `step` (from `make_eval_step`) returns for the held-out examples, float64 [example, …]."""
-        return _values(step, weights, self._feed.heldout())
+        return _values(step, weights, self._feed.heldout(), number=len(self._feed.host_heldout()), goes_on=goes_on)
 
 
-def _values(step: ScoreFunction, weights: Weights, batches: Iterator[tuple[DeviceBatch, int]]) -> np.ndarray:
-    """The values that `step` returns for the examples of `batches`, float64 [example, …]."""
-    batch: tuple[DeviceBatch, int] | None = next(batches)
+def _values(
+    step: ScoreFunction,
+    weights: Weights,
+    batches: Iterator[tuple[DeviceBatch, int]],
+    *,
+    number: int,
+    goes_on: Callable[[], bool] = always,
+) -> np.ndarray:
+    """The values that `step` returns for the examples of `batches`, `number` of them, float64 [example, …].
+
+    Raises:
+      LeftError: when `goes_on` returns False before a batch.
+    """
     values: list[np.ndarray] = []
-    while batch is not None:
-        inputs, size = batch
-        # One batch at a time: if several independent programs are in flight, the fake devices of a CPU can
-        # deadlock, each waiting for a collective of another program. The host prepares the next batch meanwhile.
-        running = step(weights, inputs)
-        batch = next(batches, None)
-        values.append(np.asarray(jax.device_get(running), np.float64)[:size])
+    with phase("Evaluating", total=number, unit="batches") as evaluating:
+        batch: tuple[DeviceBatch, int] | None = next(batches)
+        while batch is not None:
+            if not goes_on():
+                raise LeftError
+            inputs, size = batch
+            # One batch at a time: if several independent programs are in flight, the fake devices of a CPU can
+            # deadlock, each waiting for a collective of another program. The host prepares the next batch meanwhile.
+            running = step(weights, inputs)
+            batch = next(batches, None)
+            values.append(np.asarray(jax.device_get(running), np.float64)[:size])
+            evaluating.advance(len(values))
     return np.concatenate(values)

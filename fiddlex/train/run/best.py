@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fiddlex.cluster import processes
 from fiddlex.config import Config
+from fiddlex.config.progress import phase
 from fiddlex.config.small_files import read_small
 from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import CheckpointError
@@ -124,7 +125,8 @@ def restore_result(workdir: Path, config: Config, program: Program) -> SavedStat
     for name in names:
         with Checkpoints(workdir, name=name) as checkpoints:
             try:
-                state = checkpoints.restore_newest(wanted, layers=layers, padded_vocab=padded_vocab)
+                with phase("Reading the checkpoint"):
+                    state = checkpoints.restore_newest(wanted, layers=layers, padded_vocab=padded_vocab)
             except CheckpointError as error:
                 if name == names[-1]:
                     raise

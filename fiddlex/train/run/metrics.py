@@ -1,6 +1,6 @@
-"""Where a run's numbers go: `metrics.jsonl`, TensorBoard, Weights & Biases if asked for, and the terminal.
+"""Where a run's numbers go: `metrics.jsonl`, TensorBoard, and Weights & Biases if asked for.
 
-All processes of a run have the same numbers, and the first one writes and shows them.
+All processes of a run have the same numbers, and the first one writes them.
 
 A record is a flat dictionary with `step`. Training records, evaluation records (those with `eval_loss`) and decisions
 about semantics (those with `semantics`) are lines of the same file, in the order of their steps; the record of goodput
@@ -12,16 +12,11 @@ nothing can be dropped, so those steps are not written a second time.
 import contextlib
 import json
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
 from fiddlex.cluster import processes
-from fiddlex.config.readable import counted, readable_time
 from fiddlex.config.whole_files import unused, write_whole
 from fiddlex.errors import CheckpointError
 from fiddlex.train.record import Record, parse_record
@@ -148,98 +143,6 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _key(record: Record) -> tuple[int, frozenset[str]]:
     return record["step"], frozenset(record)
-
-
-class Reporter:
-    """Shows a run's progress: a progress bar on a terminal, one line per record elsewhere. A context manager.
-
-    Args:
-      start_step: the step that the run continues from.
-      num_steps: the step that the run ends at.
-      eval_every: steps from one evaluation to the next; 0 for none. A further evaluation follows the last step.
-    """
-
-    def __init__(self, start_step: int, num_steps: int, *, eval_every: int = 0):
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not processes.is_first())
-        self._num_steps, self._eval_every = num_steps, eval_every
-        self._start_step, self._start_time = start_step, time.monotonic()
-        self._evaluated_step, self._evaluation_s, self._evaluations_s = start_step, 0.0, 0.0
-        self._progress: Progress | None = None
-        if self._console.is_terminal:
-            text = TextColumn("{task.description}  {task.fields[left]}")
-            self._progress = Progress(BarColumn(), MofNCompleteColumn(), text, console=self._console)
-            self._task = self._progress.add_task("compiling", total=num_steps, completed=start_step, left="")
-
-    def __enter__(self) -> "Reporter":
-        if self._progress:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._progress:
-            self._progress.stop()
-
-    def compiled(self, seconds: float, *, was_kept: bool) -> None:
-        """Reports how long compilation took, and whether an earlier run had kept the program."""
-        done = (
-            "Traced the train step, and found it compiled by an earlier run," if was_kept else "Compiled the train step"
-        )
-        self.line(f"{done} in {readable_time(seconds)}.")
-
-    def begin(self) -> None:
-        """Begins the steps: the estimate of the time left starts here."""
-        self._start_time = time.monotonic()
-        if self._progress:
-            self._progress.reset(self._task, completed=self._start_step, total=self._num_steps)
-
-    def advance(self, step: int) -> None:
-        """Moves the progress bar to `step`."""
-        if self._progress:
-            self._progress.update(self._task, completed=step, left=self._time_left(step))
-
-    @contextlib.contextmanager
-    def evaluating(self, step: int) -> Iterator[None]:
-        """Wraps an evaluation and measures how long it takes."""
-        start = time.monotonic()
-        yield
-        self._evaluation_s = time.monotonic() - start
-        self._evaluations_s += self._evaluation_s
-        self._evaluated_step = step
-
-    def record(self, record: Record) -> None:
-        """Shows a training or evaluation record."""
-        step = record["step"]
-        if "eval_loss" in record:
-            self.line(f"step {step}/{self._num_steps}  {describe(record)}")
-            return
-        text = f"{describe_loss(record)}  {record['tokens_per_second']:,.0f} tokens/s"
-        if self._progress:
-            self._progress.update(self._task, description=text)
-        else:
-            self.line(f"step {step}/{self._num_steps}  {text}  {self._time_left(step)}".rstrip())
-
-    def line(self, text: str) -> None:
-        """Prints a line, above the progress bar if there is one."""
-        (self._progress.console if self._progress else self._console).print(text, markup=False)
-
-    def _time_left(self, step: int) -> str:
-        """The time left until the final evaluation ends, as text.
-
-        The estimate assumes that every evaluation takes as long as the last one. Before the first evaluation, the text
-        gives the number of evaluations separately.
-        """
-        done = step - self._start_step
-        if done <= 0 or step >= self._num_steps:
-            return ""
-        seconds = (time.monotonic() - self._start_time - self._evaluations_s) / done * (self._num_steps - step)
-        evaluations = 0
-        if self._eval_every:
-            evaluations = -(-self._num_steps // self._eval_every) - self._evaluated_step // self._eval_every
-        if evaluations and not self._evaluation_s:
-            return f"{readable_time(seconds)} and {counted(evaluations, 'evaluation')} left"
-        return f"{readable_time(seconds + evaluations * self._evaluation_s)} left"
 
 
 def describe_loss(record: Record) -> str:

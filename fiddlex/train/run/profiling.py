@@ -5,7 +5,6 @@ which the plugin shows as a host. The host waits for the devices before and afte
 them and no other step.
 """
 
-import importlib.util
 import logging
 import os
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 import jax
 
 from fiddlex.cluster import processes
+from fiddlex.cluster.platforms import libtpu_is_loaded
 from fiddlex.config import TrainConfig
 from fiddlex.config.profiled import check_ranks, parse_ranks, parse_steps
 from fiddlex.errors import DeviceError
@@ -94,9 +94,8 @@ class Profiler:
 
 def _check_profiler() -> None:
     """Raises DeviceError where jax has loaded libtpu but found no TPU: there, its profiler ends with a segfault."""
-    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
-    if jax.default_backend() == "cpu" and platforms != "cpu" and importlib.util.find_spec("libtpu"):
+    if jax.default_backend() == "cpu" and libtpu_is_loaded():
         raise DeviceError(
-            "train.profile_steps: jax's profiler crashes where libtpu is installed and there is no TPU. Set "
-            "JAX_PLATFORMS=cpu, which keeps jax from loading libtpu, or leave train.profile_steps empty."
+            "train.profile_steps: jax's profiler crashes where jax has loaded libtpu and there is no TPU. Set "
+            "JAX_PLATFORMS=cpu, which keeps jax from loading it, or leave train.profile_steps empty."
         )

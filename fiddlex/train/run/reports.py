@@ -5,7 +5,8 @@ import logging
 from fiddlex.train.record import Record
 from fiddlex.train.run.goodput import Goodput
 from fiddlex.train.run.goodput import describe as describe_goodput
-from fiddlex.train.run.metrics import MetricsWriter, Reporter
+from fiddlex.train.run.metrics import MetricsWriter
+from fiddlex.train.run.reporter import Reporter
 
 logger = logging.getLogger(__name__)
 

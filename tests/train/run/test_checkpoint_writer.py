@@ -1,6 +1,7 @@
 """Saves from a copy on the devices, which devices of the CPU do not make by themselves."""
 
 import errno
+import logging
 import os
 import pathlib
 import threading
@@ -108,9 +109,11 @@ def test_a_save_that_fails_in_the_background_is_tried_once_more(
     tiny_config: Config,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The saves that fail are the first ones; then there is room again."""
+    monkeypatch.setattr(logging.getLogger("fiddlex"), "propagate", True)
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(save_interval, "FIRST_STEPS", 2)
     monkeypatch.setattr(checkpoint_writer, "has_room", snapshot.has_room)
     record_all, saves = checkpoint_writer.record_all, []
@@ -130,7 +133,7 @@ def test_a_save_that_fails_in_the_background_is_tried_once_more(
     else:
         assert loop.train(tiny_config, tmp_path).step == 12
         assert Checkpoints(tmp_path).steps()[-1] == 12
-    told = capsys.readouterr().err
+    told = "\n".join(caplog.messages)
     assert "No space left on device. Earlier checkpoints are intact" in told
     assert f"The run tries it once more, with step {saves[1]}." in told
     assert "is on disk after" not in told.partition("once more")[0]

@@ -1,12 +1,10 @@
 """What is written for people and TensorBoard, and what happens when it cannot be."""
 
 import contextlib
-import itertools
 import logging
 import pathlib
 import resource
 import struct
-import types
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +13,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 from fiddlex.errors import CheckpointError
 from fiddlex.train.run import metrics, tensorboard
-from fiddlex.train.run.metrics import MetricsWriter, Reporter
+from fiddlex.train.run.metrics import MetricsWriter
 
 
 def events(workdir: pathlib.Path) -> list[Event]:
@@ -42,6 +40,12 @@ def test_tensorboard_has_the_records_under_their_names(tmp_path: pathlib.Path) -
         (4, {"loss": 2.5, "tokens_per_second": 1e6}),
         (4, {"eval_loss": 2.25, "eval_tokens": 7}),
     ]
+
+
+def test_a_run_without_records_leaves_no_event_file(tmp_path: pathlib.Path) -> None:
+    with MetricsWriter(tmp_path, resumed_step=3):
+        pass
+    assert not any((tmp_path / "tensorboard").iterdir())
 
 
 def test_records_of_steps_that_are_trained_again_are_dropped(
@@ -89,31 +93,6 @@ def write_losses(workdir: pathlib.Path, *, num_steps: int) -> None:
     with MetricsWriter(workdir, resumed_step=0) as writer:
         for step in range(1, num_steps + 1):
             writer.write({"step": step, "loss": 1.0})
-
-
-def test_time_left_counts_the_evaluations(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv("FORCE_COLOR", raising=False)  # or there would be a bar
-    now = 0.0
-    monkeypatch.setattr(metrics, "time", types.SimpleNamespace(monotonic=lambda: now))
-    reporter = Reporter(20, 50, eval_every=20)  # two seconds a step and ten an evaluation, at steps 40 and 50
-    now += 5
-    reporter.compiled(5, was_kept=False)
-    reporter.begin()
-    for previous, step in itertools.pairwise((20, 30, 40, 45, 50)):
-        now += 2 * (step - previous)
-        reporter.record({"step": step, "loss": 1.0, "tokens_per_second": 1e3})
-        if step in (40, 50):
-            with reporter.evaluating(step):
-                now += 10
-            reporter.record({"step": step, "eval_loss": 2.0})
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "step 30/50  loss 1.0000  1,000 tokens/s  40 s and 2 evaluations left",
-        "step 40/50  loss 1.0000  1,000 tokens/s  20 s and 2 evaluations left",
-        "step 40/50  held-out loss 2.0000",
-        "step 45/50  loss 1.0000  1,000 tokens/s  20 s left",  # 10 s of steps and the closing evaluation
-        "step 50/50  loss 1.0000  1,000 tokens/s",
-        "step 50/50  held-out loss 2.0000",
-    ]
 
 
 def test_an_evaluation_in_words() -> None:
