@@ -23,6 +23,7 @@ from fiddlex.planner.settle import with_settled
 from fiddlex.schedules.text import order_to_text
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
+from fiddlex.simulate.steady import no_gain
 from fiddlex.train.bad_steps import BadSteps, RollbackError
 from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.instruments import Instruments
@@ -255,6 +256,8 @@ def _log_what_runs(trainer: Trainer) -> None:
     for name, windows in pipeline.windows.items():
         how = "flushed" if not max(windows.semantics.delays) else "from batch to batch"
         logger.info("%s, %s: %s", name, how, describe_windows(windows))
+        if reason := no_gain(windows, "pipeline.order"):
+            logger.info("%s: %s", name, reason)
     if len(pipeline.phases) > 1:
         phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in pipeline.phases)
         logger.info("semantics: %s", ", ".join(phases))
