@@ -262,6 +262,10 @@ def _log_what_runs(trainer: Trainer) -> None:
         phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in pipeline.phases)
         logger.info("semantics: %s", ", ".join(phases))
     spec = pipeline.spec
+    if not config.train.checkpoint_every:
+        logger.warning(
+            "train.checkpoint_every=0: a run that comes to its end keeps no weights. Set a number of steps, or auto."
+        )
     if problem := long_warmup(config):
         logger.warning("%s", problem)
     for line in unused_fields(config, host_stash_slots=spec.sizes.slots.host_stash, has_whole=spec.has_whole):
