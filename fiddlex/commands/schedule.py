@@ -399,8 +399,7 @@ def _not_flushed(name: str, windows: Windows, costs: Costs) -> str:
         f"  the first step takes {facts.fill_ticks} ticks, {facts.fill:g} long; then a batch takes "
         f"{facts.period_ticks:g} ticks, {facts.period:g} long, bubble {facts.bubble_fraction:.4g} of the work\n"
         f"  versions of the weights: {windows.sizes.versions}; forward passes of a stage stashed at most: "
-        f"{windows.sizes.slots.stash}{_on_host(windows)}\n"
-        + (f"  {reason}\n" if reason else "")
+        f"{windows.sizes.slots.stash}{_on_host(windows)}\n" + (f"  {reason}\n" if reason else "")
     )
 
 
