@@ -80,8 +80,9 @@ def main(argv: list[str]) -> None:
         if number
     ]
     print(
-        f"{task.prefix}.bin and .idx: {counted(counts.documents, 'document')}, {counts.tokens:,} tokens of a vocabulary "
-        f"of {made.vocab_size:,}, from {readable_size(counts.text_bytes)} of text in {readable_time(seconds)}"
+        f"{task.prefix}.bin and .idx: {counted(counts.documents, 'document')}, {counts.tokens:,} tokens of a "
+        f"vocabulary of {made.vocab_size:,}, from {readable_size(counts.text_bytes)} of text in "
+        f"{readable_time(seconds)}"
         + (f" ({', '.join(left_out)} left out)" if left_out else "")
         + f". Train with {shlex.join(fields)}"
     )
