@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fiddlex.config.phase import Phase
 
@@ -53,10 +53,7 @@ def display_for(phases: Sequence[Phase], *, in_log: bool) -> Display:
 
 def is_terminal() -> bool:
     """Whether standard error is a terminal on which a line can be replaced."""
-    try:
-        return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-    except ValueError:  # closed
-        return False
+    return _isatty(sys.stderr) and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def terminal_width() -> int:
@@ -97,7 +94,7 @@ class Terminal(Display):
             get_renderable=self._line,
             refresh_per_second=_REFRESHES_PER_S,  # by a thread: it never holds up the main thread
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),
+            redirect_stdout=_isatty(sys.stdout),
         )
 
     def _line(self) -> "Text":
@@ -179,6 +176,14 @@ class Log(Display):
                     line_s *= 2
                     logger.info("%s", phase.line(_LOG_WIDTH))
             time.sleep(_WATCH_S)
+
+
+def _isatty(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal; it may be closed, or None where the process was started without it."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
 
 
 def _in_kernel() -> bool:

@@ -7,6 +7,7 @@ program also leaves out the end of the interpreter, which waits for XLA's thread
 Leaving so is safe: what fiddlex has on disk is whole at every moment, as after kill -9.
 """
 
+import collections
 import contextlib
 import gc
 import os
@@ -31,6 +32,8 @@ def _at_ctrl_c(number: signal.Signals, times: int) -> bool:
 
 
 _may_leave: MayLeave = _at_ctrl_c
+_is_watching = threading.Event()  # in a command, and not where fiddlex is a library
+_sent_again: collections.deque[int] = collections.deque()  # signals that `postponed` sends, which nobody else has sent
 _is_told = threading.Event()  # once somebody tells the user of the signal
 _is_interrupted = threading.Event()
 
@@ -40,6 +43,7 @@ def watch() -> None:
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    _is_watching.set()
     threading.Thread(target=_wait, args=(readable,), name="fiddlex-interrupts", daemon=True).start()
 
 
@@ -65,6 +69,8 @@ def postponed(number: int) -> bool:
     callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     if not any(frame.f_code in callbacks for frame in _frames()):
         return False
+    if _is_watching.is_set():
+        _sent_again.append(number)
     threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
     return True
 
@@ -75,12 +81,13 @@ def tell() -> None:
 
 
 def interrupt(error: type[BaseException], *arguments: object) -> NoReturn:
-    """Raises an error in a handler, to end the program; during an import ends the process at once.
+    """Raises an error in a handler, to end the program; a command that is importing a library ends at once.
 
-    Libraries that are being imported turn the error into others, and print it.
+    Libraries that are being imported turn the error into others, and print it. A notebook or another program, which
+    uses fiddlex as a library, may have more to lose than a command, so it always gets the error.
     """
     _is_interrupted.set()
-    if any(frame.f_code.co_filename == _IMPORT for frame in _frames()):
+    if _is_watching.is_set() and any(frame.f_code.co_filename == _IMPORT for frame in _frames()):
         _leave(signal.SIGINT if error is KeyboardInterrupt else signal.Signals(int(str(arguments[0])) - 128))
     tell()
     raise error(*arguments)
@@ -110,7 +117,12 @@ def _frames() -> Iterator[FrameType]:
 def _wait(readable: int) -> None:
     times = 0
     while received := os.read(readable, 1):
-        times += 1
+        try:
+            _sent_again.remove(received[0])
+        except ValueError:
+            times += 1
+        else:
+            continue  # its timer runs since it came first
         timer = threading.Timer(GRACE_S, _leave_late, (signal.Signals(received[0]), times))
         timer.daemon = True  # a program that has ended does not wait for it
         timer.start()
