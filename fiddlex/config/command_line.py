@@ -253,6 +253,9 @@ class _HelpFlag(flags.BooleanFlag):
                 print(help_text(self._module), flush=True)
             except BrokenPipeError:
                 _leave_output()
+            except OSError as error:  # a full disk
+                _leave_output()
+                end(str(error), FAILURE_STATUS)
             sys.exit()
 
 
