@@ -1,5 +1,6 @@
 """Where the current phase is shown: on a terminal, in a notebook, in a log, or nowhere."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -108,7 +109,8 @@ class Terminal(Display):
     def abandon(self) -> None:
         """Empties the line without waiting for whoever draws it."""
         if self._live is not None:
-            os.write(sys.stderr.fileno(), _CLEAR.encode())
+            with contextlib.suppress(OSError):  # the terminal may have been closed
+                os.write(sys.stderr.fileno(), _CLEAR.encode())
 
 
 class Notebook(Display):

@@ -135,8 +135,8 @@ def _leave_late(number: signal.Signals, times: int) -> None:
 
 def _leave(number: signal.Signals) -> NoReturn:
     """Ends the process as if the signal had killed it."""
+    progress.leave_terminal()
     with contextlib.suppress(OSError):  # the terminal may have been closed
-        progress.leave_terminal()
         if not _is_told.is_set():
             how = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
             os.write(sys.stderr.fileno(), f"{os.path.basename(sys.argv[0])}: {how}.\n".encode())

@@ -98,6 +98,27 @@ def test_ctrl_c_leaves_a_clean_terminal() -> None:
     assert [line.removeprefix("^C") for line in shown.lines] == ["begun", "-c: interrupted."]
 
 
+ENDED_BY_ANOTHER = """
+import threading, time
+from fiddlex.cluster import processes
+from fiddlex.config.progress import phase
+
+with phase("Working"):
+    print("begun", flush=True)
+    threading.Timer(1, processes._leave, [3]).start()
+    time.sleep(60)
+"""
+
+
+def test_a_process_that_ends_with_others_leaves_a_clean_terminal() -> None:
+    with recorded([sys.executable, "-c", ENDED_BY_ANOTHER], ENVIRONMENT) as shown:
+        shown.follow_to("Working")
+        assert shown.cursor_is_hidden
+        assert shown.ended() == 3
+    assert not shown.cursor_is_hidden
+    assert shown.lines == ["begun"]
+
+
 CHATTER = "os.write(2, b'E0000 common_lib.cc: no TPU\\n'); "
 
 
