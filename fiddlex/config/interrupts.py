@@ -27,11 +27,11 @@ _IMPORT = "<frozen importlib._bootstrap>"  # the file of the frames that import 
 MayLeave = Callable[[signal.Signals, int], bool]
 
 
-def _at_ctrl_c(number: signal.Signals, times: int) -> bool:
-    return number == signal.SIGINT
+def _always(number: signal.Signals, times: int) -> bool:
+    return True
 
 
-_may_leave: MayLeave = _at_ctrl_c
+_may_leave: MayLeave = _always
 _is_watching = threading.Event()  # in a command, and not where fiddlex is a library
 _sent_again: collections.deque[int] = collections.deque()  # signals that `postponed` sends, which nobody else has sent
 _is_told = threading.Event()  # once somebody tells the user of the signal
@@ -39,7 +39,7 @@ _is_interrupted = threading.Event()
 
 
 def watch() -> None:
-    """Begins to watch; to be called once, in the main thread, after a handler of SIGINT is set."""
+    """Begins to watch; to be called once, in the main thread, after handlers of SIGINT and SIGTERM are set."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
@@ -54,7 +54,7 @@ def may_leave_if(may_leave: MayLeave) -> MayLeave:
       may_leave: takes the signal, and how many there were with it; is called in another thread.
 
     Returns:
-      What was said before; at first, that SIGINT ends the process.
+      What was said before; at first, that each ends the process.
     """
     global _may_leave
     before, _may_leave = _may_leave, may_leave

@@ -1,7 +1,7 @@
 """Runs Python files that the user names, such as config files, and says where one of them fails.
 
 Such a file can import modules of its folder, where Python finds no others of their names. Invariant: whatever it raises
-becomes a message for its author, which names the file and the line; only Ctrl-C passes.
+becomes a message for its author, which names the file and the line; only what a signal raises passes.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from fiddlex.config import interrupts
 from fiddlex.errors import ConfigError, FiddlexError
 
 
@@ -58,6 +59,8 @@ def errors_of(path: str, error_type: type[FiddlexError] = ConfigError) -> Iterat
         where = f"{error.filename}, line {error.lineno}" if error.filename else place(path, error)
         raise error_type(f"{where}: {error.msg}.") from error
     except SystemExit as error:
+        if interrupts.is_interrupted():
+            raise
         raise error_type(
             f"{place(path, error)}: SystemExit({error.code!r}) would end the program. A file that a program runs must "
             "not exit: raise an error that says what is wrong."

@@ -98,6 +98,17 @@ def test_ctrl_c_leaves_a_clean_terminal() -> None:
     assert [line.removeprefix("^C") for line in shown.lines] == ["begun", "-c: interrupted."]
 
 
+@pytest.mark.parametrize("body", [UNINTERRUPTIBLE, "time.sleep(60)"], ids=["uninterruptible", "sleeping"])
+def test_sigterm_leaves_a_clean_terminal(body: str) -> None:
+    with recorded([sys.executable, "-c", PROGRAM.format(body=f"import time; {body}")], ENVIRONMENT) as shown:
+        shown.follow_to("Working  1 s")
+        status, seconds = shown.terminated()
+    assert status == 143
+    assert seconds < 10
+    assert not shown.cursor_is_hidden
+    assert shown.lines == ["begun"] + ["-c: stopped by SIGTERM."] * (body == UNINTERRUPTIBLE)
+
+
 ENDED_BY_ANOTHER = """
 import threading, time
 from fiddlex.cluster import processes

@@ -3,9 +3,11 @@
 import os
 import pathlib
 import sys
+import threading
 
 import pytest
 
+from fiddlex.config import interrupts
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.schedules.text import to_csv
@@ -215,6 +217,14 @@ def test_mistakes(text, name, message, file):
     with pytest.raises(ScheduleError) as error:
         make_schedule(name, **SIZES)
     assert str(error.value) == message.replace("{folder}", str(file.parent))
+
+
+def test_a_signal_while_a_file_runs_is_no_mistake_of_the_file(file, monkeypatch):
+    monkeypatch.setattr(interrupts, "_is_interrupted", threading.Event())
+    file.write_text("from fiddlex.config import interrupts\n" + body("interrupts.interrupt(SystemExit, 143)"))
+    with pytest.raises(SystemExit) as ended:
+        make_schedule("mine.py:mine", **SIZES)
+    assert ended.value.code == 143
 
 
 def test_other_errors_of_fiddlex_pass(file):
