@@ -110,7 +110,8 @@ def test_no_process_outlives_its_supervisor(tmp_path: pathlib.Path) -> None:
 def _supervised(command: list[str]) -> subprocess.Popen[bytes]:
     """A supervisor as `fiddlex launch` runs it, which a signal may end unlike a function of a library."""
     code = (
-        "import sys; from fiddlex.config.command_line import run; from fiddlex.launch.supervisor import Limits, supervise;"
+        "import sys; from fiddlex.config.command_line import run;"
+        "from fiddlex.launch.supervisor import Limits, supervise;"
         f"run(lambda argv: sys.exit(supervise([{command!r}], Limits(), workdir=None)))"
     )
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
