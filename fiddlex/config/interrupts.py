@@ -122,7 +122,7 @@ def _wait(readable: int) -> None:
         except ValueError:
             times += 1
         else:
-            continue  # its timer runs since it came first
+            continue  # its timer was started when it first came
         timer = threading.Timer(GRACE_S, _leave_late, (signal.Signals(received[0]), times))
         timer.daemon = True  # a program that has ended does not wait for it
         timer.start()

@@ -34,7 +34,8 @@ def _finding_its_folder(path: str) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        with contextlib.suppress(ValueError):  # the file may have removed it
+            sys.path.remove(folder)
 
 
 @contextlib.contextmanager
