@@ -10,7 +10,7 @@ import sys
 
 from fiddlex.commands import summaries
 
-_USAGE_STATUS, _INTERRUPTED_STATUS = 2, 130
+_FAILURE_STATUS, _USAGE_STATUS, _INTERRUPTED_STATUS = 1, 2, 130
 
 
 def main() -> None:
@@ -29,7 +29,10 @@ def main() -> None:
     if name == "--version":
         from fiddlex.environment import describe
 
-        _print(describe())
+        try:
+            _print(describe())
+        except KeyboardInterrupt:
+            sys.exit(_INTERRUPTED_STATUS)
         return
     known = [command for command, _ in summaries()]
     if name not in known:
@@ -49,6 +52,10 @@ def _print(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:  # the reader of our output, such as `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"fiddlex: {error}\n")
+        sys.exit(_FAILURE_STATUS)
 
 
 def _listing() -> str:
@@ -68,6 +75,8 @@ def _listing() -> str:
 
 
 def _unknown(name: str, known: list[str]) -> str:
+    if difflib.get_close_matches(name.lstrip("-"), ["version"], cutoff=0.8) or name in ("-v", "-V"):
+        return f"there is no command {name!r}. Did you mean fiddlex --version?"
     if name.startswith("-"):
         return (
             f"{name} must follow the command that it is a flag of: fiddlex COMMAND {name}. fiddlex lists the commands."

@@ -31,6 +31,7 @@ SMALL = {
     "pipeline.num_microbatches": 1,
     "data.global_batch_size": 4,
     "optimizer.schedule": "constant",  # so that a run of any length is the same program
+    "optimizer.warmup_steps": 0,  # or each of them would be warned that it ends before the learning rate has risen
     "train.log_every": 1,
     "train.eval_every": 0,
     "train.sample_tokens": 0,

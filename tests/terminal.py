@@ -100,6 +100,12 @@ class Recording:
         os.write(self._terminal, b"\x03")
         return self.ended(), time.monotonic() - start_s
 
+    def terminated(self) -> tuple[int, float]:
+        """Sends SIGTERM; returns the program's status, and the seconds until its end."""
+        start_s = time.monotonic()
+        self._process.terminate()
+        return self.ended(), time.monotonic() - start_s
+
     def phases(self) -> list[str]:
         """The phases that the line of progress has shown, in order, each once in a row."""
         starts = ("Importing", "Starting", "Building", "Reading", "Tracing", "Compiling", "Making", "Training")

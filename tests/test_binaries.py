@@ -92,7 +92,7 @@ def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path
     assert f"metrics.jsonl, checkpoints/ in {workdir}" in summary
     assert label == "Sample after 4 steps (temperature 0.7):"
     assert done.stdout.startswith(outcome["sample"] + "\n")
-    files = {"config.json", "metrics.jsonl", "goodput.jsonl", "checkpoints", "tensorboard"}
+    files = {"config.json", "schedule.csv", "metrics.jsonl", "goodput.jsonl", "checkpoints", "tensorboard"}
     assert files == {p.name for p in workdir.glob("[!.]*")}
     assert steps(workdir) == [1, 2, 2, 3, 4, 4]
     assert list((workdir / "tensorboard").glob("events.*"))
@@ -162,7 +162,8 @@ def test_full_disk(
     # Of each file, which is as good as a full disk; the compilation cache would be one that warns.
     flags = f"export XLA_FLAGS='{os.environ['XLA_FLAGS']}'"
     limited = f'{flags}; unset JAX_COMPILATION_CACHE_DIR; ulimit -f {kilobytes}; exec "$@"'
-    arguments = [*train_arguments(tmp_path, text_file, **fields), "--config.train.compilation_cache="]
+    other = "--config.train.compilation_cache=", "--config.optimizer.warmup_steps=2"  # no longer than the run
+    arguments = [*train_arguments(tmp_path, text_file, **fields), *other]
     done = call_by_hand(EXPERIMENTS / "train.py", *arguments, status=1, shell=limited)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
     assert len(lines) == number

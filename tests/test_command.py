@@ -13,6 +13,7 @@ import pytest
 
 import fiddlex
 from fiddlex import environment
+from fiddlex.__main__ import _unknown
 from fiddlex.commands import summaries
 from tests.programs import EXPERIMENTS, ROOT
 
@@ -84,6 +85,21 @@ def test_what_runs_nothing_imports_no_jax(arguments):
     )
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert done.stderr.endswith("False\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--version"], ["train", "--help"]])
+def test_a_full_disk_is_told_in_one_line(arguments):
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, "-m", "fiddlex", *arguments]
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    program = " ".join(["fiddlex", *arguments[:-1]])
+    assert (done.returncode, done.stderr) == (1, f"{program}: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("name", ["version", "--verison", "-v", "-V"])
+def test_other_words_for_the_version(name):
+    assert _unknown(name, COMMANDS) == f"there is no command {name!r}. Did you mean fiddlex --version?"
+    assert "version" not in _unknown("--verbose", COMMANDS)
 
 
 def test_a_command_is_the_same_program_as_its_script(tmp_path):

@@ -46,6 +46,11 @@ OF_TRAIN = {
         "there is no flag --verbose. Known: --config, --workdir, --elastic, --force, --format, --coordinator_address, "
         "--num_processes, --process_id, --join_timeout_s, --fake_devices."
     ),
+    "--config.mesh.data=99999999999999999999": ("config.mesh.data is an integer of 67 bits; it must have at most 63."),
+    "--noconfig.mesh.sequence_parallel=1": (
+        "--noconfig.mesh.sequence_parallel=1: --no… takes no value. Write --noconfig.mesh.sequence_parallel."
+    ),
+    "--noforce=true": "--noforce=true: --no… takes no value. Write --noforce.",
     "--format=table": "--format=table is not one of text, json.",
     "--format=jsonl": "--format=jsonl is not one of text, json. Did you mean 'json'?",
     "mesh.data=4": "'mesh.data=4' is not a flag. Write --config.mesh.data=4.",

@@ -408,5 +408,7 @@ def _finished(status: int) -> None:
 
 
 def _leave(status: int) -> NoReturn:
+    """Ends this process at once, from any thread."""
     sys.stderr.flush()
+    progress.leave_terminal()
     os._exit(status)  # at a usual exit jax would wait for the others

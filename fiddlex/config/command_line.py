@@ -19,6 +19,7 @@ from ml_collections import config_flags
 
 from fiddlex.config import Config, interrupts, library_log, progress
 from fiddlex.config.arguments import file_first, split_program
+from fiddlex.config.displays import is_terminal
 from fiddlex.config.ending import crashed, end, finished
 from fiddlex.config.every import Every
 from fiddlex.config.files import load_config
@@ -178,6 +179,8 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
                 _leave_output()
 
     signal.signal(signal.SIGINT, _interrupt)
+    if is_terminal():  # which a program that SIGTERM kills would leave without a cursor
+        signal.signal(signal.SIGTERM, _terminate)
     interrupts.watch()
     try:
         app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__))
@@ -190,6 +193,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Handles Ctrl-C: raises KeyboardInterrupt, or tries again a moment later where Python would ignore it."""
     if not interrupts.postponed(number):
         interrupts.interrupt(KeyboardInterrupt)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Handles SIGTERM: raises SystemExit, or tries again a moment later where Python would ignore it."""
+    if not interrupts.postponed(number):
+        interrupts.interrupt(SystemExit, 128 + number)
 
 
 def _end_library_log(*, failed: bool) -> None:
@@ -253,6 +262,9 @@ class _HelpFlag(flags.BooleanFlag):
                 print(help_text(self._module), flush=True)
             except BrokenPipeError:
                 _leave_output()
+            except OSError as error:  # a full disk
+                _leave_output()
+                end(str(error), FAILURE_STATUS)
             sys.exit()
 
 

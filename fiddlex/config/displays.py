@@ -1,12 +1,13 @@
 """Where the current phase is shown: on a terminal, in a notebook, in a log, or nowhere."""
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fiddlex.config.phase import Phase
 
@@ -53,10 +54,7 @@ def display_for(phases: Sequence[Phase], *, in_log: bool) -> Display:
 
 def is_terminal() -> bool:
     """Whether standard error is a terminal on which a line can be replaced."""
-    try:
-        return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-    except ValueError:  # closed
-        return False
+    return _isatty(sys.stderr) and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def terminal_width() -> int:
@@ -97,7 +95,7 @@ class Terminal(Display):
             get_renderable=self._line,
             refresh_per_second=_REFRESHES_PER_S,  # by a thread: it never holds up the main thread
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),
+            redirect_stdout=_isatty(sys.stdout),
         )
 
     def _line(self) -> "Text":
@@ -111,7 +109,8 @@ class Terminal(Display):
     def abandon(self) -> None:
         """Empties the line without waiting for whoever draws it."""
         if self._live is not None:
-            os.write(sys.stderr.fileno(), _CLEAR.encode())
+            with contextlib.suppress(OSError):  # the terminal may have been closed
+                os.write(sys.stderr.fileno(), _CLEAR.encode())
 
 
 class Notebook(Display):
@@ -179,6 +178,14 @@ class Log(Display):
                     line_s *= 2
                     logger.info("%s", phase.line(_LOG_WIDTH))
             time.sleep(_WATCH_S)
+
+
+def _isatty(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal; it may be closed, or None where the process was started without it."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
 
 
 def _in_kernel() -> bool:

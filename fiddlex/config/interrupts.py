@@ -7,6 +7,7 @@ program also leaves out the end of the interpreter, which waits for XLA's thread
 Leaving so is safe: what fiddlex has on disk is whole at every moment, as after kill -9.
 """
 
+import collections
 import contextlib
 import gc
 import os
@@ -26,20 +27,23 @@ _IMPORT = "<frozen importlib._bootstrap>"  # the file of the frames that import 
 MayLeave = Callable[[signal.Signals, int], bool]
 
 
-def _at_ctrl_c(number: signal.Signals, times: int) -> bool:
-    return number == signal.SIGINT
+def _always(number: signal.Signals, times: int) -> bool:
+    return True
 
 
-_may_leave: MayLeave = _at_ctrl_c
+_may_leave: MayLeave = _always
+_is_watching = threading.Event()  # in a command, and not where fiddlex is a library
+_sent_again: collections.deque[int] = collections.deque()  # signals that `postponed` sends, which nobody else has sent
 _is_told = threading.Event()  # once somebody tells the user of the signal
 _is_interrupted = threading.Event()
 
 
 def watch() -> None:
-    """Begins to watch; to be called once, in the main thread, after a handler of SIGINT is set."""
+    """Begins to watch; to be called once, in the main thread, after handlers of SIGINT and SIGTERM are set."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    _is_watching.set()
     threading.Thread(target=_wait, args=(readable,), name="fiddlex-interrupts", daemon=True).start()
 
 
@@ -50,7 +54,7 @@ def may_leave_if(may_leave: MayLeave) -> MayLeave:
       may_leave: takes the signal, and how many there were with it; is called in another thread.
 
     Returns:
-      What was said before; at first, that SIGINT ends the process.
+      What was said before; at first, that each ends the process.
     """
     global _may_leave
     before, _may_leave = _may_leave, may_leave
@@ -65,6 +69,8 @@ def postponed(number: int) -> bool:
     callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     if not any(frame.f_code in callbacks for frame in _frames()):
         return False
+    if _is_watching.is_set():
+        _sent_again.append(number)
     threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
     return True
 
@@ -75,12 +81,13 @@ def tell() -> None:
 
 
 def interrupt(error: type[BaseException], *arguments: object) -> NoReturn:
-    """Raises an error in a handler, to end the program; during an import ends the process at once.
+    """Raises an error in a handler, to end the program; a command that is importing a library ends at once.
 
-    Libraries that are being imported turn the error into others, and print it.
+    Libraries that are being imported turn the error into others, and print it. A notebook or another program, which
+    uses fiddlex as a library, may have more to lose than a command, so it always gets the error.
     """
     _is_interrupted.set()
-    if any(frame.f_code.co_filename == _IMPORT for frame in _frames()):
+    if _is_watching.is_set() and any(frame.f_code.co_filename == _IMPORT for frame in _frames()):
         _leave(signal.SIGINT if error is KeyboardInterrupt else signal.Signals(int(str(arguments[0])) - 128))
     tell()
     raise error(*arguments)
@@ -110,7 +117,12 @@ def _frames() -> Iterator[FrameType]:
 def _wait(readable: int) -> None:
     times = 0
     while received := os.read(readable, 1):
-        times += 1
+        try:
+            _sent_again.remove(received[0])
+        except ValueError:
+            times += 1
+        else:
+            continue  # its timer was started when it first came
         timer = threading.Timer(GRACE_S, _leave_late, (signal.Signals(received[0]), times))
         timer.daemon = True  # a program that has ended does not wait for it
         timer.start()
@@ -123,8 +135,8 @@ def _leave_late(number: signal.Signals, times: int) -> None:
 
 def _leave(number: signal.Signals) -> NoReturn:
     """Ends the process as if the signal had killed it."""
+    progress.leave_terminal()
     with contextlib.suppress(OSError):  # the terminal may have been closed
-        progress.leave_terminal()
         if not _is_told.is_set():
             how = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
             os.write(sys.stderr.fileno(), f"{os.path.basename(sys.argv[0])}: {how}.\n".encode())

@@ -38,13 +38,14 @@ def keep_in(workdir: Path) -> None:
     global _file, _is_kept, _began
     if _file is None or _is_kept:
         return
-    with contextlib.suppress(OSError):
-        path = workdir / NAME
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        before, _file, _is_kept, _began = _file, path, True, path.stat().st_size
-        os.write(number, before.read_bytes())
-        os.dup2(number, _STDERR)
-        os.close(number)
+    path, before = workdir / NAME, _file
+    with contextlib.suppress(OSError):  # without room for it, it stays where it is
+        with open(path, "ab") as file:
+            began = path.stat().st_size
+            file.write(before.read_bytes())
+            file.flush()
+            os.dup2(file.fileno(), _STDERR)
+        _file, _is_kept, _began = path, True, began
         before.unlink()
 
 

@@ -21,8 +21,9 @@ from fiddlex.errors import ConfigError
 
 def explain(error: Exception, module: str) -> str:
     """The message for an `error` of absl; `module` is that of the program."""
-    if isinstance(error.__context__, ConfigError):  # raised by load_config and wrapped by absl
-        return str(error.__context__)
+    for told in (error, error.__context__):
+        if isinstance(told, ConfigError):  # raised by a field, or by load_config and wrapped by absl
+            return str(told)
     if isinstance(error, flags.UnrecognizedFlagError):
         if error.flagname[:1].isdecimal():
             return (
@@ -39,6 +40,8 @@ def explain(error: Exception, module: str) -> str:
         )
     if (name := str(error).removeprefix("Missing value for flag ")) != str(error):
         return f"{name} has no value: write {name}=VALUE."
+    if (flag := str(error).removesuffix(" does not take an argument")) != str(error):
+        return f"{flag}: --no… takes no value. Write {flag.partition('=')[0]}."
     if error.__context__ is None:  # a flag's validator failed, not the parsing of a value
         return _missing_flag(module) or str(error).partition(": ")[2]
     return _wrong_field() or _wrong_flag(error) or str(error)

@@ -46,7 +46,7 @@ def phase(
       The phase, whose `advance` says how much is done.
     """
     entered = Phase(text, total=total, unit=unit, number=number, time_left=time_left, logged=logged)
-    if threading.current_thread() is not threading.main_thread():
+    if not _has_phases():
         yield entered
         return
     display = _chosen()
@@ -61,8 +61,8 @@ def phase(
 
 
 def is_shown() -> bool:
-    """Whether a terminal or a notebook shows the current phase, so that a log need not repeat it."""
-    return bool(_open) and _chosen().is_live
+    """Whether a terminal or a notebook shows the current phase of this thread, so that a log need not repeat it."""
+    return _has_phases() and bool(_open) and _chosen().is_live
 
 
 def show_in_log() -> None:
@@ -81,6 +81,11 @@ def leave_terminal() -> None:
     """Puts the terminal back as it was, from any thread, before the process ends without cleaning up."""
     if isinstance(_display, Terminal):
         _display.abandon()
+
+
+def _has_phases() -> bool:
+    """Whether this thread is the one whose phases are shown."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def _chosen() -> Display:

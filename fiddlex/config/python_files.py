@@ -1,28 +1,46 @@
 """Runs Python files that the user names, such as config files, and says where one of them fails.
 
-Invariant: whatever such a file raises becomes a message for its author, which names the file and the line; only Ctrl-C
-passes.
+Such a file can import modules of its folder, where Python finds no others of their names. Invariant: whatever it raises
+becomes a message for its author, which names the file and the line; only what a signal raises passes.
 """
 
 import contextlib
 import difflib
 import os
 import runpy
+import sys
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from fiddlex.config import interrupts
 from fiddlex.errors import ConfigError, FiddlexError
 
 
 def run_file(path: str) -> dict[str, Any]:
     """Runs a Python file; returns what its module then holds, by name. No other module of fiddlex runs files."""
-    return runpy.run_path(path)
+    with _finding_its_folder(path):
+        return runpy.run_path(path)
+
+
+@contextlib.contextmanager
+def _finding_its_folder(path: str) -> Iterator[None]:
+    """Lets code of a file import modules of its folder, after all that Python finds without it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the file may have removed it
+            sys.path.remove(folder)
 
 
 @contextlib.contextmanager
 def errors_of(path: str, error_type: type[FiddlexError] = ConfigError) -> Iterator[None]:
-    """Turns what code of a file raises in the body into an `error_type` that names the file and its line.
+    """Turns what code of a file, which runs in the body, raises into an `error_type` that names the file and its line.
 
     A FiddlexError that the file itself raises is passed on unchanged, and so is one of another type.
 
@@ -31,7 +49,8 @@ def errors_of(path: str, error_type: type[FiddlexError] = ConfigError) -> Iterat
       error_type: the type of the errors.
     """
     try:
-        yield
+        with _finding_its_folder(path):
+            yield
     except FiddlexError as error:
         frames = traceback.extract_tb(error.__traceback__)
         if not isinstance(error, error_type) or frames[-1].filename == path:
@@ -41,6 +60,8 @@ def errors_of(path: str, error_type: type[FiddlexError] = ConfigError) -> Iterat
         where = f"{error.filename}, line {error.lineno}" if error.filename else place(path, error)
         raise error_type(f"{where}: {error.msg}.") from error
     except SystemExit as error:
+        if interrupts.is_interrupted():
+            raise
         raise error_type(
             f"{place(path, error)}: SystemExit({error.code!r}) would end the program. A file that a program runs must "
             "not exit: raise an error that says what is wrong."

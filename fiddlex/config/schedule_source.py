@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
     Attributes:
       kind: what the text names.
-      path: the file of a table or of a function; empty for a name.
+      path: the file of a table or of a function, with the user's home in place of `~`; empty for a name.
       function: the name of the function; empty where the text gives none, and for other kinds.
     """
 
@@ -54,12 +54,12 @@ def source_of(text: str) -> Source:
     """Reads the text that says which schedule runs."""
     before, colon, after = text.partition(":")
     if before == _TABLE and colon:
-        return Source(Kind.TABLE, after)
+        return Source(Kind.TABLE, os.path.expanduser(after))
     path, colon, function = text.rpartition(":")
     if text.endswith(_PYTHON):
-        return Source(Kind.FUNCTION, text)
+        return Source(Kind.FUNCTION, os.path.expanduser(text))
     if colon and path.endswith(_PYTHON):
-        return Source(Kind.FUNCTION, path, function)
+        return Source(Kind.FUNCTION, os.path.expanduser(path), function)
     return Source(Kind.NAME)
 
 

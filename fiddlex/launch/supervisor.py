@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from fiddlex.config import interrupts
+
 MAX_RESTARTS = 100  # unless the user sets another number
 FRUITLESS_STARTS = 3  # starts in a row without a later checkpoint, after which a supervisor gives up
 # Seconds in which the other processes of this host end by themselves, once one has failed. Those that do not, such as
@@ -174,9 +176,11 @@ def newest_step(workdir: Path | None) -> int:
 @contextlib.contextmanager
 def _signals_to(supervisor: _Supervisor) -> Iterator[None]:
     previous = {number: signal.signal(number, supervisor.handle) for number in _SIGNALS}
+    may_leave = interrupts.may_leave_if(lambda number, times: False)  # it waits for the processes, however long
     try:
         yield
     finally:
+        interrupts.may_leave_if(may_leave)
         for number, handler in previous.items():
             signal.signal(number, handler)
 

@@ -12,6 +12,7 @@ import functools
 import inspect
 import os
 import reprlib
+import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,6 +43,8 @@ def load_function(path: str, function: str) -> Generator:
             f"schedule {name}: {os.path.abspath(path)} cannot be read ({error.strerror}).{similar_file(path)} Give the "
             "path of a Python file and the name of a function in it, as in my/schedules.py:mine."
         ) from error
+    if not stat.S_ISREG(state.st_mode):  # a folder, which Python would run too, or a pipe, for which it would wait
+        raise ScheduleError(f"schedule {name}: {os.path.abspath(path)} is not a file.")
     with _naming(name):
         return _loaded(path, function, os.path.abspath(path), state.st_mtime_ns, state.st_size)
 

@@ -101,6 +101,8 @@ def train(
                 inherit_original(config.train.init_from, workdir)
         if processes.is_first():
             workdirs.write_config(workdir, kept, schedule=trainer.layout.pipeline.lowered.schedule)
+        if trainer.step < config.train.num_steps and (problem := long_warmup(config)):
+            logger.warning("%s", problem)
         goodput = stack.enter_context(Goodput(workdir, stopwatch, resumed_step=trainer.step))
         faults = Faults(workdir, config.train, resumed_step=trainer.step)
         trainer.leave_out(faults.left_out)
@@ -266,7 +268,5 @@ def _log_what_runs(trainer: Trainer) -> None:
         logger.warning(
             "train.checkpoint_every=0: a run that comes to its end keeps no weights. Set a number of steps, or auto."
         )
-    if problem := long_warmup(config):
-        logger.warning("%s", problem)
     for line in unused_fields(config, host_stash_slots=spec.sizes.slots.host_stash, has_whole=spec.has_whole):
         logger.info("%s", line)

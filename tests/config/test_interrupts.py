@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from fiddlex.config import library_log
 from tests.small_run import ENVIRONMENT
 from tests.terminal import recorded
 
@@ -51,6 +52,42 @@ def test_ctrl_c_ends_a_program_at_once(body: str) -> None:
     assert (process.returncode, error) == (130, "-c: interrupted.\n")
 
 
+POSTPONED = """
+        import gc, signal, time
+        from fiddlex.config import interrupts
+        handled = []
+        signal.signal(signal.SIGINT, lambda number, frame: interrupts.postponed(number) or handled.append(number))
+        interrupts.may_leave_if(lambda number, times: times > 1)
+
+        def collected(phase, info):
+            if phase == "start":
+                os.kill(os.getpid(), signal.SIGINT)
+
+        gc.callbacks.append(collected)
+        gc.collect()
+        gc.callbacks.remove(collected)
+        time.sleep(3 * interrupts.GRACE_S)
+        print(*handled)
+"""
+
+
+def test_a_signal_during_garbage_collection_counts_once() -> None:
+    line = [sys.executable, "-c", PROGRAM.format(body=POSTPONED)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n2\n", "")
+
+
+def test_a_program_that_uses_the_library_is_not_ended_during_an_import(tmp_path: pathlib.Path) -> None:
+    """As a command is; it may have more to lose."""
+    (tmp_path / "slow.py").write_text(
+        "from fiddlex.config import interrupts\ninterrupts.interrupt(KeyboardInterrupt)\n"
+    )
+    program = "try:\n    import slow\nexcept KeyboardInterrupt:\n    print('saved')\n"
+    line = [sys.executable, "-c", f"import sys; sys.path.append({str(tmp_path)!r})\n{program}"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "saved\n", "")
+
+
 def test_ctrl_c_leaves_a_clean_terminal() -> None:
     with recorded([sys.executable, "-c", PROGRAM.format(body=UNINTERRUPTIBLE)], ENVIRONMENT) as shown:
         shown.follow_to("Working  1 s")
@@ -59,6 +96,38 @@ def test_ctrl_c_leaves_a_clean_terminal() -> None:
     assert seconds < 10
     assert not shown.cursor_is_hidden
     assert [line.removeprefix("^C") for line in shown.lines] == ["begun", "-c: interrupted."]
+
+
+@pytest.mark.parametrize("body", [UNINTERRUPTIBLE, "time.sleep(60)"], ids=["uninterruptible", "sleeping"])
+def test_sigterm_leaves_a_clean_terminal(body: str) -> None:
+    with recorded([sys.executable, "-c", PROGRAM.format(body=f"import time; {body}")], ENVIRONMENT) as shown:
+        shown.follow_to("Working  1 s")
+        status, seconds = shown.terminated()
+    assert status == 143
+    assert seconds < 10
+    assert not shown.cursor_is_hidden
+    assert shown.lines == ["begun"] + ["-c: stopped by SIGTERM."] * (body == UNINTERRUPTIBLE)
+
+
+ENDED_BY_ANOTHER = """
+import threading, time
+from fiddlex.cluster import processes
+from fiddlex.config.progress import phase
+
+with phase("Working"):
+    print("begun", flush=True)
+    threading.Timer(1, processes._leave, [3]).start()
+    time.sleep(60)
+"""
+
+
+def test_a_process_that_ends_with_others_leaves_a_clean_terminal() -> None:
+    with recorded([sys.executable, "-c", ENDED_BY_ANOTHER], ENVIRONMENT) as shown:
+        shown.follow_to("Working")
+        assert shown.cursor_is_hidden
+        assert shown.ended() == 3
+    assert not shown.cursor_is_hidden
+    assert shown.lines == ["begun"]
 
 
 CHATTER = "os.write(2, b'E0000 common_lib.cc: no TPU\\n'); "
@@ -90,6 +159,18 @@ def test_without_chatter_nothing_is_left(tmp_path: pathlib.Path) -> None:
     with recorded([sys.executable, "-c", PROGRAM.format(body=body)], environment) as shown:
         assert shown.ended() == 0
     assert not list(tmp_path.iterdir())
+
+
+def test_where_a_workdir_has_no_room_it_stays_in_its_temporary_file(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, full = tmp_path / "before.log", tmp_path / "full"
+    before.write_text("E0000 common_lib.cc: no TPU\n")
+    full.mkdir()
+    (full / library_log.NAME).symlink_to("/dev/full")
+    monkeypatch.setattr(library_log, "_file", before)
+    library_log.keep_in(full)
+    assert library_log.told() == f"Messages of XLA and other libraries are in {before}."
 
 
 def test_where_standard_error_is_no_terminal_it_has_all(tmp_path: pathlib.Path) -> None:

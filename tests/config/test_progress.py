@@ -1,10 +1,12 @@
 """The line of progress: its text, and where it is shown."""
 
+import io
 import logging
 import sys
 import time
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -100,6 +102,19 @@ def test_a_library_without_a_terminal_shows_nothing(capsys: pytest.CaptureFixtur
         shown.advance(1)
         assert not progress.is_shown()
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("no_display")
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_terminal_shows_phases_without_standard_output(is_closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed if is_closed else None)
+    monkeypatch.setattr(displays, "is_terminal", lambda: True)
+    with progress.phase("Evaluating"):
+        assert progress.is_shown()
+        with ThreadPoolExecutor() as pool:  # whose phases are not shown
+            assert not pool.submit(progress.is_shown).result()
 
 
 def test_a_log_tells_of_phases_that_last(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from fiddlex.config import interrupts
 from fiddlex.launch import supervisor
 from fiddlex.launch.supervisor import Limits, newest_step, supervise
 from fiddlex.train.run.checkpoint import Checkpoints
@@ -63,7 +64,8 @@ def test_the_others_are_ended_when_one_fails(tmp_path: pathlib.Path, monkeypatch
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_run_for_good(number: signal.Signals, tmp_path: pathlib.Path) -> None:
-    script = f"trap 'mkdir -p checkpoints/7; exit {128 + number}' {number.name}; touch up; while :; do sleep 0.05; done"
+    save = f"sleep {4 * interrupts.GRACE_S}; mkdir -p checkpoints/7; exit {128 + number}"
+    script = f"trap '{save}' {number.name}; touch up; while :; do sleep 0.05; done"
     with _supervised(shell(script, tmp_path)) as process:
         _wait_for(tmp_path / "up")
         process.send_signal(number)
@@ -106,9 +108,11 @@ def test_no_process_outlives_its_supervisor(tmp_path: pathlib.Path) -> None:
 
 
 def _supervised(command: list[str]) -> subprocess.Popen[bytes]:
+    """A supervisor as `fiddlex launch` runs it, which a signal may end unlike a function of a library."""
     code = (
-        "import sys; from fiddlex.launch.supervisor import Limits, supervise;"
-        f"sys.exit(supervise([{command!r}], Limits(), workdir=None))"
+        "import sys; from fiddlex.config.command_line import run;"
+        "from fiddlex.launch.supervisor import Limits, supervise;"
+        f"run(lambda argv: sys.exit(supervise([{command!r}], Limits(), workdir=None)))"
     )
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
 

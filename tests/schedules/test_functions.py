@@ -2,11 +2,15 @@
 
 import os
 import pathlib
+import sys
+import threading
 
 import pytest
 
+from fiddlex.config import interrupts
 from fiddlex.errors import ConfigError, ScheduleError
 from fiddlex.schedules.generators import make_schedule
+from fiddlex.schedules.text import to_csv
 
 HEAD = "from fiddlex.schedules.schedule import Action, Kind, Schedule, alternate\n"
 EAGER = f"""{HEAD}
@@ -48,6 +52,35 @@ def test_a_file_is_run_once_for_each_of_its_states(file):
     file.write_text(EAGER.replace("2 * (pipe", "0 * (pipe"))
     os.utime(file, ns=(0, 0))
     assert " ".join(map(str, make_schedule("mine.py:eager", **SIZES).actions[0])) == "0F0 0B0 0F1 0B1 0F2 0B2"
+
+
+def test_a_file_uses_modules_of_its_folder(file, monkeypatch):
+    """When it is run, and when its function is; afterwards Python looks for modules where it did before."""
+    file.rename(file.parent / "schedules_beside_it.py")
+    file.write_text(
+        "from schedules_beside_it import eager\n"
+        "def mine(**sizes):\n    import schedules_beside_it\n    return schedules_beside_it.eager(**sizes)\n"
+    )
+    monkeypatch.chdir("/")
+    before = list(sys.path)
+    for function in ("eager", "mine"):
+        monkeypatch.delitem(sys.modules, "schedules_beside_it", raising=False)
+        assert make_schedule(f"{file}:{function}", **SIZES).num_microbatches == 3
+    assert sys.path == before
+
+
+def test_a_path_may_begin_with_the_home_of_the_user(file, monkeypatch):
+    monkeypatch.setenv("HOME", str(file.parent))
+    schedule = make_schedule("~/mine.py:eager", **SIZES)
+    (file.parent / "mine.csv").write_text(to_csv(schedule))
+    assert make_schedule("file:~/mine.csv").actions == schedule.actions
+
+
+@pytest.mark.parametrize("make", [pathlib.Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_not_run(make, tmp_path):
+    make(tmp_path / "mine.py")
+    with pytest.raises(ScheduleError, match=r"mine\.py is not a file\.$"):
+        make_schedule(f"{tmp_path}/mine.py:mine", **SIZES)
 
 
 def body(text: str) -> str:
@@ -184,6 +217,14 @@ def test_mistakes(text, name, message, file):
     with pytest.raises(ScheduleError) as error:
         make_schedule(name, **SIZES)
     assert str(error.value) == message.replace("{folder}", str(file.parent))
+
+
+def test_a_signal_while_a_file_runs_is_no_mistake_of_the_file(file, monkeypatch):
+    monkeypatch.setattr(interrupts, "_is_interrupted", threading.Event())
+    file.write_text("from fiddlex.config import interrupts\n" + body("interrupts.interrupt(SystemExit, 143)"))
+    with pytest.raises(SystemExit) as ended:
+        make_schedule("mine.py:mine", **SIZES)
+    assert ended.value.code == 143
 
 
 def test_other_errors_of_fiddlex_pass(file):

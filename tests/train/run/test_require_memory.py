@@ -139,10 +139,10 @@ def test_a_run_that_runs_out_of_memory_saves_what_is_there_and_tells(where, save
     config = config_of(small(text_file, train_num_steps=4, train_checkpoint_every=0, train_eval_every=2))
     real = getattr(Trainer, where)
 
-    def fails(trainer: Trainer, *arguments: object) -> object:
+    def fails(trainer: Trainer, *arguments: object, **options: object) -> object:
         if trainer.step >= 2:
             raise jax.errors.JaxRuntimeError(FULL)
-        return real(trainer, *arguments)
+        return real(trainer, *arguments, **options)
 
     monkeypatch.setattr(Trainer, where, fails)
     with pytest.raises(jax.errors.JaxRuntimeError, match=FULL) as raised:
