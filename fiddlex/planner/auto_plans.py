@@ -105,9 +105,10 @@ def _searched(problem: Problem, plan: Plan) -> Iterator[Plan]:
             yield planned
         else:
             logger.info(
-                "the schedule that is found with pipeline.num_chunks=%d takes %s of a device: more than there is",
+                "the schedule that is found with pipeline.num_chunks=%d is left out: it takes %s of a device and %s of "
+                "its host, and plans may take %s and %s",
                 chunks,
-                readable_size(planned.memory.peak),
+                *map(readable_size, (planned.memory.peak, planned.memory.of_host, problem.limit, problem.host_limit)),
             )
 
 
