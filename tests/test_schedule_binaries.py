@@ -56,7 +56,7 @@ def test_text():
 
 
 GOING_ON = """
-sync, flushed, lockstep, the ticks of the first 1 step:
+sync, flushed, lockstep, the ticks of the first step:
 rank    0       1       2       3
    0   0F0     0F1     0B0     0B1
    1    .    1F0+1B0 1F1+1B1    .
@@ -174,6 +174,27 @@ def test_the_clock_that_counts_is_the_one_that_is_shown():
 
 def test_text_of_semantics():
     assert call(*sizes("1f1b", 2, 1, 2), "--semantics=2bw").stdout.endswith(GOING_ON)
+
+
+@pytest.mark.parametrize(
+    ("order", "ticks", "told"),
+    [
+        (
+            "auto",
+            12,
+            "  delayed weights save no time here: each rank ends the order of one batch before it begins that of the "
+            "next. With --order=ahead, forwards of the next batch share ticks with backwards. A table is repeated for "
+            "each batch; a name or a function makes one order for all batches.\n",
+        ),
+        ("ahead", 4, ""),
+    ],
+)
+def test_a_table_without_a_flush_says_where_it_gains_nothing(order, ticks, told, tmp_path):
+    table = f"--name=file:{tmp_path}/mine.csv"
+    call(*sizes("1f1b", 3, 1, 4), "--format=csv", f"--output={tmp_path}/mine.csv")
+    page = call(table, "--semantics=2bw", f"--order={order}").stdout
+    assert f"; then a batch takes {ticks} ticks, " in page.splitlines()[-3 if told else -2]
+    assert page.endswith(f"stashed at most: {3 if told else 5}\n{told}")
 
 
 def test_json_of_semantics():

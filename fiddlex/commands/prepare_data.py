@@ -17,7 +17,7 @@ from absl import flags
 
 from fiddlex.config.phase import Phase
 from fiddlex.config.progress import phase
-from fiddlex.config.readable import readable_size, readable_time
+from fiddlex.config.readable import counted, readable_size, readable_time
 from fiddlex.errors import ConfigError
 
 _INPUT = flags.DEFINE_list("input", None, "files, folders or patterns, separated by commas", required=True)
@@ -80,8 +80,9 @@ def main(argv: list[str]) -> None:
         if number
     ]
     print(
-        f"{task.prefix}.bin and .idx: {counts.documents:,} documents, {counts.tokens:,} tokens of {made.vocab_size:,}, "
-        f"from {readable_size(counts.text_bytes)} of text in {readable_time(seconds)}"
+        f"{task.prefix}.bin and .idx: {counted(counts.documents, 'document')}, {counts.tokens:,} tokens of a "
+        f"vocabulary of {made.vocab_size:,}, from {readable_size(counts.text_bytes)} of text in "
+        f"{readable_time(seconds)}"
         + (f" ({', '.join(left_out)} left out)" if left_out else "")
         + f". Train with {shlex.join(fields)}"
     )

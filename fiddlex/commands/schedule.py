@@ -43,7 +43,7 @@ from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.comparison import Compared, Missing, compare, costs_of_stages
 from fiddlex.simulate.comparison import to_text as comparison_text
 from fiddlex.simulate.lockstep import lockstep
-from fiddlex.simulate.steady import first_steps, steady
+from fiddlex.simulate.steady import first_steps, no_gain, steady
 from fiddlex.simulate.timeline import Timeline, bubble_in
 from fiddlex.synthesis.anywhere import find_anywhere
 from fiddlex.synthesis.report import facts as of_search
@@ -391,14 +391,15 @@ def _draw(
 def _not_flushed(name: str, windows: Windows, costs: Costs) -> str:
     """The grid of a pipeline that is not flushed, and its cost."""
     facts, steps = steady(windows, costs), len(windows.first) + len(windows.cycle)
-    lowered = windows.over(steps)
+    lowered, reason = windows.over(steps), no_gain(windows, "--order")
+    first = "step" if steps == 1 else f"{steps} steps"
     return (
-        f"\n{_how(windows, name)}, lockstep, the ticks of the first {counted(steps, 'step')}:\n"
+        f"\n{_how(windows, name)}, lockstep, the ticks of the first {first}:\n"
         f"{to_text(lowered.schedule, lowered.ticks)}"
         f"  the first step takes {facts.fill_ticks} ticks, {facts.fill:g} long; then a batch takes "
         f"{facts.period_ticks:g} ticks, {facts.period:g} long, bubble {facts.bubble_fraction:.4g} of the work\n"
         f"  versions of the weights: {windows.sizes.versions}; forward passes of a stage stashed at most: "
-        f"{windows.sizes.slots.stash}{_on_host(windows)}\n"
+        f"{windows.sizes.slots.stash}{_on_host(windows)}\n" + (f"  {reason}\n" if reason else "")
     )
 
 

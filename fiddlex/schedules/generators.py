@@ -258,14 +258,15 @@ def _generator_of_table(path: str, name: str) -> Generator:
 def _check_sizes(name: str, schedule: Schedule, asked: Sequence[int | None], words: Sequence[str]) -> None:
     """Raises ScheduleError, listing all sizes that differ, when a schedule has other sizes than were asked for."""
     sizes = (schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches)
-    rows = zip(words, sizes, asked, strict=True)
-    wrong = ", ".join(f"{word}={has} (not {value})" for word, has, value in rows if value not in (None, has))
+    rows = [row for row in zip(words, sizes, asked, strict=True) if row[2] not in (None, row[1])]
+    wrong = ", ".join(f"{word}={has} (not {value})" for word, has, value in rows)
+    made = ", ".join(f"{word}={has}" for word, has, _ in rows)
     if not wrong:
         return
     remedies = {
         From.NAME: f"set {wrong}.",
         From.TABLE: f"set {wrong}, or name a schedule that exists for any, such as 1f1b.",
-        From.FUNCTION: f"it was asked for others and made {wrong}. Make what is asked for, or set these.",
+        From.FUNCTION: f"the function made {wrong}. Let it make the sizes that it is given, or set {made}.",
     }
     raise ScheduleError(f"schedule {name} has other sizes: {remedies[source_of(name).kind]}")
 

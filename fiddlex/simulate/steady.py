@@ -63,6 +63,25 @@ def describe(windows: Windows) -> str:
     return f"{ticks}, {bubble}, {facts.fill_ticks} ticks in the first step"
 
 
+def no_gain(windows: Windows, order: str) -> str:
+    """Why a pipeline that is not flushed takes as many ticks for a batch as one that is; empty where it takes fewer.
+
+    Args:
+      windows: the windows of a pipeline.
+      order: the setting of the order in the caller's words, `pipeline.order` or `--order`.
+    """
+    facts, schedule = steady(windows, Costs()), windows.lowered.schedule
+    delayed, waits = max(windows.semantics.delays) > 0, facts.bubble_fraction > 0
+    if not delayed or not waits or facts.period_ticks < facts.fill_ticks:
+        return ""
+    ahead = f"With {order}=ahead, forwards of the next batch share ticks with backwards. "
+    return (
+        "delayed weights save no time here: each rank ends the order of one batch before it begins that of the next. "
+        + (ahead if schedule.strict and schedule.has_whole else "")
+        + "A table is repeated for each batch; a name or a function makes one order for all batches."
+    )
+
+
 def _work(windows: Windows, costs: Costs) -> float:
     """Time for which the busiest rank works on one batch."""
     schedule, semantics = windows.lowered.schedule, windows.semantics

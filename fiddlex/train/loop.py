@@ -23,6 +23,7 @@ from fiddlex.planner.settle import with_settled
 from fiddlex.schedules.text import order_to_text
 from fiddlex.simulate.lockstep import describe as describe_schedule
 from fiddlex.simulate.steady import describe as describe_windows
+from fiddlex.simulate.steady import no_gain
 from fiddlex.train.bad_steps import BadSteps, RollbackError
 from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.instruments import Instruments
@@ -255,10 +256,16 @@ def _log_what_runs(trainer: Trainer) -> None:
     for name, windows in pipeline.windows.items():
         how = "flushed" if not max(windows.semantics.delays) else "from batch to batch"
         logger.info("%s, %s: %s", name, how, describe_windows(windows))
+        if reason := no_gain(windows, "pipeline.order"):
+            logger.info("%s: %s", name, reason)
     if len(pipeline.phases) > 1:
         phases = (f"{p.semantics} in steps {p.start + 1} to {p.end}" for p in pipeline.phases)
         logger.info("semantics: %s", ", ".join(phases))
     spec = pipeline.spec
+    if not config.train.checkpoint_every:
+        logger.warning(
+            "train.checkpoint_every=0: a run that comes to its end keeps no weights. Set a number of steps, or auto."
+        )
     if problem := long_warmup(config):
         logger.warning("%s", problem)
     for line in unused_fields(config, host_stash_slots=spec.sizes.slots.host_stash, has_whole=spec.has_whole):

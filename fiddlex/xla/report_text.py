@@ -54,7 +54,7 @@ def _verdict(facts: dict[str, Any], config: Config) -> str:
     if facts["fits"]:
         return f"fits: {needed} of the {limit} of a {facts['device_kind']}"
     if facts["fits"] is None:
-        return f"whether it fits is not known: how much memory a {facts['device_kind']} has is not told"
+        return f"whether it fits is not known, since the memory of a {facts['device_kind']} is not known"
     sizes = f"{needed} needed, {limit} there on a {facts['device_kind']}" if needed else facts["reason"]
     remedies = ", or ".join(memory_remedies(config, fake=False))
     return f"does not fit: {sizes}. What may help: {remedies}."
@@ -86,7 +86,7 @@ def _host_verdict(facts: dict[str, Any]) -> str:
     needed, limit = facts["host_needed_bytes"], facts["host_limit_bytes"]
     if not needed:
         return ""
-    there = f" of the {readable_size(limit)} for each device" if limit else ", and how much there is is not told"
+    there = f" of the {readable_size(limit)} for each device" if limit else "; how much there is, is not known"
     return f"; in the memory of the host: {readable_size(needed)}{there}" if not lacks_host(facts) else ""
 
 

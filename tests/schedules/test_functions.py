@@ -166,8 +166,8 @@ ACTION = "it must be an action, as in Action(stage=0, kind=Kind.F, microbatch=0)
         (
             body(f"return Schedule('x', (({FORWARD}, Action(0, Kind.B, 0)),), (0,))"),
             "mine.py:mine",
-            "schedule mine.py:mine has other sizes: it was asked for others and made pipe=1 (not 2), "
-            "num_microbatches=1 (not 3). Make what is asked for, or set these.",
+            "schedule mine.py:mine has other sizes: the function made pipe=1 (not 2), "
+            "num_microbatches=1 (not 3). Let it make the sizes that it is given, or set pipe=1, num_microbatches=1.",
         ),
         (
             body(f"return Schedule('x', (({FORWARD},), (Action(1, Kind.F, 0),)), (0, 1))"),

@@ -104,11 +104,7 @@ def test_order_of_dual_pipe_v():
             "it finds into a config.",
         ),
         ("1F1B", (2, 1, 4), "there is no schedule '1F1B': it is called 1f1b here."),
-        (
-            "file",
-            (2, 1, 4),
-            f"there is no schedule 'file'. Known: {', '.join(NAMES)}, auto, file:PATH.csv, PATH.py:FUNCTION.",
-        ),
+        ("file", (2, 1, 4), "there is no schedule 'file'. Did you mean 'file:PATH.csv'?"),
         (
             "interleaved_1f1b",
             (4, 2, 6),

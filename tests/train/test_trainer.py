@@ -37,13 +37,22 @@ def test_records_and_learning(tiny_config: Config) -> None:
     assert all(r["step_time_s"] > 0 and r["tokens_per_second"] > 0 and r["grad_norm"] > 0 for r in records)
 
 
-def test_a_run_names_the_fields_that_change_nothing(tiny_config: Config, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_names_the_fields_that_change_nothing_and_says_that_it_keeps_nothing(
+    tiny_config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
     tiny_config.mesh.pipe, tiny_config.pipeline.num_microbatches = 2, 4
     tiny_config.pipeline.stash_memory, tiny_config.pipeline.recompute = "host", "gelu,masks"
     with caplog.at_level(logging.INFO):
         _log_what_runs(Trainer(tiny_config))
     assert "pipeline.stash_memory=host changes nothing with pipeline.schedule=1f1b" in caplog.text
     assert "masks in pipeline.recompute=gelu,masks changes nothing with model.dropout=0" in caplog.text
+    kept = "train.checkpoint_every=0: a run that comes to its end keeps no weights. Set a number of steps, or auto."
+    assert kept in caplog.messages
+    caplog.clear()
+    tiny_config.train.checkpoint_every = 5
+    with caplog.at_level(logging.INFO):
+        _log_what_runs(Trainer(tiny_config))
+    assert kept not in caplog.messages
 
 
 def test_64_bits_of_jax_change_no_bit_of_a_run(tiny_config: Config) -> None:
