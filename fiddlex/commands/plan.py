@@ -92,7 +92,7 @@ _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON 
 
 def main(argv: list[str]) -> None:
     """Prints the plans, or with `--partition` the partitioners' answers beside them."""
-    _check_partition_flags()
+    _check_flags()
     if _PROFILE.value is not None:
         _print_answers(_profile_answers(_PROFILE.value))
         return
@@ -121,7 +121,7 @@ def main(argv: list[str]) -> None:
     asked = problem
     with phase("Searching the layouts"):
         problem, found = search_further(asked, keep=_KEEP.value)
-        found = with_auto(problem, found, _AUTO.value)
+    found = with_auto(problem, found, _AUTO.value)
     names = [topology.compile_name(plan.layout.num_devices) for plan in found.plans[: _VERIFY.value]]
     if problem is not asked and _FORMAT.value == "text":
         print(f"{further_text(asked, problem)}\n")
@@ -149,8 +149,8 @@ def main(argv: list[str]) -> None:
         print("--write=FILE.py makes a config of the first, for fiddlex compile and fiddlex train.")
 
 
-def _check_partition_flags() -> None:
-    """Raises ConfigError when flags of --partition and others do not go together, or the config is missing."""
+def _check_flags() -> None:
+    """Raises ConfigError when flags do not go together, or the config is missing."""
     profile = _PROFILE.value is not None
     if profile and not _PARTITION.value:
         raise ConfigError(f"--profile_graph={_PROFILE.value} needs --partition: only partitioners read a profile.")
@@ -169,6 +169,11 @@ def _check_partition_flags() -> None:
     }
     if given := [name for name, value in of_plans.items() if value and _PARTITION.value]:
         raise ConfigError(f"{', '.join(given)}: --partition only prints the fastest pipelines. Leave it out.")
+    if _AUTO.value and "sync" not in _SEMANTICS.value:
+        raise ConfigError(
+            f"--auto={_AUTO.value} with --semantics={','.join(_SEMANTICS.value)}: schedules are searched for batches "
+            "that are flushed. Allow sync too, or leave --auto out."
+        )
     if not profile:
         return
     of_config = {

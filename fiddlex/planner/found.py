@@ -91,7 +91,8 @@ def find_schedule(config: Config, times: MicrobatchTimes, memory: Memory | None)
         slots = pipeline_of(settled).sizes.slots.stash
         if needed.peak <= memory.limit or cap == 1:
             break
-        spare = math.ceil((needed.peak - memory.limit) / (needed.stash / slots))
+        of_slot = (needed.stash + needed.weight_stash) / slots  # a lower cap has fewer I whose W waits, too
+        spare = math.ceil((needed.peak - memory.limit) / of_slot)
         cap = max(min(cap, slots / chunks) - spare / chunks, 1.0) if left > 1 else 1.0  # the last is the least
     return Settled(settled, found, _bubble(config, times, found), cap, needed.peak <= memory.limit)
 

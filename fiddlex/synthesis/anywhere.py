@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from fiddlex.config.progress import phase
 from fiddlex.simulate.clock import Costs
 from fiddlex.synthesis.cache import find_once
 from fiddlex.synthesis.problem import Problem, check_size
@@ -43,9 +44,10 @@ def find_anywhere(
 
 
 def find_among(problems: Sequence[Problem], *, effort: int = EFFORT, seed: int = 0, with_bound: bool = True) -> Found:
-    """Searches for the best schedule of any of several problems, with as much effort for each."""
-    found = [
-        find_once(problem, effort=effort // len(problems), seed=seed, with_bound=with_bound) for problem in problems
-    ]
+    """Searches for the best schedule of any of several problems of one size, with as much effort for each."""
+    first, each = problems[0], effort // len(problems)
+    sizes = f"{first.num_ranks} ranks, {first.num_stages} stages, {first.num_microbatches} microbatches"
+    with phase(f"Searching schedules: {sizes}"):
+        found = [find_once(problem, effort=each, seed=seed, with_bound=with_bound) for problem in problems]
     best = min(found, key=lambda each: (each.judged.time, each.judged.makespan))
     return best._replace(bound=min(each.bound for each in found), tried=sum(each.tried for each in found))

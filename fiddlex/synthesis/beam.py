@@ -7,6 +7,9 @@ one wastes the rest. All ranks have the same preference in a tick, and may have 
 beginnings that have run as many ticks, those go on whose time so far and least time to come are shortest. Microbatches
 are alike, so what matters of a beginning is how many actions of each kind and stage have begun.
 
+Sums are made in one order, not as products of matrices, whose sums differ between machines in the last digit, which
+can decide between two beginnings.
+
 A rank never waits while the action that it runs next is ready, because `fiddlex.schedules.ticks` would not let it wait
 either. Invariant: the result is a legal schedule, and within the caps where that of `greedy` is.
 """
@@ -26,7 +29,7 @@ from fiddlex.synthesis.problem import ROUNDING, Problem
 MOST_LENGTHS = 5  # lengths of ticks that are tried, besides any length
 AHEAD = (0, 2, math.inf)  # microbatches that a stage lets in beyond a round trip
 WASTE = 0.1  # weight of the time that ranks waste on average, beside that of the busiest rank
-DIGITS = 9  # to which scores are rounded, so that machines that add in another order choose the same
+DIGITS = 9  # to which scores are rounded, so that those that differ by the rounding of sums alone are equal
 
 _F, _I, _W = range(3)
 _ORDERS = ((_F, _I, _W), (_I, _F, _W), (_I, _W, _F), (_W, _I, _F))  # kinds, the one that goes first first
@@ -91,7 +94,8 @@ class _Beam:
             self._durations[:, _W] = 0.0
         most = max(map(len, problem.stages_of))
         self._slots = np.asarray([(*own, *own[-1:] * (most - len(own))) for own in problem.stages_of])
-        self._owns = placement == np.arange(problem.num_ranks)[:, None]  # [rank, stage]
+        self._by_rank = np.concatenate(problem.stages_of)
+        self._begins = np.cumsum([0, *map(len, problem.stages_of[:-1])])  # of each rank's stages among these
         self._first, self._last = (np.asarray([own[end] for own in problem.stages_of]) for end in (0, -1))
         hops = np.asarray(problem.costs.per_stage(problem.num_stages)["hop"])
         leaves = placement[1:] != placement[:-1]
@@ -101,8 +105,8 @@ class _Beam:
         self._later = np.asarray(problem.later)
         self._caps = np.asarray(problem.caps) * (1 + ROUNDING)
         self._room = np.asarray(room_for_forwards(problem, splits=splits))
+        self._shares = self._activation / self._caps[placement]  # of a rank's cap that a microbatch of a stage takes
         self._orders = self._static_orders()  # [order, stage, kind]
-        self._stays = self._stays_of()
         self._limits = np.asarray(
             [[_limit(trip, ahead) for trip in round_trips(problem)] for ahead in AHEAD]
         )  # [limit, stage]
@@ -114,17 +118,6 @@ class _Beam:
             [self._durations[: own[0], _I].sum() + self._durations[0, _W] * (own[0] > 0) for own in problem.stages_of]
         )
 
-    def _stays_of(self) -> np.ndarray:
-        """Time × share of a rank's cap that a microbatch takes there while each action runs, [rank, stage, kind]."""
-        stays = np.zeros((len(self._caps), *self._durations.shape))
-        for stage, rank in enumerate(self._placement):
-            share = self._activation[stage] / self._caps[rank]
-            stays[rank, stage:, :_W] += share * self._durations[stage:, :_W]
-            stays[rank, stage:, _F] += share * self._activation_hops[stage:]
-            stays[rank, stage + 1 :, _I] += share * self._gradient_hops[stage + 1 :]
-            stays[rank, stage, _W] += share * self._durations[stage, _W]
-        return stays
-
     def run(self, name: str) -> Schedule | None:
         """Searches, and returns the best schedule."""
         problem, ticks = self._problem, list[_Tick]()
@@ -135,7 +128,8 @@ class _Beam:
             after, tick = self._continued(now)
             ends = (after.counts == problem.num_microbatches).all(axis=(1, 2))
             scores, least = self._scores(after)
-            goes_on = np.flatnonzero(~ends & (least < (best[0] if best else math.inf)))
+            shorter = best[0] * (1 - ROUNDING) if best else math.inf
+            goes_on = np.flatnonzero(~ends & (least < shorter))
             goes_on = goes_on[np.argsort(scores[goes_on], kind="stable")[: self._width]]
             kept = goes_on
             if ends.any():
@@ -201,13 +195,13 @@ class _Beam:
         f, i, w = np.moveaxis(now.counts, -1, 0)
         home, stages = self._placement, np.arange(len(self._placement))
         activations = self._activation * (f - w)
-        held = (activations + self._left * (i - w)) @ self._owns.T
-        unsure = (self._activation * (f - f[:, self._last[home]])) @ self._owns.T
+        held = self._of_ranks(activations + self._left * (i - w))
+        unsure = self._of_ranks(self._activation * (f - f[:, self._last[home]]))
         more = self._activation
         room = (held[:, home] + more <= self._room[home]) & (unsure[:, home] + more + self._later <= self._room[home])
         before = np.where(stages > 0, np.roll(f, 1, axis=1), self._problem.num_microbatches)
         after = np.where(stages < stages[-1], np.roll(i, -1, axis=1), f)
-        none_waits = ~((i > w) @ self._owns.T)
+        none_waits = self._of_ranks(i - w) == 0
         space = (held[:, home] + self._left <= self._caps[home]) | none_waits[:, home]
         return np.stack([(f < before) & room & ~now.waits, (i < after) & space, w < i], axis=-1)
 
@@ -229,20 +223,35 @@ class _Beam:
         """How promising beginnings are, less being better, and the least time at which they can end."""
         costs, m = self._problem.costs, self._problem.num_microbatches
         left = (m - after.counts) * self._durations
-        work, weights = left.sum(axis=2) @ self._owns.T, left[..., _W] @ self._owns.T
+        work, weights = self._of_ranks(left.sum(axis=2)), self._of_ranks(left[..., _W])
         begun = (after.counts[..., _F] > 0).sum(axis=1)  # the first stages
         reached = np.concatenate([[0.0], np.cumsum(self._durations[:, _F])])[begun]
         head = np.maximum(self._heads - reached[:, None], 0.0)  # a rank whose first F has not begun waits for it
         tail = np.where(after.counts[:, self._first, _I] < m, self._tails, 0.0)  # other ranks run after its last I
         f, i = after.counts[..., _F], after.counts[..., _I]
         shared = (m - f[:, 0]) * costs.embed + (m - f[:, -1]) * costs.head + (m - i[:, 0]) * costs.embed_backward
-        stays = np.tensordot(m - after.counts, self._stays, axes=((1, 2), (1, 2)))
+        stays = self._stays(after, left)
         least = after.time + np.maximum(
             shared + np.maximum(work + head, work - weights + tail).max(axis=1), stays.max(axis=1)
         )
         average = after.time + shared + work.mean(axis=1)
         scale = 10.0**DIGITS / max(float(self._durations.sum()) * m, 1e-300)
         return np.round((least + WASTE * average) * scale), least
+
+    def _stays(self, after: _Beginnings, left: np.ndarray) -> np.ndarray:
+        """The least time in which each rank's memory holds what it still has to hold, [beginning, rank].
+
+        A microbatch stays on a stage's rank from its F there until it has come back from the last stage, and for a W.
+        """
+        f, i = np.moveaxis(self._problem.num_microbatches - after.counts[..., :_W], -1, 0)
+        back = i * self._gradient_hops
+        passes = left[..., _F] + f * self._activation_hops + left[..., _I] + back
+        from_here = np.cumsum(passes[:, ::-1], axis=1)[:, ::-1]
+        return self._of_ranks(self._shares * (from_here - back + left[..., _W]))
+
+    def _of_ranks(self, of_stages: np.ndarray) -> np.ndarray:
+        """The sum over the stages of each rank, [beginning, rank]."""
+        return np.add.reduceat(of_stages[:, self._by_rank], self._begins, axis=1)
 
     def _schedule(self, ticks: Sequence[_Tick], number: int, name: str) -> Schedule:
         chosen = []

@@ -25,6 +25,7 @@ from fiddlex.synthesis.problem import ROUNDING, Judged, Problem
 EFFORT = 1_000_000  # actions that candidates and moves of a search have in all: a few seconds
 SHARE_OF_BEAM = 0.3  # of the effort, in the lockstep clock
 BEGINNING = 4  # actions' worth of effort for an action of each beginning of a beam search
+FEW_IDLE = 8  # ranks for each microbatch, beyond which a beam search takes more effort for ranks that are idle
 WIDEST = 128  # beginnings of a beam search
 SHARE_OF_MOVES = 0.3  # of the effort, if that is at least so many moves from each start:
 FEWEST_MOVES = 100
@@ -75,7 +76,8 @@ def find(problem: Problem, *, effort: int = EFFORT, seed: int = 0, with_bound: b
         tries = 0
     share = SHARE_OF_BEAM if problem.clock == "lockstep" else 0.0
     most = math.ceil(effort * (1 - share - (SHARE_OF_MOVES if tries else 0.0)) / size)
-    width = min(WIDEST, int(effort * share / size / BEGINNING))
+    idle = max(1.0, problem.num_ranks / problem.num_microbatches / FEW_IDLE)
+    width = min(WIDEST, int(effort * share / size / BEGINNING / idle))
     for candidates in (named(problem), _others(problem, most), _of_beams(problem, width), _safe(problem)):
         if _reached(best, bound):
             break

@@ -4,6 +4,7 @@ from tests.mutations.mutation import Mutation
 
 CANDIDATES = "tests/synthesis/test_candidates.py"
 SEARCH = "tests/synthesis/test_search.py"
+AUTO_PLANS = "tests/planner/test_auto_plans.py"
 
 MUTATIONS = (
     Mutation(
@@ -56,6 +57,13 @@ MUTATIONS = (
         tests=(f"{SEARCH}::test_no_schedule_beats_the_bound",),
     ),
     Mutation(
+        "a-bound-that-waits-for-the-w-of-other-ranks",
+        "fiddlex/synthesis/bounds.py",
+        old="for kind in (Kind.F, Kind.I) for stage in others",
+        new="for kind in _KINDS for stage in others",
+        tests=(f"{SEARCH}::test_no_order_at_all_beats_the_bound", f"{SEARCH}::test_bounds_that_are_reached"),
+    ),
+    Mutation(
         "answers-that-are-believed",
         "fiddlex/synthesis/cache.py",
         old=' or judged.time != answer["time"]',
@@ -68,6 +76,20 @@ MUTATIONS = (
         old="cap = max(min(cap, slots / chunks) - spare / chunks, 1.0) if left > 1 else 1.0",
         new="pass",
         tests=("tests/planner/test_found.py::test_the_cap_falls_until_the_memory_fits",),
+    ),
+    Mutation(
+        "a-cap-that-falls-too-far",
+        "fiddlex/planner/found.py",
+        old="of_slot = (needed.stash + needed.weight_stash) / slots",
+        new="of_slot = needed.stash / slots",
+        tests=("tests/planner/test_found.py::test_the_cap_falls_little_further_than_it_must",),
+    ),
+    Mutation(
+        "plans-for-less-memory-than-a-run-knows-of",
+        "fiddlex/planner/auto_plans.py",
+        old="of_run = dataclasses.replace(problem, memory_bytes=None)",
+        new="of_run = problem",
+        tests=(f"{AUTO_PLANS}::test_where_plans_may_take_less_than_the_chip_has_a_plan_has_still_what_a_run_finds",),
     ),
     Mutation(
         "a-strict-order-that-is-not-kept",

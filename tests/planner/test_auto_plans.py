@@ -60,6 +60,17 @@ def a_plan_with_a_name(problem, plan):
     return next(other for other in every if other.layout._replace(schedule="", chunks=0) == alike)
 
 
+def test_where_plans_may_take_less_than_the_chip_has_a_plan_has_still_what_a_run_finds(problem, caplog):
+    """A run knows the memory of the chip alone, so a smaller limit only rules plans out."""
+    (plan,) = (plan for plan in with_auto(problem, search(problem, keep=1), 1).plans if plan.layout.schedule == "auto")
+    for limit, added in ((plan.memory.peak, [plan]), (plan.memory.peak - 1, [])):
+        less = dataclasses.replace(problem, memory_bytes=limit)
+        with caplog.at_level("INFO", "fiddlex"):
+            plans = with_auto(less, search(less, keep=1), 1).plans
+        assert [other for other in plans if other.layout == plan.layout] == added
+    assert "pipeline.num_chunks=4 is left out: it takes 7.80 GiB of a device and 0 bytes of its host" in caplog.text
+
+
 def test_the_report_has_them(problem):
     found = with_auto(problem, search(problem, keep=2), 1)
     (number,) = [n for n, plan in enumerate(found.plans) if plan.layout.schedule == "auto"]
@@ -74,7 +85,22 @@ def test_where_delayed_weights_are_best_the_best_with_a_flush_is_searched(proble
     assert [plan.layout.schedule for plan in found.plans[1:]] == ["auto"]
 
 
-def test_a_pipeline_of_one_rank_has_no_schedule_to_find():
-    problem = a_problem(num_devices=1, semantics=("sync",))
+def test_layouts_of_one_rank_take_no_place_of_those_whose_schedule_is_searched(caplog):
+    """The five best have one pipe rank."""
+    problem = a_problem(num_devices=4, semantics=("sync",))
+    found = search(problem, keep=5)
+    assert {plan.layout.pipe for plan in found.plans} == {1}
+    with caplog.at_level("INFO", "fiddlex"):
+        plans = with_auto(problem, found, 1).plans
+    (line,) = (line for line in caplog.messages if line.startswith("searching schedules for plan 1 of 1: "))
+    assert "pipe=2" in line
+    assert {plan.layout.pipe for plan in plans if plan not in found.plans} <= {2}
+
+
+@pytest.mark.parametrize("changes", [{"num_devices": 1}, {"semantics": ("2bw",), "schedules": ("1f1b",)}])
+def test_without_a_flush_and_several_ranks_no_schedule_is_searched(changes, caplog):
+    problem = a_problem(**{"num_devices": 4, "semantics": ("sync",), **changes})
     found = search(problem, keep=2)
-    assert with_auto(problem, found, 2) == found
+    with caplog.at_level("INFO", "fiddlex"):
+        assert with_auto(problem, found, 2) == found
+    assert caplog.messages == ["no schedule is searched: no layout with a flush that fits has more than one pipe rank"]

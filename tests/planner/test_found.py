@@ -77,6 +77,17 @@ def test_the_cap_falls_until_the_memory_fits(caplog):
     assert pipeline_of(least).sizes.slots.stash == 2  # a microbatch of the whole rank
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_the_cap_falls_little_further_than_it_must(chunks):
+    """With a microbatch less in flight, less waits for W too."""
+    config = make_config(num_chunks=chunks)
+    free = needed_memory(settle(config, A100), backend_of(A100.compiler))
+    waiting = free.stash + free.weight_stash
+    limit = free.peak - 0.3 * waiting
+    between = settle(config, smaller(limit / (1 - HEADROOM) / 2**30))
+    assert limit - 0.05 * waiting < needed(between) <= limit
+
+
 def test_where_the_memory_is_not_known_the_cap_is_a_microbatch_for_each_rank():
     settled = settle(make_config(), device_kind="cpu")
     assert pipeline_of(settled).sizes.slots.stash <= 4

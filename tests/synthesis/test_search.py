@@ -1,6 +1,7 @@
 """What searches find is never worse than a named schedule and never better than the bound, and is remembered."""
 
 import dataclasses
+import itertools
 import json
 import math
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.schedule import Action, Kind, Schedule
 from fiddlex.schedules.text import to_csv
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.lockstep import lockstep
@@ -69,17 +71,72 @@ def test_no_schedule_beats_the_bound(schedule, clock, data):
         assert lower_bound(tight, known) <= judged.time * (1 + 1e-9)
 
 
+@st.composite
+def tiny_problems(draw):
+    """Two microbatches on two or three ranks, with one stage that takes long and W that take little."""
+    pipe = draw(st.integers(2, 3))
+    heavy = draw(st.integers(0, pipe - 1))
+    above, any_time = (st.integers(least, 4).map(lambda quarters: quarters / 4) for least in (1, 0))
+    rows = [[draw(above) + 2.0 * (stage == heavy) for stage in range(pipe)] for _ in range(2)]
+    weights = [draw(st.sampled_from([0.25, 1.0])) for _ in range(pipe)]
+    hops = [draw(any_time) for _ in range(pipe)]
+    edges = [draw(any_time) for _ in range(3)]
+    costs = Costs(*map(tuple, (*rows, weights, hops)), *edges)
+    cap, clock = draw(st.sampled_from([1, 2])), draw(st.sampled_from(CLOCKS))
+    return Problem.in_microbatches(tuple(range(pipe)), 2, costs, cap, clock)
+
+
+def all_times(problem):
+    """The times of all orders of a problem with one stage on each rank."""
+    for kinds in ((Kind.F, Kind.B), (Kind.F, Kind.I, Kind.W)):
+        orders = [
+            order
+            for order in set(itertools.permutations(kinds * problem.num_microbatches))
+            if all(
+                order[:end].count(one) >= order[:end].count(other)
+                for end in range(1, len(order))
+                for one, other in itertools.pairwise(kinds)
+            )
+        ]
+        for chosen in itertools.product(orders, repeat=problem.num_ranks):
+            rows = (
+                tuple(Action(rank, kind, order[:at].count(kind)) for at, kind in enumerate(order))
+                for rank, order in enumerate(chosen)
+            )
+            schedule = Schedule("any", tuple(rows), problem.placement)
+            if not is_legal(schedule.actions, schedule.placement, problem.num_microbatches):
+                continue
+            for strict in (False, True):
+                if judged := problem.judge(dataclasses.replace(schedule, strict=strict)):
+                    yield judged.time
+
+
+@settings(max_examples=25, deadline=None)
+@given(tiny_problems())
+def test_no_order_at_all_beats_the_bound(problem):
+    assert lower_bound(problem) <= min(all_times(problem)) * (1 + 1e-9)
+
+
+HEAVY_HEAD = Costs(1.0, 1.0, 0.25, head=5.0)
+HEAVY_MIDDLE = Costs((1.0, 4.0, 1.0), (1.0, 4.0, 1.0), (2.0, 0.25, 2.0), hop=0.5)
+
+
 @pytest.mark.parametrize(
-    ("pipe", "chunks", "m", "cap", "clock", "bound"),
+    ("placement", "m", "cap", "clock", "costs", "bound"),
     [
-        (4, 1, 8, 4, "lockstep", 27.0),  # no schedule beats the p − 1 actions of ZB-H1
-        (4, 1, 8, 4, "free_running", 27.0),
-        (4, 1, 8, 7, "free_running", 24.0),
-        (4, 1, 8, 1, "lockstep", 72.0),  # a microbatch at a time
+        ((0, 1, 2, 3), 8, 4, "lockstep", Costs(), 27.0),  # no schedule beats the p − 1 actions of ZB-H1
+        ((0, 1, 2, 3), 8, 4, "free_running", Costs(), 27.0),
+        ((0, 1, 2, 3), 8, 7, "free_running", Costs(), 24.0),
+        ((0, 1, 2, 3), 8, 1, "lockstep", Costs(), 72.0),  # a microbatch at a time
+        ((0, 1), 4, math.inf, "free_running", HEAVY_HEAD, 30.25),  # rank 0 waits for all F and I of rank 1
+        ((0, 1, 2), 4, math.inf, "free_running", dataclasses.replace(HEAVY_HEAD, hop=0.5), 34.25),
+        ((0, 1, 2), 4, math.inf, "free_running", HEAVY_MIDDLE, 37.0),
+        ((1, 0, 2), 4, math.inf, "free_running", HEAVY_MIDDLE, 37.0),
+        ((0, 1, 1, 0), 3, math.inf, "free_running", Costs((1, 2, 2, 1), (1, 2, 2, 1), 0.25), 26.25),
     ],
 )
-def test_bounds_that_are_reached(pipe, chunks, m, cap, clock, bound):
-    problem = Problem.in_microbatches(tuple(range(pipe)) * chunks, m, Costs(), cap, clock)
+def test_bounds_that_are_reached(placement, m, cap, clock, costs, bound):
+    problem = Problem.in_microbatches(placement, m, costs, cap, clock)
     assert lower_bound(problem) == bound
     assert find(problem, effort=SHORT).judged.time == bound
 
