@@ -95,7 +95,7 @@ JSONL_ERRORS = {
     '["a", "b"]': "not an object: ['a', 'b'] is not an object. Each line holds one",
     "7": "not an object: 7 is not an object.",
     "{}": "missing key: there is no key 'a', which data.text_fields names. The object is empty.",
-    '{"a": "x", "B": "y"}': "missing key: there is no key 'b', which data.label_field names. Known: a, B.",
+    '{"a": "x", "B": "y"}': "missing key: there is no key 'b', which data.label_field names. Did you mean 'B'?",
     '{"a": "x", "b": 7}': "wrong type: 'b' is 7, and must be a string.",
     '{"a": null, "b": "x"}': "wrong type: 'a' is None, and must be a string.",
     '{"a": "\\t", "b": "x"}': "empty text: 'a' is '\\t', and must not be empty.",

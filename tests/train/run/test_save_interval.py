@@ -147,6 +147,6 @@ def test_decisions_are_told_in_words_and_numbers() -> None:
     assert chosen.to_record()["checkpoint_interval"] == 635
     chosen = choose(step_s=7200, cost_s=1.23e-5, write_s=0.02, overhead=0.035)
     assert str(chosen) == (
-        "Checkpoints every step (2 h 00 min): a save costs less than 0.1 ms, which adds 0.0% to the time of steps, and "
+        "Checkpoints every step (2 h 00 min): a save costs 12 µs, which adds 0.0% to the time of steps, and "
         "is on disk after 20 ms. A failure would cost 1 h 00 min of steps on average."
     )
