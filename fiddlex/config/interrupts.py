@@ -36,6 +36,7 @@ _is_watching = threading.Event()  # in a command, and not where fiddlex is a lib
 _sent_again: collections.deque[int] = collections.deque()  # signals that `postponed` sends, which nobody else has sent
 _is_told = threading.Event()  # once somebody tells the user of the signal
 _is_interrupted = threading.Event()
+_raised: BaseException | None = None  # by `interrupt`, last
 
 
 def watch() -> None:
@@ -86,11 +87,18 @@ def interrupt(error: type[BaseException], *arguments: object) -> NoReturn:
     Libraries that are being imported turn the error into others, and print it. A notebook or another program, which
     uses fiddlex as a library, may have more to lose than a command, so it always gets the error.
     """
+    global _raised
     _is_interrupted.set()
     if _is_watching.is_set() and any(frame.f_code.co_filename == _IMPORT for frame in _frames()):
         _leave(signal.SIGINT if error is KeyboardInterrupt else signal.Signals(int(str(arguments[0])) - 128))
     tell()
-    raise error(*arguments)
+    _raised = error(*arguments)
+    raise _raised
+
+
+def was_raised(error: BaseException) -> bool:
+    """Whether `interrupt` raised this error."""
+    return error is _raised
 
 
 def is_interrupted() -> bool:

@@ -60,7 +60,7 @@ def errors_of(path: str, error_type: type[FiddlexError] = ConfigError) -> Iterat
         where = f"{error.filename}, line {error.lineno}" if error.filename else place(path, error)
         raise error_type(f"{where}: {error.msg}.") from error
     except SystemExit as error:
-        if interrupts.is_interrupted():
+        if interrupts.was_raised(error):
             raise
         raise error_type(
             f"{place(path, error)}: SystemExit({error.code!r}) would end the program. A file that a program runs must "

@@ -225,6 +225,9 @@ def test_a_signal_while_a_file_runs_is_no_mistake_of_the_file(file, monkeypatch)
     with pytest.raises(SystemExit) as ended:
         make_schedule("mine.py:mine", **SIZES)
     assert ended.value.code == 143
+    file.write_text(body("raise SystemExit(143)"))
+    with pytest.raises(ScheduleError, match="would end the program"):  # though a signal came before
+        make_schedule("mine.py:mine", **SIZES)
 
 
 def test_other_errors_of_fiddlex_pass(file):
