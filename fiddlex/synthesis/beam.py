@@ -1,14 +1,14 @@
-"""Builds a schedule tick by tick for the lockstep clock, and goes on from the best of many beginnings: a beam search.
+"""Builds schedules tick by tick for the lockstep clock, and keeps the best after each tick: a beam search.
 
-In each tick every rank runs one action that is ready, or waits for one. A beginning is continued under many
+In each tick every rank runs one action that is ready, or waits for one. A partial schedule is continued under many
 preferences: which kind of action goes first, which stage, how many microbatches a stage lets in ahead of their backward
 passes, and how long the tick should be, since a tick lasts as long as its longest action and a rank that runs a short
-one wastes the rest. All ranks have the same preference in a tick, and may have another one in the next. Of the
-beginnings that have run as many ticks, those go on whose time so far and least time to come are shortest. Microbatches
-are alike, so what matters of a beginning is how many actions of each kind and stage have begun.
+one wastes the rest. All ranks have the same preference in a tick, and may have another one in the next. Of the partial
+schedules that have run as many ticks, those go on whose time so far and least time to come are shortest. Microbatches
+are alike, so what matters of a partial schedule is how many actions of each kind and stage have begun.
 
 Sums are made in one order, not as products of matrices, whose sums differ between machines in the last digit, which
-can decide between two beginnings.
+can decide between two partial schedules.
 
 A rank never waits while the action that it runs next is ready, because `fiddlex.schedules.ticks` would not let it wait
 either. Invariant: the result is a legal schedule, and within the caps where that of `greedy` is.
@@ -35,15 +35,15 @@ _F, _I, _W = range(3)
 _ORDERS = ((_F, _I, _W), (_I, _F, _W), (_I, _W, _F), (_W, _I, _F))  # kinds, the one that goes first first
 
 
-class _Beginnings(NamedTuple):
-    """Beginnings of schedules, all of as many ticks.
+class _Partials(NamedTuple):
+    """Partial schedules, all of as many ticks.
 
     Attributes:
-      counts: actions that have begun, int [beginning, stage, kind].
-      time: when the next tick starts, float [beginning].
-      arrives: how long after the start of the next tick the last gradient arrives at each rank, [beginning, rank].
+      counts: actions that have begun, int [partial, stage, kind].
+      time: when the next tick starts, float [partial].
+      arrives: how long after the start of the next tick the last gradient arrives at each rank, [partial, rank].
       waits: whether the rank of a stage waited although an F of the stage was ready, so that the rank runs something
-        else next, bool [beginning, stage].
+        else next, bool [partial, stage].
     """
 
     counts: np.ndarray
@@ -51,16 +51,16 @@ class _Beginnings(NamedTuple):
     arrives: np.ndarray
     waits: np.ndarray
 
-    def take(self, numbers: np.ndarray) -> "_Beginnings":
-        return _Beginnings(*(column[numbers] for column in self))
+    def take(self, numbers: np.ndarray) -> "_Partials":
+        return _Partials(*(column[numbers] for column in self))
 
 
 class _Tick(NamedTuple):
-    """What the beginnings that were kept ran in one tick.
+    """What the partial schedules that were kept ran in one tick.
 
     Attributes:
-      parents: the beginning of the tick before that each one continues, int [beginning].
-      actions: stage × 3 + kind of each rank's action, −1 where it waits, int [beginning, rank].
+      parents: the partial schedule of the tick before that each one continues, int [partial].
+      actions: stage × 3 + kind of each rank's action, −1 where it waits, int [partial, rank].
     """
 
     parents: np.ndarray
@@ -72,7 +72,7 @@ def search(problem: Problem, *, width: int, splits: bool = True, name: str = "au
 
     Args:
       problem: what is asked for; of its clock nothing is used.
-      width: number of beginnings that go on after each tick.
+      width: number of partial schedules that go on after each tick.
       splits: whether backward passes are I and W, or B.
       name: name of the schedule.
     """
@@ -122,8 +122,8 @@ class _Beam:
         """Searches, and returns the best schedule."""
         problem, ticks = self._problem, list[_Tick]()
         ranks, shape = problem.num_ranks, (1, problem.num_stages, 3)
-        now = _Beginnings(np.zeros(shape, int), np.zeros(1), np.zeros((1, ranks)), np.zeros(shape[:2], bool))
-        best: tuple[float, int, int] | None = None  # time, tick, number of the beginning
+        now = _Partials(np.zeros(shape, int), np.zeros(1), np.zeros((1, ranks)), np.zeros(shape[:2], bool))
+        best: tuple[float, int, int] | None = None  # time, tick, number of the partial schedule
         while len(now.time):
             after, tick = self._continued(now)
             ends = (after.counts == problem.num_microbatches).all(axis=(1, 2))
@@ -140,8 +140,8 @@ class _Beam:
             now = after.take(goes_on)
         return self._schedule(ticks[: best[1] + 1], best[2], name) if best else None
 
-    def _continued(self, now: _Beginnings) -> tuple[_Beginnings, _Tick]:
-        """All different beginnings that are one tick longer, the fastest of each kind."""
+    def _continued(self, now: _Partials) -> tuple[_Partials, _Tick]:
+        """All different partial schedules that are one tick longer, the fastest of each kind."""
         durations = self._durations_in(now)
         parents, actions, waits = self._chosen(now, durations)
         runs = actions >= 0
@@ -155,27 +155,27 @@ class _Beam:
         if self._problem.costs.sharing:
             lengths = slowed_down(lengths, self._problem.costs.sharing)
         time = now.time[parents] + np.maximum(lengths, arrives).max(axis=1) + self._shared(actions)
-        after = _Beginnings(counts.reshape(-1, self._problem.num_stages, 3), time, self._arrivals(actions), waits)
+        after = _Partials(counts.reshape(-1, self._problem.num_stages, 3), time, self._arrivals(actions), waits)
         state = np.concatenate([counts, after.arrives > 0, waits], axis=1)
         order = np.argsort(time, kind="stable")
         fastest = order[_different(state[order])]
         return after.take(fastest), _Tick(parents[fastest], actions[fastest])
 
-    def _durations_in(self, now: _Beginnings) -> np.ndarray:
-        """How long a tick is in which each action runs, float [beginning, stage, kind]."""
+    def _durations_in(self, now: _Partials) -> np.ndarray:
+        """How long a tick is in which each action runs, float [partial, stage, kind]."""
         durations = np.repeat(self._durations[None], len(now.time), axis=0)
         durations[..., _F] += self._activation_hops
         durations[..., _I:] += now.arrives[:, self._placement, None]
         return durations
 
-    def _chosen(self, now: _Beginnings, durations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _chosen(self, now: _Partials, durations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What ranks run under all preferences, without repetitions: parents, actions [child, rank], waits."""
-        ready = self._ready(now)  # [beginning, stage, kind]
+        ready = self._ready(now)  # [partial, stage, kind]
         ahead = now.counts[..., _F] - now.counts[..., _I]
-        under = ahead[:, None] < self._limits  # [beginning, limit, stage]
+        under = ahead[:, None] < self._limits  # [partial, limit, stage]
         order, limit, length = self._preferences.T
         number, ranks = len(now.time), self._problem.num_ranks
-        short = durations[:, None] <= self._lengths[:, None, None]  # [beginning, length, stage, kind]
+        short = durations[:, None] <= self._lengths[:, None, None]  # [partial, length, stage, kind]
         scores = self._orders[order] + 2.0 * short[:, length]  # those that are short enough go first
         scores *= ready[:, None]
         scores[..., _F] *= under[:, limit]
@@ -190,8 +190,8 @@ class _Beam:
         waits = (actions < 0)[:, self._placement] & (ready[..., _F] | now.waits)[parents]
         return parents, actions, waits
 
-    def _ready(self, now: _Beginnings) -> np.ndarray:
-        """Whether an action may begin, as far as other actions and the memory allow, bool [beginning, stage, kind]."""
+    def _ready(self, now: _Partials) -> np.ndarray:
+        """Whether an action may begin, as far as other actions and the memory allow, bool [partial, stage, kind]."""
         f, i, w = np.moveaxis(now.counts, -1, 0)
         home, stages = self._placement, np.arange(len(self._placement))
         activations = self._activation * (f - w)
@@ -219,8 +219,8 @@ class _Beam:
         np.maximum.at(arrives, (children, self._placement[stages - 1]), self._gradient_hops[stages])
         return arrives
 
-    def _scores(self, after: _Beginnings) -> tuple[np.ndarray, np.ndarray]:
-        """How promising beginnings are, less being better, and the least time at which they can end."""
+    def _scores(self, after: _Partials) -> tuple[np.ndarray, np.ndarray]:
+        """How promising partial schedules are, less being better, and the least time at which they can end."""
         costs, m = self._problem.costs, self._problem.num_microbatches
         left = (m - after.counts) * self._durations
         work, weights = self._of_ranks(left.sum(axis=2)), self._of_ranks(left[..., _W])
@@ -238,8 +238,8 @@ class _Beam:
         scale = 10.0**DIGITS / max(float(self._durations.sum()) * m, 1e-300)
         return np.round((least + WASTE * average) * scale), least
 
-    def _stays(self, after: _Beginnings, left: np.ndarray) -> np.ndarray:
-        """The least time in which each rank's memory holds what it still has to hold, [beginning, rank].
+    def _stays(self, after: _Partials, left: np.ndarray) -> np.ndarray:
+        """The least time in which each rank's memory holds what it still has to hold, [partial, rank].
 
         A microbatch stays on a stage's rank from its F there until it has come back from the last stage, and for a W.
         """
@@ -250,7 +250,7 @@ class _Beam:
         return self._of_ranks(self._shares * (from_here - back + left[..., _W]))
 
     def _of_ranks(self, of_stages: np.ndarray) -> np.ndarray:
-        """The sum over the stages of each rank, [beginning, rank]."""
+        """The sum over the stages of each rank, [partial, rank]."""
         return np.add.reduceat(of_stages[:, self._by_rank], self._begins, axis=1)
 
     def _schedule(self, ticks: Sequence[_Tick], number: int, name: str) -> Schedule:

@@ -24,9 +24,9 @@ from fiddlex.synthesis.problem import ROUNDING, Judged, Problem
 
 EFFORT = 1_000_000  # actions that candidates and moves of a search have in all: a few seconds
 SHARE_OF_BEAM = 0.3  # of the effort, in the lockstep clock
-BEGINNING = 4  # actions' worth of effort for an action of each beginning of a beam search
+PARTIAL = 4  # effort, in actions, for an action of each partial schedule of a beam search
 FEW_IDLE = 8  # ranks for each microbatch, beyond which a beam search takes more effort for ranks that are idle
-WIDEST = 128  # beginnings of a beam search
+WIDEST = 128  # partial schedules that a beam search keeps
 SHARE_OF_MOVES = 0.3  # of the effort, if that is at least so many moves from each start:
 FEWEST_MOVES = 100
 STARTS = 3  # best candidates from which the local search goes on
@@ -77,7 +77,7 @@ def find(problem: Problem, *, effort: int = EFFORT, seed: int = 0, with_bound: b
     share = SHARE_OF_BEAM if problem.clock == "lockstep" else 0.0
     most = math.ceil(effort * (1 - share - (SHARE_OF_MOVES if tries else 0.0)) / size)
     idle = max(1.0, problem.num_ranks / problem.num_microbatches / FEW_IDLE)
-    width = min(WIDEST, int(effort * share / size / BEGINNING / idle))
+    width = min(WIDEST, int(effort * share / size / PARTIAL / idle))
     for candidates in (named(problem), _others(problem, most), _of_beams(problem, width), _safe(problem)):
         if _reached(best, bound):
             break
