@@ -23,7 +23,7 @@ import numpy as np
 
 from fiddlex.schedules.schedule import Action, Kind, Schedule
 from fiddlex.simulate.lockstep import slowed_down
-from fiddlex.synthesis.greedy import room_for_forwards, round_trips
+from fiddlex.synthesis.greedy import limits, room_for_forwards
 from fiddlex.synthesis.problem import ROUNDING, Problem
 
 MOST_LENGTHS = 5  # lengths of ticks that are tried, besides any length
@@ -106,10 +106,8 @@ class _Beam:
         self._caps = np.asarray(problem.caps) * (1 + ROUNDING)
         self._room = np.asarray(room_for_forwards(problem, splits=splits))
         self._shares = self._activation / self._caps[placement]  # of a rank's cap that a microbatch of a stage takes
-        self._orders = self._static_orders()  # [order, stage, kind]
-        self._limits = np.asarray(
-            [[_limit(trip, ahead) for trip in round_trips(problem)] for ahead in AHEAD]
-        )  # [limit, stage]
+        self._orders = self._all_orders()  # [order, stage, kind]
+        self._limits = np.asarray([limits(problem, ahead) for ahead in AHEAD])  # [limit, stage]
         self._lengths = self._lengths_of_ticks()
         choices = len(self._orders), len(AHEAD), len(self._lengths)
         self._preferences = np.asarray(list(itertools.product(*map(range, choices))))
@@ -197,8 +195,8 @@ class _Beam:
         activations = self._activation * (f - w)
         held = self._of_ranks(activations + self._left * (i - w))
         unsure = self._of_ranks(self._activation * (f - f[:, self._last[home]]))
-        more = self._activation
-        room = (held[:, home] + more <= self._room[home]) & (unsure[:, home] + more + self._later <= self._room[home])
+        held_after, unsure_after = (each[:, home] + self._activation for each in (held, unsure))
+        room = (held_after <= self._room[home]) & (unsure_after + self._later <= self._room[home])
         before = np.where(stages > 0, np.roll(f, 1, axis=1), self._problem.num_microbatches)
         after = np.where(stages < stages[-1], np.roll(i, -1, axis=1), f)
         none_waits = self._of_ranks(i - w) == 0
@@ -269,7 +267,7 @@ class _Beam:
                     begun[stage, kind] += 1
         return Schedule(name, tuple(map(tuple, rows)), self._problem.placement, strict=not self._splits)
 
-    def _static_orders(self) -> np.ndarray:
+    def _all_orders(self) -> np.ndarray:
         """Numbers above 0 and at most 1 for each order of kinds and stages, [order, stage, kind]."""
         stages = len(self._placement)
         depth = (np.arange(stages) + 1) / (stages + 1)
@@ -293,12 +291,10 @@ class _Beam:
 
 
 def _different(rows: np.ndarray) -> np.ndarray:
-    """The number of the first of each different row of whole numbers; two that differ have the same hash by chance."""
+    """The number of the first of each different row of whole numbers, in order.
+
+    Rows are compared by hashes of 63 bits. Should two different rows have the same one, the second is left out.
+    """
     factors = np.random.default_rng(0).integers(2**63, size=rows.shape[1], dtype=np.int64)
-    with np.errstate(over="ignore"):
-        hashes = (rows * factors).sum(axis=1)
+    hashes = (rows * factors).sum(axis=1)  # sums of arrays wrap around
     return np.sort(np.unique(hashes, return_index=True)[1])
-
-
-def _limit(trip: float, ahead: float) -> float:
-    return math.inf if ahead == math.inf else max(1, math.ceil(trip - 1e-9)) + ahead

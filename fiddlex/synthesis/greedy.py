@@ -39,7 +39,7 @@ class Rules(NamedTuple):
       unit: whether all actions take one unit while the schedule is built, as ticks do, instead of their times.
     """
 
-    ahead: tuple[int, ...]
+    ahead: tuple[float, ...]
     splits: bool = True
     forward_first: bool = False
     deep_first: bool = True
@@ -63,6 +63,11 @@ def round_trips(problem: Problem) -> tuple[float, ...]:
             trip += hops[stage] + hops[stage + 1]
         trips[stage] = trip / max(work)
     return tuple(trips)
+
+
+def limits(problem: Problem, ahead: float) -> tuple[float, ...]:
+    """`Rules.ahead` that lets in `ahead` microbatches beyond a round trip of each stage; infinity: no limits."""
+    return tuple(max(1, math.ceil(trip - 1e-9)) + ahead for trip in round_trips(problem))
 
 
 def room_for_forwards(problem: Problem, *, splits: bool) -> list[float]:

@@ -138,14 +138,13 @@ def named(problem: Problem) -> Iterator[tuple[Schedule, str]]:
 
 def _of_rules(problem: Problem) -> Iterator[tuple[Schedule, str]]:
     """What ranks with many rules run; those that differ most come first."""
-    trips = greedy.round_trips(problem)
     units = (False, True) if problem.clock == "lockstep" and not _even(problem) else (False,)
     for deep, splits, patience, unit, reserves, first, ahead in itertools.product(
         (True, False), (True, False), (0.0, 1.0), units, (True, False), (False, True), _AHEAD
     ):
         if patience and not splits:  # there are no W
             continue
-        limits = tuple(_limit(trip, ahead) for trip in trips)
+        limits = greedy.limits(problem, ahead)
         schedule = greedy.build(problem, greedy.Rules(limits, splits, first, deep, reserves, patience, unit))
         yield schedule, f"rules {_told(ahead)}" + ("" if splits else ", whole backwards")
         if problem.clock == "lockstep" and not splits:
@@ -165,10 +164,6 @@ def _even(problem: Problem) -> bool:
     """Whether all actions have the same time, and messages none."""
     times = {time for kind in (Kind.F, Kind.I, Kind.W) for time in problem.durations[kind]}
     return len(times) == 1 and not any(problem.costs.per_stage(problem.num_stages)["hop"])
-
-
-def _limit(trip: float, ahead: float) -> int:
-    return 2**31 if ahead == math.inf else max(1, math.ceil(trip - 1e-9)) + int(ahead)
 
 
 def _told(ahead: float) -> str:

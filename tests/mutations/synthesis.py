@@ -17,8 +17,8 @@ MUTATIONS = (
     Mutation(
         "a-beam-search-that-forgets-the-later-stages-of-a-rank",
         "fiddlex/synthesis/beam.py",
-        old="unsure[:, home] + more + self._later <= self._room[home]",
-        new="unsure[:, home] + more <= self._room[home]",
+        old="unsure_after + self._later <= self._room[home]",
+        new="unsure_after <= self._room[home]",
         tests=(f"{CANDIDATES}::test_times_of_beam_searches",),
     ),
     Mutation(
