@@ -45,9 +45,9 @@ def find_anywhere(
 
 def find_among(problems: Sequence[Problem], *, effort: int = EFFORT, seed: int = 0, with_bound: bool = True) -> Found:
     """Searches for the best schedule of any of several problems of one size, with as much effort for each."""
-    first, each = problems[0], effort // len(problems)
+    first, share = problems[0], effort // len(problems)
     sizes = f"{first.num_ranks} ranks, {first.num_stages} stages, {first.num_microbatches} microbatches"
     with phase(f"Searching schedules: {sizes}"):
-        found = [find_once(problem, effort=each, seed=seed, with_bound=with_bound) for problem in problems]
+        found = [find_once(problem, effort=share, seed=seed, with_bound=with_bound) for problem in problems]
     best = min(found, key=lambda each: (each.judged.time, each.judged.makespan))
     return best._replace(bound=min(each.bound for each in found), tried=sum(each.tried for each in found))
