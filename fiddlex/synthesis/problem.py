@@ -13,8 +13,8 @@ import numpy as np
 
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.columns import KIND_NUMBERS, Columns
-from fiddlex.schedules.schedule import Kind, Schedule
-from fiddlex.schedules.ticks import SLOT_OF, place
+from fiddlex.schedules.schedule import Kind, Schedule, execution_order
+from fiddlex.schedules.ticks import SLOT_OF, fills_pairs, place
 from fiddlex.simulate.clock import MOST, Costs, free_running
 from fiddlex.simulate.lockstep import TickWork
 
@@ -181,6 +181,8 @@ class Problem:
             columns = Columns.of(schedule, tuple(tuple(range(len(row))) for row in schedule.actions))
             judged = Judged(timeline.ideal + timeline.bubble, timeline.makespan, self._peaks(columns))
         else:
+            if fills_pairs(schedule):  # ticks on which forwards run ahead would hide ranks that wait for each other
+                _require_an_end(schedule)
             columns = Columns.of(schedule, place(schedule))
             num_ticks = 1 + int(columns.tick.max())
             makespan = TickWork.of(schedule, columns, num_ticks=num_ticks, spills=False).times(self.costs).makespan
@@ -202,3 +204,9 @@ class Problem:
         before = np.concatenate([[0.0], total])[ends[:-1]]
         most = np.maximum.reduceat(total, ends[:-1]) - before
         return tuple(np.maximum(most, 0.0).tolist())
+
+
+def _require_an_end(schedule: Schedule) -> None:
+    """Raises ScheduleError where ranks that each follow their own list wait for each other."""
+    if sum(1 for _ in execution_order(schedule)) < len(schedule.numbered):
+        raise ScheduleError(f"schedule {schedule.name}: the ranks wait for each other.")

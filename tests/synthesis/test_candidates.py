@@ -5,7 +5,7 @@ import operator
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fiddlex.schedules.generators import make_schedule
@@ -124,10 +124,12 @@ def test_shortest_periods(pipe, chunks, cap, period):
 
 
 @settings(max_examples=30, deadline=None)
-@given(problems(max_microbatches=4), st.integers(0, 99))
-def test_moves_never_make_a_schedule_worse_and_keep_it_legal(problem, seed):
+@given(problems(max_microbatches=4), st.integers(0, 99), st.booleans())
+def test_moves_never_make_a_schedule_worse_and_keep_it_legal(problem, seed, strict):
     start = build(problem, Rules((9,) * problem.num_stages, splits=random.Random(seed).random() < 0.5))
+    start = dataclasses.replace(start, strict=strict)
     judged = problem.judge(start)
+    assume(judged is not None)  # where forwards run ahead, ranks may hold more
     moved, better = improve(problem, start, judged, tries=60, seed=seed)
     assert_fits(problem, moved)
     assert problem.judge(moved) == better

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.lowering import lower
+from fiddlex.schedules.schedule import Action, Schedule
 from fiddlex.schedules.text import from_csv
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.lockstep import lockstep
@@ -38,6 +39,18 @@ def test_amounts_in_bytes_count_what_an_i_leaves():
     schedule = from_csv("0F0,0F1,0I0,0I1,0W0,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n", "t")
     assert problem.judge(schedule).peaks == (70.0, 20.0)
     assert dataclasses.replace(problem, caps=(69.0, 100.0)).judge(schedule) is None
+
+
+STUCK = ("0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1F0 1F1 1F2 1B0 1B1 1F3 1B2 1B3")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_order_in_which_ranks_wait_for_each_other_is_refused(strict):
+    """Rank 0 waits at 0B0 for rank 1, which waits at 1F2 for 0F2; on ticks 0F2 could run ahead of 0B0."""
+    rows = tuple(tuple(map(Action.parse, row.split())) for row in STUCK)
+    stuck = Schedule("stuck", rows, (0, 1), strict)
+    with pytest.raises(ScheduleError, match="wait for"):
+        Problem.in_microbatches((0, 1), 4, Costs()).judge(stuck)
 
 
 @pytest.mark.parametrize(

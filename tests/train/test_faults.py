@@ -18,6 +18,7 @@ from fiddlex.train import loop
 from fiddlex.train.run import workdir as workdirs
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer, load_trainer
+from tests.programs import ROOT
 from tests.train.test_resume import final_state, interrupted_run, records
 
 NONFINITE, SPIKE = 6, 33  # numbers of the batches that are poisoned
@@ -34,7 +35,11 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
 
 @pytest.fixture
 def config(tiny_config: Config) -> Config:
-    """SGD at a constant rate without dropout, so that a run without one of its batches can be compared."""
+    """SGD at a constant rate without dropout, so that a run without one of its batches can be compared.
+
+    The text is the same with every Python, since it decides which losses and gradients count as spikes.
+    """
+    tiny_config.data.source = f"text:{ROOT / 'LICENSE'}"
     tiny_config.mesh.data = 2
     tiny_config.pipeline.num_microbatches = 2
     tiny_config.optimizer.name, tiny_config.optimizer.schedule = "sgd", "constant"

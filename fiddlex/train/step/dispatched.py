@@ -15,6 +15,9 @@ from fiddlex.train.step.stopwatch import Activity, Stopwatch
 from fiddlex.train.step.train_step import Metrics
 
 
+_READ = ("loss", "grad_norm", "learning_rate", "weights_finite")  # metrics that every record needs
+
+
 class Dispatched(NamedTuple):
     """A step that the host has dispatched to the devices.
 
@@ -46,8 +49,7 @@ class Dispatched(NamedTuple):
         Raises:
           NonFiniteError, SpikeError: see `Trainer.record`.
         """
-        names = ("loss", "grad_norm", "learning_rate", "weights_finite")
-        loss, grad_norm, learning_rate, finite = map(float, jax.device_get([self.metrics[name] for name in names]))
+        loss, grad_norm, learning_rate, finite = map(float, jax.device_get([self.metrics[name] for name in _READ]))
         now = time.monotonic()
         step_time = now - max(previous_s, self.time_s)
         scale = float(self.metrics.get("loss_scale", 0.0))
@@ -118,8 +120,14 @@ class InFlight:
         self._step_s = 0.0
 
     def dispatched(self, step: int, metrics: Metrics) -> Dispatched:
-        """Notes that the host has just dispatched a step."""
+        """Notes that the host has just dispatched a step, and asks for its metrics.
+
+        A device may serve copies to the host in the order in which they and steps were asked for: a copy that is asked
+        for when the next step has been dispatched would end with that one.
+        """
         self._last = Dispatched(step, metrics, time.monotonic())
+        for name in _READ:
+            metrics[name].copy_to_host_async()
         return self._last
 
     def record(self, dispatched: Dispatched) -> Record:
