@@ -14,7 +14,6 @@ from fiddlex.train.record import Record
 from fiddlex.train.step.stopwatch import Activity, Stopwatch
 from fiddlex.train.step.train_step import Metrics
 
-
 _READ = ("loss", "grad_norm", "learning_rate", "weights_finite")  # metrics that every record needs
 
 
