@@ -24,7 +24,8 @@ GRID_STEPS = 6  # steps of the grid in the shortest action, if times are no mult
 GRIDS = 64  # steps that are compared then
 MOST_PARTS = 12  # of the shortest action, into which a common step may part it
 TOLERANCE = 3e-3  # relative; the bound is at most so much below the best that the model gives
-MOST_CELLS = 5000  # numbers of actions times steps of the grid in the linear program of a rank
+CELLS = (2500, 5000)  # numbers of actions times steps of the grid in a rank's linear program: coarse, then fine
+FIRST_STRIDE = 0.01  # relative; a time that is too short is lengthened by so much, then by twice as much, and so on
 
 _KINDS = (Kind.F, Kind.I, Kind.W)
 
@@ -36,8 +37,10 @@ def lower_bound(problem: Problem, known: float = math.inf) -> float:
       problem: the problem.
       known: the time of a schedule that was found; the bound is never larger.
     """
-    bounds = [_bound(times, problem, known - shared) + shared for times, shared in _relaxations(problem)]
-    return min(max(*bounds, _of_cores(problem)), known)
+    best = _of_cores(problem)
+    for times, shared in _relaxations(problem):
+        best = max(best, _bound(times, problem, best - shared, known - shared) + shared)
+    return min(best, known)
 
 
 class Times(NamedTuple):
@@ -67,7 +70,7 @@ def _relaxations(problem: Problem) -> list[tuple[Times, float]]:
         durations = {kind: tuple(least * time for time in row) for kind, row in durations.items()}
     shared = _shared(problem)
     with_hops, without = Times(durations, hops), Times(durations, (0.0,) * stages)
-    return [(with_hops, 0.0), (without, shared)] if shared or any(hops) else [(without, 0.0)]
+    return [(without, shared), (with_hops, 0.0)] if shared or any(hops) else [(without, 0.0)]
 
 
 def _shared(problem: Problem) -> float:
@@ -86,33 +89,48 @@ def _of_cores(problem: Problem) -> float:
     return work / max(active / factor for active, factor in enumerate(sharing, start=1)) + _shared(problem)
 
 
-def _bound(times: Times, problem: Problem, known: float) -> float:
-    """The longest of the least times of the ranks."""
+def _bound(times: Times, problem: Problem, least: float, known: float) -> float:
+    """The longest of the least times of the ranks, if it is more than `least`, up to `known`."""
     work = [sum(times.durations[kind][s] for kind in _KINDS for s in stages) for stages in problem.stages_of]
-    best = problem.num_microbatches * max(work)
+    best = max(least, problem.num_microbatches * max(work))
     ends = problem.clock == "lockstep"
     if ends:  # the first F of a rank comes after those of the stages before, and other ranks run after its last I
         for rank, stages in enumerate(problem.stages_of):
             best = max(best, _head(times, problem, stages[0]) + problem.num_microbatches * work[rank])
     best = max(best, _of_others(times, problem))
-    shortest = min(min(times.durations[kind]) for kind in _KINDS)
     for rank in range(problem.num_ranks):
         best = max(best, problem.num_microbatches * _held(times, problem, rank) / problem.caps[rank])
-    coarse = 3 * max(map(len, problem.stages_of)) * best / MOST_CELLS
-    step = _grid(times, problem, max(shortest / GRID_STEPS, coarse))
-    if step > shortest:  # too coarse to say anything
-        return best
-    for rank in _examined(problem, work):
-        best = max(best, _of_rank(times, problem, rank, step, best, known))
-        if best >= known * (1 - ROUNDING):
-            break
+    return _of_ranks(times, problem, _examined(problem, work), best, known)
+
+
+def _of_ranks(times: Times, problem: Problem, ranks: Sequence[int], best: float, known: float) -> float:
+    """The longest that the linear programs of `ranks` give, if it is more than `best`, up to `known`.
+
+    On the fine grid only the rank that needs longest on the coarse one is looked at, since each program takes a while.
+    """
+    shortest = min(min(times.durations[kind]) for kind in _KINDS)
+    before = math.inf
+    for cells in CELLS:
+        coarse = 3 * max(map(len, problem.stages_of)) * best / cells
+        step = _grid(times, problem, max(shortest / GRID_STEPS, coarse))
+        if step > shortest or step >= before:  # too coarse to say anything, or to say more
+            continue
+        before, longest = step, None
+        for rank in ranks:
+            if best >= known * (1 - ROUNDING):
+                return best
+            time = _of_rank(times, problem, rank, step, best, known)
+            if time > best:
+                best, longest = time, rank
+        if longest is not None:
+            ranks = [longest]
     return best
 
 
 def _examined(problem: Problem, work: Sequence[float]) -> list[int]:
-    """The ranks whose linear program is solved: first, last and middle one, and the one with most work.
+    """The ranks whose linear programs are solved: first, last and middle one, and the one with most work.
 
-    The first and the last have the longest round trips, and each program takes a while.
+    The first and the last have the longest round trips.
     """
     last = problem.num_ranks - 1
     return list(dict.fromkeys([0, last, last // 2, max(range(last + 1), key=lambda rank: work[rank])]))
@@ -180,15 +198,17 @@ def _of_others(times: Times, problem: Problem) -> float:
 
 
 def _of_rank(times: Times, problem: Problem, rank: int, step: float, least: float, known: float) -> float:
-    """The least time of a rank, if it is more than `least`, up to `known`: found by halving an interval."""
+    """The least time of a rank, if it is more than `least`, up to `known`: by strides, then halving the last."""
     program = _Program(times, problem, rank, step)
     low = math.ceil(least / step * (1 - ROUNDING))  # in steps: the rank needs at least this long
     if program.feasible(low):
         return least
     most = math.ceil(known / step * (1 - ROUNDING)) if known < math.inf else 2**62
-    high = min(2 * low, most)
+    stride = max(1, math.ceil(FIRST_STRIDE * low))
+    high = min(low + stride, most)
     while high < most and not program.feasible(high):
-        low, high = high, min(2 * high, most)
+        stride *= 2
+        low, high = high, min(high + stride, most)
     while high - low > max(1, TOLERANCE * low):
         middle = (low + high) // 2
         low, high = (low, middle) if program.feasible(middle) else (middle, high)
