@@ -26,7 +26,6 @@ from absl import flags
 
 from fiddlex.config.command_line import define_path
 from fiddlex.config.output_format import check_output, output_format
-from fiddlex.config.readable import counted
 from fiddlex.config.schedule_source import FORMS, Kind, source_of
 from fiddlex.config.sections import MEMORIES, ORDERS
 from fiddlex.config.whole_files import write_output
@@ -35,15 +34,15 @@ from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import Lowered, lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import NAMES, make_semantics
-from fiddlex.schedules.text import copies_to_text, order_to_text, stream_to_text, to_csv, to_text
-from fiddlex.schedules.ticks import order_facts
-from fiddlex.schedules.weight_stream import CHUNKS_HELD, WeightStream, stream_weights
+from fiddlex.schedules.text import to_csv
+from fiddlex.schedules.weight_stream import WeightStream, stream_weights
 from fiddlex.schedules.windows import Windows, unroll
 from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.comparison import Compared, Missing, compare, costs_of_stages
 from fiddlex.simulate.comparison import to_text as comparison_text
 from fiddlex.simulate.lockstep import lockstep
-from fiddlex.simulate.steady import first_steps, no_gain, steady
+from fiddlex.simulate.page import CLOCKS, how, of_schedule, of_stream, of_timeline, page, unflushed_page
+from fiddlex.simulate.steady import first_steps, steady
 from fiddlex.simulate.timeline import Timeline, bubble_in
 from fiddlex.synthesis.anywhere import find_anywhere
 from fiddlex.synthesis.report import facts as of_search
@@ -122,9 +121,6 @@ _FORMAT = flags.DEFINE_enum(
 )
 _OUTPUT = define_path("output", None, "file to write; by default standard output, except for pictures")
 
-_CLOCKS = {"free_running": "free-running", "lockstep": "lockstep"}
-_UNIT = "in microbatches of the whole rank"  # one of a rank's v stages counts 1/v
-
 
 def main(argv: list[str]) -> None:
     """Prints or writes the schedule in the format asked for."""
@@ -149,6 +145,8 @@ def main(argv: list[str]) -> None:
         raise ConfigError(
             f"--name is required: {', '.join([*GENERATORS, *FORMS])} or auto; or --compare, with several."
         )
+    if output:
+        logger.info("%s is written.", output)
 
 
 def _check_search(names: list[str]) -> None:
@@ -250,8 +248,8 @@ def _compared(row: Compared | Missing, clocks: Iterable[str]) -> dict[str, objec
     """A row of the comparison, for JSON."""
     if isinstance(row, Missing):
         return {"name": row.name, "error": row.reason}
-    timelines = {clock: _costs(row.timelines[clock]) for clock in clocks}
-    return _facts(row.lowered) | {"name": row.name, "costs": str(row.costs)} | timelines
+    timelines = {clock: of_timeline(row.timelines[clock]) for clock in clocks}
+    return of_schedule(row.lowered) | {"name": row.name, "costs": str(row.costs)} | timelines
 
 
 def _show(
@@ -284,20 +282,20 @@ def _show(
     if form == "csv":
         text = to_csv(schedule)
     elif form == "json":
-        facts = _facts(lowered) | ({"stream": _of_stream(stream)} if stream else {})
+        facts = of_schedule(lowered) | ({"stream": of_stream(stream)} if stream else {})
         facts |= {"found": of_search(found)} if found else {}
-        facts |= {"bubble": bubble_in(shown)} | {clock: _costs(run) for clock, run in shown.items()}
+        facts |= {"bubble": bubble_in(shown)} | {clock: of_timeline(run) for clock, run in shown.items()}
         if windows:
             facts["semantics"] = {name: steady(each, costs)._asdict() for name, each in windows.items()}
         text = json.dumps(facts) + "\n"
     else:
-        text = _page(lowered, stream, shown, costs) + "".join(_not_flushed(*item, costs) for item in windows.items())
+        text = page(lowered, stream, shown, costs) + "".join(unflushed_page(*item, costs) for item in windows.items())
     _write(text, output)
 
 
 def _clocks() -> dict[str, str]:
     """The clocks to show, each with its name for people."""
-    return {clock: title for clock, title in _CLOCKS.items() if _CLOCK.value in ("both", clock)}
+    return {clock: title for clock, title in CLOCKS.items() if _CLOCK.value in ("both", clock)}
 
 
 def _check_table(*, searched: bool) -> None:
@@ -375,109 +373,14 @@ def _draw(
     """Draws the clocks one below the other or, with --semantics, the lockstep clock over several batches."""
     from fiddlex.simulate.plots import draw, save  # matplotlib is an extra, and slow to import
 
-    named = {_CLOCKS[clock]: run for clock, run in shown.items()}
+    named = {CLOCKS[clock]: run for clock, run in shown.items()}
     if windows:
         bubbles = {
             name: f"bubble {steady(each, costs).bubble_fraction:.1%} of the work" for name, each in windows.items()
         }
         named = {
-            f"{_how(each, name)}, {bubbles[name]}; {steps} steps": first_steps(each, steps, costs)
+            f"{how(each, name)}, {bubbles[name]}; {steps} steps": first_steps(each, steps, costs)
             for name, each in windows.items()
         }
     semantics = {name: each.semantics for name, each in zip(named, windows.values(), strict=False)}
     save(draw(named, semantics), output, format=form)
-
-
-def _not_flushed(name: str, windows: Windows, costs: Costs) -> str:
-    """The grid of a pipeline that is not flushed, and its cost."""
-    facts, steps = steady(windows, costs), len(windows.first) + len(windows.cycle)
-    lowered, reason = windows.over(steps), no_gain(windows, "--order")
-    first = "step" if steps == 1 else f"{steps} steps"
-    return (
-        f"\n{_how(windows, name)}, lockstep, the ticks of the first {first}:\n"
-        f"{to_text(lowered.schedule, lowered.ticks)}"
-        f"  the first step takes {facts.fill_ticks} ticks, {facts.fill:g} long; then a batch takes "
-        f"{facts.period_ticks:g} ticks, {facts.period:g} long, bubble {facts.bubble_fraction:.4g} of the work\n"
-        f"  versions of the weights: {windows.sizes.versions}; forward passes of a stage stashed at most: "
-        f"{windows.sizes.slots.stash}{_on_host(windows)}\n" + (f"  {reason}\n" if reason else "")
-    )
-
-
-def _on_host(windows: Windows) -> str:
-    number = windows.lowered.host_stash_slots
-    return f"; on the host: {number}" if number else ""
-
-
-def _how(windows: Windows, name: str) -> str:
-    return f"{name}, {'from batch to batch' if max(windows.semantics.delays) else 'flushed'}"
-
-
-def _facts(lowered: Lowered) -> dict[str, object]:
-    schedule = lowered.schedule
-    sizes = {"pipe": schedule.num_ranks, "chunks": schedule.num_chunks, "microbatches": schedule.num_microbatches}
-    order = order_facts(schedule, lowered.ticks)
-    return {"name": schedule.name, **sizes, "num_ticks": lowered.num_ticks, **order}
-
-
-def _costs(timeline: Timeline) -> dict[str, object]:
-    fields = ("makespan", "batch_time", "ideal", "bubble_fraction", "peak_inflight", "peak_weight_stash")
-    return {field: getattr(timeline, field) for field in fields}
-
-
-def _of_stream(stream: WeightStream) -> dict[str, object]:
-    loads, stores = stream.chunks_each_way
-    sizes = {"layers_per_transfer": stream.rows, "ticks_per_period": stream.period, "num_periods": len(stream.loads)}
-    return {**sizes, "chunks_held": CHUNKS_HELD, "weight_chunks_per_batch": loads, "gradient_chunks_per_batch": stores}
-
-
-def _stream_page(lowered: Lowered, stream: WeightStream) -> str:
-    """The copies of weights and gradients, for people."""
-    loads, stores = stream.chunks_each_way
-    schedule = lowered.schedule
-    numbers = {len(schedule.stages_of(rank)) for rank in range(schedule.num_ranks)}
-    who = "each rank" if len(numbers) == 1 else "the rank with most stages"
-    return (
-        "\nstages whose weights come from the host (↓) and whose gradients go to it (↑) beside the ticks from each "
-        f"column's number on:\n{stream_to_text(lowered, stream)}"
-        "  before the first tick the weights of each rank's first stage come; after the last its gradients go\n"
-        f"  a transfer: {counted(stream.rows, 'layer')} each way in {counted(stream.period, 'tick')}; in a batch "
-        f"{who} gets weights of {counted(loads, 'stage')} and sends gradients of {stores}; a device holds "
-        f"{CHUNKS_HELD} stages of each\n"
-    )
-
-
-def _page(lowered: Lowered, stream: WeightStream | None, timelines: dict[str, Timeline], costs: Costs) -> str:
-    """The grids and a summary, for people."""
-    schedule, facts = lowered.schedule, _facts(lowered)
-    parts = ["{name}: pipe={pipe}, chunks={chunks}, microbatches={microbatches}\n".format(**facts)]
-    parts += [f"  {note}\n" for note in schedule.notes]
-    if "free_running" in timelines:
-        parts.append(f"\nfree-running, each action in one slot:\n{to_text(schedule)}")
-    if "lockstep" in timelines:
-        parts.append(f"\nlockstep, {lowered.num_ticks} ticks:\n{to_text(schedule, lowered.ticks)}")
-        if order := order_to_text(lowered, "--order"):
-            parts.append(f"  {order}\n")
-    if lowered.host_stash_slots:
-        parts.append(
-            "\ncopies to the host (↑, beside the forward pass of the tick) and back (↓, beside its backward pass):\n"
-            f"{copies_to_text(lowered)}"
-            f"  forward passes of a stage stashed at most on a device: {lowered.stash_slots}; on the host: "
-            f"{lowered.host_stash_slots}\n"
-        )
-    if stream:
-        parts.append(_stream_page(lowered, stream))
-    parts.append(f"\ncosts, in any unit: {costs}\nbubble: {bubble_in(timelines)}\n")
-    for clock, timeline in timelines.items():
-        name, makespan, bubble = _CLOCKS[clock], timeline.makespan, timeline.bubble_fraction
-        parts.append(
-            f"\n{name}: makespan {makespan:g}, bubble {bubble:.4g} of the work: a batch takes "
-            f"{timeline.batch_time:g}, the busiest rank works {timeline.ideal:g}\n"
-            f"  most activations held by each rank, {_UNIT}: {_row(timeline.peak_inflight)}\n"
-        )
-        if schedule.split_backward:
-            parts.append(f"  most left for W by each rank, {_UNIT}: {_row(timeline.peak_weight_stash)}\n")
-    return "".join(parts)
-
-
-def _row(numbers: tuple[float, ...]) -> str:
-    return " ".join(f"{number:g}" for number in numbers)
