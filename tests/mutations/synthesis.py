@@ -100,4 +100,11 @@ MUTATIONS = (
             "tests/schedules/test_ticks.py::test_1f1b_in_strict_order_holds_what_the_papers_say_in_two_ticks_for_each_microbatch",
         ),
     ),
+    Mutation(
+        "ranks-that-wait-for-each-other-judged",
+        "fiddlex/synthesis/problem.py",
+        old="if fills_pairs(schedule):",
+        new="if False:",
+        tests=("tests/synthesis/test_problem.py::test_an_order_in_which_ranks_wait_for_each_other_is_refused",),
+    ),
 )
