@@ -399,3 +399,15 @@ def test_bubbles_of_the_free_running_clock_are_the_formulas():
     }
     assert ["1f1b", "16", "1", "128", "0.1172", "0.1172", "0.1172", "158", "16", "31"] in rows
     assert ["interleaved_1f1b", "16", "4", "128", "0.0293", "0.0293", "0.0293", "590", "19.75", "19.75"] in rows
+
+
+def test_bubbles_in_json_are_those_of_the_table():
+    of_names = ["--pipe=3", "--microbatches=6", "--schedule=gpipe", "--schedule=v_min"]
+    for flags in (of_names, ["--semantics=2bw", "--pipe=4"]):
+        lines = call(*flags, program="bubbles").stdout.splitlines()
+        table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:] if line.startswith("|")]
+        facts = json.loads(call(*flags, "--format=json", program="bubbles").stdout)
+        assert facts.get("bubble") == (None if "--semantics=2bw" in flags else BUBBLE.removeprefix("bubble: "))
+        assert [list(map(str, row.values()))[:4] for row in facts["rows"]] == [row[:4] for row in table]
+        for row, cells in zip(facts["rows"], table, strict=True):
+            assert list(row.values())[4:] == pytest.approx(list(map(float, cells[4:])), abs=6e-3)

@@ -1,6 +1,6 @@
 """Prints the bubbles of schedules as a markdown table: the papers' formulas beside both clocks.
 
-    fiddlex bubbles [--pipe=4 --pipe=8 --chunks=2 --microbatches=32]
+    fiddlex bubbles [--pipe=4 --pipe=8 --chunks=2 --microbatches=32 --format=json]
     fiddlex bubbles --schedule=1f1b --schedule=/tmp/mine.py:mine --schedule=file:/tmp/mine.csv
     fiddlex bubbles --found [--pipe=4]
     fiddlex bubbles --semantics=2bw [--pipe=64]
@@ -16,8 +16,9 @@ the row's schedule, and the bubble that no schedule of so many chunks can beat; 
 
 import functools
 import itertools
+import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from absl import flags
 
@@ -47,6 +48,7 @@ _SCHEDULES = flags.DEFINE_multi_string(
 )
 _SEMANTICS = flags.DEFINE_string("semantics", None, "2bw, stash, vertical_sync or delay:K, to compare with a flush")
 _MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [8, 32, 128], "microbatches in a batch", lower_bound=1)
+_FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 
 # The bubble over the work, and the sizes at which that formula holds, as functions of p, v and m. GPipe: Huang et al.,
 # NeurIPS 2019; 1F1B, interleaved: Narayanan et al., SC 2021, section 2.2; breadth-first: Lamy-Poirier, MLSys 2023,
@@ -64,8 +66,19 @@ FORMULAS: dict[str, tuple[Callable[[int, int, int], float], Callable[[int, int, 
     "v_min": (lambda p, v, m: (4 * p - 5 + 2 * (p % 3 == 0)) / (6 * m), lambda p, v, m: v == 2 and p > 1 and m > 1),
     "dual_pipe_v": (lambda p, v, m: (p - 1) / (6 * m), lambda p, v, m: v == 2 and m >= 2 * p - 1),
 }
-_HEADER = ("schedule", "p", "v", "m", "formula", "free-running", "lockstep", "ticks", "held, free", "held, lockstep")
-_FOUND_HEADER = ("found, lockstep", "lower bound")
+# The columns: their names in JSON, and in the table.
+_SIZES = {"schedule": "schedule", "pipe": "p", "chunks": "v", "microbatches": "m"}
+_COLUMNS = _SIZES | {
+    "formula": "formula",
+    "free_running": "free-running",
+    "lockstep": "lockstep",
+    "num_ticks": "ticks",
+    "held_free_running": "held, free",
+    "held_lockstep": "held, lockstep",
+}
+_FOUND_COLUMNS = {"found": "found, lockstep", "bound": "lower bound"}
+
+Row = tuple[str | int | float | None, ...]
 
 
 def main(argv: list[str]) -> None:
@@ -82,17 +95,45 @@ def main(argv: list[str]) -> None:
                 f"has its own. fiddlex schedule --name={schedule} --semantics={_SEMANTICS.value} tells of the table."
             )
     if _SEMANTICS.value:
-        _print_semantics(_SEMANTICS.value)
+        columns = _SIZES | {
+            "flush": "flush",
+            "no_flush": _SEMANTICS.value,
+            "faster": "faster",
+            "ticks_of_first_step": "first step, ticks",
+            "ticks_of_a_batch": "ticks a batch",
+        }
+        _print(columns, _semantics_rows(_SEMANTICS.value), {"flush": ".3f", "no_flush": ".3f", "faster": ".2f"})
         return
-    header = (*_HEADER, *_FOUND_HEADER) if _FOUND.value else _HEADER
-    print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}", flush=True)
-    for row in _rows():
-        cells = (f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row)
+    shares = dict.fromkeys(("formula", "free_running", "lockstep", *_FOUND_COLUMNS), ".4f")
+    _print(_COLUMNS | (_FOUND_COLUMNS if _FOUND.value else {}), _rows(), shares, {"bubble": bubble_in(BATCH_TIMES)})
+
+
+def _print(
+    columns: Mapping[str, str], rows: Iterator[Row], forms: Mapping[str, str], notes: Mapping[str, str] = {}
+) -> None:
+    """Prints rows, each as soon as it is there, or with --format=json all of them last.
+
+    Args:
+      columns: the columns' names in JSON, each with its heading.
+      rows: a cell for each column; None leaves it empty.
+      forms: how the table prints the numbers of some columns; others as `:g` does.
+      notes: last lines, by name.
+    """
+    if _FORMAT.value == "json":
+        print(json.dumps({"rows": [dict(zip(columns, row, strict=True)) for row in rows], **notes}))
+        return
+    print(f"| {' | '.join(columns.values())} |\n|{'---|' * len(columns)}", flush=True)
+    for row in rows:
+        cells = (
+            "" if cell is None else cell if isinstance(cell, str) else format(cell, forms.get(name, "g"))
+            for name, cell in zip(columns, row, strict=True)
+        )
         print(f"| {' | '.join(cells)} |", flush=True)
-    print(f"\nbubble: {bubble_in(BATCH_TIMES)}", flush=True)
+    for name, text in notes.items():
+        print(f"\n{name}: {text}", flush=True)
 
 
-def _rows() -> Iterator[tuple[str | int | float, ...]]:
+def _rows() -> Iterator[Row]:
     """The rows of the table.
 
     Raises:
@@ -109,7 +150,7 @@ def _rows() -> Iterator[tuple[str | int | float, ...]]:
         key = name, schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches
         if key not in seen:  # as a table is, whose sizes are always the same
             seen.add(key)
-            yield _row(name, schedule, FORMULAS[name][0](*key[1:]) if name in FORMULAS else "")
+            yield _row(name, schedule, FORMULAS[name][0](*key[1:]) if name in FORMULAS else None)
     for name, errors in missing.items():
         if name not in {name for name, *_ in seen}:
             raise errors[-1]
@@ -141,14 +182,14 @@ def _scheduled(name: str, pipe: int, chunks: int | None, num_microbatches: int) 
     )
 
 
-def _row(name: str, schedule: Schedule, formula: str | float) -> tuple[str | int | float, ...]:
+def _row(name: str, schedule: Schedule, formula: float | None) -> Row:
     sizes = schedule.num_ranks, schedule.num_chunks, schedule.num_microbatches
     lowered = lower(schedule)
     clocks = free_running(schedule, Costs()), lockstep(lowered, Costs())
     bubbles = (timeline.bubble_fraction for timeline in clocks)
     held = [max(timeline.peak_inflight) for timeline in clocks]
     found = _found(*sizes, cap=held[1]) if _FOUND.value else ()
-    return name, *sizes, formula, *bubbles, lowered.num_ticks, *(f"{each:g}" for each in held), *found
+    return name, *sizes, formula, *bubbles, lowered.num_ticks, *held, *found
 
 
 def _found(pipe: int, chunks: int, num_microbatches: int, *, cap: float) -> tuple[float, float]:
@@ -158,10 +199,8 @@ def _found(pipe: int, chunks: int, num_microbatches: int, *, cap: float) -> tupl
     return found.judged.time / work - 1, found.bound / work - 1
 
 
-def _print_semantics(name: str) -> None:
-    """Prints the time of a batch over its work, with and without a flush, and the speedup without it."""
-    header = ("schedule", "p", "v", "m", "flush", name, "faster", "first step, ticks", "ticks a batch")
-    print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}", flush=True)
+def _semantics_rows(name: str) -> Iterator[Row]:
+    """The time of a batch over its work, with and without a flush, and the speedup without it."""
     schedules: list[tuple[str, int | None]] = [(each, None) for each in _SCHEDULES.value]
     schedules = schedules or [("1f1b", None), ("interleaved_1f1b", 2)]
     pipes = _PIPE.value or [2, 4, 8, 16, 32, 64]
@@ -171,19 +210,9 @@ def _print_semantics(name: str) -> None:
         made = make(size)
         semantics = make_semantics(name, num_stages=made.num_stages, batch_size=size)
         flush, continuous = lockstep(lower(made), Costs()), steady(unroll(made, semantics, make), Costs())
-        times = (f"{time / flush.ideal:.3f}" for time in (flush.makespan, continuous.period))
-        faster = f"{flush.makespan / continuous.period:.2f}"
-        cells = (
-            schedule,
-            pipe,
-            made.num_chunks,
-            size,
-            *times,
-            faster,
-            continuous.fill_ticks,
-            f"{continuous.period_ticks:g}",
-        )
-        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+        times = (time / flush.ideal for time in (flush.makespan, continuous.period))
+        faster, ticks = flush.makespan / continuous.period, (continuous.fill_ticks, continuous.period_ticks)
+        yield schedule, pipe, made.num_chunks, size, *times, faster, *ticks
 
 
 def _make(name: str, pipe: int, chunks: int | None, num_microbatches: int) -> Schedule:

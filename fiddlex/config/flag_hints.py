@@ -116,8 +116,8 @@ def stray_argument(
         return f"{text!r} is not a flag. Write --{[*wanted, stands_for][0]}={shlex.quote(text)}."
     if takes_arguments:
         return f"{text!r} is one argument too many. A flag is written --name=value."
-    if not own:
-        return f"{text!r} is not a flag. This program takes none: leave it out."
+    if len(own) == 1:
+        return f"{text!r} is not a flag. This program takes --{next(iter(own))} and nothing else."
     return f"{text!r} is not a flag. Write --name=value, and --name or --noname for a bool."
 
 

@@ -1,5 +1,6 @@
 """Configs by name, and the arguments of config files."""
 
+import json
 import pathlib
 import shutil
 
@@ -101,3 +102,7 @@ def test_the_list(tmp_path):
     assert "gpt_tiny     A byte-level GPT small enough for a laptop's CPU" in "\n".join(lines)
     assert {"gpt_tiny[:2bw]", "llama:1b|8b|70b", "huggingface:FOLDER"} <= {line.strip() for line in lines}
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == config_names()
+    listed = json.loads(call("fiddlex", "configs", "--format=json", cwd=tmp_path).stdout)["configs"]
+    assert [config["name"] for config in listed] == config_names()
+    llama = listed[config_names().index("llama")]
+    assert (llama["arguments"], llama["parameter"]) == (["1b", "8b", "70b"], "name")
