@@ -265,7 +265,7 @@ WRONG = {f"{TRAIN}{options}": message for options, message in OF_TRAIN.items()} 
         "there is no flag --workdir. Known: --format. Arguments come without a flag, first what to do: list, "
         "verify, diff."
     ),
-    "configs gpt_tiny": "'gpt_tiny' is not a flag. This program takes --format and nothing else.",
+    "configs gpt_tiny": "'gpt_tiny' is not a flag. This program takes only --format: leave it out.",
     "launch local train": (
         "'train' is one argument too many. A flag is written --name=value. A program and its flags come after --."
     ),
@@ -311,7 +311,7 @@ WRONG = {f"{TRAIN}{options}": message for options, message in OF_TRAIN.items()} 
         "diff takes WORKDIR STEP [WORKDIR2] STEP2, as in fiddlex checkpoint diff WORKDIR STEP [WORKDIR2] STEP2."
     ),
     "checkpoint diff a 1 b 2 3": "'3' is one argument too many. A flag is written --name=value.",
-    "configs -- llama": "'llama' is not a flag. This program takes --format and nothing else.",
+    "configs -- llama": "'llama' is not a flag. This program takes only --format: leave it out.",
     "benchmark --config=gpt_tiny --python=torch=/env/bin/python --against=torch": (
         "--against=torch: fiddlex benchmark measures fiddlex alone. The drivers of other systems are in "
         "fiddlex's repository: clone it, and run experiments/benchmark.py there (docs/comparisons.md)."

@@ -102,7 +102,7 @@ def test_gpus_have_a_kernel_for_the_cases(dtype: str, length: int, width: int, k
 def test_memory_is_predicted_and_assigned(config: Config) -> None:
     found = facts(config)
     assert found["predicted_bytes"] == pytest.approx(1.0e6, rel=0.01)
-    assert 0.9 < found["xla_bytes"] / found["predicted_bytes"] < 1.5  # the model is very small, and jaxes differ
+    assert 0.9 < found["xla_bytes"] / found["predicted_bytes"] < 1.5  # of a very small model; versions of jax differ
     assert "attention runs without a flash kernel: blocked takes a" in found["attention"]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests import programs
 from tests.programs import ROOT, Ended
+from tests.test_own_schedules import FUNCTION
 
 BINARY = ROOT / "experiments" / "schedule.py"
 
@@ -401,13 +402,39 @@ def test_bubbles_of_the_free_running_clock_are_the_formulas():
     assert ["interleaved_1f1b", "16", "4", "128", "0.0293", "0.0293", "0.0293", "590", "19.75", "19.75"] in rows
 
 
-def test_bubbles_in_json_are_those_of_the_table():
-    of_names = ["--pipe=3", "--microbatches=6", "--schedule=gpipe", "--schedule=v_min"]
-    for flags in (of_names, ["--semantics=2bw", "--pipe=4"]):
-        lines = call(*flags, program="bubbles").stdout.splitlines()
-        table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:] if line.startswith("|")]
-        facts = json.loads(call(*flags, "--format=json", program="bubbles").stdout)
-        assert facts.get("bubble") == (None if "--semantics=2bw" in flags else BUBBLE.removeprefix("bubble: "))
-        assert [list(map(str, row.values()))[:4] for row in facts["rows"]] == [row[:4] for row in table]
-        for row, cells in zip(facts["rows"], table, strict=True):
-            assert list(row.values())[4:] == pytest.approx(list(map(float, cells[4:])), abs=6e-3)
+SIZES = ["schedule", "pipe", "chunks", "microbatches"]
+NUMBERS = ["formula", "free_running", "lockstep", "num_ticks", "held_free_running", "held_lockstep"]
+
+
+OF_NUMBERS = [".4f", ".4f", ".4f", "", "g", "g"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "names", "forms"),
+    [
+        (["--schedule=zb_h2", "--schedule=mine.py:eager"], NUMBERS, OF_NUMBERS),
+        (["--schedule=zb_h2", "--found"], [*NUMBERS, "found", "bound"], [*OF_NUMBERS, ".4f", ".4f"]),
+        (
+            ["--semantics=2bw"],
+            ["flush", "no_flush", "faster", "ticks_of_first_step", "ticks_of_a_batch"],
+            [".3f", ".3f", ".2f", "", "g"],
+        ),
+    ],
+)
+def test_bubbles_in_json_are_those_of_the_table(flags, names, forms, tmp_path):
+    """ZB-H2's two clocks differ, and a function of one's own has no formula."""
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    flags = [*flags, "--pipe=3", "--microbatches=6"]
+    lines = call(*flags, program="bubbles", cwd=tmp_path).stdout.splitlines()
+    facts = json.loads(call(*flags, "--format=json", program="bubbles", cwd=tmp_path).stdout)
+    rows = facts.pop("rows")
+    beside = {"semantics": "2bw"} if "--semantics=2bw" in flags else {"bubble": BUBBLE.removeprefix("bubble: ")}
+    assert facts == beside
+    assert {tuple(row) for row in rows} == {(*SIZES, *names)}
+    forms = ["", "", "", "", *forms]
+    told = [
+        ["" if cell is None else format(cell, form) for cell, form in zip(row.values(), forms, strict=True)]
+        for row in rows
+    ]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:] if line.startswith("|")]
+    assert told == table

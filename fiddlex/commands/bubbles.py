@@ -9,7 +9,8 @@ F, I and W of a stage take one unit each, and hops take none. A bubble is given 
 the most activations that a rank holds, in microbatches of the whole rank. Sizes at which a schedule does not exist, or
 at which its formula does not hold, are left out; a schedule without a formula has an empty cell. With `--found`, each
 row also has the bubble of the best schedule found (`fiddlex.synthesis`) for the lockstep clock that holds no more than
-the row's schedule, and the bubble that no schedule of so many chunks can beat; that takes seconds for each row.
+the row's schedule, and a bubble that none can beat with the placements of stages that are searched; that takes seconds
+for each row.
 `--semantics` prints the second table instead: the time of a batch in the lockstep clock with and without a flush, for
 1, 2 and 4 microbatches a rank, by default for 1F1B and for interleaved 1F1B with two chunks.
 """
@@ -102,35 +103,35 @@ def main(argv: list[str]) -> None:
             "ticks_of_first_step": "first step, ticks",
             "ticks_of_a_batch": "ticks a batch",
         }
-        _print(columns, _semantics_rows(_SEMANTICS.value), {"flush": ".3f", "no_flush": ".3f", "faster": ".2f"})
+        forms = {"flush": ".3f", "no_flush": ".3f", "faster": ".2f"}
+        _print(columns, _semantics_rows(_SEMANTICS.value), forms, {"semantics": _SEMANTICS.value})
         return
+    bubble = bubble_in(BATCH_TIMES)
     shares = dict.fromkeys(("formula", "free_running", "lockstep", *_FOUND_COLUMNS), ".4f")
-    _print(_COLUMNS | (_FOUND_COLUMNS if _FOUND.value else {}), _rows(), shares, {"bubble": bubble_in(BATCH_TIMES)})
+    _print(_COLUMNS | (_FOUND_COLUMNS if _FOUND.value else {}), _rows(), shares, {"bubble": bubble})
+    if _FORMAT.value == "text":
+        print(f"\nbubble: {bubble}", flush=True)
 
 
-def _print(
-    columns: Mapping[str, str], rows: Iterator[Row], forms: Mapping[str, str], notes: Mapping[str, str] = {}
-) -> None:
+def _print(columns: Mapping[str, str], rows: Iterator[Row], forms: Mapping[str, str], facts: Mapping[str, str]) -> None:
     """Prints rows, each as soon as it is there, or with --format=json all of them last.
 
     Args:
       columns: the columns' names in JSON, each with its heading.
       rows: a cell for each column; None leaves it empty.
       forms: how the table prints the numbers of some columns; others as `:g` does.
-      notes: last lines, by name.
+      facts: what is beside the rows in JSON.
     """
     if _FORMAT.value == "json":
-        print(json.dumps({"rows": [dict(zip(columns, row, strict=True)) for row in rows], **notes}))
+        print(json.dumps({"rows": [dict(zip(columns, row, strict=True)) for row in rows], **facts}))
         return
     print(f"| {' | '.join(columns.values())} |\n|{'---|' * len(columns)}", flush=True)
     for row in rows:
         cells = (
-            "" if cell is None else cell if isinstance(cell, str) else format(cell, forms.get(name, "g"))
+            "" if cell is None else format(cell, forms.get(name, "g")) if isinstance(cell, float) else str(cell)
             for name, cell in zip(columns, row, strict=True)
         )
         print(f"| {' | '.join(cells)} |", flush=True)
-    for name, text in notes.items():
-        print(f"\n{name}: {text}", flush=True)
 
 
 def _rows() -> Iterator[Row]:

@@ -41,7 +41,15 @@ from fiddlex.simulate.clock import Costs, free_running
 from fiddlex.simulate.comparison import Compared, Missing, compare, costs_of_stages
 from fiddlex.simulate.comparison import to_text as comparison_text
 from fiddlex.simulate.lockstep import lockstep
-from fiddlex.simulate.page import CLOCKS, how, of_schedule, of_stream, of_timeline, page, unflushed_page
+from fiddlex.simulate.page import (
+    CLOCKS,
+    page,
+    schedule_facts,
+    semantics_title,
+    stream_facts,
+    timeline_facts,
+    unflushed_page,
+)
 from fiddlex.simulate.steady import first_steps, steady
 from fiddlex.simulate.timeline import Timeline, bubble_in
 from fiddlex.synthesis.anywhere import find_anywhere
@@ -248,8 +256,8 @@ def _compared(row: Compared | Missing, clocks: Iterable[str]) -> dict[str, objec
     """A row of the comparison, for JSON."""
     if isinstance(row, Missing):
         return {"name": row.name, "error": row.reason}
-    timelines = {clock: of_timeline(row.timelines[clock]) for clock in clocks}
-    return of_schedule(row.lowered) | {"name": row.name, "costs": str(row.costs)} | timelines
+    timelines = {clock: timeline_facts(row.timelines[clock]) for clock in clocks}
+    return schedule_facts(row.lowered) | {"name": row.name, "costs": str(row.costs)} | timelines
 
 
 def _show(
@@ -282,9 +290,9 @@ def _show(
     if form == "csv":
         text = to_csv(schedule)
     elif form == "json":
-        facts = of_schedule(lowered) | ({"stream": of_stream(stream)} if stream else {})
+        facts = schedule_facts(lowered) | ({"stream": stream_facts(stream)} if stream else {})
         facts |= {"found": of_search(found)} if found else {}
-        facts |= {"bubble": bubble_in(shown)} | {clock: of_timeline(run) for clock, run in shown.items()}
+        facts |= {"bubble": bubble_in(shown)} | {clock: timeline_facts(run) for clock, run in shown.items()}
         if windows:
             facts["semantics"] = {name: steady(each, costs)._asdict() for name, each in windows.items()}
         text = json.dumps(facts) + "\n"
@@ -379,7 +387,7 @@ def _draw(
             name: f"bubble {steady(each, costs).bubble_fraction:.1%} of the work" for name, each in windows.items()
         }
         named = {
-            f"{how(each, name)}, {bubbles[name]}; {steps} steps": first_steps(each, steps, costs)
+            f"{semantics_title(name, each)}, {bubbles[name]}; {steps} steps": first_steps(each, steps, costs)
             for name, each in windows.items()
         }
     semantics = {name: each.semantics for name, each in zip(named, windows.values(), strict=False)}

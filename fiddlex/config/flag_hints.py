@@ -117,7 +117,7 @@ def stray_argument(
     if takes_arguments:
         return f"{text!r} is one argument too many. A flag is written --name=value."
     if len(own) == 1:
-        return f"{text!r} is not a flag. This program takes --{next(iter(own))} and nothing else."
+        return f"{text!r} is not a flag. This program takes only --{next(iter(own))}: leave it out."
     return f"{text!r} is not a flag. Write --name=value, and --name or --noname for a bool."
 
 

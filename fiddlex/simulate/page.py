@@ -25,7 +25,7 @@ def page(lowered: Lowered, stream: WeightStream | None, timelines: Mapping[str, 
       timelines: by names of `CLOCKS`.
       costs: the costs of the timelines.
     """
-    schedule, facts = lowered.schedule, of_schedule(lowered)
+    schedule, facts = lowered.schedule, schedule_facts(lowered)
     parts = ["{name}: pipe={pipe}, chunks={chunks}, microbatches={microbatches}\n".format(**facts)]
     parts += [f"  {note}\n" for note in schedule.notes]
     if "free_running" in timelines:
@@ -78,7 +78,7 @@ def unflushed_page(name: str, windows: Windows, costs: Costs) -> str:
     lowered, reason = windows.over(steps), no_gain(windows, "--order")
     first = "step" if steps == 1 else f"{steps} steps"
     return (
-        f"\n{how(windows, name)}, lockstep, the ticks of the first {first}:\n"
+        f"\n{semantics_title(name, windows)}, lockstep, the ticks of the first {first}:\n"
         f"{to_text(lowered.schedule, lowered.ticks)}"
         f"  the first step takes {facts.fill_ticks} ticks, {facts.fill:g} long; then a batch takes "
         f"{facts.period_ticks:g} ticks, {facts.period:g} long, bubble {facts.bubble_fraction:.4g} of the work\n"
@@ -92,12 +92,12 @@ def _on_host(windows: Windows) -> str:
     return f"; on the host: {number}" if number else ""
 
 
-def how(windows: Windows, name: str) -> str:
+def semantics_title(name: str, windows: Windows) -> str:
     """The name of semantics and whether its pipeline is flushed, for people."""
     return f"{name}, {'from batch to batch' if max(windows.semantics.delays) else 'flushed'}"
 
 
-def of_schedule(lowered: Lowered) -> dict[str, object]:
+def schedule_facts(lowered: Lowered) -> dict[str, object]:
     """The name and the sizes of a schedule, and what the ticks do to its order, for JSON."""
     schedule = lowered.schedule
     sizes = {"pipe": schedule.num_ranks, "chunks": schedule.num_chunks, "microbatches": schedule.num_microbatches}
@@ -105,13 +105,13 @@ def of_schedule(lowered: Lowered) -> dict[str, object]:
     return {"name": schedule.name, **sizes, "num_ticks": lowered.num_ticks, **order}
 
 
-def of_timeline(timeline: Timeline) -> dict[str, object]:
+def timeline_facts(timeline: Timeline) -> dict[str, object]:
     """Times and the most that each rank holds, for JSON."""
     fields = ("makespan", "batch_time", "ideal", "bubble_fraction", "peak_inflight", "peak_weight_stash")
     return {field: getattr(timeline, field) for field in fields}
 
 
-def of_stream(stream: WeightStream) -> dict[str, object]:
+def stream_facts(stream: WeightStream) -> dict[str, object]:
     """How weights and gradients travel between host and device, for JSON."""
     loads, stores = stream.chunks_each_way
     sizes = {"layers_per_transfer": stream.rows, "ticks_per_period": stream.period, "num_periods": len(stream.loads)}

@@ -23,8 +23,8 @@ from fiddlex.synthesis.problem import ROUNDING, Problem
 GRID_STEPS = 6  # steps of the grid in the shortest action, if times are no multiples of a common one
 GRIDS = 64  # steps that are compared then
 MOST_PARTS = 12  # of the shortest action, into which a common step may part it
-TOLERANCE = 3e-3  # relative; the bound is at most so much below the best that the model gives
-CELLS = (2500, 5000)  # numbers of actions times steps of the grid in a rank's linear program: coarse, then fine
+TOLERANCE = 3e-3  # relative; by at most so much the bound is below what a rank's program on a grid gives
+CELLS = (2500, 5000)  # variables of a rank's linear program (three curves for each stage × steps): coarse, fine grid
 FIRST_STRIDE = 0.01  # relative; a time that is too short is lengthened by so much, then by twice as much, and so on
 
 _KINDS = (Kind.F, Kind.I, Kind.W)
@@ -104,9 +104,10 @@ def _bound(times: Times, problem: Problem, least: float, known: float) -> float:
 
 
 def _of_ranks(times: Times, problem: Problem, ranks: Sequence[int], best: float, known: float) -> float:
-    """The longest that the linear programs of `ranks` give, if it is more than `best`, up to `known`.
+    """A time that one of `ranks` needs at least, if it is more than `best`, up to `known`.
 
-    On the fine grid only the rank that needs longest on the coarse one is looked at, since each program takes a while.
+    It is the longest that their linear programs give on a coarse grid, or what that of the rank with the longest gives
+    on a fine grid, since each of these takes a while.
     """
     shortest = min(min(times.durations[kind]) for kind in _KINDS)
     before = math.inf

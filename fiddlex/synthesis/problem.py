@@ -15,6 +15,7 @@ from fiddlex.errors import ScheduleError
 from fiddlex.schedules.columns import KIND_NUMBERS, Columns
 from fiddlex.schedules.schedule import Kind, Schedule, execution_order
 from fiddlex.schedules.ticks import SLOT_OF, fills_pairs, place
+from fiddlex.schedules.validate import validate
 from fiddlex.simulate.clock import MOST, Costs, free_running
 from fiddlex.simulate.lockstep import TickWork
 
@@ -181,8 +182,9 @@ class Problem:
             columns = Columns.of(schedule, tuple(tuple(range(len(row))) for row in schedule.actions))
             judged = Judged(timeline.ideal + timeline.bubble, timeline.makespan, self._peaks(columns))
         else:
-            if fills_pairs(schedule):  # ticks on which forwards run ahead would hide ranks that wait for each other
-                _require_an_end(schedule)
+            # Ticks on which forwards run ahead would hide ranks that wait for each other.
+            if fills_pairs(schedule) and sum(1 for _ in execution_order(schedule)) < len(schedule.numbered):
+                validate(schedule)  # shows where they wait
             columns = Columns.of(schedule, place(schedule))
             num_ticks = 1 + int(columns.tick.max())
             makespan = TickWork.of(schedule, columns, num_ticks=num_ticks, spills=False).times(self.costs).makespan
@@ -204,9 +206,3 @@ class Problem:
         before = np.concatenate([[0.0], total])[ends[:-1]]
         most = np.maximum.reduceat(total, ends[:-1]) - before
         return tuple(np.maximum(most, 0.0).tolist())
-
-
-def _require_an_end(schedule: Schedule) -> None:
-    """Raises ScheduleError where ranks that each follow their own list wait for each other."""
-    if sum(1 for _ in execution_order(schedule)) < len(schedule.numbered):
-        raise ScheduleError(f"schedule {schedule.name}: the ranks wait for each other.")

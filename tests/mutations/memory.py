@@ -73,22 +73,6 @@ MUTATIONS = (
         tests=("tests/planner/test_cost_model.py::test_an_update_from_the_host_moves_its_state_and_what_is_streamed",),
     ),
     Mutation(
-        "bound-with-an-idle-tick-too-many",
-        "fiddlex/planner/bound.py",
-        old="m * sum(slots) - 2 * spill)",
-        new="m * sum(slots) + spill)",
-        tests=("tests/planner/test_bound.py::test_no_pipeline_is_faster_than_its_bound",),
-    ),
-    Mutation(
-        "one-rank-searched-with-one-number-of-chunks",
-        "fiddlex/planner/layouts.py",
-        old="if pipe == 1 and not traits.chunk_major:",
-        new="if pipe == 1:",
-        tests=(
-            "tests/planner/test_search_hosts.py::test_layers_on_the_host_are_searched_in_all_their_numbers_of_chunks",
-        ),
-    ),
-    Mutation(
         "moments-stay-on-the-device",
         "fiddlex/costs/weight_memory.py",
         old="host=FLOAT32 * sum(each.whole for each in stored if each.offloaded)",

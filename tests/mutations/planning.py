@@ -94,6 +94,22 @@ MUTATIONS = (
     ),
     # The planner.
     Mutation(
+        "bound-with-an-idle-tick-too-many",
+        "fiddlex/planner/bound.py",
+        old="m * sum(slots) - 2 * spill)",
+        new="m * sum(slots) + spill)",
+        tests=("tests/planner/test_bound.py::test_no_pipeline_is_faster_than_its_bound",),
+    ),
+    Mutation(
+        "one-rank-searched-with-one-number-of-chunks",
+        "fiddlex/planner/layouts.py",
+        old="if pipe == 1 and not traits.chunk_major:",
+        new="if pipe == 1:",
+        tests=(
+            "tests/planner/test_search_hosts.py::test_layers_on_the_host_are_searched_in_all_their_numbers_of_chunks",
+        ),
+    ),
+    Mutation(
         "bound-above-the-simulated-time",
         "fiddlex/planner/bound.py",
         old="least = m * (cut.most * times.layer + times.edges)",

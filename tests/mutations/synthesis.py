@@ -103,8 +103,15 @@ MUTATIONS = (
     Mutation(
         "ranks-that-wait-for-each-other-judged",
         "fiddlex/synthesis/problem.py",
-        old="if fills_pairs(schedule):",
-        new="if False:",
+        old="if fills_pairs(schedule) and",
+        new="if False and",
         tests=("tests/synthesis/test_problem.py::test_an_order_in_which_ranks_wait_for_each_other_is_refused",),
+    ),
+    Mutation(
+        "a-bound-on-the-coarse-grid-alone",
+        "fiddlex/synthesis/bounds.py",
+        old="ranks = [longest]",
+        new="ranks = []",
+        tests=(f"{SEARCH}::test_a_fine_grid_gives_a_larger_bound_than_a_coarse_one",),
     ),
 )

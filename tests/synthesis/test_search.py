@@ -16,7 +16,7 @@ from fiddlex.schedules.schedule import Action, Kind, Schedule
 from fiddlex.schedules.text import to_csv
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.lockstep import lockstep
-from fiddlex.synthesis import cache
+from fiddlex.synthesis import bounds, cache
 from fiddlex.synthesis.anywhere import find_anywhere
 from fiddlex.synthesis.bounds import lower_bound
 from fiddlex.synthesis.greedy import Rules, build
@@ -115,6 +115,14 @@ def all_times(problem):
 @given(tiny_problems())
 def test_no_order_at_all_beats_the_bound(problem):
     assert lower_bound(problem) <= min(all_times(problem)) * (1 + 1e-9)
+
+
+def test_a_fine_grid_gives_a_larger_bound_than_a_coarse_one(monkeypatch):
+    """A V of two ranks that hold one microbatch at a time, with times that are no multiples of a common one."""
+    problem = Problem.in_microbatches((0, 1, 1, 0), 12, Costs(1.0, 1.37, 0.37, 0.11), 1, "free_running")
+    assert lower_bound(problem) > 83.0
+    monkeypatch.setattr(bounds, "CELLS", bounds.CELLS[:1])
+    assert lower_bound(problem) < 81.0
 
 
 HEAVY_HEAD = Costs(1.0, 1.0, 0.25, head=5.0)

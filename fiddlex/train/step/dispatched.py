@@ -14,7 +14,8 @@ from fiddlex.train.record import Record
 from fiddlex.train.step.stopwatch import Activity, Stopwatch
 from fiddlex.train.step.train_step import Metrics
 
-_READ = ("loss", "grad_norm", "learning_rate", "weights_finite")  # metrics that every record needs
+# Metrics that a record needs; the last two are there with model.dtype=float16 and train.spike_bound.
+_READ = ("loss", "grad_norm", "learning_rate", "weights_finite", "loss_scale", "spike")
 
 
 class Dispatched(NamedTuple):
@@ -48,15 +49,16 @@ class Dispatched(NamedTuple):
         Raises:
           NonFiniteError, SpikeError: see `Trainer.record`.
         """
-        loss, grad_norm, learning_rate, finite = map(float, jax.device_get([self.metrics[name] for name in _READ]))
+        values = jax.device_get({name: self.metrics[name] for name in _READ if name in self.metrics})
+        loss, grad_norm = float(values["loss"]), float(values["grad_norm"])
         now = time.monotonic()
         step_time = now - max(previous_s, self.time_s)
-        scale = float(self.metrics.get("loss_scale", 0.0))
+        scale = float(values.get("loss_scale", 0.0))
         scaled_down = scale > 1 and not math.isfinite(grad_norm)  # an overflow at scale 1 is an error
         gradient_finite = math.isfinite(loss) and (math.isfinite(grad_norm) or scaled_down)
-        spike = bool(self.metrics.get("spike", False)) and gradient_finite and not scaled_down
+        spike = bool(values.get("spike", False)) and gradient_finite and not scaled_down
         skipped = "nonfinite" if not gradient_finite else "spike" if spike else ""
-        if not finite or (not gradient_finite and config.on_nonfinite != "skip"):
+        if not values["weights_finite"] or (not gradient_finite and config.on_nonfinite != "skip"):
             text = f"Step {self.step} is {self.describe('nonfinite', config)}."
             raise NonFiniteError(text, before_update=not gradient_finite)
         if spike and config.on_spike != "skip":
@@ -65,7 +67,7 @@ class Dispatched(NamedTuple):
             "step": self.step,
             "loss": loss if math.isfinite(loss) else None,
             "grad_norm": grad_norm if math.isfinite(grad_norm) else None,
-            "learning_rate": learning_rate,
+            "learning_rate": float(values["learning_rate"]),
             **throughput.rates(step_time),
         }
         return record | ({"loss_scale": scale} if scale else {}) | ({"skipped": skipped} if skipped else {}), now
@@ -126,7 +128,8 @@ class InFlight:
         """
         self._last = Dispatched(step, metrics, time.monotonic())
         for name in _READ:
-            metrics[name].copy_to_host_async()
+            if name in metrics:
+                metrics[name].copy_to_host_async()
         return self._last
 
     def record(self, dispatched: Dispatched) -> Record:
