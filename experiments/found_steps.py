@@ -4,7 +4,9 @@
 
 A GPT of seven layers with a large vocabulary runs on a pipe of two ranks, so that layers do not divide by stages and
 the head takes a large part of the work. All steps take turns in one process. Each round adds a line to the results, and
-the table has the median of each step, and of its ratios to 1F1B round by round.
+the table has the median of each step, and of its ratios to 1F1B round by round. `auto` and `balanced` decide by numbers
+of operations, as they do for CPU devices, or by the profile of the machine in FILE.profile.json, which is measured
+first where it is not there.
 """
 
 import os
@@ -18,20 +20,25 @@ from absl import flags
 from experiments.results import append_result, read_results
 from fiddlex.config import Config, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig, TrainConfig
 from fiddlex.config.command_line import run
+from fiddlex.planner.fit import Calibration
+from fiddlex.planner.profile import Profile, load_profile, save_profile
+from fiddlex.planner.settle import settle
 
 _RESULTS = flags.DEFINE_string("results", None, "JSON Lines file of rounds, read and added to", required=True)
 _ROUNDS = flags.DEFINE_integer("rounds", 30, "rounds that there are to be in the results", lower_bound=1)
 
-# Schedule, chunks, layers of the stages.
-STEPS = {
-    "1f1b, even": ("1f1b", 1, ""),
-    "1f1b, balanced": ("1f1b", 1, "balanced"),
-    "zb_h1, even": ("zb_h1", 1, ""),
-    "zb_h1, balanced": ("zb_h1", 1, "balanced"),
-    "interleaved_1f1b, even": ("interleaved_1f1b", 2, ""),
-    "zb_v, even": ("zb_v", 2, ""),
-    "auto, one chunk, balanced": ("auto", 1, "balanced"),
-    "auto, two chunks, balanced": ("auto", 2, "balanced"),
+# Schedule, chunks, layers of the stages, and whether the costs are those of the profile.
+STEPS: dict[str, tuple[str, int, str, bool]] = {
+    "1f1b, even": ("1f1b", 1, "", False),
+    "1f1b, balanced": ("1f1b", 1, "balanced", False),
+    "zb_h1, even": ("zb_h1", 1, "", False),
+    "zb_h1, balanced": ("zb_h1", 1, "balanced", False),
+    "interleaved_1f1b, even": ("interleaved_1f1b", 2, "", False),
+    "zb_v, even": ("zb_v", 2, "", False),
+    "auto, one chunk, balanced": ("auto", 1, "balanced", False),
+    "auto, two chunks, balanced": ("auto", 2, "balanced", False),
+    "auto, one chunk, balanced, by the profile": ("auto", 1, "balanced", True),
+    "auto, two chunks, balanced, by the profile": ("auto", 2, "balanced", True),
 }
 REFERENCE = "1f1b, even"
 
@@ -45,9 +52,9 @@ def main(argv: list[str]) -> None:
     print(table(lines))
 
 
-def make_config(schedule: str, chunks: int, layers_per_stage: str) -> Config:
-    """A config of the study."""
-    return Config(
+def make_config(schedule: str, chunks: int, layers_per_stage: str, profile: Profile | None = None) -> Config:
+    """A config of the study, settled by a profile if there is one."""
+    config = Config(
         model=ModelConfig(num_layers=7, hidden_size=128, num_heads=4, vocab_size=8192, seq_len=128),
         mesh=MeshConfig(pipe=2),
         pipeline=PipelineConfig(schedule, chunks, num_microbatches=4, layers_per_stage=layers_per_stage),
@@ -55,6 +62,23 @@ def make_config(schedule: str, chunks: int, layers_per_stage: str) -> Config:
         data=DataConfig(source="stdlib", global_batch_size=16),
         train=TrainConfig(num_steps=1000),
     ).validate()
+    return settle(config, profile=profile) if profile else config
+
+
+def measured_profile(path: pathlib.Path) -> Profile:
+    """The profile of this machine in a file, which is measured and written if it is not there."""
+    if path.exists():
+        return load_profile(path)
+    from fiddlex.train.timing import TimedCase, about, time_steps
+
+    alone = make_config(REFERENCE.split(",")[0], 1, "")
+    alone.mesh.pipe = 1
+    calibration = Calibration.of(alone.validate(), [2])
+    cases = [*map(TimedCase, calibration.configs), TimedCase(calibration.forward, forward_only=True)]
+    *seconds, forward_s = map(min, time_steps(cases, limit_s=60, min_rounds=5))
+    profile = calibration.fit(seconds, forward_s, about())
+    save_profile(profile, path)
+    return profile
 
 
 def measure(number: int, path: pathlib.Path) -> list[dict[str, Any]]:
@@ -63,8 +87,10 @@ def measure(number: int, path: pathlib.Path) -> list[dict[str, Any]]:
     from fiddlex.train.timing import TimedCase, about, rounds
 
     request_devices(2)
+    profile = measured_profile(path.with_suffix(".profile.json"))
+    configs = [make_config(*fields[:3], profile if fields[3] else None) for fields in STEPS.values()]
     lines: list[dict[str, Any]] = []
-    for seconds in rounds([TimedCase(make_config(*fields)) for fields in STEPS.values()]):
+    for seconds in rounds(list(map(TimedCase, configs))):
         by_name = {name: round(each, 5) for name, each in zip(STEPS, seconds, strict=True)}
         lines.append(about() | {"load": os.getloadavg()[0], "seconds": by_name})
         append_result(path, lines[-1])

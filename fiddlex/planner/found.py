@@ -2,9 +2,9 @@
 
 The search (`fiddlex.synthesis`) takes a cap in microbatches. A device holds as many bytes as the memory model predicts,
 so the cap is lowered until the predicted memory fits. Where the memory of the devices is not known, as on CPU devices,
-the cap is what 1F1B holds in the papers, one microbatch for each rank. The table that was found goes into a file, which
-the settled config names as it would name a table of the user's. Invariant: the same config, costs and limit give the
-same table in every process.
+the cap is 2p − 1, what `1f1b` holds on the ticks, so that the table is no slower than it by its costs. The table that
+was found goes into a file, which the settled config names as it would name a table of the user's. Invariant: the same
+config, costs and limit give the same table in every process.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ def find_schedule(config: Config, times: MicrobatchTimes, memory: Memory | None)
       ConfigError: when the config has fields with which no schedule is searched, or fewer layers than stages.
     """
     _check(config)
-    chunks, cap = config.pipeline.num_chunks, float(config.mesh.pipe)
+    chunks, cap = config.pipeline.num_chunks, 2.0 * config.mesh.pipe - 1
     if memory is None:
         found = _find(config, times, cap)
         return Settled(_applied(config, found), found, _bubble(config, times, found), cap, None)

@@ -88,9 +88,11 @@ def test_the_cap_falls_little_further_than_it_must(chunks):
     assert limit - 0.05 * waiting < needed(between) <= limit
 
 
-def test_where_the_memory_is_not_known_the_cap_is_a_microbatch_for_each_rank():
-    settled = settle(make_config(), device_kind="cpu")
-    assert pipeline_of(settled).sizes.slots.stash <= 4
+def test_where_the_memory_is_not_known_the_table_holds_as_much_as_1f1b_and_is_no_slower():
+    settled, named = settle(make_config(), device_kind="cpu"), make_config(schedule="1f1b")
+    assert pipeline_of(settled).sizes.slots.stash <= pipeline_of(named).sizes.slots.stash == 7
+    times = [predict(each, CostModel(named, A100)).pipeline for each in (settled, named)]
+    assert times[0] <= times[1] * (1 + 1e-9)
     assert settle(make_config(), device_kind="cpu") == settled
 
 
