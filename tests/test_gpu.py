@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.on_device import flash, speed
+from experiments.on_device import flash, report, speed
 from experiments.on_device.kernels import CASES
 from experiments.on_device.machine import machine
 from experiments.on_device.memory import facts
-from experiments.on_device.report import NOT_MEASURED, WANTED, document, kernels_table, sizes_table, tests_table
+from experiments.on_device.report import NOT_MEASURED, WANTED, document
 from experiments.on_device.sizes import SIZES, config_of, write_tokens
 from experiments.on_device.study import Record, Study
 from experiments.on_device.suite import Chosen, run_tests
@@ -185,7 +185,7 @@ def test_tables_have_what_was_measured_and_what_was_not() -> None:
 def test_the_tables_of_the_docs_are_of_the_results() -> None:
     lines = (ROOT / "docs/studies/gpu.jsonl").read_text(encoding="utf-8").splitlines()
     records, text = list(map(json.loads, lines)), (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
-    for table in (sizes_table(records, WANTED), kernels_table(records), tests_table(records)):
+    for table in (report.sizes_table(records, WANTED), report.kernels_table(records), report.tests_table(records)):
         assert table in text
 
 

@@ -27,7 +27,7 @@ from fiddlex.planner.predict import pipeline_of
 from fiddlex.schedules.placement import LayerPlacement
 
 MOST_TRIED = 400
-ALIKE = 1e-3  # share of a batch's time, less than predictions are exact to
+ALIKE = 1e-2  # share of a batch's time, less than predictions are exact to
 
 LayersPerStage = tuple[int, ...]
 

@@ -23,10 +23,11 @@ from tests.train.layouts import BALANCED, Case
 
 @pytest.fixture
 def config(tiny_config: Config) -> Config:
-    """Five layers on two ranks, in a schedule in which the larger stage is to be the last."""
+    """Five layers on two ranks, in a schedule in which the larger stage is to be the last by 2%."""
     tiny_config.model.num_layers, tiny_config.mesh.pipe, tiny_config.train.num_steps = 5, 2, 4
     pipeline = tiny_config.pipeline
     pipeline.schedule, pipeline.num_microbatches, pipeline.layers_per_stage = "zb_h1", 4, "balanced"
+    pipeline.recompute = "full"
     tiny_config.train.checkpoint_every, tiny_config.optimizer.schedule = 2, "constant"
     return tiny_config
 
