@@ -73,7 +73,6 @@ def test_the_cap_falls_until_the_memory_fits(caplog):
     assert needed(least) <= needed(between) <= limit
     assert predict(between, CostModel(between, A100)).pipeline < predict(least, CostModel(least, A100)).pipeline
     assert "predicted not to fit the memory of the devices; no schedule needs less" not in caplog.messages[-1]
-    settle(make_config(num_chunks=2), smaller(0.01))
     assert pipeline_of(least).sizes.slots.stash == 2  # a microbatch of the whole rank
 
 
