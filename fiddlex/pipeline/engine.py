@@ -287,6 +287,8 @@ class Engine:
     def _microbatch(self, number: Integer) -> Tree:
         def part(x: jax.Array) -> jax.Array:
             size = x.shape[0] // (len(self.scales) * self.spec.batch_size)
+            if size == x.shape[0]:  # then XLA would know the slice without the number, which holds work (`_if_any`)
+                x = jnp.concatenate([x, x[:1]])
             return lax.dynamic_slice_in_dim(x, number * size, size)
 
         return jax.tree.map(part, self.batch)

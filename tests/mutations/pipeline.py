@@ -274,6 +274,13 @@ MUTATIONS = (
         tests=("tests/xla/test_ahead_of_time.py::test_nothing_of_a_slot_runs_in_ticks_in_which_the_slot_is_idle",),
     ),
     Mutation(
+        "work-on-the-only-microbatch-moved-out-of-its-slot",
+        ENGINE,
+        old="if size == x.shape[0]:",
+        new="if size > x.shape[0]:",
+        tests=("tests/xla/test_ahead_of_time.py::test_nothing_of_a_slot_runs_in_ticks_in_which_the_slot_is_idle",),
+    ),
+    Mutation(
         "layers-of-a-short-stage-at-the-end-of-its-rows",
         "fiddlex/schedules/placement.py",
         old="rows += [*own, *[PADDING] * (self.rows_per_chunk - len(own))]",
