@@ -24,7 +24,9 @@ class InFlight(NamedTuple):
     """What is in flight on a device between two steps."""
 
     carry: Carry
-    slots: Renames  # for each memory, int32 [slot]: the actual slot for each slot number in the next table
+    # For each memory, int32 [slot]: the actual slot for each slot number in the next table. None where the memory has no
+    # slots: XLA crashes at an empty array among the inputs of a `shard_map` (jaxlib 0.11.2).
+    slots: Renames
 
 
 class DeviceWindow(NamedTuple):
@@ -43,8 +45,11 @@ class DeviceWindow(NamedTuple):
 
 def empty_pipeline(engine: Engine) -> InFlight:
     """The initial state of a pipeline, with nothing in flight."""
-    slots = [lax.pcast(jnp.arange(size, dtype=jnp.int32), "pipe", to="varying") for size in engine.spec.sizes.slots]
-    return InFlight(_between_steps(engine, engine.start()), Renames(*slots))
+
+    def in_order(size: int) -> jax.Array | None:
+        return lax.pcast(jnp.arange(size, dtype=jnp.int32), "pipe", to="varying") if size else None
+
+    return InFlight(_between_steps(engine, engine.start()), Renames(*map(in_order, engine.spec.sizes.slots)))
 
 
 def run_window(
@@ -85,7 +90,7 @@ def run_window(
         grads=carry.grads._replace(outer=emptied), values=jnp.concatenate([later, jnp.zeros_like(values)])
     )
     slots = [
-        now[_row(rename, rank)] if len(now) else now
+        None if now is None else now[_row(rename, rank)]
         for now, rename in zip(in_flight.slots, window.renames, strict=True)
     ]
     return InFlight(_between_steps(engine, carry), Renames(*slots)), values, PipelineWeights(outer, layers)

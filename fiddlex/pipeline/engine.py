@@ -391,7 +391,7 @@ def _renamed(
 
     def place(column: str, slot: Any) -> Any:
         memory = getattr(slots, memories[column])
-        return jnp.where(slot == NONE, NONE, memory[slot]) if len(memory) else slot
+        return slot if memory is None else jnp.where(slot == NONE, NONE, memory[slot])
 
     renamed = {column: place(column, getattr(own, column)) for column in Tick._fields if column in memories}
     return own._replace(**renamed), place(FORWARD_HOPS, forward_hops), place(BACKWARD_HOPS, backward_hops)
