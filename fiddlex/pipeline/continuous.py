@@ -24,8 +24,8 @@ class InFlight(NamedTuple):
     """What is in flight on a device between two steps."""
 
     carry: Carry
-    # For each memory, int32 [slot]: the actual slot for each slot number in the next table. None where the memory has no
-    # slots: XLA crashes at an empty array among the inputs of a `shard_map` (jaxlib 0.11.2).
+    # For each memory, int32 [slot]: the actual slot for each slot number in the next table. None where the memory has
+    # no slots: XLA crashes at an empty array among the inputs of a `shard_map` (jaxlib 0.11.2).
     slots: Renames
 
 
