@@ -65,18 +65,15 @@ def make_config(schedule: str, chunks: int, layers_per_stage: str, profile: Prof
     return settle(config, profile=profile) if profile else config
 
 
-def measured_profile(path: pathlib.Path) -> Profile:
+def profile_in(path: pathlib.Path) -> Profile:
     """The profile of this machine in a file, which is measured and written if it is not there."""
     if path.exists():
         return load_profile(path)
-    from fiddlex.train.timing import TimedCase, about, time_steps
+    from fiddlex.train.timing import measured_profile
 
     alone = make_config(REFERENCE.split(",")[0], 1, "")
     alone.mesh.pipe = 1
-    calibration = Calibration.of(alone.validate(), [2])
-    cases = [*map(TimedCase, calibration.configs), TimedCase(calibration.forward, forward_only=True)]
-    *seconds, forward_s = map(min, time_steps(cases, limit_s=60, min_rounds=5))
-    profile = calibration.fit(seconds, forward_s, about())
+    profile = measured_profile(Calibration.of(alone.validate(), [2]), limit_s=60, min_rounds=5)
     save_profile(profile, path)
     return profile
 
@@ -87,7 +84,7 @@ def measure(number: int, path: pathlib.Path) -> list[dict[str, Any]]:
     from fiddlex.train.timing import TimedCase, about, rounds
 
     request_devices(2)
-    profile = measured_profile(path.with_suffix(".profile.json"))
+    profile = profile_in(path.with_suffix(".profile.json"))
     configs = [make_config(*fields[:3], profile if fields[3] else None) for fields in STEPS.values()]
     lines: list[dict[str, Any]] = []
     for seconds in rounds(list(map(TimedCase, configs))):

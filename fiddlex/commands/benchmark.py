@@ -212,16 +212,13 @@ def measure_profile(config: Config, path: pathlib.Path) -> Profile:
     calibration = Calibration.of(config, () if known else sorted(set(_DEVICES.value)))
 
     from fiddlex.cluster.mesh import request_devices
-    from fiddlex.train.timing import TimedCase, about, time_steps
+    from fiddlex.train.timing import about, measured_profile
 
-    cases = [*map(TimedCase, calibration.configs), TimedCase(calibration.forward, forward_only=True)]
-    request_devices(max(case.config.mesh.num_devices for case in cases))
-    machine = about()
-    if known and known.machine != machine["machine"]:
-        raise ConfigError(f"{path} is a profile of {known.machine}; this is {machine['machine']}. Name another file.")
-    times = time_steps(cases, limit_s=_SECONDS.value, min_rounds=_ROUNDS.value, force=_FORCE.value)
-    *seconds, forward_s = map(min, times)
-    profile = calibration.fit(seconds, forward_s, machine)
+    request_devices(max(each.mesh.num_devices for each in calibration.configs))
+    machine = about()["machine"]
+    if known and known.machine != machine:
+        raise ConfigError(f"{path} is a profile of {known.machine}; this is {machine}. Name another file.")
+    profile = measured_profile(calibration, limit_s=_SECONDS.value, min_rounds=_ROUNDS.value, force=_FORCE.value)
     return known.with_entry(profile.entries[0]) if known else profile
 
 

@@ -22,6 +22,8 @@ from fiddlex.config.readable import readable_time
 from fiddlex.data import Batch, ExampleSource
 from fiddlex.data.dataset import Dataset, load_dataset
 from fiddlex.planner.enough_memory import Use
+from fiddlex.planner.fit import Calibration
+from fiddlex.planner.profile import Profile
 from fiddlex.train.inference.forward import make_eval_step
 from fiddlex.train.run.require_memory import require_memory
 from fiddlex.train.step.feed import Feed
@@ -117,6 +119,23 @@ def time_with_data_there(config: Config, dataset: Dataset, *, limit_s: float, fo
         jax.block_until_ready(turn())
         times.append(time.perf_counter() - start_s)
     return times
+
+
+def measured_profile(calibration: Calibration, *, limit_s: float, min_rounds: int, force: bool = False) -> Profile:
+    """The profile of this machine that the fastest turns of a calibration's steps determine.
+
+    Args:
+      calibration: the steps to time.
+      limit_s: see `time_steps`.
+      min_rounds: see `time_steps`.
+      force: see `rounds`.
+
+    Raises:
+      ConfigError, DataError, DeviceError: when `Trainer` raises them for one of the steps.
+    """
+    cases = [*map(TimedCase, calibration.configs), TimedCase(calibration.forward, forward_only=True)]
+    *seconds, forward_s = map(min, time_steps(cases, limit_s=limit_s, min_rounds=min_rounds, force=force))
+    return calibration.fit(seconds, forward_s, about())
 
 
 def about() -> dict[str, str]:

@@ -17,10 +17,7 @@ from fiddlex.schedules.resolve import resolve
 from fiddlex.train.step import gradients
 from tests.programs import call
 from tests.train import one_layout
-from tests.train.layouts import (
-    BALANCED,
-    COVERING,
-    FOUND,
+from tests.train.further_layouts import (
     FURTHER,
     FURTHER_FOUND,
     FURTHER_LLAMA,
@@ -31,11 +28,16 @@ from tests.train.layouts import (
     FURTHER_RECOMPUTED,
     FURTHER_SPILLED,
     FURTHER_STREAMED,
+    PAIRWISE,
+)
+from tests.train.layouts import (
+    BALANCED,
+    COVERING,
+    FOUND,
     LLAMA,
     MUON,
     OFFLOADED,
     PAIRED,
-    PAIRWISE,
     PUBLISHED,
     RECOMPUTED,
     SPILLED,
