@@ -274,6 +274,13 @@ MUTATIONS = (
         tests=("tests/xla/test_ahead_of_time.py::test_nothing_of_a_slot_runs_in_ticks_in_which_the_slot_is_idle",),
     ),
     Mutation(
+        "empty-arrays-in-the-state",
+        "fiddlex/pipeline/continuous.py",
+        old='"pipe", to="varying") if size else None',
+        new='"pipe", to="varying")',
+        tests=("tests/train/step/test_unflushed.py::test_no_array_of_the_state_is_empty",),
+    ),
+    Mutation(
         "work-on-the-only-microbatch-moved-out-of-its-slot",
         ENGINE,
         old="if size == x.shape[0]:",
