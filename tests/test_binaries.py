@@ -263,7 +263,8 @@ SMALL += ["--config.train.eval_every=2", "--config.train.num_steps=4", "--config
 
 @pytest.mark.long
 def test_the_commands_for_own_data_and_weights(tmp_path: pathlib.Path) -> None:
-    few = ["--config.train.num_steps=2", "--config.model.seq_len=64", "--config.data.eval_batches=2"]
+    few = ["--config.train.num_steps=2", "--config.optimizer.warmup_steps=1", "--config.model.seq_len=64"]
+    few.append("--config.data.eval_batches=2")
     more = {"gpt_tiny.py": SMALL, "huggingface.py": few, "generate.py": ["--format=json", "--num_tokens=20"]}
     prepared, trained, converted, tuned, generated = run_block("start_text.md", "own-commands", tmp_path, more)
     assert "--config.data.source=megatron:" in prepared.stdout + prepared.stderr
