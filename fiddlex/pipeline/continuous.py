@@ -25,7 +25,7 @@ class InFlight(NamedTuple):
 
     carry: Carry
     # For each memory, int32 [slot]: the actual slot for each slot number in the next table. None where the memory has
-    # no slots: XLA crashes at an empty array among the inputs of a `shard_map` (jaxlib 0.11.2).
+    # no slots: XLA crashes at an empty array among the inputs of a `shard_map` that uses it (jaxlib 0.11.2).
     slots: Renames
 
 

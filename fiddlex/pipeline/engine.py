@@ -287,7 +287,9 @@ class Engine:
     def _microbatch(self, number: Integer) -> Tree:
         def part(x: jax.Array) -> jax.Array:
             size = x.shape[0] // (len(self.scales) * self.spec.batch_size)
-            if size == x.shape[0]:  # then XLA would know the slice without the number, which holds work (`_if_any`)
+            if size == x.shape[0]:
+                # A slice of all rows would not depend on the number, and XLA would move the work on it out of the loop
+                # of `_if_any`. No work reads the row that is added.
                 x = jnp.concatenate([x, x[:1]])
             return lax.dynamic_slice_in_dim(x, number * size, size)
 
