@@ -52,8 +52,9 @@ def _nonfinite(placement: LayerPlacement, part: str, g: jax.Array) -> jax.Array:
 def _of_rows(g: jax.Array, mesh: Mesh, *, after: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The sum of squares of each row, float32 [row], and whether it has a value that is not finite, bool [row].
 
-    The loop over rows begins once the number `after` is known. XLA:CPU runs independent loops side by side, and devices
-    that sum over one another in two of them at a time would wait for each other.
+    On CPUs the loop over rows begins once the number `after` is known. XLA:CPU runs independent loops side by side, and
+    devices that sum over one another in two of them at a time would wait for each other. XLA:GPU would take more memory
+    for it.
     """
     pipe = mesh.shape["pipe"]
     number = len(g) // pipe
@@ -64,7 +65,9 @@ def _of_rows(g: jax.Array, mesh: Mesh, *, after: jax.Array) -> tuple[jax.Array, 
         squares = squares.at[:, index].set(jnp.square(row).sum(axes))
         return changed, (index + 1, squares, bad.at[:, index].set(jnp.any(~jnp.isfinite(row), axis=axes)))
 
-    first = jnp.minimum(jnp.isnan(after).astype(jnp.int32), 0)  # 0, which XLA does not know
+    first = jnp.int32(0)
+    if mesh.devices.flat[0].platform == "cpu":
+        first = jnp.minimum(jnp.isnan(after).astype(jnp.int32), 0)  # 0, which XLA does not know
     start = first, jnp.zeros((pipe, number)), jnp.zeros((pipe, number), bool)
     _, (_, squares, bad) = map_rows(rule, (), g, start, mesh=mesh)
     return squares.reshape(-1), bad.reshape(-1)
