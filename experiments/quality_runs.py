@@ -43,7 +43,7 @@ def make_config(case: QualityCase) -> Config:
     config.train.num_steps, config.train.seed, config.data.seed = case.steps, case.seed, case.seed
     config.train.eval_every, config.train.checkpoint_every = max(case.steps // 10, 1), case.steps
     config.train.log_every = max(case.steps // 20, 1)
-    return config
+    return config.without_unused()  # each optimizer uses beta1 or momentum
 
 
 def train(case: QualityCase) -> Records:

@@ -6,6 +6,7 @@ is set (`fiddlex.config.records.Checked`). Values that follow from several field
 are computed here and nowhere else.
 """
 
+import copy
 import dataclasses
 import json
 from typing import Any, cast
@@ -19,6 +20,7 @@ from fiddlex.config.schedule_source import source_of
 from fiddlex.config.sections import MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
 from fiddlex.config.small_files import json_object
 from fiddlex.config.train_section import TrainConfig
+from fiddlex.config.unused import unused
 from fiddlex.errors import ConfigError
 
 LABELLED = ("classification", "multiple_choice")  # objectives whose data are texts with labels
@@ -77,6 +79,8 @@ class Config(Checked, prefix="config."):
         """
         for section in dataclasses.fields(self):
             getattr(self, section.name).validate()
+        for _, message in unused(self):
+            raise ConfigError(message)
         self._validate_task()
         self._validate_prediction()
         self._validate_streams()
@@ -234,6 +238,18 @@ class Config(Checked, prefix="config."):
                 f"pipeline.weights_memory=host with train.sample_tokens={self.train.sample_tokens}: sampling keeps all "
                 "weights on the devices. Use train.sample_tokens=0, or pipeline.weights_memory=device."
             )
+
+    def without_unused(self) -> "Config":
+        """A copy in which each field that other fields make the run ignore has its default.
+
+        A config that was read from a workdir may have such fields: earlier versions saved them, and an override may
+        have made them so.
+        """
+        config = copy.deepcopy(self)
+        while paths := [path for path, _ in unused(config)]:
+            for section, _, name in (path.partition(".") for path in paths):
+                setattr(getattr(config, section), name, getattr(type(getattr(config, section)), name))
+        return config
 
     def to_json(self) -> str:
         """The resolved config as indented JSON, as it is saved in a workdir."""

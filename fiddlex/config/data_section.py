@@ -6,11 +6,25 @@ from fiddlex.config import rules
 from fiddlex.config.megatron_source import parse_source, parse_split
 from fiddlex.config.records import Checked
 from fiddlex.config.source_hints import source_meant
+from fiddlex.config.unused import Other, used
 from fiddlex.errors import ConfigError
 
 SOURCE_KINDS = ("text", "hf", "array_record", "tokens", "megatron", "tsv", "jsonl")  # each with a path
 MOST_CACHE_GIB = 2.0**20
 MOST_THREADS = 256
+# Which values of other fields use a field (`fiddlex.config.unused`).
+HELD_OUT = {"data.eval_source": ("",)}
+DIVIDED = {"data.source": ("stdlib", *(f"{kind}:PATH" for kind in SOURCE_KINDS if kind != "megatron"))}
+MEGATRON = {"data.source": ("megatron:PREFIX",)}
+COLUMNS = {name: ("hf:PATH", "array_record:PATH") for name in ("data.source", "data.eval_source")}
+TOKENS = {name: ("tokens:PATH",) for name in ("data.source", "data.eval_source")}
+MASKED = {"model.objective": ("mlm", "mlm_nsp", "mlm_sop")}
+MLM = {"model.objective": ("mlm",)}
+LABELLED = {"model.objective": ("classification", "multiple_choice")}
+CLASSES = {"model.objective": ("classification",)}
+CHOICES = {"model.objective": ("multiple_choice",)}
+LINES = {**LABELLED, "data.eval_source": ("jsonl:PATH",)}
+CACHED = {"data.sample_cache_gib": (Other(4),)}
 
 
 @dataclasses.dataclass
@@ -19,30 +33,30 @@ class DataConfig(Checked, prefix="config.data."):
 
     source: str = "stdlib"  # stdlib, or text:, hf:, array_record:, tokens:, megatron: and a path; labels: tsv:, jsonl:
     eval_source: str = ""  # like source; empty: a held-out share of source; for lm also jsonl:PATH of continuations
-    eval_fraction: float = 0.05  # the held-out share of source; unused with eval_source and megatron:PREFIX
-    split: str = "969,30,1"  # of megatron:PREFIX: shares to train on, to hold out and to leave out; as eval_fraction
-    text_column: str = "text"  # column of hf:PATH that holds the text; of array_record:PATH the key in JSON records
+    eval_fraction: float = used(0.05, HELD_OUT, DIVIDED)  # held-out share of source; not with eval_source or megatron:
+    split: str = used("969,30,1", HELD_OUT, MEGATRON)  # of megatron:PREFIX: shares to train on, hold out and leave out
+    text_column: str = used("text", COLUMNS)  # column of hf:PATH that holds the text; key in array_record:PATH's JSON
     tokenizer: str = "bytes"  # bytes | path of a JSON file of the `tokenizers` library
-    token_dtype: str = "uint16"  # type in files of tokens:PATH; uint16 | uint32
+    token_dtype: str = used("uint16", TOKENS)  # type in files of tokens:PATH; uint16 | uint32
     cache: str = ""  # folder that keeps the tokens of text, shared by all hosts; empty: several processes, the workdir
     sample_cache_gib: float = 0.0  # GiB of fetched samples to keep, which are never evicted; 0: none are kept
-    sample_cache_folder: str = ""  # folder that keeps these for all runs of a machine; empty: memory, of each process
+    sample_cache_folder: str = used("", CACHED)  # folder of these, for all runs of a machine; empty: in memory
     share: str = ""  # folder, best in /dev/shm, by which runs of a machine prepare each batch once for all; empty: none
     num_threads: int = 2  # threads of each process that prepare batches
     log_samples: bool = False  # writes which samples each step trains on to WORKDIR/samples
     global_batch_size: int = 32  # examples per step, over all replicas and microbatches
     eval_batches: int = 0  # batches per evaluation; 0: all held-out data
     seed: int = 0  # seed of the order of examples and of the masks
-    mask_fraction: float = 0.15  # share of an example's tokens to predict; for mlm, mlm_nsp and mlm_sop
-    whole_words: bool = False  # masks either all tokens of a word or none
-    pack: bool = True  # for mlm: packs short documents, each attending only to itself, into one example; else pads each
-    text_fields: str = "sentence1,sentence2"  # columns or keys of the one or two texts of a task
-    choices_fields: str = "choices"  # for multiple_choice: one key that holds a list, or a column for each choice
-    num_choices: int = 4  # answers to choose from, for multiple_choice
-    label_field: str = "label"  # column or key of the right answer
-    labels: str = ""  # for classification: the classes in order, as in entailment,neutral,contradiction
-    truncate: bool = False  # cuts a task's texts that are longer than model.seq_len; else they are an error
-    skip_bad_lines: bool = False  # skips and counts bad lines of a task; else they are an error
+    mask_fraction: float = used(0.15, MASKED)  # share of an example's tokens to predict; for mlm, mlm_nsp and mlm_sop
+    whole_words: bool = used(False, MASKED)  # masks either all tokens of a word or none
+    pack: bool = used(True, MLM)  # mlm: packs short documents, each attending only to itself; else pads each
+    text_fields: str = used("sentence1,sentence2", LABELLED)  # columns or keys of the one or two texts of a task
+    choices_fields: str = used("choices", CHOICES)  # multiple_choice: a key with a list, or a column for each choice
+    num_choices: int = used(4, CHOICES)  # answers to choose from, for multiple_choice
+    label_field: str = used("label", LABELLED)  # column or key of the right answer
+    labels: str = used("", CLASSES)  # classification: the classes in order, as in entailment,neutral,contradiction
+    truncate: bool = used(False, LABELLED)  # cuts a task's texts that are longer than model.seq_len; else an error
+    skip_bad_lines: bool = used(False, LINES)  # skips and counts bad lines of a task; else they are an error
     eval_stride: int = 0  # for lm: tokens from one evaluation window to the next; 0: model.seq_len, no overlap
 
     @property
@@ -64,11 +78,6 @@ class DataConfig(Checked, prefix="config.data."):
         rules.at_least("data.seed", self.seed, 0)
         rules.between("data.sample_cache_gib", self.sample_cache_gib, 0, MOST_CACHE_GIB)
         rules.between("data.num_threads", self.num_threads, 1, MOST_THREADS)
-        if self.sample_cache_folder and not self.sample_cache_gib:
-            raise ConfigError(
-                f"data.sample_cache_folder={self.sample_cache_folder} with data.sample_cache_gib=0: nothing would be "
-                "kept there. Set data.sample_cache_gib, or leave the folder empty."
-            )
         rules.fraction("data.eval_fraction", self.eval_fraction)
         parse_split("data.split", self.split)
 

@@ -9,11 +9,13 @@ import dataclasses
 import math
 
 from fiddlex.config import rules
+from fiddlex.config.every import AUTO
 from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
 from fiddlex.config.recompute import FULL, check_recompute, recomputed
 from fiddlex.config.records import Checked
 from fiddlex.config.stages import check_layers_per_stage
 from fiddlex.config.stash import SAME, STASH_DTYPES
+from fiddlex.config.unused import Other, used
 from fiddlex.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -32,6 +34,22 @@ MOST_INIT_STD = 100.0  # far above any in use; with much larger values the first
 MOST_LAYERS = 2**16  # each takes memory on the host before any weight is read or made
 MOST_WEIGHTS = 2**58  # in one array; XLA holds its size in bytes in a 64-bit integer and aborts on overflow
 LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
+# Which values of other fields use a field (`fiddlex.config.unused`).
+SCALED = {"model.rope_scaling": ("linear", "llama3")}
+LLAMA3 = {"model.rope_scaling": ("llama3",)}
+ORDERED = {
+    "mesh.pipe": (Other(2),),
+    "pipeline.semantics": (Other("2bw"),),
+    "pipeline.semantics_schedule": (Other(AUTO),),
+}
+SWITCHED = {"pipeline.semantics_schedule": (AUTO,)}
+PREDICTED = {"pipeline.prediction": ("extrapolate", "momentum")}
+DECAYED = {"optimizer.schedule": ("cosine", "linear")}
+MOMENTS = {"optimizer.name": ("adamw", "nadamw", "adam", "adan", "lion", "muon", "lamb")}
+SQUARES = {"optimizer.name": ("adamw", "nadamw", "adam", "adan", "muon", "lamb")}
+ADAN = {"optimizer.name": ("adan",)}
+MOMENTUM = {"optimizer.name": ("sgd", "muon")}
+FLOAT16 = {"model.dtype": ("float16",)}
 
 
 @dataclasses.dataclass
@@ -59,10 +77,10 @@ class ModelConfig(Checked, prefix="config.model."):
     tied_embeddings: bool = True  # the table of the embedding also scores the vocabulary
     rope_base: float = 10000.0  # base of the wavelengths of rotary positions
     rope_scaling: str = "none"  # none | linear | llama3: how rope_factor lengthens the wavelengths
-    rope_factor: float = 1.0  # factor of the lengthening; 1: none
-    rope_low_frequency: float = 1.0  # llama3: wavelengths above rope_original_len / this are lengthened
-    rope_high_frequency: float = 4.0  # llama3: wavelengths below rope_original_len / this stay
-    rope_original_len: int = 8192  # llama3: length of the sequences before the lengthening
+    rope_factor: float = used(1.0, SCALED)  # factor of the lengthening; 1: none
+    rope_low_frequency: float = used(1.0, LLAMA3)  # llama3: wavelengths above rope_original_len / this are lengthened
+    rope_high_frequency: float = used(4.0, LLAMA3)  # llama3: wavelengths below rope_original_len / this stay
+    rope_original_len: int = used(8192, LLAMA3)  # llama3: length of the sequences before the lengthening
 
     @property
     def task(self) -> str:
@@ -144,11 +162,6 @@ class ModelConfig(Checked, prefix="config.model."):
                 f"model.rope_low_frequency={self.rope_low_frequency:g} must be below model.rope_high_frequency="
                 f"{self.rope_high_frequency:g}: between them the lengthening falls off. Llama 3 has 1 and 4."
             )
-        if self.rope_scaling == "none" and self.rope_factor != 1:
-            raise ConfigError(
-                f"model.rope_factor={self.rope_factor:g} with model.rope_scaling=none: it changes nothing. Set it to "
-                "1, or use model.rope_scaling=linear or llama3."
-            )
         if "rope_base" in family(self.family).fields and self.head_size % 2:
             raise ConfigError(
                 f"model.head_dim={self.head_size} with model.family={self.family}: rotary positions turn pairs of a "
@@ -207,18 +220,18 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     num_chunks: int = 1  # stages on each pipe rank
     num_microbatches: int = 1  # microbatches in one replica's batch
     layers_per_stage: str = ""  # layers of each stage, as in 3,2,3 | balanced: the fastest | empty: as even as possible
-    order: str = "auto"  # strict: one action a tick, in order | ahead: F and B share ticks | auto: strict for files
+    order: str = used("auto", ORDERED)  # strict: an action a tick | ahead: F and B share ticks | auto: strict for files
     recompute: str = "none"  # some of attention,gelu,norms,masks | none | selective (= attention) | full (whole layers)
     stash_memory: str = "device"  # where what a forward saves waits for its backward: device | host (TPUs and GPUs)
     weights_memory: str = "device"  # where the layers' weights and gradients wait for their chunk's turn: device | host
     stash_dtype: str = "same"  # of activations saved for the backward pass: same | float8_e4m3fn | int8 (both lossy)
     semantics: str = "sync"  # delay of the weights, in updates: sync | 2bw | stash | vertical_sync | delay:K
     semantics_schedule: str = ""  # replaces semantics=sync: phases and their lengths, as in sync:0.2,2bw; or auto
-    switch_window: int = 25  # for auto: steps over whose mean loss it decides
-    switch_threshold: float = 0.01  # for auto: share of the loss; a window that falls by less ends sync
+    switch_window: int = used(25, SWITCHED)  # for auto: steps over whose mean loss it decides
+    switch_threshold: float = used(0.01, SWITCHED)  # for auto: share of the loss; a window that falls by less ends sync
     prediction: str = "none"  # of delayed weights: none | extrapolate (past updates) | momentum (the optimizer's)
-    prediction_order: int = 1  # 1 | 2: 2 also uses what the last gradient added to the momentum
-    prediction_scale: float = 1.0  # multiplies the predicted update
+    prediction_order: int = used(1, PREDICTED)  # 1 | 2: 2 also uses what the last gradient added to the momentum
+    prediction_scale: float = used(1.0, PREDICTED)  # multiplies the predicted update
 
     @property
     def recomputed(self) -> frozenset[str]:
@@ -261,12 +274,6 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
         rules.choice("pipeline.prediction", self.prediction, PREDICTIONS)
         rules.between("pipeline.prediction_order", self.prediction_order, 1, 2)
         rules.positive("pipeline.prediction_scale", self.prediction_scale, MOST_PREDICTION_SCALE)
-        if self.prediction == "none" and (self.prediction_order, self.prediction_scale) != (1, 1.0):
-            raise ConfigError(
-                f"pipeline.prediction_order={self.prediction_order} and pipeline.prediction_scale="
-                f"{self.prediction_scale:g} with pipeline.prediction=none: they change nothing without prediction. "
-                "Set both to 1, or use pipeline.prediction=extrapolate or momentum."
-            )
 
 
 @dataclasses.dataclass
@@ -277,19 +284,19 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
     learning_rate: float = 1e-3  # highest learning rate, reached at the end of the warm-up
     schedule: str = "cosine"  # shape after the warm-up: cosine | linear | constant
     warmup_steps: int = 0  # steps in which the learning rate rises from 0
-    decay_steps: int = 0  # steps of the whole schedule, warm-up included; 0: train.num_steps
-    final_learning_rate: float = 0.0  # learning rate at decay_steps and from then on
+    decay_steps: int = used(0, DECAYED)  # steps of the whole schedule, warm-up included; 0: train.num_steps
+    final_learning_rate: float = used(0.0, DECAYED)  # learning rate at decay_steps and from then on
     weight_decay: float = 0.0  # decay of matrices in each step, times the learning rate; norms and biases have none
     clip_norm: float = 0.0  # largest global norm of the gradient, which is scaled down to it; 0: no clipping
-    beta1: float = 0.9  # decay of the mean of the gradients
-    beta2: float = 0.95  # decay of the mean of their squares; lion: of the momentum
-    epsilon: float = 1e-8  # added to the denominator of an update
-    beta3: float = 0.99  # decay of the mean of squares, for adan alone
-    momentum: float = 0.9  # decay of the momentum, for sgd and, of matrices, for muon
+    beta1: float = used(0.9, MOMENTS)  # decay of the mean of the gradients
+    beta2: float = used(0.95, MOMENTS)  # decay of the mean of their squares; lion: of the momentum
+    epsilon: float = used(1e-8, SQUARES)  # added to the denominator of an update
+    beta3: float = used(0.99, ADAN)  # decay of the mean of squares, for adan alone
+    momentum: float = used(0.9, MOMENTUM)  # decay of the momentum, for sgd and, of matrices, for muon
     zero1: bool = True  # shards master weights and optimizer state over `data`
     offload: bool = False  # keeps matrices and tables of weights and state on the host between steps
-    loss_scale: float = 65536.0  # initial loss scale of float16; halved when gradients overflow
-    loss_scale_window: int = 1000  # steps without an overflow after which the loss scale doubles
+    loss_scale: float = used(65536.0, FLOAT16)  # initial loss scale of float16; halved when gradients overflow
+    loss_scale_window: int = used(1000, FLOAT16)  # steps without an overflow after which the loss scale doubles
 
     @property
     def momentum_field(self) -> str:

@@ -6,12 +6,20 @@ from fiddlex.config import rules
 from fiddlex.config.every import AUTO, Every, EveryField
 from fiddlex.config.profiled import parse_ranks, parse_steps
 from fiddlex.config.records import Checked
+from fiddlex.config.unused import Other, used
 from fiddlex.errors import ConfigError
 
 ON_FAULT = ("stop", "skip", "rollback")
 LEAST_SPIKE, MOST_SPIKE = 1.1, 1e6  # bounds of a spike
 LEAST_OVERHEAD, MOST_OVERHEAD = 1e-4, 1.0  # of checkpoints, as a share of the time of steps
 LEAST_FAILURE_H, MOST_FAILURE_H = 1e-3, 1e6  # between two failures of a run
+# Which values of other fields use a field (`fiddlex.config.unused`).
+INTERVAL = {"train.checkpoint_every": (AUTO,)}
+NO_FAILURES = {"train.mean_time_to_failure_h": (0,)}
+CHECKPOINTS = {"train.checkpoint_every": (Other(100),)}
+SPIKES = {"train.spike_bound": (Other(4),)}
+FAULTS = {"train.on_nonfinite": ("skip", "rollback"), **SPIKES}
+PROFILE = {"train.profile_steps": (Other("10:13"),)}
 FORMER = {"keep_checkpoints": "keep_last, which counts the newest checkpoint too"}
 
 
@@ -24,14 +32,14 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     log_every: int = 10  # steps from one line of the log to the next; 0: none
     eval_every: int = 0  # steps from one evaluation to the next; the run also ends with one, unless this is 0
     checkpoint_every: EveryField = 0  # steps from one checkpoint to the next | auto; the last step has one, unless 0
-    checkpoint_overhead: float = 0.035  # auto: largest share that checkpoints may add to the time of steps
-    mean_time_to_failure_h: float = 0.0  # auto: hours between two failures, in place of the overhead; 0: not known
-    keep_last: int = 2  # checkpoints to keep; of the newest it is not known before the next step whether it is good
-    keep_every: int = 0  # keep the first checkpoint of every so many steps, however old; 0: none
+    checkpoint_overhead: float = used(0.035, INTERVAL, NO_FAILURES)  # auto: largest share of time that saving may add
+    mean_time_to_failure_h: float = used(0.0, INTERVAL)  # auto: hours between two failures; 0: the overhead counts
+    keep_last: int = used(2, CHECKPOINTS)  # checkpoints to keep; the next step tells whether the newest is good
+    keep_every: int = used(0, CHECKPOINTS)  # keep the first checkpoint of every so many steps, however old; 0: none
     on_nonfinite: str = "stop"  # what a loss or gradient that is not finite does: stop | skip (the update) | rollback
     spike_bound: float = 0.0  # loss or gradient this many times as large as usual is a spike, never an update; 0: off
-    on_spike: str = "skip"  # what a spike does: stop | skip | rollback (to the last good checkpoint, without the batch)
-    max_faults: int = 10  # steps that may be skipped or rolled back in a run before it ends
+    on_spike: str = used("skip", SPIKES)  # what a spike does: stop | skip | rollback (and drop the batch)
+    max_faults: int = used(10, FAULTS)  # steps that may be skipped or rolled back in a run before it ends
     init_from: str = ""  # workdir, or hf:DIR, whose weights this run starts from; a head of another kind is initialised
     patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
     sample_tokens: int = 0  # tokens of the text sampled at the end of the run; 0: none
@@ -40,7 +48,7 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     topology: str = ""  # whose chip's peak is that of `mfu`: a name or a .toml path; empty: by the kind of the devices
     compilation_cache: str = AUTO  # folder for compiled programs; auto: one of the user's; empty: none
     profile_steps: str = ""  # first and last step of a profile for TensorBoard, as in 10:13; empty: none
-    profile_ranks: str = "0"  # processes that write the profile, as in 0,3; or all
+    profile_ranks: str = used("0", PROFILE)  # processes that write the profile, as in 0,3; or all
     wandb_project: str = ""  # project at Weights & Biases to log to as well; takes the extra wandb
 
     def validate(self) -> None:
@@ -71,37 +79,3 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
         rules.between("train.checkpoint_overhead", self.checkpoint_overhead, LEAST_OVERHEAD, MOST_OVERHEAD)
         if self.mean_time_to_failure_h:
             rules.between("train.mean_time_to_failure_h", self.mean_time_to_failure_h, LEAST_FAILURE_H, MOST_FAILURE_H)
-        for name, by, remedy in self._unused():
-            raise ConfigError(
-                f"train.{name}={getattr(self, name)} with train.{by}={getattr(self, by)}: it changes nothing. Set "
-                f"train.{by} to {remedy}, or train.{name} to {getattr(type(self)(), name)}."
-            )
-
-    def without_unused(self) -> "TrainConfig":
-        """A copy in which each field that another field makes the run ignore has its default.
-
-        `validate` refuses such fields, since a user expects them to do something. A config that was read from a workdir
-        may have them: versions before 2026-11-24 saved them, and an override may have made them so.
-        """
-        defaults = type(self)()
-        return dataclasses.replace(self, **{name: getattr(defaults, name) for name, _, _ in self._unused()})
-
-    def _unused(self) -> list[tuple[str, str, str]]:
-        """The fields that are set and that another field makes the run ignore.
-
-        Returns:
-          For each the field's name, the name of the other field, and which value of the other one would use it.
-        """
-        defaults = type(self)()
-        is_auto = Every(self.checkpoint_every).is_auto
-        uses = (
-            ("checkpoint_overhead", is_auto, "checkpoint_every", "auto"),
-            ("checkpoint_overhead", not self.mean_time_to_failure_h, "mean_time_to_failure_h", "0"),
-            ("mean_time_to_failure_h", is_auto, "checkpoint_every", "auto"),
-            ("on_spike", bool(self.spike_bound), "spike_bound", "4, for example"),
-        )
-        return [
-            (name, by, remedy)
-            for name, is_used, by, remedy in uses
-            if not is_used and getattr(self, name) != getattr(defaults, name)
-        ]

@@ -1,14 +1,92 @@
-"""Names the fields of a valid config that change nothing in its train step, for programs to tell the user.
+"""Fields of a config that change nothing, given the values of other fields.
 
-`Config.validate` refuses a field that changes nothing where the config alone shows it and no one sets it on purpose.
-The fields here are legitimate: `pipeline.stash_memory=host` depends on the schedule, which a plan may replace, and one
-list of `pipeline.recompute` may serve models with dropout and without.
+A field that another field may make the run ignore says so where it is declared, with `used`. `Config.validate` refuses
+such a field if it is set all the same, since whoever sets it expects it to do something. `unused_fields` names the
+fields that change nothing in a config's schedule and are legitimate: `pipeline.stash_memory=host` depends on the
+schedule, which a plan may replace, and one list of `pipeline.recompute` may serve models with dropout and without.
 """
 
-from fiddlex.config.config import Config
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+if typing.TYPE_CHECKING:
+    from fiddlex.config.config import Config
+
+_NEEDS = "needs"  # the key of a field's metadata
 
 
-def unused_fields(config: Config, *, host_stash_slots: int, has_whole: bool) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """Stands for all values of a field but its default; `example` is one of them, for messages."""
+
+    example: Any
+
+
+Need = Mapping[str, tuple[Any, ...]]
+
+
+def used(default: Any, *needs: Need) -> Any:
+    """Declares a field that changes something only while other fields have certain values.
+
+    Args:
+      default: the field's default.
+      *needs: paths of other fields and the values that use this one: a value, `Other`, or a kind of source such as
+        `tokens:PATH`, which stands for all sources of the kind. Of each need, one path must have such a value.
+    """
+    return dataclasses.field(default=default, metadata={_NEEDS: needs})
+
+
+def unused(config: "Config") -> Iterator[tuple[str, str]]:
+    """The fields that are set to something else than their default and that other fields make the run ignore.
+
+    Yields:
+      The field's path, and the message for who has set it.
+    """
+    for section in dataclasses.fields(config):
+        holder = getattr(config, section.name)
+        for field in dataclasses.fields(holder):
+            value, name = getattr(holder, field.name), f"{section.name}.{field.name}"
+            for need in field.metadata.get(_NEEDS, ()) if value != field.default else ():
+                if not any(_is_one(config, path, values) for path, values in need.items()):
+                    having = " and ".join(f"{path}={_shown(_value(config, path))}" for path in need)
+                    remedies = [f"{path} to {_listed(values)}" for path, values in need.items()]
+                    remedy = ", or ".join([*remedies, f"{name} to {_shown(field.default)}"])
+                    yield name, f"{name}={_shown(value)} with {having}: it changes nothing. Set {remedy}."
+                    break
+
+
+def _is_one(config: "Config", path: str, values: tuple[Any, ...]) -> bool:
+    """Whether the field at `path` has one of the `values`."""
+    value = _value(config, path)
+    for each in values:
+        if isinstance(each, Other):
+            section, _, name = path.partition(".")
+            found = value != getattr(type(getattr(config, section)), name)
+        else:
+            kind, colon, _ = str(each).partition(":")
+            found = each in (value, str(value)) or bool(colon and str(value).startswith(f"{kind}:"))
+        if found:
+            return True
+    return False
+
+
+def _value(config: "Config", path: str) -> Any:
+    section, _, name = path.partition(".")
+    return config.model.task if path == "model.objective" else getattr(getattr(config, section), name)
+
+
+def _listed(values: tuple[Any, ...]) -> str:
+    *others, last = (f"{each.example}, for example" if isinstance(each, Other) else _shown(each) for each in values)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _shown(value: Any) -> str:
+    return '""' if value == "" else str(value)
+
+
+def unused_fields(config: "Config", *, host_stash_slots: int, has_whole: bool) -> list[str]:
     """A sentence for each field that changes nothing.
 
     Args:

@@ -225,7 +225,7 @@ def test_the_name_of_samples_has_what_they_follow_from(tmp_path):
 
 def test_what_keeps_nothing_is_refused():
     for fields, message in (
-        ({"sample_cache_folder": "/tmp/x"}, "data.sample_cache_gib=0: nothing would be kept"),
+        ({"sample_cache_folder": "/tmp/x"}, "data.sample_cache_gib=0.0: it changes nothing"),
         ({"sample_cache_gib": -1.0}, "data.sample_cache_gib=-1.0 must be at least 0"),
         ({"num_threads": 0}, "data.num_threads=0 must be at least 1"),
     ):

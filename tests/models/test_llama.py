@@ -149,7 +149,7 @@ def test_the_planner_tries_tensor_sizes_that_split_or_share_the_keys(config: Con
         ({"model.num_kv_heads": 4, "model.num_heads": 12, "model.hidden_size": 36, "mesh.tensor": 3}, "num_kv_heads=4"),
         ({"model.head_dim": 7}, "model.head_dim=7 with model.family=llama: rotary positions turn pairs"),
         ({"model.rope_scaling": "yarn"}, "model.rope_scaling='yarn' is not one of none, linear, llama3"),
-        ({"model.rope_scaling": "none"}, "model.rope_factor=2 with model.rope_scaling=none"),
+        ({"model.rope_scaling": "none"}, "model.rope_factor=2.0 with model.rope_scaling=none"),
         ({"model.rope_low_frequency": 4.0}, "model.rope_low_frequency=4 must be below"),
         ({"model.rope_base": 0.5}, "model.rope_base=0.5"),
         ({"model.rope_original_len": 0}, "model.rope_original_len=0"),

@@ -57,7 +57,10 @@ def random_dataset(config: Config) -> Dataset:
 
 def of_task(config: Config, task: str) -> Config:
     config.model.family, config.model.objective, config.model.post_norm = "bert", task, True
-    config.data.labels, config.data.num_choices = "a,b,c", 3
+    if task == "classification":
+        config.data.labels = "a,b,c"
+    if task == "multiple_choice":
+        config.data.num_choices = 3
     if task in ("classification", "multiple_choice"):
         config.data.source = "jsonl:none"  # where a test makes examples up
     return config

@@ -75,7 +75,10 @@ class Case:
             self._apply_llama(config.model, tied=norms == "tied")
         elif objective != "gpt":
             config.model.family, config.model.objective, config.model.post_norm = "bert", objective, norms == "post"
-            config.data.labels, config.data.num_choices = "a,b,c", 3
+        if objective == "classification":
+            config.data.labels = "a,b,c"
+        if objective == "multiple_choice":
+            config.data.num_choices = 3
         if objective in ("classification", "multiple_choice"):
             config.data.source = "jsonl:none"  # the examples are made up
         config.model.num_layers, config.model.dropout = self.num_layers, 0.1 if self.dropout != "-" else 0.0
@@ -101,7 +104,8 @@ class Case:
         # Some gradients of biases are pure rounding noise: all those of the keys, since a bias of the keys has no
         # effect on attention. At Adam's usual 1e-8 that noise would be scaled up to whole steps, differently in any two
         # programs.
-        optimizer.epsilon = 1e-5
+        if optimizer.name not in ("sgd", "lion", "adafactor"):
+            optimizer.epsilon = 1e-5
         return config
 
     @staticmethod

@@ -156,17 +156,25 @@ def test_what_is_saved_and_evaluated_are_the_true_weights(config: Config, tmp_pa
             "with semantics sync, delay:0: every batch runs with the newest weights",
         ),
         (
-            {"pipeline.prediction": "momentum", "optimizer.name": "adafactor"},
+            {"pipeline.prediction": "momentum", "optimizer.name": "adafactor", "optimizer.epsilon": 1e-8},
             "prediction=momentum and pipeline.prediction_order=1 with optimizer.name=adafactor: this optimizer has no "
             "momentum, from which the next update could be predicted. Use another optimizer, or use",
         ),
         (
-            {"pipeline.prediction_order": 2, "optimizer.name": "sgd", "optimizer.momentum": 0.0},
+            {
+                "pipeline.prediction_order": 2,
+                "optimizer.name": "sgd",
+                "optimizer.momentum": 0.0,
+                "optimizer.epsilon": 1e-8,
+            },
             "prediction_order=2 with optimizer.name=sgd and optimizer.momentum=0: this optimizer has no momentum, from "
             "which the next update could be predicted. Set optimizer.momentum above 0, or use",
         ),
         ({"optimizer.offload": True}, "optimizer.offload=true with pipeline.prediction=extrapolate: a prediction of"),
-        ({"pipeline.prediction": "none", "pipeline.prediction_scale": 1.4}, "they change nothing without prediction"),
+        (
+            {"pipeline.prediction": "none", "pipeline.prediction_scale": 1.4},
+            "with pipeline.prediction=none: it changes nothing",
+        ),
         ({"pipeline.prediction": "extrapolat"}, "Did you mean 'extrapolate'?"),
         ({"pipeline.prediction_order": 3}, "pipeline.prediction_order=3 must be at least 1 and at most 2"),
         ({"pipeline.prediction_scale": 0.0}, "pipeline.prediction_scale=0.0 must be greater than 0 and at most 10"),

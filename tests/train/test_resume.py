@@ -148,7 +148,8 @@ def test_resume_on_another_layout(
 ) -> None:
     monkeypatch.setattr(blockwise, "MIN_FACTORED_SIZE", 16)  # so that Adafactor factors these small matrices
     config.model.num_layers, config.optimizer.name, config.pipeline.semantics = 4, optimizer, semantics
-    config.optimizer.epsilon = 1e-6  # see tests/train/test_layouts.py
+    if optimizer != "adafactor":
+        config.optimizer.epsilon = 1e-6  # see tests/train/test_layouts.py
     loop.train(config, tmp_path / "whole")
     workdir, whole_run = tmp_path / "parts", tmp_path / "whole"
     first = copy.deepcopy(config)
@@ -178,7 +179,9 @@ def test_a_run_resumes_with_its_optimizer_on_the_host_and_back(
     optimizer: str, config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blockwise, "MIN_FACTORED_SIZE", 16)
-    config.model.num_layers, config.optimizer.name, config.optimizer.epsilon = 4, optimizer, 1e-6
+    config.model.num_layers, config.optimizer.name = 4, optimizer
+    if optimizer == "adamw":
+        config.optimizer.epsilon = 1e-6
     whole = [record["loss"] for record in Trainer(config).steps(4)]
     losses, kinds = [], []
     # On the host, then there in another layout, then on the devices, then on the host with the layers' weights.

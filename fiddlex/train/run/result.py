@@ -46,14 +46,13 @@ def result_config(
 ) -> tuple[Config, Config]:
     """The config of a run, and the config to use its weights with, not yet validated.
 
-    In the latter, fields of `train` that would change nothing have their defaults.
+    In the latter, fields that would change nothing have their defaults.
 
     Raises:
       CheckpointError: when the workdir has no run, or the changed config has weights of other shapes.
     """
     saved = read_config(workdir, named_by=named_by)
-    config = replaced(change(saved), FLUSHED)
-    config.train = config.train.without_unused()
+    config = replaced(change(saved), FLUSHED).without_unused()
     check_same_shapes(saved, config, workdir)
     return saved, config
 

@@ -256,7 +256,7 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
                 f"{named_by}={workdir} is a folder of transformers. Convert it to a workdir first: fiddlex "
                 f"convert --source=hf:{folder} --target=WORKDIR"
             )
-        saved = with_table(Config.from_json(text), workdir)
+        saved = with_table(Config.from_json(text).without_unused(), workdir)
         saved = replaced(saved, {_PROGRAMS: AUTO})
         own = workdir / OWN_TOKENIZER  # where it is now: the workdir may have been moved
         is_own = saved.data.tokenizer.endswith(f"/{OWN_TOKENIZER}") and own.is_file()
