@@ -25,7 +25,8 @@ PAPERS = [
         "CoorDL",
         "Gist",
     ),
-    *("Harmony", "Daydream", "Themis", "Gavel", "Synergy", "Blox", "Blink", "Philly", "TBD"),
+    *("Harmony", "Daydream", "Themis", "Gavel", "Synergy", "Blox", "Blink", "Philly", "TBD", "POP", "HiveMind"),
+    *("Parameter Hub", "Deep learning over RDMA", "Dynamic pricing", "Transient servers", "Spectral bounds"),
     *("Megatron-LM", "Sequence parallelism", "Zero bubble", "Controllable memory", "DualPipe", "GPipe", "Chimera"),
 ]
 

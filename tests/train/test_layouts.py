@@ -15,7 +15,7 @@ from fiddlex.models import collective_matmul, dropout
 from fiddlex.models.flash import make_splash
 from fiddlex.schedules.resolve import resolve
 from fiddlex.train.step import gradients
-from tests.programs import call
+from tests.programs import ROOT, call
 from tests.train import one_layout
 from tests.train.further_layouts import (
     FURTHER,
@@ -144,6 +144,16 @@ def check(layout: Case, config: Config) -> None:
 
 
 DEFAULT = [*COVERING, MUON, *LLAMA, *PUBLISHED, *PAIRED, *BALANCED[:1], *FOUND, *RECOMPUTED, *OFFLOADED, *STREAMED]
+
+
+def test_the_page_of_features_counts_the_layouts():
+    families = [
+        {"gpt": "GPT", "llama": "Llama"}.get(each.model.split(",")[0], "BERT") for each in DEFAULT + EVEN_FURTHER
+    ]
+    gpt, bert, llama = (families.count(name) for name in ("GPT", "BERT", "Llama"))
+    page = " ".join((ROOT / "docs" / "features.md").read_text(encoding="utf-8").split())
+    assert f"Tests train {gpt} layouts of GPT, {bert} of BERT and {llama} of Llama" in page
+    assert f"{len(DEFAULT)} of them are in the default tier" in page
 
 
 @pytest.mark.parametrize("layout", grouped(DEFAULT))
