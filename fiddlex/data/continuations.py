@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from fiddlex.config.readable import counted
 from fiddlex.data.ragged import Ragged, encode_rows
 from fiddlex.data.tables import Table, read_table
 from fiddlex.data.tokenizers import Tokenizer, begun, warn_of_unknown
@@ -242,7 +243,8 @@ def _continued(context: np.ndarray, whole: np.ndarray, *, tokenizer: Tokenizer, 
     if num_tokens > seq_len:
         raise BadLineError(
             "too long",
-            f"a continuation takes {num_tokens} tokens, more than model.seq_len={seq_len}, and only contexts are cut. "
+            f"a continuation takes {counted(num_tokens, 'token')}, more than model.seq_len={seq_len}, and only "
+            f"contexts are cut. "
             "Raise model.seq_len.",
         )
     if prefix:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tokenizers
 
+from fiddlex.config.readable import counted
 from fiddlex.data.named_tokens import end_ids, special_names
 from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer
 from fiddlex.errors import ConfigError
@@ -55,7 +56,8 @@ class HarnessTokenizer:
         prefix = next((each for each in (prefix_token_id, begin, self.end) if each is not None), None)
         if prefix is None or not 0 <= prefix < tokenizer.vocab_size:
             raise ConfigError(
-                f"prefix_token_id={prefix_token_id}: data.tokenizer={spec} has {tokenizer.vocab_size} tokens and "
+                f"prefix_token_id={prefix_token_id}: data.tokenizer={spec} has "
+                f"{counted(tokenizer.vocab_size, 'token')} and "
                 f"{'no' if prefix is None else 'a'} token that begins or ends a text. Name the id of the token to put "
                 "before a text of which all tokens are scored."
             )

@@ -81,7 +81,7 @@ def test_tokens_that_are_not_there(spec, tmp_path):
     plain = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     plain.save(str(tmp_path / "plain.json"))
     (tmp_path / "tokenizer_config.json").unlink()
-    with pytest.raises(ConfigError, match=r"prefix_token_id=None: .* has 1 tokens and no token that begins"):
+    with pytest.raises(ConfigError, match=r"prefix_token_id=None: .* has 1 token and no token that begins"):
         harness(str(tmp_path / "plain.json"))
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fiddlex.config.readable import counted
 from fiddlex.data import PieceDecoder, Tokenizer
 from fiddlex.data.tokenizers import begun
 from fiddlex.errors import ConfigError, NonFiniteError
@@ -200,7 +201,9 @@ class TextGenerator:
         """Raises ConfigError where `stream` would; returns the tokens of the prompts."""
         sampling.validate()
         if num_tokens < 1 or not prompts:
-            raise ConfigError(f"num_tokens={num_tokens} and {len(prompts)} prompts: each must be at least 1.")
+            raise ConfigError(
+                f"num_tokens={num_tokens} and {counted(len(prompts), 'prompt')}: each must be at least 1."
+            )
         _check_stops(stop, self._tokenizer)
         tokens = [self._tokenizer.encode(prompt).tolist() for prompt in prompts]
         tokens = [begun(each, self._beginning) for each in tokens]
@@ -208,7 +211,7 @@ class TextGenerator:
         for number, prompt in enumerate(tokens, start=1):
             if len(prompt) > seq_len:
                 raise ConfigError(
-                    f"Prompt {number} has {len(prompt):,} tokens, and the model sees at most "
+                    f"Prompt {number} has {counted(len(prompt), 'token')}, and the model sees at most "
                     f"model.seq_len={seq_len:,}: the first {len(prompt) - seq_len:,} would have no effect. Shorten the "
                     "prompt; a model with rotary positions may take a larger model.seq_len."
                 )
