@@ -33,6 +33,7 @@ from fiddlex.train.harness_tasks import task_manager  # noqa: E402
 from fiddlex.train.inference.sampling import SamplingConfig  # noqa: E402
 from fiddlex.train.run.conversion import import_folder  # noqa: E402
 from fiddlex.train.run.result import load_generator  # noqa: E402
+from fiddlex.train.trainer import load_trainer  # noqa: E402
 from third_party.lm_eval import compare  # noqa: E402
 
 # The harness and its data sets leave files to the garbage collector, and warn of their own use of transformers.
@@ -81,6 +82,17 @@ def test_requests(workdir: pathlib.Path) -> None:
     assert model.generate_until(likeliest) == model.generate_until(likeliest)
     with pytest.raises(ConfigError, match="generation_kwargs num_beams=2"):
         model.generate_until([request("generate_until", "def ", {"num_beams": 2})])
+
+
+def test_a_pair_is_scored_as_by_an_evaluation(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    pair = {"context": "import os", "continuation": " and sys"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
+    fields = {"data.eval_source": f"jsonl:{tmp_path / 'pairs.jsonl'}"}
+    (predicted,) = load_trainer(workdir, lambda config: replaced(config, fields)).predictions()
+    requests = [request("loglikelihood", *pair.values())]
+    ((expected, _),) = HFLM(str(workdir.parent / "hf"), dtype="float32", device="cpu").loglikelihood(requests)
+    ((found, _),) = FiddlexLM(str(workdir)).loglikelihood(requests)
+    assert [found, predicted["log_likelihoods"][0]] == pytest.approx([expected] * 2, rel=1e-4)
 
 
 def test_white_space_alone_comes_after_the_prefix_token(tmp_path: pathlib.Path) -> None:
