@@ -97,12 +97,13 @@ def make_mesh(config: MeshConfig) -> Mesh:
         ) from error
     if jax.process_count() > 1 and len(devices) != needed:
         raise ConfigError(
-            f"{sizes(config)} needs {needed} devices; the {jax.process_count()} processes have {len(devices)}, and "
+            f"{sizes(config)} needs {counted(needed, 'device')}; the {jax.process_count()} processes have "
+            f"{len(devices)}, and "
             f"none may be idle. Choose mesh.data, mesh.pipe and mesh.tensor with a product of {len(devices)}."
         )
     if len(devices) < needed:
         raise DeviceError(
-            f"{sizes(config)} needs {needed} devices; there are {len(devices)} ({devices[0].platform}). "
+            f"{sizes(config)} needs {counted(needed, 'device')}; there are {len(devices)} ({devices[0].platform}). "
             + _remedy(len(devices), devices[0].platform, needed)
         )
     if len(devices) > needed:
@@ -137,7 +138,8 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
     devices = _tpu_devices(name) if platform == "tpu" else _gpu_devices(name)
     if len(devices) != config.num_devices:
         raise DeviceError(
-            f"{sizes(config)} needs {config.num_devices} devices; {topology} has {len(devices)}. Choose mesh.data, "
+            f"{sizes(config)} needs {counted(config.num_devices, 'device')}; {topology} has {len(devices)}. Choose "
+            f"mesh.data, "
             f"mesh.pipe and mesh.tensor with a product of {len(devices)}, or another topology."
         )
     return _mesh(config, devices)

@@ -30,7 +30,7 @@ from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config, define_path
 from fiddlex.config.output_format import check_output
 from fiddlex.config.overrides import replaced
-from fiddlex.config.readable import readable_size
+from fiddlex.config.readable import counted, readable_size
 from fiddlex.costs.sizes import model_flops
 from fiddlex.errors import ConfigError
 from fiddlex.planner.fit import Calibration
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> None:
         print(json.dumps(facts))
         return
     print(
-        f"{facts['machine']}, {config.mesh.num_devices} devices, jax {facts['jax_version']}\n"
+        f"{facts['machine']}, {counted(config.mesh.num_devices, 'device')}, jax {facts['jax_version']}\n"
         f"step    {facts['step_time_s']:.4g} s, the median of {facts['num_steps']}; the fastest "
         f"{facts['fastest_step_s']:.4g} s, half of them between {facts['quartiles_s'][0]:.4g} and "
         f"{facts['quartiles_s'][1]:.4g} s\n"

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
         predictions = trainer.predictions()
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in predictions)
         write_output(output, text)
-        logger.info("%s: what the model says of %s lines", output, f"{len(predictions):,}")
+        logger.info("%s: what the model says of %s", output, counted(len(predictions), "line"))
     record = trainer.evaluate()
     if "eval_masked_accuracy" in record:
         record["eval_masked_majority"] = trainer.majority()

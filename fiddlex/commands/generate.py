@@ -20,7 +20,7 @@ from absl import flags
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_path, define_workdir
 from fiddlex.config.progress import phase
-from fiddlex.config.readable import readable_time
+from fiddlex.config.readable import counted, readable_time
 from fiddlex.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,7 +77,11 @@ def main(argv: list[str]) -> None:
         speeds.append(speed)
         rate = f", then {speed.tokens_per_second:,.0f} tokens/s" if speed.tokens_per_second else ""
         logger.info(
-            "%d of %d texts: first token after %s%s.", len(done), len(prompts), readable_time(speed.first_s), rate
+            "%d of %s: first token after %s%s.",
+            len(done),
+            counted(len(prompts), "text"),
+            readable_time(speed.first_s),
+            rate,
         )
     if _FORMAT.value == "json":
         samples = [completion._asdict() for completion in done]
@@ -108,7 +112,10 @@ def _drawn(prompts: list[str], speed: "Speed", *, single: bool) -> list["Complet
     if not (shows and single):
         done = collect(prompts, _counted(speed))
         for completion in done if shows else ():
-            print(f"--- {completion.num_tokens} tokens, end: {completion.end}\n{completion.prompt}{completion.text}")
+            print(
+                f"--- {counted(completion.num_tokens, 'token')}, end: "
+                f"{completion.end}\n{completion.prompt}{completion.text}"
+            )
         return done
 
     def shown() -> Iterator[list]:

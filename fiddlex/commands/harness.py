@@ -17,7 +17,8 @@ from absl import flags
 
 from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config.command_line import apply_overrides, define_overrides, define_path, define_workdir
-from fiddlex.config.whole_files import write_whole
+from fiddlex.config.output_format import check_output
+from fiddlex.config.whole_files import write_output
 from fiddlex.errors import ConfigError
 
 define_overrides()
@@ -36,16 +37,19 @@ _join = define_processes()
 def main(argv: list[str]) -> None:
     """Prints the metrics of the tasks."""
     _join()
-    from fiddlex.train.harness import FiddlexLM, task_manager
+    output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
+    if output:
+        check_output("--output", output)
+    from fiddlex.train.harness import FiddlexLM
+    from fiddlex.train.harness_tasks import task_manager
+    from fiddlex.train.run.workdir import read_config
 
+    read_config(pathlib.Path(_WORKDIR.value))  # a wrong name is told before the harness reads its catalogue
     if _INCLUDE_PATH.value and not os.path.isdir(_INCLUDE_PATH.value):
         raise ConfigError(f"--include_path={_INCLUDE_PATH.value} is not a folder. Name one with task files (YAML).")
     if not _TASKS.value:
         raise ConfigError("--tasks is empty: name tasks, separated by commas.")
-    output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
-    if output and not os.access(output.parent, os.W_OK):
-        raise ConfigError(f"--output={output}: {output.parent} is not a folder that can be written. Name another file.")
-    manager = task_manager(_TASKS.value, _INCLUDE_PATH.value)
+    manager = task_manager(_TASKS.value, _INCLUDE_PATH.value, _NUM_FEWSHOT.value)
 
     import lm_eval
     import lm_eval.utils
@@ -62,4 +66,4 @@ def main(argv: list[str]) -> None:
     print(lm_eval.utils.make_table(results))
     print(json.dumps({"step": model.step, "results": results["results"]}, default=str), flush=True)
     if output:
-        write_whole(output, json.dumps({"step": model.step, **results}, default=str, ensure_ascii=False, indent=1))
+        write_output(output, json.dumps({"step": model.step, **results}, default=str, ensure_ascii=False, indent=1))

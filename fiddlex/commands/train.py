@@ -22,6 +22,7 @@ from fiddlex.cluster.process_flags import define_processes
 from fiddlex.config import library_log
 from fiddlex.config.command_line import define_config, define_workdir
 from fiddlex.config.progress import phase
+from fiddlex.config.readable import counted
 from fiddlex.config.warmup import long_warmup
 from fiddlex.errors import ConfigError
 
@@ -57,7 +58,9 @@ def main(argv: list[str]) -> None:
     outcome = train(config, workdir, start_s=_START_S, given=_CONFIG.value, force=_FORCE.value)
     try:
         if outcome.sample and processes.is_first():
-            print(f"Sample after {outcome.step} steps (temperature {SAMPLING.temperature}):", file=sys.stderr)
+            print(
+                f"Sample after {counted(outcome.step, 'step')} (temperature {SAMPLING.temperature}):", file=sys.stderr
+            )
             print(outcome.sample, flush=True)
         if _FORMAT.value == "text" and not outcome.stopped_by:
             for line in next_commands(config, pathlib.Path(_WORKDIR.value), program=sys.argv[0]):

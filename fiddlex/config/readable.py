@@ -44,11 +44,12 @@ def mib(num_bytes: float) -> str:
     return f"{num_bytes / _MIB:,.1f}"
 
 
-def counted(number: int, one: str) -> str:
-    """`1 step`, `3,000 steps`.
+def counted(number: int, one: str, several: str = "") -> str:
+    """`1 step`, `3,000 steps`, `4 microbatches`.
 
     Args:
       number: how many.
-      one: what one of them is called; several have an s more.
+      one: what one of them is called.
+      several: what several are called; by default they have an s more.
     """
-    return f"{number:,} {one}{'s' * (number != 1)}"
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"

@@ -21,10 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from fiddlex.config.readable import counted
 from fiddlex.data.ragged import Ragged, encode_rows
 from fiddlex.data.tables import Table, read_table
-from fiddlex.data.tokenizers import Tokenizer, warn_of_unknown
+from fiddlex.data.tokenizers import Tokenizer, begun, warn_of_unknown
 from fiddlex.data.values import BadLineError, checked_choices, choice_index, text_of, value_of
+from fiddlex.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,9 +99,18 @@ class ScoredEnds:
       sequences: for each example its tokens, integers [tokens] of one dtype, and how many of the last ones are scored:
         fewer than all, and at most `seq_len`.
       seq_len: `model.seq_len`.
+
+    Raises:
+      DataError: when nothing of a sequence would be scored, more than `seq_len` tokens, or its first token.
     """
 
     def __init__(self, sequences: Sequence[tuple[np.ndarray, int]], *, seq_len: int):
+        for ids, num_scored in sequences:
+            if not 0 < num_scored <= min(seq_len, len(ids) - 1):
+                raise DataError(
+                    f"{num_scored} of {len(ids)} tokens are to be scored with model.seq_len={seq_len}: score at least "
+                    "one, at most model.seq_len, and never the first."
+                )
         self._seq_len = seq_len
         self._tokens = Ragged([ids[-seq_len - 1 :] for ids, _ in sequences])
         self._num_scored = [num_scored for _, num_scored in sequences]
@@ -140,7 +151,8 @@ class ContinuationExamples:
 
     Context and continuation are encoded as one text, since a model never saw them apart. The continuation's tokens are
     those after the longest common prefix with the tokens of the context alone, so a token that spans the boundary
-    belongs to the continuation. If no token precedes the continuation (an empty context), the tokenizer's separator is
+    belongs to the continuation. The text begins with the tokens that the tokenizer's file puts before a text, as it
+    does in transformers. If no token precedes the continuation (an empty context), the tokenizer's separator is
     inserted before it. A context that is too long is cut at its start.
 
     Args:
@@ -163,7 +175,7 @@ class ContinuationExamples:
 
         def fit(row: Continuation) -> tuple[Continuation, list[tuple[np.ndarray, int]]]:
             context, *wholes = next(encoded)
-            return row, [_continued(context, ids, separator=tokenizer.separator, seq_len=seq_len) for ids in wholes]
+            return row, [_continued(context, ids, tokenizer=tokenizer, seq_len=seq_len) for ids in wholes]
 
         fitted = table.convert(fit)
         self.lines = fitted.lines
@@ -219,10 +231,9 @@ def _context_and_wholes(row: Continuation) -> list[str]:
     return [row.context, *(row.context + choice for choice in row.choices)]
 
 
-def _continued(
-    context: np.ndarray, whole: np.ndarray, *, separator: int | None, seq_len: int
-) -> tuple[np.ndarray, int]:
+def _continued(context: np.ndarray, whole: np.ndarray, *, tokenizer: Tokenizer, seq_len: int) -> tuple[np.ndarray, int]:
     """The tokens of context and continuation, and how many of the last tokens are the continuation's."""
+    context, whole = (np.array(begun(ids.tolist(), tokenizer.beginning), ids.dtype) for ids in (context, whole))
     shorter = min(len(context), len(whole))
     differ = context[:shorter] != whole[:shorter]
     prefix = int(np.argmax(differ)) if differ.any() else shorter
@@ -232,18 +243,19 @@ def _continued(
     if num_tokens > seq_len:
         raise BadLineError(
             "too long",
-            f"a continuation takes {num_tokens} tokens, more than model.seq_len={seq_len}, and only contexts are cut. "
+            f"a continuation takes {counted(num_tokens, 'token')}, more than model.seq_len={seq_len}, and only "
+            f"contexts are cut. "
             "Raise model.seq_len.",
         )
     if prefix:
         return whole, num_tokens
-    if separator is None:
+    if tokenizer.separator is None:
         raise BadLineError(
             "nothing before the continuation",
             "no token comes before a continuation, from which its first could be predicted, and data.tokenizer has no "
             "separator to put there. Give the line a context.",
         )
-    return np.concatenate([np.array([separator], whole.dtype), whole]), num_tokens
+    return np.concatenate([np.array([tokenizer.separator], whole.dtype), whole]), num_tokens
 
 
 def _rows(lines: list[Continuation], num_tokens: np.ndarray) -> ContinuationRows:

@@ -24,6 +24,7 @@ import tokenizers
 import fiddlex
 from fiddlex.cluster import processes
 from fiddlex.config import DataConfig
+from fiddlex.config.readable import counted
 from fiddlex.data.array_records import read_array_records
 from fiddlex.data.arrow_datasets import read_dataset
 from fiddlex.data.documents import Document, file_states, read_stdlib, read_text
@@ -98,7 +99,7 @@ def load_corpus(config: DataConfig, *, vocab_size: int, seq_len: int, shared: Pa
                 warn_of_unknown(stream.tokens, tokenizer, source)
     if len(train) < seq_len + 1:
         raise DataError(
-            f"data.source={config.source!r} has {len(train)} tokens for training, and one example takes "
+            f"data.source={config.source!r} has {counted(len(train), 'token')} for training, and one example takes "
             f"{f'model.seq_len+1={seq_len + 1}' if seq_len > 1 else 'at least 2'}. Use more data, a smaller "
             f"data.eval_fraction (now {config.eval_fraction}) or a smaller model.seq_len."
         )

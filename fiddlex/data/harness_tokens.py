@@ -9,7 +9,8 @@ from pathlib import Path
 
 import tokenizers
 
-from fiddlex.config.small_files import read_object
+from fiddlex.config.readable import counted
+from fiddlex.data.named_tokens import end_ids, special_names
 from fiddlex.data.tokenizers import ByteTokenizer, Tokenizer
 from fiddlex.errors import ConfigError
 
@@ -32,6 +33,7 @@ class HarnessTokenizer:
     Attributes:
       prefix: the token before a text of which all tokens are scored.
       end: the token that ends a text; None if the vocabulary has none.
+      ends: the tokens at which generation ends: `end`, and those that `generation_config.json` or `config.json` name.
       end_text: the text of `end`; empty without it.
     """
 
@@ -40,20 +42,22 @@ class HarnessTokenizer:
     ):
         self._tokenizer, self._add_bos_token = tokenizer, add_bos_token
         self._raw: tokenizers.Tokenizer | None = None
-        names: dict[str, str] = {}
+        names, ends = dict[str, str](), set[int]()
         if not isinstance(tokenizer, ByteTokenizer):
             path = Path(spec).expanduser()
             self._raw = tokenizers.Tokenizer.from_file(str(path))
             self._raw.no_truncation()
             self._raw.no_padding()
-            names = _special_names(path.with_name("tokenizer_config.json"))
+            names, ends = special_names(path), end_ids(path)
         begin, end = self._id(names.get("bos_token")), self._id(names.get("eos_token"))
         self.end = tokenizer.separator if end is None else end
+        self.ends = frozenset(ends if self.end is None else {self.end, *ends})
         self.end_text = "" if self.end is None else tokenizer.decode([self.end])
         prefix = next((each for each in (prefix_token_id, begin, self.end) if each is not None), None)
         if prefix is None or not 0 <= prefix < tokenizer.vocab_size:
             raise ConfigError(
-                f"prefix_token_id={prefix_token_id}: data.tokenizer={spec} has {tokenizer.vocab_size} tokens and "
+                f"prefix_token_id={prefix_token_id}: data.tokenizer={spec} has "
+                f"{counted(tokenizer.vocab_size, 'token')} and "
                 f"{'no' if prefix is None else 'a'} token that begins or ends a text. Name the id of the token to put "
                 "before a text of which all tokens are scored."
             )
@@ -76,19 +80,3 @@ class HarnessTokenizer:
 
     def _id(self, name: str | None) -> int | None:
         return None if name is None or self._raw is None else self._raw.token_to_id(name)
-
-
-def _special_names(path: Path) -> dict[str, str]:
-    """The special tokens that a `tokenizer_config.json` names; none if there is no such file, or it is damaged."""
-    try:
-        described = read_object(path)
-    except (OSError, ValueError):
-        return {}
-    named = {name: described.get(name) for name in ("bos_token", "eos_token")}
-    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str) and _is_valid(text)}
-
-
-def _is_valid(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, which is no character and no part of a token."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)

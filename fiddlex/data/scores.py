@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from fiddlex.config.readable import counted
 from fiddlex.data.continuations import ContinuationRows
 from fiddlex.data.statistics import wilson_interval
 from fiddlex.errors import DataError
@@ -36,7 +37,8 @@ def score_continuations(
     num_lines = int(np.searchsorted(rows.first, len(log_likelihoods), side="right")) - 1
     if not num_lines:
         raise DataError(
-            f"{len(log_likelihoods)} examples were evaluated, and the first line takes {rows.first[1]}, one for each "
+            f"Evaluated: {counted(len(log_likelihoods), 'example')}, and the first line takes {rows.first[1]}, one "
+            f"for each "
             "choice. Raise data.eval_batches."
         )
     first, labels = rows.first[: num_lines + 1], rows.labels[:num_lines]

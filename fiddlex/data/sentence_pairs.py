@@ -8,6 +8,7 @@ Invariant: an example is a function of seed, epoch and index. Memory holds a few
 
 import numpy as np
 
+from fiddlex.config.readable import counted
 from fiddlex.data.masking import Masker, example_rng
 from fiddlex.data.stages import StagedExamples
 from fiddlex.data.token_stream import TokenStream
@@ -73,7 +74,8 @@ class SentencePairExamples(StagedExamples):
         self._before = np.append(0, np.cumsum(windows[windows > 0]))  # windows before each document
         if not len(self):
             raise DataError(
-                f"no document has the two tokens that a pair takes ({len(stream.bounds)} documents). Use more data, or "
+                f"no document has the two tokens that a pair takes ({counted(len(stream.bounds), 'document')}). Use "
+                f"more data, or "
                 "model.objective=mlm."
             )
         if not self._swaps and len(self) == 1:

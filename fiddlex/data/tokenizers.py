@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import tokenizers
 
+from fiddlex.data.named_tokens import end_ids, special_names
 from fiddlex.data.token_kinds import SPECIAL_NAMES, SpecialTokens, Vocabulary, byte_vocabulary, json_vocabulary
 from fiddlex.errors import ConfigError, DataError, is_failure
 
@@ -41,6 +42,10 @@ class Tokenizer(Protocol):
     @property
     def separator(self) -> int | None:
         """The token put between documents, if the vocabulary has one."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a text that is generated: `separator`, and those that the tokenizer's files name."""
 
     @property
     def unknown(self) -> int | None:
@@ -77,6 +82,7 @@ class ByteTokenizer:
 
     vocab_size = 256
     separator = 0
+    ends: ClassVar[frozenset[int]] = frozenset({0})
     unknown = None
     beginning: ClassVar[list[int]] = []
 
@@ -138,6 +144,8 @@ class JsonTokenizer:
                 f"{MOST_IDS:,}: tables and embeddings have a row for each id. Number its tokens from 0 on."
             )
         self.separator: int | None = next((vocab[name] for name in SEPARATORS if name in vocab), None)
+        named = {vocab.get(special_names(Path(file)).get("eos_token", "")), *end_ids(Path(file))}
+        self.ends = frozenset(id for id in named | {self.separator} if id is not None and 0 <= id < self.vocab_size)
         names = (getattr(self._tokenizer.model, "unk_token", None), *_UNKNOWN_NAMES)
         self.unknown: int | None = next((vocab[name] for name in names if name in vocab), None)
         with self._library("cannot encode a text"):
@@ -183,6 +191,11 @@ class JsonTokenizer:
                 f"data.tokenizer={self._path!r} {problem} ({reason}). Write one with tokenizers.Tokenizer.save, or use "
                 "the model's tokenizer.json, not its vocab.json."
             ) from error
+
+
+def begun(ids: Sequence[int], beginning: Sequence[int]) -> list[int]:
+    """The tokens of a text that begins with `Tokenizer.beginning`, which is put before it unless it is there."""
+    return [*ids] if [*ids[: len(beginning)]] == [*beginning] else [*beginning, *ids]
 
 
 def make_tokenizer(spec: str) -> Tokenizer:

@@ -7,7 +7,8 @@ from fiddlex.config import Config
 from fiddlex.config.config import LABELLED
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.folder import PREFIX, read_settings, read_tokenizer
+from fiddlex.interop.folder import PREFIX, read_settings
+from fiddlex.interop.folder_tokenizer import read_tokenizer
 
 UNNAMED_TEXTS = "tsv:texts.tsv"  # the data of a classifier until data.source names some
 

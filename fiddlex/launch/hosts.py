@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from fiddlex.config.readable import counted
 from fiddlex.errors import ConfigError
 from fiddlex.launch.job import Job
 
@@ -23,7 +24,8 @@ def check_hosts(hosts: Sequence[str], job: Job) -> None:
             raise ConfigError(f"--hosts names {name} twice. Name each host once; --processes_per_host takes several.")
     if len(hosts) != job.num_hosts:
         raise ConfigError(
-            f"--hosts names {len(hosts)} hosts, and the job needs {job.num_hosts}: {job.title}. Name so many."
+            f"--hosts names {counted(len(hosts), 'host')}, and the job needs {job.num_hosts}: {job.title}. Name so "
+            f"many."
         )
 
 

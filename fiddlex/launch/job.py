@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from fiddlex.cluster.slices import slice_shape
 from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config
+from fiddlex.config.readable import counted
 from fiddlex.errors import ConfigError
 from fiddlex.launch.supervisor import MAX_RESTARTS
 
@@ -152,7 +153,8 @@ def _check_mesh(config: Config, num_devices: int) -> None:
     else:
         remedy = f"Choose sizes with a product of {num_devices}, or --num_devices={mesh.num_devices}"
     raise ConfigError(
-        f"mesh data={mesh.data} × pipe={mesh.pipe} × tensor={mesh.tensor} has {mesh.num_devices} devices, and "
+        f"mesh data={mesh.data} × pipe={mesh.pipe} × tensor={mesh.tensor} has {counted(mesh.num_devices, 'device')}, "
+        f"and "
         f"--num_devices={num_devices}. {remedy}."
     )
 
@@ -169,7 +171,8 @@ def _hosts(topology: Topology, num_devices: int, tpus: bool, options: Options) -
     per_host = options.devices_per_host or _devices_of_host(topology, group, tpus)
     if group % per_host:
         raise ConfigError(
-            f"{group} devices do not fill hosts of {per_host} devices. Use a multiple of {per_host}, or give "
+            f"{counted(group, 'device')} cannot fill hosts of {counted(per_host, 'device')}. Use a multiple of "
+            f"{per_host}, or give "
             "--devices_per_host."
         )
     return num_devices // per_host, per_host, shape

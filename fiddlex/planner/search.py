@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from fiddlex.config import Config, MeshConfig, PipelineConfig
+from fiddlex.config.readable import counted
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.sizes import model_flops
@@ -387,7 +388,7 @@ def _uncuttable(problem: Problem) -> str:
     model, batch = problem.config.model, problem.config.data.global_batch_size
     if problem.schedules and any(layouts(dataclasses.replace(problem, schedules=()))):
         return (
-            f"--schedule={','.join(problem.schedules)}: no layout of {problem.num_devices} devices and "
+            f"--schedule={','.join(problem.schedules)}: no layout of {counted(problem.num_devices, 'device')} and "
             f"data.global_batch_size={batch} has such a schedule under {', '.join(problem.semantics)}. The ranks must "
             "divide the devices, and the microbatches the examples of a replica; schedules without traits run with a "
             "flush (sync). fiddlex schedule --name=… tells for which sizes it exists."
@@ -400,7 +401,8 @@ def _uncuttable(problem: Problem) -> str:
                 "(--semantics), or set optimizer.offload=false."
             )
         return (
-            f"{problem.num_devices} devices and data.global_batch_size={batch} have no layout with semantics "
+            f"{counted(problem.num_devices, 'device')} and data.global_batch_size={batch} have no layout with "
+            f"semantics "
             f"{', '.join(problem.semantics)} alone: these need at least two ranks and as many "
             "microbatches as ranks. Allow sync too (--semantics)."
         )

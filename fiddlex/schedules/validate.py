@@ -8,6 +8,7 @@ compute every gradient exactly once. An error shows the grid, a row for each ran
 
 from typing import NamedTuple, NoReturn
 
+from fiddlex.config.readable import counted
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.schedule import Action, Kind, Schedule, execution_order
 
@@ -40,7 +41,7 @@ def _check_placement(schedule: Schedule) -> None:
         if not 0 <= rank < schedule.num_ranks:
             raise ScheduleError(
                 f"schedule {schedule.name}: stage {stage} is placed on rank {rank}, but there are actions for "
-                f"{schedule.num_ranks} ranks, from 0: place it on one of them, or add a row of actions."
+                f"{counted(schedule.num_ranks, 'rank')}, from 0: place it on one of them, or add a row of actions."
             )
     for rank in range(schedule.num_ranks):
         if rank not in schedule.placement:

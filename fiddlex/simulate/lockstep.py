@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fiddlex.config.readable import counted
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.columns import Columns
 from fiddlex.schedules.lowering import Lowered
@@ -82,8 +83,9 @@ def describe(lowered: Lowered, *, num_layers: Sequence[int], stream: WeightStrea
     schedule, fewest, most = lowered.schedule, min(num_layers), max(num_layers)
     sizes = f"{most} layer" if fewest == most else f"{fewest} to {most} layer"
     return (
-        f"{schedule.name}: {schedule.num_ranks} ranks, {schedule.num_stages} stages of {sizes}{'s' * (most > 1)}, "
-        f"{schedule.num_microbatches} microbatches in {lowered.num_ticks} ticks, bubble {bubble:.0%} ({BUBBLE}), "
+        f"{schedule.name}: {counted(schedule.num_ranks, 'rank')}, {counted(schedule.num_stages, 'stage')} of "
+        f"{sizes}{'s' * (most > 1)}, {counted(schedule.num_microbatches, 'microbatch', 'microbatches')} in "
+        f"{counted(lowered.num_ticks, 'tick')}, bubble {bubble:.0%} ({BUBBLE}), "
         f"at most {lowered.stash_slots} forward passes of a stage stashed on a rank"
         + (f" and {lowered.host_stash_slots} on its host" if lowered.host_stash_slots else "")
         + (f", {stream.held_text(schedule.num_chunks)}" if stream else "")

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 
 from fiddlex.config.progress import phase
+from fiddlex.config.readable import counted
 from fiddlex.simulate.clock import Costs
 from fiddlex.synthesis.cache import find_once
 from fiddlex.synthesis.problem import Problem, check_size
@@ -46,7 +47,13 @@ def find_anywhere(
 def find_among(problems: Sequence[Problem], *, effort: int = EFFORT, seed: int = 0, with_bound: bool = True) -> Found:
     """Searches for the best schedule of any of several problems of one size, with as much effort for each."""
     first, share = problems[0], effort // len(problems)
-    sizes = f"{first.num_ranks} ranks, {first.num_stages} stages, {first.num_microbatches} microbatches"
+    sizes = ", ".join(
+        [
+            counted(first.num_ranks, "rank"),
+            counted(first.num_stages, "stage"),
+            counted(first.num_microbatches, "microbatch", "microbatches"),
+        ]
+    )
     with phase(f"Searching schedules: {sizes}"):
         found = [find_once(problem, effort=share, seed=seed, with_bound=with_bound) for problem in problems]
     best = min(found, key=lambda each: (each.judged.time, each.judged.makespan))

@@ -10,6 +10,7 @@ from typing import Literal
 
 from fiddlex.cluster import processes
 from fiddlex.config.every import Every
+from fiddlex.config.readable import counted
 from fiddlex.data.loader import batch_number
 from fiddlex.errors import ConfigError, FaultError, NonFiniteError, SpikeError
 from fiddlex.train.record import Record
@@ -219,8 +220,9 @@ def _check_reach(trainer: Trainer) -> None:
     every = max(Every(config.checkpoint_every), 1)  # `auto` may save after each step
     if "rollback" in (config.on_nonfinite, config.on_spike) and (config.keep_last - 1) * every <= delay:
         raise ConfigError(
-            f"A rollback takes a checkpoint from more than {delay} steps before the newest, since steps compute with "
-            f"weights up to {delay} updates old. With train.keep_last={config.keep_last} and "
+            f"A rollback takes a checkpoint from more than {counted(delay, 'step')} before the newest, since steps "
+            f"compute with "
+            f"weights up to {counted(delay, 'update')} old. With train.keep_last={config.keep_last} and "
             f"train.checkpoint_every={Every(config.checkpoint_every)} the run may keep none. Set train.keep_last to at "
             f"least {delay // every + 2}."
         )

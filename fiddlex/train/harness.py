@@ -29,7 +29,6 @@ from fiddlex.train.trainer import load_trainer
 try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
-    from lm_eval.tasks import TaskManager
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
     raise ConfigError(
@@ -140,18 +139,27 @@ class FiddlexLM(TemplateLM):
           disable_tqdm: unused.
 
         Raises:
-          DataError: when a continuation is longer than `model.seq_len`.
+          DataError: when a continuation has no token of its own, or is longer than `model.seq_len`.
         """
         if not requests:
             return []
-        for _name, _context, continuation in requests:
+        for name, _context, continuation in requests:
+            if not continuation:
+                raise DataError(
+                    f"The request {_shown(name)} has nothing to score: context and continuation together have no more "
+                    "tokens than the context alone, since the continuation is empty or completes the context's last "
+                    "token. Let it begin with a space (target_delimiter of the task), or leave the task out."
+                )
             if len(continuation) > self.max_length:
                 raise DataError(
-                    f"A continuation has {len(continuation)} tokens, more than model.seq_len={self.max_length}, and "
-                    "only contexts are cut. Leave the task out, or use a model of longer sequences."
+                    f"The continuation of the request {_shown(name)} has {len(continuation)} tokens, more than "
+                    f"model.seq_len={self.max_length}, and only contexts are cut. Leave the task out, or use a model "
+                    "of longer sequences."
                 )
+        # White space alone is moved from a context to its continuation, and may leave the context without a token.
         sequences = [
-            (np.array(context + continuation, np.int32), len(continuation)) for _name, context, continuation in requests
+            (np.array((context or [self.prefix_token_id]) + continuation, np.int32), len(continuation))
+            for _name, context, continuation in requests
         ]
         scores_E3 = self._trainer.scores(ScoredEnds(sequences, seq_len=self.max_length))[:, 0]
         answers = [
@@ -230,11 +238,11 @@ class _Drawn:
         self.ended = False
 
     def add(self, token: int) -> None:
-        if self.ended or token == self._tokenizer.end:
-            self.ended = True
+        if self.ended:
             return
-        self._tokens.append(token)
-        self.ended = any(stop in self._tokenizer.decode(self._tokens) for stop in self._stops)
+        self._tokens.append(token)  # also one that ends the text: `hf` shows its text unless the token is special
+        ended = any(stop in self._tokenizer.decode(self._tokens) for stop in self._stops)
+        self.ended = ended or token in self._tokenizer.ends
 
     @property
     def text(self) -> str:
@@ -243,6 +251,11 @@ class _Drawn:
         for stop in self._stops:
             text = text.split(stop)[0]
         return text
+
+
+def _shown(name: Any) -> str:
+    """A request for a message: what the harness calls it, a pair of texts, each cut to its end."""
+    return " + ".join(repr(text if len(text) <= 40 else f"…{text[-40:]}") for text in name or ())
 
 
 def _tokenizer(config: Config, workdir: str) -> Tokenizer:
@@ -260,18 +273,3 @@ def _tokenizer(config: Config, workdir: str) -> Tokenizer:
             *(named, tokenizer.vocab_size, vocab_size),
         )
     return tokenizer
-
-
-def task_manager(tasks: Sequence[str], include_path: str | None) -> TaskManager:
-    """The harness' catalogue of tasks, with those of a folder of your own.
-
-    Raises:
-      ConfigError: when it has no task, group or tag of one of the names in `tasks`.
-    """
-    manager = TaskManager(include_path=include_path)
-    if unknown := [name for name in tasks if not manager.match_tasks([name])]:
-        raise ConfigError(
-            f"--tasks={','.join(tasks)}: lm-evaluation-harness has no {' and no '.join(map(repr, unknown))}. It"
-            " lists its tasks with `lm_eval ls tasks`; --include_path names a folder with files of more."
-        )
-    return manager

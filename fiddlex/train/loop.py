@@ -12,6 +12,7 @@ from fiddlex.cluster.topology import catalogue
 from fiddlex.config import Config, library_log, progress
 from fiddlex.config.memory_advice import is_lack_of_memory
 from fiddlex.config.progress import phase
+from fiddlex.config.readable import counted
 from fiddlex.config.unused import unused_fields
 from fiddlex.config.warmup import long_warmup
 from fiddlex.costs.sizes import num_parameters
@@ -202,7 +203,7 @@ def _sampled(trainer: Trainer) -> str:
     sampling = phase("Sampling", total=number, unit="tokens")
     with trainer.stopwatch.measure(Activity.EVALUATION), sampling as shown:
         if not progress.is_shown():
-            logger.info("Sampling %d tokens …", number)
+            logger.info("Sampling %s …", counted(number, "token"))
         for text in trainer.generate("", number, SAMPLING):
             texts.append(text)
             shown.advance(len(texts))

@@ -4,7 +4,7 @@ from typing import Any
 
 from fiddlex.config import Config
 from fiddlex.config.memory_advice import memory_remedies
-from fiddlex.config.readable import mib, readable_size, readable_time
+from fiddlex.config.readable import counted, mib, readable_size, readable_time
 
 _MEMORY = {
     "argument": "train state (unless flushed, also versions of the weights, stash and sums) and batch",
@@ -25,8 +25,9 @@ def report_text(facts: dict[str, Any], config: Config, devices: str) -> str:
     order = f"pipeline.order={config.pipeline.order}: {facts['order_text']}\n" if facts["order_text"] else ""
     lines = [
         f"{facts['num_parameters']:,} parameters, {devices}\n"
-        f"schedule {facts['schedule']}: {facts['num_stages']} stages, {facts['num_microbatches']} microbatches of "
-        f"{facts['microbatch_size']}, {facts['num_ticks']} ticks, a stash for {facts['stash_slots']} "
+        f"schedule {facts['schedule']}: {counted(facts['num_stages'], 'stage')}, "
+        f"{counted(facts['num_microbatches'], 'microbatch', 'microbatches')} of {facts['microbatch_size']}, "
+        f"{counted(facts['num_ticks'], 'tick')}, a stash for {facts['stash_slots']} "
         f"forward passes of a stage{on_host}{streamed}\n"
         f"{order}{going_on}"
         f"{facts['attention']}\n"

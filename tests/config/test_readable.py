@@ -48,6 +48,8 @@ def test_a_duration_is_right_to_five_percent(seconds: float) -> None:
 @pytest.mark.parametrize(("number", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (3000, "3,000 steps")])
 def test_counts(number: int, text: str) -> None:
     assert counted(number, "step") == text
+    several = text.replace("steps", "microbatches").replace("step", "microbatch")
+    assert counted(number, "microbatch", "microbatches") == several
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
 from fiddlex.data import (
     ByteTokenizer,
@@ -247,8 +247,8 @@ def test_bounds():
 def test_the_ends_of_sequences_are_scored(data, seq_len):
     sequences = []
     for _ in range(data.draw(st.integers(1, 4))):
-        ids = np.arange(1, 1 + data.draw(st.integers(1, 10)), dtype=np.int32)
-        sequences.append((ids, data.draw(st.integers(0, min(seq_len, len(ids) - 1)))))
+        ids = np.arange(1, 1 + data.draw(st.integers(2, 10)), dtype=np.int32)
+        sequences.append((ids, data.draw(st.integers(1, min(seq_len, len(ids) - 1)))))
     source = ScoredEnds(sequences, seq_len=seq_len)
     assert len(source) == len(sequences)
     for i, (ids, number) in enumerate(sequences):
@@ -257,3 +257,25 @@ def test_the_ends_of_sequences_are_scored(data, seq_len):
         assert example["tokens"][: len(kept) - 1].tolist() == kept[:-1]
         assert example["targets"][: len(kept) - 1].tolist() == kept[1:]
         assert not example["tokens"][len(kept) :].any()
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_something_of_each_sequence_is_scored(number):
+    with pytest.raises(DataError, match=f"{number} of 3 tokens are to be scored with model.seq_len=4"):
+        ScoredEnds([(np.arange(3), number)], seq_len=4)
+
+
+@pytest.mark.parametrize("context", ["", "ab", "<|endoftext|>ab", "xy"])
+def test_a_text_begins_as_the_tokenizer_file_says(bpe, tmp_path, context):
+    """As for generation and lm-evaluation-harness; a beginning that is there is not put there again."""
+    made = tokenizers.Tokenizer.from_str(bpe._tokenizer.to_str())
+    made.add_special_tokens(["<|endoftext|>"])
+    made.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", bpe.separator)]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    source = examples([Continuation(context, ("c a",), 0)], tokenizer=JsonTokenizer(tmp_path / "tokenizer.json"))
+    whole = made.encode(context.removeprefix("<|endoftext|>") + "c a").ids
+    assert whole[0] == bpe.separator
+    assert source.example(0, epoch=0)["tokens"][: len(whole) - 1].tolist() == whole[:-1]
+    assert scored(source.example(0, epoch=0)) == whole[-2:]  # "ab" merges with "c"

@@ -52,6 +52,27 @@ def test_tokens_that_begin_and_end_a_text(spec, tmp_path):
     assert harness(spec).prefix == 1
 
 
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [
+        (None, None, {1}),
+        (None, {"eos_token_id": 3}, {1, 3}),
+        (None, {"eos_token_id": [2, 5]}, {1, 2, 5}),
+        ({"eos_token_id": [4]}, {"eos_token_id": 3}, {1, 4}),
+        ({}, {"eos_token_id": 3}, {1, 3}),
+        ({"eos_token_id": [True, None, "3", 77, -1]}, None, {1}),
+    ],
+)
+def test_tokens_that_end_a_generated_text(spec, tmp_path, generation, config, ends):
+    for name, described in (("generation_config.json", generation), ("config.json", config)):
+        if described is not None:
+            (tmp_path / name).write_text(json.dumps(described))
+    assert make_tokenizer(spec).ends == ends
+    assert harness(spec).ends & set(range(6)) == ends
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "b"}))
+    assert make_tokenizer(spec).ends == ends | {3}
+
+
 def test_tokens_that_are_not_there(spec, tmp_path):
     with pytest.raises(
         ConfigError, match=r"prefix_token_id=6: data\.tokenizer=.* has 6 tokens and a token that begins"
@@ -60,7 +81,7 @@ def test_tokens_that_are_not_there(spec, tmp_path):
     plain = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     plain.save(str(tmp_path / "plain.json"))
     (tmp_path / "tokenizer_config.json").unlink()
-    with pytest.raises(ConfigError, match=r"prefix_token_id=None: .* has 1 tokens and no token that begins"):
+    with pytest.raises(ConfigError, match=r"prefix_token_id=None: .* has 1 token and no token that begins"):
         harness(str(tmp_path / "plain.json"))
 
 

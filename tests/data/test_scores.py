@@ -84,7 +84,7 @@ def test_what_fills_up_the_last_batch_is_left_out():
 
 
 def test_too_few_examples():
-    with pytest.raises(DataError, match=r"1 examples were evaluated, .* line takes 2, .* Raise data\.eval_batches"):
+    with pytest.raises(DataError, match=r"Evaluated: 1 example, .* line takes 2, .* Raise data\.eval_batches"):
         score_continuations(CHOICES, log_likelihoods=LOG_LIKELIHOODS[:1], num_correct=np.zeros(1))
 
 

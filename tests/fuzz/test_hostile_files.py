@@ -21,7 +21,8 @@ from fiddlex.data.preparation import inputs
 from fiddlex.data.sample_log import SampleLog, read_sample_log
 from fiddlex.data.tokenizers import MOST_IDS, JsonTokenizer
 from fiddlex.errors import CheckpointError, ConfigError, DataError, ScheduleError
-from fiddlex.interop.folder import copy_tokenizer, read_json
+from fiddlex.interop.folder import read_json
+from fiddlex.interop.folder_tokenizer import copy_tokenizer
 from fiddlex.interop.safetensors_files import SINGLE, TensorFolder
 from fiddlex.schedules.generators import make_schedule
 from fiddlex.train.run import original, workdir

@@ -21,7 +21,8 @@ from fiddlex.data.labelled_texts import read_classification, read_multiple_choic
 from fiddlex.data.preparation.encoding import part_path, read_counts
 from fiddlex.data.preparation.inputs import cut, find_files, read_piece
 from fiddlex.data.tokenizers import JsonTokenizer
-from fiddlex.interop.folder import read_settings, read_tokenizer
+from fiddlex.interop.folder import read_settings
+from fiddlex.interop.folder_tokenizer import read_tokenizer
 from fiddlex.interop.safetensors_files import SINGLE
 from fiddlex.planner.profile import Entry, Profile, load_profile
 from fiddlex.schedules.generators import GENERATORS, make_schedule

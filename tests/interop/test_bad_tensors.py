@@ -12,7 +12,8 @@ from fiddlex.cluster.mesh import make_mesh
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import CheckpointError
-from fiddlex.interop.folder import read_settings, read_tokenizer
+from fiddlex.interop.folder import read_settings
+from fiddlex.interop.folder_tokenizer import read_tokenizer
 from fiddlex.interop.huggingface import FolderWeights, write_weights
 from fiddlex.interop.safetensors_files import TensorFolder
 from fiddlex.models.weights import Weights

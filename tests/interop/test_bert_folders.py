@@ -17,7 +17,7 @@ from fiddlex.config.overrides import replaced
 from fiddlex.data.dataset import Dataset
 from fiddlex.data.tokenizers import JsonTokenizer
 from fiddlex.errors import CheckpointError
-from fiddlex.interop.folder import copy_tokenizer
+from fiddlex.interop.folder_tokenizer import copy_tokenizer
 from fiddlex.models.task_sizes import example_fields
 from fiddlex.train import loop
 from fiddlex.train.run.conversion import export_workdir, import_folder

@@ -19,7 +19,7 @@ from fiddlex.config.overrides import replaced
 from fiddlex.data import JsonTokenizer
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.architectures import config_json, model_of, settings_of
-from fiddlex.interop.folder import copy_tokenizer
+from fiddlex.interop.folder_tokenizer import copy_tokenizer, read_tokenizer
 from fiddlex.interop.starting import starting_config
 from fiddlex.train import loop
 from fiddlex.train.run.conversion import export_workdir, import_folder
@@ -189,13 +189,16 @@ def test_a_run_without_a_folder_gets_a_config_of_its_own() -> None:
 def test_the_tokenizer_moves_with_the_workdir_and_comes_back(tmp_path: pathlib.Path) -> None:
     make_folder(tmp_path / "hf", "GPT2LMHeadModel")
     save_tokenizer(tmp_path / "hf" / "tokenizer.json", "ours")
-    (tmp_path / "hf" / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "hf" / "additional_chat_templates").mkdir()
+    others = ["tokenizer_config.json", "added_tokens.json", "chat_template.jinja", "additional_chat_templates/x.jinja"]
+    for name in others:
+        (tmp_path / "hf" / name).write_text("{}")
     import_folder(tmp_path / "hf", tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
     tokenizer = tmp_path / "moved" / "huggingface" / "tokenizer.json"
     assert read_config(tmp_path / "moved").data.tokenizer == str(tokenizer)
     export_workdir(tmp_path / "moved", tmp_path / "back", "")
-    assert (tmp_path / "back" / "tokenizer_config.json").exists()
+    assert all((tmp_path / "back" / name).read_text() == "{}" for name in others)
     assert (tmp_path / "back" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
     # Another tokenizer of the run takes the place of the folder's own; bytes have no file.
     save_tokenizer(tmp_path / "other.json", "theirs")
@@ -254,13 +257,19 @@ def save_tokenizer(path: pathlib.Path, word: str) -> None:
     tokenizer.save(str(path))
 
 
-def test_gpt2s_vocabulary_becomes_a_tokenizer(tmp_path: pathlib.Path) -> None:
-    import tokenizers
-
-    (tmp_path / "hf").mkdir()
+def write_gpt2s_vocabulary(folder: pathlib.Path, **said: Any) -> tokenizers.ByteLevelBPETokenizer:
+    """Writes `vocab.json` and `merges.txt` of a new tokenizer, and `tokenizer_config.json`; returns the tokenizer."""
+    folder.mkdir()
     trained = tokenizers.ByteLevelBPETokenizer()
-    trained.train_from_iterator(["import os", "def f(): return 1"] * 3, vocab_size=270)
-    trained.save_model(str(tmp_path / "hf"))
+    texts = ["import os", "def f(): return 1234"] * 3
+    trained.train_from_iterator(texts, vocab_size=290, special_tokens=["<|endoftext|>"])
+    trained.save_model(str(folder))
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    return trained
+
+
+def test_gpt2s_vocabulary_becomes_a_tokenizer(tmp_path: pathlib.Path) -> None:
+    trained = write_gpt2s_vocabulary(tmp_path / "hf")
     (tmp_path / "run").mkdir()
     path = copy_tokenizer(tmp_path / "hf", tmp_path / "run")
     made = tokenizers.Tokenizer.from_file(str(path))
@@ -271,3 +280,80 @@ def test_gpt2s_vocabulary_becomes_a_tokenizer(tmp_path: pathlib.Path) -> None:
     (tmp_path / "run" / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match="are no byte-pair encoding"):
         copy_tokenizer(tmp_path / "hf", tmp_path / "run")
+
+
+def test_options_of_gpt2s_vocabulary(tmp_path: pathlib.Path) -> None:
+    """The ids are those of transformers 5.24, where all these folders were read too."""
+    trained = write_gpt2s_vocabulary(tmp_path / "hf", add_prefix_space=True, add_bos_token=True, pad_token="<X>")
+    made = read_tokenizer(tmp_path / "hf")
+    assert made is not None
+    assert made.encode("import os<X>").ids == [0, *trained.encode(" import os").ids, trained.get_vocab_size()]
+    number = trained.get_vocab_size()
+    token = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+    for name, described in (
+        ("added_tokens.json", {"<X>": number, "<Y>": number + 1}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {str(number + 1): token | {"content": "<Y>"}}}),
+    ):
+        (tmp_path / "hf" / "tokenizer_config.json").write_text("{}")
+        (tmp_path / "hf" / name).write_text(json.dumps(described))
+        assert (made := read_tokenizer(tmp_path / "hf")) is not None
+        assert made.encode("1<Y>").ids == [*trained.encode("1").ids, number + 1]
+    (tmp_path / "hf" / "added_tokens.json").write_text(json.dumps({"<Y>": number + 7}))
+    with pytest.raises(CheckpointError, match=rf"'<Y>' is token {number}, and by the added tokens {number + 1}"):
+        read_tokenizer(tmp_path / "hf")
+
+
+def test_qwen2s_vocabulary_has_other_words_than_gpt2s(tmp_path: pathlib.Path) -> None:
+    trained = write_gpt2s_vocabulary(tmp_path / "hf")
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    assert (made := read_tokenizer(tmp_path / "hf")) is not None
+    assert made.encode("1234").ids == [trained.token_to_id(digit) for digit in "1234"]  # a digit is a word
+    assert made.encode("e\u0301").ids == trained.encode("\u00e9").ids
+    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
+    with pytest.raises(CheckpointError, match=r"tokenizer_class=RobertaTokenizer: save its tokenizer\.json with"):
+        read_tokenizer(tmp_path / "hf")
+
+
+GPT2, QWEN2 = "GPT2Tokenizer", "Qwen2Tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "lower", "found"),
+    [
+        ("gpt2", {"tokenizer_class": GPT2}, False, []),
+        ("gpt2", {}, True, [f"{GPT2} puts another normalizer in place of the file's"]),
+        ("llama", {"tokenizer_class": f"{GPT2}Fast"}, True, [f"{GPT2} puts another normalizer in place of the file's"]),
+        ("llama", {}, True, []),
+        ("llama", {"tokenizer_class": "LlamaTokenizer"}, True, []),  # bytes: transformers 5 takes the file as it is
+        ("mistral", {"tokenizer_class": GPT2}, True, []),
+        ("gpt2", {"tokenizer_class": "PreTrainedTokenizerFast"}, True, []),
+        ("qwen3", {}, False, [f"{QWEN2} puts another normalizer and pre_tokenizer in place of the file's"]),
+        ("gpt2", {"add_prefix_space": True}, False, [f"{GPT2} puts another pre_tokenizer in place of the file's"]),
+        ("gpt2", {"add_bos_token": True, "bos_token": "<|endoftext|>"}, False, []),
+        ("gpt2", {"pad_token": {"content": "<X>"}}, False, ["tokenizer_config.json adds '<X>'"]),
+        ("gpt2", {"split_special_tokens": True}, False, ["split_special_tokens=True takes special tokens in a text"]),
+        ("gpt2", {"tokenizer_class": "BertTokenizer", "do_lower_case": "x"}, False, ["what else its files say cannot"]),
+    ],
+)
+def test_other_ids_than_those_of_transformers_are_told(
+    model: str,
+    said: dict[str, Any],
+    lower: bool,
+    found: list[str],
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The cases with differences are those in which transformers 5.24 made other ids of a text."""
+    write_gpt2s_vocabulary(tmp_path / "hf", **said)
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": model}))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE.from_file(str(tmp_path / "hf" / "vocab.json"), str(tmp_path / "hf" / "merges.txt"))
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.normalizer = tokenizers.normalizers.Lowercase() if lower else None
+    made.add_special_tokens(["<|endoftext|>"])
+    made.save(str(tmp_path / "hf" / "tokenizer.json"))
+    (tmp_path / "run").mkdir()
+    copy_tokenizer(tmp_path / "hf", tmp_path / "run")
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (tmp_path / "hf" / "tokenizer.json").read_bytes()
+    assert [record.getMessage().split("as it is: ")[1][: len(found[0])] for record in caplog.records] == found

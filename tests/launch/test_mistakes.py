@@ -30,7 +30,7 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
         (["slurm", *RUN, "--workdir=/a b"], "the job's name 'a b' may have letters, digits and ._- only."),
         (["slurm", *RUN, "--account=a\n#SBATCH --uid=0"], "account='a\\n#SBATCH --uid=0': an #SBATCH line may have"),
         (["slurm", *RUN, "--processes_per_host=3"], "--processes_per_host=3 does not divide the 8 devices of a host."),
-        (["slurm", *RUN, "--devices_per_host=3"], "8 devices do not fill hosts of 3 devices."),
+        (["slurm", *RUN, "--devices_per_host=3"], "8 devices cannot fill hosts of 3 devices."),
         (["slurm", *RUN, "--env=A"], "--env=A has no value. Write --env=NAME=VALUE."),
         (["slurm", *RUN, "--env=A B=1"], "--env: 'A B' is no name of a variable."),
         (["slurm", *TPU], "launch slurm is for GPUs. Start slices of TPUs with launch jobset or launch ssh."),

@@ -2,6 +2,7 @@
 
 from tests.mutations.mutation import Mutation
 
+CONVERSION = "tests/interop/test_conversion.py"
 HOSTILE = "tests/fuzz/test_hostile_files.py"
 GOODPUT = "tests/train/run/test_goodput.py::test_a_line_that_no_run_writes_does_no_harm"
 METRICS = "tests/train/run/test_metrics.py::test_a_line_that_no_run_writes_is_left_out"
@@ -38,10 +39,31 @@ MUTATIONS = (
     ),
     Mutation(
         "files-that-links-lead-to-copied",
-        "fiddlex/interop/folder.py",
+        "fiddlex/interop/folder_tokenizer.py",
         old="if not any(each in found.parents for each in own):",
         new="if False:",
         tests=(f"{HOSTILE}::test_files_that_are_copied_are_those_of_the_folder",),
+    ),
+    Mutation(
+        "options-of-a-vocabulary-ignored",
+        "fiddlex/interop/tokenizer_classes.py",
+        old="return None, pre_tokenizers.ByteLevel(add_prefix_space=bool(space))",
+        new="return None, pre_tokenizers.ByteLevel(add_prefix_space=False)",
+        tests=(f"{CONVERSION}::test_options_of_gpt2s_vocabulary",),
+    ),
+    Mutation(
+        "other-ids-than-transformers-untold",
+        "fiddlex/interop/tokenizer_classes.py",
+        old="if kind is not None and not as_it_is and (own := pipeline(kind, said)):",
+        new="if False and (own := pipeline(str(kind), said)):",
+        tests=(f"{CONVERSION}::test_other_ids_than_those_of_transformers_are_told",),
+    ),
+    Mutation(
+        "chat-templates-left-behind",
+        "fiddlex/interop/folder_tokenizer.py",
+        old="for name in (*TOKENIZER_FILES, *templates):",
+        new="for name in TOKENIZER_FILES:",
+        tests=(f"{CONVERSION}::test_the_tokenizer_moves_with_the_workdir_and_comes_back",),
     ),
     Mutation(
         "compressed-texts-of-any-size",

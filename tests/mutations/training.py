@@ -326,7 +326,7 @@ MUTATIONS = (
     Mutation(
         "text-goes-on-after-the-end-of-the-document",
         GENERATION,
-        old="if token == self._separator:",
+        old="if int(token) in self._ends:",
         new="if False:",
         tests=(
             "tests/train/inference/test_generation.py::test_text_comes_in_whole_characters_and_ends_with_the_document",

@@ -271,7 +271,7 @@ def test_a_prime_batch_gets_devices_that_its_heads_fill():
 
 
 def test_delayed_weights_alone_need_a_pipeline():
-    with pytest.raises(ConfigError, match=r"1 devices and data\.global_batch_size=16 have no layout .* Allow sync too"):
+    with pytest.raises(ConfigError, match=r"1 device and data\.global_batch_size=16 have no layout .* Allow sync too"):
         search(a_problem(num_devices=1, semantics=("2bw",)))
 
 

@@ -201,7 +201,7 @@ def test_a_culprit_in_a_long_row_of_one_among_many_ranks():
 @pytest.mark.parametrize(
     ("rows", "placement", "message"),
     [
-        (("0F0,0B0",), (0, 1), "stage 1 is placed on rank 1, but there are actions for 1 ranks"),
+        (("0F0,0B0",), (0, 1), "stage 1 is placed on rank 1, but there are actions for 1 rank,"),
         (("0F0,0B0", ","), (0,), "no stage is placed on rank 1"),
         ((), (), "has no actions"),
         ((",",), (0,), "has no actions"),

@@ -308,7 +308,7 @@ def test_a_rollback_that_might_find_no_good_checkpoint_is_refused(
 ) -> None:
     config.mesh.data, config.mesh.pipe, config.pipeline.semantics = 1, 2, "2bw"
     config.train.on_nonfinite, config.train.keep_last, config.train.checkpoint_every = "rollback", keep_last, every
-    with pytest.raises(ConfigError, match=f"since steps compute with weights up to 1 updates old(.|\n)*{message}"):
+    with pytest.raises(ConfigError, match=f"since steps compute with weights up to 1 update old(.|\n)*{message}"):
         loop.train(config, tmp_path)
 
 

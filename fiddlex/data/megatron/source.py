@@ -16,6 +16,7 @@ import numpy as np
 
 from fiddlex.config import DataConfig
 from fiddlex.config.megatron_source import parse_source, parse_split
+from fiddlex.config.readable import counted
 from fiddlex.data.megatron.index_file import IndexedTokens, open_indexed
 from fiddlex.data.megatron.splits import split_edges
 from fiddlex.data.token_stream import TokenStream
@@ -51,11 +52,17 @@ class MegatronPart:
 
     def describe(self) -> str:
         """'/data/a: 969 documents, 12,345 tokens for training; 30 documents, 345 tokens held out'."""
-        unit, train, heldout = "sequences" if self.by_sequence else "documents", self.train, self.heldout
+        train, heldout, unit = self.train, self.heldout, self.unit
         first, last, left = self.edges[1:]
-        text = f"{self.data.prefix}: {first:,} {unit}, {len(train):,} tokens for training; "
-        text += f"{last - first:,} {unit}, {len(heldout):,} tokens held out" if len(heldout) else "nothing held out"
-        return text + (f"; {left - last:,} {unit} left out" if left > last else "")
+        text = f"{self.data.prefix}: {counted(first, unit)}, {counted(len(train), 'token')} for training; "
+        held = f"{counted(last - first, unit)}, {counted(len(heldout), 'token')} held out"
+        text += held if len(heldout) else "nothing held out"
+        return text + (f"; {counted(left - last, unit)} left out" if left > last else "")
+
+    @property
+    def unit(self) -> str:
+        """What the edges count: a document, or where documents have several sequences or none, a sequence."""
+        return "sequence" if self.by_sequence and len(self.data.lengths) != len(self.data.documents) - 1 else "document"
 
     def _stream(self, first: int, last: int) -> TokenStream:
         data = self.data
@@ -124,7 +131,8 @@ def load_megatron(config: DataConfig, *, vocab_size: int, seq_len: int, by_seque
         part = MegatronPart(weight, data, tuple(edges), by_sequence)
         if len(part.train) < seq_len + 1:
             raise DataError(
-                f"megatron:{prefix} has {len(part.train):,} tokens for training in {edges[1]:,} documents, and one "
+                f"megatron:{prefix} has {len(part.train):,} tokens for training in {counted(edges[1], part.unit)}, "
+                f"and one "
                 f"example takes {f'model.seq_len+1={seq_len + 1}' if seq_len > 1 else 'at least 2'}. Use more data, "
                 f"another data.split (now {config.split}) or a smaller model.seq_len. To evaluate on all of it, name "
                 "it as data.eval_source."
@@ -134,7 +142,8 @@ def load_megatron(config: DataConfig, *, vocab_size: int, seq_len: int, by_seque
         raise DataError(
             f"data.split={config.split} of {config.source} holds out "
             f"{sum(part.edges[2] - part.edges[1] for part in parts)} of "
-            f"{sum(part.edges[-1] for part in parts):,} documents, and an evaluation takes at least 2 tokens. Use a "
+            f"{counted(sum(part.edges[-1] for part in parts), parts[0].unit)}, and an evaluation takes at least 2 "
+            f"tokens. Use a "
             "larger second share, set data.eval_source (megatron:PREFIX evaluates on all of a dataset), or train "
             "without an evaluation: data.split=1,0,0 and train.eval_every=0."
         )

@@ -13,7 +13,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fiddlex.config.readable import counted
 from fiddlex.data import PieceDecoder, Tokenizer
+from fiddlex.data.tokenizers import begun
 from fiddlex.errors import ConfigError, NonFiniteError
 from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import on_host
@@ -199,16 +201,17 @@ class TextGenerator:
         """Raises ConfigError where `stream` would; returns the tokens of the prompts."""
         sampling.validate()
         if num_tokens < 1 or not prompts:
-            raise ConfigError(f"num_tokens={num_tokens} and {len(prompts)} prompts: each must be at least 1.")
+            raise ConfigError(
+                f"num_tokens={num_tokens} and {counted(len(prompts), 'prompt')}: each must be at least 1."
+            )
         _check_stops(stop, self._tokenizer)
         tokens = [self._tokenizer.encode(prompt).tolist() for prompt in prompts]
-        begun = len(self._beginning)
-        tokens = [each if each[:begun] == self._beginning else [*self._beginning, *each] for each in tokens]
+        tokens = [begun(each, self._beginning) for each in tokens]
         seq_len = self._decoding.seq_len
         for number, prompt in enumerate(tokens, start=1):
             if len(prompt) > seq_len:
                 raise ConfigError(
-                    f"Prompt {number} has {len(prompt):,} tokens, and the model sees at most "
+                    f"Prompt {number} has {counted(len(prompt), 'token')}, and the model sees at most "
                     f"model.seq_len={seq_len:,}: the first {len(prompt) - seq_len:,} would have no effect. Shorten the "
                     "prompt; a model with rotary positions may take a larger model.seq_len."
                 )
@@ -267,17 +270,17 @@ def _pieces(texts: "list[_Text]", drawn: Iterator[np.ndarray], num_tokens: int) 
 
 
 class _Text:
-    """One text as it grows: decodes its tokens, and ends it at a stop string or at the end of the document."""
+    """One text as it grows: decodes its tokens, and ends it at a stop string or at a token that ends a document."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]):
-        self._decoder, self._separator, self._stop = PieceDecoder(tokenizer, prompt), tokenizer.separator, stop
+        self._decoder, self._ends, self._stop = PieceDecoder(tokenizer, prompt), tokenizer.ends, stop
         self._held, self._end = "", ""  # text that may be the beginning of a stop string
 
     def push(self, token: int, *, last: bool) -> Piece:
         """What a token adds; `last` says that no other will follow."""
         if self._end:
             return Piece("", self._end)
-        if token == self._separator:
+        if int(token) in self._ends:
             self._end, added = DOCUMENT, self._decoder.flush()
         else:
             self._end, added = LENGTH if last else "", self._decoder.push(int(token))

@@ -11,7 +11,8 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import CheckpointError, DataError, is_failure
 from fiddlex.interop.architectures import sliding_window
-from fiddlex.interop.folder import described, read_settings, read_tokenizer
+from fiddlex.interop.folder import described, read_settings
+from fiddlex.interop.folder_tokenizer import read_tokenizer
 from fiddlex.interop.huggingface import FolderWeights
 from fiddlex.models.registry import make_model
 from fiddlex.models.weights import Weights

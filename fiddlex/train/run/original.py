@@ -18,7 +18,8 @@ from fiddlex.config import Config
 from fiddlex.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer, make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.architectures import settings_of
-from fiddlex.interop.folder import TOKENIZER_FILES, copy_own_file, copy_tokenizer, described, folder_of, read_json
+from fiddlex.interop.folder import described, folder_of, read_json
+from fiddlex.interop.folder_tokenizer import copy_own_file, copy_tokenizer, copy_tokenizer_files
 from fiddlex.train.run.workdir import OWN_TOKENIZER, writing
 
 ORIGINAL = os.path.dirname(OWN_TOKENIZER)  # subdirectory of a workdir
@@ -48,8 +49,8 @@ def inherit_original(source: str, workdir: Path) -> None:
             keep_original(folder, workdir)
         elif (Path(source) / ORIGINAL).is_dir():
             (workdir / ORIGINAL).mkdir()
-            for name in ("config.json", *TOKENIZER_FILES):
-                copy_own_file(Path(source) / ORIGINAL / name, workdir / ORIGINAL / name)
+            copy_own_file("config.json", Path(source) / ORIGINAL, workdir / ORIGINAL)
+            copy_tokenizer_files(Path(source) / ORIGINAL, workdir / ORIGINAL)
 
 
 def original_dtype(workdir: Path) -> str | None:
@@ -71,7 +72,7 @@ def copy_description(workdir: Path, config: Config, folder: Path) -> None:
                 config.model.task,
                 config.model.qk_norm,
             ):
-                copy_own_file(workdir / ORIGINAL / "config.json", folder / "config.json")
+                copy_own_file("config.json", workdir / ORIGINAL, folder)
 
 
 def write_tokenizer(config: Config, workdir: Path, folder: Path) -> Tokenizer | None:

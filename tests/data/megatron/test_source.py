@@ -69,8 +69,8 @@ def test_evaluation_scores_each_token_of_the_second_part_once(prefixes):
     scored = sorted(int(t) for b in batches for t in b["targets"][b["weights"] > 0])
     assert scored == [token for document in made["a"][80:95] for token in document][1:]
     assert dataset.description == (
-        f"megatron:{folder / 'a'}: 80 sequences, {sum(map(len, made['a'][:80])):,} tokens for training; "
-        f"15 sequences, {sum(map(len, made['a'][80:95])):,} tokens held out; 5 sequences left out"
+        f"megatron:{folder / 'a'}: 80 documents, {sum(map(len, made['a'][:80])):,} tokens for training; "
+        f"15 documents, {sum(map(len, made['a'][80:95])):,} tokens held out; 5 documents left out"
     )
 
 

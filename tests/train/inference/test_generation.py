@@ -206,6 +206,19 @@ def test_a_prompt_begins_as_the_tokenizer_file_says(tmp_path: pathlib.Path) -> N
         assert generator.check(["a a", "<s> a", ""], 1, GREEDY, []) == expected
 
 
+def test_a_text_ends_at_each_token_that_the_files_name(tmp_path: pathlib.Path) -> None:
+    words = {"</s>": 0, "a": 1, "<|im_end|>": 2, "<|eot_id|>": 3}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
+    made.add_special_tokens([word for word in words if word != "a"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 2]}')
+    tokenizer = JsonTokenizer(tmp_path / "tokenizer.json")
+    for end in (0, 2, 3):
+        (done,) = TextGenerator(Scripted([[1], [end], [1]]), {}, tokenizer).complete(["a"], 3, GREEDY)
+        assert (done.end, done.num_tokens) == ("document", 2)
+
+
 def test_a_tokenizer_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"set data\.tokenizer to the JSON file"):
         TextGenerator(Scripted([]), {}, None)

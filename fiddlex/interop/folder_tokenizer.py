@@ -1,0 +1,172 @@
+"""The tokenizer of a folder of Hugging Face's transformers: its files, and the `tokenizer.json` made from them."""
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import tokenizers
+
+from fiddlex.errors import CheckpointError, is_failure
+from fiddlex.interop.messages import shortened
+from fiddlex.interop.options import Json
+from fiddlex.interop.tokenizer_classes import built_class, class_options, differences, pipeline, with_tokens
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+_TEMPLATES = "additional_chat_templates"  # a folder of NAME.jinja
+
+
+def read_tokenizer(folder: Path) -> tokenizers.Tokenizer | None:
+    """The tokenizer of a folder: its `tokenizer.json`, or one made from older files as transformers makes it.
+
+    Those of GPT-2 and Qwen2 are `vocab.json` and `merges.txt`, that of BERT is `vocab.txt`. `tokenizer_config.json`
+    tells the class and its options (`fiddlex.interop.tokenizer_classes`).
+
+    Returns:
+      The tokenizer; None where the folder has none of these files.
+
+    Raises:
+      CheckpointError: when the files are not those of a tokenizer, or one is a directory or a broken link.
+    """
+    there = {name for name in TOKENIZER_FILES if _is_there(folder / name)}
+    path, vocab, merges, words = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt"))
+    try:
+        if path.name in there:
+            return tokenizers.Tokenizer.from_file(str(path))
+        if {vocab.name, merges.name} <= there:
+            return _byte_pairs(folder)
+        return _word_pieces(words, class_options(folder)) if words.name in there else None
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        names = "vocab.txt is no WordPiece vocabulary"
+        if path.name in there:
+            names = "tokenizer.json is no tokenizer"
+        elif {vocab.name, merges.name} <= there:
+            names = "vocab.json and merges.txt are no byte-pair encoding"
+        raise CheckpointError(f"{folder}: {names} ({shortened(str(error))}). Copy the files again.") from error
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file is there.
+
+    Raises:
+      CheckpointError: when something else has its name: a directory, or a link to a file that does not exist.
+    """
+    if os.path.lexists(path) and not path.is_file():
+        kind = "is not a file" if path.exists() else "is a link to a file that does not exist"
+        raise CheckpointError(f"{path} {kind}. Copy the tokenizer's files again, or remove it.")
+    return path.is_file()
+
+
+def _byte_pairs(folder: Path) -> tokenizers.Tokenizer:
+    said = class_options(folder)
+    kind = built_class(folder) or "GPT2Tokenizer"
+    if kind not in ("GPT2Tokenizer", "Qwen2Tokenizer"):
+        raise ValueError(f"tokenizer_class={kind}: save its tokenizer.json with transformers' save_pretrained")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    made.normalizer, made.pre_tokenizer = pipeline(kind, said) or (None, None)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    return with_tokens(made, folder)
+
+
+def _word_pieces(words: Path, said: Json) -> tokenizers.Tokenizer:
+    vocabulary = tokenizers.models.WordPiece.read_file(str(words))
+    lacking = [name for name in ("[UNK]", "[SEP]", "[CLS]") if name not in vocabulary]
+    if lacking:
+        raise ValueError(f"it has no line {' and no line '.join(lacking)}")
+    made = tokenizers.BertWordPieceTokenizer(
+        vocabulary,
+        lowercase=said.get("do_lower_case", True),
+        strip_accents=said.get("strip_accents"),
+        handle_chinese_chars=said.get("tokenize_chinese_chars", True),
+    )
+    return tokenizers.Tokenizer.from_str(made.to_str())
+
+
+def warn_of_other_ids(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
+    """Warns where transformers 5 makes other ids of some texts than a folder's tokenizer, and says why."""
+    try:
+        found = differences(folder, tokenizer)
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        found = [f"what else its files say cannot be read ({shortened(str(error))})"]
+    if found:
+        logger.warning(
+            "%s: transformers 5 makes other tokens of some texts than tokenizer.json, which fiddlex uses as it is: %s.",
+            *(folder, "; ".join(found)),
+        )
+
+
+def copy_own_file(name: str, source: Path, target: Path) -> None:
+    """Copies a file of a folder of transformers to another folder, if it is there.
+
+    The folder may be somebody else's, and the copy may be published. So links are followed within the folder alone, and
+    to `blobs/` of Hugging Face's cache, in whose `snapshots/REVISION/` every file is such a link.
+
+    Args:
+      name: the path of the file in both folders.
+      source: the folder.
+      target: the other folder.
+
+    Raises:
+      CheckpointError: when the file is a link to anywhere else.
+    """
+    if not (source / name).is_file():
+        return
+    folder = source.resolve()
+    own = [folder, *([folder.parents[1] / "blobs"] if folder.parent.name == "snapshots" else [])]
+    found = (source / name).resolve()
+    if not any(each in found.parents for each in own):
+        raise CheckpointError(
+            f"{source / name} is a link to {found}, which is not in its folder, and would be copied to {target}. If "
+            "you trust the folder, make a copy of it without links (cp -rL), and name that."
+        )
+    (target / name).parent.mkdir(exist_ok=True)
+    shutil.copyfile(found, target / name)
+
+
+def copy_tokenizer_files(source: Path, target: Path) -> None:
+    """Copies the files of a folder's tokenizer, and its chat templates, to another folder.
+
+    Raises:
+      CheckpointError: when one is a link to a file elsewhere.
+    """
+    templates = sorted(f"{_TEMPLATES}/{path.name}" for path in (source / _TEMPLATES).glob("*.jinja"))
+    for name in (*TOKENIZER_FILES, *templates):
+        copy_own_file(name, source, target)
+
+
+def copy_tokenizer(source: Path, target: Path) -> Path | None:
+    """Copies a folder's tokenizer to another folder (`copy_tokenizer_files`), and warns of ids that will differ.
+
+    Returns:
+      The path of the copied `tokenizer.json`, or where the folder has none, of the one that `read_tokenizer` makes.
+      None where the folder has no tokenizer.
+
+    Raises:
+      CheckpointError: when the files are not those of a tokenizer, or links to files elsewhere.
+    """
+    tokenizer = read_tokenizer(source)
+    copy_tokenizer_files(source, target)
+    if tokenizer is None:
+        return None
+    warn_of_other_ids(source, tokenizer)
+    path = target / "tokenizer.json"
+    if not path.exists():
+        tokenizer.save(str(path))
+    return path
