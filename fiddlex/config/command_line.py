@@ -29,6 +29,7 @@ from fiddlex.config.log import show_log
 from fiddlex.config.memory_advice import is_lack_of_memory, memory_remedies
 from fiddlex.config.mistakes import explain, explain_stray, surplus, unknown_field
 from fiddlex.config.overrides import replaced
+from fiddlex.config.streams import print_any_text
 from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
 
 USAGE_STATUS = 2  # the command line or the config is wrong
@@ -178,9 +179,11 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             except OSError:  # reported already, or less important than the status of a program that was stopped
                 _leave_output()
 
+    print_any_text()
     signal.signal(signal.SIGINT, _interrupt)
-    if is_terminal():  # which a program that SIGTERM kills would leave without a cursor
-        signal.signal(signal.SIGTERM, _terminate)
+    if is_terminal():  # which a program that a signal kills would leave without a cursor
+        for number in {signal.SIGTERM, signal.SIGUSR1}.intersection(interrupts.stop_signals()):
+            signal.signal(number, _terminate)
     interrupts.watch()
     try:
         app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__))
@@ -196,7 +199,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Handles SIGTERM: raises SystemExit, or tries again a moment later where Python would ignore it."""
+    """Handles SIGTERM and SIGUSR1: raises SystemExit, or tries again a moment later where Python would ignore it."""
     if not interrupts.postponed(number):
         interrupts.interrupt(SystemExit, 128 + number)
 

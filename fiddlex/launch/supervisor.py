@@ -29,8 +29,7 @@ FRUITLESS_STARTS = 3  # starts in a row without a later checkpoint, after which 
 _GRACE_S = 20.0
 _POLL_S = 0.1
 _MISUSED, _FAILED = 2, 1
-_STOPPED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}  # stopped after a save
-_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+_STOPPED = {128 + number for number in interrupts.STOP_SIGNALS}  # stopped after a save
 # Linux sends SIGTERM to a process that runs this program first when the supervisor dies; the process saves and ends.
 _MORTAL = """
 import ctypes, os, signal, sys
@@ -175,7 +174,7 @@ def newest_step(workdir: Path | None) -> int:
 
 @contextlib.contextmanager
 def _signals_to(supervisor: _Supervisor) -> Iterator[None]:
-    previous = {number: signal.signal(number, supervisor.handle) for number in _SIGNALS}
+    previous = {number: signal.signal(number, supervisor.handle) for number in interrupts.stop_signals()}
     may_leave = interrupts.may_leave_if(lambda number, times: False)  # it waits for the processes, however long
     try:
         yield

@@ -7,6 +7,8 @@ import pathlib
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -86,6 +88,34 @@ def test_training_equals_that_of_one_process(
         folders = {name.split("/")[1] for name in read_list(path) if name.startswith("weights/ocdbt")}
         assert folders == {f"ocdbt.process_{rank}" for rank in range(number)}
         assert not list(path.glob(".*"))  # what the other processes recorded is in the list
+
+
+ENDS = """
+from fiddlex.cluster.process_flags import define_processes
+from fiddlex.config.command_line import run
+join = define_processes()
+def main(argv):
+    join()
+    print("\\u2026")
+run(main)
+"""
+
+
+def test_processes_end_quietly_where_warnings_are_errors() -> None:
+    place = [f"--coordinator_address=localhost:{free_port()}", "--num_processes=2"]
+    environment = os.environ | {"PYTHONWARNINGS": "error", "PYTHONIOENCODING": "ascii", "JAX_PLATFORMS": "cpu"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS, *place, f"--process_id={rank}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    said = [each.communicate(timeout=120)[0] for each in running]
+    assert [(each.returncode, text) for each, text in zip(running, said, strict=True)] == [(0, "\\u2026\n"), (0, "")]
 
 
 @pytest.mark.long
