@@ -352,7 +352,7 @@ def check_equal(facts: Mapping[str, object]) -> None:
             different.append(f"{name} is {' and '.join(values)}")
     if different:
         raise ConfigError(
-            "The processes of a run must have the same config, data and versions:\n  " + "\n  ".join(different)
+            "The processes of a run must have the same workdir, config, data and versions:\n  " + "\n  ".join(different)
         )
 
 

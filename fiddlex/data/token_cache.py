@@ -85,7 +85,7 @@ def cached_streams(
             return False
         return True
 
-    if blind := not_seen_by(f"look at {file}", is_seen):
+    if blind := not_seen_by(f"look at {file.name}", is_seen):
         raise DataError(
             f"{blind} cannot read {file}, to which rank 0 has written the tokens of {source}. Set data.cache to a "
             "folder that all hosts share and whose files all processes may read."

@@ -189,18 +189,21 @@ def test_bad_data_on_one_rank_ends_all(tiny_config: Config, tmp_path: pathlib.Pa
     assert "".join(each.stderr for each in ended).count("a token is outside the vocabulary") == 1
 
 
-def test_another_config_on_one_rank_ends_all_with_one_message(
+def test_another_config_or_workdir_on_one_rank_ends_all_with_one_message(
     tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
 ) -> None:
     flags = [f"--config={config_file}", *as_flags(make_config(tiny_config, "2x1x2", {}))]
-    odd = ["--config.train.seed=7", "--config.optimizer.learning_rate=0.5"]
-    ended = run_pod(2, 2, "train", *flags, f"--workdir={tmp_path / 'pod'}", extra=[[], odd])
+    pod, odd = tmp_path / "pod", tmp_path / "odd"
+    changes = ["--config.train.seed=7", "--config.optimizer.learning_rate=0.5", f"--workdir={odd}"]
+    ended = run_pod(2, 2, "train", *flags, f"--workdir={pod}", extra=[[], changes])
     assert [each.returncode for each in ended] == [2, 2]
     said = "".join(each.stderr for each in ended)
-    assert said.count("The processes of a run must have the same config, data and versions:") == 1
+    assert said.count("The processes of a run must have the same workdir, config, data and versions:") == 1
     assert "train.seed is 0 on rank 0 and 7 on rank 1" in said
     assert f"optimizer.learning_rate is {tiny_config.optimizer.learning_rate} on rank 0 and 0.5 on rank 1" in said
-    assert not (tmp_path / "pod").exists()
+    assert f"the workdir is '{pod}' on rank 0 and '{odd}' on rank 1" in said
+    assert not pod.exists()
+    assert not odd.exists()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
