@@ -4,9 +4,9 @@ A process of a run that fails makes all others fail (`fiddlex.cluster.coordinato
 supervisor like this one starts them again; they meet at the coordinator's port. So supervisors need no connection to
 each other. All read the workdir, which all hosts share: a start after which it has no later checkpoint gained nothing.
 
-Invariants: a mistake in the config is not tried again; neither is a run that a signal to any of its processes or
-supervisors has stopped, except that in an elastic run the other supervisors go on; on Linux, processes save and end
-when their supervisor is killed.
+Invariants: a mistake in the config or the data is not tried again; neither is a run that a signal to any of its
+processes or supervisors has stopped, except that in an elastic run the other supervisors go on; on Linux, processes
+save and end when their supervisor is killed.
 """
 
 import contextlib
@@ -63,8 +63,8 @@ def supervise(commands: Sequence[Sequence[str]], limits: Limits, *, workdir: Pat
       name: of this supervisor, with which its messages begin.
 
     Returns:
-      The status to exit with: 0 when all processes have; 2 when one has a mistake in its config; 128 + N when signal N
-      stopped the run; 1 when the supervisor gave up.
+      The status to exit with: 0 when all processes have; 2 when one has a mistake in its config or data; 128 + N when
+      signal N stopped the run; 1 when the supervisor gave up.
     """
     supervisor = _Supervisor(commands, limits, workdir, name)
     with _signals_to(supervisor):

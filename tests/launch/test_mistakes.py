@@ -62,8 +62,6 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
             [*LOCAL, "--", "train", "--process_id=1"],
             "--process_id after --: launch gives the program this flag. Leav",
         ),
-        ([*LOCAL, "--", "train", "-fake_devices", "2"], "this flag. Put --devices_per_process before -- instead."),
-        (["task", "--", "train", "--noelastic"], "--elastic after --: launch gives the program this flag. Put --elas"),
         ([*LOCAL, "--workdir=/a", "--", "train"], "--workdir is not a flag of launch local, but of slurm, jobset, mpi"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.errors import ConfigError
 from fiddlex.launch import programs
 from fiddlex.launch.supervisor import Limits, supervise
 from fiddlex.train import loop
@@ -53,6 +54,21 @@ def test_training_equals_that_of_one_process(
 def test_a_program_goes_by_its_names(words: list[str]) -> None:
     command = programs.program_command([*words, "--workdir=/a"], elastic=True)
     assert command == [sys.executable, "-P", "-m", "fiddlex", "train", "--workdir=/a", "--elastic"]
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["--process_id=1"], "--process_id after --: launch gives the program this flag. Leave it out."),
+        (["-fake_devices", "2"], "Put --devices_per_process before -- instead."),
+        (["--noelastic"], "Put --elastic before -- instead."),
+    ],
+)
+def test_flags_that_launch_gives_are_refused(words: list[str], remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        programs.local_commands(
+            programs.program_command(["train", *words], elastic=False), num_processes=2, devices_per_process=4, port=7
+        )
 
 
 def test_a_program_of_the_current_folder_is_not_taken_for_fiddlex(

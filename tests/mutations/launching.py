@@ -33,7 +33,7 @@ MUTATIONS = (
         "fiddlex/launch/programs.py",
         old='if given & {name, f"no{name}"}:',
         new="if False:",
-        tests=("tests/launch/test_mistakes.py::test_mistakes",),
+        tests=("tests/launch/test_runs.py::test_flags_that_launch_gives_are_refused",),
     ),
     Mutation(
         "gpus-by-the-rank-among-all-processes",

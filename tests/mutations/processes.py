@@ -50,6 +50,15 @@ MUTATIONS = (
         tests=(f"{SUPERVISOR}::test_a_stop_that_another_host_was_asked_for",),
     ),
     Mutation(
+        "workdirs-of-the-ranks-not-compared",
+        "fiddlex/train/trainer.py",
+        old='"the workdir": workdir and str(workdir),',
+        new="",
+        tests=(
+            "tests/cluster/test_processes.py::test_another_config_or_workdir_on_one_rank_ends_all_with_one_message",
+        ),
+    ),
+    Mutation(
         "a-coordinator-ended-by-the-signal-to-save",
         "fiddlex/cluster/coordinator.py",
         old="signal.signal(number, signal.SIG_IGN)",

@@ -230,7 +230,9 @@ class Checkpoints:
 
     def _gathered(self, step: int, reason: str) -> str:
         """Why the processes cannot read a checkpoint, of which each gives its reason or an empty text."""
-        reasons = processes.gather(f"checkpoint of step {step} in {self.directory.name}", [reason, socket.gethostname()])
+        reasons = processes.gather(
+            f"checkpoint of step {step} in {self.directory.name}", [reason, socket.gethostname()]
+        )
         if len({reason for reason, _ in reasons}) == 1:
             return reason
         return "; ".join(f"on rank {rank} ({host}): {reason}" for rank, (reason, host) in enumerate(reasons) if reason)
