@@ -64,7 +64,7 @@ class Pod:
         with socket.create_server(("", 0)) as server:
             address = f"localhost:{server.getsockname()[1]}"
         data, tensor = number, _DEVICES.value
-        command = [sys.executable, "-m", "fiddlex", "train", "--config=gpt_tiny", f"--workdir={self.workdir}"]
+        command = [sys.executable, "-P", "-m", "fiddlex", "train", "--config=gpt_tiny", f"--workdir={self.workdir}"]
         command += [f"--config.mesh.data={data}", "--config.mesh.pipe=1", f"--config.mesh.tensor={tensor}"]
         command += ["--config.pipeline.schedule=1f1b", "--config.pipeline.num_chunks=1", "--config.train.log_every=1"]
         command += ["--config.train.num_steps=1000000", "--config.train.eval_every=0", "--config.model.hidden_size=64"]

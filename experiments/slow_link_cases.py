@@ -70,7 +70,7 @@ def compiled(case: SlowCase) -> dict[str, Any]:
     Raises:
       DeviceError: when the step does not compile, or does not fit.
     """
-    command = [sys.executable, "-m", "fiddlex", "compile", f"--config={ROOT / case.model}", "--format=json"]
+    command = [sys.executable, "-P", "-m", "fiddlex", "compile", f"--config={ROOT / case.model}", "--format=json"]
     command += [f"--topology={CLUSTERS[case.cluster]}", *(f"--config.{name}={at}" for name, at in case.fields.items())]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:

@@ -94,7 +94,7 @@ def command(workdir: pathlib.Path, semantics: str) -> list[str]:
         "train.sample_tokens": 0,
         "train.checkpoint_every": 5,
     }
-    launch = [sys.executable, "-m", "fiddlex", "launch", "local", "--processes=2", "--devices_per_process=2"]
+    launch = [sys.executable, "-P", "-m", "fiddlex", "launch", "local", "--processes=2", "--devices_per_process=2"]
     train = ["--", "train", "--config=gpt_tiny", f"--workdir={workdir}"]
     return [*launch, *train, *(f"--config.{name}={value}" for name, value in fields.items())]
 

@@ -9,6 +9,7 @@ import os
 import sys
 
 from fiddlex.commands import summaries
+from fiddlex.config.streams import print_any_text
 
 _FAILURE_STATUS, _USAGE_STATUS, _INTERRUPTED_STATUS = 1, 2, 130
 
@@ -22,6 +23,7 @@ def main() -> None:
         from fiddlex.completion import complete
 
         complete(os.environ["COMP_LINE"])
+    print_any_text()
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("--help", "-h", "help"):
         _print(_listing())

@@ -125,10 +125,6 @@ OF_TRAIN = {
         "data.source='txt:/data/a' is not a data source. There is no kind 'txt'. Write text:/data/a."
     ),
     "--config.data.source=text": ("data.source='text' is not a data source. text needs a path: write text:PATH."),
-    "--config.data.source=https://host/a.txt": (
-        "data.source='https://host/a.txt' is not a data source. fiddlex reads files, not addresses: download it, "
-        "and write text:PATH."
-    ),
     "--config.data.source=wikitext": (
         "data.source='wikitext' is not a data source. Use stdlib, text:PATH, hf:PATH, array_record:PATH, "
         "tokens:PATH or megatron:PREFIX; for labelled texts tsv:PATH or jsonl:PATH."
@@ -316,10 +312,6 @@ WRONG = {f"{TRAIN}{options}": message for options, message in OF_TRAIN.items()} 
         "--against=torch: fiddlex benchmark measures fiddlex alone. The drivers of other systems are in "
         "fiddlex's repository: clone it, and run experiments/benchmark.py there (docs/comparisons.md)."
     ),
-}
-
-# Status 1: the command line is right, and what it names is missing or of another kind.
-MISSING = {
     'train --config=gpt_tiny --workdir=run --config.data.source="text:no such file.txt"': (
         "data.source: text:FOLDER/no such file.txt: there is no such file or folder. Check the path, or use "
         "data.source=stdlib."
@@ -328,6 +320,47 @@ MISSING = {
         "data.tokenizer='gpt2': FOLDER/gpt2 does not exist. Use 'bytes' or the path of a tokenizer.json of the "
         "tokenizers library."
     ),
+    "prepare_data --input=text.txt --output_prefix=books": ("--input=text.txt has no text. Name files that have some."),
+}
+# A URL would be taken for a folder here.
+URLS = {
+    "train --config=gpt_tiny --workdir=gs://bucket/run": ("--workdir", "gs://bucket/run", "gs://"),
+    "train --config=gpt_tiny --workdir=run --config.data.source=text:s3://bucket/books": (
+        "data.source",
+        "text:s3://bucket/books",
+        "s3://",
+    ),
+    "train --config=gpt_tiny --workdir=run --config.train.init_from=file:///run": (
+        "train.init_from",
+        "file:///run",
+        "file://",
+    ),
+    "train --config=https://a.org/gpt.py --workdir=run": ("--config", "https://a.org/gpt.py", "https://"),
+    "evaluate --workdir=abfs+x://bucket/run": ("--workdir", "abfs+x://bucket/run", "abfs+x://"),
+    "evaluate --workdir=run --output=s3://bucket/lines.jsonl": ("--output", "s3://bucket/lines.jsonl", "s3://"),
+    "convert --source=hf:s3://bucket/llama --target=run2": ("--source", "hf:s3://bucket/llama", "s3://"),
+    "convert --source=run --target=hf:gs://bucket/llama": ("--target", "hf:gs://bucket/llama", "gs://"),
+    "prepare_data --input=s3://bucket/a.txt --output_prefix=books": ("--input", "s3://bucket/a.txt", "s3://"),
+    "prepare_data --input=text.txt --output_prefix=s3://bucket/books": (
+        "--output_prefix",
+        "s3://bucket/books",
+        "s3://",
+    ),
+    "checkpoint list gs://bucket/run": ("list", "gs://bucket/run", "gs://"),
+    "launch slurm --config=gpt_tiny --topology=h100 --num_devices=8 --workdir=s3://bucket/run": (
+        "--workdir",
+        "s3://bucket/run",
+        "s3://",
+    ),
+}
+OF_URLS = {
+    line: f"{name}={value!r} has a URL, {scheme}…: fiddlex reads and writes file systems alone. Mount what it names, "
+    "or copy it, and give the path."
+    for line, (name, value, scheme) in URLS.items()
+}
+
+# Status 1: the command line is right, and the workdir that it names is missing or another one.
+MISSING = {
     "evaluate --workdir=nothere": (
         "nothere/config.json does not exist: --workdir=nothere is not the directory of a training run. Train one "
         "with fiddlex train --config=… --workdir=…"
@@ -341,7 +374,6 @@ MISSING = {
         "The weights in --workdir=run are those of another model:\n  model.num_layers is 8, was 4\nLeave these "
         "fields as they are there."
     ),
-    "prepare_data --input=text.txt --output_prefix=books": ("--input=text.txt has no text. Name files that have some."),
     "checkpoint list nothere": "nothere is not a directory. Name the --workdir of a run.",
 }
 
@@ -357,15 +389,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
-@pytest.mark.parametrize("line", [*WRONG, *MISSING])
+@pytest.mark.parametrize("line", [*WRONG, *OF_URLS, *MISSING])
 def test_what_is_said_of_a_mistake(line: str, folder: pathlib.Path) -> None:
     before = sorted(folder.rglob("*"))
     done = call(
-        "fiddlex", *shlex.split(line), status=2 if line in WRONG else 1, cwd=folder, environment={"HOME": str(folder)}
+        "fiddlex", *shlex.split(line), status=1 if line in MISSING else 2, cwd=folder, environment={"HOME": str(folder)}
     )
     said = done.stderr.replace(str(folder), "FOLDER").removeprefix("The platform is CPU: made 8 fake devices")
     program, _, message = said[said.index("fiddlex") :].partition(": ")
-    assert message == f"{(WRONG | MISSING)[line]}\n"
+    assert message == f"{(WRONG | OF_URLS | MISSING)[line]}\n"
     assert program in ("fiddlex", f"fiddlex {line.split()[0]}")
     assert done.stdout == ""
     assert sorted(folder.rglob("*")) == before  # a mistake leaves nothing behind

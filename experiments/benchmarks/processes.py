@@ -40,7 +40,7 @@ def measure(number: int, folder: pathlib.Path) -> Times:
     """The times of a run in `number` processes, whose compiled programs are kept beside `folder`."""
     with socket.create_server(("", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
-    command = [sys.executable, "-m", "fiddlex", "train", "--config=gpt_tiny", f"--workdir={folder / 'run'}"]
+    command = [sys.executable, "-P", "-m", "fiddlex", "train", "--config=gpt_tiny", f"--workdir={folder / 'run'}"]
     command += [f"--config.train.num_steps={_STEPS.value}", "--config.train.log_every=1"]
     command += ["--config.train.eval_every=0", "--config.train.checkpoint_every=0", "--config.train.sample_tokens=0"]
     command += [f"--fake_devices={DEVICES // number}"]

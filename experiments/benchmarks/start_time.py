@@ -27,7 +27,7 @@ _LONGEST_S = 600.0
 
 def seconds_to_first_step(workdir: pathlib.Path, programs: pathlib.Path) -> float:
     """The seconds from the start of a process to the record of its first step."""
-    command = [sys.executable, "-m", "fiddlex", "train", f"--workdir={workdir}", *_RUN.value]
+    command = [sys.executable, "-P", "-m", "fiddlex", "train", f"--workdir={workdir}", *_RUN.value]
     command += ["--config.train.log_every=1", f"--config.train.compilation_cache={programs}"]
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     metrics = workdir / "metrics.jsonl"

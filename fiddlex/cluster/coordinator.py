@@ -46,6 +46,7 @@ import json
 import math
 import resource
 import selectors
+import signal
 import socket
 import sys
 import time
@@ -449,6 +450,8 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # a connection for each process of the run
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # Slurm may send one to all processes of a job, which save then
     arguments = json.loads(sys.argv[1])
     server, first = (socket.socket(fileno=arguments.pop(name)) for name in ("server", "first"))
     Coordinator(server, first, **arguments).run()

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from fiddlex.cluster.coordinator import listed
 from fiddlex.cluster.launchers import Place, find_place, is_launched
 from fiddlex.cluster.peers import Peers
-from fiddlex.cluster.rendezvous import Membership, StoppedError, meet
-from fiddlex.cluster.stopping import AgreedStop, stop_signals
+from fiddlex.cluster.rendezvous import Membership, StoppedError, leave_coordinator, meet
+from fiddlex.cluster.stopping import AgreedStop
 from fiddlex.config import interrupts, progress
 from fiddlex.config.ending import end_by
 from fiddlex.errors import ConfigError, DeviceError
@@ -143,7 +143,7 @@ def _handle_signals() -> None:
         _stop.ask(number)
 
     if threading.current_thread() is threading.main_thread():  # Python allows no handlers in other threads
-        for number in stop_signals():
+        for number in interrupts.stop_signals():
             signal.signal(number, handle)
         interrupts.may_leave_if(lambda number, times: False)  # the others would take this one for lost
 
@@ -223,7 +223,9 @@ def _let_first_print() -> None:
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # gloo, which connects CPUs, prints there
-    sys.stdout = os.fdopen(kept if is_first() else nowhere, "w", encoding="utf-8", buffering=1)
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    first = kept if is_first() else nowhere
+    sys.stdout = os.fdopen(first, "w", encoding=encoding, errors=errors, buffering=1, closefd=False)
     if is_first():
         return
     progress.show_nothing()
@@ -350,7 +352,7 @@ def check_equal(facts: Mapping[str, object]) -> None:
             different.append(f"{name} is {' and '.join(values)}")
     if different:
         raise ConfigError(
-            "The processes of a run must have the same config, data and versions:\n  " + "\n  ".join(different)
+            "The processes of a run must have the same workdir, config, data and versions:\n  " + "\n  ".join(different)
         )
 
 
@@ -405,6 +407,7 @@ def _finished(status: int) -> None:
     assert _peers is not None
     barrier("the end of the program")
     _peers.finish(status)
+    leave_coordinator()
 
 
 def _leave(status: int) -> NoReturn:

@@ -190,6 +190,13 @@ def coordinators_end() -> str:
     return ":\n  ".join([end, "\n  ".join(lines)]) if lines else end
 
 
+def leave_coordinator() -> None:
+    """Lets a coordinator that this process has started outlive it; Python would warn of a process that still runs."""
+    for started in _started:
+        started.errors.close()
+        started.process.returncode = 0
+
+
 def kill_coordinator() -> None:
     """Kills the coordinator if this process has started it; one that is stopped would keep its port for ever."""
     for started in _started:

@@ -19,15 +19,6 @@ from fiddlex.config import interrupts
 logger = logging.getLogger(__name__)
 
 
-def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals that ask a run to stop.
-
-    A terminal sends SIGHUP when it closes. A run that was started with SIGHUP ignored (`nohup`) ignores it.
-    """
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return (signal.SIGINT, signal.SIGTERM) if ignored else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 class AgreedStop:
     """What the processes have agreed on.
 

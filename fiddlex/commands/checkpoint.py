@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from fiddlex.config import rules
 from fiddlex.config.readable import counted, readable_size, readable_time
 from fiddlex.errors import CheckpointError, ConfigError
 
@@ -46,6 +47,8 @@ def main(argv: list[str]) -> None:
         raise ConfigError(f"there is no {action!r} of checkpoints; use {', '.join(ARGUMENT_CHOICES)}.")
     if len(arguments) not in numbers[action]:
         raise ConfigError(f"{action} takes {usage[action]}, as in fiddlex checkpoint {action} {usage[action]}.")
+    for argument in arguments:
+        rules.local_path(action, argument)
     if action == "list":
         _list(pathlib.Path(arguments[0]))
     elif action == "verify":

@@ -54,7 +54,7 @@ def _for(kinds: Sequence[str], holder: flags.FlagHolder) -> flags.FlagHolder:
 _for(_FILES, define_config(required=False))
 _TOPOLOGY = _for(_FILES, flags.DEFINE_string("topology", None, "name of the catalogue, or a .toml file"))
 _NUM_DEVICES = _for(_FILES, flags.DEFINE_integer("num_devices", None, "number of devices of the run", lower_bound=1))
-_WORKDIR = _for(_FILES, flags.DEFINE_string("workdir", None, "directory of the run, which all hosts share"))
+_WORKDIR = _for(_FILES, define_path("workdir", None, "directory of the run, which all hosts share"))
 _WRITE = _for(_FILES, define_path("write", None, "file to write the job file to; by default it is printed"))
 _NAME = _for(_FILES, flags.DEFINE_string("name", "", "name of the job; by default the last part of the workdir"))
 _PYTHON = _for(

@@ -311,7 +311,7 @@ def compile_plan(config: Config, name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "planned.py"
         path.write_text(as_python(config, "A plan."), encoding="utf-8")
-        command = [sys.executable, "-m", "fiddlex", "compile"]
+        command = [sys.executable, "-P", "-m", "fiddlex", "compile"]
         command += [f"--config={path}", f"--topology={name}", "--format=json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -15,14 +15,15 @@ import time
 
 from absl import flags
 
+from fiddlex.config.command_line import define_path
 from fiddlex.config.phase import Phase
 from fiddlex.config.progress import phase
 from fiddlex.config.readable import counted, readable_size, readable_time
 from fiddlex.errors import ConfigError
 
 _INPUT = flags.DEFINE_list("input", None, "files, folders or patterns, separated by commas", required=True)
-_PREFIX = flags.DEFINE_string("output_prefix", None, "path of the files to make, without .bin and .idx", required=True)
-_TOKENIZER = flags.DEFINE_string("tokenizer", "bytes", "bytes, or path of a JSON file of the tokenizers library")
+_PREFIX = define_path("output_prefix", None, "path of the files to make, without .bin and .idx", required=True)
+_TOKENIZER = define_path("tokenizer", "bytes", "bytes, or path of a JSON file of the tokenizers library")
 _TRAIN = flags.DEFINE_integer("train_tokenizer", 0, "tokens of a byte-level BPE to train on the input; 0: train none")
 _KEY = flags.DEFINE_string("json_key", "text", "key of JSON objects, or column of Parquet files, that holds the text")
 _APPEND = flags.DEFINE_bool("append_eod", False, "ends each document with the tokenizer's separator")
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> None:
         raise ConfigError(f"--output_prefix={_PREFIX.value} must end in a name, to which .bin and .idx are added.")
     task = Preparation(
         _INPUT.value,
-        pathlib.Path(os.path.abspath(os.path.expanduser(_PREFIX.value))),
+        pathlib.Path(os.path.abspath(_PREFIX.value)),
         tokenizer=_TOKENIZER.value,
         train_tokens=_TRAIN.value,
         json_key=_KEY.value,
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> None:
     with phase("Preparing", number=readable_size) as preparing:
         made = prepare(task, workers=_WORKERS.value, progress=_Rate(preparing))
     counts, seconds = made.counts, time.monotonic() - start
-    tokenizer = made.tokenizer if made.tokenizer == "bytes" else os.path.abspath(os.path.expanduser(made.tokenizer))
+    tokenizer = made.tokenizer if made.tokenizer == "bytes" else os.path.abspath(made.tokenizer)
     fields = [
         f"--config.data.source=megatron:{task.prefix}",
         f"--config.data.tokenizer={tokenizer}",

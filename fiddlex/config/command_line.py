@@ -17,7 +17,7 @@ from typing import NoReturn
 from absl import app, flags
 from ml_collections import config_flags
 
-from fiddlex.config import Config, interrupts, library_log, progress
+from fiddlex.config import Config, interrupts, library_log, progress, rules
 from fiddlex.config.arguments import file_first, split_program
 from fiddlex.config.displays import is_terminal
 from fiddlex.config.ending import crashed, end, finished
@@ -29,11 +29,13 @@ from fiddlex.config.log import show_log
 from fiddlex.config.memory_advice import is_lack_of_memory, memory_remedies
 from fiddlex.config.mistakes import explain, explain_stray, surplus, unknown_field
 from fiddlex.config.overrides import replaced
-from fiddlex.errors import ConfigError, FiddlexError, ScheduleError
+from fiddlex.config.streams import print_any_text
+from fiddlex.errors import ConfigError, DataError, FiddlexError, ScheduleError
 
-USAGE_STATUS = 2  # the command line or the config is wrong
+USAGE_STATUS = 2  # the command line, the config or the data are wrong; `launch` does not try again
 FAILURE_STATUS = 1  # any other FiddlexError
 INTERRUPTED_STATUS = 130  # Ctrl-C, the status that shells report
+_MISTAKES = (ConfigError, DataError, ScheduleError)
 
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
@@ -55,7 +57,11 @@ config_flags.register_flag_parser_for_type(Every, _EveryParser())
 class _PathParser(flags.ArgumentParser):
     """Reads a path, whose `~` no shell expands after `--name=`."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def parse(self, argument: str) -> str:
+        rules.local_path(f"--{self._name}", argument)
         return os.path.expanduser(argument)
 
 
@@ -96,7 +102,7 @@ def define_changes(config: Config) -> flags.FlagHolder[Config]:
 
 def define_path(name: str, default: str | None, help_text: str, *, required: bool = False) -> flags.FlagHolder[str]:
     """Defines a flag whose value is the path of a file or folder; `~` at its beginning is the user's home."""
-    return flags.DEFINE(_PathParser(), name, default, help_text, required=required)
+    return flags.DEFINE(_PathParser(name), name, default, help_text, required=required)
 
 
 def define_workdir(help_text: str) -> flags.FlagHolder[str]:
@@ -116,12 +122,12 @@ def apply_overrides(config: Config) -> Config:
 def run(main: Callable[[list[str]], None]) -> NoReturn:
     """Parses the flags, calls `main` and exits like `absl.app.run`, but prints messages instead of tracebacks.
 
-    The exit status is `USAGE_STATUS` for flags that cannot be parsed and for every ConfigError or ScheduleError. It is
-    `FAILURE_STATUS` for any other FiddlexError that `main` raises, and when standard output cannot be written. A
-    standard error that cannot be written changes nothing. The module that defines `main` may say in `ARGUMENT` what the
-    first positional argument is, which must then be given; in `MORE_ARGUMENTS` how many may follow it, by default none;
-    and with `TAKES_PROGRAM` that `--` and another program's command line may follow. Further positional arguments are
-    an error, whose message proposes the flag that the module names in `STRAY_ARGUMENT`.
+    The exit status is `USAGE_STATUS` for flags that cannot be parsed and for every ConfigError, DataError or
+    ScheduleError. It is `FAILURE_STATUS` for any other FiddlexError that `main` raises, and when standard output cannot
+    be written. A standard error that cannot be written changes nothing. The module that defines `main` may say in
+    `ARGUMENT` what the first positional argument is, which must then be given; in `MORE_ARGUMENTS` how many may follow
+    it, by default none; and with `TAKES_PROGRAM` that `--` and another program's command line may follow. Further
+    positional arguments are an error, whose message proposes the flag that the module names in `STRAY_ARGUMENT`.
 
     Args:
       main: takes a list that holds the program's name, the positional arguments, and what follows `--`.
@@ -159,7 +165,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             sys.stdout.flush()
             finished(0)
         except FiddlexError as error:
-            end(str(error), USAGE_STATUS if isinstance(error, ConfigError | ScheduleError) else FAILURE_STATUS)
+            end(str(error), USAGE_STATUS if isinstance(error, _MISTAKES) else FAILURE_STATUS)
         except BrokenPipeError:  # the reader of our output, such as `head`, has exited
             _leave_output()
             sys.exit(FAILURE_STATUS)
@@ -178,9 +184,11 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             except OSError:  # reported already, or less important than the status of a program that was stopped
                 _leave_output()
 
+    print_any_text()
     signal.signal(signal.SIGINT, _interrupt)
-    if is_terminal():  # which a program that SIGTERM kills would leave without a cursor
-        signal.signal(signal.SIGTERM, _terminate)
+    if is_terminal():  # which a program that a signal kills would leave without a cursor
+        for number in {signal.SIGTERM, signal.SIGUSR1}.intersection(interrupts.stop_signals()):
+            signal.signal(number, _terminate)
     interrupts.watch()
     try:
         app.run(guarded, flags_parser=functools.partial(_parse_flags, module=main.__module__))
@@ -196,7 +204,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Handles SIGTERM: raises SystemExit, or tries again a moment later where Python would ignore it."""
+    """Handles SIGTERM and SIGUSR1: raises SystemExit, or tries again a moment later where Python would ignore it."""
     if not interrupts.postponed(number):
         interrupts.interrupt(SystemExit, 128 + number)
 

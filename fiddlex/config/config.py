@@ -9,6 +9,7 @@ are computed here and nowhere else.
 import copy
 import dataclasses
 import json
+import operator
 from typing import Any, cast
 
 from fiddlex.config import rules
@@ -77,6 +78,9 @@ class Config(Checked, prefix="config."):
         Raises:
           ConfigError: when a rule is broken; the message gives the values, the rule and the remedy.
         """
+        for path in field_paths():
+            if isinstance(value := operator.attrgetter(path)(self), str):
+                rules.local_path(path, value)
         for section in dataclasses.fields(self):
             getattr(self, section.name).validate()
         for _, message in unused(self):

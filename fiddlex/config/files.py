@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import fiddlex
-from fiddlex.config import Config
+from fiddlex.config import Config, rules
 from fiddlex.config.python_files import errors_of, run_file, similar_file
 from fiddlex.config.records import from_mapping
 from fiddlex.errors import ConfigError
@@ -72,6 +72,7 @@ def load_config(spec: str) -> Config:
       ConfigError: when the file is missing, fails or ends the program (the message names the line), does not take the
         argument, or does not return a `Config`. A FiddlexError that the file itself raises is passed on unchanged.
     """
+    rules.local_path("--config", spec)
     named, colon, argument = spec.partition(":")
     path = _find(named)
     with errors_of(path):

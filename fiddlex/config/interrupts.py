@@ -24,6 +24,8 @@ GRACE_S = 0.5
 _AGAIN_S = 0.01
 _IMPORT = "<frozen importlib._bootstrap>"  # the file of the frames that import a module
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # that ask a run to save and end
+
 MayLeave = Callable[[signal.Signals, int], bool]
 
 
@@ -39,8 +41,16 @@ _is_interrupted = threading.Event()
 _raised: BaseException | None = None  # by `interrupt`, last
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Those of `STOP_SIGNALS` that this process was not started to ignore, as `nohup` starts it to ignore SIGHUP.
+
+    A terminal sends SIGHUP when it closes. Many sites have Slurm send SIGUSR1 before it ends a job.
+    """
+    return tuple(number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
+
+
 def watch() -> None:
-    """Begins to watch; to be called once, in the main thread, after handlers of SIGINT and SIGTERM are set."""
+    """Begins to watch; to be called once, in the main thread, after handlers of signals are set."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)

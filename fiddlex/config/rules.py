@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Sequence
 
@@ -11,6 +12,7 @@ from fiddlex.errors import ConfigError
 INTEGER_LIMIT = 2**31  # steps, examples and sizes are 32-bit integers on the devices
 _REPR = reprlib.Repr()
 _REPR.maxstring = 200
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 ROUNDS_TO_ONE = 1 - 2**-25  # float32 rounds this number, and those between it and 1, to 1
 
 
@@ -41,6 +43,15 @@ def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         text = f"{name}={_REPR.repr(value)} is not one of {', '.join(choices)}. {close(value, choices)}"
         raise ConfigError(text.rstrip())
+
+
+def local_path(name: str, value: str) -> None:
+    """Checks that `value` has no URL, such as `s3://bucket/run`, which would be taken for a folder here."""
+    if found := _URL.search(value):
+        raise ConfigError(
+            f"{name}={_REPR.repr(value)} has a URL, {found[0]}…: fiddlex reads and writes file systems alone. Mount "
+            "what it names, or copy it, and give the path."
+        )
 
 
 def at_least(name: str, value: float, least: float) -> None:

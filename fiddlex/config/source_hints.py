@@ -16,8 +16,6 @@ def source_meant(value: str, kinds: Sequence[str]) -> str:
       kinds: the kinds of sources that have a path.
     """
     kind, colon, path = value.partition(":")
-    if "://" in value:
-        return "fiddlex reads files, not addresses: download it, and write text:PATH."
     if kind in kinds and not path:
         return f"{kind} needs a path: write {kind}:{'PREFIX' if kind == 'megatron' else 'PATH'}."
     if kind == "stdlib":

@@ -31,7 +31,7 @@ from fiddlex.cluster.shared_files import not_seen_by
 from fiddlex.config.small_files import check_regular, json_object
 from fiddlex.config.whole_files import remove_leftovers, replacing
 from fiddlex.data.token_stream import TokenStream
-from fiddlex.errors import DataError
+from fiddlex.errors import DataError, DeviceError
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ def cached_streams(
       read: reads and tokenizes; called by the first process only. It reports its progress.
 
     Raises:
-      DataError: when the file cannot be written, the first process makes no token for `SILENCE_S` seconds, or some
-        processes do not see its file.
+      DataError: when the file cannot be written, or some processes do not see it.
+      DeviceError: when the first process makes no token for `SILENCE_S` seconds.
     """
     name = f"tokens of {source} {next(_numbers)}"
     if processes.is_first():
@@ -85,7 +85,7 @@ def cached_streams(
             return False
         return True
 
-    if blind := not_seen_by(f"look at {file}", is_seen):
+    if blind := not_seen_by(f"look at {file.name}", is_seen):
         raise DataError(
             f"{blind} cannot read {file}, to which rank 0 has written the tokens of {source}. Set data.cache to a "
             "folder that all hosts share and whose files all processes may read."
@@ -142,7 +142,7 @@ def _told(name: str, source: str) -> str:
         if now != said:
             said, heard_s = now, time.monotonic()
         elif time.monotonic() - heard_s > SILENCE_S:
-            raise DataError(
+            raise DeviceError(  # a supervisor may try this again
                 f"This process waits for rank 0 to read and tokenize {source}, and rank 0 has made no token for "
                 f"{SILENCE_S:g} s ({said.get('made', 0):,} before). Look at the file system of the source and at the "
                 "log of rank 0. Prepared data need no tokenizing: prepare_data.py makes them for data.source="

@@ -98,7 +98,7 @@ class Job:
         python = self.options.python or python or sys.executable
         elastic = ["--elastic"] * self.options.elastic
         own = [f"--max_restarts={self.options.max_restarts}", *elastic, *flags]
-        return [python, "-m", "fiddlex", "launch", "task", *own, "--", *self.train, *train_flags]
+        return [python, "-P", "-m", "fiddlex", "launch", "task", *own, "--", *self.train, *train_flags]
 
 
 def make_job(

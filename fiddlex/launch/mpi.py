@@ -25,7 +25,7 @@ exit "$status"
 """
 _WAIT = """\
     & mpirun=$!
-trap 'kill -USR1 "$mpirun"; again=1' TERM INT
+trap 'kill -USR1 "$mpirun"; again=1' TERM INT USR1
 again=1
 while ((again)); do again=0; wait "$mpirun"; status=$?; done
 exit "$status"

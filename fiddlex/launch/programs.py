@@ -7,6 +7,14 @@ from collections.abc import Mapping, Sequence
 from fiddlex.errors import ConfigError
 
 PROGRAMS = ("train", "evaluate", "generate", "benchmark")  # those of which several processes make a run
+# Flags of these programs that `launch` sets, and the flag of `launch` with which the user does.
+_SET_BY_LOCAL = {
+    "coordinator_address": "",
+    "num_processes": "--processes",
+    "process_id": "",
+    "fake_devices": "--devices_per_process",
+}
+_SET_BY_BOTH = {"elastic": "--elastic"}
 _LOCAL_RANKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
@@ -18,7 +26,8 @@ def program_command(words: Sequence[str], *, elastic: bool) -> list[str]:
       elastic: whether the run may go on with fewer processes.
 
     Raises:
-      ConfigError: when no program is named, or one that does not run in several processes.
+      ConfigError: when no program is named, or one that does not run in several processes; or for `--elastic` among
+        the program's flags, since the supervisor has to know of it.
     """
     first, *arguments = words or [""]
     if first == "fiddlex":
@@ -32,7 +41,8 @@ def program_command(words: Sequence[str], *, elastic: bool) -> list[str]:
         )
     if elastic and name != "train":
         raise ConfigError(f"--elastic with {name}: only train goes on with fewer processes. Leave --elastic out.")
-    return [sys.executable, "-m", "fiddlex", name, *arguments, *["--elastic"] * elastic]
+    _refuse(_SET_BY_BOTH, arguments)
+    return [sys.executable, "-P", "-m", "fiddlex", name, *arguments, *["--elastic"] * elastic]
 
 
 def local_commands(
@@ -45,10 +55,23 @@ def local_commands(
       num_processes: how many processes.
       devices_per_process: fake CPU devices of each.
       port: a free port, at which they meet.
+
+    Raises:
+      ConfigError: when the command has one of the flags that are set here.
     """
+    _refuse(_SET_BY_LOCAL, command)
     shared = [f"--coordinator_address=localhost:{port}", f"--num_processes={num_processes}"]
     last = f"--fake_devices={devices_per_process}"
     return [[*command, *shared, f"--process_id={rank}", last] for rank in range(num_processes)]
+
+
+def _refuse(flags: Mapping[str, str], arguments: Sequence[str]) -> None:
+    """Refuses flags of a program that `launch` sets; `flags` has the flag of `launch` with which the user does."""
+    given = {argument.partition("=")[0].lstrip("-") for argument in arguments if argument.startswith("-")}
+    for name, instead in flags.items():
+        if given & {name, f"no{name}"}:
+            remedy = f"Put {instead} before -- instead." if instead else "Leave it out."
+            raise ConfigError(f"--{name} after --: launch gives the program this flag. {remedy}")
 
 
 def flag_value(flag: str, arguments: Sequence[str]) -> str | None:

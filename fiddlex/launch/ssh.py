@@ -1,8 +1,8 @@
 """Job files for ssh: a script that starts a task on each host, and ends all when one ends.
 
 Each task ends with its connection: on its host it gets SIGTERM when its standard input ends. All tasks' standard inputs
-are one pipe, to which nobody writes. The script holds its other end and closes it when it gets SIGTERM or SIGINT, and
-when a task has ended; and when the script is killed, the pipe is closed too.
+are one pipe, to which nobody writes. The script holds its other end and closes it when it gets SIGTERM, SIGINT or
+SIGUSR1, and when a task has ended; and when the script is killed, the pipe is closed too.
 """
 
 import shlex
@@ -42,7 +42,7 @@ start() { # rank, host, further variables
 }
 
 end_all() { exec 9>&-; }
-trap end_all TERM INT HUP
+trap end_all TERM INT HUP USR1
 """
 _WAIT = """
 status=0 running={number}{deadline}
@@ -57,7 +57,7 @@ exit "$status"
 """
 _THEN = """\
         case $code in
-            0 | 129 | 130 | 143) deadline=${deadline:-$((SECONDS + grace))} ;; # the others end by themselves
+            0 | 129 | 130 | 138 | 143) deadline=${deadline:-$((SECONDS + grace))} ;; # the others end by themselves
             *) end_all ;;
         esac
 """

@@ -4,9 +4,9 @@ A process of a run that fails makes all others fail (`fiddlex.cluster.coordinato
 supervisor like this one starts them again; they meet at the coordinator's port. So supervisors need no connection to
 each other. All read the workdir, which all hosts share: a start after which it has no later checkpoint gained nothing.
 
-Invariants: a mistake in the config is not tried again; neither is a run that a signal to any of its processes or
-supervisors has stopped, except that in an elastic run the other supervisors go on; on Linux, processes save and end
-when their supervisor is killed.
+Invariants: a mistake in the config or the data is not tried again; neither is a run that a signal to any of its
+processes or supervisors has stopped, except that in an elastic run the other supervisors go on; on Linux, processes
+save and end when their supervisor is killed.
 """
 
 import contextlib
@@ -29,8 +29,7 @@ FRUITLESS_STARTS = 3  # starts in a row without a later checkpoint, after which 
 _GRACE_S = 20.0
 _POLL_S = 0.1
 _MISUSED, _FAILED = 2, 1
-_STOPPED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}  # stopped after a save
-_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+_STOPPED = {128 + number for number in interrupts.STOP_SIGNALS}  # stopped after a save
 # Linux sends SIGTERM to a process that runs this program first when the supervisor dies; the process saves and ends.
 _MORTAL = """
 import ctypes, os, signal, sys
@@ -64,8 +63,8 @@ def supervise(commands: Sequence[Sequence[str]], limits: Limits, *, workdir: Pat
       name: of this supervisor, with which its messages begin.
 
     Returns:
-      The status to exit with: 0 when all processes have; 2 when one has a mistake in its config; 128 + N when signal N
-      stopped the run; 1 when the supervisor gave up.
+      The status to exit with: 0 when all processes have; 2 when one has a mistake in its config or data; 128 + N when
+      signal N stopped the run; 1 when the supervisor gave up.
     """
     supervisor = _Supervisor(commands, limits, workdir, name)
     with _signals_to(supervisor):
@@ -175,7 +174,7 @@ def newest_step(workdir: Path | None) -> int:
 
 @contextlib.contextmanager
 def _signals_to(supervisor: _Supervisor) -> Iterator[None]:
-    previous = {number: signal.signal(number, supervisor.handle) for number in _SIGNALS}
+    previous = {number: signal.signal(number, supervisor.handle) for number in interrupts.stop_signals()}
     may_leave = interrupts.may_leave_if(lambda number, times: False)  # it waits for the processes, however long
     try:
         yield

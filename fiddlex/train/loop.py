@@ -57,8 +57,8 @@ def train(
 ) -> Outcome:
     """Trains until `train.num_steps` or `train.patience` ends the run; resumes from the newest good checkpoint.
 
-    After SIGINT, SIGTERM or SIGHUP the function finishes the running step, saves, and returns; a further SIGINT ends
-    the run without saving.
+    After SIGINT, SIGTERM, SIGHUP or SIGUSR1 the function finishes the running step, saves, and returns; a further
+    SIGINT ends the run without saving.
 
     Args:
       config: the config; `train` validates it. Where the source of its schedule is gone, a run that goes on takes the

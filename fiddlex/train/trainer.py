@@ -467,6 +467,7 @@ def _facts(config: Config, workdir: Path | None) -> dict[str, object]:
     sections = json.loads(config.to_json())
     fields = {f"{section}.{field}": value for section, values in sections.items() for field, value in values.items()}
     return fields | {
+        "the workdir": workdir and str(workdir),  # no wait before this comparison may be on a key with the path in it
         "the content of data.tokenizer": tokenizer_digest(config.data.tokenizer),
         "the version of fiddlex": fiddlex.__version__,
         "the version of jax": jax.__version__,

@@ -7,6 +7,8 @@ import pathlib
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -88,6 +90,34 @@ def test_training_equals_that_of_one_process(
         assert not list(path.glob(".*"))  # what the other processes recorded is in the list
 
 
+ENDS = """
+from fiddlex.cluster.process_flags import define_processes
+from fiddlex.config.command_line import run
+join = define_processes()
+def main(argv):
+    join()
+    print("\\u2026")
+run(main)
+"""
+
+
+def test_processes_end_quietly_where_warnings_are_errors() -> None:
+    place = [f"--coordinator_address=localhost:{free_port()}", "--num_processes=2"]
+    environment = os.environ | {"PYTHONWARNINGS": "error", "PYTHONIOENCODING": "ascii", "JAX_PLATFORMS": "cpu"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS, *place, f"--process_id={rank}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    said = [each.communicate(timeout=120)[0] for each in running]
+    assert [(each.returncode, text) for each, text in zip(running, said, strict=True)] == [(0, "\\u2026\n"), (0, "")]
+
+
 @pytest.mark.long
 def test_a_checkpoint_goes_on_in_any_number_of_processes(
     tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
@@ -155,22 +185,25 @@ def test_bad_data_on_one_rank_ends_all(tiny_config: Config, tmp_path: pathlib.Pa
     flags = [f"--config={config_file}", *as_flags(config), f"--workdir={tmp_path / 'pod'}"]
     with pod(2, 2, tmp_path / "bad.py", *flags) as running:
         ended = [each.wait(90) for each in running]
-    assert [each.returncode for each in ended] == [1, 1], [each.stderr for each in ended]
+    assert [each.returncode for each in ended] == [2, 2], [each.stderr for each in ended]
     assert "".join(each.stderr for each in ended).count("a token is outside the vocabulary") == 1
 
 
-def test_another_config_on_one_rank_ends_all_with_one_message(
+def test_another_config_or_workdir_on_one_rank_ends_all_with_one_message(
     tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
 ) -> None:
     flags = [f"--config={config_file}", *as_flags(make_config(tiny_config, "2x1x2", {}))]
-    odd = ["--config.train.seed=7", "--config.optimizer.learning_rate=0.5"]
-    ended = run_pod(2, 2, "train", *flags, f"--workdir={tmp_path / 'pod'}", extra=[[], odd])
+    pod, odd = tmp_path / "pod", tmp_path / "odd"
+    changes = ["--config.train.seed=7", "--config.optimizer.learning_rate=0.5", f"--workdir={odd}"]
+    ended = run_pod(2, 2, "train", *flags, f"--workdir={pod}", extra=[[], changes])
     assert [each.returncode for each in ended] == [2, 2]
     said = "".join(each.stderr for each in ended)
-    assert said.count("The processes of a run must have the same config, data and versions:") == 1
+    assert said.count("The processes of a run must have the same workdir, config, data and versions:") == 1
     assert "train.seed is 0 on rank 0 and 7 on rank 1" in said
     assert f"optimizer.learning_rate is {tiny_config.optimizer.learning_rate} on rank 0 and 0.5 on rank 1" in said
-    assert not (tmp_path / "pod").exists()
+    assert f"the workdir is '{pod}' on rank 0 and '{odd}' on rank 1" in said
+    assert not pod.exists()
+    assert not odd.exists()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import json
+import signal
 import socket
 import subprocess
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from fiddlex.cluster import rendezvous
 from fiddlex.cluster.rendezvous import Membership, StoppedError, meet, read_messages, send
+from fiddlex.config.interrupts import STOP_SIGNALS
 from fiddlex.errors import ConfigError, DeviceError
 from tests.cluster.pods import free_port
 
@@ -177,6 +179,15 @@ def test_a_lost_process_is_reported_by_one_of_the_others() -> None:
         assert said == {"lost": {"processes": [[0, socket.gethostname()]], "silent_s": None}}
         assert told(members[2]) == {"end": 1}
         assert time.monotonic() - lost_s < 2
+
+
+def test_the_coordinator_outlives_signals_that_ask_a_run_to_save() -> None:
+    """Slurm may send them to all processes of a job."""
+    with met(2) as members:
+        for number in STOP_SIGNALS:
+            rendezvous._started[-1].process.send_signal(number)
+        send(members[0].connection, {"stop": signal.SIGTERM})
+        assert told(members[1]) == {"stop": {"signal": signal.SIGTERM, "rank": 0}}
 
 
 def test_a_silent_process_is_lost_and_one_that_has_finished_is_not() -> None:

@@ -1,4 +1,4 @@
-"""Standard streams that cannot be written: a reader that has gone, a full disk, a closed terminal."""
+"""Standard streams that cannot be written, or lack a character: a reader that has gone, a full disk, latin-1."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def main(argv):
         logging.getLogger("fiddlex").info("line %d", i)
         print("another", file=sys.stderr)
     try:
-        print("result")
+        print(os.environ.get("TEXT", "result"))
     finally:
         if "STATUS" in os.environ:
             sys.exit(int(os.environ["STATUS"]))
@@ -55,6 +55,22 @@ def test_what_cannot_be_written(redirection: str, environment: dict[str, str], e
     environment = ENVIRONMENT | environment | {"PYTHONWARNINGS": "error"}
     done = subprocess.run(line, capture_output=True, text=True, input="", timeout=60, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == expected
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["-c", PROGRAM], "caf\xe9 \u2026 \udc80"),  # the last is half a character, which UTF-8 lacks too
+        (["-m", "fiddlex"], "--flag=value \u2026"),
+        (["-m", "fiddlex", "train", "--help"], "[--config.mesh.data=4 \u2026]"),
+    ],
+)
+def test_characters_that_standard_output_lacks(encoding: str, arguments: list[str], text: str) -> None:
+    environment = ENVIRONMENT | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1", "TEXT": text}
+    done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, input=b"", timeout=60, env=environment)
+    assert done.returncode == 0
+    assert text.encode(encoding, "backslashreplace") in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,10 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
             [*LOCAL, "--config.mesh.data=2", "--", "train"],
             "launch local has no config of its own. Put --config.section",
         ),
+        (
+            [*LOCAL, "--", "train", "--process_id=1"],
+            "--process_id after --: launch gives the program this flag. Leav",
+        ),
         ([*LOCAL, "--workdir=/a", "--", "train"], "--workdir is not a flag of launch local, but of slurm, jobset, mpi"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.errors import ConfigError
 from fiddlex.launch import programs
+from fiddlex.launch.supervisor import Limits, supervise
 from fiddlex.train import loop
 from tests.cluster.pods import free_port
 from tests.cluster.test_processes import as_flags, make_config, numbers  # a fixture
-from tests.programs import EXPERIMENTS, call
+from tests.programs import EXPERIMENTS, ROOT, call
 
 SSH = '#!/bin/bash\nwhile (($# > 2)); do shift; done\nexec sh -c "$2"\n'
 
@@ -50,7 +53,40 @@ def test_training_equals_that_of_one_process(
 )
 def test_a_program_goes_by_its_names(words: list[str]) -> None:
     command = programs.program_command([*words, "--workdir=/a"], elastic=True)
-    assert command == [sys.executable, "-m", "fiddlex", "train", "--workdir=/a", "--elastic"]
+    assert command == [sys.executable, "-P", "-m", "fiddlex", "train", "--workdir=/a", "--elastic"]
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["--process_id=1"], "--process_id after --: launch gives the program this flag. Leave it out."),
+        (["-fake_devices", "2"], "Put --devices_per_process before -- instead."),
+        (["--noelastic"], "Put --elastic before -- instead."),
+    ],
+)
+def test_flags_that_launch_gives_are_refused(words: list[str], remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        programs.local_commands(
+            programs.program_command(["train", *words], elastic=False), num_processes=2, devices_per_process=4, port=7
+        )
+
+
+def test_a_program_of_the_current_folder_is_not_taken_for_fiddlex(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fiddlex").mkdir()
+    for name in ("random.py", "fiddlex/__init__.py", "fiddlex/__main__.py"):
+        (tmp_path / name).write_text("raise SystemExit(0)")
+    monkeypatch.chdir(tmp_path)
+    assert supervise([programs.program_command(["train", "--help"], elastic=False)], Limits(), workdir=None) == 0
+    assert "Trains the model of a config" in capfd.readouterr().out
+
+
+def test_every_python_that_fiddlex_starts_leaves_out_the_current_folder() -> None:
+    files = [file.read_text(encoding="utf-8") for file in (ROOT / "fiddlex").rglob("*.py")]
+    starts = [start for text in files for start in re.findall(r"\[sys\.executable, (.*)", text)]
+    assert len(starts) >= 5
+    assert all(start.startswith(('"-P", ', '"-IS", ')) for start in starts), starts
 
 
 def test_the_processes_of_a_machine_differ_by_their_rank() -> None:

@@ -145,7 +145,7 @@ def test_each_process_gets_its_command_and_environment(kind: str, start: Start) 
         tasks = script.tasks()
     flags = [f"--max_restarts={MAX_RESTARTS}"] + ["--devices_per_process=4"] * (kind != "ssh")
     train = ["train", "--config=gpt_tiny", "--workdir=/s/run", f"--config.data.source={ODD}"]
-    command = ["-m", "fiddlex", "launch", "task", *flags, "--", *train]
+    command = ["-P", "-m", "fiddlex", "launch", "task", *flags, "--", *train]
     for rank, task in enumerate(tasks):
         places = ["--coordinator_address=node0:12345", "--num_processes=2", f"--process_id={rank}"]
         assert task["argv"] == [*command, *(places if kind != "slurm" else [])]

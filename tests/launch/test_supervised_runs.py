@@ -84,7 +84,7 @@ def test_final_weights_are_those_of_an_undisturbed_run(
 @contextlib.contextmanager
 def host(address: str, number: int, rank: int, *flags: object) -> Iterator[Running]:
     place = [f"--coordinator_address={address}", f"--num_processes={number}", f"--process_id={rank}"]
-    with started("launch", "task", "--", "train", *flags, *place, "--fake_devices=1") as running:
+    with started("launch", "task", "--elastic", "--", "train", *flags, *place, "--fake_devices=1") as running:
         yield running
 
 
@@ -95,7 +95,7 @@ def test_a_run_shrinks_and_grows_with_its_hosts(
     config = make_config(tiny_config, "4x1x1", fields)
     loop.train(replaced(config, {"mesh.data": 1}), tmp_path / "one")
     flags = [f"--config={config_file}", *as_flags(config), f"--workdir={tmp_path / 'hosts'}"]
-    flags += ["--elastic", "--join_timeout_s=3"]
+    flags += ["--join_timeout_s=3"]
     address = f"localhost:{free_port()}"
     with contextlib.ExitStack() as stack:
         supervisors = [stack.enter_context(host(address, 4, rank, *flags)) for rank in range(4)]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_the_others_are_ended_when_one_fails(tmp_path: pathlib.Path, monkeypatch
     assert time.monotonic() - started_s < 10
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_stops_the_run_for_good(number: signal.Signals, tmp_path: pathlib.Path) -> None:
     save = f"sleep {4 * interrupts.GRACE_S}; mkdir -p checkpoints/7; exit {128 + number}"
     script = f"trap '{save}' {number.name}; touch up; while :; do sleep 0.05; done"
@@ -71,6 +72,16 @@ def test_a_signal_stops_the_run_for_good(number: signal.Signals, tmp_path: pathl
         process.send_signal(number)
         assert process.wait(timeout=20) == 128 + number
     assert newest_step(tmp_path) == 7
+
+
+def test_a_supervisor_under_nohup_outlives_its_terminal(tmp_path: pathlib.Path) -> None:
+    script = "touch up; until [ -e go ]; do sleep 0.05; done"
+    with _supervised(shell(script, tmp_path), under=["nohup"]) as process:
+        _wait_for(tmp_path / "up")
+        process.send_signal(signal.SIGHUP)
+        time.sleep(2 * interrupts.GRACE_S)
+        (tmp_path / "go").touch()
+        assert process.wait(timeout=20) == 0
 
 
 def test_only_folders_that_the_trainer_reads_are_checkpoints(tmp_path: pathlib.Path) -> None:
@@ -107,14 +118,14 @@ def test_no_process_outlives_its_supervisor(tmp_path: pathlib.Path) -> None:
         _wait_for(tmp_path / "ended")
 
 
-def _supervised(command: list[str]) -> subprocess.Popen[bytes]:
+def _supervised(command: list[str], *, under: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     """A supervisor as `fiddlex launch` runs it, which a signal may end unlike a function of a library."""
     code = (
         "import sys; from fiddlex.config.command_line import run;"
         "from fiddlex.launch.supervisor import Limits, supervise;"
         f"run(lambda argv: sys.exit(supervise([{command!r}], Limits(), workdir=None)))"
     )
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    return subprocess.Popen([*under, sys.executable, "-c", code], cwd=ROOT)
 
 
 def _wait_for(path: pathlib.Path) -> None:

@@ -22,6 +22,20 @@ MUTATIONS = (
         tests=(SHARES_GPUS,),
     ),
     Mutation(
+        "a-program-of-the-current-folder-started",
+        "fiddlex/launch/programs.py",
+        old='"-P", "-m"',
+        new='"-m"',
+        tests=("tests/launch/test_runs.py::test_a_program_of_the_current_folder_is_not_taken_for_fiddlex",),
+    ),
+    Mutation(
+        "a-flag-that-launch-gives-overridden",
+        "fiddlex/launch/programs.py",
+        old='if given & {name, f"no{name}"}:',
+        new="if False:",
+        tests=("tests/launch/test_runs.py::test_flags_that_launch_gives_are_refused",),
+    ),
+    Mutation(
         "gpus-by-the-rank-among-all-processes",
         "fiddlex/launch/programs.py",
         old='"SLURM_LOCALID"',

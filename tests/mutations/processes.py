@@ -50,6 +50,22 @@ MUTATIONS = (
         tests=(f"{SUPERVISOR}::test_a_stop_that_another_host_was_asked_for",),
     ),
     Mutation(
+        "workdirs-of-the-ranks-not-compared",
+        "fiddlex/train/trainer.py",
+        old='"the workdir": workdir and str(workdir),',
+        new="",
+        tests=(
+            "tests/cluster/test_processes.py::test_another_config_or_workdir_on_one_rank_ends_all_with_one_message",
+        ),
+    ),
+    Mutation(
+        "a-coordinator-ended-by-the-signal-to-save",
+        "fiddlex/cluster/coordinator.py",
+        old="signal.signal(number, signal.SIG_IGN)",
+        new="pass",
+        tests=(f"{MEETING}::test_the_coordinator_outlives_signals_that_ask_a_run_to_save",),
+    ),
+    Mutation(
         "a-run-that-was-stopped-started-again",
         "fiddlex/launch/supervisor.py",
         old="if stopped and not self._limits.elastic and",

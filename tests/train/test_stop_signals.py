@@ -10,16 +10,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from fiddlex.config.interrupts import STOP_SIGNALS
 from fiddlex.train.run.stop_signals import StopSignals
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    signal.signal(signal.SIGHUP, lambda *_: None)  # not the end of the tests, if the run does not handle it
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)  # not the end of the tests, if the run does not handle it
     yield
-    for number, handler in zip(numbers, before, strict=True):
+    for number, handler in zip(STOP_SIGNALS, before, strict=True):
         signal.signal(number, handler)
 
 
@@ -31,7 +32,7 @@ def begun() -> Iterator[StopSignals]:
         yield stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_the_first_signal_is_received_and_handlers_are_put_back(number: signal.Signals) -> None:
     signal.signal(number, before := lambda *_: None)
     with begun() as stop:
@@ -42,12 +43,13 @@ def test_the_first_signal_is_received_and_handlers_are_put_back(number: signal.S
     assert signal.getsignal(number) == before
 
 
-def test_a_run_under_nohup_outlives_its_terminal() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])  # ignored under nohup, and in mpirun's script
+def test_a_run_ignores_what_it_was_started_to_ignore(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_IGN)
     with begun() as stop:
-        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(number)
         assert stop.received is None
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    assert signal.getsignal(number) == signal.SIG_IGN
 
 
 def test_before_the_first_step_a_signal_ends_the_run_at_once() -> None:

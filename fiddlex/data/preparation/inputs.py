@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
+from fiddlex.config import rules
 from fiddlex.data.documents import files_below, is_hidden
 from fiddlex.errors import DataError
 
@@ -70,6 +71,7 @@ def find_files(inputs: Sequence[str]) -> list[tuple[str, bool]]:
     """
     found: list[tuple[str, bool]] = []
     for each in inputs:
+        rules.local_path("--input", each)
         path = os.path.expanduser(each)
         matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
         files = [(file, os.path.isdir(match)) for match in matches for file in _files(match)]

@@ -45,12 +45,12 @@ class Best:
     def __init__(self, workdir: Path, config: Config, *, resumed_step: int):
         self._path, self._task = workdir / RECORD, config.model.task
         self._checkpoints = Checkpoints(workdir, keep_last=1, name=DIRECTORY, waits=True)
-        self.evaluation = processes.told_by_first(f"best of {workdir}", lambda: read_best(workdir, self._task))
+        self.evaluation = processes.told_by_first("best of the run", lambda: read_best(workdir, self._task))
         if self.evaluation and self.evaluation["step"] > resumed_step:
             self.evaluation = None
         kept = self.evaluation and self.evaluation["step"]
         if config.train.patience:
-            steps = processes.told_by_first(f"steps of {self._checkpoints.directory}", self._checkpoints.steps)
+            steps = processes.told_by_first(f"steps in {DIRECTORY}", self._checkpoints.steps)
             if others := [step for step in steps if step != kept]:
                 self._checkpoints.set_aside(others)
 
@@ -119,7 +119,7 @@ def restore_result(workdir: Path, config: Config, program: Program) -> SavedStat
     wanted, padded_vocab = SavedState(abstract.step, abstract.weights), program.config.padded_vocab_size
     names = ["checkpoints"]
     if config.train.patience and processes.told_by_first(
-        f"best of {workdir}", lambda: read_best(workdir, config.model.task)
+        "best of the run", lambda: read_best(workdir, config.model.task)
     ):
         names.insert(0, DIRECTORY)
     for name in names:

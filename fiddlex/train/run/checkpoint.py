@@ -131,7 +131,7 @@ class Checkpoints:
             other training data, another kind of optimizer, or a network with other parameters.
         """
         damaged: dict[int, str] = {}
-        for step in reversed(processes.told_by_first(f"steps of {self.directory}", self.steps)):
+        for step in reversed(processes.told_by_first(f"steps in {self.directory.name}", self.steps)):
             try:
                 state, reason = self._restore(step, abstract, layers, fingerprint, padded_vocab)
             except Exception:
@@ -193,7 +193,7 @@ class Checkpoints:
                     shutil.move(self.path(step), target)  # copies where `checkpoints` is a link to another disk
             return [(step, str(target)) for step, target in moved.items()]
 
-        moved = processes.told_by_first(f"checkpoints moved out of {self.directory}", move)
+        moved = processes.told_by_first(f"checkpoints moved out of {self.directory.name}", move)
         return {step: Path(target) for step, target in moved}
 
     def _restore(
@@ -230,7 +230,9 @@ class Checkpoints:
 
     def _gathered(self, step: int, reason: str) -> str:
         """Why the processes cannot read a checkpoint, of which each gives its reason or an empty text."""
-        reasons = processes.gather(f"{self.path(step)}", [reason, socket.gethostname()])
+        reasons = processes.gather(
+            f"checkpoint of step {step} in {self.directory.name}", [reason, socket.gethostname()]
+        )
         if len({reason for reason, _ in reasons}) == 1:
             return reason
         return "; ".join(f"on rank {rank} ({host}): {reason}" for rank, (reason, host) in enumerate(reasons) if reason)

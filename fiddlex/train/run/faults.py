@@ -58,7 +58,7 @@ class Faults:
 
     def __init__(self, workdir: Path, config: TrainConfig, *, resumed_step: int):
         self.path, self.limit = workdir / FILE, config.max_faults
-        self._faults = [Fault(*each) for each in processes.told_by_first(f"faults of {workdir}", self._read)]
+        self._faults = [Fault(*each) for each in processes.told_by_first("faults of the run", self._read)]
         self.resume(resumed_step)
 
     @property

@@ -73,7 +73,7 @@ def with_kept_schedule(config: Config, workdir: Path) -> Config:
         )
         return True
 
-    return with_table(config, workdir) if processes.told_by_first(f"schedule of {workdir}", is_needed) else config
+    return with_table(config, workdir) if processes.told_by_first("schedule of the run", is_needed) else config
 
 
 def keep_other_table(workdir: Path, table: str) -> None:

@@ -52,7 +52,7 @@ class MetricsWriter:
         self._wandb_run = wandb_run
         self._dropped: set[tuple[int, frozenset[str]]] = set()  # steps and names of the records
         self._events_path = workdir / "tensorboard"
-        self.evaluations = processes.told_by_first(f"evaluations of {self.path}", lambda: self._opened(resumed_step))
+        self.evaluations = processes.told_by_first("evaluations of the run", lambda: self._opened(resumed_step))
 
     def _opened(self, resumed_step: int) -> list[Record]:
         """Opens the files; returns the evaluation records that stay."""

@@ -6,12 +6,11 @@ from types import FrameType
 
 from fiddlex.cluster import processes
 from fiddlex.cluster.peers import StopRequest
-from fiddlex.cluster.stopping import stop_signals
 from fiddlex.config import interrupts
 
 
 class StopSignals:
-    """Turns SIGINT, SIGTERM and SIGHUP into a request to stop after the running step. A context manager.
+    """Turns SIGINT, SIGTERM, SIGHUP and SIGUSR1 into a request to stop after the running step. A context manager.
 
     Before the first step there is nothing to save, and the request ends the run at once.
 
@@ -28,7 +27,7 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():  # Python allows no handlers in other threads
-            for number in stop_signals():
+            for number in interrupts.stop_signals():
                 self._previous[number] = signal.signal(number, self._handle)
         self._may_leave = interrupts.may_leave_if(self._leaves)
         return self

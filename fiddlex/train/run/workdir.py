@@ -165,8 +165,8 @@ def _check_shared(workdir: Path) -> None:
             probe.write_text(text, encoding="utf-8")
         return text
 
-    text = processes.told_by_first(f"probe of {workdir}", write)
-    blind = not_seen_by(f"look at the probe of {workdir}", lambda: probe.read_text(encoding="utf-8") == text)
+    text = processes.told_by_first("probe of the workdir", write)
+    blind = not_seen_by("look at the probe of the workdir", lambda: probe.read_text(encoding="utf-8") == text)
     if processes.is_first():
         probe.unlink(missing_ok=True)
     if blind:

@@ -281,7 +281,7 @@ def test_the_binary_tells_where_the_files_are_and_what_to_set(tmp_path, lines):
     for odd in ("", f"{tmp_path}/"):
         done = call("prepare_data", f"--input={lines}", f"--output_prefix={odd}", status=2)
         assert f"--output_prefix={odd} must end in a name" in done.stderr
-    done = call("prepare_data", f"--input={lines}", f"--output_prefix={tmp_path / 'bad'}", "--workers=1", status=1)
+    done = call("prepare_data", f"--input={lines}", f"--output_prefix={tmp_path / 'bad'}", "--workers=1", status=2)
     assert "lines.jsonl, line 1: Expecting value at column 1. Each line is a JSON object" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

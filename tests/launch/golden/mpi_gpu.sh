@@ -13,7 +13,7 @@ while ((again)); do again=0; wait "$task"; status=$?; done
 case $status in 129 | 130 | 143) sleep 10 ;; esac
 exit "$status"
 ' process \
-    python -m fiddlex launch task --max_restarts=100 --devices_per_process=4 -- \
+    python -P -m fiddlex launch task --max_restarts=100 --devices_per_process=4 -- \
     train \
     --config=gpt_tiny \
     --workdir=/shared/run \
@@ -21,7 +21,7 @@ exit "$status"
     --coordinator_address=node0:12345 \
     --num_processes=4 \
     & mpirun=$!
-trap 'kill -USR1 "$mpirun"; again=1' TERM INT
+trap 'kill -USR1 "$mpirun"; again=1' TERM INT USR1
 again=1
 while ((again)); do again=0; wait "$mpirun"; status=$?; done
 exit "$status"

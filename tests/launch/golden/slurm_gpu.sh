@@ -14,7 +14,7 @@
 
 set -u
 srun --kill-on-bad-exit=0 --wait=300 --cpu-bind=none \
-    python -m fiddlex launch task --max_restarts=100 --devices_per_process=8 -- \
+    python -P -m fiddlex launch task --max_restarts=100 --devices_per_process=8 -- \
     train \
     --config=gpt_tiny \
     --workdir=/shared/run \

@@ -20,7 +20,7 @@ set -u
 export NCCL_DEBUG=INFO
 export GREETING='it'"'"'s $HOME'
 srun --kill-on-bad-exit=0 --wait=0 --cpus-per-task=12 \
-    python -m fiddlex launch task --max_restarts=5 --elastic --devices_per_process=4 -- \
+    python -P -m fiddlex launch task --max_restarts=5 --elastic --devices_per_process=4 -- \
     train \
     --config=gpt_tiny \
     --workdir=/shared/run

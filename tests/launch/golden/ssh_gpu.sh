@@ -5,7 +5,7 @@
 set -u
 grace=300 # seconds to save in
 environment=''"'"'GREETING=it'"'"'"'"'"'"'"'"'s $HOME'"'"''
-task='python -m fiddlex launch task --max_restarts=100 -- train --config=gpt_tiny --workdir=/shared/run --config.mesh.data=4 --coordinator_address=node0:12345 --num_processes=4'
+task='python -P -m fiddlex launch task --max_restarts=100 -- train --config=gpt_tiny --workdir=/shared/run --config.mesh.data=4 --coordinator_address=node0:12345 --num_processes=4'
 remote='grace=$0
 exec 3<&0
 "$@" </dev/null 3<&- & task=$!
@@ -34,7 +34,7 @@ start() { # rank, host, further variables
 }
 
 end_all() { exec 9>&-; }
-trap end_all TERM INT HUP
+trap end_all TERM INT HUP USR1
 
 start 0 me@node0 JAX_LOCAL_DEVICE_IDS=0,1,2,3
 start 1 me@node0 JAX_LOCAL_DEVICE_IDS=4,5,6,7
@@ -48,7 +48,7 @@ while ((running)); do
         if ((code)); then echo "rank $rank has ended with status $code" >&2; fi
         if ((status == 0)); then status=$code; fi
         case $code in
-            0 | 129 | 130 | 143) deadline=${deadline:-$((SECONDS + grace))} ;; # the others end by themselves
+            0 | 129 | 130 | 138 | 143) deadline=${deadline:-$((SECONDS + grace))} ;; # the others end by themselves
             *) end_all ;;
         esac
     fi

@@ -5,7 +5,7 @@
 set -u
 grace=300 # seconds to save in
 environment=''
-task='python -m fiddlex launch task --max_restarts=100 --elastic -- train --config=gpt_tiny --workdir=/shared/run '"'"'--config.data.source=text:/shared/a file'"'"' --coordinator_address=node0:12345 --num_processes=2'
+task='python -P -m fiddlex launch task --max_restarts=100 --elastic -- train --config=gpt_tiny --workdir=/shared/run '"'"'--config.data.source=text:/shared/a file'"'"' --coordinator_address=node0:12345 --num_processes=2'
 remote='grace=$0
 exec 3<&0
 "$@" </dev/null 3<&- & task=$!
@@ -34,7 +34,7 @@ start() { # rank, host, further variables
 }
 
 end_all() { exec 9>&-; }
-trap end_all TERM INT HUP
+trap end_all TERM INT HUP USR1
 
 start 0 node0
 start 1 node1
