@@ -374,6 +374,13 @@ MUTATIONS = (
         tests=("tests/cluster/test_topology_files.py::test_the_memory_of_a_host",),
     ),
     Mutation(
+        "slices-of-as-many-chips-as-devices",
+        "fiddlex/cluster/topology.py",
+        old="slice_shape(self.compiler.torus, num_devices // per_chip)",
+        new="slice_shape(self.compiler.torus, num_devices)",
+        tests=("tests/cluster/test_topology.py::test_compile_name",),
+    ),
+    Mutation(
         "rings-that-count-inner-devices-again",
         "fiddlex/cluster/topology.py",
         old="rings.append(Ring(inside // joined, link))",
