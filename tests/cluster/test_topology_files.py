@@ -267,6 +267,11 @@ def test_no_such_topology(name, message, tmp_path, monkeypatch):
     assert str(raised.value).startswith(message)
 
 
+def test_a_description_of_a_gpu_has_the_version_of_cuda():
+    """Without it XLA has no products of float8: `tests/xla/test_gpu_targets.py`."""
+    assert all("runtime_version { major: 12 minor: 9 }" in target.text_proto() for target in gpu_targets().values())
+
+
 GPUS = {name for name in catalogue() if load_topology(name).compiler and not name.startswith("tpu")}
 
 

@@ -374,6 +374,13 @@ MUTATIONS = (
         tests=("tests/cluster/test_topology_files.py::test_the_memory_of_a_host",),
     ),
     Mutation(
+        "a-gpu-described-without-its-cuda-runtime",
+        "fiddlex/cluster/gpu_targets.py",
+        old="runtime_version {{ major: 12 minor: 9 }}\n",
+        new="",
+        tests=("tests/cluster/test_topology_files.py::test_a_description_of_a_gpu_has_the_version_of_cuda",),
+    ),
+    Mutation(
         "slices-of-as-many-chips-as-devices",
         "fiddlex/cluster/topology.py",
         old="slice_shape(self.compiler.torus, num_devices // per_chip)",
