@@ -256,7 +256,8 @@ class Topology:
                 f"topology {self.name} has no [compiler], so that nothing can be compiled for it. If jax has a "
                 "compiler for these devices, add one to a file of your own."
             )
-        num_slices, shape = 1, ()
+        num_slices = 1
+        shape: tuple[int, ...] = ()
         if self.compiler.platform == "gpu":
             per_host = min(num_devices, self.gpus_per_host or num_devices)
             if num_devices % per_host == 0:

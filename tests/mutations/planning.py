@@ -358,6 +358,15 @@ MUTATIONS = (
         new="][:num_partitions]",
         tests=("tests/xla/test_compiled_collectives.py::test_devices_of_a_slices_program_are_those_of_its_slice",),
     ),
+    Mutation(
+        "a-fusion-that-scatters-read-as-an-all-reduce",
+        "fiddlex/xla/compiled_collectives.py",
+        old='_FUSED_SCATTER = "all-reduce-scatter"',
+        new='_FUSED_SCATTER = "reduce-scatter"',
+        tests=(
+            "tests/xla/test_compiled_collectives.py::test_a_fusion_that_scatters_a_sum_is_a_reduce_scatter_of_what_it_leaves",
+        ),
+    ),
     # Facts.
     Mutation(
         "bandwidth-in-gigabits",
