@@ -12,7 +12,7 @@ MOST_GIB = 2.0**20  # limit for the memory of a device or a host: a pebibyte, fa
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One kind of device.
+    """One kind of device: a chip, or an equal part of a chip where jax makes several devices of each chip.
 
     Attributes:
       name: the maker's name for the chip.
@@ -21,6 +21,7 @@ class Chip:
       peak_flops: operations/s of dense matrix products for each compute dtype, at jax's default precision.
       source: source of the chip's figures.
       device_kinds: what `jax.Device.device_kind` may call the chip; empty: not known.
+      devices_per_chip: number of devices that jax makes of each chip. All other figures are those of one device.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Chip:
     peak_flops: Mapping[str, float]
     source: str
     device_kinds: tuple[str, ...] = ()
+    devices_per_chip: int = 1
 
     @property
     def memory_bytes(self) -> int:
@@ -52,6 +54,7 @@ class Chip:
         """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
         rules.positive(f"{prefix}memory_gib", self.memory_gib, MOST_GIB)
         rules.positive(f"{prefix}memory_bandwidth", self.memory_bandwidth)
+        rules.at_least(f"{prefix}devices_per_chip", self.devices_per_chip, 1)
         if not self.peak_flops:
             raise ConfigError(
                 f"{prefix}peak_flops is empty: give operations/s for one or more of {', '.join(COMPUTE_DTYPES)}."

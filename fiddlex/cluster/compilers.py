@@ -1,6 +1,9 @@
 """Which compilers for devices that the machine lacks are installed."""
 
+import importlib.metadata
 import importlib.util
+import os
+import re
 
 _CUDA_PLUGINS = "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"
 
@@ -22,6 +25,33 @@ def missing_compiler(topology: str) -> str:
             "aot-gpu, for Linux: pip install 'fiddlex[aot-gpu]'; no GPU has to be there."
         )
     return ""
+
+
+def libtpu_version() -> str:
+    """The version of the libtpu that compiles for TPUs: the installed package's, or the file that the user has set."""
+    return os.environ.get("TPU_LIBRARY_PATH") or importlib.metadata.version("libtpu")
+
+
+def libtpu_that_jax_names() -> str:
+    """The version of libtpu with which the installed jax is released, such as `0.0.42`; empty: jax names none."""
+    requirements = "\n".join(importlib.metadata.requires("jax") or ())
+    found = re.search(r"^libtpu==([\d.]*\d)", requirements, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def other_libtpu(used: str, named: str) -> str:
+    """A sentence for people where TPU programs are compiled by another libtpu than jax names; else empty.
+
+    Args:
+      used: the version of the libtpu that compiles.
+      named: the version that jax names; `0.0.42` stands for `0.0.42.1` too.
+    """
+    if not named or used == named or used.startswith(f"{named}."):
+        return ""
+    return (
+        f"Compiled by libtpu {used}. The installed jax names libtpu {named}, which may compile the step to another "
+        f"program (docs/ahead_of_time.md); to compile with it: pip install 'libtpu=={named}.*'."
+    )
 
 
 def _has_cuda_plugin() -> bool:

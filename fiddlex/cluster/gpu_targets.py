@@ -45,7 +45,11 @@ class GpuTarget:
                 rules.positive(f"{prefix}{field.name}", float(getattr(self, field.name)))
 
     def text_proto(self) -> str:
-        """The text proto that XLA reads. Figures that `GpuTarget` lacks are the same for all GPUs of the catalogue."""
+        """The text proto that XLA reads. Figures that `GpuTarget` lacks are the same for all GPUs of the catalogue.
+
+        XLA uses some features of CUDA's libraries only if the version of the runtime is known to have them, such as
+        cuBLASLt's products of float8. The version here is that of jax's CUDA 12 plugin.
+        """
         return f"""
 gpu_device_info {{
   cuda_compute_capability {{ major: {self.capability} }}
@@ -69,5 +73,6 @@ gpu_device_info {{
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 8 }}
+runtime_version {{ major: 12 minor: 9 }}
 device_description_str: "{self.description}"
 """

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh
 from fiddlex.cluster import processes
 from fiddlex.cluster.compilers import missing_compiler
 from fiddlex.cluster.platforms import leave_out_absent_tpu
-from fiddlex.cluster.topology import gpu_targets
+from fiddlex.cluster.topology import LIBTPU_DEVICES_PER_CHIP, catalogue, gpu_targets
 from fiddlex.config import MeshConfig
 from fiddlex.config.readable import counted
 from fiddlex.errors import ConfigError, DeviceError
@@ -32,8 +32,9 @@ AXES = ("data", "pipe", "tensor")
 MOST_FAKE_DEVICES = 4096  # each fake device takes threads and memory
 
 _TOPOLOGIES = (
-    "Use cpu; a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4, tpu:v6e:4x4, tpu:v5p:2x2x1, tpu:v4:2x2x1, "
-    "or several slices as tpu:NAME:SHAPE:SLICES, such as tpu:v5e:2x4:2; "
+    f"Use cpu; a topology of the catalogue, {', '.join(catalogue())}; a topology file, whose name ends in .toml; "
+    "a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4 or tpu:v5p:2x2x1, or several slices as "
+    f"tpu:NAME:SHAPE:SLICES, such as tpu:v5e:2x4:2, of {', '.join(LIBTPU_DEVICES_PER_CHIP)}; "
     f"or GPUs as gpu:NAME:HOSTSxPER_HOST, such as gpu:h100:2x8, of {', '.join(gpu_targets())}"
 )
 # libtpu must not look for a TPU, and must let other processes load it at the same time.
@@ -164,7 +165,7 @@ def _tpu_devices(name: str) -> Sequence[jax.Device]:
         raise ConfigError(f"topology 'tpu:{name}' must end in its number of slices. {_TOPOLOGIES}.")
     for variable, value in _NO_TPU.items():
         os.environ.setdefault(variable, value)
-    # The two cores of a v4 chip are one device, as they are for jax on a real v4.
+    # The two cores of a v4 chip are one device, as they are for jax on a real v4; jax makes no mesh of single cores.
     options: dict[str, Any] = {"chip_config_name": "megacore"} if chip == "v4" else {}
     if slices:
         options["num_slices"] = int(slices)

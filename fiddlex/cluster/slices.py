@@ -1,8 +1,8 @@
 """The slices of TPUs that Google Cloud offers, by their number of chips.
 
 On a torus of two dimensions (v5e, v6e) the number of chips of a slice is a power of two, except for 2. On a torus of
-three dimensions (v4, v5p) a slice is a part of a cube of 4 × 4 × 4 chips, or whole cubes in any arrangement. Source:
-docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e. (libtpu describes many other slices.)
+three dimensions (v4, v5p, TPU7x) a slice is a part of a cube of 4 × 4 × 4 chips, or whole cubes in any arrangement.
+Source: docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e and tpu7x. (libtpu describes many other slices.)
 """
 
 import dataclasses

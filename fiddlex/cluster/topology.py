@@ -8,7 +8,8 @@ its name. Your own file has the same form; refer to it by its path, which ends i
     [chip]
     name = "A100-SXM4-80GB"
     device_kinds = ["NVIDIA A100-SXM4-80GB"]  # optional; what jax calls the chip
-    memory_gib = 79.25               # memory usable by a program
+    devices_per_chip = 1             # optional; number of devices that jax makes of each chip (TPU7x: 2)
+    memory_gib = 79.25               # memory of a device usable by a program
     memory_bandwidth = 2.039e12      # bytes/s between the chip and its memory
     peak_flops = {bfloat16 = 312e12, float16 = 312e12, float32 = 156e12}  # operations/s of dense matrix products
     source = "where we found the figures of [chip]"
@@ -37,7 +38,7 @@ its name. Your own file has the same form; refer to it by its path, which ends i
     source = "where we found the price"
 
     [compiler]                       # optional; the chips' name in fiddlex compile --topology
-    platform = "gpu"                 # "gpu" (a host is a group of the first link) or "tpu"
+    platform = "gpu"                 # "gpu" or "tpu"
     name = "a100"                    # the ahead-of-time compiler's name for the kind of chip
     torus = 0                        # number of dimensions of a TPU's torus: 2 or 3; optional for GPUs
 
@@ -46,6 +47,8 @@ its name. Your own file has the same form; refer to it by its path, which ends i
 
     [hosts]                          # optional; how the chips of a slice of TPUs are divided among hosts (`Hosts`)
     …
+
+The devices of a GPU's host are those that share [host]; without [host], those of a group of the first link.
 
 Devices are numbered as in the mesh: `tensor` varies fastest, `mesh.outermost` slowest. Each group of a link is a run of
 consecutive devices. On TPUs each mesh axis is assumed to be a ring along one torus dimension, so `bandwidth` counts
@@ -63,49 +66,22 @@ import math
 import os
 import pathlib
 import tomllib
-from typing import Any, NamedTuple
+from typing import Any
 
 from fiddlex.cluster.chips import Chip
 from fiddlex.cluster.gpu_targets import GpuTarget
 from fiddlex.cluster.host_memory import HostMemory
+from fiddlex.cluster.links import Link, Ring
 from fiddlex.cluster.slices import Hosts, slice_shape
 from fiddlex.config import rules
+from fiddlex.config.readable import counted
 from fiddlex.config.records import from_mapping
 from fiddlex.config.sections import COMPUTE_DTYPES
 from fiddlex.errors import ConfigError
 
 _CATALOGUE = importlib.resources.files("fiddlex.cluster") / "topologies"
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """The connection between the devices of a group.
-
-    Attributes:
-      name: name of the link's technology.
-      devices: number of devices in a group that the link joins; 0: any number.
-      bandwidth: bytes/s that each device can send while it receives as much and all others of the group do the same.
-      latency_s: seconds that a message takes from start to arrival, in addition to the time for its bytes.
-      source: source of the link's figures.
-      paths: number of paths that share the bandwidth. A message to one other device uses one path; a ring uses all.
-      pooled: number of devices that share their sending bandwidth; when fewer of them send, each gets more.
-    """
-
-    name: str
-    devices: int
-    bandwidth: float
-    latency_s: float
-    source: str
-    paths: int = 1
-    pooled: int = 1
-
-    def validate(self, prefix: str) -> None:
-        """Raises ConfigError when a figure is out of its range; `prefix` precedes the names of fields."""
-        rules.at_least(f"{prefix}devices", self.devices, 0)
-        rules.positive(f"{prefix}bandwidth", self.bandwidth)
-        rules.at_least(f"{prefix}latency_s", self.latency_s, 0)
-        rules.at_least(f"{prefix}paths", self.paths, 1)
-        rules.at_least(f"{prefix}pooled", self.pooled, 1)
+# Number of devices that jax makes of each chip, by libtpu's names for the chips.
+LIBTPU_DEVICES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 1, "v5e": 1, "v5p": 1, "v6e": 1, "tpu7x": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,13 +136,6 @@ class Compiler:
     def target(self) -> GpuTarget | None:
         """The compiler's description of the GPU; None where neither the file nor the catalogue has one."""
         return self.gpu or gpu_targets().get(self.name)
-
-
-class Ring(NamedTuple):
-    """Devices of a group that exchange over one link: their number, and the link."""
-
-    size: int
-    link: Link
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,34 +224,54 @@ class Topology:
             )
         return self.host
 
+    @property
+    def between_chips(self) -> Link:
+        """The innermost link between chips: that of a TPU slice, or of the GPUs that are joined closest."""
+        return next((link for link in self.links if link.devices != self.chip.devices_per_chip), self.links[-1])
+
+    @property
+    def gpus_per_host(self) -> int:
+        """Number of devices of a host of GPUs; 0: not known."""
+        return self.host.devices if self.host else self.links[0].devices
+
+    def slice_shape(self, num_devices: int) -> tuple[int, ...]:
+        """The edges, in chips, of the most cubic slice of `num_devices` devices; empty where there is no such slice."""
+        assert self.compiler
+        largest, per_chip = self.between_chips.devices or num_devices, self.chip.devices_per_chip
+        if num_devices > largest or num_devices % per_chip:
+            return ()
+        return slice_shape(self.compiler.torus, num_devices // per_chip)
+
     def compile_name(self, num_devices: int) -> str:
         """The ahead-of-time compiler's name for `num_devices` of this topology's devices.
 
         GPUs must be whole hosts or a part of one host. TPUs form the most cubic slice (`fiddlex.cluster.slices`), or
-        several slices of as many devices as the first link joins.
+        several slices of as many devices as the innermost link between chips joins.
 
         Raises:
           ConfigError: when no cluster has `num_devices` devices, or the topology has no [compiler].
         """
         if self.compiler is None:
             raise ConfigError(
-                f"topology {self.name} has no [compiler], so that nothing can be compiled for it. Add one."
+                f"topology {self.name} has no [compiler], so that nothing can be compiled for it. If jax has a "
+                "compiler for these devices, add one to a file of your own."
             )
-        first = self.links[0].devices or num_devices
+        num_slices = 1
         shape: tuple[int, ...] = ()
         if self.compiler.platform == "gpu":
-            per_host = min(num_devices, first)
+            per_host = min(num_devices, self.gpus_per_host or num_devices)
             if num_devices % per_host == 0:
                 shape = num_devices // per_host, per_host
-        elif num_devices <= first or num_devices % first == 0:
-            shape = slice_shape(self.compiler.torus, min(num_devices, first))
+        else:
+            largest = self.between_chips.devices or num_devices
+            num_slices = num_devices // largest if num_devices % largest == 0 else 1
+            shape = self.slice_shape(num_devices // num_slices)
         if not shape:
             raise ConfigError(
                 f"{num_devices} devices of {self.name} are no cluster that can be compiled for. Take another number of "
                 "them: of TPUs a whole slice or several of the largest, of GPUs a part of a host or whole ones."
             )
-        several = self.compiler.platform == "tpu" and num_devices > first
-        slices = f":{num_devices // first}" if several else ""
+        slices = f":{num_slices}" if num_slices > 1 else ""
         return f"{self.compiler.platform}:{self.compiler.name}:{'x'.join(map(str, shape))}{slices}"
 
     def validate(self) -> "Topology":
@@ -314,6 +303,14 @@ class Topology:
             rules.positive(f"{prefix}price.usd_per_device_hour", self.price.usd_per_device_hour)
         if self.compiler:
             self.compiler.validate(f"{prefix}compiler.")
+            per_chip = self.chip.devices_per_chip
+            right = LIBTPU_DEVICES_PER_CHIP.get(self.compiler.name, per_chip)
+            if self.compiler.platform == "tpu" and per_chip != right:
+                raise ConfigError(
+                    f"{prefix}chip.devices_per_chip={per_chip} with compiler.name={self.compiler.name!r}: jax makes "
+                    f"{counted(right, 'device')} of each such chip. Set it to {right}; all other figures of [chip], "
+                    "[[links]] and [host] are those of devices."
+                )
         if self.hosts:
             self.hosts.validate(f"{prefix}hosts.")
         if self.host:
@@ -367,8 +364,9 @@ def table() -> str:
     """The catalogue as a Markdown table."""
     columns = ["topology", "memory, GiB", "memory, TB/s", *(f"TFLOP/s, {dtype}" for dtype in COMPUTE_DTYPES)]
     columns += ["links: so many devices, each at GB/s", "host memory per device, GiB", "host memory, GB/s each way"]
-    columns += ["USD/h", "on"]
-    rows = [columns, ["---"] + ["---:"] * (2 + len(COMPUTE_DTYPES)) + ["---", "---:", "---:", "---:", "---"]]
+    columns += ["USD/h", "on", "devices per chip", "compiled as"]
+    numbers = ["---:"] * (2 + len(COMPUTE_DTYPES))
+    rows = [columns, ["---", *numbers, "---", "---:", "---:", "---:", "---", "---:", "---"]]
     for topology in map(load_topology, catalogue()):
         chip, price, host = topology.chip, topology.price, topology.host
         peaks = [f"{chip.peak_flops[dtype] / 1e12:g}" if dtype in chip.peak_flops else "" for dtype in COMPUTE_DTYPES]
@@ -376,7 +374,8 @@ def table() -> str:
         cost = [f"{price.usd_per_device_hour:.2f}", str(price.date)] if price else ["", ""]
         memory = [f"{chip.memory_gib:g}", f"{chip.memory_bandwidth / 1e12:.4g}"]
         off = [f"{host.bytes_per_device / 2**30:g}", f"{host.bandwidth / 1e9:.4g}"] if host else ["", ""]
-        rows.append([f"`{topology.name}`", *memory, *peaks, ", ".join(links), *off, *cost])
+        compiled = [str(chip.devices_per_chip), f"`{topology.compiler.kind}`" if topology.compiler else "cannot be"]
+        rows.append([f"`{topology.name}`", *memory, *peaks, ", ".join(links), *off, *cost, *compiled])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
-from fiddlex.cluster.slices import slice_shape
 from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config
 from fiddlex.config.readable import counted
@@ -169,6 +168,11 @@ def _hosts(topology: Topology, num_devices: int, tpus: bool, options: Options) -
     group = num_devices // slices  # devices that whole hosts hold: a slice, or all GPUs
     shape = _slice(topology, group) if tpus else ()
     per_host = options.devices_per_host or _devices_of_host(topology, group, tpus)
+    if per_host % topology.chip.devices_per_chip:
+        raise ConfigError(
+            f"--devices_per_host={per_host} is not a multiple of {topology.chip.devices_per_chip}, the devices of each "
+            f"{topology.chip.name}. A host has whole chips."
+        )
     if group % per_host:
         raise ConfigError(
             f"{counted(group, 'device')} cannot fill hosts of {counted(per_host, 'device')}. Use a multiple of "
@@ -178,13 +182,12 @@ def _hosts(topology: Topology, num_devices: int, tpus: bool, options: Options) -
     return num_devices // per_host, per_host, shape
 
 
-def _slice(topology: Topology, num_chips: int) -> tuple[int, ...]:
-    assert topology.compiler
-    most = topology.links[0].devices or num_chips
-    shape = slice_shape(topology.compiler.torus, num_chips) if num_chips <= most else ()
+def _slice(topology: Topology, num_devices: int) -> tuple[int, ...]:
+    shape = topology.slice_shape(num_devices)
     if not shape:
+        most = topology.between_chips.devices or "any number"
         raise ConfigError(
-            f"no slice of {topology.name} has {num_chips} chips (at most {most}). Take another --num_devices, or "
+            f"no slice of {topology.name} has {num_devices} devices (at most {most}). Take another --num_devices, or "
             "several equal slices with --num_slices."
         )
     return shape
@@ -192,10 +195,11 @@ def _slice(topology: Topology, num_chips: int) -> tuple[int, ...]:
 
 def _devices_of_host(topology: Topology, num_devices: int, tpus: bool) -> int:
     if tpus and topology.hosts:
-        return num_devices if num_devices <= topology.hosts.alone else topology.hosts.devices
-    if tpus or not topology.links[0].devices:
+        per_chip = topology.chip.devices_per_chip
+        return num_devices if num_devices <= topology.hosts.alone * per_chip else topology.hosts.devices * per_chip
+    if tpus or not topology.gpus_per_host:
         raise ConfigError(
             f"topology {topology.name} does not say how many devices a host has. Give --devices_per_host, or add "
             f"{'[hosts]' if tpus else 'a first link that joins the devices of a host'} to its file."
         )
-    return min(num_devices, topology.links[0].devices)
+    return min(num_devices, topology.gpus_per_host)

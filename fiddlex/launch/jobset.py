@@ -147,7 +147,7 @@ def _pod(job: Job, options: JobSetOptions) -> dict[str, Any]:
         "command": command,
         "env": [{"name": name, "value": _literal(value)} for name, value in environment.items()],
         "ports": [{"containerPort": port} for port in ports],
-        "resources": {"limits": {resource: job.devices_per_process}},
+        "resources": {"limits": {resource: job.devices_per_process // job.topology.chip.devices_per_chip}},
         "volumeMounts": mounts,
     }
     return {

@@ -18,8 +18,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fiddlex.cluster.links import Link
 from fiddlex.cluster.pieces import num_blocks, num_ways, runs_in_blocks
-from fiddlex.cluster.topology import Link, Topology
+from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
 from fiddlex.config.recompute import FULL, recomputed
 from fiddlex.costs.backend import backend_of

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import math
 
-from fiddlex.cluster.topology import Link, Ring, Topology
+from fiddlex.cluster.links import Link, Ring
+from fiddlex.cluster.topology import Topology
 from fiddlex.config import MeshConfig
 
 

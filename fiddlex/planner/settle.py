@@ -12,7 +12,8 @@ import math
 
 from fiddlex.cluster.chips import Chip
 from fiddlex.cluster.host_memory import HostMemory
-from fiddlex.cluster.topology import Link, Topology
+from fiddlex.cluster.links import Link
+from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.config.sections import COMPUTE_DTYPES

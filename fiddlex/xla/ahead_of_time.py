@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fiddlex.cluster.compilers import libtpu_that_jax_names, libtpu_version
 from fiddlex.cluster.mesh import granules
 from fiddlex.cluster.program_cache import compiled_anew
 from fiddlex.cluster.topology import gpu_targets
@@ -190,6 +191,7 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
     there), `host_copies` and the parts of its memory are None.
     """
     layout, mesh = ahead.program.layout, ahead.program.mesh
+    is_tpu = mesh.devices.flat[0].platform == "tpu"
     pipeline, parts = layout.pipeline, memory(ahead.compiled)
     lowered = pipeline.lowered
     if ahead.shortage is None:
@@ -233,6 +235,8 @@ def report(config: Config, ahead: CompiledStep) -> dict[str, Any]:
         "trace_s": round(ahead.trace_s, 3),
         "compile_s": round(ahead.compile_s, 3),
         "jax_version": jax.__version__,
+        "libtpu_version": libtpu_version() if is_tpu else None,
+        "libtpu_version_named_by_jax": libtpu_that_jax_names() if is_tpu else None,
     }
 
 

@@ -45,6 +45,9 @@ _MOVES = re.compile(
 # product while it goes on, and the last one ends it. Each of them has a copy of the collective.
 _FUSED_START, _FUSED_DONE = (f'custom_call_target="AsyncCollective{end}"' for end in ("Start", "Done"))
 _FUSED_PART = 'frontend_attributes={chain_id="'
+# Programs of TPUs run some reduce-scatters as a fusion. The computation that it calls has a name that begins so, and
+# holds an all-reduce of an array that may be padded, and a slice: the part that each device keeps.
+_FUSED_SCATTER = "all-reduce-scatter"
 _WRAPPERS = ("fusion", "while", "conditional", "call")  # these run the computations that they call
 
 
@@ -174,6 +177,8 @@ def _kind(program: ProgramText, instruction: Instruction) -> str:
     """
     kind = instruction.opcode.removesuffix("-start")
     if kind == "fusion":
+        if any(name.startswith(_FUSED_SCATTER) for name in instruction.called()):
+            return "reduce-scatter"
         return _part(program, instruction)[1].opcode if _holds(program, instruction, _FUSED_START) else ""
     if _FUSED_PART in instruction.attributes:
         return ""
@@ -194,7 +199,7 @@ def _holds(program: ProgramText, fusion: Instruction, attributes: str) -> bool:
 
 
 def _part(program: ProgramText, fusion: Instruction) -> tuple[list[Instruction], Instruction]:
-    """The computation of a fusion that starts a collective, and the collective in it."""
+    """The computation of a fusion that starts or is a collective, and the collective in it."""
     (name,) = fusion.called()
     return program.computations[name], next(each for each in program.computations[name] if each.opcode in KINDS)
 
@@ -216,6 +221,7 @@ def _described(program: ProgramText, site: _Site, places: Places, count: float |
     instruction, kind = site.instruction, _kind(program, site.instruction)
     body = program.computations[site.computation]
     between = beside(program, body, site.place)
+    scatters = instruction.opcode == "fusion" and kind == "reduce-scatter"
     if instruction.opcode == "fusion":
         body, instruction = _part(program, instruction)
     groups = _groups(program, instruction, kind, places)
@@ -224,6 +230,8 @@ def _described(program: ProgramText, site: _Site, places: Places, count: float |
     size = sum(nbytes(element(shapes[each.name], each.elements)) for each in instruction.operands)
     if kind == "all-gather":
         size *= group_size or 1
+    if scatters:  # what the fusion reduces may be padded
+        size = nbytes(site.instruction.shape) * (group_size or 1)
     return Collective(
         site.instruction.name,
         kind,
@@ -254,7 +262,7 @@ def beside(program: ProgramText, body: Sequence[Instruction], start: int) -> Seq
             place for place, each in enumerate(body) if each.opcode == "recv-done" and each.operands[0].name in received
         ]
         return body[start + 1 : ends[0]] if ends else ()
-    fused = instruction.opcode == "fusion"
+    fused = _holds(program, instruction, _FUSED_START)
     if not (fused or instruction.opcode.endswith("-start")) or '"is_sync":true' in instruction.attributes:
         return ()
     names = {instruction.name}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fiddlex.cluster.compilers import other_libtpu
 from fiddlex.config import Config
 from fiddlex.config.memory_advice import memory_remedies
 from fiddlex.config.readable import counted, mib, readable_size, readable_time
@@ -22,6 +23,8 @@ def report_text(facts: dict[str, Any], config: Config, devices: str) -> str:
     on_host = f" and {slots} more on its host" if slots else ""
     streamed = f", {facts['weights_on_hosts']}" if facts["weights_on_hosts"] else ""
     going_on = "".join(f"{name}: {ticks:g} ticks a batch\n" for name, ticks in semantics if name != "sync")
+    libtpu = facts["libtpu_version"]
+    note = other_libtpu(libtpu, facts["libtpu_version_named_by_jax"]) if libtpu else ""
     order = f"pipeline.order={config.pipeline.order}: {facts['order_text']}\n" if facts["order_text"] else ""
     lines = [
         f"{facts['num_parameters']:,} parameters, {devices}\n"
@@ -33,9 +36,10 @@ def report_text(facts: dict[str, Any], config: Config, devices: str) -> str:
         f"{facts['attention']}\n"
         f"a step needs {facts['model_flops']:.3e} floating-point operations, not counting recomputation\n"
         f"traced in {readable_time(facts['trace_s'])}, compiled in {readable_time(facts['compile_s'])} by jax "
-        f"{facts['jax_version']}\n"
+        f"{facts['jax_version']}{f' and libtpu {libtpu}' if libtpu else ''}\n"
         f"{host_shortage(facts)}{_verdict(facts, config)}{_host_verdict(facts)}",
         *facts["unused"],
+        *([note] if note else []),
     ]
     if facts["collectives"] is not None:
         lines += [_memory_table(facts), _collectives_table(facts["collectives"])]

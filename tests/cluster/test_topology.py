@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fiddlex.cluster.topology import catalogue, host_for, load_topology, table
+from fiddlex.cluster.topology import LIBTPU_DEVICES_PER_CHIP, catalogue, host_for, load_topology, table
 from fiddlex.errors import ConfigError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -27,8 +27,8 @@ def test_catalogue_is_the_files():
 def test_every_figure_has_a_source_and_every_price_a_day(name):
     topology = load_topology(name)
     assert topology.name == name
-    parts = (topology.chip, *topology.links, topology.host, topology.price)
-    assert all(len(part.source.split()) >= 5 for part in parts)
+    parts = (topology.chip, *topology.links, topology.host, topology.price, topology.hosts)
+    assert all(len(part.source.split()) >= 5 for part in parts if part)
     assert topology.links[-1].devices == 0
     assert topology.chip.peak("float32") <= topology.chip.peak("float16" if name == "v100_16" else "bfloat16")
     # Units: a chip computes 10 to 1000 operations while it reads a byte, and reads faster than it sends.
@@ -42,12 +42,16 @@ def test_every_figure_has_a_source_and_every_price_a_day(name):
 def test_a_host_has_more_memory_than_its_devices_and_less_bandwidth(name):
     topology = load_topology(name)
     host = topology.host
-    assert host.devices == (topology.hosts or topology.links[0]).devices
+    if topology.hosts:
+        assert host.devices == topology.hosts.devices * topology.chip.devices_per_chip
+    else:
+        assert topology.links[0].devices % host.devices == 0
     assert topology.chip.memory_bytes < host.bytes_per_device < 8 * topology.chip.memory_bytes
     assert 1e9 < host.bandwidth < topology.links[0].bandwidth
-    assert host.pinned_gib == (0 if name.startswith("tpu") else 64)
-    assert host.limit == (host.bytes_per_device if name.startswith("tpu") else min(host.bytes_per_device, 64 * 2**30))
-    assert host_for(topology.compile_name(8)) == host
+    assert host.pinned_gib == (0 if name.startswith("t") else 64)
+    assert host.limit == (host.bytes_per_device if name.startswith("t") else min(host.bytes_per_device, 64 * 2**30))
+    if topology.compiler:
+        assert host_for(topology.compile_name(8)) == host
     assert topology.host_memory == host
 
 
@@ -166,6 +170,11 @@ def test_a_cluster_has_an_end():
         ("tpu_v4", 4096, "tpu:v4:16x16x16"),
         ("tpu_v6e", 512, "tpu:v6e:16x16:2"),
         ("tpu_v5p", 18432, "tpu:v5p:16x16x24:3"),
+        ("tpu_7x", 8, "tpu:tpu7x:2x2x1"),
+        ("tpu_7x", 128, "tpu:tpu7x:4x4x4"),
+        ("tpu_7x", 36864, "tpu:tpu7x:16x24x24:2"),
+        ("gb200", 2, "gpu:gb200:1x2"),
+        ("gb200", 144, "gpu:gb200:36x4"),
     ],
 )
 def test_compile_name(name, num_devices, expected):
@@ -182,6 +191,9 @@ def test_compile_name(name, num_devices, expected):
         ("tpu_v5p", 1),
         ("tpu_v5p", 96),
         ("tpu_v5p", 6208),
+        ("tpu_7x", 4),
+        ("tpu_7x", 9),
+        ("gb200", 6),
     ],
 )
 def test_what_is_no_cluster_has_no_name(name, num_devices):
@@ -197,7 +209,10 @@ def test_nothing_compiles_for_a_topology_without_a_compiler():
 def test_libtpu_knows_the_slices():
     pytest.importorskip("libtpu")
     counts = {"tpu_v4": (4, 128), "tpu_v5e": (1, 8, 256), "tpu_v5p": (4, 8, 64, 192), "tpu_v6e": (4, 32)}
+    counts["tpu_7x"] = (8, 128)
     names = [(load_topology(name).compile_name(n), str(n)) for name, numbers in counts.items() for n in numbers]
+    # Those without a file: four chips of each kind.
+    names += [(f"tpu:{name}:2x2", str(4 * LIBTPU_DEVICES_PER_CHIP[name])) for name in ("v2", "v3")]
     code = """
 import sys
 from fiddlex.config import MeshConfig

@@ -71,6 +71,20 @@ def test_hosts_of_tpus(tmp_path):
         own(tmp_path, OWN + HOSTS.replace("8", "2"))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("v9", "tpu7x", "1 with compiler.name='tpu7x': jax makes 2 devices of each such chip. Set it to 2;"),
+        ("v9", "v3", "1 with compiler.name='v3': jax makes 2 devices of each such chip. Set it to 2;"),
+        ('name = "C"', 'name = "C"\ndevices_per_chip = 0', "0 must be at least 1 and below 2147483648."),
+    ],
+)
+def test_a_wrong_number_of_devices_of_a_chip(old, new, message, tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        own(tmp_path, OWN.replace(old, new))
+    assert f"chip.devices_per_chip={message}" in str(raised.value)
+
+
 @pytest.mark.parametrize("name", catalogue())
 def test_the_catalogues_tpus_have_hosts(name):
     assert (load_topology(name).hosts is not None) == name.startswith("tpu")
@@ -253,7 +267,21 @@ def test_no_such_topology(name, message, tmp_path, monkeypatch):
     assert str(raised.value).startswith(message)
 
 
-@pytest.mark.parametrize("name", [name for name in catalogue() if not name.startswith("tpu")])
+def test_a_description_of_a_gpu_has_the_version_of_cuda():
+    """Without it XLA has no products of float8: `tests/xla/test_gpu_targets.py`."""
+    assert all("runtime_version { major: 12 minor: 9 }" in target.text_proto() for target in gpu_targets().values())
+
+
+GPUS = {name for name in catalogue() if load_topology(name).compiler and not name.startswith("tpu")}
+
+
+def test_which_of_the_catalogue_cannot_be_compiled_for():
+    without = {name for name in catalogue() if not load_topology(name).compiler}
+    assert without == {"h20", "mi300x", "trainium2"}
+    assert all(load_topology(name).description.endswith("; nothing can be compiled for it") for name in without)
+
+
+@pytest.mark.parametrize("name", sorted(GPUS))
 def test_what_the_compiler_knows_of_a_gpu_agrees_with_the_catalogue(name):
     topology = load_topology(name)
     assert topology.compiler

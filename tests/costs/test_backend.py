@@ -14,7 +14,7 @@ MODEL = ModelConfig(hidden_size=128, num_heads=2, seq_len=128, dtype="bfloat16")
 
 def test_every_topology_has_a_backend() -> None:
     found = {name: backend_of(load_topology(name).compiler) for name in catalogue()}
-    assert {name for name, backend in found.items() if backend == TPU} == {"tpu_v4", "tpu_v5e", "tpu_v6e"}
+    assert {name for name, backend in found.items() if backend == TPU} == {"tpu_7x", "tpu_v4", "tpu_v5e", "tpu_v6e"}
     assert found["tpu_v5p"] == TPU_V5P
     assert {name for name, backend in found.items() if backend.capability >= 8} == {
         "a100_40",
@@ -22,6 +22,7 @@ def test_every_topology_has_a_backend() -> None:
         "h100",
         "h200",
         "b200",
+        "gb200",
     }
     assert found["v100_16"] == dataclasses.replace(GPU, capability=7)
 

@@ -139,6 +139,20 @@ def test_manifests_have_the_form_of_a_jobset(name: str) -> None:
         assert math.prod(map(int, edges)) == chips
 
 
+@pytest.mark.parametrize(("num_devices", "hosts", "shape"), [(8, 1, "2x2x1"), (32, 4, "2x2x4")])
+def test_a_pod_asks_for_chips_of_which_jax_makes_two_devices(num_devices: int, hosts: int, shape: str) -> None:
+    flags = ("--config=gpt_tiny", "--workdir=/shared/run", "--image=image", "--volume_claim=claim")
+    mesh = f"--config.mesh.data={num_devices // 4}", "--config.data.global_batch_size=64"
+    made = call("launch", "jobset", *flags, "--topology=tpu_7x", f"--num_devices={num_devices}", *mesh).stdout
+    (replicated,) = yaml.safe_load(made)["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    pod = job["template"]["spec"]
+    assert job["parallelism"] == hosts
+    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+    labels = {"cloud.google.com/gke-tpu-accelerator": "tpu7x", "cloud.google.com/gke-tpu-topology": shape}
+    assert pod["nodeSelector"] == labels
+
+
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 
 

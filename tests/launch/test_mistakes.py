@@ -6,6 +6,7 @@ from tests.programs import call
 
 RUN = ("--config=gpt_tiny", "--topology=h100", "--num_devices=8", "--workdir=/shared/run")
 TPU = ("--config=gpt_tiny", "--topology=tpu_v5e", "--num_devices=8", "--workdir=/shared/run")
+TPU7X = ("--config=gpt_tiny", "--topology=tpu_7x", "--num_devices=8", "--workdir=/shared/run")
 POD = ("--image=image", "--volume_claim=claim")
 LOCAL = ("local", "--processes=2", "--devices_per_process=2")
 
@@ -41,7 +42,9 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
         (["jobset", *RUN, *POD, "--name=Run"], "the job's name 'Run' must have at most 40 lower-case letters"),
         (["jobset", *RUN, *POD, "--num_slices=2"], "--num_slices=2: only TPUs come in slices. Leave it out."),
         (["jobset", *TPU, *POD, "--num_slices=3"], "--num_slices=3 does not divide --num_devices=8."),
-        (["jobset", *TPU, *POD, "--num_slices=4"], "no slice of tpu_v5e has 2 chips (at most 256)."),
+        (["jobset", *TPU, *POD, "--num_slices=4"], "no slice of tpu_v5e has 2 devices (at most 256)."),
+        (["jobset", *TPU7X, *POD, "--devices_per_host=1"], "--devices_per_host=1 is not a multiple of 2, the dev"),
+        (["jobset", *TPU7X, *POD, "--num_slices=2"], "no slice of tpu_7x has 4 devices (at most 18432)."),
         (["jobset", *TPU, *POD, "--processes_per_host=2"], "--processes_per_host=2: a host of TPUs has one process."),
         (["jobset", *TPU, *POD, "--workdir=/a:b/run"], "--workdir=/a:b/run: its first folder, at which the volume is"),
         (["local", "--", "train"], "launch local needs --processes and --devices_per_process."),

@@ -8,6 +8,13 @@ SHARES_GPUS = "tests/launch/test_runs.py::test_the_processes_of_a_host_share_its
 
 MUTATIONS = (
     Mutation(
+        "chips-of-a-pod-counted-as-devices",
+        "fiddlex/launch/jobset.py",
+        old="job.devices_per_process // job.topology.chip.devices_per_chip",
+        new="job.devices_per_process",
+        tests=(f"{FILES}::test_a_pod_asks_for_chips_of_which_jax_makes_two_devices",),
+    ),
+    Mutation(
         "variables-of-a-command-replaced-by-kubernetes",
         "fiddlex/launch/jobset.py",
         old='return text.replace("$", "$$")',

@@ -358,6 +358,15 @@ MUTATIONS = (
         new="][:num_partitions]",
         tests=("tests/xla/test_compiled_collectives.py::test_devices_of_a_slices_program_are_those_of_its_slice",),
     ),
+    Mutation(
+        "a-fusion-that-scatters-read-as-an-all-reduce",
+        "fiddlex/xla/compiled_collectives.py",
+        old='_FUSED_SCATTER = "all-reduce-scatter"',
+        new='_FUSED_SCATTER = "reduce-scatter"',
+        tests=(
+            "tests/xla/test_compiled_collectives.py::test_a_fusion_that_scatters_a_sum_is_a_reduce_scatter_of_what_it_leaves",
+        ),
+    ),
     # Facts.
     Mutation(
         "bandwidth-in-gigabits",
@@ -372,6 +381,20 @@ MUTATIONS = (
         old="self.memory_gib * 2**30 / self.devices",
         new="self.memory_gib * 2**30",
         tests=("tests/cluster/test_topology_files.py::test_the_memory_of_a_host",),
+    ),
+    Mutation(
+        "a-gpu-described-without-its-cuda-runtime",
+        "fiddlex/cluster/gpu_targets.py",
+        old="runtime_version {{ major: 12 minor: 9 }}\n",
+        new="",
+        tests=("tests/cluster/test_topology_files.py::test_a_description_of_a_gpu_has_the_version_of_cuda",),
+    ),
+    Mutation(
+        "slices-of-as-many-chips-as-devices",
+        "fiddlex/cluster/topology.py",
+        old="slice_shape(self.compiler.torus, num_devices // per_chip)",
+        new="slice_shape(self.compiler.torus, num_devices)",
+        tests=("tests/cluster/test_topology.py::test_compile_name",),
     ),
     Mutation(
         "rings-that-count-inner-devices-again",

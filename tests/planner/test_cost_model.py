@@ -7,7 +7,8 @@ import pytest
 from fiddlex.cluster import pieces
 from fiddlex.cluster.chips import Chip
 from fiddlex.cluster.host_memory import HostMemory
-from fiddlex.cluster.topology import Link, Topology
+from fiddlex.cluster.links import Link
+from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config, MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
 from fiddlex.errors import ConfigError
 from fiddlex.planner import cost_model

@@ -168,6 +168,36 @@ def test_a_collective_that_several_fusions_run_is_one(beside: bool) -> None:
     assert (found.overlapped, found.products) == (beside, int(beside))
 
 
+SCATTER = """\
+%all-reduce-scatter.3 (x.4: f32[6,8]) -> f32[3,8] {
+  %x.4 = f32[6,8]{1,0} parameter(0)
+  %padded = f32[8,8]{1,0} pad(%x.4), padding=0_2x0_0
+  %all-reduce.2 = f32[8,8]{1,0} all-reduce(%padded), replica_groups={{0,2},{1,3}}, to_apply=%add
+  ROOT %mine = f32[3,8]{1,0} dynamic-slice(%all-reduce.2), dynamic_slice_sizes={3,8}
+}
+
+"""
+
+
+def test_a_fusion_that_scatters_a_sum_is_a_reduce_scatter_of_what_it_leaves() -> None:
+    """As libtpu 0.0.52 compiles a product for v5p whose sum is scattered."""
+    lines = [
+        "%part = f32[6,8] slice(%x), slice={[0:6], [0:8]}",
+        "%scattered = f32[3,8] fusion(%part), kind=kCustom, calls=%all-reduce-scatter.3",
+        BESIDE["products"][0],
+        # Another collective that needs the result: the reduce-scatter is not beside what that one is beside.
+        "%four = f32[4,8] pad(%scattered), padding=0_1x0_0",
+        "%begin = (f32[4,8], u32[]) fusion(%four), kind=kCustom, calls=%begun",
+        "%sent = f32[4,8] get-tuple-element(%begin), index=0",
+        "%end = f32[8,8] fusion(%sent), kind=kCustom, calls=%ended",
+    ]
+    scatter, gather = collectives(entry(*lines).replace("ENTRY", SCATTER + FUSIONS), MESH, {})
+    assert (scatter.name, scatter.kind, scatter.axis, scatter.group_size) == ("scattered", "reduce-scatter", "data", 2)
+    assert (scatter.bytes, scatter.count) == (2 * 3 * 8 * 4, 1)
+    assert (scatter.overlapped, scatter.products) == (False, 0)
+    assert gather.kind == "all-gather"
+
+
 LOOP = """\
 %turn (s: f32[4,8]) -> f32[8,8] {{
   %s = f32[4,8] parameter(0)

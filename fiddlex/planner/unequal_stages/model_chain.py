@@ -22,10 +22,10 @@ from fiddlex.planner.unequal_stages.chain import Chain, Choice, ShardedLayer, St
 
 
 def tensor_sizes(problem: Problem) -> list[int]:
-    """The tensor sizes that a stage may have: as in the planner's layouts, within a group of the innermost link."""
+    """The tensor sizes that a stage may have: within a group of the innermost link between chips."""
     model = problem.config.model
     largest = math.gcd(model.num_heads, model.mlp_size, problem.num_devices)
-    largest = math.gcd(largest, problem.topology.links[0].devices or largest)
+    largest = math.gcd(largest, problem.topology.between_chips.devices or largest)
     divisors = (size for size in range(1, largest + 1) if largest % size == 0)
     return [size for size in divisors if model.kv_heads % size == 0 or size % model.kv_heads == 0]
 
