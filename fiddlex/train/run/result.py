@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fiddlex.cluster.mesh import make_mesh
-from fiddlex.config import Config
+from fiddlex.config import Config, OptimizerConfig
 from fiddlex.config.overrides import FLUSHED, replaced
 from fiddlex.data.corpus import corpus_tokenizer
 from fiddlex.errors import CheckpointError
@@ -46,7 +46,8 @@ def result_config(
 ) -> tuple[Config, Config]:
     """The config of a run, and the config to use its weights with, not yet validated.
 
-    In the latter, fields of `train` that would change nothing have their defaults.
+    In the latter, fields of `train` and `optimizer` that would change nothing have their defaults. So no function that
+    the workdir names is run.
 
     Raises:
       CheckpointError: when the workdir has no run, or the changed config has weights of other shapes.
@@ -54,6 +55,7 @@ def result_config(
     saved = read_config(workdir, named_by=named_by)
     config = replaced(change(saved), FLUSHED)
     config.train = config.train.without_unused()
+    config.optimizer = OptimizerConfig(zero1=config.optimizer.zero1)
     check_same_shapes(saved, config, workdir)
     return saved, config
 
