@@ -233,7 +233,7 @@ def test_what_a_config_file_registers_is_found_again_where_that_file_is_named(fo
     own += ("--config.data.eval_batches=1", "--config.train.sample_tokens=0")
     log = programs.call("train", *own, "--workdir=run", cwd=folder).stderr
     assert "evaluate.py --workdir=run --config=own.py\n" in log
-    done = programs.call("evaluate", "--workdir=run", cwd=folder, status=1)
+    done = programs.call("evaluate", "--workdir=run", cwd=folder, status=2)
     assert "model.family='own': there is no such family." in done.stderr
     assert "if a config file does so, name it with --config=FILE.py" in done.stderr
     done = programs.call("evaluate", "--workdir=run", "--config=own.py", cwd=folder)
@@ -241,7 +241,8 @@ def test_what_a_config_file_registers_is_found_again_where_that_file_is_named(fo
     flags = ("--workdir=run", "--config=own.py", "--prompt=def ", "--num_tokens=2")
     assert programs.call("generate", *flags, cwd=folder).stdout.startswith("def ")
     sizes = ("--pipe=2", "--microbatches=4")
-    assert "own_order" in programs.call("schedule", "--config=own.py", "--name=own_order", *sizes, cwd=folder).stdout
+    drawn = programs.call("schedule", "--config=own.py", "--name=own_order", *sizes, cwd=folder).stdout
+    assert drawn.startswith("eager: pipe=2, chunks=1, microbatches=4\n")
     rows = programs.call("bubbles", "--config=own.py", "--schedule=own_order", *sizes, cwd=folder).stdout
     assert rows.splitlines()[2].startswith("| own_order | 2 | 1 | 4 |")
 
