@@ -153,7 +153,7 @@ def _escaped(text: str) -> str:
 
 
 _SOURCES = _one_of(["stdlib"], files=[f"{kind}:" for kind in data_section.SOURCE_KINDS])
-_SEMANTICS = _one_of([name.removesuffix("K") for name in NAMES])  # delay:K
+_SEMANTICS = _one_of([name.removesuffix("K") for name in NAMES[:-1]])  # delay:K, and no function
 _NAMES = _one_of([*GENERATORS, "auto"], files=["file:"])
 
 

@@ -210,6 +210,43 @@ def test_train_tells_what_is_done_with_the_order_and_evaluate_needs_no_file(fold
     assert "mine.py is not there." in programs.call("train", *SMALL, *own, "--workdir=run", cwd=folder).stderr
 
 
+REGISTERING = """\
+from fiddlex.config.families import FAMILIES
+from fiddlex.config.files import load_config
+from fiddlex.schedules.generators import GENERATORS
+
+import mine
+
+
+def get_config():
+    FAMILIES["own"] = FAMILIES["gpt"]
+    GENERATORS["own_order"] = mine.eager
+    config = load_config("gpt_tiny")
+    config.model.family, config.pipeline.schedule = "own", "own_order"
+    return config
+"""
+
+
+def test_what_a_config_file_registers_is_found_again_where_that_file_is_named(folder):
+    (folder / "own.py").write_text(REGISTERING)
+    own = ("--config=own.py", *SMALL[1:], "--config.train.num_steps=1", "--config.data.global_batch_size=4")
+    own += ("--config.data.eval_batches=1", "--config.train.sample_tokens=0")
+    log = programs.call("train", *own, "--workdir=run", cwd=folder).stderr
+    assert "evaluate.py --workdir=run --config=own.py\n" in log
+    done = programs.call("evaluate", "--workdir=run", cwd=folder, status=2)
+    assert "model.family='own': there is no such family." in done.stderr
+    assert "if a config file does so, name it with --config=FILE.py" in done.stderr
+    done = programs.call("evaluate", "--workdir=run", "--config=own.py", cwd=folder)
+    assert json.loads(done.stdout.splitlines()[-1])["step"] == 1
+    flags = ("--workdir=run", "--config=own.py", "--prompt=def ", "--num_tokens=2")
+    assert programs.call("generate", *flags, cwd=folder).stdout.startswith("def ")
+    sizes = ("--pipe=2", "--microbatches=4")
+    drawn = programs.call("schedule", "--config=own.py", "--name=own_order", *sizes, cwd=folder).stdout
+    assert drawn.startswith("eager: pipe=2, chunks=1, microbatches=4\n")
+    rows = programs.call("bubbles", "--config=own.py", "--schedule=own_order", *sizes, cwd=folder).stdout
+    assert rows.splitlines()[2].startswith("| own_order | 2 | 1 | 4 |")
+
+
 @pytest.mark.parametrize(
     ("program", "flags", "message"),
     [

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from absl import flags
 
+from fiddlex.config.command_line import define_registering
 from fiddlex.config.readable import counted
 from fiddlex.config.schedule_source import Kind, source_of
 from fiddlex.errors import ConfigError, ScheduleError
@@ -39,6 +40,7 @@ from fiddlex.synthesis.anywhere import find_anywhere
 
 logger = logging.getLogger("fiddlex.bubbles")
 
+define_registering()
 _PIPE = flags.DEFINE_multi_integer("pipe", [], "ranks; by default 2 to 16, with --semantics 2 to 64", lower_bound=1)
 _CHUNKS = flags.DEFINE_multi_integer("chunks", [1, 2, 3, 4], "stages on a rank", lower_bound=1)
 _FOUND = flags.DEFINE_bool("found", False, "also search for the best schedule that holds as much, in lockstep")
@@ -47,7 +49,9 @@ _SCHEDULES = flags.DEFINE_multi_string(
     [],
     "a name, PATH.py:FUNCTION, or file:PATH.csv, which has sizes of its own; by default all names with a formula",
 )
-_SEMANTICS = flags.DEFINE_string("semantics", None, "2bw, stash, vertical_sync or delay:K, to compare with a flush")
+_SEMANTICS = flags.DEFINE_string(
+    "semantics", None, "2bw, stash, vertical_sync, delay:K or PATH.py:FUNCTION, to compare with a flush"
+)
 _MICROBATCHES = flags.DEFINE_multi_integer("microbatches", [8, 32, 128], "microbatches in a batch", lower_bound=1)
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON object last on standard output")
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 
 from absl import flags
 
-from fiddlex.config.command_line import define_path
+from fiddlex.config.command_line import define_path, define_registering
 from fiddlex.config.output_format import check_output, output_format
 from fiddlex.config.schedule_source import FORMS, Kind, source_of
 from fiddlex.config.sections import MEMORIES, ORDERS
@@ -62,6 +62,7 @@ logger = logging.getLogger("fiddlex.schedule")
 
 STRAY_ARGUMENT = "name"
 
+define_registering()
 _NAME = flags.DEFINE_string(
     "name",
     None,

@@ -64,7 +64,8 @@ def main(argv: list[str]) -> None:
             )
             print(outcome.sample, flush=True)
         if _FORMAT.value == "text" and not outcome.stopped_by:
-            for line in next_commands(config, pathlib.Path(_WORKDIR.value), program=sys.argv[0]):
+            file = config_flags.get_config_filename(flags.FLAGS["config"])
+            for line in next_commands(config, pathlib.Path(_WORKDIR.value), program=sys.argv[0], file=file):
                 logger.info("%s", line)
         if text := library_log.told():
             logger.info("%s", text)

@@ -22,6 +22,7 @@ from fiddlex.config.arguments import file_first, split_program
 from fiddlex.config.displays import is_terminal
 from fiddlex.config.ending import crashed, end, finished
 from fiddlex.config.every import Every
+from fiddlex.config.families import FAMILIES
 from fiddlex.config.files import load_config
 from fiddlex.config.flag_hints import Stray
 from fiddlex.config.help import help_text
@@ -37,6 +38,11 @@ FAILURE_STATUS = 1  # any other FiddlexError
 INTERRUPTED_STATUS = 130  # Ctrl-C, the status that shells report
 _MISTAKES = (ConfigError, DataError, ScheduleError)
 
+
+_OF_WORKDIR = (
+    "the run's config file, where that registers the model's family; --config.section.field=value overrides the config "
+    "of the workdir"
+)
 
 flags.disclaim_key_flags()  # --help lists --config under the binary that defines it
 
@@ -65,6 +71,14 @@ class _PathParser(flags.ArgumentParser):
         return os.path.expanduser(argument)
 
 
+class _RegisteringParser(flags.ArgumentParser):
+    """Runs a config file for what it registers."""
+
+    def parse(self, argument: str) -> str:
+        load_config(argument)
+        return argument
+
+
 def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:
     """Defines `--config`, with overrides; for programs that start from a config (`load_config`).
 
@@ -82,9 +96,12 @@ def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:
 
 
 def define_overrides() -> None:
-    """Defines `--config.section.field=value` alone; for programs that read a workdir's config (`apply_overrides`)."""
-    text = "only as --config.section.field=value, which overrides the config of the workdir"
-    _define(text, functools.partial(_refuse_file, "takes its config from the workdir"))
+    """Defines `--config.section.field=value`; for programs that read a workdir's config (`apply_overrides`).
+
+    `--config=file.py` is run for the model families that it registers, and gives no values. A workdir does not say
+    which file that is, since somebody else may have written it.
+    """
+    _define(_OF_WORKDIR, _registered)
 
 
 def define_changes(config: Config) -> flags.FlagHolder[Config]:
@@ -98,6 +115,11 @@ def define_changes(config: Config) -> flags.FlagHolder[Config]:
     """
     text = "only as --config.section.field=value, which changes the program's own config"
     return _define(text, functools.partial(_refuse_file, "has a config of its own"), config)
+
+
+def define_registering() -> None:
+    """Defines `--config=file.py`, run for the schedules that it registers; for programs that take no config."""
+    flags.DEFINE(_RegisteringParser(), "config", None, "config file that registers the name of a schedule of your own")
 
 
 def define_path(name: str, default: str | None, help_text: str, *, required: bool = False) -> flags.FlagHolder[str]:
@@ -142,7 +164,9 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
                 raise KeyboardInterrupt from error
             if is_lack_of_memory(error):
                 # Threads of the backend may hang now, so exit without waiting for them.
-                advice = _memory_advice(flags.FLAGS["config"].value, sys.modules["jax"].default_backend())
+                flag = flags.FLAGS["config"]
+                trained = None if flag.help == _OF_WORKDIR else flag.value
+                advice = _memory_advice(trained, sys.modules["jax"].default_backend())
                 lines = [f"{os.path.basename(sys.argv[0])}: {advice}", *getattr(error, "__notes__", ())]
                 sys.stderr.write("\n".join([*lines, str(error).splitlines()[0], ""]))
                 _end_library_log(failed=True)
@@ -244,6 +268,14 @@ def _define(
     if default is None:
         flags.set_default(holder, None)
     return holder
+
+
+def _registered(spec: str) -> Config:
+    before = dict(FAMILIES)
+    load_config(spec)
+    if before == FAMILIES:
+        _refuse_file("takes its config from the workdir, and the file registers no family", spec)
+    return Config()
 
 
 def _refuse_file(home: str, spec: str) -> NoReturn:

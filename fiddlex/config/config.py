@@ -15,6 +15,7 @@ from typing import Any, cast
 from fiddlex.config import rules
 from fiddlex.config.data_section import DataConfig
 from fiddlex.config.every import Every
+from fiddlex.config.families import family
 from fiddlex.config.other_names import answer, fields_meant
 from fiddlex.config.records import Checked, from_mapping, no_field
 from fiddlex.config.schedule_source import source_of
@@ -116,6 +117,8 @@ class Config(Checked, prefix="config."):
                 f"pipeline.num_chunks={self.pipeline.num_chunks}: each stage needs a layer. Lower either of them, or "
                 "take more layers."
             )
+        _check_layers("mesh.sequence_parallel", mesh.sequence_parallel, model.family, "take a part of the sequence")
+        _check_layers("model.dropout", model.dropout, model.family, "drop anything")
         if mesh.sequence_parallel:
             rules.divides(
                 "model.seq_len",
@@ -210,8 +213,8 @@ class Config(Checked, prefix="config."):
         remedy = f"Set optimizer.{field} above 0" if field else "Use another optimizer"
         raise ConfigError(
             f"pipeline.prediction={pipeline.prediction} and pipeline.prediction_order={pipeline.prediction_order} with "
-            f"{without}: this optimizer has no momentum, from which the next update could be predicted. {remedy}, or "
-            "use pipeline.prediction=extrapolate with pipeline.prediction_order=1."
+            f"{without}: no momentum of this optimizer is known, from which the next update could be predicted. "
+            f"{remedy}, or use pipeline.prediction=extrapolate with pipeline.prediction_order=1."
         )
 
     def _validate_streams(self) -> None:
@@ -271,6 +274,16 @@ class Config(Checked, prefix="config."):
         except ValueError as error:
             raise ConfigError(f"not JSON: {error}") from error
         return from_mapping(cls, _renamed(values), "config.")
+
+
+def _check_layers(field: str, value: float, name: str, what: str) -> None:
+    """Checks that the layers of the family `name` do what a field asks for, which they would ignore silently."""
+    fact = field.partition(".")[2]
+    if value and not getattr(family(name), fact):
+        raise ConfigError(
+            f"{field}={value} with model.family={name}: this family does not say that its layers {what}. Use {field}="
+            f"{type(value)(0)}, or register it with Family(…, {fact}=True) if they do (docs/models.md)."
+        )
 
 
 def _renamed(values: Any) -> Any:

@@ -36,12 +36,17 @@ class Family:
       model: a function from a config to the model that computes the network (`fiddlex.models.model.Model`), or the name
         of such a function.
       fields: the fields of `config.model` that the family reads, of those in `FAMILY_FIELDS`.
+      sequence_parallel: whether a layer computes the right result where it has a part of the sequence
+        (`mesh.sequence_parallel`), as it does with `fiddlex.models.layers`.
+      dropout: whether a layer drops what `fiddlex.models.context.Context.dropout` says (`model.dropout`).
     """
 
     objectives: tuple[str, ...]
     network: Callable[[Any], Any] | str
     model: Callable[[Any], Any] | str
     fields: tuple[str, ...] = ()
+    sequence_parallel: bool = False
+    dropout: bool = False
 
     def __post_init__(self) -> None:
         """Raises ConfigError when `objectives` is empty or not a tuple of names in `OBJECTIVES`."""
@@ -54,20 +59,33 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "gpt": Family(("lm",), "fiddlex.models.descriptions:gpt", "fiddlex.models.gpt:GPT", ("gelu",)),
+    "gpt": Family(
+        ("lm",),
+        "fiddlex.models.descriptions:gpt",
+        "fiddlex.models.gpt:GPT",
+        fields=("gelu",),
+        sequence_parallel=True,
+        dropout=True,
+    ),
     "bert": Family(
         ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice"),
         "fiddlex.models.descriptions:bert",
         "fiddlex.models.bert:BERT",
         fields=("post_norm", "gelu"),
+        sequence_parallel=True,
+        dropout=True,
     ),
     "llama": Family(
         ("lm",),
         "fiddlex.models.descriptions:llama",
         "fiddlex.models.llama:Llama",
         fields=("num_kv_heads", "head_dim", "qk_norm", "tied_embeddings", *ROTARY_FIELDS),
+        sequence_parallel=True,
+        dropout=True,
     ),
 }
+
+BUILT_IN = frozenset(FAMILIES)
 
 
 def family(name: str) -> Family:
@@ -79,8 +97,8 @@ def family(name: str) -> Family:
     if name not in FAMILIES:
         raise ConfigError(
             f"model.family={name!r}: there is no such family. {rules.nearest(name, FAMILIES)} A family of your own "
-            "must be entered in fiddlex.config.families.FAMILIES before a config or workdir that names it is read "
-            "(docs/models.md)."
+            "must be entered in fiddlex.config.families.FAMILIES before a config or workdir that names it is read: if "
+            "a config file does so, name it with --config=FILE.py (docs/models.md)."
         )
     if not isinstance(FAMILIES[name], Family):
         raise ConfigError(f"fiddlex.config.families.FAMILIES[{name!r}] is {FAMILIES[name]!r}; it must be a Family.")

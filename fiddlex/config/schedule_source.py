@@ -4,8 +4,8 @@
     file:PATH.csv        a table in a file
     PATH.py:FUNCTION     a function in a Python file of the user's, which makes a schedule of any sizes
 
-Invariant: to read such a text runs nothing and opens no file. `fiddlex.schedules.generators.make_schedule` makes the
-schedule.
+`pipeline.semantics` and `optimizer.name` take the third form too. Invariant: to read such a text runs nothing and opens
+no file. `fiddlex.schedules.generators.make_schedule` makes the schedule.
 """
 
 import enum
@@ -61,6 +61,11 @@ def source_of(text: str) -> Source:
     if colon and path.endswith(_PYTHON):
         return Source(Kind.FUNCTION, os.path.expanduser(path), function)
     return Source(Kind.NAME)
+
+
+def is_function(text: str) -> bool:
+    """Whether a text names a function in a Python file."""
+    return source_of(text).kind is Kind.FUNCTION
 
 
 def hint(text: str) -> str:

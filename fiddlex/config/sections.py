@@ -13,9 +13,10 @@ from fiddlex.config.every import AUTO
 from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
 from fiddlex.config.recompute import FULL, check_recompute, recomputed
 from fiddlex.config.records import Checked
+from fiddlex.config.schedule_source import is_function, source_of
 from fiddlex.config.stages import check_layers_per_stage
 from fiddlex.config.stash import SAME, STASH_DTYPES
-from fiddlex.config.unused import Other, used
+from fiddlex.config.unused import OWN, Other, used
 from fiddlex.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -45,10 +46,10 @@ ORDERED = {
 SWITCHED = {"pipeline.semantics_schedule": (AUTO,)}
 PREDICTED = {"pipeline.prediction": ("extrapolate", "momentum")}
 DECAYED = {"optimizer.schedule": ("cosine", "linear")}
-MOMENTS = {"optimizer.name": ("adamw", "nadamw", "adam", "adan", "lion", "muon", "lamb")}
-SQUARES = {"optimizer.name": ("adamw", "nadamw", "adam", "adan", "muon", "lamb")}
-ADAN = {"optimizer.name": ("adan",)}
-MOMENTUM = {"optimizer.name": ("sgd", "muon")}
+MOMENTS = {"optimizer.name": ("adamw", "nadamw", "adam", "adan", "lion", "muon", "lamb", OWN)}
+SQUARES = {"optimizer.name": ("adamw", "nadamw", "adam", "adan", "muon", "lamb", OWN)}
+ADAN = {"optimizer.name": ("adan", OWN)}
+MOMENTUM = {"optimizer.name": ("sgd", "muon", OWN)}
 FLOAT16 = {"model.dtype": ("float16",)}
 
 
@@ -225,7 +226,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     stash_memory: str = "device"  # where what a forward saves waits for its backward: device | host (TPUs and GPUs)
     weights_memory: str = "device"  # where the layers' weights and gradients wait for their chunk's turn: device | host
     stash_dtype: str = "same"  # of activations saved for the backward pass: same | float8_e4m3fn | int8 (both lossy)
-    semantics: str = "sync"  # delay of the weights, in updates: sync | 2bw | stash | vertical_sync | delay:K
+    semantics: str = "sync"  # delays of the weights: sync | 2bw | stash | vertical_sync | delay:K | PATH.py:FUNCTION
     semantics_schedule: str = ""  # replaces semantics=sync: phases and their lengths, as in sync:0.2,2bw; or auto
     switch_window: int = used(25, SWITCHED)  # for auto: steps over whose mean loss it decides
     switch_threshold: float = used(0.01, SWITCHED)  # for auto: share of the loss; a window that falls by less ends sync
@@ -280,7 +281,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
 class OptimizerConfig(Checked, prefix="config.optimizer."):
     """The update rule, its learning-rate schedule, clipping, and whether its state is sharded."""
 
-    name: str = "adamw"  # update rule: adamw | nadamw | adam | adan | lion | muon | lamb | adafactor | sgd
+    name: str = "adamw"  # rule: adamw | nadamw | adam | adan | lion | muon | lamb | adafactor | sgd | PATH.py:FUNCTION
     learning_rate: float = 1e-3  # highest learning rate, reached at the end of the warm-up
     schedule: str = "cosine"  # shape after the warm-up: cosine | linear | constant
     warmup_steps: int = 0  # steps in which the learning rate rises from 0
@@ -299,8 +300,18 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
     loss_scale_window: int = used(1000, FLOAT16)  # steps without an overflow after which the loss scale doubles
 
     @property
+    def rule(self) -> str:
+        """The name of the update rule; of a function of the user's its name alone, since its file may be moved."""
+        return source_of(self.name).function if is_function(self.name) else self.name
+
+    @property
     def momentum_field(self) -> str:
-        """The name of the field that holds the decay of the optimizer's momentum; empty for one without momentum."""
+        """The name of the field that holds the decay of the optimizer's momentum.
+
+        It is empty for an optimizer without momentum, and for one of the user's, of which this is not known.
+        """
+        if is_function(self.name):
+            return ""
         return {"adafactor": "", "sgd": "momentum", "muon": "momentum"}.get(self.name, "beta1")
 
     @property
@@ -310,7 +321,8 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
 
     def validate(self) -> None:
         """Raises ConfigError when a field is out of its range."""
-        rules.choice("optimizer.name", self.name, OPTIMIZERS)
+        if not is_function(self.name):
+            rules.choice("optimizer.name", self.name, OPTIMIZERS)
         rules.choice("optimizer.schedule", self.schedule, LEARNING_RATE_SCHEDULES)
         rules.between("optimizer.loss_scale", self.loss_scale, 1, MOST_LOSS_SCALE)
         rules.at_least("optimizer.loss_scale_window", self.loss_scale_window, 1)

@@ -11,9 +11,12 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fiddlex.config.schedule_source import is_function
+
 if typing.TYPE_CHECKING:
     from fiddlex.config.config import Config
 
+OWN = "PATH.py:FUNCTION"  # stands for all functions of the user's
 _NEEDS = "needs"  # the key of a field's metadata
 
 
@@ -32,8 +35,8 @@ def used(default: Any, *needs: Need) -> Any:
 
     Args:
       default: the field's default.
-      *needs: paths of other fields and the values that use this one: a value, `Other`, or a kind of source such as
-        `tokens:PATH`, which stands for all sources of the kind. Of each need, one path must have such a value.
+      *needs: paths of other fields and the values that use this one: a value, `Other`, `OWN`, or a kind of source
+        such as `tokens:PATH`, which stands for all sources of the kind. Of each need, one path must have such a value.
     """
     return dataclasses.field(default=default, metadata={_NEEDS: needs})
 
@@ -64,6 +67,8 @@ def _is_one(config: "Config", path: str, values: tuple[Any, ...]) -> bool:
         if isinstance(each, Other):
             section, _, name = path.partition(".")
             found = value != getattr(type(getattr(config, section)), name)
+        elif each == OWN:
+            found = is_function(value)
         else:
             kind, colon, _ = str(each).partition(":")
             found = each in (value, str(value)) or bool(colon and str(value).startswith(f"{kind}:"))

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from fiddlex.cluster.pieces import num_blocks, runs_in_blocks
 from fiddlex.cluster.topology import Topology
 from fiddlex.config import Config, MeshConfig, PipelineConfig
+from fiddlex.config.families import family
 from fiddlex.config.recompute import FULL, PARTS, written
 from fiddlex.config.sections import OUTERMOST_AXES
 from fiddlex.config.stash import SAME
@@ -193,7 +194,7 @@ def layouts(problem: Problem) -> Iterator[Layout]:
                     continue
                 if model.kv_heads % tensor and tensor % model.kv_heads:
                     continue
-                parallel = (False, True) if tensor > 1 and model.seq_len % tensor == 0 else (False,)
+                parallel = (False, True) if splits_sequence(problem, tensor) else (False,)
                 outermost_choices = outermost_axes(problem, data, pipe, tensor)
                 for number, sequence in itertools.product(_divisors(batch // data), parallel):
                     matmuls = matmul_choices(problem, sequence, tensor, batch // data // number)
@@ -266,6 +267,12 @@ def outermost_axes(problem: Problem, data: int, pipe: int, tensor: int) -> tuple
     innermost = problem.topology.links[0].devices
     one_link = not innermost or data * pipe * tensor <= innermost
     return OUTERMOST_AXES[:1] if one_link or data == 1 or pipe == 1 else OUTERMOST_AXES
+
+
+def splits_sequence(problem: Problem, tensor: int) -> bool:
+    """Whether `tensor` ranks can have sequence parallelism."""
+    model = problem.config.model
+    return tensor > 1 and model.seq_len % tensor == 0 and family(model.family).sequence_parallel
 
 
 def matmul_choices(problem: Problem, sequence_parallel: bool, tensor: int, examples: int) -> tuple[bool, ...]:

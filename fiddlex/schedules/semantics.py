@@ -2,7 +2,8 @@
 
 A stage with delay D runs batch b forward and backward with W(b − D), where W(k) is the weights after k updates and
 W(k) = W(0) for k < 0; then W(b + 1) = optimizer(W(b), gradient of batch b). A delay lets a pipeline continue from one
-batch to the next without draining: batch b may start when update b − D − 1 is done. All stages are updated at once,
+batch to the next without draining: batch b may start when update b − D − 1 is done. A function in a user's Python file
+may give the delays (`fiddlex.config.own_functions`). All stages are updated at once,
 between batches. In PipeDream each stage updates its weights on its own; `stash` uses the same weights as PipeDream, but
 does not have its speed or memory.
 
@@ -13,13 +14,17 @@ References:
 
 import dataclasses
 import re
+import reprlib
 from typing import NamedTuple
 
+from fiddlex.config.own_functions import Own
 from fiddlex.config.rules import nearest
+from fiddlex.config.schedule_source import is_function, source_of
 from fiddlex.errors import ConfigError
 from fiddlex.schedules.schedule import Action
 
-NAMES = ("sync", "2bw", "stash", "vertical_sync", "delay:K")
+NAMES = ("sync", "2bw", "stash", "vertical_sync", "delay:K", "PATH.py:FUNCTION")
+MOST_DELAY = 999
 AUTO = "auto"  # a schedule whose phases are decided during the run (`fiddlex.train.sync_switch`)
 AUTO_SEMANTICS = ("sync", "2bw")
 
@@ -55,19 +60,41 @@ def make_semantics(name: str, *, num_stages: int, batch_size: int, field: str = 
 
     Args:
       name: `sync` (a flush after each batch), `2bw` (delay 1), `stash` (stage s of n has delay n − 1 − s),
-        `vertical_sync` (all stages have delay n − 1), or `delay:K` with K at most 999.
+        `vertical_sync` (all stages have delay n − 1), `delay:K` with K at most 999, or `PATH.py:FUNCTION`, a function
+        of the keyword arguments `num_stages` and `num_microbatches` that returns the delay of each stage.
       num_stages: number of stages, n.
       batch_size: number of microbatches in a batch.
       field: the config field that error messages say `name` comes from.
 
     Raises:
-      ConfigError: when `name` is not one of these.
+      ConfigError: when `name` is not one of these, or the function fails or returns no delays.
     """
     _check(name, field)
+    if is_function(name):
+        return Semantics(_own_delays(name, field, num_stages=num_stages, num_microbatches=batch_size), batch_size)
     if name == "stash":
         return Semantics(tuple(reversed(range(num_stages))), batch_size)
     delay = {"sync": 0, "2bw": 1, "vertical_sync": num_stages - 1}.get(name)
     return Semantics((int(name.partition(":")[2]) if delay is None else delay,) * num_stages, batch_size)
+
+
+def _own_delays(name: str, field: str, **sizes: int) -> tuple[int, ...]:
+    """The delays that a function of the user's gives the stages."""
+    own, source = _own(field), source_of(name)
+    function = own.load(source.path, source.function)
+    with own.naming(name):
+        delays = own.call(function, source.path, sizes)
+        is_sequence = isinstance(delays, list | tuple) and all(type(delay) is int for delay in delays)
+        if not (is_sequence and len(delays) == sizes["num_stages"] and all(0 <= d <= MOST_DELAY for d in delays)):
+            raise ConfigError(
+                f"for num_stages={sizes['num_stages']} it returned {reprlib.repr(delays)}. It must return a tuple with "
+                f"the delay of each stage, in updates, an integer from 0 to {MOST_DELAY}."
+            )
+        return tuple(delays)
+
+
+def _own(field: str) -> Own:
+    return Own(field, "(*, num_stages, num_microbatches)", ConfigError)
 
 
 def _check(name: str, field: str) -> None:
@@ -77,7 +104,11 @@ def _check(name: str, field: str) -> None:
             f"{field}: auto is a schedule, not one kind of semantics; "
             f"{inside or 'set pipeline.semantics_schedule=auto, and leave pipeline.semantics sync'}."
         )
-    if name in NAMES[:-1] or re.fullmatch(r"delay:\d{1,3}", name, re.ASCII):
+    if is_function(name):
+        source = source_of(name)
+        _own(field).load(source.path, source.function)
+        return
+    if name in NAMES[:-2] or re.fullmatch(r"delay:\d{1,3}", name, re.ASCII):
         return
     if name.startswith("delay:"):
         raise ConfigError(f"{field}: {name!r} must be delay:K with K a number of updates, at most 999, as in delay:2.")

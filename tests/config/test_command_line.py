@@ -234,7 +234,10 @@ def test_config_is_required(folder, arguments):
     [
         ("--config.mesh.dta=1", "config.mesh has no field 'dta'. Did you mean 'data'?"),
         ("--config.mesh.data=one", "config.mesh.data='one' must be of type int, a whole number."),
-        ("--config=tiny.py", "--config=tiny.py: this program takes its config from the workdir."),
+        (
+            "--config=tiny.py",
+            "--config=tiny.py: this program takes its config from the workdir, and the file",
+        ),
     ],
 )
 def test_mistake_where_the_config_is_in_a_workdir(folder, argument, message):

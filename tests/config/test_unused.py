@@ -61,6 +61,7 @@ def test_fields_that_change_nothing_are_named(fields: list[str], expected: list[
         ("optimizer.epsilon=0.1", "optimizer.name=lion", ["optimizer.name=lamb"]),
         ("optimizer.beta3=0.8", "optimizer.name=adamw", ["optimizer.name=adan"]),
         ("optimizer.momentum=0.8", "optimizer.name=adamw", ["optimizer.name=sgd"]),
+        ("optimizer.momentum=0.8", "optimizer.name=lion", ["optimizer.name=mine.py:rule"]),
         ("optimizer.decay_steps=9", "optimizer.schedule=constant", ["optimizer.schedule=linear"]),
         ("optimizer.final_learning_rate=0.1", "optimizer.schedule=constant", ["optimizer.schedule=cosine"]),
         ("optimizer.loss_scale=8", "model.dtype=float32", ["model.dtype=float16"]),

@@ -5,6 +5,7 @@ what is asked of every family: sizes, memory, plans, training, evaluation, sampl
 """
 
 import copy
+import dataclasses
 import functools
 import pathlib
 
@@ -20,6 +21,7 @@ from fiddlex.config import Config
 from fiddlex.config.families import FAMILIES, Family
 from fiddlex.costs.sizes import model_flops, num_parameters
 from fiddlex.data import Loader
+from fiddlex.errors import ConfigError
 from fiddlex.models import spec
 from fiddlex.models.attention import attend
 from fiddlex.models.decoder import Decoder
@@ -104,6 +106,9 @@ class GatedDecoder(Decoder):
         return weights["head"]["output"]["kernel"]
 
 
+GATED = Family(("lm",), describe, GatedDecoder, sequence_parallel=True, dropout=True)
+
+
 def reference_loss(weights, batch, number, config):
     x = weights["embedding"]["tokens"][batch["tokens"]] + weights["embedding"]["positions"]
 
@@ -122,10 +127,11 @@ def reference_loss(weights, batch, number, config):
 
 @pytest.fixture
 def config(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """On data=2 × pipe=2 × tensor=2 with two chunks."""
-    monkeypatch.setitem(FAMILIES, "gated", Family(("lm",), describe, GatedDecoder))
+    """On data=2 × pipe=2 × tensor=2 with two chunks and sequence parallelism."""
+    monkeypatch.setitem(FAMILIES, "gated", GATED)
     tiny_config.model.family, tiny_config.model.num_layers, tiny_config.model.ffn_size = "gated", 4, 96
     tiny_config.mesh.data = tiny_config.mesh.pipe = tiny_config.mesh.tensor = 2
+    tiny_config.mesh.sequence_parallel = True
     tiny_config.pipeline.schedule, tiny_config.pipeline.num_chunks = "interleaved_1f1b", 2
     tiny_config.pipeline.num_microbatches = 4
     tiny_config.optimizer.schedule, tiny_config.optimizer.epsilon = "constant", 1e-5
@@ -152,7 +158,7 @@ def test_it_trains_as_the_reference_does_is_evaluated_sampled_and_restored_elsew
     with Checkpoints(tmp_path) as checkpoints:
         trainer.save(checkpoints)
     other = copy.deepcopy(config)
-    other.mesh.data, other.mesh.pipe, other.mesh.tensor = 1, 4, 1
+    other.mesh.data, other.mesh.pipe, other.mesh.tensor, other.mesh.sequence_parallel = 1, 4, 1, False
     other.pipeline.schedule, other.pipeline.num_chunks = "zb_h1", 1
     restored = Trainer(other)
     with Checkpoints(tmp_path) as checkpoints:
@@ -177,3 +183,38 @@ def test_it_is_planned(config: Config) -> None:
     tokens, hidden, units = config.data.global_batch_size * 16, 32, 96
     layers = 4 * (4 * hidden**2 + 3 * hidden * units + 2 * 16 * hidden)
     assert model_flops(config) == 6 * tokens * (layers + hidden * 257)
+
+
+class WholeSequences(GatedDecoder):
+    """Its layers take whole sequences alone, drop nothing, and attend without a cache."""
+
+    def layer(self, weights, x_BSH, context):
+        q_BSND, k_BSND, v_BSND = jnp.moveaxis(linear(weights["attention"]["qkv"], x_BSH), 2, 0)
+        plain = dataclasses.replace(context, cache=None)
+        return x_BSH + row_parallel(weights["attention"]["out"], given(attend(q_BSND, k_BSND, v_BSND, plain)), plain)
+
+
+@pytest.fixture
+def whole_sequences(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setitem(FAMILIES, "gated", Family(("lm",), describe, WholeSequences))
+    return config
+
+
+def test_what_its_layers_do_not_say_that_they_do_is_refused_and_not_planned(whole_sequences: Config) -> None:
+    config = whole_sequences
+    with pytest.raises(ConfigError, match=r"^mesh.sequence_parallel=True with model.family=gated: .*=False, or reg"):
+        config.validate()
+    config.mesh.sequence_parallel, config.model.dropout = False, 0.1
+    with pytest.raises(ConfigError, match=r"^model.dropout=0.1 with model.family=gated: .* Use model.dropout=0.0, or"):
+        config.validate()
+    config.model.dropout, config.data.global_batch_size = 0.0, 64
+    problem = Problem(config, load_topology("a100_80"), 8)
+    assert {layout.sequence_parallel for layout in layouts(problem)} == {False}
+    assert not any(plan.config.mesh.sequence_parallel for plan in search(problem, keep=9).plans)
+
+
+def test_text_is_refused_where_its_layers_keep_no_keys(whole_sequences: Config) -> None:
+    config = whole_sequences
+    config.mesh.sequence_parallel, config.mesh.data = False, 1
+    with pytest.raises(ConfigError, match=r"attend without Context.cache"):
+        "".join(Trainer(config).generate("def ", 4))

@@ -9,6 +9,7 @@ from tests.mutations import (
     megatron,
     memory,
     models,
+    own_code,
     pipeline,
     planning,
     processes,
@@ -22,6 +23,7 @@ from tests.mutations import (
 MUTATIONS = (
     *pipeline.MUTATIONS,
     *models.MUTATIONS,
+    *own_code.MUTATIONS,
     *training.MUTATIONS,
     *checkpoints.MUTATIONS,
     *spent_time.MUTATIONS,

@@ -100,13 +100,13 @@ ACTION = "it must be an action, as in Action(stage=0, kind=Kind.F, microbatch=0)
             None,
             "nothing.py:mine",
             "schedule nothing.py:mine: {folder}/nothing.py cannot be read (No such file or directory). Give the path "
-            "of a Python file and the name of a function in it, as in my/schedules.py:mine.",
+            "of a Python file and the name of a function in it, as in my/file.py:mine.",
         ),
         (
             EAGER,
             "mne.py:eager",
             "schedule mne.py:eager: {folder}/mne.py cannot be read (No such file or directory). Did you mean mine.py? "
-            "Give the path of a Python file and the name of a function in it, as in my/schedules.py:mine.",
+            "Give the path of a Python file and the name of a function in it, as in my/file.py:mine.",
         ),
         (EAGER, "mine.py:eagre", "schedule mine.py:eagre: mine.py has no function 'eagre'. Did you mean 'eager'?"),
         (EAGER, "mine.py:zb", "schedule mine.py:zb: mine.py has no function 'zb'. Known: eager."),

@@ -17,7 +17,7 @@ from fiddlex.costs.weight_memory import local_shape, num_moments
 from fiddlex.models.registry import describe
 from fiddlex.models.spec import Parameter, leaves
 from fiddlex.planner.cost_model import CostModel
-from fiddlex.planner.layouts import Problem, matmul_choices, planned_stash, recompute_choices
+from fiddlex.planner.layouts import Problem, matmul_choices, planned_stash, recompute_choices, splits_sequence
 from fiddlex.planner.unequal_stages.chain import Chain, Choice, ShardedLayer, StageProblem
 
 
@@ -53,7 +53,7 @@ def model_problem(problem: Problem, examples: int) -> StageProblem:
 
 def _fastest_chain(problem: Problem, costs: CostModel, tensor: int, examples: int) -> Chain:
     """The chain on so many tensor ranks, with or without collective matmul, whichever has the faster layers."""
-    sequence_parallel = tensor > 1 and problem.config.model.seq_len % tensor == 0
+    sequence_parallel = splits_sequence(problem, tensor)
     chains = (
         _chain(problem, costs, MeshConfig(1, 1, tensor, sequence_parallel, collective_matmul=matmul), examples)
         for matmul in matmul_choices(problem, sequence_parallel, tensor, examples)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fiddlex.cluster.mesh import make_mesh
-from fiddlex.config import Config
+from fiddlex.config import Config, OptimizerConfig
 from fiddlex.config.overrides import FLUSHED, replaced
 from fiddlex.data.corpus import corpus_tokenizer
 from fiddlex.errors import CheckpointError
@@ -46,13 +46,16 @@ def result_config(
 ) -> tuple[Config, Config]:
     """The config of a run, and the config to use its weights with, not yet validated.
 
-    In the latter, fields that would change nothing have their defaults.
+    In the latter, fields of `optimizer`, and those that would change nothing, have their defaults. So no function that
+    the workdir names is run.
 
     Raises:
       CheckpointError: when the workdir has no run, or the changed config has weights of other shapes.
     """
     saved = read_config(workdir, named_by=named_by)
-    config = replaced(change(saved), FLUSHED).without_unused()
+    config = replaced(change(saved), FLUSHED)
+    config.optimizer = OptimizerConfig(zero1=config.optimizer.zero1)
+    config = config.without_unused()
     check_same_shapes(saved, config, workdir)
     return saved, config
 

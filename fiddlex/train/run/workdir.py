@@ -67,6 +67,7 @@ _FIELDS = {
     "model.mlp_size": "model.ffn_size",
     "model.kv_heads": "model.num_kv_heads",
     "model.head_size": "model.head_dim",
+    "optimizer.rule": "optimizer.name",
     "data.classes": "data.labels",
 }
 
@@ -75,7 +76,7 @@ _PROGRAMS = "train.compilation_cache"  # which belongs to the machine: a workdir
 # Changing one of these fields would train another model, or use another order of data; others may change on resume.
 FIXED_FIELDS = (
     *SHAPE_FIELDS,
-    "optimizer.name",
+    "optimizer.rule",
     "data.source",
     "data.text_column",
     "data.tokenizer",

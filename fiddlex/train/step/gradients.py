@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from fiddlex.config import Config
 from fiddlex.config.recompute import FULL
+from fiddlex.errors import ConfigError
 from fiddlex.models.cache import LayerCache
 from fiddlex.models.collective_matmul import make_exchange
 from fiddlex.models.context import Context
@@ -159,6 +160,11 @@ def pipeline_model(model: Model, config: Config, mesh: Mesh, head: HeadFunction)
         settings = context(microbatch, earlier)
         y = model.apply_layer(layer, x, number, settings)
         assert settings.cache is not None
+        if not settings.cache.new:
+            raise ConfigError(
+                f"model.family={config.model.family}: its layers attend without Context.cache, so they cannot go on "
+                "with a text token by token. Let them call fiddlex.models.attention.attend (docs/models.md)."
+            )
         return y, list(settings.cache.new)
 
     return engine.PipelineModel(

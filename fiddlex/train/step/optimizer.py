@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fiddlex.config import OptimizerConfig
+from fiddlex.config.schedule_source import is_function
 from fiddlex.train.step.blockwise import (
     Blocks,
     clip_by_block_rms,
@@ -22,6 +23,7 @@ from fiddlex.train.step.blockwise import (
     scale_by_trust_ratio,
 )
 from fiddlex.train.step.muon import Deal, nesterov_momentum, orthogonalize
+from fiddlex.train.step.own_rule import own_rule
 
 
 def make_optimizer(
@@ -44,6 +46,8 @@ def make_optimizer(
     adafactor w ← w − η_t (max(10⁻³, RMS(w)) clip(g / √v) + λ w), v factored, no moment Shazeer & Stern, ICML 2018
     ========= ========================================================================= ===============================
 
+    A function of the user's (`fiddlex.train.step.own_rule`) turns g into a direction u: w ← w − η_t (u + λ w).
+
     Adafactor's learning rate is relative to the weights and its constants are the paper's, so it does not use `beta1`,
     `beta2` or `epsilon`. Its decay is multiplied by the learning rate, as AdamW's is; `optax.adafactor` does so only
     when it is given `weight_decay_rate` as a schedule.
@@ -57,7 +61,10 @@ def make_optimizer(
     Returns:
       A transform whose `update` needs the weights. It does not clip; see `clip_by_global_norm`.
     """
+    rate = optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps))
     decay = optax.add_decayed_weights(config.weight_decay, mask=jax.tree.map(lambda block: block.decay, blocks))
+    if is_function(config.name):
+        return optax.chain(own_rule(config), decay, rate)
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
     nadam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon, nesterov=True)
     adan = optax.scale_by_adan(config.beta1, config.beta2, config.beta3, config.epsilon)
@@ -74,7 +81,7 @@ def make_optimizer(
         "lamb": (adam, decay, scale_by_trust_ratio(blocks)),
         "adafactor": (*factored, decay),
     }
-    return optax.chain(*rules[config.name], optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps)))
+    return optax.chain(*rules[config.name], rate)
 
 
 def _muon(

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fiddlex.config import Config
+from fiddlex.config.schedule_source import is_function
 from fiddlex.models.registry import make_model
 from fiddlex.parallel.sharding import on_devices
 from fiddlex.planner.settle import settle
@@ -18,6 +19,7 @@ from fiddlex.train.step.flushed import Flushed
 from fiddlex.train.step.gradients import GradientSource, init_key
 from fiddlex.train.step.muon import deal_over
 from fiddlex.train.step.optimizer import learning_rate_schedule, make_optimizer
+from fiddlex.train.step.own_rule import check_own_rule
 from fiddlex.train.step.scaling import Scaling, fit, start_scaling
 from fiddlex.train.step.spikes import Usual, start_usual
 from fiddlex.train.step.state import (
@@ -65,6 +67,8 @@ class Program:
         self.config, self.mesh = config, mesh
         self.model = make_model(config)
         self.layout = make_layout(self.model, config)
+        if is_function(config.optimizer.name):
+            check_own_rule(config.optimizer)
         blocks = make_blocks(self.model, config)
         deal = deal_over(mesh, zero1=config.optimizer.zero1)
         make_rule = functools.partial(make_optimizer, config.optimizer, num_steps=config.train.num_steps, deal=deal)

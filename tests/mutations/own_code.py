@@ -1,0 +1,66 @@
+"""Mutations of what takes code of the user's: families, semantics and update rules."""
+
+from tests.mutations.mutation import Mutation
+
+FAMILY = "tests/models/test_new_family.py::test_what_its_layers_do_not_say_that_they_do_is_refused_and_not_planned"
+TEST_RULES = "tests/train/test_own_rules.py"
+MISTAKES = f"{TEST_RULES}::test_mistakes_in_a_rule_are_told"
+
+MUTATIONS = (
+    Mutation(
+        "layers-that-take-whole-sequences-get-parts",
+        "fiddlex/config/config.py",
+        old="if value and not getattr(family(name), fact):",
+        new="if not value and not getattr(family(name), fact):",
+        tests=(FAMILY,),
+    ),
+    Mutation(
+        "plans-cut-sequences-of-layers-that-take-whole-ones",
+        "fiddlex/planner/layouts.py",
+        old=" and family(model.family).sequence_parallel",
+        new="",
+        tests=(FAMILY,),
+    ),
+    Mutation(
+        "own-delays-from-the-last-stage",
+        "fiddlex/schedules/semantics.py",
+        old="        return tuple(delays)\n",
+        new="        return tuple(reversed(delays))\n",
+        tests=(f"{TEST_RULES}::test_a_run_trains_as_the_plain_loop_of_the_page_does[halves-delays0-False]",),
+    ),
+    Mutation(
+        "own-rules-are-not-tried-on-stacked-weights",
+        "fiddlex/train/step/own_rule.py",
+        old="_plain(_updates(rule, _stacked(weights), [_stacked(each) for each in grads]))",
+        new="plain",
+        tests=(MISTAKES,),
+    ),
+    Mutation(
+        "own-rules-are-not-tried-one-weight-at-a-time",
+        "fiddlex/train/step/own_rule.py",
+        old="        if config.offload:\n",
+        new="        if not config.offload:\n",
+        tests=(f"{TEST_RULES}::test_a_rule_over_all_weights_is_refused_only_where_weights_are_updated_one_by_one",),
+    ),
+    Mutation(
+        "what-an-own-rule-keeps-is-not-checked",
+        "fiddlex/train/step/own_rule.py",
+        old="    if found != moments:\n",
+        new="    if found > moments + 1:\n",
+        tests=(MISTAKES,),
+    ),
+    Mutation(
+        "an-own-rule-keeps-what-adam-keeps",
+        "fiddlex/costs/weight_memory.py",
+        old="        return rule_function(optimizer)[1]\n",
+        new="        return 2\n",
+        tests=(f"{TEST_RULES}::test_decay_rate_and_clipping_are_those_of_other_rules",),
+    ),
+    Mutation(
+        "a-workdir-names-the-rule-that-is-run",
+        "fiddlex/train/run/result.py",
+        old="    config.optimizer = OptimizerConfig(zero1=config.optimizer.zero1)\n",
+        new="",
+        tests=(f"{TEST_RULES}::test_a_run_goes_on_where_its_file_was_moved_and_is_evaluated_without_it",),
+    ),
+)
