@@ -126,8 +126,7 @@ class Trainer:
         self.decision: Decision | None = None
         self._switch: SyncSwitch | None = None
         if config.pipeline.semantics_schedule == AUTO:
-            phases, max_batches = self.layout.pipeline.phases, program.source.max_batches
-            self._switch = SyncSwitch(config, phases, max_batches=max_batches)
+            self._switch = SyncSwitch(config, self.layout.pipeline.phases)
         self._feed = Feed(self.dataset, config, self.mesh, workdir=workdir)
         self._scorer = Scorer(program, self.dataset, self._feed)
         self._compiled: jax.stages.Compiled | None = None

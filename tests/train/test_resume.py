@@ -125,10 +125,11 @@ CROSSINGS = {
 
 
 # Of the default tier: the padding of the vocabulary, or the stages and the schedule change.
-QUICK = {("one-uneven", "adamw", "2bw")}
+QUICK = {("one-uneven", "adamw", "2bw"), ("one-uneven", "adamw", "auto")}
 
 
-TRAINED_BY = (("adamw", "sync"), ("adafactor", "sync"), ("adamw", "2bw"))  # optimizer and semantics
+# Optimizer and semantics; `auto` goes over to 2bw within these six steps.
+TRAINED_BY = (("adamw", "sync"), ("adafactor", "sync"), ("adamw", "2bw"), ("adamw", "auto"))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,12 @@ def test_resume_on_another_layout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(blockwise, "MIN_FACTORED_SIZE", 16)  # so that Adafactor factors these small matrices
-    config.model.num_layers, config.optimizer.name, config.pipeline.semantics = 4, optimizer, semantics
+    config.model.num_layers, config.optimizer.name = 4, optimizer
+    if semantics == "auto":
+        config.pipeline.semantics_schedule, config.pipeline.switch_window = semantics, 1
+        config.pipeline.switch_threshold, config.optimizer.warmup_steps = 0.9, 2
+    else:
+        config.pipeline.semantics = semantics
     config.optimizer.epsilon = 1e-6  # see tests/train/test_layouts.py
     loop.train(config, tmp_path / "whole")
     workdir, whole_run = tmp_path / "parts", tmp_path / "whole"
@@ -169,6 +175,9 @@ def test_resume_on_another_layout(
             loop.train(other, workdir)
     for resumed, whole in zip(records(workdir), records(whole_run), strict=True):
         assert resumed["step"] == whole["step"]
+        if "semantics" in whole:
+            assert (resumed["semantics"], resumed["semantics_from_step"]) == ("2bw", 5)
+            continue
         np.testing.assert_allclose(resumed["loss"], whole["loss"], rtol=1e-5)
         np.testing.assert_allclose(resumed["grad_norm"], whole["grad_norm"], rtol=1e-5)
 

@@ -43,6 +43,7 @@ from fiddlex.train.step.state import SavedState
 logger = logging.getLogger(__name__)
 
 DAMAGED = "damaged_checkpoints"  # subdirectory of a workdir
+STACKED = ("weights", "optimizer", "older", "last_update")  # the fields of a state with arrays that have rows of layers
 
 
 class Checkpoints:
@@ -218,7 +219,8 @@ class Checkpoints:
             if value != meta["checksums"][name]:
                 return None, f"{name} is not what was saved (checksum {value}, saved {meta['checksums'][name]})"
         if list(layers) != meta["layers"]:
-            state = move_rows(state, form, layers, meta["layers"])
+            was, wanted = ({name: getattr(each, name) for name in STACKED} for each in (state, form))
+            state = state._replace(**move_rows(was, wanted, layers, meta["layers"]))
         return state, ""
 
     def _damaged_files(self, step: int, abstract: SavedState) -> str:
