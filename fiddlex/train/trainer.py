@@ -23,6 +23,7 @@ import numpy as np
 import fiddlex
 from fiddlex.cluster import processes
 from fiddlex.cluster.freed_memory import keep_freed_memory
+from fiddlex.cluster.jax_settings import kept_settings
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.cluster.program_cache import counting_hits, keep_programs
 from fiddlex.config import Config
@@ -465,8 +466,12 @@ def _facts(config: Config, workdir: Path | None) -> dict[str, object]:
     """What the processes of a run must agree on before any of them computes."""
     sections = json.loads(config.to_json())
     fields = {f"{section}.{field}": value for section, values in sections.items() for field, value in values.items()}
-    return fields | {
-        "the content of data.tokenizer": tokenizer_digest(config.data.tokenizer),
-        "the version of fiddlex": fiddlex.__version__,
-        "the version of jax": jax.__version__,
-    }
+    return (
+        fields
+        | kept_settings()
+        | {
+            "the content of data.tokenizer": tokenizer_digest(config.data.tokenizer),
+            "the version of fiddlex": fiddlex.__version__,
+            "the version of jax": jax.__version__,
+        }
+    )
