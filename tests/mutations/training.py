@@ -397,4 +397,11 @@ MUTATIONS = (
         new="len(text) < num_scored",
         tests=("tests/train/inference/test_evaluation.py::test_the_loss_per_byte_is_that_of_the_text_that_was_scored",),
     ),
+    Mutation(
+        "points-of-tensorboard-lost-with-the-process",
+        "fiddlex/train/run/tensorboard.py",
+        old="    file.flush()\n",
+        new="",
+        tests=("tests/train/run/test_metrics.py::test_tensorboard_has_each_record_of_a_process_that_is_killed",),
+    ),
 )
