@@ -18,7 +18,7 @@ from fiddlex.data.objectives import continuation_examples, heldout_examples, mas
 from fiddlex.data.tables import Table, UnfitFileError
 from fiddlex.data.task_examples import ClassificationExamples, MultipleChoiceExamples
 from fiddlex.data.token_stream import TokenStream
-from fiddlex.data.tokenizers import Tokenizer, require_special
+from fiddlex.data.tokenizers import Tokenizer, require_special, tokenizer_digest
 from fiddlex.errors import DataError
 
 
@@ -74,6 +74,15 @@ class Dataset:
             "the fingerprint of the held-out data (data.eval_source, or a share of data.source)": (
                 self.heldout_fingerprint
             ),
+        }
+
+    def digests(self, config: Config) -> dict[str, str]:
+        """What identifies the data whatever their path, by the fields of `config` that name them."""
+        data = config.data
+        return {
+            "data.source": f"{data.source.partition(':')[0]} {self.fingerprint}",
+            "data.eval_source": f"{data.eval_source.partition(':')[0]} {self.heldout_fingerprint}",
+            "data.tokenizer": tokenizer_digest(data.tokenizer),
         }
 
 

@@ -404,4 +404,11 @@ MUTATIONS = (
         new="",
         tests=("tests/train/run/test_metrics.py::test_tensorboard_has_each_record_of_a_process_that_is_killed",),
     ),
+    Mutation(
+        "other-data-under-another-path-taken",
+        "fiddlex/train/run/workdir.py",
+        old="if name not in digests or digests[name] != kept.get(name)]",
+        new="if name not in digests or name not in kept]",
+        tests=("tests/train/run/test_workdir.py::test_data_under_another_path_are_those_of_the_run_by_their_digest",),
+    ),
 )

@@ -91,11 +91,9 @@ def test_the_settings_of_jax_change_no_bit_of_a_run(
     tmp_path: pathlib.Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tiny_config.model.dropout, tiny_config.model.num_layers = 0.1, 4
-    tiny_config.mesh.data = tiny_config.mesh.tensor = 2
+    tiny_config.model.dropout, tiny_config.model.num_layers = 0.1, 3
     moved = copy.deepcopy(tiny_config)
-    moved.mesh.data, moved.mesh.pipe, moved.pipeline.num_microbatches = 1, 2, 2
-    moved.pipeline.schedule, moved.pipeline.num_chunks = "interleaved_1f1b", 2
+    moved.mesh.pipe, moved.pipeline.num_microbatches, moved.pipeline.layers_per_stage = 2, 2, "1,2"
 
     def run(workdir: pathlib.Path) -> tuple[list[float], Record, str, Weights, Weights]:
         trainer, other = Trainer(tiny_config), Trainer(moved)
