@@ -17,7 +17,8 @@ from fiddlex.data.megatron.source import load_megatron
 from fiddlex.data.objectives import continuation_examples, heldout_examples, masked_examples
 from fiddlex.data.tables import Table, UnfitFileError
 from fiddlex.data.task_examples import ClassificationExamples, MultipleChoiceExamples
-from fiddlex.data.tokenizers import Tokenizer, require_special
+from fiddlex.data.token_stream import TokenStream
+from fiddlex.data.tokenizers import Tokenizer, require_special, tokenizer_digest
 from fiddlex.errors import DataError
 
 
@@ -33,8 +34,8 @@ class Dataset:
       heldout: held-out examples, as they are in epoch 0; None when nothing is held out.
       tokenizer: the tokenizer that made the tokens; None for token files whose tokenizer the config does not name.
       heldout_fingerprint: a text that identifies the held-out data; empty when nothing is held out.
-      bytes_per_token: bytes per token of the held-out text; the loss per token divided by this is the loss per byte.
-        None when the text is unknown or a full evaluation does not score all its tokens.
+      heldout_text: the tokens of the held-out text; None when the text is unknown or a full evaluation does not score
+        all its tokens.
       counts: how many training samples were fetched and prepared, and how.
     """
 
@@ -45,13 +46,25 @@ class Dataset:
     heldout: ExampleSource | None
     tokenizer: Tokenizer | None
     heldout_fingerprint: str = ""
-    bytes_per_token: float | None = None
+    heldout_text: TokenStream | None = None
     counts: DataCounts = dataclasses.field(default_factory=DataCounts)
 
     @property
     def sources(self) -> tuple[ExampleSource, ...]:
         """The training examples; of a blend those of each source."""
         return self.train.sources if isinstance(self.train, BlendedExamples) else (self.train,)
+
+    def bytes_per_token(self, num_scored: int) -> float | None:
+        """Bytes per token of the first `num_scored` targets of the held-out text; None when the text is unknown.
+
+        The loss per token divided by this is the loss per byte.
+        """
+        text = self.heldout_text
+        if text is None or text.num_bytes is None:
+            return None
+        if self.tokenizer is not None and num_scored + 1 < len(text):  # an evaluation of data.eval_batches
+            text = text.first(num_scored + 1, self.tokenizer)
+        return text.bytes_per_token
 
     @property
     def facts(self) -> dict[str, object]:
@@ -61,6 +74,15 @@ class Dataset:
             "the fingerprint of the held-out data (data.eval_source, or a share of data.source)": (
                 self.heldout_fingerprint
             ),
+        }
+
+    def digests(self, config: Config) -> dict[str, str]:
+        """What identifies the data whatever their path, by the fields of `config` that name them."""
+        data = config.data
+        return {
+            "data.source": f"{data.source.partition(':')[0]} {self.fingerprint}",
+            "data.eval_source": f"{data.eval_source.partition(':')[0]} {self.heldout_fingerprint}",
+            "data.tokenizer": tokenizer_digest(data.tokenizer),
         }
 
 
@@ -111,7 +133,7 @@ def _text(config: Config, shared: Path | None) -> Dataset:
         examples,
         corpus.tokenizer,
         heldout_fingerprint,
-        bytes_per_token=heldout.bytes_per_token if is_lm else None,
+        heldout_text=heldout if is_lm else None,
     )
 
 
@@ -130,7 +152,7 @@ def _megatron(config: Config, shared: Path | None) -> Dataset:
         else masked_examples(config, part.train, tokenizer)
         for part in corpus.parts
     ]
-    description, bytes_per_token = corpus.describe(), None
+    description, stream = corpus.describe(), None
     heldout: ExampleSource | None
     if _continues(data):
         heldout = continuation_examples(config, tokenizer)
@@ -139,7 +161,7 @@ def _megatron(config: Config, shared: Path | None) -> Dataset:
     elif data.eval_source:
         stream = load_heldout(data, tokenizer, vocab_size=vocab_size, shared=shared)
         heldout_fingerprint = stream.fingerprint()
-        heldout, bytes_per_token = heldout_examples(config, stream, tokenizer), stream.bytes_per_token
+        heldout = heldout_examples(config, stream, tokenizer)
         description += f"\n{data.eval_source}: {stream.describe()} held out"
     else:
         heldout_fingerprint = " ".join(part.heldout.fingerprint() for part in corpus.parts)
@@ -154,7 +176,7 @@ def _megatron(config: Config, shared: Path | None) -> Dataset:
         heldout,
         tokenizer,
         heldout_fingerprint,
-        bytes_per_token=bytes_per_token if is_lm else None,
+        heldout_text=stream if is_lm else None,
     )
 
 

@@ -12,6 +12,9 @@ import numpy as np
 
 from fiddlex.config.readable import counted, readable_size
 from fiddlex.data.boundaries import find_documents
+from fiddlex.data.tokenizers import Tokenizer
+
+_DECODED_AT_ONCE = 2**16  # tokens
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,6 +44,18 @@ class TokenStream:
     def bytes_per_token(self) -> float | None:
         """The loss per token divided by this is the loss per byte; None for token files and empty streams."""
         return self.num_bytes / len(self.tokens) if self.num_bytes and len(self.tokens) else None
+
+    def first(self, number: int, tokenizer: Tokenizer) -> "TokenStream":
+        """The first `number` tokens, with the bytes of the text that `tokenizer` makes of them, without separators.
+
+        For a tokenizer whose tokens do not give back the text as it was, these bytes are an estimate; and so are, by a
+        few bytes in each 64 Ki tokens, those of characters of several tokens.
+        """
+        num_bytes = 0
+        for start in range(0, number, _DECODED_AT_ONCE):
+            piece = self.tokens[start : min(start + _DECODED_AT_ONCE, number)]
+            num_bytes += len(tokenizer.decode(piece[piece != self.separator]).encode("utf-8"))
+        return TokenStream(self.tokens[:number], num_bytes, separator=self.separator, unit=self.unit)
 
     @functools.cached_property
     def bounds(self) -> np.ndarray:

@@ -28,6 +28,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.extend import core
 
 from fiddlex.cluster.flash import SPLASH_BLOCK
+from fiddlex.cluster.jax_settings import fixed_settings
 from fiddlex.config.stash import STATISTICS
 from fiddlex.models.context import AttentionKernel
 
@@ -166,7 +167,7 @@ def _arguments(given: Arrays, segments_S: jax.Array | None) -> Arrays:
 
 
 @functools.cache
-@jax.enable_x64(False)
+@fixed_settings()
 def _trace(sizes: Sizes, dtype: jnp.dtype, causal: bool, segmented: bool, interpret: bool) -> _Traced:
     """Traces both passes, and checks that the backward pass needs what `_Traced` hands on to it."""
     length, heads, kv_heads, head_size = sizes

@@ -30,6 +30,7 @@ from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.instruments import Instruments
 from fiddlex.train.run import workdir as workdirs
 from fiddlex.train.run.best import Best
+from fiddlex.train.run.changed_rate import changed_rate
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.faults import Faults
 from fiddlex.train.run.goodput import Goodput
@@ -44,6 +45,7 @@ from fiddlex.train.run.require_memory import predicted_text, require_memory
 from fiddlex.train.run.stop_signals import StopSignals
 from fiddlex.train.run.wandb_run import WandbRun
 from fiddlex.train.run_steps import RunSteps, is_due
+from fiddlex.train.step.optimizer import num_updates
 from fiddlex.train.step.stopwatch import Activity, Stopwatch
 from fiddlex.train.trainer import Trainer
 
@@ -89,19 +91,26 @@ def train(
         require_memory(config, trainer.mesh, Use.TRAINING, force=force)
 
         # Resume.
-        stack.enter_context(workdirs.claimed(workdir, kept))
+        digests = trainer.dataset.digests(kept)
+        stack.enter_context(workdirs.claimed(workdir, kept, digests=digests))
         library_log.keep_in(workdir)
         checkpoints = stack.enter_context(
             Checkpoints(workdir, keep_last=config.train.keep_last, keep_every=config.train.keep_every)
         )
         if trainer.restore(checkpoints):
             logger.info("Resuming from step %d (%s).", trainer.step, checkpoints.path(trainer.step))
+            if processes.is_first():
+                updates = int(num_updates(trainer.state.optimizer))
+                jump = changed_rate(workdirs.read_config(workdir), config, updates)
+                if jump and trainer.step < config.train.num_steps:
+                    logger.warning("%s", jump)
         elif config.train.init_from:
             trainer.start_from(config.train.init_from)
             if processes.is_first():
                 inherit_original(config.train.init_from, workdir)
         if processes.is_first():
-            workdirs.write_config(workdir, kept, schedule=trainer.layout.pipeline.lowered.schedule)
+            schedule = trainer.layout.pipeline.lowered.schedule
+            workdirs.write_config(workdir, kept, schedule=schedule, digests=digests)
         if trainer.step < config.train.num_steps and (problem := long_warmup(config)):
             logger.warning("%s", problem)
         goodput = stack.enter_context(Goodput(workdir, stopwatch, resumed_step=trainer.step))

@@ -10,8 +10,8 @@ windows of `pipeline.switch_window` steps. At the end of a window, where L is it
   loss of any window of the run.
 
 A decision takes effect once every batch that may have started by then has ended. Invariant: decisions follow from the
-losses alone, at fixed distances, so that the same run makes the same decisions however the host and the devices are
-timed, and also when it is stopped and resumed.
+losses alone, at distances that are the same on every layout, so that the same run makes the same decisions however the
+host and the devices are timed, and also when it is stopped and resumed on another layout.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from fiddlex.train.record import Record
 
 SYNC, DELAYED = AUTO_SEMANTICS
 BAD_WINDOWS = 2
+IN_FLIGHT = 2  # the most batches at once, on every layout: under 2bw, batch b starts after update b − 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,16 +68,14 @@ class SyncSwitch:
     Args:
       config: a validated config.
       phases: the phases that the run starts with.
-      max_batches: number of batches that may be in flight at once.
 
     Attributes:
       phases: the phases of the run, as far as they are decided.
     """
 
-    def __init__(self, config: Config, phases: tuple[Phase, ...], *, max_batches: int):
+    def __init__(self, config: Config, phases: tuple[Phase, ...]):
         self._window, self._threshold = config.pipeline.switch_window, config.pipeline.switch_threshold
         self._warmup, self._num_steps = config.optimizer.warmup_steps, config.train.num_steps
-        self._max_batches = max_batches
         self.phases = phases
         self._losses: list[float] = []  # of the window that is not yet full
         self._means: list[float] = []  # the lowest mean of a window, and the last one
@@ -92,7 +91,7 @@ class SyncSwitch:
             self._means = [mean, mean]
             return None
         (lowest, last), self._means = self._means, [min(mean, self._means[0]), mean]
-        running, first = self.phases[-1], step + self._max_batches
+        running, first = self.phases[-1], step + IN_FLIGHT
         if first >= self._num_steps or step <= running.start:
             return None  # the run is about to end, or the last decision has not yet taken effect
         if running.semantics == SYNC:

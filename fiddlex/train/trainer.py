@@ -23,6 +23,7 @@ import numpy as np
 import fiddlex
 from fiddlex.cluster import processes
 from fiddlex.cluster.freed_memory import keep_freed_memory
+from fiddlex.cluster.jax_settings import kept_settings
 from fiddlex.cluster.mesh import make_mesh
 from fiddlex.cluster.program_cache import counting_hits, keep_programs
 from fiddlex.config import Config
@@ -126,8 +127,7 @@ class Trainer:
         self.decision: Decision | None = None
         self._switch: SyncSwitch | None = None
         if config.pipeline.semantics_schedule == AUTO:
-            phases, max_batches = self.layout.pipeline.phases, program.source.max_batches
-            self._switch = SyncSwitch(config, phases, max_batches=max_batches)
+            self._switch = SyncSwitch(config, self.layout.pipeline.phases)
         self._feed = Feed(self.dataset, config, self.mesh, workdir=workdir)
         self._scorer = Scorer(program, self.dataset, self._feed)
         self._compiled: jax.stages.Compiled | None = None
@@ -466,9 +466,14 @@ def _facts(config: Config, workdir: Path | None) -> dict[str, object]:
     """What the processes of a run must agree on before any of them computes."""
     sections = json.loads(config.to_json())
     fields = {f"{section}.{field}": value for section, values in sections.items() for field, value in values.items()}
-    return fields | {
-        "the workdir": workdir and str(workdir),  # no wait before this comparison may be on a key with the path in it
-        "the content of data.tokenizer": tokenizer_digest(config.data.tokenizer),
-        "the version of fiddlex": fiddlex.__version__,
-        "the version of jax": jax.__version__,
-    }
+    return (
+        fields
+        | kept_settings()
+        | {
+            "the workdir": workdir
+            and str(workdir),  # no wait before this comparison may be on a key with the path in it
+            "the content of data.tokenizer": tokenizer_digest(config.data.tokenizer),
+            "the version of fiddlex": fiddlex.__version__,
+            "the version of jax": jax.__version__,
+        }
+    )

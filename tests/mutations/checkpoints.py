@@ -186,4 +186,11 @@ MUTATIONS = (
         new="",
         tests=("tests/train/run/test_kept_steps.py::test_a_run_does_not_start_that_would_delete_what_it_has_kept",),
     ),
+    Mutation(
+        "loss-scale-lost-where-rows-move",
+        CHECKPOINTS,
+        old="            state = state._replace(**move_rows(",
+        new="            state = SavedState(state.step, **move_rows(",
+        tests=(f"{CHECKPOINT}::test_each_layer_has_its_weights_in_whatever_row",),
+    ),
 )

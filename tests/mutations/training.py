@@ -28,6 +28,8 @@ GENERATION, CACHE = "fiddlex/train/inference/generation.py", "fiddlex/models/cac
 UPDATED = "tests/train/step/test_update.py::test_an_update_from_the_host_equals_one_on_the_devices"
 UPDATE, HOST_MEMORY = "fiddlex/train/step/update.py", "fiddlex/parallel/host_memory.py"
 
+SETTINGS = "tests/train/test_trainer.py::test_the_settings_of_jax_change_no_bit_of_a_run"
+
 MUTATIONS = (
     # An update from the memory of the host.
     Mutation(
@@ -373,5 +375,40 @@ MUTATIONS = (
         old="(leaf, value, state.slot, SLOT_AXIS)",
         new="(leaf, value, state.slot + 1, SLOT_AXIS)",
         tests=("tests/train/inference/test_decoding.py::test_logits_are_those_of_whole_texts",),
+    ),
+    Mutation(
+        "random-numbers-of-the-process-generator",
+        "fiddlex/cluster/jax_settings.py",
+        old='jax.random.wrap_key_data(jnp.asarray([0, seed], jnp.uint32), impl="threefry2x32")',
+        new="jax.random.key(seed)",
+        tests=(SETTINGS,),
+    ),
+    Mutation(
+        "random-numbers-of-the-process-partitioning",
+        "fiddlex/cluster/jax_settings.py",
+        old="        jax.threefry_partitionable(True),\n",
+        new="",
+        tests=(SETTINGS,),
+    ),
+    Mutation(
+        "loss-per-byte-of-text-that-was-not-scored",
+        "fiddlex/data/dataset.py",
+        old="num_scored + 1 < len(text)",
+        new="len(text) < num_scored",
+        tests=("tests/train/inference/test_evaluation.py::test_the_loss_per_byte_is_that_of_the_text_that_was_scored",),
+    ),
+    Mutation(
+        "points-of-tensorboard-lost-with-the-process",
+        "fiddlex/train/run/tensorboard.py",
+        old="    file.flush()\n",
+        new="",
+        tests=("tests/train/run/test_metrics.py::test_tensorboard_has_each_record_of_a_process_that_is_killed",),
+    ),
+    Mutation(
+        "other-data-under-another-path-taken",
+        "fiddlex/train/run/workdir.py",
+        old="if name not in digests or digests[name] != kept.get(name)]",
+        new="if name not in digests or name not in kept]",
+        tests=("tests/train/run/test_workdir.py::test_data_under_another_path_are_those_of_the_run_by_their_digest",),
     ),
 )

@@ -125,10 +125,11 @@ CROSSINGS = {
 
 
 # Of the default tier: the padding of the vocabulary, or the stages and the schedule change.
-QUICK = {("one-uneven", "adamw", "2bw")}
+QUICK = {("one-uneven", "adamw", "2bw"), ("one-uneven", "adamw", "auto")}
 
 
-TRAINED_BY = (("adamw", "sync"), ("adafactor", "sync"), ("adamw", "2bw"))  # optimizer and semantics
+# Optimizer and semantics; `auto` goes over to 2bw within these six steps.
+TRAINED_BY = (("adamw", "sync"), ("adafactor", "sync"), ("adamw", "2bw"), ("adamw", "auto"))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,12 @@ def test_resume_on_another_layout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(blockwise, "MIN_FACTORED_SIZE", 16)  # so that Adafactor factors these small matrices
-    config.model.num_layers, config.optimizer.name, config.pipeline.semantics = 4, optimizer, semantics
+    config.model.num_layers, config.optimizer.name = 4, optimizer
+    if semantics == "auto":
+        config.pipeline.semantics_schedule, config.pipeline.switch_window = semantics, 1
+        config.pipeline.switch_threshold, config.optimizer.warmup_steps = 0.9, 2
+    else:
+        config.pipeline.semantics = semantics
     if optimizer != "adafactor":
         config.optimizer.epsilon = 1e-6  # see tests/train/test_layouts.py
     loop.train(config, tmp_path / "whole")
@@ -170,6 +176,9 @@ def test_resume_on_another_layout(
             loop.train(other, workdir)
     for resumed, whole in zip(records(workdir), records(whole_run), strict=True):
         assert resumed["step"] == whole["step"]
+        if "semantics" in whole:
+            assert (resumed["semantics"], resumed["semantics_from_step"]) == ("2bw", 5)
+            continue
         np.testing.assert_allclose(resumed["loss"], whole["loss"], rtol=1e-5)
         np.testing.assert_allclose(resumed["grad_norm"], whole["grad_norm"], rtol=1e-5)
 
@@ -289,6 +298,7 @@ def test_a_schedule_from_a_file_stays_with_the_run(
     caplog.set_level("INFO", "fiddlex")
     assert loop.train(config, moved).step == 7
     assert "The config has changed since this run was last started: train.num_steps 6 → 7." in caplog.messages
+    assert "The learning rate changes from" in caplog.text
 
     table.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")
     config.pipeline.schedule, config.train.num_steps = f"file:{table}", 8
@@ -323,6 +333,7 @@ def test_more_steps_go_on_from_the_end(
     assert loop.train(config, whole_run).step == 8
     changes = "optimizer.decay_steps 0 → 6, train.num_steps 6 → 8"
     assert f"The config has changed since this run was last started: {changes}." in caplog.messages
+    assert "learning rate" not in caplog.text
     caplog.clear()
     loop.train(config, whole_run)
     assert "has changed" not in caplog.text
@@ -424,6 +435,20 @@ def test_other_data_under_the_same_name_is_refused(
     (whole_run / "config.json").write_text(json.dumps(saved))
     with pytest.raises(CheckpointError, match=r"was trained on other data(.|\n)*choose a new --workdir"):
         loop.train(config, whole_run)
+
+
+def test_the_same_data_under_another_path_are_taken(
+    config: Config,
+    whole_run: pathlib.Path,
+    text_file: pathlib.Path,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    moved = shutil.copy(text_file, tmp_path / "moved.txt")
+    was, config.data.source = config.data.source, f"text:{moved}"
+    caplog.set_level("INFO", "fiddlex")
+    assert loop.train(config, whole_run).step == 6
+    assert f"since this run was last started: data.source {was!r} → {config.data.source!r}." in caplog.text
 
 
 def test_checksums_tell_arrays_apart_that_hold_the_same_numbers() -> None:

@@ -29,11 +29,11 @@ def config(tiny_config: Config) -> Config:
     return tiny_config
 
 
-def decided(losses: list[float], *, warmup: int = 0, max_batches: int = 2) -> list[Decision]:
+def decided(losses: list[float], *, warmup: int = 0) -> list[Decision]:
     config = Config()
     config.pipeline.switch_window, config.pipeline.switch_threshold = 2, 0.1
     config.optimizer.warmup_steps, config.train.num_steps = warmup, len(losses)
-    switch = SyncSwitch(config, make_phases("sync", "auto", len(losses)), max_batches=max_batches)
+    switch = SyncSwitch(config, make_phases("sync", "auto", len(losses)))
     found = [switch.observe(step, loss) for step, loss in enumerate(losses, 1)]
     return [decision for decision in found if decision]
 
@@ -62,7 +62,7 @@ def test_decisions_follow_from_the_means_of_windows(
 
 def test_what_is_saved_stays_as_it_was() -> None:
     """Orbax writes it while later steps are observed."""
-    switch = SyncSwitch(Config(), make_phases("sync", "auto", 100), max_batches=2)
+    switch = SyncSwitch(Config(), make_phases("sync", "auto", 100))
     for step in range(1, 52):
         switch.observe(step, 1.0)
     saved = switch.saved()

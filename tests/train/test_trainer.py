@@ -5,6 +5,7 @@ import logging
 import math
 import pathlib
 import re
+from collections.abc import Callable, Iterator
 
 import chex
 import jax
@@ -19,6 +20,7 @@ from fiddlex.models.weights import Weights
 from fiddlex.train.inference.sampling import SamplingConfig
 from fiddlex.train.loop import _log_what_runs
 from fiddlex.train.record import Record
+from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.trainer import Trainer
 from tests import reference
 from tests.train.bert import random_dataset
@@ -55,21 +57,81 @@ def test_a_run_names_the_fields_that_change_nothing_and_says_that_it_keeps_nothi
     assert kept not in caplog.messages
 
 
-def test_64_bits_of_jax_change_no_bit_of_a_run(tiny_config: Config) -> None:
-    tiny_config.model.dropout = 0.1
+# Values other than jax's defaults, of settings that change random numbers, dtypes, or what jax refuses to combine.
+SETTINGS: dict[str, object] = {
+    "jax_enable_x64": True,
+    "jax_default_prng_impl": "rbg",
+    "jax_threefry_partitionable": False,
+    "jax_random_seed_offset": 7,
+    "jax_numpy_dtype_promotion": "strict",
+    "jax_numpy_rank_promotion": "raise",
+    "jax_debug_key_reuse": True,
+    "jax_softmax_custom_jvp": True,
+}
 
-    def run() -> tuple[list[float], Record, str, Weights]:
-        trainer = Trainer(tiny_config)
+
+@pytest.fixture
+def settings() -> Iterator[Callable[[dict[str, object]], None]]:
+    """Sets settings of jax until the test ends."""
+    before: dict[str, object] = {}
+
+    def update(values: dict[str, object]) -> None:
+        before.update({name: getattr(jax.config, name) for name in values})
+        for name, value in values.items():
+            jax.config.update(name, value)
+
+    yield update
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_the_settings_of_jax_change_no_bit_of_a_run(
+    settings: Callable[[dict[str, object]], None],
+    tiny_config: Config,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tiny_config.model.dropout, tiny_config.model.num_layers = 0.1, 3
+    moved = copy.deepcopy(tiny_config)
+    moved.mesh.pipe, moved.pipeline.num_microbatches, moved.pipeline.layers_per_stage = 2, 2, "1,2"
+
+    def run(workdir: pathlib.Path) -> tuple[list[float], Record, str, Weights, Weights]:
+        trainer, other = Trainer(tiny_config), Trainer(moved)
         losses = [record["loss"] for record in trainer.steps(3)]
         assert {leaf.dtype for leaf in jax.tree.leaves(trainer.state)} == {np.dtype("int32"), np.dtype("float32")}
         text = "".join(trainer.generate("def ", 8, SamplingConfig(0.9, 20, 0.9)))
-        return losses, trainer.evaluate(), text, trainer.weights()
+        with Checkpoints(workdir) as checkpoints:
+            trainer.save(checkpoints)
+            checkpoints.wait()
+            assert other.restore(checkpoints)
+        return losses, trainer.evaluate(), text, trainer.weights(), other.weights()
 
-    *numbers, weights = run()
-    with jax.enable_x64(True):
-        *numbers_64, weights_64 = run()
-    assert numbers_64 == numbers
-    chex.assert_trees_all_equal(weights_64, weights)
+    *numbers, weights, weights_moved = run(tmp_path / "defaults")
+    chex.assert_trees_all_equal(weights_moved, weights)
+    settings(SETTINGS)
+    *numbers_set, weights_set, weights_moved = run(tmp_path / "settings")
+    assert not caplog.records
+    assert numbers_set == numbers
+    chex.assert_trees_all_equal(weights_set, weights)
+    chex.assert_trees_all_equal(weights_moved, weights)
+
+
+def test_a_run_that_goes_on_tells_of_another_precision_of_products(
+    settings: Callable[[dict[str, object]], None],
+    tiny_config: Config,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainer = Trainer(tiny_config)
+    with Checkpoints(tmp_path) as checkpoints:
+        trainer.save(checkpoints)
+        checkpoints.wait()
+        settings({"jax_default_matmul_precision": "highest"})
+        assert trainer.restore(checkpoints)
+    assert caplog.messages == [
+        "jax_default_matmul_precision=highest (JAX_DEFAULT_MATMUL_PRECISION) was None when "
+        f"{tmp_path}/checkpoints/0 was made: from here on, the numbers are not those of an uninterrupted run."
+    ]
 
 
 def test_without_jit_nothing_is_computed(tiny_config: Config) -> None:

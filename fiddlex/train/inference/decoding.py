@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from fiddlex.cluster.jax_settings import fixed_settings
 from fiddlex.cluster.together import compiled_by_all
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
@@ -108,13 +109,13 @@ class Decoding:
         """The padded length of texts, in tokens; `longest` is the length of the longest of them."""
         return min(max(SMALLEST_LENGTH, 2 ** (longest - 1).bit_length()), max(self.seq_len, longest))
 
-    @jax.enable_x64(False)
+    @fixed_settings()
     def weights(self, master: Weights) -> Weights:
         """The weights that the passes take: a copy of master weights in the compute dtype, whole on every replica."""
         weights: Weights = self._cast(master)
         return weights
 
-    @jax.enable_x64(False)
+    @fixed_settings()
     def prefill(
         self, weights: Weights, texts: Sequence[Sequence[int]], num_new: int = 0
     ) -> tuple[DecodingState, jax.Array]:
@@ -138,7 +139,7 @@ class Decoding:
         found: tuple[DecodingState, jax.Array] = self._prefill(weights, tokens_BT, starts_B, num_slots=num_slots)
         return found
 
-    @jax.enable_x64(False)
+    @fixed_settings()
     def step(self, weights: Weights, state: DecodingState, tokens_B: jax.Array) -> tuple[DecodingState, jax.Array]:
         """Reads one more token of each text; takes `state` away.
 

@@ -55,8 +55,8 @@ def summarise(scores_EP3: np.ndarray, parts: Sequence[str], task: str, dataset: 
         _, weight, right = totals["tokens"]
         record |= {"eval_tokens": round(weight), "eval_perplexity": _perplexity(means["tokens"])}
         record["eval_accuracy" if task == "lm" else "eval_masked_accuracy"] = float(right / weight)
-        if task == "lm" and dataset.bytes_per_token:
-            per_byte = means["tokens"] / dataset.bytes_per_token
+        if task == "lm" and (bytes_per_token := dataset.bytes_per_token(round(weight))):
+            per_byte = means["tokens"] / bytes_per_token
             record |= {"eval_loss_per_byte": per_byte, "eval_perplexity_per_byte": _perplexity(per_byte)}
     if "labels" in totals:
         _, weight, right = totals["labels"]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from fiddlex.cluster.jax_settings import fixed_settings
 from fiddlex.cluster.together import compiled_by_all
 from fiddlex.config import Config
 from fiddlex.models.model import Batch, Model
@@ -47,4 +48,4 @@ def make_eval_step(
         in_shardings=(layout.master_shardings(mesh), named(mesh, BATCH)),
         out_shardings=named(mesh, P()),
     )
-    return jax.enable_x64(False)(compiled_by_all(compiled, "the first batch to score"))
+    return fixed_settings()(compiled_by_all(compiled, "the first batch to score"))

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from fiddlex.cluster.jax_settings import fixed_settings, key_of
 from fiddlex.config.rules import INTEGER_LIMIT
 from fiddlex.errors import ConfigError
 
@@ -39,7 +40,7 @@ class SamplingConfig:
             raise ConfigError(f"seed={self.seed} must be at least 0 and below {INTEGER_LIMIT}.")
 
 
-@jax.enable_x64(False)
+@fixed_settings()
 def sample(
     logits_BV: jax.Array, number: int, config: SamplingConfig, *, vocab_size: int, first_row: int = 0
 ) -> jax.Array:
@@ -88,7 +89,7 @@ def _draw(
     scaled_BV = jnp.maximum((logits_BV - logits_BV.max(axis=-1, keepdims=True)) * scale, jnp.finfo(jnp.float32).min)
     if cuts:
         scaled_BV = jnp.where(_allowed(scaled_BV, top_k, top_p), scaled_BV, -jnp.inf)
-    key = jax.random.fold_in(jax.random.key(seed), number)
+    key = jax.random.fold_in(key_of(seed), number)
     keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(first_row + jnp.arange(len(logits_BV)))
     chosen_B = jax.vmap(jax.random.categorical)(keys_B, scaled_BV)
     return _checked(chosen_B, logits_BV)

@@ -25,6 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fiddlex.cluster import processes
+from fiddlex.cluster.jax_settings import kept_settings
 from fiddlex.config.whole_files import unused
 from fiddlex.errors import CheckpointError
 from fiddlex.parallel.sharding import on_devices
@@ -43,6 +44,7 @@ from fiddlex.train.step.state import SavedState
 logger = logging.getLogger(__name__)
 
 DAMAGED = "damaged_checkpoints"  # subdirectory of a workdir
+STACKED = ("weights", "optimizer", "older", "last_update")  # the fields of a state with arrays that have rows of layers
 
 
 class Checkpoints:
@@ -218,7 +220,10 @@ class Checkpoints:
             if value != meta["checksums"][name]:
                 return None, f"{name} is not what was saved (checksum {value}, saved {meta['checksums'][name]})"
         if list(layers) != meta["layers"]:
-            state = move_rows(state, form, layers, meta["layers"])
+            was, wanted = ({name: getattr(each, name) for name in STACKED} for each in (state, form))
+            state = state._replace(**move_rows(was, wanted, layers, meta["layers"]))
+        if abstract.optimizer and processes.is_first():
+            _tell_settings(self.path(step), meta)
         return state, ""
 
     def _damaged_files(self, step: int, abstract: SavedState) -> str:
@@ -305,6 +310,17 @@ def _warn_of(damaged: Mapping[int, str], then: str = "") -> None:
         for step, reason in damaged.items():
             text = "The checkpoint of step %d cannot be read and is passed over%s. %s"
             logger.warning(text, step, then, reason)
+
+
+def _tell_settings(path: Path, meta: Meta) -> None:
+    """Logs which of jax's settings were others when the checkpoint of a run that goes on was made."""
+    now = kept_settings()
+    was = {name: value for name, value in meta.get("settings", {}).items() if value != now.get(name, value)}
+    for name, value in was.items():
+        logger.warning(
+            "%s=%s (%s) was %s when %s was made: from here on, the numbers are not those of an uninterrupted run.",
+            *(name, now[name], name.upper(), value, path),
+        )
 
 
 def _other_arrays(path: Path, different: list[str]) -> str:

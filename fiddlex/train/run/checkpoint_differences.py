@@ -22,7 +22,7 @@ from fiddlex.train.run.checksums import other_checksum
 from fiddlex.train.run.reading import first_line
 from fiddlex.train.run.stored_arrays import StoredArrays
 
-FIELDS = ("step", "layers", "fingerprint", "padded_vocab", "scaling", "switch", "older_dtype")  # of `meta`
+FIELDS = ("step", "layers", "fingerprint", "padded_vocab", "scaling", "switch", "older_dtype", "settings")  # of `meta`
 _BLOCK = 2**20  # numbers that are compared at a time
 Pairs = Iterator[tuple[np.ndarray, np.ndarray]]
 

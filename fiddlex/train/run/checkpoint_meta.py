@@ -1,9 +1,9 @@
 """What a checkpoint says of itself: the JSON file `meta/metadata`, with the names of the arrays that it holds.
 
 It has the step, the layer of each row of the stacked weights, a fingerprint of the training data, each array's checksum
-and shape, the padded size of the vocabulary, and where the run has them the loss scale, the state of the choice of
-semantics and the dtype of older weights. Its own checksum is in it too. Invariant: `read_meta` returns what `make_meta`
-made, or raises.
+and shape, the padded size of the vocabulary, jax's settings (`fiddlex.cluster.jax_settings.KEPT`), and where the run
+has them the loss scale, the state of the choice of semantics and the dtype of older weights. Its own checksum is in it
+too. Invariant: `read_meta` returns what `make_meta` made, or raises.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fiddlex.cluster.jax_settings import kept_settings
 from fiddlex.config.small_files import read_small
 from fiddlex.train.run.checksums import text_checksum
 from fiddlex.train.run.file_digests import foreign_files
@@ -69,6 +70,7 @@ def make_meta(state: SavedState, about: About, checksums: Mapping[str, int]) -> 
         "checksums": dict(checksums),
         "shapes": {name: list(x.shape) for name, x in arrays_of(state).items()},
         "padded_vocab": about.padded_vocab,
+        "settings": kept_settings(),
     }
     if state.scaling:
         meta["scaling"] = [np.asarray(part).tolist() for part in jax.device_get(state.scaling)]
@@ -93,7 +95,7 @@ def _are_numbers(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_number, value))
 
 
-def _by_array(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+def _by_name(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, dict) and all(map(_is_text, value)) and all(map(is_valid, value.values()))
 
 
@@ -102,10 +104,11 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
     "step": _is_number,
     "layers": _are_numbers,
     "fingerprint": _is_text,
-    "checksums": _by_array(_is_number),
-    "shapes": _by_array(_are_numbers),
+    "checksums": _by_name(_is_number),
+    "shapes": _by_name(_are_numbers),
     "padded_vocab": _is_number,
     "older_dtype": _is_text,
+    "settings": _by_name(_is_text),
 }
 
 

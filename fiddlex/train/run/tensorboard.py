@@ -1,20 +1,22 @@
 """Scalars in TensorBoard's event files.
 
 The calling thread writes them. tensorboardX's `SummaryWriter` writes from a thread of its own; when that thread dies,
-for example on a full disk, the next call waits for it forever.
+for example on a full disk, the next call waits for it forever. Its `RecordWriter` keeps events until it is told to wait
+for the disk. Invariant: as in `metrics.jsonl`, what was written stays when the process is killed, since a run that goes
+on does not write it again.
 """
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import RecordWriter
-
-_FLUSH_EVERY_S = 10.0
+from tensorboardX.record_writer import masked_crc32c
 
 
 class EventFile:
@@ -31,32 +33,36 @@ class EventFile:
     def __init__(self, directory: Path, *, purge_step: int):
         directory.mkdir(exist_ok=True)
         self._directory, self._purge_step = directory, purge_step
-        self._file: RecordWriter | None = None
-        self._flushed_s = time.monotonic()
+        self._file: BinaryIO | None = None
 
-    def _opened(self) -> RecordWriter:
-        """The file, with what it begins with."""
+    def _open(self) -> BinaryIO:
+        """Makes the file, with what it begins with."""
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-        file = RecordWriter(str(self._directory / name))
-        _write(file, Event(file_version="brain.Event:2"), step=0)
-        _write(file, Event(session_log=SessionLog(status=SessionLog.START)), step=self._purge_step)
-        return file
+        self._file = (self._directory / name).open("ab")
+        _write(self._file, Event(file_version="brain.Event:2"), step=0)
+        _write(self._file, Event(session_log=SessionLog(status=SessionLog.START)), step=self._purge_step)
+        return self._file
 
     def write(self, scalars: Mapping[str, float], *, step: int) -> None:
-        """Appends numbers under their names; flushes the file if the last flush was more than ten seconds ago."""
-        self._file = self._file or self._opened()
+        """Appends numbers under their names."""
+        file = self._file or self._open()
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        _write(self._file, Event(summary=Summary(value=values)), step=step)
-        if time.monotonic() - self._flushed_s > _FLUSH_EVERY_S:
-            self._file.flush()
-            self._flushed_s = time.monotonic()
+        _write(file, Event(summary=Summary(value=values)), step=step)
 
     def close(self) -> None:
-        """Writes buffered events and closes the file."""
+        """Closes the file."""
         if self._file is not None:
             self._file.close()
 
 
-def _write(file: RecordWriter, event: Event, *, step: int) -> None:
+def _write(file: BinaryIO, event: Event, *, step: int) -> None:
+    """Appends an event as a record of TensorFlow's TFRecord format: length and data, each with its checksum."""
     event.wall_time, event.step = time.time(), step
-    file.write(event.SerializeToString())
+    data = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    file.write(b"".join([length, _checksum(length), data, _checksum(data)]))
+    file.flush()
+
+
+def _checksum(data: bytes) -> bytes:
+    return struct.pack("<I", masked_crc32c(data))

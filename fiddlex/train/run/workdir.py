@@ -4,20 +4,22 @@ The directory holds `config.json` (resolved), `metrics.jsonl`, `goodput.jsonl`, 
 `stacks/` if a step took too long (`fiddlex.train.run.watchdog`). A run that ends when it stops improving also has
 `best/` and `best.json` (`fiddlex.train.run.best`).
 
-`schedule.csv` is the table of the run's schedule (`fiddlex.train.run.kept_schedule`). Invariants: a workdir can be
-moved, and its run evaluated and sampled from, without the schedule's source; and nothing that `config.json` names is
-run.
+`schedule.csv` is the table of the run's schedule (`fiddlex.train.run.kept_schedule`), and `data.json` has digests of
+the data, by which a run knows them under another path. Invariants: a workdir can be moved, and its run evaluated and
+sampled from in any folder and without the schedule's source; and nothing that `config.json` names is run.
 """
 
 import contextlib
 import dataclasses
+import json
 import logging
 import operator
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -28,6 +30,7 @@ from fiddlex.config import Config
 from fiddlex.config.every import AUTO
 from fiddlex.config.families import family
 from fiddlex.config.overrides import replaced
+from fiddlex.config.paths import absolute_paths
 from fiddlex.config.schedule_source import Kind, source_of
 from fiddlex.config.small_files import read_small
 from fiddlex.config.whole_files import write_whole
@@ -40,6 +43,7 @@ from fiddlex.train.run.kept_steps import check_keeps
 logger = logging.getLogger(__name__)
 
 TOKENS = "tokens"  # subdirectory in which several processes keep the tokens of text
+DIGESTS = "data.json"  # by the field that names data: what identifies them, whatever their path (`Dataset.digests`)
 PROBE = ".probe"  # file by which the processes of a run find out whether they share a workdir
 OWN_TOKENIZER = "huggingface/tokenizer.json"  # of a workdir that was converted from a folder of transformers
 
@@ -100,7 +104,7 @@ FIXED_FIELDS = (
 
 
 @contextlib.contextmanager
-def claimed(workdir: Path, config: Config) -> Iterator[None]:
+def claimed(workdir: Path, config: Config, *, digests: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
     """Locks the directory for one training run, and creates it if needed; the first process does it for all.
 
     All processes check that they see what the first one has written there.
@@ -108,6 +112,7 @@ def claimed(workdir: Path, config: Config) -> Iterator[None]:
     Args:
       workdir: the directory.
       config: the config of the run.
+      digests: `Dataset.digests`. Data with the digest of the run's former data may have another path.
 
     Raises:
       CheckpointError: when the directory cannot be written, the run in it differs in one of `FIXED_FIELDS`, a file in
@@ -129,7 +134,7 @@ def claimed(workdir: Path, config: Config) -> Iterator[None]:
                     f"Another process is training in --workdir={workdir}. Wait for it, stop it, or choose another "
                     "--workdir."
                 ) from error
-            _check_checkpoints(workdir, with_table(config, workdir))
+            _check_checkpoints(workdir, with_table(config, workdir), digests)
         _check_shared(workdir)
         yield
 
@@ -197,7 +202,7 @@ def writing(path: Path, *, named_by: str = "--workdir") -> Iterator[None]:
         ) from error
 
 
-def _check_checkpoints(workdir: Path, config: Config) -> None:
+def _check_checkpoints(workdir: Path, config: Config, digests: Mapping[str, str]) -> None:
     checkpoints = workdir / "checkpoints"
     if not checkpoints.exists() or not any(checkpoints.iterdir()):
         return
@@ -210,17 +215,20 @@ def _check_checkpoints(workdir: Path, config: Config) -> None:
     if [path.name for path in checkpoints.iterdir()] == ["0"]:  # weights that no step has changed
         check_same_shapes(saved, config, workdir)
     else:
-        check_same_run(saved, config, workdir)
+        check_same_run(saved, config, workdir, digests)
     check_keeps(saved.train, config.train, checkpoints)
 
 
-def write_config(workdir: Path, config: Config, *, schedule: Schedule) -> None:
-    """Writes the run's `config.json` and `schedule.csv`.
+def write_config(
+    workdir: Path, config: Config, *, schedule: Schedule, digests: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Writes the run's `config.json`, in which paths are absolute, `schedule.csv`, and `data.json` if there are data.
 
     Args:
       workdir: the directory, which this process has `claimed`.
       config: the config of the run.
       schedule: the schedule that `config` names.
+      digests: `Dataset.digests`.
 
     Raises:
       CheckpointError: when a file cannot be written; it is as it was.
@@ -231,7 +239,9 @@ def write_config(workdir: Path, config: Config, *, schedule: Schedule) -> None:
         write_whole(workdir / TABLE, table)
         if source_of(config.pipeline.schedule).kind is Kind.TABLE:
             config = replaced(config, {"pipeline.schedule": f"file:{TABLE}"})
-        write_whole(workdir / "config.json", config.to_json())
+        if digests:
+            write_whole(workdir / DIGESTS, json.dumps(dict(digests), indent=2) + "\n")
+        write_whole(workdir / "config.json", absolute_paths(config).to_json())
 
 
 def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
@@ -273,15 +283,20 @@ def read_config(workdir: Path, *, named_by: str = "--workdir") -> Config:
         ) from error
 
 
-def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
+def check_same_run(
+    saved: Config, config: Config, workdir: Path, digests: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Raises CheckpointError, listing every difference, when `config` cannot continue the run of `saved`.
 
-    The function logs differences with which a run may continue. A resumed config may omit `train.init_from`, since the
-    run has already started; another value of `train.init_from` means another run.
+    The function logs differences with which a run may continue, such as another path of data with the digest that the
+    workdir has kept. A resumed config may omit `train.init_from`, since the run has already started; another value of
+    `train.init_from` means another run.
     """
-    fixed: tuple[str, ...] = FIXED_FIELDS
-    if config.train.init_from and _absolute(saved.train.init_from) != _absolute(config.train.init_from):
-        fixed = (*FIXED_FIELDS, "train.init_from")
+    saved, config = absolute_paths(saved), absolute_paths(config)
+    kept = _kept_digests(workdir)
+    fixed = [name for name in FIXED_FIELDS if name not in digests or digests[name] != kept.get(name)]
+    if config.train.init_from:
+        fixed.append("train.init_from")
     if different := described_differences(fixed, saved, config):
         raise CheckpointError(
             f"--workdir={workdir} holds checkpoints of another run:\n  "
@@ -293,6 +308,15 @@ def check_same_run(saved: Config, config: Config, workdir: Path) -> None:
     changed = [f"{name} {old!r} → {new!r}" for name, old, new in _differences(names, saved, config)]
     if changed:
         logger.info("The config has changed since this run was last started: %s.", ", ".join(changed))
+
+
+def _kept_digests(workdir: Path) -> dict[str, str]:
+    """What `DIGESTS` has; nothing where it cannot be read, as in workdirs of earlier versions."""
+    try:
+        kept = json.loads(read_small(workdir / DIGESTS))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
 
 
 def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
@@ -324,10 +348,6 @@ def described_differences(names: Iterable[str], saved: Config, config: Config) -
             old, new = saved.data.labels, config.data.labels
         described.append(f"{_FIELDS.get(name, name)} is {new!r}, was {old!r}")
     return described
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
 def _differences(names: Iterable[str], saved: Config, config: Config) -> list[tuple[str, Any, Any]]:

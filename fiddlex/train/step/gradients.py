@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
+from fiddlex.cluster.jax_settings import key_of
 from fiddlex.config import Config
 from fiddlex.config.recompute import FULL
 from fiddlex.errors import ConfigError
@@ -218,9 +219,9 @@ def with_keys(batch: Batch, config: Config, step: Integer) -> Batch:
 
 def init_key(seed: int) -> jax.Array:
     """The key of the initial weights."""
-    return jax.random.fold_in(jax.random.key(seed), 0)
+    return jax.random.fold_in(key_of(seed), 0)
 
 
 def dropout_key(seed: int) -> jax.Array:
     """The key from which every dropout mask of a run is derived."""
-    return jax.random.fold_in(jax.random.key(seed), 1)
+    return jax.random.fold_in(key_of(seed), 1)

@@ -1,7 +1,7 @@
 """The train step of a config on a mesh, which can be lowered and compiled without any data or state.
 
 Invariant, also for the programs of `fiddlex.train.step.train_step` and `fiddlex.train.inference.sampling`: jax traces
-every program in 32 bits, so that a run computes the same bits whether or not its process has set JAX_ENABLE_X64.
+every program under `fixed_settings`, so that a run computes the same bits whatever settings of jax its process has.
 """
 
 import functools
@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fiddlex.cluster.jax_settings import fixed_settings
 from fiddlex.config import Config
 from fiddlex.config.schedule_source import is_function
 from fiddlex.models.registry import make_model
@@ -61,7 +62,7 @@ class Program:
       ConfigError, ScheduleError: when layers, stages or schedule do not fit the mesh.
     """
 
-    @jax.enable_x64(False)
+    @fixed_settings()
     def __init__(self, config: Config, mesh: Mesh):
         config = settle(config, device_kind=mesh.devices.flat[0].device_kind)
         self.config, self.mesh = config, mesh
@@ -103,7 +104,7 @@ class Program:
         )
         self.abstract_state = abstract_state(self._init, self.shardings)
 
-    @jax.enable_x64(False)
+    @fixed_settings()
     def lower(self) -> jax.stages.Lowered:
         """The lowered train step, the input of XLA's compiler; puts nothing on a device."""
         return self.step.lower(self.abstract_state, self.source.abstract_inputs)
@@ -126,7 +127,7 @@ class Program:
             options["xla_gpu_experimental_parallel_async_compute_limit"] = MOST_COPIES
         return options
 
-    @jax.enable_x64(False)
+    @fixed_settings()
     def resume(self, saved: SavedState) -> TrainState:
         """The train state that continues from a saved one, with no batch in flight."""
         state = TrainState(saved.step, saved.weights, saved.optimizer, self.source.resume(saved))
@@ -142,11 +143,12 @@ class Program:
         """Shapes, dtypes and shardings of the state that `resume` takes."""
         return self.source.abstract_saved(self.abstract_state)
 
+    @fixed_settings()
     def saved(self, state: TrainState) -> SavedState:
         """The parts of a train state from which a run can resume."""
         return self.source.saved(state)
 
-    @jax.enable_x64(False)
+    @fixed_settings()
     def init_state(self) -> TrainState:
         """A fresh train state, made from `train.seed`."""
         weights = jax.jit(self._init.weights, out_shardings=self.shardings.weights)(init_key(self.config.train.seed))

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fiddlex.cluster.jax_settings import key_of
 from fiddlex.config import Config, MeshConfig
 from fiddlex.errors import ConfigError
 from fiddlex.models.model import Model
@@ -120,7 +121,7 @@ def make_layout(model: Model, config: Config) -> WeightLayout:
       ConfigError: when `resolve` raises it for the config.
     """
     pipeline = resolve(config)
-    shapes = jax.eval_shape(lambda key: model.init(key, pipeline.placement.layers), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: model.init(key, pipeline.placement.layers), key_of(0))
     compute = jax.tree.map(compute_spec, model.axes(), is_leaf=lambda x: isinstance(x, tuple))
     master = compute
     if config.optimizer.zero1:
@@ -223,7 +224,7 @@ def state_shardings(
 
 def abstract_state(init: Init, shardings: TrainState) -> TrainState:
     """Shapes, dtypes and shardings of a fresh train state."""
-    shapes = jax.eval_shape(lambda key: init.rest(init.weights(key)), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: init.rest(init.weights(key)), key_of(0))
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
     )

@@ -7,10 +7,13 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+import tokenizers
 
 from fiddlex.config import Config
 from fiddlex.data import ScoredEnds, load_corpus, wilson_interval
+from fiddlex.data.dataset import load_dataset
 from fiddlex.errors import DataError
+from fiddlex.train.inference.evaluation import summarise
 from fiddlex.train.trainer import Trainer
 from tests import reference
 
@@ -51,6 +54,34 @@ def test_a_stride_gives_every_token_the_context_that_it_asks_for(config: Config)
     assert record["eval_loss_per_byte"] == pytest.approx(per_byte, rel=1e-5)
     config.data.eval_stride = 0
     assert Trainer(config).evaluate()["eval_tokens"] == len(targets)
+
+
+@pytest.mark.parametrize(("num_examples", "stride"), [(3, 0), (3, 5), (None, 0)])
+def test_the_loss_per_byte_is_that_of_the_text_that_was_scored(
+    num_examples: int | None, stride: int, config: Config, text_file: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Code has several bytes in a token, and Greek, of which the tokenizer knows nothing, two tokens in a letter."""
+    made, path = tokenizers.ByteLevelBPETokenizer(), tmp_path / "heldout.txt"
+    made.train([str(text_file)], vocab_size=512)
+    made.save(str(tmp_path / "tokenizer.json"))
+    text = (
+        "def main(arguments): return argparse.ArgumentParser(arguments)\n" * 9
+        + "Μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος " * 99
+    )
+    path.write_text(text)
+    config.model.vocab_size, config.data.tokenizer = 512, str(tmp_path / "tokenizer.json")
+    config.data.eval_source, config.data.eval_stride = f"text:{path}", stride
+    dataset = load_dataset(config)
+    assert dataset.heldout is not None
+    weights = [
+        dataset.heldout.example(i, epoch=0)["weights"].sum() for i in range(num_examples or len(dataset.heldout))
+    ]
+    scores = np.array([[[2.5 * weight, weight, 0]] for weight in weights])
+    last = int(sum(weights))  # the last token that was scored
+    num_bytes = len(text[: made.encode(text).offsets[last][1]].encode())
+    record = summarise(scores, ("tokens",), "lm", dataset)
+    assert record["eval_loss"] == pytest.approx(2.5)
+    assert record["eval_loss_per_byte"] == pytest.approx(2.5 * (last + 1) / num_bytes)
 
 
 def test_continuations_are_scored_as_the_plain_model_does(config: Config, tmp_path: pathlib.Path) -> None:

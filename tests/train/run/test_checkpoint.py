@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,9 +20,14 @@ from fiddlex.schedules.placement import PADDING
 from fiddlex.train.run.checkpoint import Checkpoints
 from fiddlex.train.run.checksums import text_checksum
 from fiddlex.train.run.file_digests import LIST
+from fiddlex.train.step.scaling import Scaling
+from fiddlex.train.step.spikes import Usual
 from fiddlex.train.step.state import SavedState
 
 LAYERS = (2, 0, 1)
+# What a run has in float16, with spikes, and where it decides about its semantics.
+SCALING, USUAL = Scaling(np.float32([1024, 512]), np.int32(3)), Usual(np.float32(2.5), np.float32(1.5), np.int32(7))
+SWITCH = {"phases": [["sync", 0, 9]], "losses": [2.5], "means": [], "bad": 0}
 
 
 def a_state(layers: Sequence[int] = LAYERS) -> SavedState:
@@ -39,8 +45,9 @@ def restored(workdir: pathlib.Path, layers: Sequence[int] = LAYERS) -> SavedStat
 
 @pytest.fixture
 def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
+    state = a_state()._replace(scaling=SCALING, usual=USUAL, switch=SWITCH)
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(a_state(), 5, layers=LAYERS, fingerprint="data")
+        checkpoints.save(state, 5, layers=LAYERS, fingerprint="data")
     return tmp_path
 
 
@@ -50,6 +57,8 @@ def test_each_layer_has_its_weights_in_whatever_row(layers: Sequence[int], workd
     assert state is not None
     assert int(state.step) == 5
     jax.tree.map(np.testing.assert_array_equal, state.weights, a_state(layers).weights)
+    chex.assert_trees_all_equal((state.scaling, state.usual), (SCALING, USUAL))
+    assert state.switch == SWITCH
 
 
 def test_what_a_killed_process_left_is_removed_before_the_first_save(

@@ -12,8 +12,9 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 from fiddlex.errors import CheckpointError
-from fiddlex.train.run import metrics, tensorboard
+from fiddlex.train.run import metrics
 from fiddlex.train.run.metrics import MetricsWriter
+from fiddlex.train.run.tensorboard import EventFile
 
 
 def events(workdir: pathlib.Path) -> list[Event]:
@@ -40,6 +41,13 @@ def test_tensorboard_has_the_records_under_their_names(tmp_path: pathlib.Path) -
         (4, {"loss": 2.5, "tokens_per_second": 1e6}),
         (4, {"eval_loss": 2.25, "eval_tokens": 7}),
     ]
+
+
+def test_tensorboard_has_each_record_of_a_process_that_is_killed(tmp_path: pathlib.Path) -> None:
+    with MetricsWriter(tmp_path, resumed_step=0) as writer:
+        for step in (1, 2):
+            writer.write({"step": step, "loss": 2.5})
+            assert [event.step for event in events(tmp_path)[2:]] == list(range(1, step + 1))
 
 
 def test_a_run_without_records_leaves_no_event_file(tmp_path: pathlib.Path) -> None:
@@ -74,18 +82,20 @@ def largest_file(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize(("name", "flush_every_s"), [("metrics.jsonl", 1000), ("tensorboard", 0)])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
 def test_full_disk_ends_the_run_with_a_message(
-    name: str, flush_every_s: float, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensorboard, "_FLUSH_EVERY_S", flush_every_s)  # an event is longer than its line of JSON
+    if name == "metrics.jsonl":  # an event is longer than its line of JSON
+        monkeypatch.setattr(EventFile, "write", lambda *args, **options: None)
     message = rf"Cannot write to {tmp_path}/{name}: File too large\. Make room .* choose another --workdir"
     with largest_file(4096), pytest.raises(CheckpointError, match=message):
         write_losses(tmp_path, num_steps=1000)
 
 
-def test_what_cannot_be_written_at_the_end_is_told(tmp_path: pathlib.Path) -> None:
-    with largest_file(64), pytest.raises(CheckpointError, match=rf"Cannot write to {tmp_path}: File too large"):
+def test_what_cannot_be_written_in_the_last_step_is_told(tmp_path: pathlib.Path) -> None:
+    message = f"Cannot write to {tmp_path}/tensorboard: File too large"
+    with largest_file(64), pytest.raises(CheckpointError, match=message):
         write_losses(tmp_path, num_steps=1)
 
 

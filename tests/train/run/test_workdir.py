@@ -1,14 +1,16 @@
 """The files of a workdir that say what its run is."""
 
+import logging
 import os
 import pathlib
 
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
 from fiddlex.errors import CheckpointError
 from fiddlex.schedules.generators import make_schedule
-from fiddlex.train.run.workdir import claimed, read_config, write_config
+from fiddlex.train.run.workdir import check_same_run, claimed, read_config, write_config
 
 
 @pytest.mark.parametrize("lost", ["config.json", "schedule.csv"])
@@ -41,3 +43,50 @@ def test_a_config_takes_the_place_of_the_former_once_it_is_on_disk(
         write_config(tmp_path, config, schedule=other)
     assert (tmp_path / lost).read_text() != kept
     assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("field", "written", "otherwise"),
+    [
+        ("data.source", "text:/d", "text:/d/"),
+        ("data.source", "text:/d/notes", "text:notes"),
+        ("data.eval_source", "tokens:/d/a.bin", "tokens:x/../a.bin"),
+        ("data.source", "megatron:/d/a", "megatron:a"),
+        ("data.source", "megatron:.7:/d/a,0.3:/d/b", "megatron:.7:./a,0.3:b"),
+        ("data.tokenizer", "/d/tokenizer.json", "tokenizer.json"),
+        ("data.cache", "/d/kept", "kept/"),
+        ("train.init_from", "hf:/d/model", "hf:model"),
+        ("train.init_from", "/d/run", "run"),
+        ("train.topology", "/d/mine.toml", "mine.toml"),
+        ("train.topology", "h100", "h100"),
+        ("data.source", "stdlib", "stdlib"),
+    ],
+)
+def test_two_ways_to_write_a_path_are_one_run_and_a_workdir_keeps_the_absolute_one(
+    field: str,
+    written: str,
+    otherwise: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(os, "getcwd", lambda: "/d")
+    saved, config = replaced(Config(), {field: written}), replaced(Config(), {field: otherwise})
+    with caplog.at_level(logging.INFO, "fiddlex"):
+        check_same_run(saved, config, tmp_path)
+    assert not caplog.messages
+    write_config(tmp_path, config, schedule=make_schedule("1f1b", pipe=1, num_microbatches=1))
+    section, _, name = field.partition(".")
+    assert getattr(getattr(read_config(tmp_path), section), name) == written
+
+
+@pytest.mark.parametrize("field", ["data.source", "data.eval_source", "data.tokenizer"])
+def test_data_under_another_path_are_those_of_the_run_by_their_digest(field: str, tmp_path: pathlib.Path) -> None:
+    was, now = ("/d/a", "/d/b") if field == "data.tokenizer" else ("text:/d/a", "text:/d/b")
+    saved, config = replaced(Config(), {field: was}), replaced(Config(), {field: now})
+    schedule = make_schedule("1f1b", pipe=1, num_microbatches=1)
+    write_config(tmp_path, saved, schedule=schedule, digests={field: "text 1234"})
+    check_same_run(saved, config, tmp_path, {field: "text 1234"})
+    for digests in ({field: "text 5678"}, {}):
+        with pytest.raises(CheckpointError, match=f"{field} is '{now}', was '{was}'"):
+            check_same_run(saved, config, tmp_path, digests)

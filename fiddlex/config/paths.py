@@ -1,0 +1,44 @@
+"""The paths in a config, made absolute: a workdir keeps them so, and two ways to write one path are one value."""
+
+import os
+
+from fiddlex.config.config import Config
+from fiddlex.config.megatron_source import KIND, parse_source
+from fiddlex.config.overrides import replaced
+
+_FOLDERS = ("data.cache", "data.sample_cache_folder", "data.share")
+
+
+def absolute_paths(config: Config) -> Config:
+    """A copy of a validated config in which the paths of data, tokenizer, folders and weights are absolute.
+
+    A schedule from a file is not among them: a workdir has its table.
+    """
+    data, train = config.data, config.train
+    paths = {
+        "data.source": _source(data.source),
+        "data.eval_source": _source(data.eval_source),
+        "data.tokenizer": data.tokenizer if data.tokenizer == "bytes" else _absolute(data.tokenizer),
+        "train.init_from": (_source if train.init_from.startswith("hf:") else _absolute)(train.init_from),
+        "train.topology": _absolute(train.topology) if train.topology.endswith(".toml") else train.topology,
+    }
+    for name in _FOLDERS:
+        paths[name] = _absolute(getattr(data, name.removeprefix("data.")))
+    return replaced(config, paths)
+
+
+def _source(source: str) -> str:
+    """`KIND:PATH` with an absolute path; `stdlib` and nothing at all as they are."""
+    kind, colon, path = source.partition(":")
+    if kind == KIND and colon:
+        parts = parse_source("data.source", source)
+        if len(parts) > 1:  # the weights stay as they are written
+            written = [part.partition(":")[0] for part in path.split(",")]
+            path = ",".join(f"{weight}:{_absolute(prefix)}" for weight, (_, prefix) in zip(written, parts, strict=True))
+            return f"{KIND}:{path}"
+        path = parts[0][1]
+    return f"{kind}{colon}{_absolute(path)}"
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path)) if path else ""

@@ -1,0 +1,28 @@
+"""Whether the learning rate jumps where a run goes on with other fields, such as more steps."""
+
+import math
+
+from fiddlex.config import Config
+from fiddlex.train.step.optimizer import learning_rate_schedule
+
+_LEAST = 0.01  # relative difference that is told
+
+
+def changed_rate(saved: Config, config: Config, updates: int) -> str:
+    """How the learning rate jumps; empty where the next update has the rate that the former schedule gives it.
+
+    Args:
+      saved: the config with which the run was last started.
+      config: the config with which it goes on.
+      updates: number of updates so far.
+    """
+    former, later = (learning_rate_schedule(each.optimizer, each.train.num_steps) for each in (saved, config))
+    expected, rate = float(former(updates)), float(later(updates))
+    if not updates or math.isclose(rate, expected, rel_tol=_LEAST):
+        return ""
+    length = saved.optimizer.decay_steps or saved.train.num_steps
+    return (
+        f"The learning rate changes from {float(former(updates - 1)):.3g} in update {updates} to {rate:.3g} in the "
+        f"next one, for which the run's former schedule has {expected:.3g}: train.num_steps or the optimizer's fields "
+        f"have changed. optimizer.decay_steps={length} with the former fields of the optimizer keeps that schedule."
+    )
