@@ -117,11 +117,15 @@ def test_a_long_name_is_shortened(tmp_path: pathlib.Path) -> None:
     assert len(str(error.value)) < 500
     rewrite(folder, {long: tensors[BIAS]})
     whole = (folder / "model.safetensors").read_bytes()
-    for before, after in ((b'"F32"', b'"X32"'), (b"[32]", b"[-2]"), (b"[32]", b"[31]"), (b"[0,128]", b"[9,128]")):
+    for before, after in ((b"[32]", b"[-2]"), (b"[32]", b"[31]"), (b"[0,128]", b"[9,128]")):
         (folder / "model.safetensors").write_bytes(whole.replace(before, after))
         with pytest.raises(CheckpointError, match="is not a safetensors file") as error:
             TensorFolder(folder)
         assert len(str(error.value)) < 500
+    (folder / "model.safetensors").write_bytes(whole.replace(b'"F32"', b'"X32"'))
+    with pytest.raises(CheckpointError, match=r"h+ has dtype 'X32', as in quantized models") as error:
+        TensorFolder(folder)
+    assert len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "vocab.txt", "tokenizer_config.json"])
