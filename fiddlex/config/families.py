@@ -20,7 +20,8 @@ ROTARY_FIELDS = (
     "rope_high_frequency",
     "rope_original_len",
 )
-FAMILY_FIELDS = ("post_norm", "gelu", "num_kv_heads", "head_dim", "qk_norm", "tied_embeddings", *ROTARY_FIELDS)
+HEAD_FIELDS = ("num_kv_heads", "head_dim", "qk_norm", "qkv_bias")
+FAMILY_FIELDS = ("post_norm", "gelu", "tied_embeddings", *HEAD_FIELDS, *ROTARY_FIELDS)
 OBJECTIVES = ("lm", "mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")
 
 
@@ -54,7 +55,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "gpt": Family(("lm",), "fiddlex.models.descriptions:gpt", "fiddlex.models.gpt:GPT", ("gelu",)),
+    "gpt": Family(("lm",), "fiddlex.models.descriptions:gpt", "fiddlex.models.gpt:GPT", ("gelu", "tied_embeddings")),
     "bert": Family(
         ("mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice"),
         "fiddlex.models.descriptions:bert",
@@ -65,7 +66,7 @@ FAMILIES: dict[str, Family] = {
         ("lm",),
         "fiddlex.models.descriptions:llama",
         "fiddlex.models.llama:Llama",
-        fields=("num_kv_heads", "head_dim", "qk_norm", "tied_embeddings", *ROTARY_FIELDS),
+        fields=("tied_embeddings", *HEAD_FIELDS, *ROTARY_FIELDS),
     ),
 }
 

@@ -5,6 +5,7 @@ from tests.mutations import (
     commands,
     data,
     faults,
+    interop,
     launching,
     megatron,
     memory,
@@ -22,6 +23,7 @@ from tests.mutations import (
 MUTATIONS = (
     *pipeline.MUTATIONS,
     *models.MUTATIONS,
+    *interop.MUTATIONS,
     *training.MUTATIONS,
     *checkpoints.MUTATIONS,
     *spent_time.MUTATIONS,

@@ -210,7 +210,7 @@ class TextGenerator:
                 raise ConfigError(
                     f"Prompt {number} has {len(prompt):,} tokens, and the model sees at most "
                     f"model.seq_len={seq_len:,}: the first {len(prompt) - seq_len:,} would have no effect. Shorten the "
-                    "prompt; a model with rotary positions may take a larger model.seq_len."
+                    "prompt; a model with rotary positions and no sliding window may take a larger model.seq_len."
                 )
         return tokens
 
