@@ -107,6 +107,15 @@ def test_a_weight_that_a_dtype_does_not_hold_is_not_written(
     assert not (tmp_path / "back" / "model.safetensors").exists()
 
 
+def test_frequencies_that_older_versions_wrote_are_no_weights(tmp_path: pathlib.Path) -> None:
+    """As transformers 5 ignores them."""
+    folder = tmp_path / "hf"
+    tensors = make_folder(folder, "LlamaForCausalLM")
+    extra = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32) for i in range(4)}
+    rewrite(folder, tensors | extra)
+    FolderWeights(folder, program_of(folder).model)
+
+
 def test_a_long_name_is_shortened(tmp_path: pathlib.Path) -> None:
     folder, long = tmp_path / "hf", "transformer." + "h" * 3000
     tensors = make_folder(folder, "GPT2LMHeadModel")
