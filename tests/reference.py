@@ -209,7 +209,9 @@ def logits_fn(weights: Tree, tokens: jax.Array, number: jax.Array | None, config
     x = drop(table[tokens] + positions[: tokens.shape[1]], 0, number, config)
     for i, w in enumerate(weights["layers"]):
         x = compiled(layer, config)(w, x, 3 * i, number)
-    return norm(weights["head"]["norm"], x) @ weights["head"].get("tokens", table).T
+    head = weights["head"]
+    scored_by = head.get("tokens", table) if config.model.tied_embeddings else head["output"]
+    return norm(head["norm"], x) @ scored_by.T
 
 
 def layer(w: Tree, x: jax.Array, site: int, number: jax.Array | None, config: Config) -> jax.Array:

@@ -40,6 +40,8 @@ def layer(w: Tree, x: jax.Array, site: int, number: jax.Array | None, config: Co
 
 def attention(w: Tree, x: jax.Array, site: int, number: jax.Array | None, config: Config) -> jax.Array:
     q, k, v = (jnp.einsum("bsh,hnd->bnsd", x, w[name]["kernel"]) for name in ("q", "k", "v"))
+    if config.model.qkv_bias:
+        q, k, v = (x + w[name]["bias"][:, None] for name, x in zip("qkv", (q, k, v), strict=True))
     if config.model.qk_norm:
         q, k = norm(w["q_norm"], q, config), norm(w["k_norm"], k, config)
     q, k = turned(q, config), turned(k, config)

@@ -3,9 +3,10 @@
     fiddlex convert --source=hf:/data/Llama-3.2-1B --target=/tmp/llama
     fiddlex convert --source=/tmp/llama --target=hf:/data/my_llama [--dtype=bfloat16]
 
-It knows GPT-2, BERT, Llama, Mistral and Qwen3 (`architectures` of `config.json`). The new workdir evaluates at once, a
-decoder generates too, and `fiddlex train` goes on with it under any config whose model has the same sizes. Overrides
-such as --config.model.seq_len=2048 are applied to the config that the new workdir gets, or to the config of the source.
+It knows GPT-2, BERT, Llama, Mistral, Qwen2 and Qwen3 (`architectures` of `config.json`). The new workdir evaluates at
+once, a decoder generates too, and `fiddlex train` goes on with it under any config whose model has the same sizes.
+Overrides such as --config.model.seq_len=2048 are applied to the config that the new workdir gets, or to the config of
+the source.
 """
 
 import logging

@@ -30,7 +30,7 @@ from fiddlex.config import Config, rules
 from fiddlex.config.command_line import define_config, define_path
 from fiddlex.config.progress import phase
 from fiddlex.config.readable import readable_size, readable_time
-from fiddlex.config.whole_files import write_output
+from fiddlex.config.whole_files import write_output, write_whole
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.auto_plans import with_auto
 from fiddlex.planner.layouts import HEADROOM, OBJECTIVES, SEMANTICS, Layout, Problem
@@ -310,7 +310,7 @@ def compile_plan(config: Config, name: str) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "planned.py"
-        path.write_text(as_python(config, "A plan."), encoding="utf-8")
+        write_whole(path, as_python(config, "A plan."))
         command = [sys.executable, "-P", "-m", "fiddlex", "compile"]
         command += [f"--config={path}", f"--topology={name}", "--format=json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -20,7 +20,8 @@ ROTARY_FIELDS = (
     "rope_high_frequency",
     "rope_original_len",
 )
-FAMILY_FIELDS = ("post_norm", "gelu", "num_kv_heads", "head_dim", "qk_norm", "tied_embeddings", *ROTARY_FIELDS)
+HEAD_FIELDS = ("num_kv_heads", "head_dim", "qk_norm", "qkv_bias")
+FAMILY_FIELDS = ("post_norm", "gelu", "tied_embeddings", *HEAD_FIELDS, *ROTARY_FIELDS)
 OBJECTIVES = ("lm", "mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")
 
 
@@ -63,7 +64,7 @@ FAMILIES: dict[str, Family] = {
         ("lm",),
         "fiddlex.models.descriptions:gpt",
         "fiddlex.models.gpt:GPT",
-        fields=("gelu",),
+        fields=("gelu", "tied_embeddings"),
         sequence_parallel=True,
         dropout=True,
     ),
@@ -79,7 +80,7 @@ FAMILIES: dict[str, Family] = {
         ("lm",),
         "fiddlex.models.descriptions:llama",
         "fiddlex.models.llama:Llama",
-        fields=("num_kv_heads", "head_dim", "qk_norm", "tied_embeddings", *ROTARY_FIELDS),
+        fields=("tied_embeddings", *HEAD_FIELDS, *ROTARY_FIELDS),
         sequence_parallel=True,
         dropout=True,
     ),

@@ -75,6 +75,7 @@ class ModelConfig(Checked, prefix="config.model."):
     num_kv_heads: int = 0  # heads of keys and values, each for num_heads / num_kv_heads queries; 0: num_heads
     head_dim: int = 0  # width of a head; 0: hidden_size / num_heads
     qk_norm: bool = False  # RMSNorm of each head's queries and keys
+    qkv_bias: bool = False  # the products for queries, keys and values have a bias
     tied_embeddings: bool = True  # the table of the embedding also scores the vocabulary
     rope_base: float = 10000.0  # base of the wavelengths of rotary positions
     rope_scaling: str = "none"  # none | linear | llama3: how rope_factor lengthens the wavelengths

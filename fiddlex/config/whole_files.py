@@ -34,7 +34,7 @@ def replacing(path: str | Path, *, shared: bool = False, synced: bool = False) -
         machine leaves no part either.
 
     Raises:
-      OSError: when it cannot be written; `path` is as it was.
+      OSError: when it cannot be written, with `path` in its message; `path` is as it was.
     """
     path = Path(path)
     if path.exists() and not path.is_file() and not stat.S_ISFIFO(path.lstat().st_mode):  # such as /dev/stdout
@@ -50,7 +50,9 @@ def replacing(path: str | Path, *, shared: bool = False, synced: bool = False) -
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # as of a write to a full disk
+            error.filename = str(path)
         with contextlib.suppress(OSError):  # such as of a disk that has become read-only; the first error says why
             part.unlink()
         raise
@@ -84,10 +86,10 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def name_folder(part: Path, path: Path) -> None:
-    """Gives a complete folder its name, where nothing is, and waits before that until all its files are on disk.
+    """Gives a complete folder its name, where nothing or an empty folder is, once all its files are on disk.
 
     Raises:
-      OSError: when something is at `path`, or a file system refuses; the folder then keeps its name.
+      OSError: when something else is at `path`, or a file system refuses; the folder then keeps its name.
     """
     for file in part.rglob("*"):
         if file.is_file():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fiddlex.config.whole_files import write_whole
 from fiddlex.data.corpus import split_documents
 from fiddlex.data.documents import Document
 
@@ -43,7 +44,7 @@ def write_task(
     folder.mkdir(parents=True, exist_ok=True)
     for name, lines in (("train", train), ("eval", heldout)):
         text = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in lines)
-        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        write_whole(folder / f"{name}.jsonl", text)
     return train, heldout
 
 

@@ -85,8 +85,10 @@ def linear(name: str, path: tuple[str, ...], *, transposed: bool) -> tuple[Part,
 
 
 # Options of every class. Quantized tensors hold other numbers than the weights; options of single layers would differ
-# from those that fiddlex reads.
-FIXED: Mapping[str, tuple[Any, ...]] = {"quantization_config": (None,), "per_layer_config": (None,)}
+# from those that fiddlex reads; `transformers_weights` names another file of weights than fiddlex reads.
+FIXED: Mapping[str, tuple[Any, ...]] = dict.fromkeys(
+    ("quantization_config", "per_layer_config", "transformers_weights"), (None,)
+)
 GELUS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf"}
 
 

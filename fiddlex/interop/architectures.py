@@ -23,14 +23,20 @@ ARCHITECTURES = {each.name: each for each in (*DECODERS, *BERTS)}
 def architecture_of(json: Json) -> Architecture:
     """The architecture of a `config.json`.
 
+    One that names no class is that of the only decoder of its type.
+
     Raises:
       ConfigError: when fiddlex does not have it, or it has an option that fiddlex does not compute.
     """
     names = json.get("architectures")
+    if names is None:
+        names = [each.name for each in DECODERS if each.model_type == json.get("model_type")]
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     found = ARCHITECTURES.get(name) if isinstance(name, str) else None
     if found is None:
-        raise ConfigError(f"architectures={shown(names)}: fiddlex has {', '.join(ARCHITECTURES)}, one at a time.")
+        raise ConfigError(
+            f"architectures={shown(json.get('architectures'))}: fiddlex has {', '.join(ARCHITECTURES)}, one at a time."
+        )
     if (kind := json.get("model_type", found.model_type)) != found.model_type:
         raise ConfigError(
             f"architectures=[{found.name!r}] with model_type={shown(kind)}: a {found.name} has model_type="
@@ -117,12 +123,14 @@ def config_json(config: Config, base: Json | None = None) -> Json:
         ("bert", "classification"): "BertForSequenceClassification",
     }
     name = names.get((model.family, model.task))
-    if name is None:
+    if name is None or (model.qk_norm and model.qkv_bias):
         raise ConfigError(
-            f"model.family={model.family} with model.objective={model.task}: no architecture of transformers is known "
-            "that computes it."
+            f"model.family={model.family} with model.objective={model.task}, qk_norm={model.qk_norm} and qkv_bias="
+            f"{model.qkv_bias}: no architecture of transformers is known that computes it."
         )
     if model.qk_norm:
         name = "Qwen3ForCausalLM"
+    if model.qkv_bias:
+        name = "Qwen2ForCausalLM"
     architecture = ARCHITECTURES[name]
     return {"architectures": [name], "model_type": architecture.model_type} | architecture.json_of(config)

@@ -1,4 +1,4 @@
-"""The decoders of transformers that fiddlex computes: GPT-2, Llama, Mistral and Qwen3."""
+"""The decoders of transformers that fiddlex computes: GPT-2, Llama, Mistral, Qwen2 and Qwen3."""
 
 import dataclasses
 from typing import Any
@@ -23,6 +23,7 @@ def gpt2_model(options: Options) -> ModelConfig:
         gelu=gelu(options, "activation_function"),
         init_std=options.number("initializer_range"),
         dropout=dropout(options, "resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        tied_embeddings=options.flag("tie_word_embeddings"),
     )
 
 
@@ -39,14 +40,13 @@ def gpt2_json(config: Config) -> Json:
         "layer_norm_epsilon": model.layer_norm_epsilon,
         "activation_function": gelu_name(model),
         "initializer_range": model.init_std,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": model.tied_embeddings,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout),
     }
 
 
 def gpt2_parts(model: ModelConfig) -> list[Part]:
     """The tensors of a GPT-2, whose products store [inputs, outputs]."""
-    del model
     layer = (
         *norm("ln_1", ("layers", "attention_norm")),
         *linear("attn.c_attn", ("layers", "attention", "qkv"), transposed=False),
@@ -60,11 +60,26 @@ def gpt2_parts(model: ModelConfig) -> list[Part]:
         Part("transformer.wpe.weight", ("embedding", "positions")),
         *in_layers("transformer.h", layer),
         *norm("transformer.ln_f", ("head", "norm")),
+        *_own_table(model),
     ]
 
 
+def _own_table(model: ModelConfig) -> list[Part]:
+    """The table that scores the vocabulary, where it is another one than the embedding's."""
+    return [] if model.tied_embeddings else [Part("lm_head.weight", ("head", "output"))]
+
+
 def llama_model(options: Options) -> ModelConfig:
-    """The model section of a config for the options of a Llama."""
+    """The model section of a config for the options of a Llama.
+
+    Raises:
+      ConfigError: when attention alone has dropout, or an option is no valid value.
+    """
+    if options.number("attention_dropout"):
+        raise ConfigError(
+            f"{options.named('attention_dropout')}: fiddlex has one rate of dropout for attention, embeddings and both "
+            "branches. Write 0; no weight depends on it."
+        )
     heads, hidden = options.size("num_attention_heads"), options.size("hidden_size")
     width = options.optional_size("head_dim")
     own_width = 0 if width is None or width * heads == hidden else width  # 0: that which follows from both
@@ -94,6 +109,17 @@ def mistral_model(options: Options) -> ModelConfig:
     return model
 
 
+def qwen2_model(options: Options) -> ModelConfig:
+    """The model section of a config for the options of a Qwen2, whose class always has biases.
+
+    Raises:
+      ConfigError: when layers have a sliding window, or an option is no valid value.
+    """
+    model = llama_model(options)
+    _check_full_attention(options, model.num_layers)
+    return dataclasses.replace(model, qkv_bias=True)
+
+
 def qwen3_model(options: Options) -> ModelConfig:
     """The model section of a config for the options of a Qwen3, whose width of a head does not follow from others.
 
@@ -101,14 +127,25 @@ def qwen3_model(options: Options) -> ModelConfig:
       ConfigError: when layers have a sliding window, or an option is no valid value.
     """
     options.size("head_dim")
-    model, kinds = llama_model(options), options.values.get("layer_types")
-    full = isinstance(kinds, list) and kinds.count("full_attention") == len(kinds) == model.num_layers
-    if kinds is not None and not full:
+    model = llama_model(options)
+    _check_full_attention(options, model.num_layers)
+    return dataclasses.replace(model, qk_norm=True)
+
+
+def _check_full_attention(options: Options, num_layers: int) -> None:
+    """Raises ConfigError when layers have a sliding window: those that `layer_types` names, else the last ones."""
+    kinds = options.values.get("layer_types")
+    names: tuple[str, ...] = ("use_sliding_window", "sliding_window", "max_window_layers")
+    window, first = options.optional_size(names[1]), options.number(names[2])
+    full = not options.flag(names[0]) or window is None or first >= num_layers
+    if kinds is not None:
+        names = ("layer_types",)
+        full = isinstance(kinds, list) and kinds.count("full_attention") == len(kinds) == num_layers
+    if not full:
         raise ConfigError(
-            f"{options.named('layer_types')} with num_hidden_layers={model.num_layers}: fiddlex computes a Qwen3 with "
+            f"{', '.join(map(options.named, names))} with num_hidden_layers={num_layers}: fiddlex computes a Qwen with "
             "'full_attention' in each layer."
         )
-    return dataclasses.replace(model, qk_norm=True)
 
 
 def _rope(options: Options) -> dict[str, Any]:
@@ -148,7 +185,22 @@ def _rope(options: Options) -> dict[str, Any]:
 
 
 def llama_json(config: Config) -> Json:
-    """The fields of a `config.json` that depend on a config."""
+    """The fields of a Llama's `config.json` that depend on a config.
+
+    Raises:
+      ConfigError: when transformers takes no Llama of these sizes.
+    """
+    model = config.model
+    if model.hidden_size % model.num_heads:
+        raise ConfigError(
+            f"model.hidden_size={model.hidden_size} is not a multiple of model.num_heads={model.num_heads}: "
+            "transformers takes no LlamaForCausalLM of these sizes, whatever its head_dim."
+        )
+    return rotary_json(config)
+
+
+def rotary_json(config: Config) -> Json:
+    """The fields of the `config.json` of a decoder with rotary positions that depend on a config."""
     model = config.model
     rope: Json = {"rope_type": "default", "rope_theta": model.rope_base}
     if model.rope_scaling != "none":
@@ -173,12 +225,12 @@ def llama_json(config: Config) -> Json:
         "tie_word_embeddings": model.tied_embeddings,
         "rope_parameters": rope,
         "hidden_act": "silu",
-        "attention_bias": False,
+        **({} if model.qkv_bias else {"attention_bias": False}),  # which no Qwen2 has
     }
 
 
 def llama_parts(model: ModelConfig) -> list[Part]:
-    """The tensors of a Llama, a Mistral or a Qwen3."""
+    """The tensors of a Llama, a Mistral, a Qwen2 or a Qwen3."""
 
     def linear(name: str, *path: str) -> Part:
         return Part(f"{name}.weight", ("layers", *path, "kernel"), transposed=True)
@@ -193,19 +245,26 @@ def llama_parts(model: ModelConfig) -> list[Part]:
         scale("post_attention_layernorm", "layers", "mlp_norm"),
         *(linear(f"mlp.{each}_proj", "mlp", each) for each in ("gate", "up", "down")),
     ]
+    if model.qkv_bias:
+        layer += [
+            Part(f"self_attn.{each}_proj.bias", ("layers", "attention", each, "bias")) for each in ("q", "k", "v")
+        ]
     if model.qk_norm:
         layer += [scale(f"self_attn.{each}_norm", "layers", "attention", f"{each}_norm") for each in ("q", "k")]
     return [
         Part("model.embed_tokens.weight", ("embedding", "tokens")),
         *in_layers("model.layers", layer),
         scale("model.norm", "head", "norm"),
-        *([] if model.tied_embeddings else [Part("lm_head.weight", ("head", "output"))]),
+        *_own_table(model),
     ]
 
 
 _CAUSAL = {**FIXED, "is_causal": (True,)}
-_LLAMA_FIXED = {**_CAUSAL, "hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)}
-_LLAMA_COPIES = {"lm_head.weight": "model.embed_tokens.weight"}
+_LLAMA_FIXED = {**_CAUSAL, "hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,)}
+_LLAMA_TENSORS: Any = {
+    "copies": {"lm_head.weight": "model.embed_tokens.weight"},
+    "ignored": (".rotary_emb.inv_freq",),
+}
 _GPT2_DEFAULTS = {
     "vocab_size": 50257,
     "n_positions": 1024,
@@ -213,6 +272,7 @@ _GPT2_DEFAULTS = {
     "n_layer": 12,
     "n_head": 12,
     "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
     "layer_norm_epsilon": 1e-5,
     "initializer_range": 0.02,
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1),
@@ -228,6 +288,7 @@ _LLAMA_DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "rope_theta": 10000.0,
+    "attention_dropout": 0.0,
 }
 _MISTRAL_DEFAULTS = _LLAMA_DEFAULTS | {
     "intermediate_size": 14336,
@@ -235,13 +296,16 @@ _MISTRAL_DEFAULTS = _LLAMA_DEFAULTS | {
     "max_position_embeddings": 4096 * 32,
     "sliding_window": 4096,
 }
-_QWEN3_DEFAULTS = _LLAMA_DEFAULTS | {
+_QWEN2_DEFAULTS = _LLAMA_DEFAULTS | {
     "vocab_size": 151936,
     "intermediate_size": 22016,
     "num_key_value_heads": 32,
-    "head_dim": 128,
     "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
 }
+_QWEN3_DEFAULTS = _QWEN2_DEFAULTS | {"head_dim": 128}
 DECODERS = (
     Architecture(
         "GPT2LMHeadModel",
@@ -255,7 +319,6 @@ DECODERS = (
             "scale_attn_weights": (True,),
             "scale_attn_by_inverse_layer_idx": (False,),
             "add_cross_attention": (False,),
-            "tie_word_embeddings": (True,),
         },
         aliases={
             "hidden_size": "n_embd",
@@ -275,26 +338,36 @@ DECODERS = (
         llama_parts,
         _LLAMA_DEFAULTS,
         _LLAMA_FIXED,
-        copies=_LLAMA_COPIES,
+        **_LLAMA_TENSORS,
     ),
     Architecture(
         "MistralForCausalLM",
         "mistral",
         mistral_model,
-        llama_json,
+        rotary_json,
         llama_parts,
         _MISTRAL_DEFAULTS,
         _LLAMA_FIXED,
-        copies=_LLAMA_COPIES,
+        **_LLAMA_TENSORS,
+    ),
+    Architecture(
+        "Qwen2ForCausalLM",
+        "qwen2",
+        qwen2_model,
+        rotary_json,
+        llama_parts,
+        _QWEN2_DEFAULTS,
+        {**_CAUSAL, "hidden_act": _LLAMA_FIXED["hidden_act"]},
+        **_LLAMA_TENSORS,
     ),
     Architecture(
         "Qwen3ForCausalLM",
         "qwen3",
         qwen3_model,
-        llama_json,
+        rotary_json,
         llama_parts,
         _QWEN3_DEFAULTS,
-        _LLAMA_FIXED | {"use_sliding_window": (False,)},
-        copies=_LLAMA_COPIES,
+        _LLAMA_FIXED,
+        **_LLAMA_TENSORS,
     ),
 )

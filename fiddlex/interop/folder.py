@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fiddlex.config import Config
 from fiddlex.config.small_files import read_object
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.architectures import ARCHITECTURES, settings_of
+from fiddlex.interop.architectures import ARCHITECTURES, settings_of, sliding_window
 from fiddlex.interop.options import Json
 from fiddlex.interop.safetensors_files import TensorFolder
 
@@ -61,3 +62,20 @@ def read_settings(folder: Path) -> dict[str, Any]:
         return settings_of(described(folder))
     except ConfigError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+
+
+def check_window(folder: Path, config: Config) -> None:
+    """Checks that sequences are no longer than the sliding window of a folder's model.
+
+    Raises:
+      CheckpointError: when `model.seq_len` is above it, or `config.json` cannot be read.
+    """
+    try:
+        window = sliding_window(read_json(folder))
+    except ConfigError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+    if window is not None and config.model.seq_len > window:
+        raise CheckpointError(
+            f"model.seq_len={config.model.seq_len} is above the {window} positions that attention spans in {folder}: "
+            f"fiddlex has no sliding window, and would compute another model. Set model.seq_len={window} or less."
+        )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tokenizers
 
+from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import CheckpointError, is_failure
 from fiddlex.interop.messages import shortened
 from fiddlex.interop.options import Json
@@ -168,5 +169,5 @@ def copy_tokenizer(source: Path, target: Path) -> Path | None:
     warn_of_other_ids(source, tokenizer)
     path = target / "tokenizer.json"
     if not path.exists():
-        tokenizer.save(str(path))
+        write_whole(path, tokenizer.to_str(pretty=True))  # the library's own `save` raises no OSError
     return path

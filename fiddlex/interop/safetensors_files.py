@@ -57,20 +57,13 @@ class TensorFolder:
       places: the place of each tensor by name.
 
     Raises:
-      CheckpointError: when there is no such file, or a file is damaged; the message names the file and what is wrong.
+      CheckpointError: when there is no such file, a file is damaged or has a dtype that is none of `DTYPES`, or the
+        folder has one model in `model.safetensors` and another in the files of its index; the message names the file
+        and what is wrong.
     """
 
     def __init__(self, folder: Path):
-        index = folder / INDEX
-        if index.exists():
-            self.places = _indexed(folder, index)
-        elif (folder / SINGLE).exists():
-            self.places = read_header(folder / SINGLE)
-        else:
-            raise CheckpointError(
-                f"{folder} has neither {SINGLE} nor {INDEX}. Name a folder that transformers' save_pretrained wrote; "
-                "to convert a pytorch_model.bin, load it with transformers and save it again."
-            )
+        self.places = _places(folder)
         self._mapped: dict[Path, np.memmap[Any, Any]] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -83,11 +76,44 @@ class TensorFolder:
         return view.view(place.dtype).reshape(place.shape)
 
 
+def _places(folder: Path) -> dict[str, Place]:
+    """The places of the tensors of a folder.
+
+    A save leaves the files of an earlier one where they are. transformers reads `model.safetensors` whatever else is
+    there, and so does this function where the index has lost a file.
+    """
+    single, index = folder / SINGLE, folder / INDEX
+    if not index.exists():
+        if not single.exists():
+            raise CheckpointError(
+                f"{folder} has neither {SINGLE} nor {INDEX}. Name a folder that transformers' save_pretrained wrote; "
+                "to convert a pytorch_model.bin, load it with transformers and save it again."
+            )
+        return read_header(single)
+    files = _weight_map(index)
+    names = sorted(set(files.values()))
+    lacking = [name for name in names if not (folder / name).exists()]
+    if single.exists() and names != [SINGLE]:
+        if lacking:
+            return read_header(single)
+        raise CheckpointError(
+            f"{folder} has {SINGLE}, and {INDEX} with the {len(names)} files that it names: two saves, perhaps of two "
+            f"models. transformers reads {SINGLE}. Remove it, or remove {INDEX}."
+        )
+    if lacking:
+        more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
+        raise CheckpointError(
+            f"{folder} lacks {lacking[0]}{more}, of the {len(names)} files that {INDEX} names. Copy all of them there."
+        )
+    return _indexed(folder, files)
+
+
 def read_header(file: Path) -> dict[str, Place]:
     """The places of a file's tensors; reads the header alone.
 
     Raises:
-      CheckpointError: when the file is truncated, longer than its header says, or its header is not one.
+      CheckpointError: when the file cannot be read, is truncated or longer than its header says, or its header is not
+        one or has a dtype that is none of `DTYPES`.
     """
     try:
         size = file.stat().st_size
@@ -100,7 +126,9 @@ def read_header(file: Path) -> dict[str, Place]:
             header = json_object(stream.read(length))
         header.pop("__metadata__", None)
         return _checked(file, header, first=8 + length, size=size)
-    except (OSError, ValueError) as error:  # JSON and UTF-8 errors are ValueErrors
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:  # those of JSON and UTF-8 too
         raise CheckpointError(f"{file} is not a safetensors file, or is damaged: {error}. Copy it again.") from error
 
 
@@ -110,8 +138,9 @@ def _checked(file: Path, header: dict[str, Any], *, first: int, size: int) -> di
         begin, stop = (first + offset for offset in entry["data_offsets"])
         shape = entry["shape"]
         if entry["dtype"] not in DTYPES:
-            raise ValueError(
-                f"{shortened(name)} has dtype {shown(entry['dtype'])}, which is none of {', '.join(DTYPES)}"
+            raise CheckpointError(
+                f"{file}: {shortened(name)} has dtype {shown(entry['dtype'])}, as in quantized models. fiddlex reads "
+                f"{', '.join(DTYPES)}. Save the model in one of these with transformers."
             )
         if not _is_shape(shape):
             raise ValueError(f"{shortened(name)} has shape {shown(shape)}")
@@ -142,8 +171,8 @@ def _begin(item: tuple[str, Any]) -> tuple[int, int]:
     raise ValueError(f"its header has {shown(entry)} for {shown(name)}")
 
 
-def _indexed(folder: Path, index: Path) -> dict[str, Place]:
-    """The places of all tensors that an index names."""
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor that an index names."""
     try:
         files = read_object(index).get("weight_map")
         if not isinstance(files, dict):
@@ -152,11 +181,16 @@ def _indexed(folder: Path, index: Path) -> dict[str, Place]:
         raise CheckpointError(f"{index} is not an index of safetensors files: {error}. Copy it again.") from error
     if outside := [name for name in files.values() if not is_own_name(name)]:
         raise CheckpointError(f"{index} names {shown(outside[0])}, which is not a file of its folder. Copy it again.")
+    return files
+
+
+def _indexed(folder: Path, files: dict[str, str]) -> dict[str, Place]:
+    """The places of all tensors, of which each is in its file of `files`."""
     headers = {name: read_header(folder / name) for name in sorted(set(files.values()))}
     lost = [name for name, file in files.items() if name not in headers[file]]
     if lost:
         raise CheckpointError(
-            f"{index} says that {shortened(lost[0])} is in {files[lost[0]]}, where it is not. Copy both again."
+            f"{folder / INDEX} says that {shortened(lost[0])} is in {files[lost[0]]}, where it is not. Copy both again."
         )
     return {name: headers[file][name] for name, file in files.items()}
 

@@ -19,9 +19,13 @@ class Decoder(Model):
     def last_norm(self, weights: Weights, x_BTH: jax.Array) -> jax.Array:
         """The residual stream after the layers, normalised."""
 
-    @abc.abstractmethod
     def table(self, weights: Weights) -> jax.Array:
-        """This rank's rows of the table that scores the vocabulary, [V / vocabulary shards, H]."""
+        """This rank's rows of the table that scores the vocabulary, [V / vocabulary shards, H].
+
+        It is the table of the head, or where the embeddings are tied that of the embedding.
+        """
+        table: jax.Array = weights["embedding"]["tokens"] if self.config.tied_embeddings else weights["head"]["output"]
+        return table
 
     def loss(self, weights: Weights, x_BTH: jax.Array, batch: Batch, context: Context) -> jax.Array:
         """See `Model`."""

@@ -25,13 +25,13 @@ NUM_TOKEN_TYPES = 2  # in BERT: the first and the second text of a pair
 
 
 def gpt(config: Config) -> Network:
-    """GPT-2 (Radford et al. 2019): a pre-LN decoder, learned positions, tied embeddings."""
+    """GPT-2 (Radford et al. 2019): a pre-LN decoder with learned positions."""
     model = config.model
     return Network(
         task=task_of(config),
         embedding=_embedding(model),
         layer=_layer(model),
-        head={"norm": norm(model.hidden_size)},
+        head=_decoder_head(model, norm(model.hidden_size)),
         num_layers=model.num_layers,
         hidden=model.hidden_size,
         branches=_branches(model, causal=True),
@@ -44,7 +44,8 @@ def llama(config: Config) -> Network:
 
     RMSNorm before each branch (Zhang & Sennrich, NeurIPS 2019), rotary positions (Su et al. 2021, arXiv:2104.09864), a
     gated MLP with SiLU (Shazeer 2020, arXiv:2002.05202) and no biases; heads of keys and values that several heads of
-    queries share (Ainslie et al., EMNLP 2023), and RMSNorm of queries and keys (Qwen3).
+    queries share (Ainslie et al., EMNLP 2023), RMSNorm of queries and keys (Qwen3), and biases of queries, keys and
+    values (Qwen2).
 
     Where there are more tensor ranks than heads of keys and values, each rank has the whole kernels of keys and values
     and computes the one head that its queries share with those of other ranks.
@@ -53,14 +54,19 @@ def llama(config: Config) -> Network:
     heads, kv_heads, replicas = model.num_heads, model.kv_heads, max(config.mesh.tensor // model.kv_heads, 1)
     matrix = functools.partial(linear, num_inputs=1, std=model.init_std, bias=False)
     out = functools.partial(linear, std=residual_std(model), bias=False)
-    kv = matrix((hidden, kv_heads, size), ("hidden", "heads" if replicas == 1 else None, None))
-    kv["kernel"] = dataclasses.replace(kv["kernel"], partial=replicas > 1)
+    projection = functools.partial(matrix, bias=model.qkv_bias)
+    kv = {
+        name: dataclasses.replace(parameter, partial=replicas > 1)
+        for name, parameter in projection(
+            (hidden, kv_heads, size), ("hidden", "heads" if replicas == 1 else None, None)
+        ).items()
+    }
     head_scale = {"scale": Parameter((size,), (None,), value=1.0, partial=True)}
     up = matrix((hidden, units), ("hidden", "mlp"))
     layer = {
         "attention_norm": norm(hidden, bias=False),
         "attention": {
-            "q": matrix((hidden, heads, size), ("hidden", "heads", None)),
+            "q": projection((hidden, heads, size), ("hidden", "heads", None)),
             "k": kv,
             "v": kv,
             "out": out((heads, size, hidden), ("heads", None, "hidden"), num_inputs=2),
@@ -79,12 +85,11 @@ def llama(config: Config) -> Network:
         dataclasses.replace(up_product, shares_input=True, made_by=""),
         Activation(units, num_inputs=2),
     )
-    tokens = table(model.vocab_size, hidden, "vocab", std=model.init_std)
     return Network(
         task=task_of(config),
-        embedding={"tokens": tokens},
+        embedding={"tokens": table(model.vocab_size, hidden, "vocab", std=model.init_std)},
         layer=layer,
-        head={"norm": norm(hidden, bias=False), **({} if model.tied_embeddings else {"output": tokens})},
+        head=_decoder_head(model, norm(hidden, bias=False)),
         num_layers=model.num_layers,
         hidden=hidden,
         branches=(
@@ -130,6 +135,16 @@ def bert(config: Config) -> Network:
         branches=_branches(model, causal=False),
         scoring=scoring,
     )
+
+
+def _decoder_head(model: ModelConfig, last_norm: Parameters) -> Parameters:
+    """The last norm, and the table that scores the vocabulary where that of the embedding does not."""
+    own = (
+        {}
+        if model.tied_embeddings
+        else {"output": table(model.vocab_size, model.hidden_size, "vocab", std=model.init_std)}
+    )
+    return {"norm": last_norm, **own}
 
 
 def residual_std(model: ModelConfig) -> float:

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): pre-LN decoder, learned positions, tied embeddings."""
+"""GPT-2 (Radford et al. 2019): pre-LN decoder, learned positions."""
 
 import jax
 
@@ -8,12 +8,8 @@ from fiddlex.models.weights import Weights
 
 
 class GPT(Decoder):
-    """A `Decoder` with a final LayerNorm that scores with the token table of its embedding."""
+    """A `Decoder` with a final LayerNorm."""
 
     def last_norm(self, weights: Weights, x_BTH: jax.Array) -> jax.Array:
         """See `Decoder`."""
         return norm(weights["head"]["norm"], x_BTH, self.config.layer_norm_epsilon)
-
-    def table(self, weights: Weights) -> jax.Array:
-        """The token table of the embedding."""
-        return weights["embedding"]["tokens"]

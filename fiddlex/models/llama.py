@@ -14,7 +14,7 @@ from fiddlex.models.attention import attend
 from fiddlex.models.context import Context
 from fiddlex.models.decoder import Decoder
 from fiddlex.models.dropout import ATTENTION_OUTPUT_SITE, MLP_OUTPUT_SITE
-from fiddlex.models.layers import activated, column_parallel, dropped, normed, row_parallel
+from fiddlex.models.layers import activated, biased, column_parallel, dropped, normed, row_parallel
 from fiddlex.models.operators import gated_silu, rms_norm
 from fiddlex.models.products import Input, given
 from fiddlex.models.rotary import angular_frequencies, rotate
@@ -22,7 +22,7 @@ from fiddlex.models.weights import Weights
 
 
 class Llama(Decoder):
-    """A `Decoder` whose layers are those of Llama; it scores with the embedding's table or with one of its own."""
+    """A `Decoder` whose layers are those of Llama."""
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -40,11 +40,6 @@ class Llama(Decoder):
         """See `Decoder`."""
         return self._norm(weights["head"]["norm"], x_BTH)
 
-    def table(self, weights: Weights) -> jax.Array:
-        """The table of the head, or where the embeddings are tied that of the embedding."""
-        table: jax.Array = weights["embedding"]["tokens"] if self.config.tied_embeddings else weights["head"]["output"]
-        return table
-
     def _norm(self, weights: Weights, x: jax.Array) -> jax.Array:
         return rms_norm(x, weights["scale"], self.config.layer_norm_epsilon)
 
@@ -54,8 +49,9 @@ class Llama(Decoder):
 
     def _attention(self, weights: Weights, x_BTH: Input, context: Context) -> jax.Array:
         """Self-attention with query heads sharded over `tensor`; returns the branch's output, [B, T, H]."""
-        kernels = (weights["q"]["kernel"], *(self._own_head(weights[name]["kernel"]) for name in ("k", "v")))
-        q_BSND, k_BSKD, v_BSKD = column_parallel(kernels, x_BTH, context)
+        own = [weights["q"], *(jax.tree.map(self._own_head, weights[name]) for name in ("k", "v"))]
+        made = column_parallel([each["kernel"] for each in own], x_BTH, context)
+        q_BSND, k_BSKD, v_BSKD = map(biased, own, made)
         if self.config.qk_norm:
             q_BSND, k_BSKD = self._norm(weights["q_norm"], q_BSND), self._norm(weights["k_norm"], k_BSKD)
         positions_BS = context.positions
@@ -64,11 +60,12 @@ class Llama(Decoder):
         q_BSND, k_BSKD = (rotate(x, positions_BS, self._frequencies) for x in (q_BSND, k_BSKD))
         return row_parallel(weights["out"], given(attend(q_BSND, k_BSKD, v_BSKD, context)), context)
 
-    def _own_head(self, kernel_HKD: jax.Array) -> jax.Array:
-        """The kernel of this rank's keys or values: all that it has, or of the one head that its queries use."""
+    def _own_head(self, weight: jax.Array) -> jax.Array:
+        """This rank's kernel [H, K, D] or bias [K, D] of keys or values: all, or the one head that its queries use."""
         if self._replicas == 1:
-            return kernel_HKD
-        return lax.dynamic_slice_in_dim(kernel_HKD, lax.axis_index("tensor") // self._replicas, 1, axis=1)
+            return weight
+        head = lax.axis_index("tensor") // self._replicas
+        return lax.dynamic_slice_in_dim(weight, head, 1, axis=weight.ndim - 2)
 
     def _mlp(self, weights: Weights, x_BTH: Input, context: Context) -> jax.Array:
         """The gated MLP, hidden units sharded over `tensor`; returns the branch's output, [B, T, H]."""

@@ -470,8 +470,7 @@ def _facts(config: Config, workdir: Path | None) -> dict[str, object]:
         fields
         | kept_settings()
         | {
-            "the workdir": workdir
-            and str(workdir),  # no wait before this comparison may be on a key with the path in it
+            "the workdir": workdir and str(workdir),  # no earlier wait may be on a key with the path in it
             "the content of data.tokenizer": tokenizer_digest(config.data.tokenizer),
             "the version of fiddlex": fiddlex.__version__,
             "the version of jax": jax.__version__,

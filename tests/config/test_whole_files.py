@@ -1,3 +1,4 @@
+import errno
 import os
 import pathlib
 import signal
@@ -145,6 +146,14 @@ def test_folders_and_devices_are_not_replaced(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "z")
     write_whole(tmp_path / "z", "text")
     assert (tmp_path / "z").read_text() == "text"
+
+
+def test_an_error_of_a_write_names_the_file(tmp_path: pathlib.Path) -> None:
+    """A write to a full disk raises an OSError without a name."""
+    for named, expected in ((None, tmp_path / "x"), ("y", "y")):
+        with pytest.raises(OSError, match=f"No space left on device: '{expected}'"), replacing(tmp_path / "x"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), named)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_output_goes_to_devices_and_through_links(tmp_path: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 class Choices(Protocol):
     """A source of random choices, such as `random.Random`."""
 
-    def randrange(self, stop: int) -> int:
+    def randrange(self, stop: int, /) -> int:
         """A number from 0 to below `stop`."""
 
     def choice(self, values: Any) -> Any:
@@ -134,7 +134,7 @@ class _Drawn:
     def __init__(self, draw: st.DrawFn):
         self._draw = draw
 
-    def randrange(self, stop: int) -> int:
+    def randrange(self, stop: int, /) -> int:
         return self._draw(st.integers(0, stop - 1))
 
     def choice(self, values: Any) -> Any:

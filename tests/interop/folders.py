@@ -50,6 +50,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "BertForPreTraining": BERT | {"dtype": "bfloat16"},
     "BertForMaskedLM": BERT | {"hidden_act": "gelu_new", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0},
     "BertForSequenceClassification": BERT | {"id2label": {"0": "no", "1": "yes", "2": "can't tell"}, "eos_token_id": 7},
+    "Qwen2ForCausalLM": LLAMA
+    | {"dtype": "float32", "rope_theta": 1e6, "sliding_window": 8, "use_sliding_window": False},
     "Qwen3ForCausalLM": LLAMA | {"head_dim": 10, "tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}},
 }
 
@@ -63,7 +65,7 @@ def shapes(json: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         found = {"transformer.wte.weight": (json["vocab_size"], h), "transformer.wpe.weight": (json["n_positions"], h)}
         for name, shape in [(f"h.{i}.{name}", s) for i in range(4) for name, s in layer.items()] + [("ln_f", (h,))]:
             found |= {f"transformer.{name}.weight": shape, f"transformer.{name}.bias": shape[-1:]}
-        return found
+        return found if json.get("tie_word_embeddings", True) else found | {"lm_head.weight": (json["vocab_size"], h)}
     if "num_key_value_heads" not in json:
         return bert_shapes(json)
     h, f = json["hidden_size"], json["intermediate_size"]
@@ -74,6 +76,9 @@ def shapes(json: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if "head_dim" in json:
         layer |= {"self_attn.q_norm": (size,), "self_attn.k_norm": (size,)}
     found = {f"model.layers.{i}.{name}.weight": shape for i in range(4) for name, shape in layer.items()}
+    if json["model_type"] == "qwen2":
+        heads = {"q": 4 * size, "k": 2 * size, "v": 2 * size}
+        found |= {f"model.layers.{i}.self_attn.{each}_proj.bias": (n,) for i in range(4) for each, n in heads.items()}
     found |= {"model.embed_tokens.weight": (257, h), "model.norm.weight": (h,)}
     return found if json.get("tie_word_embeddings") else found | {"lm_head.weight": (257, h)}
 

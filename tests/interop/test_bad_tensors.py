@@ -108,6 +108,15 @@ def test_a_weight_that_a_dtype_does_not_hold_is_not_written(
     assert not (tmp_path / "back" / "model.safetensors").exists()
 
 
+def test_frequencies_that_older_versions_wrote_are_no_weights(tmp_path: pathlib.Path) -> None:
+    """As transformers 5 ignores them."""
+    folder = tmp_path / "hf"
+    tensors = make_folder(folder, "LlamaForCausalLM")
+    extra = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32) for i in range(4)}
+    rewrite(folder, tensors | extra)
+    FolderWeights(folder, program_of(folder).model)
+
+
 def test_a_long_name_is_shortened(tmp_path: pathlib.Path) -> None:
     folder, long = tmp_path / "hf", "transformer." + "h" * 3000
     tensors = make_folder(folder, "GPT2LMHeadModel")
@@ -118,11 +127,15 @@ def test_a_long_name_is_shortened(tmp_path: pathlib.Path) -> None:
     assert len(str(error.value)) < 500
     rewrite(folder, {long: tensors[BIAS]})
     whole = (folder / "model.safetensors").read_bytes()
-    for before, after in ((b'"F32"', b'"X32"'), (b"[32]", b"[-2]"), (b"[32]", b"[31]"), (b"[0,128]", b"[9,128]")):
+    for before, after in ((b"[32]", b"[-2]"), (b"[32]", b"[31]"), (b"[0,128]", b"[9,128]")):
         (folder / "model.safetensors").write_bytes(whole.replace(before, after))
         with pytest.raises(CheckpointError, match="is not a safetensors file") as error:
             TensorFolder(folder)
         assert len(str(error.value)) < 500
+    (folder / "model.safetensors").write_bytes(whole.replace(b'"F32"', b'"X32"'))
+    with pytest.raises(CheckpointError, match=r"h+ has dtype 'X32', as in quantized models") as error:
+        TensorFolder(folder)
+    assert len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "vocab.txt", "tokenizer_config.json"])

@@ -6,6 +6,7 @@
 import functools
 import json
 import pathlib
+import resource
 from typing import Any
 
 import jax
@@ -29,9 +30,15 @@ from fiddlex.train.trainer import Trainer, load_trainer
 from tests.interop.folders import CONFIGS, LLAMA, make_folder, on_eight
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_folder_comes_back_byte_for_byte(name: str, tmp_path: pathlib.Path) -> None:
-    tensors = make_folder(tmp_path / "hf", name)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        *(pytest.param(name, {}, id=name) for name in CONFIGS),
+        pytest.param("GPT2LMHeadModel", {"tie_word_embeddings": False}, id="untied"),
+    ],
+)
+def test_a_folder_comes_back_byte_for_byte(name: str, fields: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    tensors = make_folder(tmp_path / "hf", name, **fields)
     import_folder(tmp_path / "hf", tmp_path / "run", on_eight)
     export_workdir(tmp_path / "run", tmp_path / "back", "")
     found = safetensors.numpy.load_file(tmp_path / "back" / "model.safetensors")
@@ -112,7 +119,7 @@ def imported(parent: pathlib.Path, folder: pathlib.Path) -> Any:
         ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("LlamaForCausalLM", {"architectures": ["FalconForCausalLM"]}, "architectures=['FalconForCausalLM']: fiddlex"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling.type='yarn'"),
-        ("Qwen3ForCausalLM", {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("Qwen3ForCausalLM", {"use_sliding_window": True, "max_window_layers": 0}, "use_sliding_window=True"),
         ("GPT2LMHeadModel", {"activation_function": "relu"}, "activation_function='relu'"),
         ("GPT2LMHeadModel", {"n_head": 5}, "model.hidden_size=32 is not a multiple of model.num_heads=5"),
         ("GPT2LMHeadModel", {"n_layer": 3}, "not of this model: transformer.h.3.attn.c_attn.bias"),
@@ -156,6 +163,18 @@ def test_a_sequence_is_not_longer_than_the_sliding_window(tmp_path: pathlib.Path
         else:
             with pytest.raises(CheckpointError, match=r"model\.seq_len=9 is above the 8 positions .* or less"):
                 import_folder(tmp_path / "hf", tmp_path / "no", change)
+    # What reads the workdir, under another config, and what starts from it.
+    message = r"model\.seq_len=9 is above the 8 positions that attention spans in .*huggingface"
+    for read in (load_generator, load_trainer):
+        with pytest.raises(CheckpointError, match=message):
+            read(tmp_path / "run", change)
+    with pytest.raises(CheckpointError, match=message):
+        export_workdir(tmp_path / "run", tmp_path / "back", "", change)
+    longer = change(read_config(tmp_path / "run"))
+    with pytest.raises(CheckpointError, match=message):
+        loop.train(longer, tmp_path / "run")
+    with pytest.raises(CheckpointError, match=message):
+        Trainer(longer).start_from(str(tmp_path / "run"))
 
 
 def test_a_model_of_another_size_is_not_started_from(tmp_path: pathlib.Path) -> None:
@@ -178,6 +197,12 @@ def test_a_run_without_a_folder_gets_a_config_of_its_own() -> None:
     described = config_json(config)
     assert described["architectures"] == ["Qwen3ForCausalLM"]
     assert model_of(described).qk_norm
+    sizes = {"model.family": "llama", "model.hidden_size": 36, "model.num_heads": 5, "model.head_dim": 8}
+    with pytest.raises(
+        ConfigError, match=r"hidden_size=36 is not a multiple of model\.num_heads=5: transformers takes"
+    ):
+        config_json(replaced(Config(), sizes))
+    assert config_json(replaced(Config(), sizes | {"model.qk_norm": True}))["head_dim"] == 8
     config = replaced(Config(), {"model.family": "bert", "model.post_norm": True, "model.objective": "mlm_sop"})
     assert config_json(config)["architectures"] == ["BertForPreTraining"]
     with pytest.raises(ConfigError, match=r"model\.post_norm=False: the classes of BERT"):
@@ -276,8 +301,15 @@ def test_gpt2s_vocabulary_becomes_a_tokenizer(tmp_path: pathlib.Path) -> None:
     for text in ("import os", " naïve\n\n"):
         assert made.encode(text).ids == trained.encode(text).ids
         assert made.decode(made.encode(text).ids) == text
+    path.unlink()
+    limits, most = resource.getrlimit(resource.RLIMIT_FSIZE), (tmp_path / "hf" / "vocab.json").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))  # as a full disk, it ends the write of a larger file
+    try:
+        with pytest.raises(OSError, match=rf"File too large: '{path}'"):
+            copy_tokenizer(tmp_path / "hf", tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (tmp_path / "hf" / "merges.txt").write_text("no merge at all here\n")
-    (tmp_path / "run" / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match="are no byte-pair encoding"):
         copy_tokenizer(tmp_path / "hf", tmp_path / "run")
 

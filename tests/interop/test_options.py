@@ -167,6 +167,11 @@ def test_a_class_of_another_type_of_model_is_refused(name: str, kind: Any) -> No
         ("BertForMaskedLM", {"quantization_config": {"load_in_8bit": True}}),
         ("LlamaForCausalLM", {"per_layer_config": {"0": {"num_attention_heads": 2}}}),
         ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}),
+        ("LlamaForCausalLM", {"transformers_weights": "other.safetensors"}),
+        ("LlamaForCausalLM", {"attention_dropout": 0.1}),
+        ("MistralForCausalLM", {"attention_dropout": 0.1}),
+        ("Qwen3ForCausalLM", {"use_sliding_window": True, "max_window_layers": 3}),
+        ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}),
         ("Qwen3ForCausalLM", {"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}),
         ("Qwen3ForCausalLM", {"layer_types": ["full_attention"] * 3}),
         ("BertForSequenceClassification", {"num_labels": 2}),
@@ -177,9 +182,24 @@ def test_an_option_that_is_not_computed_is_refused(name: str, fields: dict[str, 
         settings_of(described(name, **fields))
 
 
-def test_qwen3_may_say_that_all_layers_are_whole() -> None:
-    model = model_of(described("Qwen3ForCausalLM", layer_types=["full_attention"] * 4))
-    assert model == model_of(described("Qwen3ForCausalLM"))
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("Qwen3ForCausalLM", {"layer_types": ["full_attention"] * 4}),
+        ("Qwen3ForCausalLM", {"layer_types": ["full_attention"] * 4, "use_sliding_window": True, "sliding_window": 8}),
+        ("Qwen3ForCausalLM", {"use_sliding_window": True, "max_window_layers": 4}),
+        ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}),
+        ("LlamaForCausalLM", {"hidden_act": "swish", "attention_dropout": 0}),
+        *((name, {"architectures": None}) for name in CONFIGS if not name.startswith("Bert")),
+    ],
+)
+def test_another_way_to_say_the_same_is_read(name: str, fields: dict[str, Any]) -> None:
+    assert model_of(described(name, **fields)) == model_of(described(name))
+
+
+def test_a_class_that_its_type_does_not_tell_must_be_named() -> None:
+    with pytest.raises(ConfigError, match="architectures=None: fiddlex has GPT2LMHeadModel, "):
+        model_of(described("BertForMaskedLM", architectures=None))
 
 
 @pytest.mark.parametrize(

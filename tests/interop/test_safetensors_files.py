@@ -113,7 +113,10 @@ def test_a_damaged_header_is_refused_or_tells_of_places_in_the_file(tmp_path: pa
     ("header", "message"),
     [
         ([], "it is not a JSON object"),
-        ({"a": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}, "dtype 'F8_E4M3', which is none of F64"),
+        (
+            {"a": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}},
+            ".safetensors: a has dtype 'F8_E4M3', as in",
+        ),
         ({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, "a has shape"),
         ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, "a of shape"),
         ({"a": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]}}, "would be at bytes"),
@@ -145,7 +148,6 @@ def test_a_header_longer_than_the_file_is_not_read(tmp_path: pathlib.Path) -> No
         ('{"weight_map": 3}', "is not an index of safetensors files"),
         ('{"weight_map": {"a": "../other"}}', "which is not a file of its folder"),
         ('{"weight_map": {"lost": "model.safetensors"}}', "says that lost is in model.safetensors, where it is not"),
-        ('{"weight_map": {"a": "none.safetensors"}}', "none.safetensors is not a safetensors file"),
     ],
 )
 def test_a_damaged_index_is_refused(index: str, message: str, tmp_path: pathlib.Path) -> None:
@@ -154,6 +156,38 @@ def test_a_damaged_index_is_refused(index: str, message: str, tmp_path: pathlib.
     with pytest.raises(CheckpointError) as error:
         TensorFolder(tmp_path)
     assert message in str(error.value)
+
+
+def test_of_two_saves_in_a_folder_neither_is_taken_for_the_other(tmp_path: pathlib.Path) -> None:
+    """transformers reads model.safetensors, whatever else is there."""
+    first, second = arrays(1), arrays(2)
+    write(tmp_path, first, most_bytes=40)
+    names = sorted({*json.loads((tmp_path / INDEX).read_text())["weight_map"].values()})
+    write(tmp_path, second)
+    with pytest.raises(
+        CheckpointError, match=rf"has {SINGLE}, and {INDEX} with the {len(names)} files .* Remove it, or"
+    ):
+        TensorFolder(tmp_path)
+    (tmp_path / names[1]).unlink()
+    same(TensorFolder(tmp_path), second)
+    (tmp_path / SINGLE).unlink()
+    with pytest.raises(CheckpointError, match=f"lacks {names[1]}, of the {len(names)} files that .* Copy all of them"):
+        TensorFolder(tmp_path)
+    (tmp_path / names[0]).unlink()
+    with pytest.raises(CheckpointError, match=f"lacks {names[0]} and 1 more, of"):
+        TensorFolder(tmp_path)
+
+
+def test_an_index_may_name_the_single_file(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, arrays())
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(arrays(), SINGLE)}))
+    same(TensorFolder(tmp_path), arrays())
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: pathlib.Path) -> None:
+    (tmp_path / SINGLE).symlink_to(tmp_path / SINGLE)
+    with pytest.raises(CheckpointError, match=rf"{SINGLE} cannot be read: Too many levels of symbolic links\.$"):
+        read_header(tmp_path / SINGLE)
 
 
 def test_a_folder_without_tensors_is_told(tmp_path: pathlib.Path) -> None:

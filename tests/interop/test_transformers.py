@@ -6,7 +6,8 @@ import pytest
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # of warnings in transformers and torch
 
-DECODERS = ["GPT-2", "GPT-2, gelu, narrow MLP", "Mistral", "Qwen3, tied", "Qwen3, untied"]
+DECODERS = ["GPT-2", "GPT-2, gelu, narrow MLP", "GPT-2, untied", "Mistral"]
+DECODERS += ["Qwen2", "Qwen2, tied, one head of keys", "Qwen3, tied", "Qwen3, untied"]
 DECODERS += ["Llama, rope_type llama3", "Llama, one head of keys", "Llama, tied, five layers"]
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LENGTH = "original_max_position_embeddings"
@@ -32,6 +33,23 @@ FORMS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {  # model, opti
         "GPT-2, gelu, narrow MLP",
         ("n_head", "n_layer", "n_embd", "n_positions", "layer_norm_epsilon"),
         {"num_attention_heads": 2, "num_hidden_layers": 5, "hidden_size": 32, "max_position_embeddings": 32},
+    ),
+    "swish": ("Llama, one head of keys", (), {"hidden_act": "swish"}),
+    "no class": ("Qwen2", ("architectures",), {}),
+    "windows of no layer": (
+        "Qwen2",
+        ("layer_types",),
+        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 4},
+    ),
+    "windows but for the kinds": (
+        "Qwen3, untied",
+        (),
+        {
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "max_window_layers": 0,
+            "layer_types": ["full_attention"] * 4,
+        },
     ),
     "no defaults of BERT": ("BERT, pretraining", ("layer_norm_eps", "hidden_act", "type_vocab_size"), {}),
 }

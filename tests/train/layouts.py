@@ -28,8 +28,9 @@ class Case:
 
     Attributes:
       mesh: devices along data, pipe and tensor, as in 2x1x4.
-      model: gpt; an objective of BERT with where its norms stand, as in mlm,pre; llama, in which two heads of queries
-        share one of keys, or llama,tied with one head of keys for all and tied embeddings.
+      model: gpt or gpt,untied; an objective of BERT with where its norms stand, as in mlm,pre; llama, whose heads of
+        queries share one of keys in pairs, or llama,tied with one head of keys for all, biases of queries, keys and
+        values, and tied embeddings.
       schedule: a name, or that of a CSV file in tests/schedules; 1f1b,strict has `pipeline.order=strict`.
       v: stages on each rank.
       m: microbatches.
@@ -73,7 +74,9 @@ class Case:
         objective, _, norms = self.model.partition(",")
         if objective == "llama":
             self._apply_llama(config.model, tied=norms == "tied")
-        elif objective != "gpt":
+        elif objective == "gpt":
+            config.model.tied_embeddings = norms != "untied"
+        else:
             config.model.family, config.model.objective, config.model.post_norm = "bert", objective, norms == "post"
         if objective == "classification":
             config.data.labels = "a,b,c"
@@ -112,6 +115,7 @@ class Case:
     def _apply_llama(model: ModelConfig, *, tied: bool) -> None:
         model.family, model.ffn_size, model.tied_embeddings = "llama", 48, tied
         model.num_kv_heads, model.head_dim, model.qk_norm = (1, 0, False) if tied else (2, 10, True)
+        model.qkv_bias = tied
         model.rope_base, model.rope_scaling, model.rope_factor = 100.0, "linear" if tied else "llama3", 2.0
         model.rope_original_len = 16
 
@@ -145,12 +149,14 @@ mesh  model      schedule         v m layers     sp recompute optimizer zero1 dr
 1x2x1 gpt        zb_v             2 4 balanced,6 -  none      adamw     zero1 dropout 2bw
 """)
 
-# Llama in the default tier: heads of keys split and shared over tensor ranks, by the step with a flush and without one.
+# Llama in the default tier: heads of keys split and shared over tensor ranks, by the step with a flush and without one;
+# and a GPT with a table of its own for the scores.
 LLAMA = cases("""
 mesh  model      schedule         v m layers  sp recompute optimizer zero1 dropout semantics
 2x2x2 llama      interleaved_1f1b 2 4 -       -  none      adamw     zero1 -       sync
 1x2x2 llama,tied zb_h1            1 4 3,1     -  selective muon      zero1 dropout 2bw
 2x1x4 llama      1f1b             1 2 -       sp none      lamb      zero1 -       sync
+1x2x2 gpt,untied 1f1b             1 2 -       -  none      adamw     zero1 -       sync
 """)
 
 # Schedules published after the zero-bubble paper, and strict ones; in the default tier, each once.

@@ -85,10 +85,13 @@ def _bert(kind: str, **fields: Any) -> transformers.PreTrainedModel:
 MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "GPT-2": _gpt2,
     "GPT-2, gelu, narrow MLP": lambda: _gpt2(activation_function="gelu", n_inner=40, n_layer=5, n_head=2),
+    "GPT-2, untied": lambda: _gpt2(tie_word_embeddings=False),
     "Llama, rope_type llama3": lambda: _decoder("Llama", rope_parameters=LLAMA3),
     "Llama, one head of keys": lambda: _decoder("Llama", num_key_value_heads=1),
     "Llama, tied, five layers": lambda: _decoder("Llama", tie_word_embeddings=True, num_hidden_layers=5),
     "Mistral": lambda: _decoder("Mistral"),
+    "Qwen2": lambda: _decoder("Qwen2"),
+    "Qwen2, tied, one head of keys": lambda: _decoder("Qwen2", num_key_value_heads=1, tie_word_embeddings=True),
     "Qwen3, tied": lambda: _decoder("Qwen3", head_dim=10, tie_word_embeddings=True),
     "Qwen3, untied": lambda: _decoder("Qwen3", head_dim=8, num_key_value_heads=4),
     "BERT, pretraining": lambda: _bert("PreTraining"),
@@ -271,6 +274,7 @@ def _compare_bert(model: transformers.PreTrainedModel, program: Program, weights
         )
     if "labels" in batch:
         logits = theirs.seq_relationship_logits.flip(-1) if task == "mlm_nsp" else theirs.logits
+        assert isinstance(program.model, BERT)
         head = program.model.log_probabilities
         step = make_eval_step(program.model, config, head=head, mesh=program.mesh, layout=program.layout)
         pairs.append((np.asarray(step(weights, batch)), logits.log_softmax(-1).numpy()))

@@ -10,6 +10,7 @@ of long texts, and greedy generation. It prints the largest differences of metri
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -235,7 +236,7 @@ def compare(name: str, folder: pathlib.Path) -> dict[str, Difference]:
     theirs = evaluate(HFLM(str(model), dtype="float32", device="cpu", batch_size=4), tasks)
     found = {}
     for i, (layout, changes) in enumerate(LAYOUTS.items()):
-        import_folder(model, folder / f"run{i}", lambda config, changes=changes: replaced(config, changes))
+        import_folder(model, folder / f"run{i}", functools.partial(replaced, values=changes))
         found[layout] = difference(theirs, evaluate(FiddlexLM(str(folder / f"run{i}")), tasks))
     return found
 

@@ -38,7 +38,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 
 from fiddlex.config.megatron_source import parse_split  # noqa: E402
 from fiddlex.data.megatron.blend import Blend  # noqa: E402
-from fiddlex.data.megatron.builder import IndexedBuilder  # noqa: E402
+from fiddlex.data.megatron.builder import indexed_builder  # noqa: E402
 from fiddlex.data.megatron.index_file import open_indexed  # noqa: E402
 from fiddlex.data.megatron.order import document_order  # noqa: E402
 from fiddlex.data.megatron.packing import PackedDocuments  # noqa: E402
@@ -83,7 +83,7 @@ def compare_files(folder: pathlib.Path, rng: np.random.Generator) -> str:
         np.testing.assert_array_equal(read.documents, np.cumsum([0, *map(len, documents)]))
 
         ours = folder / f"ours-{dtype}"
-        with IndexedBuilder(ours, dtype=np.dtype(dtype)) as writer:
+        with indexed_builder(ours, dtype=np.dtype(dtype)) as writer:
             for sequence in flat:
                 writer.add(sequence)
         dataset = IndexedDataset(str(ours))
@@ -117,7 +117,7 @@ def compare_samples(folder: pathlib.Path, rng: np.random.Generator) -> str:
     tokenizer = types.SimpleNamespace(eod=1, pad=-1, vocab_size=60_000, unique_identifiers={"class": "none"})
     for case in range(12):
         prefix = folder / f"samples-{case}"
-        with IndexedBuilder(prefix, dtype=np.dtype("uint16")) as writer:
+        with indexed_builder(prefix, dtype=np.dtype("uint16")) as writer:
             for length in rng.integers(0 if case % 2 else 1, 120, 400):
                 writer.add(rng.integers(0, 60_000, length))
         seq_len, seed = int(rng.integers(2, 70)), int(rng.integers(0, 2**31))

@@ -54,8 +54,10 @@ def start(file: str) -> None:
 def encode(line: str) -> tuple[list[int], int]:
     """The ids of a line's text with the end of text, and the line's length."""
     assert _tokenizer is not None
+    end = _tokenizer.token_to_id("<|endoftext|>")
+    assert end is not None
     ids = _tokenizer.encode(json.loads(line)["text"], add_special_tokens=False).ids
-    return [*ids, _tokenizer.token_to_id("<|endoftext|>")], len(line)
+    return [*ids, end], len(line)
 
 
 def preprocess(lines: pathlib.Path, prefix: pathlib.Path, tokenizer: pathlib.Path, workers: int) -> None:
@@ -92,15 +94,15 @@ def main() -> None:
         subprocess.run(train, check=True, capture_output=True)
         rates: dict[str, list[float]] = {"fiddlex": [], "megatron": []}
         for repeat in range(arguments.repeats):
-            prefix = {name: folder / f"{name}-{repeat}" for name in rates}
+            prefixes = {name: folder / f"{name}-{repeat}" for name in rates}
             commands = {
                 "fiddlex": [
-                    *(*ours, f"--input={lines}", f"--output_prefix={prefix['fiddlex']}"),
+                    *(*ours, f"--input={lines}", f"--output_prefix={prefixes['fiddlex']}"),
                     *(f"--tokenizer={tokenizer}", "--append_eod"),
                 ],
                 "megatron": [
                     *(sys.executable, __file__, f"--workers={arguments.workers}"),
-                    *("--preprocess", str(lines), str(prefix["megatron"]), str(tokenizer)),
+                    *("--preprocess", str(lines), str(prefixes["megatron"]), str(tokenizer)),
                 ],
             }
             for name, command in commands.items():
@@ -111,7 +113,7 @@ def main() -> None:
                 rates[name].append(lines.stat().st_size / 1e6 / seconds)
                 print(f"{name}: {seconds:.1f} s, {rates[name][-1]:.2f} MB/s, {cpu:.1f} s of CPU", flush=True)
             for end in (".bin", ".idx"):
-                contents = {prefix[name].with_name(prefix[name].name + end).read_bytes() for name in rates}
+                contents = {each.with_name(each.name + end).read_bytes() for each in prefixes.values()}
                 assert len(contents) == 1, f"the {end} files differ"
         print("medians: " + ", ".join(f"{name} {statistics.median(values):.2f} MB/s" for name, values in rates.items()))
 

@@ -49,7 +49,7 @@ class Rank:
         self._holders = [next(r for r in range(processes) if n in place(r, processes)) for n in (0, len(layers) - 1)]
         self._tied = dist.new_group(sorted(set(self._holders)))
         for stage in self._stages.values():
-            stage.forward = arithmetic(job)(stage.forward)
+            stage.forward = arithmetic(job)(stage.forward)  # type: ignore[method-assign]
         if job.options.get("compile") == "yes":
             for stage in self._stages.values():
                 stage.compile()

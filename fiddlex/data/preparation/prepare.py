@@ -303,7 +303,7 @@ def _train(task: Preparation, pieces: list[Piece]) -> None:
     mark = task.parts / "tokenizer.sha256"
     if not (mark.exists() and os.path.exists(task.tokenizer_file)):
         train_tokenizer(pieces, Path(task.tokenizer_file), num_tokens=task.train_tokens, json_key=task.json_key)
-        mark.write_text(_digest(task.tokenizer_file), encoding="utf-8")
+        write_whole(mark, _digest(task.tokenizer_file))
     elif mark.read_text(encoding="utf-8", errors="replace") != _digest(task.tokenizer_file):
         raise ConfigError(
             f"{task.tokenizer_file} is not the file that the interrupted run of this command trained. Remove it and "

@@ -213,7 +213,7 @@ class TextGenerator:
                 raise ConfigError(
                     f"Prompt {number} has {counted(len(prompt), 'token')}, and the model sees at most "
                     f"model.seq_len={seq_len:,}: the first {len(prompt) - seq_len:,} would have no effect. Shorten the "
-                    "prompt; a model with rotary positions may take a larger model.seq_len."
+                    "prompt; a model with rotary positions and no sliding window may take a larger model.seq_len."
                 )
         return tokens
 

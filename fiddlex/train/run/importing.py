@@ -10,8 +10,7 @@ import tokenizers
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.errors import CheckpointError, DataError, is_failure
-from fiddlex.interop.architectures import sliding_window
-from fiddlex.interop.folder import described, read_settings
+from fiddlex.interop.folder import check_window, read_settings
 from fiddlex.interop.folder_tokenizer import read_tokenizer
 from fiddlex.interop.huggingface import FolderWeights
 from fiddlex.models.registry import make_model
@@ -44,7 +43,7 @@ def imported(folder: Path, program: Program, fresh: Weights) -> Weights:
     config = program.config
     saved = replaced(config, read_settings(folder))
     check_fits(saved, config, folder)
-    _check_window(folder, config)
+    check_window(folder, config)
     _check_tokenizer(folder, config)
     model, layout = make_model(saved), program.layout
     stored = FolderWeights(folder, model)
@@ -80,19 +79,10 @@ def converted(folder: Path, program: Program) -> Weights:
             + f"\nConvert it as it is, or start a run of the other kind with train.init_from=hf:{folder}."
         )
     check_fits(saved, config, folder)
-    _check_window(folder, config)
+    check_window(folder, config)
     layout = program.layout
     shardings = layout.master_shardings(program.mesh)
     return FolderWeights(folder, program.model).read(layout.shapes, shardings, layout.placement.layers)
-
-
-def _check_window(folder: Path, config: Config) -> None:
-    window = sliding_window(described(folder))
-    if window is not None and config.model.seq_len > window:
-        raise CheckpointError(
-            f"model.seq_len={config.model.seq_len} is above the {window} positions that attention spans in {folder}: "
-            f"fiddlex has no sliding window, and would compute another model. Set model.seq_len={window} or less."
-        )
 
 
 def _leaves(tree: Weights, path: Keys = ()) -> set[Keys]:

@@ -16,9 +16,17 @@ LOCK, PART = "lock", "part"
 
 
 def require_absent(target: Path) -> None:
-    """Raises CheckpointError when there is anything at `target`, which --target names, be it a broken link."""
-    if os.path.lexists(target):
-        raise CheckpointError(f"--target={target} is there already. Name another directory, or move it away.")
+    """Raises CheckpointError when anything but an empty directory is at `target`, which --target names.
+
+    A new directory cannot take the place of a link or a mount.
+    """
+    with writing(target, named_by="--target"):
+        whole = not target.is_symlink() and target.is_dir() and not os.path.ismount(target)
+        if os.path.lexists(target) and not (whole and next(target.iterdir(), None) is None):
+            raise CheckpointError(
+                f"--target={target} is there already, and is no empty directory that a new one can replace. Name "
+                "another directory, or move it away."
+            )
 
 
 @contextlib.contextmanager
@@ -29,8 +37,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     process left there.
 
     Raises:
-      CheckpointError: when the target is there already, something else is in the way, another process is making the
-        target, or the file system refuses.
+      CheckpointError: when the target is there already and no empty directory, something else is in the way, another
+        process is making the target, or the file system refuses.
     """
     target = Path(os.path.abspath(target))
     require_absent(target)

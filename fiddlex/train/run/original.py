@@ -15,14 +15,15 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from fiddlex.config import Config
+from fiddlex.config.whole_files import write_whole
 from fiddlex.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer, make_tokenizer
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.architectures import settings_of
 from fiddlex.interop.folder import described, folder_of, read_json
 from fiddlex.interop.folder_tokenizer import copy_own_file, copy_tokenizer, copy_tokenizer_files
-from fiddlex.train.run.workdir import OWN_TOKENIZER, writing
+from fiddlex.train.run.workdir import ORIGINAL, OWN_TOKENIZER, writing
 
-ORIGINAL = os.path.dirname(OWN_TOKENIZER)  # subdirectory of a workdir
+KIND = ("family", "task", "qk_norm", "qkv_bias")  # fields of a model that tell its class in transformers
 
 
 def keep_original(folder: Path, workdir: Path) -> Path | None:
@@ -67,11 +68,7 @@ def copy_description(workdir: Path, config: Config, folder: Path) -> None:
     with contextlib.suppress(ConfigError):
         if (workdir / ORIGINAL / "config.json").exists():
             model = settings_of(read_json(workdir / ORIGINAL))["model"]
-            if (model.family, model.task, model.qk_norm) == (
-                config.model.family,
-                config.model.task,
-                config.model.qk_norm,
-            ):
+            if all(getattr(model, name) == getattr(config.model, name) for name in KIND):
                 copy_own_file("config.json", workdir / ORIGINAL, folder)
 
 
@@ -93,7 +90,7 @@ def write_tokenizer(config: Config, workdir: Path, folder: Path) -> Tokenizer | 
     if spec == "bytes" and (config.model.task != "lm" or config.model.vocab_size != ByteTokenizer.vocab_size):
         return None
     if spec == "bytes":
-        _byte_tokenizer().save(str(target))
+        write_whole(target, _byte_tokenizer().to_str(pretty=True))
         return make_tokenizer(str(target))
     source = Path(os.path.abspath(os.path.expanduser(spec)))
     if not source.is_file():

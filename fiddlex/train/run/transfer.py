@@ -23,7 +23,7 @@ from fiddlex.models.weights import Weights
 from fiddlex.parallel.sharding import on_devices, on_host
 from fiddlex.schedules.placement import PADDING
 from fiddlex.train.run.best import restore_result
-from fiddlex.train.run.workdir import described_differences, read_config
+from fiddlex.train.run.workdir import check_original_window, described_differences, read_config
 from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import WeightLayout
 
@@ -38,6 +38,7 @@ SAME_FIELDS = (
     "model.kv_heads",
     "model.head_size",
     "model.qk_norm",
+    "model.qkv_bias",
     "model.tied_embeddings",
     "model.rope_base",
     "model.rope_scaling",
@@ -100,6 +101,7 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], We
     workdir = Path(os.path.expanduser(workdir))  # Path.expanduser fails for an unknown user
     saved = read_config(workdir, named_by="train.init_from")
     check_fits(saved, config, workdir)
+    check_original_window(workdir, config)
     source = replaced(config, {"model": saved.model, "data.labels": saved.data.labels, **FLUSHED})
     program = Program(source, mesh)
     state = restore_result(workdir, saved, program)

@@ -35,6 +35,7 @@ from fiddlex.config.schedule_source import Kind, source_of
 from fiddlex.config.small_files import read_small
 from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import CheckpointError, ConfigError
+from fiddlex.interop.folder import check_window
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.text import to_csv
 from fiddlex.train.run.kept_schedule import TABLE, keep_other_table, with_table
@@ -45,7 +46,8 @@ logger = logging.getLogger(__name__)
 TOKENS = "tokens"  # subdirectory in which several processes keep the tokens of text
 DIGESTS = "data.json"  # by the field that names data: what identifies them, whatever their path (`Dataset.digests`)
 PROBE = ".probe"  # file by which the processes of a run find out whether they share a workdir
-OWN_TOKENIZER = "huggingface/tokenizer.json"  # of a workdir that was converted from a folder of transformers
+ORIGINAL = "huggingface"  # subdirectory with what is kept of the folder of transformers that the weights came from
+OWN_TOKENIZER = f"{ORIGINAL}/tokenizer.json"
 
 # Changing one of these fields would change the shapes of the weights.
 SHAPE_FIELDS = (
@@ -58,6 +60,7 @@ SHAPE_FIELDS = (
     "model.kv_heads",
     "model.head_size",
     "model.qk_norm",
+    "model.qkv_bias",
     "model.tied_embeddings",
     "model.mlp_size",
     "model.vocab_size",
@@ -333,6 +336,17 @@ def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
             )
         listed = "\n  ".join(different)
         raise CheckpointError(f"The weights in --workdir={workdir} are those of another model:\n  {listed}\n{remedy}")
+    check_original_window(workdir, config)
+
+
+def check_original_window(workdir: Path, config: Config) -> None:
+    """Checks that sequences are no longer than the sliding window of the model that a workdir's weights came from.
+
+    Raises:
+      CheckpointError: when `model.seq_len` is above it, or what the workdir keeps of the model cannot be read.
+    """
+    if (workdir / ORIGINAL / "config.json").exists():
+        check_window(workdir / ORIGINAL, config)
 
 
 def described_differences(names: Iterable[str], saved: Config, config: Config) -> list[str]:

@@ -16,10 +16,14 @@ def names(folder: pathlib.Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_it_appears_whole(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("empty", [False, True])
+def test_it_appears_whole(empty: bool, tmp_path: pathlib.Path) -> None:
+    """Where nothing is, or an empty directory."""
+    if empty:
+        (tmp_path / "new").mkdir()
     with new_folder(tmp_path / "new") as made:
         (made / "a").write_text("1")
-        assert not (tmp_path / "new").exists()
+        assert not (tmp_path / "new" / "a").exists()
     assert names(tmp_path) == {"new"}
     assert names(tmp_path / "new") == {"a"}
 
@@ -55,10 +59,14 @@ def test_folders_of_the_user_are_left_alone(tmp_path: pathlib.Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "notes").write_text("precious")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for name, message in (("new", "is in the way"), ("there", "is there already"), ("link", "is there already")):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").symlink_to(tmp_path / "empty")
+    (tmp_path / "file").touch()
+    for name in ("new", "there", "link", "other", "file"):
+        message = "is in the way" if name == "new" else "is there already, and is no empty directory"
         with pytest.raises(CheckpointError, match=message), new_folder(tmp_path / name):
             pass
-    assert names(tmp_path) == {"new.tmp", ".new.fiddlex-part", "there", "link"}
+    assert names(tmp_path) == {"new.tmp", ".new.fiddlex-part", "there", "link", "other", "empty", "file"}
     assert all((tmp_path / name / "notes").exists() for name in ("new.tmp", ".new.fiddlex-part", "there"))
 
 
