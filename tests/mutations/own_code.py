@@ -11,7 +11,7 @@ MUTATIONS = (
         "layers-that-take-whole-sequences-get-parts",
         "fiddlex/config/config.py",
         old="if value and not getattr(family(name), fact):",
-        new="if not value and not getattr(family(name), fact):",
+        new="if value > 1 and not getattr(family(name), fact):",
         tests=(FAMILY,),
     ),
     Mutation(

@@ -74,6 +74,7 @@ def test_bytes_are_those_of_a_ring_played_step_by_step(num_bytes, sizes):
 def test_a_group_within_a_server_costs_no_more_than_one_across_servers(name, num_bytes, size):
     topology = load_topology(name)
     width = topology.links[0].devices
+    size = min(size, width)
     within = topology.rings(1, size, num_devices=size)
     across = topology.rings(width, size)
     assert {ring.link for ring in within} <= {topology.links[0]}
