@@ -143,7 +143,7 @@ def _distance(first: Any, second: Any = None) -> float:
 
 def step_seconds(hidden: int, stash_dtypes: Sequence[str]) -> dict[str, float]:
     """Seconds of a training step on this machine, the least of `REPEATS` steps of each, taken in turn."""
-    steps = {}
+    steps: dict[str, list[Any]] = {}
     for stash_dtype in stash_dtypes:
         program = make_program(make_config(StashCase(hidden, stash_dtype, 2, 0, 2000)))
         shapes = program.source.abstract_inputs

@@ -5,6 +5,7 @@ every program under `fixed_settings`, so that a run computes the same bits whate
 """
 
 import functools
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -110,7 +111,7 @@ class Program:
         return self.step.lower(self.abstract_state, self.source.abstract_inputs)
 
     @property
-    def compiler_options(self) -> dict[str, bool | int]:
+    def compiler_options(self) -> dict[str, Any]:
         """The compiler options that differ from XLA's defaults, on GPUs.
 
         The first makes XLA schedule work between the start and the end of collectives. The second keeps XLA from
@@ -119,7 +120,7 @@ class Program:
         """
         if self.mesh.devices.flat[0].platform != "gpu":
             return {}
-        options: dict[str, bool | int] = {"xla_gpu_enable_latency_hiding_scheduler": True}
+        options: dict[str, Any] = {"xla_gpu_enable_latency_hiding_scheduler": True}
         if self.config.mesh.collective_matmul:
             options["xla_gpu_all_gather_combine_threshold_bytes"] = 0
         sizes = self.layout.pipeline.spec.sizes
