@@ -100,6 +100,7 @@ _CLAIM = _for(
     ["jobset"],
     flags.DEFINE_string("volume_claim", "", "claim of the volume that is mounted at the workdir's first folder"),
 )
+_QUEUE = _for(["jobset"], flags.DEFINE_string("queue", "", "Kueue's queue, which starts the job when there is room"))
 _SLICES = _for(["jobset"], flags.DEFINE_integer("num_slices", 1, "number of equal slices of TPUs", lower_bound=1))
 _HOSTS = _for(["mpi", "ssh"], flags.DEFINE_list("hosts", [], "names of the hosts, separated by commas"))
 _PORT = _for(
@@ -188,7 +189,7 @@ def _file(kind: str) -> str:
         options = SlurmOptions(_PARTITION.value, _ACCOUNT.value, _QOS.value, _TIME_LIMIT.value, _CPUS.value)
         return slurm_script(job, options)
     if kind == "jobset":
-        return jobset_manifest(job, JobSetOptions(_IMAGE.value, _CLAIM.value, _PORT.value))
+        return jobset_manifest(job, JobSetOptions(_IMAGE.value, _CLAIM.value, _PORT.value, _QUEUE.value))
     return {"mpi": mpi_script, "ssh": ssh_script}[kind](job, hosts=_HOSTS.value, port=_PORT.value)
 
 

@@ -30,7 +30,7 @@ CASES = {
     ),
     "jobset_gpu.yaml": (
         *("jobset", *_PLAIN, "--topology=h100", "--num_devices=16", "--config.mesh.data=4", "--image=registry/image:1"),
-        *("--volume_claim=claim", "--env=GREETING=it's $HOME: 1"),
+        *("--volume_claim=claim", "--env=GREETING=it's $HOME: 1", "--queue=team-a"),
     ),
     "jobset_tpu.yaml": (
         *("jobset", *_PLAIN, "--topology=tpu_v5e", "--num_devices=8", "--image=image", "--volume_claim=claim"),

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import re
 import shutil
 import subprocess
 from typing import Any
@@ -11,98 +12,18 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fiddlex.cluster.topology import load_topology
+from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.launch.job import Job, Options, make_job
 from fiddlex.launch.jobset import JobSetOptions, jobset_manifest
 from fiddlex.launch.shell import assignments, command_line
 from tests.launch.cases import CASES, GOLDEN
+from tests.launch.jobset_rules import refusals
 from tests.programs import call
 
 SCRIPTS = [name for name in CASES if name.endswith(".sh")]
 MANIFESTS = [name for name in CASES if name.endswith(".yaml")]
-# Of the CRD of jobset.x-k8s.io/v1alpha2 and of Kubernetes' Job and Pod, what a manifest may use: the type of each
-# field, `!` where it is required, and lists of one element.
-SCHEMA = {
-    "apiVersion!": "jobset.x-k8s.io/v1alpha2",
-    "kind!": "JobSet",
-    "metadata!": {"name!": str, "annotations": dict},
-    "spec!": {
-        "network": {"enableDNSHostnames": bool, "subdomain": str},
-        "failurePolicy": {
-            "maxRestarts": int,
-            "rules": [{"name!": str, "action!": "FailJobSet", "onJobFailureReasons": [str]}],
-        },
-        "replicatedJobs": [
-            {
-                "name!": str,
-                "replicas": int,
-                "template!": {
-                    "spec!": {
-                        "completionMode": "Indexed",
-                        "parallelism": int,
-                        "completions": int,
-                        "backoffLimit": int,
-                        "podFailurePolicy": {
-                            "rules!": [
-                                {
-                                    "action!": "FailJob",
-                                    "onPodConditions": [{"type!": str, "status!": str}],
-                                    "onExitCodes": {"containerName": str, "operator!": "NotIn", "values!": [int]},
-                                }
-                            ]
-                        },
-                        "template!": {
-                            "spec!": {
-                                "restartPolicy": "Never",  # a podFailurePolicy requires it
-                                "terminationGracePeriodSeconds": int,
-                                "nodeSelector": dict,
-                                "containers!": [
-                                    {
-                                        "name!": str,
-                                        "image": str,
-                                        "command": [str],
-                                        "env": [{"name!": str, "value": str}],
-                                        "ports": [{"containerPort!": int}],
-                                        "resources": {"limits": dict},
-                                        "volumeMounts": [{"name!": str, "mountPath!": str}],
-                                    }
-                                ],
-                                "volumes": [
-                                    {
-                                        "name!": str,
-                                        "persistentVolumeClaim": {"claimName!": str},
-                                        "emptyDir": {"medium": str},
-                                    }
-                                ],
-                            }
-                        },
-                    }
-                },
-            }
-        ],
-    },
-}
-
-
-def check(value: Any, schema: Any, where: str = "") -> None:
-    """Asserts that a value of YAML has the form of the schema."""
-    if isinstance(schema, dict):
-        assert isinstance(value, dict), where
-        names = {name.rstrip("!"): rule for name, rule in schema.items()}
-        assert value.keys() <= names.keys(), (where, value.keys() - names.keys())
-        assert {name[:-1] for name in schema if name.endswith("!")} <= value.keys(), where
-        for name, inner in value.items():
-            check(inner, names[name], f"{where}.{name}")
-    elif isinstance(schema, list):
-        assert isinstance(value, list), where
-        for inner in value:
-            check(inner, schema[0], f"{where}[]")
-    elif isinstance(schema, type):
-        assert type(value) is schema, (where, value)
-    else:
-        assert value == schema, where
 
 
 def make(train: list[str], *, workdir: str = "/shared/run", **options: Any) -> Job:
@@ -124,19 +45,86 @@ def test_shells_read_the_scripts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_manifests_have_the_form_of_a_jobset(name: str) -> None:
+def test_clusters_take_the_manifests(name: str) -> None:
     manifest = yaml.safe_load((GOLDEN / name).read_text())
-    check(manifest, SCHEMA)
+    assert refusals(manifest) == []
     (replicated,) = manifest["spec"]["replicatedJobs"]
     pod = replicated["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    # The longest name of a pod is a label of DNS.
-    assert len(f"{'n' * 40}-{replicated['name']}-999-9999-12345") <= 63
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     if "nodeSelector" in pod:  # the pods of a slice hold its chips
         edges = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
         chips = replicated["template"]["spec"]["parallelism"] * container["resources"]["limits"]["google.com/tpu"]
         assert math.prod(map(int, edges)) == chips
+
+
+@pytest.mark.parametrize("topology", catalogue())
+@pytest.mark.parametrize("num_devices", [4, 16, 256])
+def test_clusters_take_manifests_of_all_topologies(topology: str, num_devices: int) -> None:
+    config = Config()
+    config.mesh.data = num_devices
+    options = Options(python="python", name="n" * 40)
+    job = make_job(
+        config,
+        ["train"],
+        topology=load_topology(topology),
+        num_devices=num_devices,
+        workdir="/shared/run",
+        options=options,
+    )
+    manifest = jobset_manifest(job, JobSetOptions("image", "claim", port=1, queue="q" * 63))
+    assert refusals(yaml.safe_load(manifest)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "refusal"),
+    [
+        (["spec", "failurePolicy", "rules", 0, "name"], "given-up", "may have letters, digits, _ , and : only"),
+        (["spec", "failurePolicy", "rules", 0, "name"], "evicted", "two rules have the name evicted"),
+        (["spec", "failurePolicy", "rules", 0, "onJobFailureReasons"], ["Other"], "Other is no reason"),
+        (["spec", "failurePolicy", "restartStrategy"], "Restart", "'Restart' is none of"),
+        (["spec", "restarts"], 1, "$.spec has no field restarts"),
+        (["metadata", "name"], "n" * 50, "is no label of DNS"),
+        (["spec", "replicatedJobs", 0, "template", "spec", "backofLimit"], 0, "backofLimit"),
+    ],
+)
+def test_a_manifest_that_clusters_refuse(path: list[str | int], value: object, refusal: str) -> None:
+    manifest = yaml.safe_load((GOLDEN / "jobset_gpu.yaml").read_text())
+    inner = manifest
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    assert refusal in "\n".join(refusals(manifest))
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "action"),
+    [
+        ("PodFailurePolicy", "Pod a/run-host-0-0-x has condition DisruptionTarget matching FailJob rule at index 0", 1),
+        (
+            "PodFailurePolicy",
+            "Container train for pod a/run-host-0-1-x failed with exit code 143 matching FailJob rule at index 1",
+            1,
+        ),
+        (
+            "PodFailurePolicy",
+            "Container train for pod a/run-host-0-1-x failed with exit code 137 matching FailJob rule at index 1",
+            None,
+        ),
+        ("BackoffLimitExceeded", "Job has reached the specified backoff limit", 0),
+    ],
+)
+def test_which_rule_a_failed_job_meets(status: str, message: str, action: int | None) -> None:
+    manifest = yaml.safe_load((GOLDEN / "jobset_gpu.yaml").read_text())
+    rules = manifest["spec"]["failurePolicy"]["rules"]
+    met = [
+        index
+        for index, rule in enumerate(rules)
+        if status in rule["onJobFailureReasons"]
+        and any(re.search(each, message) for each in rule.get("onJobFailureMessagePatterns", [""]))
+    ]
+    assert met == ([] if action is None else [action])
+    assert [rule["action"] for rule in rules] == ["FailJobSet", "RestartJobSetAndIgnoreMaxRestarts"]
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

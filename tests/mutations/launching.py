@@ -15,6 +15,13 @@ MUTATIONS = (
         tests=(f"{FILES}::test_kubernetes_reads_words_and_variables_as_they_are",),
     ),
     Mutation(
+        "rule-of-a-jobset-by-a-name-that-clusters-refuse",
+        "fiddlex/launch/jobset.py",
+        old='"given_up"',
+        new='"given-up"',
+        tests=(f"{FILES}::test_clusters_take_manifests_of_all_topologies",),
+    ),
+    Mutation(
         "all-processes-of-a-host-on-the-same-gpus",
         "fiddlex/launch/programs.py",
         old="first = int(rank) * devices_per_process",
