@@ -184,6 +184,7 @@ def _pod(job: Job, options: JobSetOptions) -> dict[str, Any]:
 
 
 def _tpu_labels(job: Job) -> dict[str, str]:
+    assert job.topology
     if job.topology.hosts is None:
         raise ConfigError(f"topology {job.topology.name} has no name of GKE's for its chips: add [hosts] to its file.")
     return {

@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fiddlex.errors import ConfigError
 from fiddlex.launch.job import Job, Options, make_job
 from fiddlex.launch.jobset import JobSetOptions, jobset_manifest
 from fiddlex.launch.shell import assignments, command_line
+from fiddlex.launch.slurm_site import save_time_warning
 from tests.launch.cases import CASES, GOLDEN
 from tests.launch.jobset_rules import refusals
 from tests.programs import call
@@ -182,3 +184,43 @@ def test_the_path_of_a_config_file_is_made_absolute(tmp_path: pathlib.Path) -> N
     assert f"'--config={tmp_path}/mine.py:a b'" in done.stdout
     assert """'--config.data.source=text:it'"'"'s'""" in done.stdout
     assert "--config.optimizer.zero1=True" in done.stdout
+
+
+SCONTROL = r"""#!/bin/bash
+case $* in
+    *config*) printf 'InactiveLimit = 0 sec\nKillWait                = 30 sec\n' ;;
+    *low*) echo 'PartitionName=low AllowGroups=ALL Default=NO GraceTime=120 Hidden=NO' ;;
+    *) printf 'PartitionName=%s Default=%s GraceTime=%s Hidden=NO\n' low NO 120 main YES 5 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("partition", "grace_s", "told"),
+    [
+        ("", 31, "has KillWait=30 s to save; before it preempts one of partition main, GraceTime=5 s more."),
+        ("low", 31, "has KillWait=30 s to save; before it preempts one of partition low, GraceTime=120 s more."),
+        ("low", 30, ""),
+    ],
+)
+def test_the_time_that_slurm_gives_is_told(
+    partition: str, grace_s: int, told: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    warning = save_time_warning(partition, grace_s)
+    assert told in warning
+    assert bool(told) == bool(warning)
+    (tmp_path / "scontrol").write_text("#!/bin/bash\necho 'no controller' >&2; exit 1\n")
+    assert save_time_warning(partition, grace_s) == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no such table")
+def test_the_kernels_name_of_a_process_has_no_blank(tmp_path: pathlib.Path) -> None:
+    text = "import pathlib\nfrom fiddlex.config import Config\n\n\ndef get_config():\n"
+    text += "    pathlib.Path(__file__).with_name('name').write_text(pathlib.Path('/proc/self/comm').read_text())\n"
+    (tmp_path / "mine.py").write_text(text + "    return Config()\n")
+    arguments = ["--topology=h100", "--num_devices=1", "--workdir=/shared/run", f"--config={tmp_path}/mine.py"]
+    call("fiddlex", "launch", "slurm", *arguments)
+    assert (tmp_path / "name").read_text() == "fiddlex-launch\n"

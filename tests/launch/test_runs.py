@@ -72,6 +72,13 @@ def test_the_processes_of_a_host_share_its_gpus(environment: dict[str, str], ids
     assert programs.local_device_ids(2, environment) == ids
 
 
+def test_the_first_task_leaves_the_status_of_the_run(tmp_path: pathlib.Path) -> None:
+    for rank, folder in ((0, "a"), (1, "b"), (0, "missing/c")):
+        programs.leave_status(143, {programs.STATUS_FILE: str(tmp_path / folder), "SLURM_PROCID": str(rank)})
+    programs.leave_status(1, {"SLURM_PROCID": "0"})
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "143\n")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "workdir"),
     [
