@@ -17,7 +17,7 @@ from tests.launch.test_supervised_runs import losses, newest_loss, wait_for_step
 from tests.programs import call
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(MISSING, reason="needs root, and Slurm and munge of Debian")]
-STEPS = 300
+STEPS = 600
 
 
 @pytest.fixture(scope="module")
