@@ -30,6 +30,7 @@ from fiddlex.launch.job import Job, Options, make_job
 from fiddlex.launch.jobset import JobSetOptions, jobset_manifest
 from fiddlex.launch.mpi import mpi_script
 from fiddlex.launch.slurm import SlurmOptions, slurm_script
+from fiddlex.launch.slurm_site import save_time_warning
 from fiddlex.launch.ssh import ssh_script
 from fiddlex.launch.supervisor import MAX_RESTARTS, Limits, supervise
 
@@ -71,7 +72,16 @@ _PER_HOST = _for(
     ),
 )
 _PROCESSES_PER_HOST = _for(
-    _FILES, flags.DEFINE_integer("processes_per_host", 1, "number of processes of a host of GPUs", lower_bound=1)
+    _FILES, flags.DEFINE_integer("processes_per_host", 1, "number of processes of a host without TPUs", lower_bound=1)
+)
+_FAKE = _for(
+    ["slurm", "mpi", "ssh"],
+    flags.DEFINE_integer(
+        "fake_devices",
+        None,
+        "number of CPU devices of each process, for hosts without accelerators, in place of --topology",
+        lower_bound=1,
+    ),
 )
 _GRACE_S = _for(
     _FILES,
@@ -100,6 +110,7 @@ _CLAIM = _for(
     ["jobset"],
     flags.DEFINE_string("volume_claim", "", "claim of the volume that is mounted at the workdir's first folder"),
 )
+_QUEUE = _for(["jobset"], flags.DEFINE_string("queue", "", "Kueue's queue, which starts the job when there is room"))
 _SLICES = _for(["jobset"], flags.DEFINE_integer("num_slices", 1, "number of equal slices of TPUs", lower_bound=1))
 _HOSTS = _for(["mpi", "ssh"], flags.DEFINE_list("hosts", [], "names of the hosts, separated by commas"))
 _PORT = _for(
@@ -165,7 +176,10 @@ def _start(kind: str, words: list[str]) -> int:
         name += f" ({socket.gethostname()}{f', rank {rank}' if rank else ''})"
     limits = Limits(max_restarts=_MAX_RESTARTS.value, elastic=_ELASTIC.value)
     workdir = programs.flag_value("workdir", command)
-    return supervise(commands, limits, workdir=pathlib.Path(workdir) if workdir else None, name=name)
+    status = supervise(commands, limits, workdir=pathlib.Path(workdir) if workdir else None, name=name)
+    if kind == "task":
+        programs.leave_status(status, os.environ)
+    return status
 
 
 def _require(kind: str, **values: object) -> None:
@@ -176,8 +190,8 @@ def _require(kind: str, **values: object) -> None:
 
 def _file(kind: str) -> str:
     """The text of the job file."""
-    needed = {"config": flags.FLAGS["config"].value, "topology": _TOPOLOGY.value, "num_devices": _NUM_DEVICES.value}
-    needed["workdir"] = _WORKDIR.value
+    needed = {"config": flags.FLAGS["config"].value, "topology": _TOPOLOGY.value or _FAKE.value}
+    needed |= {"num_devices": _NUM_DEVICES.value, "workdir": _WORKDIR.value}
     if kind == "jobset":
         needed |= {"image": _IMAGE.value, "volume_claim": _CLAIM.value}
     elif kind != "slurm":
@@ -186,9 +200,11 @@ def _file(kind: str) -> str:
     job = _job()
     if kind == "slurm":
         options = SlurmOptions(_PARTITION.value, _ACCOUNT.value, _QOS.value, _TIME_LIMIT.value, _CPUS.value)
+        if warning := save_time_warning(options.partition, _GRACE_S.value):
+            logger.warning("%s", warning)
         return slurm_script(job, options)
     if kind == "jobset":
-        return jobset_manifest(job, JobSetOptions(_IMAGE.value, _CLAIM.value, _PORT.value))
+        return jobset_manifest(job, JobSetOptions(_IMAGE.value, _CLAIM.value, _PORT.value, _QUEUE.value))
     return {"mpi": mpi_script, "ssh": ssh_script}[kind](job, hosts=_HOSTS.value, port=_PORT.value)
 
 
@@ -199,6 +215,11 @@ def _job() -> Job:
         logger.warning(
             "train.checkpoint_every=0: a restart would begin at step 0. Set --config.train.checkpoint_every."
         )
+    for flag in (_TOPOLOGY, _PER_HOST):
+        if _FAKE.value and flag.value is not None:
+            raise ConfigError(
+                f"--{flag.name} changes nothing beside --fake_devices, which is for hosts without accelerators."
+            )
     pairs = [pair.partition("=") for pair in _ENV.value]
     for pair in pairs:
         if not pair[1]:
@@ -209,6 +230,7 @@ def _job() -> Job:
         name=_NAME.value,
         devices_per_host=_PER_HOST.value,
         processes_per_host=_PROCESSES_PER_HOST.value,
+        fake_devices=_FAKE.value,
         num_slices=_SLICES.value,
         grace_s=_GRACE_S.value,
         max_restarts=_MAX_RESTARTS.value,
@@ -219,7 +241,7 @@ def _job() -> Job:
     return make_job(
         config.validate(),
         _train(),
-        topology=load_topology(_TOPOLOGY.value),
+        topology=load_topology(_TOPOLOGY.value) if _TOPOLOGY.value else None,
         num_devices=_NUM_DEVICES.value,
         workdir=_WORKDIR.value,
         options=options,

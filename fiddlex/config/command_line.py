@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from absl import app, flags
+from absl import app, command_name, flags
 from ml_collections import config_flags
 
 from fiddlex.config import Config, interrupts, library_log, progress, rules
@@ -309,6 +309,8 @@ class _HelpFlag(flags.BooleanFlag):
 
 
 def _parse_flags(argv: list[str], *, module: str) -> list[str]:
+    # absl has put "fiddlex train" into the kernel's table of processes, which many programs split at blanks.
+    command_name.set_kernel_process_name(os.path.basename(sys.argv[0]).replace(" ", "-"))
     argument: str = getattr(sys.modules[module], "ARGUMENT", "")
     takes_program = hasattr(sys.modules[module], "TAKES_PROGRAM")
     _, program = split_program(argv)

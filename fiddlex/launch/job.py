@@ -28,6 +28,7 @@ class Options:
       name: the job's name; empty: the last part of the workdir.
       devices_per_host: number of devices of each host; None: as the topology has it.
       processes_per_host: number of processes of each host.
+      fake_devices: number of CPU devices of each process, for hosts without accelerators; None: the topology's devices.
       num_slices: number of equal slices of TPUs.
       grace_s: seconds from the notice that the job will be ended to its end; a checkpoint is saved in them.
       max_restarts: number of restarts at most.
@@ -39,6 +40,7 @@ class Options:
     name: str = ""
     devices_per_host: int | None = None
     processes_per_host: int = 1
+    fake_devices: int | None = None
     num_slices: int = 1
     grace_s: int = 300
     max_restarts: int = MAX_RESTARTS
@@ -55,17 +57,17 @@ class Job:
       name: its name.
       workdir: the absolute path of the run's directory, which all hosts share.
       train: the train command after `fiddlex`: `train --config=…`.
-      topology: the devices and their hosts.
+      topology: the devices and their hosts; None: CPU devices.
       num_hosts: number of hosts.
       devices_per_process: number of devices of each process.
-      slice_shape: edges of a slice of TPUs; empty for GPUs.
+      slice_shape: edges of a slice of TPUs; empty for others.
       options: what the user has chosen.
     """
 
     name: str
     workdir: str
     train: tuple[str, ...]
-    topology: Topology
+    topology: Topology | None
     num_hosts: int
     devices_per_process: int
     slice_shape: tuple[int, ...]
@@ -78,8 +80,18 @@ class Job:
 
     @property
     def runs_on_tpus(self) -> bool:
-        """Whether the devices are TPUs; otherwise they are GPUs."""
+        """Whether the devices are TPUs."""
         return bool(self.slice_shape)
+
+    @property
+    def runs_on_gpus(self) -> bool:
+        """Whether the devices are GPUs."""
+        return self.topology is not None and not self.runs_on_tpus
+
+    @property
+    def gpu_flags(self) -> list[str]:
+        """The flags by which a task that Slurm or Open MPI starts takes its share of the GPUs of its host."""
+        return [f"--devices_per_process={self.devices_per_process}"] * self.runs_on_gpus
 
     @property
     def title(self) -> str:
@@ -89,26 +101,28 @@ class Job:
             "one process" if self.options.processes_per_host == 1 else f"{self.options.processes_per_host} processes"
         )
         hosts = "one host" if self.num_hosts == 1 else f"{self.num_hosts} hosts"
-        chip = " ".join(self.topology.chip.name.split())  # a comment in a job file has one line
+        name = self.topology.chip.name if self.topology else "CPU device"
+        chip = " ".join(name.split())  # a comment in a job file has one line
         return f"{devices} × {chip} on {hosts}, {processes} per host"
 
     def task(self, *flags: str, train_flags: Sequence[str] = (), python: str = "") -> list[str]:
         """The command line of a process: `launch task`, with flags for itself and for the train command."""
         python = self.options.python or python or sys.executable
         elastic = ["--elastic"] * self.options.elastic
+        fake = [f"--fake_devices={self.options.fake_devices}"] * (self.options.fake_devices is not None)
         own = [f"--max_restarts={self.options.max_restarts}", *elastic, *flags]
-        return [python, "-P", "-m", "fiddlex", "launch", "task", *own, "--", *self.train, *train_flags]
+        return [python, "-P", "-m", "fiddlex", "launch", "task", *own, "--", *self.train, *train_flags, *fake]
 
 
 def make_job(
-    config: Config, train: Sequence[str], *, topology: Topology, num_devices: int, workdir: str, options: Options
+    config: Config, train: Sequence[str], *, topology: Topology | None, num_devices: int, workdir: str, options: Options
 ) -> Job:
     """Checks what a job is made of, and works out its hosts and processes.
 
     Args:
       config: the config of the run, validated.
       train: the train command after `fiddlex`.
-      topology: the devices.
+      topology: the devices; None: CPU devices.
       num_devices: how many devices the run has.
       workdir: the run's directory.
       options: what the user has chosen.
@@ -129,9 +143,11 @@ def make_job(
     for variable in options.environment:
         if not _VARIABLE.fullmatch(variable):
             raise ConfigError(f"--env: {variable!r} is no name of a variable. Write --env=NAME=VALUE.")
-    tpus = topology.compiler is not None and topology.compiler.platform == "tpu"
-    num_hosts, per_host, shape = _hosts(topology, num_devices, tpus, options)
     processes = options.processes_per_host
+    tpus = topology is not None and topology.compiler is not None and topology.compiler.platform == "tpu"
+    if options.fake_devices is not None:
+        options = dataclasses.replace(options, devices_per_host=options.fake_devices * processes)
+    num_hosts, per_host, shape = _hosts(topology, num_devices, tpus, options)
     if processes > 1 and tpus:
         raise ConfigError(f"--processes_per_host={processes}: a host of TPUs has one process. Leave it out.")
     if per_host % processes:
@@ -158,17 +174,22 @@ def _check_mesh(config: Config, num_devices: int) -> None:
     )
 
 
-def _hosts(topology: Topology, num_devices: int, tpus: bool, options: Options) -> tuple[int, int, tuple[int, ...]]:
-    """Number of hosts, of devices of each, and the shape of a slice; empty for GPUs."""
+def _hosts(
+    topology: Topology | None, num_devices: int, tpus: bool, options: Options
+) -> tuple[int, int, tuple[int, ...]]:
+    """Number of hosts, of devices of each, and the shape of a slice; empty where the devices are no TPUs."""
     slices = options.num_slices
     if slices > 1 and not tpus:
         raise ConfigError(f"--num_slices={slices}: only TPUs come in slices. Leave it out.")
     if num_devices % slices:
         raise ConfigError(f"--num_slices={slices} does not divide --num_devices={num_devices}. Use equal slices.")
     group = num_devices // slices  # devices that whole hosts hold: a slice, or all GPUs
-    shape = _slice(topology, group) if tpus else ()
-    per_host = options.devices_per_host or _devices_of_host(topology, group, tpus)
-    if per_host % topology.chip.devices_per_chip:
+    shape = _slice(topology, group) if topology and tpus else ()
+    per_host = options.devices_per_host
+    if per_host is None:
+        assert topology  # without one, `fake_devices` has told
+        per_host = _devices_of_host(topology, group, tpus)
+    if topology and per_host % topology.chip.devices_per_chip:
         raise ConfigError(
             f"--devices_per_host={per_host} is not a multiple of {topology.chip.devices_per_chip}, the devices of each "
             f"{topology.chip.name}. A host has whole chips."
@@ -176,8 +197,7 @@ def _hosts(topology: Topology, num_devices: int, tpus: bool, options: Options) -
     if group % per_host:
         raise ConfigError(
             f"{counted(group, 'device')} cannot fill hosts of {counted(per_host, 'device')}. Use a multiple of "
-            f"{per_host}, or give "
-            "--devices_per_host."
+            f"{per_host}, or give another --{'devices_per_host' if topology else 'fake_devices'}."
         )
     return num_devices // per_host, per_host, shape
 

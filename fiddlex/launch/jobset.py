@@ -2,8 +2,11 @@
 
 On TPUs, GKE tells each pod of the others, and jax finds the processes. On GPUs the manifest names the first pod, whose
 name the JobSet's headless service resolves, and each pod takes its rank from its index. A pod that Kubernetes evicts
-saves together with all others; all end with status 143, and the JobSet starts all pods again. It also does so when a
-pod is lost or killed, but not when a supervisor has given up (status 1) or the config has a mistake (status 2).
+saves together with all others; all end with status 143, and the JobSet starts all pods again, however often that
+happens. When a pod is killed otherwise, it starts them again `max_restarts` times. It does not when a supervisor has
+given up (status 1) or the config has a mistake (status 2).
+
+JobSet's release 0.10 is the first that tells evictions from other failures, by what the failed Job says of its end.
 """
 
 import dataclasses
@@ -18,12 +21,17 @@ from fiddlex.errors import ConfigError
 from fiddlex.launch.job import Job
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_CLAIM = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_LONGEST_CLAIM = 253
+_OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LONGEST_OBJECT = 253
+_LONGEST_QUEUE = 63  # of the value of a label
 _LONGEST = 40  # of 63 characters of a pod's name; indices and the names of its jobs take the others
 _TPU_PORTS = (8471, 8482, 8080)  # of libtpu, of jax's coordinator, and between slices
 _CONTAINER = "train"
 _FAILED, _MISUSED = 1, 2  # the statuses with which a supervisor does not want to be started again
+_STOPPED = 143  # the status after SIGTERM and a save
+# The messages of a Job of which a pod was evicted, in the words of Kubernetes' Job controller: it names the pod that
+# ended first, which is the evicted one, or one that saved together with it.
+_EVICTED = ("has condition DisruptionTarget", f"failed with exit code {_STOPPED} ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,18 +42,20 @@ class JobSetOptions:
       image: the container image, which has fiddlex.
       volume_claim: the claim of a volume that all pods share; mounted at the first folder of the workdir's path.
       port: the coordinator's port, for GPUs.
+      queue: Kueue's queue that admits the job; empty: none.
     """
 
     image: str
     volume_claim: str
     port: int
+    queue: str = ""
 
 
 def jobset_manifest(job: Job, options: JobSetOptions) -> str:
     """The manifest, in YAML.
 
     Raises:
-      ConfigError: for an elastic run, or for a name, claim, workdir or command that Kubernetes cannot have.
+      ConfigError: for an elastic run, or for a name, claim, queue, workdir or command that Kubernetes cannot have.
     """
     if job.options.elastic:
         raise ConfigError(
@@ -56,26 +66,31 @@ def jobset_manifest(job: Job, options: JobSetOptions) -> str:
             f"the job's name {job.name!r} must have at most {_LONGEST} lower-case letters, digits and -, from a letter "
             "to a letter or digit. Give one with --name."
         )
-    if not _CLAIM.fullmatch(options.volume_claim) or len(options.volume_claim) > _LONGEST_CLAIM:
-        raise ConfigError(
-            f"--volume_claim={options.volume_claim} must have at most {_LONGEST_CLAIM} lower-case letters, digits, - "
-            "and ., as names of Kubernetes."
-        )
+    _check_name("volume_claim", options.volume_claim, longest=_LONGEST_OBJECT)
+    if options.queue:
+        _check_name("queue", options.queue, longest=_LONGEST_QUEUE)
     replicated = {"name": "slice" if job.runs_on_tpus else "host", "replicas": job.options.num_slices}
     failure_policy = {
         "maxRestarts": job.options.max_restarts,
+        "restartStrategy": "BlockingRecreate",  # no pod starts while one of before still saves into the workdir
         "rules": [
             {
-                "name": "given-up",
+                "name": "given_up",  # JobSet takes no hyphen here
                 "action": "FailJobSet",
                 "onJobFailureReasons": ["BackoffLimitExceeded"],
-            }
+            },
+            {
+                "name": "evicted",
+                "action": "RestartJobSetAndIgnoreMaxRestarts",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+                "onJobFailureMessagePatterns": [*_EVICTED],
+            },
         ],
     }
     manifest = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": _metadata(job),
+        "metadata": _metadata(job, options.queue),
         "spec": {
             "network": {"enableDNSHostnames": True, "subdomain": job.name},
             "failurePolicy": failure_policy,
@@ -91,8 +106,17 @@ def jobset_manifest(job: Job, options: JobSetOptions) -> str:
     return f"# {job.title}.\n# Made by fiddlex launch. To start it: kubectl apply -f FILE.\n{text}"
 
 
-def _metadata(job: Job) -> dict[str, Any]:
+def _check_name(flag: str, name: str, *, longest: int) -> None:
+    if not _OBJECT.fullmatch(name) or len(name) > longest:
+        raise ConfigError(
+            f"--{flag}={name} must have at most {longest} lower-case letters, digits, - and ., as names of Kubernetes."
+        )
+
+
+def _metadata(job: Job, queue: str) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": job.name}
+    if queue:
+        metadata["labels"] = {"kueue.x-k8s.io/queue-name": queue}
     if job.runs_on_tpus:  # a slice is a node pool, which one Job of the set has for itself
         key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
         metadata["annotations"] = {key: "cloud.google.com/gke-nodepool"}
@@ -160,6 +184,7 @@ def _pod(job: Job, options: JobSetOptions) -> dict[str, Any]:
 
 
 def _tpu_labels(job: Job) -> dict[str, str]:
+    assert job.topology
     if job.topology.hosts is None:
         raise ConfigError(f"topology {job.topology.name} has no name of GKE's for its chips: add [hosts] to its file.")
     return {

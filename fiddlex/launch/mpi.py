@@ -44,7 +44,7 @@ def mpi_script(job: Job, *, hosts: Sequence[str], port: int) -> str:
       ConfigError: for TPUs, an elastic run, or hosts that are too few or too many.
     """
     if job.runs_on_tpus:
-        raise ConfigError("launch mpi is for GPUs. Start slices of TPUs with launch jobset or launch ssh.")
+        raise ConfigError("launch mpi is for GPUs and CPUs. Start slices of TPUs with launch jobset or launch ssh.")
     if job.options.elastic:
         raise ConfigError("--elastic: mpirun ends all processes with the first. Use launch slurm or launch ssh.")
     check_hosts(hosts, job)
@@ -53,9 +53,7 @@ def mpi_script(job: Job, *, hosts: Sequence[str], port: int) -> str:
     flags = ["-np", str(job.num_processes), "-N", str(per_host), "--bind-to", "none"]
     for name in job.options.environment:
         flags += ["-x", name]
-    task = job.task(
-        f"--devices_per_process={job.devices_per_process}", train_flags=coordinator_flags(job, hosts[0], port)
-    )
+    task = job.task(*job.gpu_flags, train_flags=coordinator_flags(job, hosts[0], port))
     command = command_line(mpirun, flags, ["bash", "-c", _PROCESS, "process"], task=task)
     head = HEADER.format(title=job.title, submit="bash FILE, from a host that reaches all by ssh")
     lines = [head, "set -u", *assignments(job.options.environment), f"{command} \\\n{_WAIT}"]

@@ -1,10 +1,13 @@
 """The command lines of the processes that `launch local` and `launch task` start."""
 
+import logging
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 
 from fiddlex.errors import ConfigError
+
+logger = logging.getLogger("fiddlex.launch")
 
 PROGRAMS = ("train", "evaluate", "generate", "benchmark")  # those of which several processes make a run
 # Flags of these programs that `launch` sets, and the flag of `launch` with which the user does.
@@ -15,6 +18,7 @@ _SET_BY_LOCAL = {
     "fake_devices": "--devices_per_process",
 }
 _SET_BY_BOTH = {"elastic": "--elastic"}
+STATUS_FILE = "FIDDLEX_STATUS_FILE"  # the variable by which a job file asks for the run's status (`leave_status`)
 _LOCAL_RANKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
@@ -105,3 +109,17 @@ def local_device_ids(devices_per_process: int, environment: Mapping[str, str]) -
         raise ConfigError(f"{name}={rank!r} is no rank among the processes of a host. Unset this variable.")
     first = int(rank) * devices_per_process
     return ",".join(map(str, range(first, first + devices_per_process)))
+
+
+def leave_status(status: int, environment: Mapping[str, str]) -> None:
+    """Writes how the run ended to the file that a job file asks for; the task of rank 0 does, which is always there.
+
+    Args:
+      status: the status that the task exits with.
+      environment: the variables of the launcher.
+    """
+    if STATUS_FILE in environment and environment.get("SLURM_PROCID") == "0":
+        try:
+            pathlib.Path(environment[STATUS_FILE]).write_text(f"{status}\n")
+        except OSError as error:  # the job file goes by the launcher's own status then
+            logger.warning("%s cannot be written: %s", environment[STATUS_FILE], error.strerror)

@@ -2,7 +2,8 @@
 
 jax finds the processes by the variables of `srun`. The supervisor in each task restarts the program; Slurm starts the
 job again when it was preempted, lost a node or came near its time limit. Then SIGTERM reaches the tasks, all of them
-save at one step and end with status 143, and the script asks Slurm to requeue the job.
+save at one step and end with status 143, and the script asks Slurm to requeue the job. The task of rank 0 leaves its
+status in a file of this job and restart, from which the script learns that the run has saved.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import re
 
 from fiddlex.errors import ConfigError
 from fiddlex.launch.job import Job
+from fiddlex.launch.programs import STATUS_FILE
 from fiddlex.launch.shell import HEADER, assignments, command_line
 
 _PLAIN = re.compile(r"[A-Za-z0-9/._+,:@=-]+")  # what sbatch reads literally in an #SBATCH line
@@ -17,8 +19,13 @@ _TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|UNLIMITED|
 # A job that scancel ends is not RUNNING any more when its tasks have ended, and stays cancelled.
 _REQUEUE = """\
 status=$?
-if [[ $status == 143 && $(squeue --noheader --job="$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
-    scontrol requeue "$SLURM_JOB_ID" # the tasks have saved, because of a preemption or the time limit
+# The run's own status, from the task of rank 0: that of srun also counts tasks that an elastic run has lost.
+if [[ -s $FIDDLEX_STATUS_FILE ]]; then status=$(<"$FIDDLEX_STATUS_FILE"); fi
+rm -f "$FIDDLEX_STATUS_FILE"
+job=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID} # the other id may be that of a whole array
+job=${job:-$SLURM_JOB_ID}
+if [[ $status == 143 && $(squeue --noheader --job="$job" --format=%T) == RUNNING ]]; then
+    scontrol requeue "$job" # the run has saved, because of a preemption or the time limit
 fi
 exit "$status"
 """
@@ -50,14 +57,14 @@ def slurm_script(job: Job, options: SlurmOptions) -> str:
       ConfigError: for TPUs, or for a value that an #SBATCH line cannot have.
     """
     if job.runs_on_tpus:
-        raise ConfigError("launch slurm is for GPUs. Start slices of TPUs with launch jobset or launch ssh.")
+        raise ConfigError("launch slurm is for GPUs and CPUs. Start slices of TPUs with launch jobset or launch ssh.")
     shared = job.options
     cpus = options.cpus_per_task
     valued = {
         "job-name": job.name,
         "nodes": job.num_hosts,
         "ntasks-per-node": shared.processes_per_host,
-        "gpus-per-node": job.devices_per_process * shared.processes_per_host,
+        "gpus-per-node": job.devices_per_process * shared.processes_per_host if job.runs_on_gpus else "",
         "cpus-per-task": cpus or "",
         "mem": "" if cpus else 0,
         "partition": options.partition,
@@ -73,13 +80,15 @@ def slurm_script(job: Job, options: SlurmOptions) -> str:
     lines += ["#SBATCH --no-kill"] * shared.elastic  # without it, Slurm ends and requeues a job that loses a node
     srun = [
         "srun",
+        *["--no-kill"] * shared.elastic,  # that of sbatch does not reach the step
         "--kill-on-bad-exit=0",
         f"--wait={0 if shared.elastic else shared.grace_s}",  # from the end of the first task to that of the others
         f"--cpus-per-task={cpus}" if cpus else "--cpu-bind=none",
     ]
-    task = job.task(f"--devices_per_process={job.devices_per_process}")
+    task = job.task(*job.gpu_flags)
     head = HEADER.format(title=job.title, submit="mkdir -p WORKDIR && sbatch FILE; Slurm writes its log there")
-    body = ["set -u", *assignments(shared.environment), command_line(srun, task=task), _REQUEUE]
+    status_file = f"export {STATUS_FILE}={job.workdir}/slurm-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}.status"
+    body = ["set -u", *assignments(shared.environment), status_file, command_line(srun, task=task), _REQUEUE]
     return head + "\n".join(lines) + "\n\n" + "\n".join(body)
 
 

@@ -92,7 +92,7 @@ def ssh_script(job: Job, *, hosts: Sequence[str], port: int) -> str:
     ]
     for rank in range(job.num_processes):
         index, local = divmod(rank, options.processes_per_host)
-        devices = "" if job.runs_on_tpus else f" {_devices(local * size, size)}"
+        devices = f" {_devices(local * size, size)}" if job.runs_on_gpus else ""
         lines.append(f"start {rank} {hosts[index]}{devices}")
     # The others of an elastic run go on when one ends, and rank 0, which is always there, tells how the run ended.
     ends = {"deadline": "", "keep": "if ((rank == 0)); then status=$code; fi", "then": "", "later": ""}

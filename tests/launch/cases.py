@@ -16,6 +16,7 @@ CASES = {
         *("--partition=gpu", "--account=me", "--qos=low", "--time_limit=1-00:00:00", "--cpus_per_task=12"),
         *("--grace_s=120", "--max_restarts=5", "--name=tiny", "--env=NCCL_DEBUG=INFO", "--env=GREETING=it's $HOME"),
     ),
+    "slurm_cpu.sh": (*("slurm", *_PLAIN, "--fake_devices=2", "--processes_per_host=2", "--num_devices=8"),),
     "mpi_gpu.sh": (
         *("mpi", *_PLAIN, "--topology=h100", "--num_devices=16", "--config.mesh.data=4"),
         *("--hosts=node0,node1", "--processes_per_host=2", "--env=NCCL_DEBUG=INFO"),
@@ -30,7 +31,7 @@ CASES = {
     ),
     "jobset_gpu.yaml": (
         *("jobset", *_PLAIN, "--topology=h100", "--num_devices=16", "--config.mesh.data=4", "--image=registry/image:1"),
-        *("--volume_claim=claim", "--env=GREETING=it's $HOME: 1"),
+        *("--volume_claim=claim", "--env=GREETING=it's $HOME: 1", "--queue=team-a"),
     ),
     "jobset_tpu.yaml": (
         *("jobset", *_PLAIN, "--topology=tpu_v5e", "--num_devices=8", "--image=image", "--volume_claim=claim"),

@@ -2,8 +2,10 @@
 
 import math
 import pathlib
+import re
 import shutil
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,98 +13,19 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fiddlex.cluster.topology import load_topology
+from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import Config
 from fiddlex.errors import ConfigError
 from fiddlex.launch.job import Job, Options, make_job
 from fiddlex.launch.jobset import JobSetOptions, jobset_manifest
 from fiddlex.launch.shell import assignments, command_line
+from fiddlex.launch.slurm_site import save_time_warning
 from tests.launch.cases import CASES, GOLDEN
+from tests.launch.jobset_rules import refusals
 from tests.programs import call
 
 SCRIPTS = [name for name in CASES if name.endswith(".sh")]
 MANIFESTS = [name for name in CASES if name.endswith(".yaml")]
-# Of the CRD of jobset.x-k8s.io/v1alpha2 and of Kubernetes' Job and Pod, what a manifest may use: the type of each
-# field, `!` where it is required, and lists of one element.
-SCHEMA = {
-    "apiVersion!": "jobset.x-k8s.io/v1alpha2",
-    "kind!": "JobSet",
-    "metadata!": {"name!": str, "annotations": dict},
-    "spec!": {
-        "network": {"enableDNSHostnames": bool, "subdomain": str},
-        "failurePolicy": {
-            "maxRestarts": int,
-            "rules": [{"name!": str, "action!": "FailJobSet", "onJobFailureReasons": [str]}],
-        },
-        "replicatedJobs": [
-            {
-                "name!": str,
-                "replicas": int,
-                "template!": {
-                    "spec!": {
-                        "completionMode": "Indexed",
-                        "parallelism": int,
-                        "completions": int,
-                        "backoffLimit": int,
-                        "podFailurePolicy": {
-                            "rules!": [
-                                {
-                                    "action!": "FailJob",
-                                    "onPodConditions": [{"type!": str, "status!": str}],
-                                    "onExitCodes": {"containerName": str, "operator!": "NotIn", "values!": [int]},
-                                }
-                            ]
-                        },
-                        "template!": {
-                            "spec!": {
-                                "restartPolicy": "Never",  # a podFailurePolicy requires it
-                                "terminationGracePeriodSeconds": int,
-                                "nodeSelector": dict,
-                                "containers!": [
-                                    {
-                                        "name!": str,
-                                        "image": str,
-                                        "command": [str],
-                                        "env": [{"name!": str, "value": str}],
-                                        "ports": [{"containerPort!": int}],
-                                        "resources": {"limits": dict},
-                                        "volumeMounts": [{"name!": str, "mountPath!": str}],
-                                    }
-                                ],
-                                "volumes": [
-                                    {
-                                        "name!": str,
-                                        "persistentVolumeClaim": {"claimName!": str},
-                                        "emptyDir": {"medium": str},
-                                    }
-                                ],
-                            }
-                        },
-                    }
-                },
-            }
-        ],
-    },
-}
-
-
-def check(value: Any, schema: Any, where: str = "") -> None:
-    """Asserts that a value of YAML has the form of the schema."""
-    if isinstance(schema, dict):
-        assert isinstance(value, dict), where
-        names = {name.rstrip("!"): rule for name, rule in schema.items()}
-        assert value.keys() <= names.keys(), (where, value.keys() - names.keys())
-        assert {name[:-1] for name in schema if name.endswith("!")} <= value.keys(), where
-        for name, inner in value.items():
-            check(inner, names[name], f"{where}.{name}")
-    elif isinstance(schema, list):
-        assert isinstance(value, list), where
-        for inner in value:
-            check(inner, schema[0], f"{where}[]")
-    elif isinstance(schema, type):
-        assert type(value) is schema, (where, value)
-    else:
-        assert value == schema, where
 
 
 def make(train: list[str], *, workdir: str = "/shared/run", **options: Any) -> Job:
@@ -124,14 +47,12 @@ def test_shells_read_the_scripts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_manifests_have_the_form_of_a_jobset(name: str) -> None:
+def test_clusters_take_the_manifests(name: str) -> None:
     manifest = yaml.safe_load((GOLDEN / name).read_text())
-    check(manifest, SCHEMA)
+    assert refusals(manifest) == []
     (replicated,) = manifest["spec"]["replicatedJobs"]
     pod = replicated["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    # The longest name of a pod is a label of DNS.
-    assert len(f"{'n' * 40}-{replicated['name']}-999-9999-12345") <= 63
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     if "nodeSelector" in pod:  # the pods of a slice hold its chips
         edges = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
@@ -151,6 +72,75 @@ def test_a_pod_asks_for_chips_of_which_jax_makes_two_devices(num_devices: int, h
     assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
     labels = {"cloud.google.com/gke-tpu-accelerator": "tpu7x", "cloud.google.com/gke-tpu-topology": shape}
     assert pod["nodeSelector"] == labels
+
+
+@pytest.mark.parametrize("topology", catalogue())
+@pytest.mark.parametrize("num_devices", [4, 16, 256])
+def test_clusters_take_manifests_of_all_topologies(topology: str, num_devices: int) -> None:
+    config = Config()
+    config.mesh.data = num_devices
+    options = Options(python="python", name="n" * 40)
+    job = make_job(
+        config,
+        ["train"],
+        topology=load_topology(topology),
+        num_devices=num_devices,
+        workdir="/shared/run",
+        options=options,
+    )
+    manifest = jobset_manifest(job, JobSetOptions("image", "claim", port=1, queue="q" * 63))
+    assert refusals(yaml.safe_load(manifest)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "refusal"),
+    [
+        (["spec", "failurePolicy", "rules", 0, "name"], "given-up", "may have letters, digits, _ , and : only"),
+        (["spec", "failurePolicy", "rules", 0, "name"], "evicted", "two rules have the name evicted"),
+        (["spec", "failurePolicy", "rules", 0, "onJobFailureReasons"], ["Other"], "Other is no reason"),
+        (["spec", "failurePolicy", "restartStrategy"], "Restart", "'Restart' is none of"),
+        (["spec", "restarts"], 1, "$.spec has no field restarts"),
+        (["metadata", "name"], "n" * 50, "is no label of DNS"),
+        (["spec", "replicatedJobs", 0, "template", "spec", "backofLimit"], 0, "backofLimit"),
+    ],
+)
+def test_a_manifest_that_clusters_refuse(path: list[str | int], value: object, refusal: str) -> None:
+    manifest = yaml.safe_load((GOLDEN / "jobset_gpu.yaml").read_text())
+    inner = manifest
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    assert refusal in "\n".join(refusals(manifest))
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "action"),
+    [
+        ("PodFailurePolicy", "Pod a/run-host-0-0-x has condition DisruptionTarget matching FailJob rule at index 0", 1),
+        (
+            "PodFailurePolicy",
+            "Container train for pod a/run-host-0-1-x failed with exit code 143 matching FailJob rule at index 1",
+            1,
+        ),
+        (
+            "PodFailurePolicy",
+            "Container train for pod a/run-host-0-1-x failed with exit code 137 matching FailJob rule at index 1",
+            None,
+        ),
+        ("BackoffLimitExceeded", "Job has reached the specified backoff limit", 0),
+    ],
+)
+def test_which_rule_a_failed_job_meets(status: str, message: str, action: int | None) -> None:
+    manifest = yaml.safe_load((GOLDEN / "jobset_gpu.yaml").read_text())
+    rules = manifest["spec"]["failurePolicy"]["rules"]
+    met = [
+        index
+        for index, rule in enumerate(rules)
+        if status in rule["onJobFailureReasons"]
+        and any(re.search(each, message) for each in rule.get("onJobFailureMessagePatterns", [""]))
+    ]
+    assert met == ([] if action is None else [action])
+    assert [rule["action"] for rule in rules] == ["FailJobSet", "RestartJobSetAndIgnoreMaxRestarts"]
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
@@ -208,3 +198,43 @@ def test_the_path_of_a_config_file_is_made_absolute(tmp_path: pathlib.Path) -> N
     assert f"'--config={tmp_path}/mine.py:a b'" in done.stdout
     assert """'--config.data.source=text:it'"'"'s'""" in done.stdout
     assert "--config.optimizer.zero1=True" in done.stdout
+
+
+SCONTROL = r"""#!/bin/bash
+case $* in
+    *config*) printf 'InactiveLimit = 0 sec\nKillWait                = 30 sec\n' ;;
+    *low*) echo 'PartitionName=low AllowGroups=ALL Default=NO GraceTime=120 Hidden=NO' ;;
+    *) printf 'PartitionName=%s Default=%s GraceTime=%s Hidden=NO\n' low NO 120 main YES 5 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("partition", "grace_s", "told"),
+    [
+        ("", 31, "has KillWait=30 s to save; before it preempts one of partition main, GraceTime=5 s more."),
+        ("low", 31, "has KillWait=30 s to save; before it preempts one of partition low, GraceTime=120 s more."),
+        ("low", 30, ""),
+    ],
+)
+def test_the_time_that_slurm_gives_is_told(
+    partition: str, grace_s: int, told: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    warning = save_time_warning(partition, grace_s)
+    assert told in warning
+    assert bool(told) == bool(warning)
+    (tmp_path / "scontrol").write_text("#!/bin/bash\necho 'no controller' >&2; exit 1\n")
+    assert save_time_warning(partition, grace_s) == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no such table")
+def test_the_kernels_name_of_a_process_has_no_blank(tmp_path: pathlib.Path) -> None:
+    text = "import pathlib\nfrom fiddlex.config import Config\n\n\ndef get_config():\n"
+    text += "    pathlib.Path(__file__).with_name('name').write_text(pathlib.Path('/proc/self/comm').read_text())\n"
+    (tmp_path / "mine.py").write_text(text + "    return Config()\n")
+    arguments = ["--topology=h100", "--num_devices=1", "--workdir=/shared/run", f"--config={tmp_path}/mine.py"]
+    call("fiddlex", "launch", "slurm", *arguments)
+    assert (tmp_path / "name").read_text() == "fiddlex-launch\n"

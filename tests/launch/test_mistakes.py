@@ -7,6 +7,7 @@ from tests.programs import call
 RUN = ("--config=gpt_tiny", "--topology=h100", "--num_devices=8", "--workdir=/shared/run")
 TPU = ("--config=gpt_tiny", "--topology=tpu_v5e", "--num_devices=8", "--workdir=/shared/run")
 TPU7X = ("--config=gpt_tiny", "--topology=tpu_7x", "--num_devices=8", "--workdir=/shared/run")
+CPU = ("--config=gpt_tiny", "--num_devices=8", "--workdir=/shared/run")
 POD = ("--image=image", "--volume_claim=claim")
 LOCAL = ("local", "--processes=2", "--devices_per_process=2")
 
@@ -34,12 +35,21 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
         (["slurm", *RUN, "--devices_per_host=3"], "8 devices cannot fill hosts of 3 devices."),
         (["slurm", *RUN, "--env=A"], "--env=A has no value. Write --env=NAME=VALUE."),
         (["slurm", *RUN, "--env=A B=1"], "--env: 'A B' is no name of a variable."),
-        (["slurm", *TPU], "launch slurm is for GPUs. Start slices of TPUs with launch jobset or launch ssh."),
+        (["slurm", *RUN, "--fake_devices=2"], "--topology changes nothing beside --fake_devices, which is for hosts "),
+        (
+            ["slurm", "--fake_devices=3", *CPU],
+            "8 devices cannot fill hosts of 3 devices. Use a multiple of 3, or give an",
+        ),
+        (["slurm", *TPU], "launch slurm is for GPUs and CPUs. Start slices of TPUs with launch jobset or launch ssh."),
         (["mpi", *RUN, "--hosts=a,b"], "--hosts names 2 hosts, and the job needs 1: 8 × H100-SXM5-80GB on one host, "),
         (["mpi", *RUN, "--hosts=a", "--elastic"], "--elastic: mpirun ends all processes with the first."),
         (["ssh", *RUN, "--hosts=-oProxyCommand=x"], "--hosts: '-oProxyCommand=x' is no name of a host."),
         (["ssh", *RUN, "--devices_per_host=4", "--hosts=a,a"], "--hosts names a twice."),
         (["jobset", *RUN, *POD, "--name=Run"], "the job's name 'Run' must have at most 40 lower-case letters"),
+        (
+            ["jobset", *RUN, *POD, "--queue=Team"],
+            "--queue=Team must have at most 63 lower-case letters, digits, - and .",
+        ),
         (["jobset", *RUN, *POD, "--num_slices=2"], "--num_slices=2: only TPUs come in slices. Leave it out."),
         (["jobset", *TPU, *POD, "--num_slices=3"], "--num_slices=3 does not divide --num_devices=8."),
         (["jobset", *TPU, *POD, "--num_slices=4"], "no slice of tpu_v5e has 2 devices (at most 256)."),

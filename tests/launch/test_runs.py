@@ -1,8 +1,10 @@
-"""Training that `launch` starts equals training in one process: by `local`, and by a script for ssh."""
+"""Training that `launch` starts equals training in one process: by `local`, and by scripts for ssh and Open MPI."""
 
 import os
 import pathlib
 import re
+import shutil
+import signal
 import subprocess
 import sys
 
@@ -10,12 +12,14 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.config.overrides import replaced
 from fiddlex.errors import ConfigError
 from fiddlex.launch import programs
 from fiddlex.launch.supervisor import Limits, supervise
 from fiddlex.train import loop
 from tests.cluster.pods import free_port
 from tests.cluster.test_processes import as_flags, make_config, numbers  # a fixture
+from tests.launch.test_supervised_runs import losses, wait_for_step
 from tests.programs import EXPERIMENTS, ROOT, call
 
 SSH = '#!/bin/bash\nwhile (($# > 2)); do shift; done\nexec sh -c "$2"\n'
@@ -46,6 +50,33 @@ def test_training_equals_that_of_one_process(
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(numbers(tmp_path / "run"), numbers(tmp_path / "one"), rtol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")
+def test_a_notice_to_open_mpi_saves_the_run(
+    tiny_config: Config, tmp_path: pathlib.Path, config_file: pathlib.Path
+) -> None:
+    fields = {"train.num_steps": 600, "train.checkpoint_every": 100, "train.eval_every": 0}
+    config = make_config(tiny_config, "2x1x1", fields)
+    loop.train(replaced(config, {"mesh.data": 1}), tmp_path / "one")
+    run = [f"--config={config_file}", *as_flags(config), f"--workdir={tmp_path / 'run'}", f"--port={free_port()}"]
+    hosts = ["--hosts=localhost", "--processes_per_host=2", "--num_devices=2", "--fake_devices=1"]
+    call("launch", "mpi", *run, *hosts, f"--write={tmp_path / 'job'}")
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    for status in (143, 0):
+        with subprocess.Popen(
+            [tmp_path / "job"], env=os.environ | allowed, stderr=subprocess.PIPE, text=True
+        ) as script:
+            if status:
+                wait_for_step(tmp_path / "run", 20)
+                script.send_signal(signal.SIGTERM)
+            _, said = script.communicate(timeout=400)
+        assert script.returncode == status, said
+        assert ("Stopped by SIGTERM" in said) == bool(status)
+    ours, theirs = losses(tmp_path / "run"), losses(tmp_path / "one")
+    assert list(ours) == list(theirs)
+    np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +137,13 @@ def test_the_processes_of_a_machine_differ_by_their_rank() -> None:
 )
 def test_the_processes_of_a_host_share_its_gpus(environment: dict[str, str], ids: str) -> None:
     assert programs.local_device_ids(2, environment) == ids
+
+
+def test_the_first_task_leaves_the_status_of_the_run(tmp_path: pathlib.Path) -> None:
+    for rank, folder in ((0, "a"), (1, "b"), (0, "missing/c")):
+        programs.leave_status(143, {programs.STATUS_FILE: str(tmp_path / folder), "SLURM_PROCID": str(rank)})
+    programs.leave_status(1, {"SLURM_PROCID": "0"})
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "143\n")]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ facts = {{"argv": sys.argv[1:], "environment": {{name: os.environ.get(name) for 
 (folder / f"{{rank}}.tmp").write_text(json.dumps(facts))
 (folder / f"{{rank}}.tmp").rename(folder / f"task-{{rank}}")
 status = os.environ.get(f"STATUS_{{rank}}", os.environ.get("STATUS", "0"))
+if rank == "0" and "LEAVES" in os.environ:
+    pathlib.Path(os.environ["FIDDLEX_STATUS_FILE"]).write_text(os.environ["LEAVES"] + "\\n")
 while status == "runs" or len(list(folder.glob("task-*"))) < 2:
     time.sleep(0.02)
 sys.exit(int(status))
@@ -119,7 +121,8 @@ def start(tmp_path: pathlib.Path) -> Start:
 
     @contextlib.contextmanager
     def started(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Script]:
-        run = ["--config=gpt_tiny", "--topology=h100", "--num_devices=8", "--devices_per_host=4", "--workdir=/s/run"]
+        run = ["--config=gpt_tiny", "--topology=h100", "--num_devices=8", "--devices_per_host=4"]
+        run += [f"--workdir={folder}"]
         words = [*arguments, *run, f"--config.data.source={ODD}", f"--env=VALUE={ODD}", "--grace_s=1"]
         script = tmp_path / "script"
         call("launch", *words, f"--python={programs / 'a task'}", f"--write={script}")
@@ -144,7 +147,7 @@ def test_each_process_gets_its_command_and_environment(kind: str, start: Start) 
         assert script.process.wait(20) == 0, (script.folder / "stderr").read_text()
         tasks = script.tasks()
     flags = [f"--max_restarts={MAX_RESTARTS}"] + ["--devices_per_process=4"] * (kind != "ssh")
-    train = ["train", "--config=gpt_tiny", "--workdir=/s/run", f"--config.data.source={ODD}"]
+    train = ["train", "--config=gpt_tiny", f"--workdir={script.folder}", f"--config.data.source={ODD}"]
     command = ["-P", "-m", "fiddlex", "launch", "task", *flags, "--", *train]
     for rank, task in enumerate(tasks):
         places = ["--coordinator_address=node0:12345", "--num_processes=2", f"--process_id={rank}"]
@@ -183,6 +186,22 @@ def test_slurm_requeues_a_job_that_has_saved(status: str, state: str, requeued: 
     assert asked.exists() == requeued
     if requeued:
         assert asked.read_text() == "requeue 7\n"
+
+
+@pytest.mark.parametrize(("left", "requeued"), [("143", True), ("0", False), ("1", False)])
+def test_slurm_goes_by_the_status_of_the_run(left: str, requeued: bool, start: Start) -> None:
+    # srun ends with 137 when an elastic run has lost a task.
+    with start(["slurm", "--elastic"], {"STATUS": "137", "LEAVES": left, "STATE": "RUNNING"}) as script:
+        assert script.process.wait(20) == int(left)
+    assert (script.folder / "scontrol").exists() == requeued
+    assert not [*script.folder.glob("slurm-*")]
+
+
+def test_slurm_requeues_a_run_of_an_array_alone(start: Start) -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
+    with start(["slurm"], {"STATUS": "143", "STATE": "RUNNING"} | array) as script:
+        assert script.process.wait(20) == 143
+    assert (script.folder / "scontrol").read_text() == "requeue 7_1\n"
 
 
 @pytest.mark.parametrize("status", ["1", "143"])

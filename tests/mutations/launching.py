@@ -22,6 +22,13 @@ MUTATIONS = (
         tests=(f"{FILES}::test_kubernetes_reads_words_and_variables_as_they_are",),
     ),
     Mutation(
+        "rule-of-a-jobset-by-a-name-that-clusters-refuse",
+        "fiddlex/launch/jobset.py",
+        old='"given_up"',
+        new='"given-up"',
+        tests=(f"{FILES}::test_clusters_take_manifests_of_all_topologies",),
+    ),
+    Mutation(
         "all-processes-of-a-host-on-the-same-gpus",
         "fiddlex/launch/programs.py",
         old="first = int(rank) * devices_per_process",
@@ -52,9 +59,30 @@ MUTATIONS = (
     Mutation(
         "a-cancelled-job-requeued",
         "fiddlex/launch/slurm.py",
-        old=' && $(squeue --noheader --job="$SLURM_JOB_ID" --format=%T) == RUNNING',
+        old=' && $(squeue --noheader --job="$job" --format=%T) == RUNNING',
         new="",
         tests=(f"{RUN}::test_slurm_requeues_a_job_that_has_saved",),
+    ),
+    Mutation(
+        "a-whole-array-requeued-for-one-of-its-runs",
+        "fiddlex/launch/slurm.py",
+        old="job=${job:-$SLURM_JOB_ID}",
+        new="job=$SLURM_JOB_ID",
+        tests=(f"{RUN}::test_slurm_requeues_a_run_of_an_array_alone",),
+    ),
+    Mutation(
+        "requeued-by-the-status-of-tasks-that-were-lost",
+        "fiddlex/launch/slurm.py",
+        old='status=$(<"$FIDDLEX_STATUS_FILE")',
+        new=":",
+        tests=(f"{RUN}::test_slurm_goes_by_the_status_of_the_run",),
+    ),
+    Mutation(
+        "status-of-the-run-from-any-task",
+        "fiddlex/launch/programs.py",
+        old=' and environment.get("SLURM_PROCID") == "0"',
+        new="",
+        tests=("tests/launch/test_runs.py::test_the_first_task_leaves_the_status_of_the_run",),
     ),
     Mutation(
         "tasks-that-ssh-started-outlive-a-killed-script",

@@ -13,6 +13,7 @@
 #SBATCH --requeue
 
 set -u
+export FIDDLEX_STATUS_FILE=/shared/run/slurm-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}.status
 srun --kill-on-bad-exit=0 --wait=300 --cpu-bind=none \
     python -P -m fiddlex launch task --max_restarts=100 --devices_per_process=8 -- \
     train \
@@ -20,7 +21,12 @@ srun --kill-on-bad-exit=0 --wait=300 --cpu-bind=none \
     --workdir=/shared/run \
     --config.mesh.data=4
 status=$?
-if [[ $status == 143 && $(squeue --noheader --job="$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
-    scontrol requeue "$SLURM_JOB_ID" # the tasks have saved, because of a preemption or the time limit
+# The run's own status, from the task of rank 0: that of srun also counts tasks that an elastic run has lost.
+if [[ -s $FIDDLEX_STATUS_FILE ]]; then status=$(<"$FIDDLEX_STATUS_FILE"); fi
+rm -f "$FIDDLEX_STATUS_FILE"
+job=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID} # the other id may be that of a whole array
+job=${job:-$SLURM_JOB_ID}
+if [[ $status == 143 && $(squeue --noheader --job="$job" --format=%T) == RUNNING ]]; then
+    scontrol requeue "$job" # the run has saved, because of a preemption or the time limit
 fi
 exit "$status"
