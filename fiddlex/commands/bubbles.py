@@ -1,4 +1,4 @@
-"""Prints the bubbles of schedules as a markdown table: the papers' formulas beside both clocks.
+"""Prints the bubbles of schedules as a markdown table: formulas beside both clocks.
 
     fiddlex bubbles [--pipe=4 --pipe=8 --chunks=2 --microbatches=32 --format=json]
     fiddlex bubbles --schedule=1f1b --schedule=/tmp/mine.py:mine --schedule=file:/tmp/mine.csv
@@ -53,8 +53,8 @@ _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON 
 
 # The bubble over the work, and the sizes at which that formula holds, as functions of p, v and m. GPipe: Huang et al.,
 # NeurIPS 2019; 1F1B, interleaved: Narayanan et al., SC 2021, section 2.2; breadth-first: Lamy-Poirier, MLSys 2023,
-# section 4; zero-bubble: Qi et al., ICLR 2024, sections 2 and 6; V-Half, V-Min: `fiddlex.schedules.v_shape`;
-# DualPipeV: `fiddlex.schedules.dual_pipe_v`.
+# section 4; zero-bubble: Qi et al., ICLR 2024, sections 2 and 6. Those of V-Half, V-Min and DualPipeV are fiddlex's own
+# (`fiddlex.schedules.v_shape`, `fiddlex.schedules.dual_pipe_v`).
 FORMULAS: dict[str, tuple[Callable[[int, int, int], float], Callable[[int, int, int], bool]]] = {
     "gpipe": (lambda p, v, m: (p - 1) / m, lambda p, v, m: v == 1),
     "1f1b": (lambda p, v, m: (p - 1) / m, lambda p, v, m: v == 1),
@@ -63,8 +63,14 @@ FORMULAS: dict[str, tuple[Callable[[int, int, int], float], Callable[[int, int, 
     "zb_h1": (lambda p, v, m: (p - 1) / (3 * m), lambda p, v, m: v == 1 and m >= p),
     "zb_h2": (lambda p, v, m: 0.0, lambda p, v, m: v == 1 and m >= 2 * p - 1),
     "zb_v": (lambda p, v, m: 0.0, lambda p, v, m: v == 2 and m >= 2 * p - 1),
-    "v_half": (lambda p, v, m: (3 * p - 4) / (6 * m), lambda p, v, m: v == 2 and p > 2 and m > p // 2),
-    "v_min": (lambda p, v, m: (4 * p - 5 + 2 * (p % 3 == 0)) / (6 * m), lambda p, v, m: v == 2 and p > 1 and m > 1),
+    "v_half": (
+        lambda p, v, m: (3 * p - (4 if p % 2 else 7)) / (6 * m),
+        lambda p, v, m: v == 2 and p > 2 and m > (p + 2) // 2,
+    ),
+    "v_min": (
+        lambda p, v, m: (4 * p - (7, 5, 9)[p % 3]) / (6 * m),
+        lambda p, v, m: v == 2 and p > 2 and m > (p + 4) // 3,
+    ),
     "dual_pipe_v": (lambda p, v, m: (p - 1) / (6 * m), lambda p, v, m: v == 2 and m >= 2 * p - 1),
 }
 # The columns: their names in JSON, and in the table.
