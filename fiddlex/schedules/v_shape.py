@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from fiddlex.schedules.buffers import Slots
 from fiddlex.schedules.repeated_blocks import even_block, repeated
 from fiddlex.schedules.schedule import Kind, Schedule
-from fiddlex.schedules.traits import Generator, Traits, with_traits
+from fiddlex.schedules.traits import Traits, with_traits
 
 
 def _half(pipe: int) -> int:
@@ -41,13 +41,23 @@ def _min_idle(pipe: int, num_microbatches: int) -> int:
     return 4 * pipe - (7, 5, 9)[pipe % 3] if pipe > 2 and num_microbatches > _third(pipe) else 0
 
 
+@functools.lru_cache(maxsize=1024)
+def _weight_stash(name: str, pipe: int, num_microbatches: int) -> int:
+    """The most I that wait for their W on a rank; more microbatches than p + 1 do not change it."""
+    generator = v_half if name == "v_half" else v_min
+    most = 0
+    for row in generator(pipe=pipe, num_microbatches=min(num_microbatches, pipe + 1)).actions:
+        most = max(most, *itertools.accumulate((each.kind is Kind.I) - (each.kind is Kind.W) for each in row))
+    return most
+
+
 @with_traits(
     Traits(
         slots=lambda p, v, m: Slots(
             2 + (m > 1),
             2 + (m > (2 + p % 2 if p > 4 else p - 1)),
             2 * min(m, _half(p)),
-            _weight_stash(v_half, p, m),
+            _weight_stash("v_half", p, m),
         ),
         splits_backward=True,
         idle_ticks=lambda p, v, m: _half_idle(p, m),
@@ -65,7 +75,7 @@ def v_half(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
 @with_traits(
     Traits(
         slots=lambda p, v, m: Slots(
-            2 + (m > 1), 2 + (m > 1 + (p > 3)), 2 * min(m, _third(p)), _weight_stash(v_min, p, m)
+            2 + (m > 1), 2 + (m > 1 + (p > 3)), 2 * min(m, _third(p)), _weight_stash("v_min", p, m)
         ),
         splits_backward=True,
         idle_ticks=lambda p, v, m: _min_idle(p, m),
@@ -88,12 +98,3 @@ def _v_schedule(
     block = even_block(placement, paces, loss_wait=loss_wait)
     assert block is not None, f"{name} on {pipe} ranks"
     return repeated(name, placement, block, num_microbatches, room=[held] * pipe, amounts=[0.5] * (2 * pipe))
-
-
-@functools.lru_cache(maxsize=1024)
-def _weight_stash(generator: Generator, pipe: int, num_microbatches: int) -> int:
-    """The most I that wait for their W on a rank; more microbatches than p + 1 do not change it."""
-    most = 0
-    for row in generator(pipe=pipe, num_microbatches=min(num_microbatches, pipe + 1)).actions:
-        most = max(most, *itertools.accumulate((each.kind is Kind.I) - (each.kind is Kind.W) for each in row))
-    return most
