@@ -44,6 +44,7 @@ SMALL = (
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     (tmp_path / "mine.py").write_text(FUNCTION)
     (tmp_path / "mine.csv").write_text(TABLE)
+    (tmp_path / "failing.py").write_text("def mine(*, pipe, chunks=1, num_microbatches):\n    return pipe / 0\n")
     return tmp_path
 
 
@@ -297,6 +298,7 @@ def test_what_a_config_file_registers_is_found_again_where_that_file_is_named(fo
             "--schedule=file:mine.csv: no layout of 4 devices and data.global_batch_size=3 has such a schedule under "
             "sync. The ranks must divide the devices, and the microbatches the examples of a replica;",
         ),
+        ("plan", (*PLANNED, "--schedule=failing.py:mine"), "failing.py, line 2: ZeroDivisionError: division by zero"),
         (
             "train",
             (*SMALL, "--config.pipeline.schedule=mine.py:eagr", "--workdir=run"),

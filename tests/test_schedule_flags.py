@@ -24,6 +24,7 @@ def test_help_has_the_flags_and_no_config():
         (["--name=auto", "--pipe=4"], "schedule auto needs --pipe and --microbatches"),
         (sizes("auto", 4, 0, 8), "schedule auto: --chunks=0 must be at least 1."),
         ([*sizes("auto", 4, 2, 8), "--cap=0.5"], "schedule auto: a cap of 0.5 on rank 0 is below 1: a microbatch goes"),
+        ([*sizes("auto", 4, 2, 8), "--cap=nan"], "--cap=nan must be greater than 0 and below"),
         ([*sizes("auto", 4, 1, 8), "--costs=forward=0"], "F of stage 0 takes 0; a search needs times above 0"),
         ([*sizes("auto", 4, 1, 8), "--semantics=2bw"], "--name=auto finds schedules that are flushed after each batch"),
         ([*sizes("auto", 4, 1, 8), "--order=strict"], "an order of their own: leave out --order=strict"),

@@ -1,4 +1,4 @@
-"""Prints the bubbles of schedules as a markdown table: the papers' formulas beside both clocks.
+"""Prints the bubbles of schedules as a markdown table: formulas beside both clocks.
 
     fiddlex bubbles [--pipe=4 --pipe=8 --chunks=2 --microbatches=32 --format=json]
     fiddlex bubbles --schedule=1f1b --schedule=/tmp/mine.py:mine --schedule=file:/tmp/mine.csv
@@ -12,7 +12,8 @@ row also has the bubble of the best schedule found (`fiddlex.synthesis`) for the
 the row's schedule, and a bubble that none can beat with the placements of stages that are searched; that takes seconds
 for each row.
 `--semantics` prints the second table instead: the time of a batch in the lockstep clock with and without a flush, for
-1, 2 and 4 microbatches a rank, by default for 1F1B and for interleaved 1F1B with two chunks.
+1, 2 and 4 microbatches a rank unless `--microbatches` is given. It is about 1F1B and about interleaved 1F1B with two
+chunks unless `--schedule` is given; `--chunks` alone is of interleaved 1F1B.
 """
 
 import functools
@@ -57,8 +58,8 @@ _FORMAT = flags.DEFINE_enum("format", "text", ["text", "json"], "json: one JSON 
 
 # The bubble over the work, and the sizes at which that formula holds, as functions of p, v and m. GPipe: Huang et al.,
 # NeurIPS 2019; 1F1B, interleaved: Narayanan et al., SC 2021, section 2.2; breadth-first: Lamy-Poirier, MLSys 2023,
-# section 4; zero-bubble: Qi et al., ICLR 2024, sections 2 and 6; V-Half, V-Min: `fiddlex.schedules.v_shape`;
-# DualPipeV: `fiddlex.schedules.dual_pipe_v`.
+# section 4; zero-bubble: Qi et al., ICLR 2024, sections 2 and 6. Those of V-Half, V-Min and DualPipeV are fiddlex's own
+# (`fiddlex.schedules.v_shape`, `fiddlex.schedules.dual_pipe_v`).
 FORMULAS: dict[str, tuple[Callable[[int, int, int], float], Callable[[int, int, int], bool]]] = {
     "gpipe": (lambda p, v, m: (p - 1) / m, lambda p, v, m: v == 1),
     "1f1b": (lambda p, v, m: (p - 1) / m, lambda p, v, m: v == 1),
@@ -67,8 +68,14 @@ FORMULAS: dict[str, tuple[Callable[[int, int, int], float], Callable[[int, int, 
     "zb_h1": (lambda p, v, m: (p - 1) / (3 * m), lambda p, v, m: v == 1 and m >= p),
     "zb_h2": (lambda p, v, m: 0.0, lambda p, v, m: v == 1 and m >= 2 * p - 1),
     "zb_v": (lambda p, v, m: 0.0, lambda p, v, m: v == 2 and m >= 2 * p - 1),
-    "v_half": (lambda p, v, m: (3 * p - 4) / (6 * m), lambda p, v, m: v == 2 and p > 2 and m > p // 2),
-    "v_min": (lambda p, v, m: (4 * p - 5 + 2 * (p % 3 == 0)) / (6 * m), lambda p, v, m: v == 2 and p > 1 and m > 1),
+    "v_half": (
+        lambda p, v, m: (3 * p - (4 if p % 2 else 7)) / (6 * m),
+        lambda p, v, m: v == 2 and p > 2 and m > (p + 2) // 2,
+    ),
+    "v_min": (
+        lambda p, v, m: (4 * p - (7, 5, 9)[p % 3]) / (6 * m),
+        lambda p, v, m: v == 2 and p > 2 and m > (p + 4) // 3,
+    ),
     "dual_pipe_v": (lambda p, v, m: (p - 1) / (6 * m), lambda p, v, m: v == 2 and m >= 2 * p - 1),
 }
 # The columns: their names in JSON, and in the table.
@@ -206,19 +213,28 @@ def _found(pipe: int, chunks: int, num_microbatches: int, *, cap: float) -> tupl
 
 def _semantics_rows(name: str) -> Iterator[Row]:
     """The time of a batch over its work, with and without a flush, and the speedup without it."""
-    schedules: list[tuple[str, int | None]] = [(each, None) for each in _SCHEDULES.value]
-    schedules = schedules or [("1f1b", None), ("interleaved_1f1b", 2)]
-    pipes = _PIPE.value or [2, 4, 8, 16, 32, 64]
-    for pipe, factor, (schedule, chunks) in itertools.product(pipes, (1, 2, 4), schedules):
-        size = factor * pipe
-        make = functools.partial(_make, schedule, pipe, chunks)
-        made = make(size)
-        semantics = make_semantics(name, num_stages=made.num_stages, batch_size=size)
-        flush, continuous = lockstep(lower(made), Costs()), steady(unroll(made, semantics, make), Costs())
-        times = (time / flush.ideal for time in (flush.makespan, continuous.period))
-        faster, ticks = flush.makespan / continuous.period, (continuous.fill_ticks, continuous.period_ticks)
-        yield schedule, pipe, made.num_chunks, size, *times, faster, *ticks
+    asked: list[int | None] = [*_CHUNKS.value] if _CHUNKS.present else [None]
+    schedules: list[tuple[str, int | None]] = list(itertools.product(_SCHEDULES.value, asked))
+    if not schedules:
+        schedules = [("interleaved_1f1b", chunks or 2) for chunks in asked]
+        schedules = schedules if _CHUNKS.present else [("1f1b", None), *schedules]
+    for pipe in _PIPE.value or [2, 4, 8, 16, 32, 64]:
+        numbers = _MICROBATCHES.value if _MICROBATCHES.present else [pipe, 2 * pipe, 4 * pipe]
+        for size, named in itertools.product(numbers, schedules):
+            yield _semantics_row(name, pipe, size, named)
+
+
+def _semantics_row(name: str, pipe: int, size: int, named: tuple[str, int | None]) -> Row:
+    schedule, chunks = named
+    make = functools.partial(_make, schedule, pipe, chunks)
+    made = make(size)
+    semantics = make_semantics(name, num_stages=made.num_stages, batch_size=size)
+    flush, continuous = lockstep(lower(made), Costs()), steady(unroll(made, semantics, make), Costs())
+    times = (time / flush.ideal for time in (flush.makespan, continuous.period))
+    faster, ticks = flush.makespan / continuous.period, (continuous.fill_ticks, continuous.period_ticks)
+    return schedule, pipe, made.num_chunks, size, *times, faster, *ticks
 
 
 def _make(name: str, pipe: int, chunks: int | None, num_microbatches: int) -> Schedule:
-    return make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
+    words = ("--pipe", "--chunks", "--microbatches")
+    return make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches, words=words)

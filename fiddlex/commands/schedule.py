@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 
 from absl import flags
 
+from fiddlex.config import rules
 from fiddlex.config.command_line import define_path, define_registering
 from fiddlex.config.output_format import check_output, output_format
 from fiddlex.config.schedule_source import FORMS, Kind, source_of
@@ -183,6 +184,8 @@ def _search(costs: Costs, chunks: int | None) -> Found:
     clock = "free_running" if _CLOCK.value == "free_running" else "lockstep"
     if pipe is None or microbatches is None:
         raise ScheduleError(f"schedule {AUTO} needs --pipe and --microbatches; only a table has its own.")
+    if cap is not None:
+        rules.positive("--cap", cap)
     for flag, value in (("--pipe", pipe), ("--chunks", chunks), ("--microbatches", microbatches)):
         if value is not None and value < 1:
             raise ScheduleError(f"schedule {AUTO}: {flag}={value} must be at least 1.")

@@ -217,7 +217,7 @@ def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[t
         for chunks, semantics in itertools.product(traits.chunks, searched):
             if chunks * pipe > layers or (semantics != "sync" and (pipe == 1 or num_microbatches < least)):
                 continue
-            if traits.slots is None and not exists(name, generator_of(name), pipe, chunks, num_microbatches):
+            if traits.slots is None and why_missing(name, generator_of(name), pipe, chunks, num_microbatches):
                 continue
             yield name, chunks, semantics
             if pipe == 1 and not traits.chunk_major:
@@ -239,13 +239,13 @@ def schedules(problem: Problem) -> Iterator[tuple[str, Traits]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def exists(name: str, generator: Generator, pipe: int, chunks: int, num_microbatches: int) -> bool:
-    """Whether a schedule exists for these sizes; the cache's key has its generator, since a file may change."""
+def why_missing(name: str, generator: Generator, pipe: int, chunks: int, num_microbatches: int) -> str:
+    """The error of a schedule for these sizes; empty if it exists. The cache's key has its generator: files change."""
     try:
         make_schedule(name, pipe=pipe, chunks=chunks, num_microbatches=num_microbatches)
-    except ScheduleError:
-        return False
-    return True
+    except ScheduleError as error:
+        return str(error)
+    return ""
 
 
 def recompute_choices(config: Config, *, flash: bool) -> tuple[str, ...]:

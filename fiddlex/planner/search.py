@@ -25,8 +25,9 @@ from fiddlex.errors import ConfigError
 from fiddlex.planner.bound import Cut, least_seconds
 from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes
 from fiddlex.planner.cost_model import CostModel, MicrobatchTimes, StepTimes, Traffic
-from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction, schedules
+from fiddlex.planner.layouts import Layout, Problem, layouts, planned_prediction, schedules, why_missing
 from fiddlex.planner.predict import Prediction
+from fiddlex.schedules.generators import generator_of
 from fiddlex.schedules.placement import LayerPlacement
 from fiddlex.schedules.weight_stream import FEWEST_CHUNKS
 from fiddlex.simulate.clock import Costs
@@ -387,11 +388,15 @@ def _check_streams(problem: Problem) -> None:
 def _uncuttable(problem: Problem) -> str:
     model, batch = problem.config.model, problem.config.data.global_batch_size
     if problem.schedules and any(layouts(dataclasses.replace(problem, schedules=()))):
+        pipe = next((number for number in range(2, problem.num_devices + 1) if problem.num_devices % number == 0), 2)
+        name = problem.schedules[0]
+        if told := why_missing(name, generator_of(name), pipe, 1, batch):
+            told = f" With pipe={pipe}, chunks=1 and num_microbatches={batch}: {told}"
         return (
             f"--schedule={','.join(problem.schedules)}: no layout of {counted(problem.num_devices, 'device')} and "
             f"data.global_batch_size={batch} has such a schedule under {', '.join(problem.semantics)}. The ranks must "
             "divide the devices, and the microbatches the examples of a replica; schedules without traits run with a "
-            "flush (sync). fiddlex schedule --name=… tells for which sizes it exists."
+            f"flush (sync). fiddlex schedule --name=… tells for which sizes it exists.{told}"
         )
     if "sync" not in problem.semantics and any(layouts(dataclasses.replace(problem, semantics=("sync",)))):
         if problem.config.optimizer.offload:

@@ -2,11 +2,12 @@
 
 "Pipeline Parallelism with Controllable Memory" (Qi et al., NeurIPS 2024), section 3, describes schedules in this way.
 All actions take one unit here. A block gives a whole schedule if no two actions of a rank meet when it repeats. F and I
-keep the order of the blocks; a W runs where its rank would wait, or where the rank's memory is full.
+keep the order of the blocks, except where their rank would wait, as it does while the pipeline fills and drains. There
+a W runs, or, if there is none, the first F or I that can. A W also runs where the rank's memory is full.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from fiddlex.schedules.schedule import Action, Kind, Schedule
@@ -42,12 +43,13 @@ def passes_of(placement: Sequence[int]) -> list[list[tuple[int, Kind]]]:
     return passes
 
 
-def even_block(placement: Sequence[int], paces: Sequence[int]) -> Block | None:
+def even_block(placement: Sequence[int], paces: Sequence[int], *, loss_wait: int = 0) -> Block | None:
     """A block whose passes go from rank to rank at an even pace, each as early as no two actions of a rank meet.
 
     Args:
       placement: the rank of each stage.
       paces: for each of `passes_of`, the units from one rank's action to the next one's.
+      loss_wait: the fewest units between the last F and the first I.
 
     Returns:
       The block, whose period is the work of the rank with most stages; None if a pass would wait too long.
@@ -59,7 +61,8 @@ def even_block(placement: Sequence[int], paces: Sequence[int]) -> Block | None:
     begin = 0
     for actions, pace in zip(passes_of(placement), paces, strict=True):
         own = [placement[stage] for stage, _ in actions]
-        for wait in range(_MOST_WAIT + 1):
+        least = loss_wait if actions[0] == (len(placement) - 1, Kind.I) else 0
+        for wait in range(least, least + _MOST_WAIT + 1):
             units = [begin + wait + pace * i for i in range(len(actions))]
             places = [(rank, unit % period) for rank, unit in zip(own, units, strict=True)]
             if all(unit not in taken[rank] for rank, unit in places):
@@ -106,7 +109,7 @@ def repeated(
 def _with_weights(
     rows: Sequence[Sequence[Action]], *, room: Sequence[float], amounts: Sequence[float]
 ) -> tuple[tuple[Action, ...], ...]:
-    """Adds the W of every I, each where its rank would wait if every action took one unit, or where memory is full.
+    """Adds the W of every I, and runs the actions of each rank in the order of the module's docstring.
 
     Args:
       rows: the F and I of each rank, in order; together they can run to their end.
@@ -116,26 +119,68 @@ def _with_weights(
     Returns:
       The rows with W. A rank holds no more than its room unless its F and I alone do.
     """
+    ranks = [_Rank(row, most, amounts) for row, most in zip(rows, room, strict=True)]
     full: list[list[Action]] = [[] for _ in rows]
-    left = [collections.deque(row) for row in rows]
-    waiting: list[collections.deque[Action]] = [collections.deque() for _ in rows]
-    holds, done = [0.0] * len(rows), set[Action]()
-    while any(left) or any(waiting):
-        ran = []
-        for rank, (queue, weights) in enumerate(zip(left, waiting, strict=True)):
-            ready = queue and all(need in done for need in queue[0].needs(len(amounts)))
-            fits = ready and holds[rank] + amounts[queue[0].stage] <= room[rank] * (1 + _ROUNDING)
-            if ready and (queue[0].kind is Kind.I or fits or not weights):
-                action = queue.popleft()
-                if action.kind is Kind.I:
-                    weights.append(action._replace(kind=Kind.W))
-            elif weights:
-                action = weights.popleft()
-            else:
-                continue
-            holds[rank] += amounts[action.stage] * ((action.kind is Kind.F) - (action.kind is Kind.W))
-            ran.append(action)
-            full[rank].append(action)
-        assert ran, "the F and I can run to their end"
-        done.update(ran)
+    done = set[Action]()
+    while any(rank.left or rank.weights for rank in ranks):
+        ran = [rank.run(done) for rank in ranks]
+        assert any(ran), "the F and I can run to their end"
+        for row, action in zip(full, ran, strict=True):
+            row.extend([action] if action else [])
+        done.update(filter(None, ran))
     return tuple(map(tuple, full))
+
+
+class _Rank:
+    """What a rank has still to run, and what it holds."""
+
+    def __init__(self, row: Sequence[Action], room: float, amounts: Sequence[float]):
+        self.left, self.weights = collections.deque(row), collections.deque[Action]()
+        self._room, self._holds, self._amounts = room * (1 + _ROUNDING), 0.0, amounts
+        self._next = {(stage, kind): Action(stage, kind, 0) for stage, kind, _ in row}
+        self._number = 1 + max(action.microbatch for action in row)  # of microbatches
+
+    def run(self, done: Set[Action]) -> Action | None:
+        """Runs one action, given those that are done; None if the rank waits."""
+        first = self.left[0] if self.left else None
+        ready = first is not None and self._ready(first, done)
+        if first and ready and (not self.weights or self._holds + self._growth(first) <= self._room):
+            action = self.left.popleft()
+        elif self.weights:
+            action = self.weights.popleft()
+        elif overtaking := self._overtaking(done):
+            self.left.remove(action := overtaking)
+        else:
+            return None
+        if action.kind is Kind.W:
+            self._holds -= self._amounts[action.stage]
+            return action
+        if action.kind is Kind.I:
+            self.weights.append(action._replace(kind=Kind.W))
+        self._next[action.stage, action.kind] = action._replace(microbatch=action.microbatch + 1)
+        self._holds += self._growth(action)
+        return action
+
+    def _overtaking(self, done: Set[Action]) -> Action | None:
+        """The first action that can run now and leaves room for all before it, given that no W waits.
+
+        The room is enough if each I frees what its F took, since its W may follow at once. Of a stage's F, or I, a
+        later one cannot run if the first cannot.
+        """
+        ready = {each for each in self._next.values() if each.microbatch < self._number and self._ready(each, done)}
+        holds = most = self._holds
+        for action in self.left if ready else ():
+            if action in ready and most + self._growth(action) <= self._room:
+                return action
+            holds += self._growth(action) - self._amounts[action.stage] * (action.kind is Kind.I)
+            most = max(most, holds)
+            ready.discard(action)
+            if not ready:
+                break
+        return None
+
+    def _ready(self, action: Action, done: Set[Action]) -> bool:
+        return all(need in done for need in action.needs(len(self._amounts)))
+
+    def _growth(self, action: Action) -> float:
+        return self._amounts[action.stage] * (action.kind is Kind.F)

@@ -331,6 +331,20 @@ MUTATIONS = (
         tests=("tests/schedules/test_text.py::test_printed_schedules",),
     ),
     Mutation(
+        "block-begins-its-backward-at-once",
+        "fiddlex/schedules/repeated_blocks.py",
+        old="least = loss_wait if actions[0]",
+        new="least = 0 if actions[0]",
+        tests=("tests/simulate/test_clock.py::test_v_half_and_v_min_are_no_slower_than_the_tables_of_their_authors",),
+    ),
+    Mutation(
+        "rank-waits-though-a-later-action-could-run",
+        "fiddlex/schedules/repeated_blocks.py",
+        old="for action in self.left if ready else ():",
+        new="for action in ():",
+        tests=("tests/simulate/test_clock.py::test_v_half_and_v_min_are_no_slower_than_the_tables_of_their_authors",),
+    ),
+    Mutation(
         "dual-pipe-v-splits-a-backward-too-many",
         "fiddlex/schedules/dual_pipe_v.py",
         old="""        *[f"{side}B" for side in drain[: rank + 1]],

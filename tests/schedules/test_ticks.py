@@ -166,10 +166,11 @@ def test_zb_h1_and_zb_h2_have_p_minus_1_ticks_above_the_work(pipe):
 
 @pytest.mark.parametrize("pipe", range(3, 9))
 def test_v_half_and_v_min_take_as_many_ticks_as_units_of_time(pipe):
-    for m in (2, pipe, 5 * pipe):
-        assert num_ticks("v_min", pipe, m, chunks=2) == 6 * m + 4 * pipe - (3 if pipe % 3 == 0 else 5)
-        if m > pipe // 2:
-            assert num_ticks("v_half", pipe, m, chunks=2) == 6 * m + 3 * pipe - 4
+    for m in (pipe, 5 * pipe):
+        if m > (pipe + 4) // 3:
+            assert num_ticks("v_min", pipe, m, chunks=2) == 6 * m + 4 * pipe - {0: 7, 1: 5, 2: 9}[pipe % 3]
+        if m > (pipe + 2) // 2:
+            assert num_ticks("v_half", pipe, m, chunks=2) == 6 * m + 3 * pipe - {0: 7, 1: 4}[pipe % 2]
 
 
 @pytest.mark.parametrize("pipe", range(1, 9))

@@ -94,14 +94,44 @@ def test_zb_v_has_no_bubble_at_unit_costs(pipe):
 def test_bubble_and_memory_of_v_half_and_v_min_at_unit_costs(pipe):
     """About a half and two thirds of the bubble of 1F1B, which is 6(p−1), with a half and a third of its memory."""
     half, third = (pipe + 2) // 2, (pipe + 4) // 3
-    for m in {half, pipe, 2 * pipe, 128 if pipe in (2, 16) else 33}:
+    for m in {half + 1, pipe + 1, 2 * pipe, 128 if pipe in (2, 16) else 33}:
         timeline = run("v_half", pipe, m, UNIT, chunks=2)
-        assert timeline.bubble == timeline.makespan - 6 * m == (3 * pipe - 4 if pipe > 2 else 3)
+        bubble = 3 * pipe - (4 if pipe % 2 else 7)
+        assert timeline.makespan - 6 * m == max(bubble, 1)  # with p = 2, the last rank starts and ends a unit later
+        assert timeline.bubble == max(bubble, 0)
         assert max(timeline.peak_inflight) == half
-    for m in {2, third, pipe, 2 * pipe, 128 if pipe in (2, 16) else 33}:
+    for m in {third + 1, pipe + 1, 2 * pipe, 128 if pipe in (2, 16) else 33}:
         timeline = run("v_min", pipe, m, UNIT, chunks=2)
-        assert timeline.bubble == timeline.makespan - 6 * m == 4 * pipe - (3 if pipe % 3 == 0 else 5)
-        assert max(timeline.peak_inflight) == min(m, third)
+        bubble = 4 * pipe - (7, 5, 9)[pipe % 3]
+        assert timeline.makespan - 6 * m == max(bubble, 1)
+        assert timeline.bubble == max(bubble, 0)
+        assert max(timeline.peak_inflight) == third
+
+
+@pytest.mark.parametrize(
+    ("name", "pipe", "m", "unit", "unequal"),
+    [
+        ("v_half", 2, 8, 49, 83),
+        ("v_half", 4, 8, 53, 95),
+        ("v_half", 4, 32, 197, 335),
+        ("v_half", 5, 8, 59, 107),
+        ("v_half", 6, 12, 83, 149),
+        ("v_half", 8, 8, 65, 127),
+        ("v_half", 8, 16, 113, 203),
+        ("v_half", 9, 18, 131, 235),
+        ("v_min", 3, 2, 19, 37),
+        ("v_min", 3, 8, 53, 105),
+        ("v_min", 5, 10, 75, 149),
+        ("v_min", 6, 6, 53, 105),
+        ("v_min", 6, 12, 89, 177),
+        ("v_min", 7, 14, 107, 213),
+        ("v_min", 9, 32, 221, 441),
+    ],
+)
+def test_v_half_and_v_min_are_no_slower_than_the_tables_of_their_authors(name, pipe, m, unit, unequal):
+    """Times of the tables that the authors' generator (`zbv_greedy`) makes, with F, I, W of 1, 1, 1 and of 2, 2, 1."""
+    assert run(name, pipe, m, UNIT, chunks=2).makespan <= unit
+    assert run(name, pipe, m, Costs(2.0, 2.0, 1.0), chunks=2).makespan <= unequal
 
 
 @PIPES
@@ -198,7 +228,6 @@ PEAKS = {
     "zb_h1": (1, lambda r, p, m: min(m, p)),
     "zb_h2": (1, lambda r, p, m: min(m, 2 * p - 1)),
     "zb_v": (2, lambda r, p, m: min(m, p, (m + r + 1) / 2)),
-    "v_half": (2, lambda r, p, m: min(m, (p + 2) // 2, (m + 1 + (r + 1) // 2) / 2)),
     "dual_pipe_v": (2, lambda r, p, m: min(m, p + 0.5, (m + r + 1) / 2)),
 }
 
@@ -212,9 +241,10 @@ def test_peaks_never_fall_with_microbatches_nor_pass_the_limit(name):
             assert run(name, pipe, m, UNIT, chunks).peak_inflight == pytest.approx(expected)
 
 
-def test_v_min_holds_a_third_on_the_rank_with_most():
-    for pipe in range(1, 9):
-        for m in range(1, 4 * pipe):
+def test_v_half_and_v_min_hold_a_half_and_a_third_on_the_rank_with_most():
+    for pipe in range(1, 13):
+        for m in range(1, 3 * pipe):
+            assert max(run("v_half", pipe, m, UNIT, 2).peak_inflight) == min(m, (pipe + 2) // 2)
             assert max(run("v_min", pipe, m, UNIT, 2).peak_inflight) == min(m, (pipe + 4) // 3)
 
 
