@@ -142,6 +142,7 @@ def _job(job: Job, options: JobSetOptions) -> dict[str, Any]:
 
 
 def _pod(job: Job, options: JobSetOptions) -> dict[str, Any]:
+    assert job.topology  # which only job files for hosts without accelerators lack
     root = _mount_path(job.workdir)
     resource = "google.com/tpu" if job.runs_on_tpus else "nvidia.com/gpu"
     environment = dict(job.options.environment)

@@ -74,7 +74,9 @@ class Slurm:
 
     def wait(self, job: str, states: str, *, timeout_s: float = 240) -> dict[str, str]:
         """Waits for a state of a job: PENDING, RUNNING, COMPLETED …"""
-        return wait_until(lambda: (found := self.job(job))["JobState"] in states.split() and found, timeout_s=timeout_s)
+        return wait_until(
+            lambda: found if (found := self.job(job))["JobState"] in states.split() else {}, timeout_s=timeout_s
+        )
 
 
 def wait_until(happened: Callable[[], T], *, timeout_s: float = 240) -> T:
