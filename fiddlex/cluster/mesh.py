@@ -255,13 +255,14 @@ def _remedy(num_devices: int, platform: str, needed: int) -> str:
         return f"{fits} or run on more devices."
     if needed > MOST_FAKE_DEVICES:
         return f"Of a CPU at most {MOST_FAKE_DEVICES:,} fake devices are made: choose a smaller mesh."
+    if (asked := os.environ.get("JAX_NUM_CPU_DEVICES")) and jax.config.jax_num_cpu_devices != -1:  # type: ignore[attr-defined]
+        return f"{fits} or unset JAX_NUM_CPU_DEVICES={asked}: fiddlex makes the fake devices itself."
     flag = re.search(r"xla_force_host_platform_device_count=\d+", os.environ.get("XLA_FLAGS", ""))
     if flag:
         return f"{fits} or take {flag.group()} out of XLA_FLAGS: fiddlex makes the fake devices itself."
     return (
         f"{fits}. Fake devices can be made only before jax starts: in a notebook that has already used jax, restart it "
-        "and build the Trainer first, or call fiddlex.cluster.mesh.request_devices before anything else; unset "
-        "JAX_NUM_CPU_DEVICES if it is set."
+        "and build the Trainer first, or call fiddlex.cluster.mesh.request_devices before anything else."
     )
 
 

@@ -107,3 +107,22 @@ def test_a_wrong_number_of_slices_is_refused(slices: str) -> None:
     pytest.importorskip("libtpu", reason="compiling for TPUs takes libtpu, of the extra `aot`")
     with pytest.raises(ConfigError, match=f"topology 'tpu:v5e:2x4:{slices}' must end in its number of slices. Use cpu"):
         make_topology_mesh(MeshConfig(), f"tpu:v5e:2x4:{slices}")
+
+
+@pytest.mark.parametrize(
+    ("variable", "remedy"),
+    [
+        ("8", "or unset JAX_NUM_CPU_DEVICES=8: fiddlex makes the fake devices itself."),
+        (
+            "",
+            "or take xla_force_host_platform_device_count=64 out of XLA_FLAGS: fiddlex makes the fake devices itself.",
+        ),
+    ],
+)
+def test_the_variable_that_jax_obeys_is_blamed(variable: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With both set, jax makes as many devices as JAX_NUM_CPU_DEVICES says."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", variable)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=64")
+    with pytest.raises(DeviceError) as error:
+        make_mesh(MeshConfig(data=16))
+    assert str(error.value).endswith(remedy)
