@@ -411,4 +411,18 @@ MUTATIONS = (
         new="if name not in digests or name not in kept]",
         tests=("tests/train/run/test_workdir.py::test_data_under_another_path_are_those_of_the_run_by_their_digest",),
     ),
+    Mutation(
+        "scales-fixed-later-where-fewer-batches-are-in-flight",
+        "fiddlex/train/step/program.py",
+        old="start_scaling(config.optimizer, self.layout.pipeline.delay)",
+        new="start_scaling(config.optimizer, self.source.max_batches - 1)",
+        tests=("tests/train/test_semantics.py::test_float16_skips_the_same_updates_whatever_the_layout",),
+    ),
+    Mutation(
+        "fields-that-no-optimizer-uses-taken",
+        "fiddlex/config/sections.py",
+        old="momentum: float = used(0.9, MOMENTUM)",
+        new="momentum: float = 0.9",
+        tests=("tests/config/test_unused.py",),
+    ),
 )

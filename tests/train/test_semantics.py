@@ -192,6 +192,20 @@ def test_float16_leaves_out_updates_that_overflow_and_no_others(semantics: str, 
     np.testing.assert_allclose([record["grad_norm"] for record in found], expected["norms"], rtol=2e-2)
 
 
+def test_float16_skips_the_same_updates_whatever_the_layout(config: Config) -> None:
+    """With more batches in flight on two ranks than on one, and a scale that is far too high at first."""
+    config.model.dtype, config.optimizer.loss_scale, config.optimizer.loss_scale_window = "float16", 2.0**20, 6
+    config.train.num_steps = 12
+    alone = copy.deepcopy(config)
+    alone.mesh.pipe = 1
+    assert Trainer(alone)._program.source.max_batches < Trainer(config)._program.source.max_batches
+    runs = [list(Trainer(each).steps(12)) for each in (alone, config)]
+    assert [record["loss_scale"] for record in runs[0]] == [record["loss_scale"] for record in runs[1]]
+    skipped = [[record["grad_norm"] is None for record in run] for run in runs]
+    assert skipped[0] == skipped[1]
+    assert 2 < sum(skipped[0]) < 10
+
+
 def test_float16_resumes_with_its_scales(config: Config, tmp_path: pathlib.Path) -> None:
     config.model.dtype, config.optimizer.loss_scale, config.optimizer.loss_scale_window = "float16", 2.0**18, 3
     config.optimizer.warmup_steps = 20

@@ -205,7 +205,7 @@ def as_mean(batch: Batch) -> tuple[Batch, jax.Array]:
 
 def loss_scales(state: TrainState, number: int) -> jax.Array:
     """The loss scale of each batch in flight, float32 [number]; ones where losses are not scaled."""
-    return state.scaling.scales if state.scaling else jnp.ones(number, jnp.float32)
+    return state.scaling.scales[:number] if state.scaling else jnp.ones(number, jnp.float32)
 
 
 def with_keys(batch: Batch, config: Config, step: Integer) -> Batch:

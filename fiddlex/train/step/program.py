@@ -100,7 +100,7 @@ class Program:
             self.optimizer,
             self.layout,
             pipeline=self.source.start,
-            scaling=lambda: start_scaling(config.optimizer, self.source.max_batches) if scales else (),
+            scaling=lambda: start_scaling(config.optimizer, self.layout.pipeline.delay) if scales else (),
             usual=lambda: start_usual() if compares else (),
         )
         self.abstract_state = abstract_state(self._init, self.shardings)
@@ -136,8 +136,8 @@ class Program:
         if self.abstract_state.usual:
             state = state._replace(usual=on_devices(saved.usual or start_usual(), everywhere))
         if self.abstract_state.scaling:
-            scaling = saved.scaling or start_scaling(self.config.optimizer, self.source.max_batches)
-            state = state._replace(scaling=on_devices(fit(scaling, self.source.max_batches), everywhere))
+            scaling = saved.scaling or start_scaling(self.config.optimizer, self.layout.pipeline.delay)
+            state = state._replace(scaling=on_devices(fit(scaling, self.layout.pipeline.delay), everywhere))
         return state
 
     def abstract_saved(self) -> SavedState:

@@ -4,7 +4,8 @@ Losses are multiplied by a scale before the backward pass, so that small gradien
 are divided by the scale before any other use. When a gradient overflows, the train step skips the update: weights,
 optimizer state and update count do not change. A batch has one scale from its first backward pass to its last. With
 several batches in flight (`fiddlex.train.step.unflushed`), a batch's scale is fixed before it is known whether the
-previous batch overflows.
+previous batch overflows. A layout may have fewer batches in flight than the delay of the weights allows. Scales are
+fixed early all the same, so that all layouts skip the same updates.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ class Scaling(NamedTuple):
     """The part of a train state that scales losses.
 
     Attributes:
-      scales: float32 [batch], the scales of the next batch and of later batches that may be in flight together with it.
+      scales: float32 [1 + delay], the scales of the next batch and of later batches, as many as may be in flight
+        together with it in any layout.
       good_steps: int32, number of updates since the scale last changed.
     """
 
@@ -28,9 +30,9 @@ class Scaling(NamedTuple):
     good_steps: Any
 
 
-def start_scaling(config: OptimizerConfig, num_batches: int) -> Scaling:
-    """The scaling at the start of a run; `num_batches` batches may be in flight at once."""
-    scales = jnp.full(num_batches, config.loss_scale, jnp.float32)
+def start_scaling(config: OptimizerConfig, delay: int) -> Scaling:
+    """The scaling at the start of a run whose weights lag by up to `delay` updates."""
+    scales = jnp.full(1 + delay, config.loss_scale, jnp.float32)
     return Scaling(scales, jnp.int32(0))
 
 
@@ -52,7 +54,7 @@ def next_scaling(scaling: Scaling, finite: jax.Array, config: OptimizerConfig) -
     )
 
 
-def fit(scaling: Scaling, num_batches: int) -> Scaling:
-    """The scaling for another number of batches in flight; repeats the newest scale where scales are missing."""
-    scales = jnp.pad(scaling.scales, (0, max(num_batches - len(scaling.scales), 0)), mode="edge")
-    return scaling._replace(scales=scales[:num_batches])
+def fit(scaling: Scaling, delay: int) -> Scaling:
+    """The scaling for another delay; repeats the newest scale where scales are missing."""
+    scales = jnp.pad(scaling.scales, (0, max(1 + delay - len(scaling.scales), 0)), mode="edge")
+    return scaling._replace(scales=scales[: 1 + delay])

@@ -19,7 +19,7 @@ def followed(config: OptimizerConfig, scaling: Scaling, finite: list[bool]) -> l
 
 def test_two_batches_with_one_scale_halve_it_once_and_a_window_doubles_it() -> None:
     config = OptimizerConfig(loss_scale=8.0, loss_scale_window=2)
-    start = start_scaling(config, 2)
+    start = start_scaling(config, delay=1)
     assert np.asarray(start.scales).tolist() == [8, 8]
     assert followed(config, start, [False, False, True, True, True, True, False]) == [
         ([8, 4], 0),
@@ -34,12 +34,12 @@ def test_two_batches_with_one_scale_halve_it_once_and_a_window_doubles_it() -> N
 
 def test_the_scale_of_one_batch_at_a_time_halves_at_each_overflow_and_has_a_highest() -> None:
     config = OptimizerConfig(loss_scale=8.0, loss_scale_window=1)
-    assert followed(config, start_scaling(config, 1), [False, False, True]) == [([4], 0), ([2], 0), ([4], 0)]
+    assert followed(config, start_scaling(config, delay=0), [False, False, True]) == [([4], 0), ([2], 0), ([4], 0)]
     highest = Scaling(jnp.full(1, MOST_LOSS_SCALE, jnp.float32), jnp.int32(0))
     assert followed(config, highest, [True]) == [([MOST_LOSS_SCALE], 0)]
 
 
-def test_another_number_of_batches_takes_the_newest_scale_for_those_to_come() -> None:
+def test_another_delay_takes_the_newest_scale_for_those_to_come() -> None:
     scaling = Scaling(jnp.asarray([8.0, 4.0]), jnp.int32(1))
-    assert np.asarray(fit(scaling, 3).scales).tolist() == [8, 4, 4]
-    assert np.asarray(fit(scaling, 1).scales).tolist() == [8]
+    assert np.asarray(fit(scaling, delay=2).scales).tolist() == [8, 4, 4]
+    assert np.asarray(fit(scaling, delay=0).scales).tolist() == [8]
