@@ -31,6 +31,7 @@ from fiddlex.config.memory_advice import is_lack_of_memory, memory_remedies
 from fiddlex.config.mistakes import explain, explain_stray, surplus, unknown_field
 from fiddlex.config.overrides import replaced
 from fiddlex.config.streams import print_any_text
+from fiddlex.config.unused import reset_unused
 from fiddlex.errors import ConfigError, DataError, FiddlexError, ScheduleError
 
 USAGE_STATUS = 2  # the command line, the config or the data are wrong; `launch` does not try again
@@ -86,7 +87,8 @@ def define_config(*, required: bool = True) -> flags.FlagHolder[Config]:
       required: whether the program refuses to start without it.
 
     Returns:
-      The flag. Its value is that config with the command line's overrides applied, not yet validated.
+      The flag. Its value is that config with the command line's overrides applied, not yet validated. Fields of the
+      file that the overrides make a run ignore have their defaults (`run`).
     """
     text = "name that `fiddlex configs` lists, or file.py, with :argument; --config.section.field=value overrides it"
     holder = _define(text, load_config)
@@ -175,6 +177,8 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             raise
 
     def guarded(argv: list[str]) -> None:
+        if "config" in flags.FLAGS and isinstance(config := flags.FLAGS["config"].value, Config):
+            reset_unused(config, by=config_flags.get_override_values(flags.FLAGS["config"]))
         show_log()
         progress.show_in_log()
         failed = True

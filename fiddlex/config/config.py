@@ -22,7 +22,7 @@ from fiddlex.config.schedule_source import source_of
 from fiddlex.config.sections import MeshConfig, ModelConfig, OptimizerConfig, PipelineConfig
 from fiddlex.config.small_files import json_object
 from fiddlex.config.train_section import TrainConfig
-from fiddlex.config.unused import unused
+from fiddlex.config.unused import reset_unused, unused
 from fiddlex.errors import ConfigError
 
 LABELLED = ("classification", "multiple_choice")  # objectives whose data are texts with labels
@@ -84,8 +84,8 @@ class Config(Checked, prefix="config."):
                 rules.local_path(path, value)
         for section in dataclasses.fields(self):
             getattr(self, section.name).validate()
-        for _, message in unused(self):
-            raise ConfigError(message)
+        for field in unused(self):
+            raise ConfigError(field.message)
         self._validate_task()
         self._validate_prediction()
         self._validate_streams()
@@ -253,9 +253,7 @@ class Config(Checked, prefix="config."):
         have made them so.
         """
         config = copy.deepcopy(self)
-        while paths := [path for path, _ in unused(config)]:
-            for section, _, name in (path.partition(".") for path in paths):
-                setattr(getattr(config, section), name, getattr(type(getattr(config, section)), name))
+        reset_unused(config)
         return config
 
     def to_json(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fiddlex.config.config import Config, check_field
 from fiddlex.config.sections import PipelineConfig
+from fiddlex.config.unused import reset_unused
 from fiddlex.errors import ConfigError
 
 # The settings of a run that flushes its pipeline and has its weights on the devices, for uses of a run's weights that
@@ -50,6 +51,8 @@ def replaced(config: Config, values: Mapping[str, Any]) -> Config:
 def override(config: Config, *assignments: str) -> Config:
     """A copy of a config with some fields set to the values in texts, not yet validated.
 
+    Other fields that these make a run ignore have their defaults.
+
     Args:
       config: the config to copy; it is not changed.
       assignments: texts `section.field=value`, each value in the field's type; `true` or `false` for a bool.
@@ -65,7 +68,9 @@ def override(config: Config, *assignments: str) -> Config:
             raise ConfigError(f"{assignment!r}: write section.field=value, as in mesh.pipe=4.")
         section, _, name = path.partition(".")
         values[path] = _read(path, getattr(getattr(config, section), name), text)
-    return replaced(config, values)
+    config = replaced(config, values)
+    reset_unused(config, by=values)
+    return config
 
 
 def is_field(path: str) -> bool:

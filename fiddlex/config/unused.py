@@ -8,8 +8,8 @@ schedule, which a plan may replace, and one list of `pipeline.recompute` may ser
 
 import dataclasses
 import typing
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from fiddlex.config.schedule_source import is_function
 
@@ -41,12 +41,22 @@ def used(default: Any, *needs: Need) -> Any:
     return dataclasses.field(default=default, metadata={_NEEDS: needs})
 
 
-def unused(config: "Config") -> Iterator[tuple[str, str]]:
-    """The fields that are set to something else than their default and that other fields make the run ignore.
+class Unused(NamedTuple):
+    """A field that is set to something else than its default, and that other fields make the run ignore.
 
-    Yields:
-      The field's path, and the message for who has set it.
+    Attributes:
+      path: the field.
+      by: the other fields.
+      message: what to tell who has set it.
     """
+
+    path: str
+    by: Collection[str]
+    message: str
+
+
+def unused(config: "Config") -> Iterator[Unused]:
+    """The fields of a config that are set and that other fields make the run ignore."""
     for section in dataclasses.fields(config):
         holder = getattr(config, section.name)
         for field in dataclasses.fields(holder):
@@ -56,8 +66,25 @@ def unused(config: "Config") -> Iterator[tuple[str, str]]:
                     having = " and ".join(f"{path}={_shown(_value(config, path))}" for path in need)
                     remedies = [f"{path} to {_listed(values)}" for path, values in need.items()]
                     remedy = ", or ".join([*remedies, f"{name} to {_shown(field.default)}"])
-                    yield name, f"{name}={_shown(value)} with {having}: it changes nothing. Set {remedy}."
+                    yield Unused(name, need, f"{name}={_shown(value)} with {having}: it changes nothing. Set {remedy}.")
                     break
+
+
+def reset_unused(config: "Config", *, by: Collection[str] | None = None) -> None:
+    """Sets fields that other fields make the run ignore to their defaults.
+
+    Args:
+      config: the config, which is changed.
+      by: paths of fields that were set last. Only what these make the run ignore is reset, and never they themselves;
+        None resets all that is ignored.
+    """
+    paths = None if by is None else {*by, *(["model.objective"] if "model.family" in by else [])}
+    while found := [
+        each for each in unused(config) if paths is None or (each.path not in paths and not paths.isdisjoint(each.by))
+    ]:
+        for section, _, name in (each.path.partition(".") for each in found):
+            holder = getattr(config, section)
+            setattr(holder, name, getattr(type(holder), name))
 
 
 def _is_one(config: "Config", path: str, values: tuple[Any, ...]) -> bool:

@@ -24,15 +24,15 @@ TRAIN = '''
 """Prints the config that it would run; --error raises what training might."""
 from absl import flags
 import fiddlex.config.command_line
-from fiddlex.errors import DataError
+from fiddlex.errors import CheckpointError
 
 _CONFIG = fiddlex.config.command_line.define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
-_ERROR = flags.DEFINE_enum("error", "", ["", "data", "bug", "memory", "internal"], "what to raise")
+_ERROR = flags.DEFINE_enum("error", "", ["", "checkpoint", "bug", "memory", "internal"], "what to raise")
 
 def main(argv):
-    if _ERROR.value == "data":
-        raise DataError("the data is gone.")
+    if _ERROR.value == "checkpoint":
+        raise CheckpointError("the checkpoint is gone.")
     if _ERROR.value == "bug":
         raise ZeroDivisionError
     if _ERROR.value in ("memory", "internal"):
@@ -257,8 +257,8 @@ def test_message_of_a_broken_config_file_reaches_the_user(folder):
 
 
 def test_error_of_the_program_itself_has_status_1(folder):
-    done = run(folder, "train.py", "--config=tiny.py", "--error=data")
-    assert (done.returncode, done.stderr) == (1, "train.py: the data is gone.\n")
+    done = run(folder, "train.py", "--config=tiny.py", "--error=checkpoint")
+    assert (done.returncode, done.stderr) == (1, "train.py: the checkpoint is gone.\n")
 
 
 @pytest.mark.parametrize(

@@ -106,12 +106,25 @@ def test_fields_that_other_fields_make_the_run_ignore_are_refused(
     ignoring = [each for each in without.split(" and ") if not each.endswith(('=""', "=mlm", "=lm"))]
     config = override(Config(), *ignoring, field)
     path = field.partition("=")[0]
-    message = dict(unused(config))[path]
-    assert re.match(rf"{path}=[^ ]* with {re.escape(without)}: it changes nothing. Set ", message)
+    messages = {each.path: each.message for each in unused(config)}
+    assert re.match(rf"{path}=[^ ]* with {re.escape(without)}: it changes nothing. Set ", messages[path])
     plain = config.without_unused()
     assert plain == override(Config(), *ignoring).without_unused()
     assert not list(unused(plain))
-    assert path not in dict(unused(override(config, *fields_with)))
+    assert path not in [each.path for each in unused(override(Config(), *ignoring, *fields_with, field))]
+
+
+def test_what_an_override_makes_a_run_ignore_is_reset_unless_it_was_given_too() -> None:
+    of_file = override(Config(), "optimizer.final_learning_rate=0.1", "data.pack=false")
+    changed = override(of_file, "optimizer.schedule=constant")
+    assert changed.optimizer.final_learning_rate == 0
+    assert not changed.data.pack  # nothing that was given has to do with it
+    with pytest.raises(ConfigError, match=r"data\.pack=False with model.objective=lm: it changes nothing"):
+        changed.validate()
+    given = override(of_file, "optimizer.schedule=constant", "optimizer.final_learning_rate=0.2")
+    assert given.optimizer.final_learning_rate == 0.2
+    family = override(override(Config(), BERT, "data.pack=false"), "model.family=gpt")
+    assert family.data.pack
 
 
 def test_the_message_names_each_remedy() -> None:
