@@ -28,7 +28,7 @@ from fiddlex.config.command_line import define_registering
 from fiddlex.config.readable import counted
 from fiddlex.config.schedule_source import Kind, source_of
 from fiddlex.errors import ConfigError, ScheduleError
-from fiddlex.schedules.generators import make_schedule, require_schedule
+from fiddlex.schedules.generators import GENERATORS, make_schedule, require_schedule
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.semantics import make_semantics
@@ -41,7 +41,7 @@ from fiddlex.synthesis.anywhere import find_anywhere
 
 logger = logging.getLogger("fiddlex.bubbles")
 
-define_registering()
+define_registering(GENERATORS)
 _PIPE = flags.DEFINE_multi_integer("pipe", [], "ranks; by default 2 to 16, with --semantics 2 to 64", lower_bound=1)
 _CHUNKS = flags.DEFINE_multi_integer("chunks", [1, 2, 3, 4], "stages on a rank", lower_bound=1)
 _FOUND = flags.DEFINE_bool("found", False, "also search for the best schedule that holds as much, in lockstep")

@@ -63,7 +63,7 @@ logger = logging.getLogger("fiddlex.schedule")
 
 STRAY_ARGUMENT = "name"
 
-define_registering()
+define_registering(GENERATORS)
 _NAME = flags.DEFINE_string(
     "name",
     None,

@@ -10,9 +10,9 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import app, command_name, flags
 from ml_collections import config_flags
@@ -31,7 +31,7 @@ from fiddlex.config.memory_advice import is_lack_of_memory, memory_remedies
 from fiddlex.config.mistakes import explain, explain_stray, surplus, unknown_field
 from fiddlex.config.overrides import replaced
 from fiddlex.config.streams import print_any_text
-from fiddlex.config.unused import reset_unused
+from fiddlex.config.unused import reset_unused, unused
 from fiddlex.errors import ConfigError, DataError, FiddlexError, ScheduleError
 
 USAGE_STATUS = 2  # the command line, the config or the data are wrong; `launch` does not try again
@@ -73,10 +73,18 @@ class _PathParser(flags.ArgumentParser):
 
 
 class _RegisteringParser(flags.ArgumentParser):
-    """Runs a config file for what it registers."""
+    """Runs a config file for what it adds to a registry."""
+
+    def __init__(self, registry: Mapping[str, Any]) -> None:
+        self._registry = registry
 
     def parse(self, argument: str) -> str:
+        before = dict(self._registry)
         load_config(argument)
+        if before == self._registry:
+            raise ConfigError(
+                f"--config={argument}: the file registers no schedule, and nothing else of it is used here."
+            )
         return argument
 
 
@@ -119,9 +127,11 @@ def define_changes(config: Config) -> flags.FlagHolder[Config]:
     return _define(text, functools.partial(_refuse_file, "has a config of its own"), config)
 
 
-def define_registering() -> None:
-    """Defines `--config=file.py`, run for the schedules that it registers; for programs that take no config."""
-    flags.DEFINE(_RegisteringParser(), "config", None, "config file that registers the name of a schedule of your own")
+def define_registering(registry: Mapping[str, Any]) -> None:
+    """Defines `--config=file.py`, run for the schedules that it adds to `registry`; for programs without a config."""
+    flags.DEFINE(
+        _RegisteringParser(registry), "config", None, "config file that registers the name of a schedule of your own"
+    )
 
 
 def define_path(name: str, default: str | None, help_text: str, *, required: bool = False) -> flags.FlagHolder[str]:
@@ -139,8 +149,18 @@ def define_workdir(help_text: str) -> flags.FlagHolder[str]:
 
 
 def apply_overrides(config: Config) -> Config:
-    """A copy of `config` with the command line's overrides applied, not yet validated; see `define_overrides`."""
-    return replaced(config, config_flags.get_override_values(flags.FLAGS["config"]))
+    """A copy of `config` with the command line's overrides applied, not yet validated; see `define_overrides`.
+
+    Raises:
+      ConfigError: when other fields make a run ignore an override.
+    """
+    given = config_flags.get_override_values(flags.FLAGS["config"])
+    config = replaced(config, given)
+    reset_unused(config, by=given)
+    for field in unused(config):
+        if field.path in given:
+            raise ConfigError(field.message)
+    return config
 
 
 def run(main: Callable[[list[str]], None]) -> NoReturn:

@@ -25,6 +25,11 @@ from fiddlex.config.train_section import TrainConfig
 from fiddlex.config.unused import reset_unused, unused
 from fiddlex.errors import ConfigError
 
+PATHS = (  # fields that hold the path of a file or folder, or may
+    *("data.source", "data.eval_source", "data.tokenizer", "data.cache", "data.sample_cache_folder", "data.share"),
+    *("train.init_from", "train.topology", "train.compilation_cache"),
+    *("pipeline.schedule", "pipeline.semantics", "pipeline.semantics_schedule", "optimizer.name"),
+)
 LABELLED = ("classification", "multiple_choice")  # objectives whose data are texts with labels
 PLACES = {"stdlib": "", "megatron": "PREFIX"}  # what follows the kind of a data source, where that is not PATH
 _LABELLED_HINT = (
@@ -79,9 +84,8 @@ class Config(Checked, prefix="config."):
         Raises:
           ConfigError: when a rule is broken; the message gives the values, the rule and the remedy.
         """
-        for path in field_paths():
-            if isinstance(value := operator.attrgetter(path)(self), str):
-                rules.local_path(path, value)
+        for path in PATHS:
+            rules.local_path(path, operator.attrgetter(path)(self))
         for section in dataclasses.fields(self):
             getattr(self, section.name).validate()
         for field in unused(self):

@@ -16,7 +16,7 @@ from fiddlex.config.records import Checked
 from fiddlex.config.schedule_source import is_function, source_of
 from fiddlex.config.stages import check_layers_per_stage
 from fiddlex.config.stash import SAME, STASH_DTYPES
-from fiddlex.config.unused import OWN, Other, used
+from fiddlex.config.unused import OWN, used
 from fiddlex.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -38,11 +38,6 @@ LEARNING_RATE_SCHEDULES = ("cosine", "linear", "constant")
 # Which values of other fields use a field (`fiddlex.config.unused`).
 SCALED = {"model.rope_scaling": ("linear", "llama3")}
 LLAMA3 = {"model.rope_scaling": ("llama3",)}
-ORDERED = {
-    "mesh.pipe": (Other(2),),
-    "pipeline.semantics": (Other("2bw"),),
-    "pipeline.semantics_schedule": (Other(AUTO),),
-}
 SWITCHED = {"pipeline.semantics_schedule": (AUTO,)}
 PREDICTED = {"pipeline.prediction": ("extrapolate", "momentum")}
 DECAYED = {"optimizer.schedule": ("cosine", "linear")}
@@ -222,7 +217,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     num_chunks: int = 1  # stages on each pipe rank
     num_microbatches: int = 1  # microbatches in one replica's batch
     layers_per_stage: str = ""  # layers of each stage, as in 3,2,3 | balanced: the fastest | empty: as even as possible
-    order: str = used("auto", ORDERED)  # strict: an action a tick | ahead: F and B share ticks | auto: strict for files
+    order: str = "auto"  # strict: one action a tick, in order | ahead: F and B share ticks | auto: strict for files
     recompute: str = "none"  # some of attention,gelu,norms,masks | none | selective (= attention) | full (whole layers)
     stash_memory: str = "device"  # where what a forward saves waits for its backward: device | host (TPUs and GPUs)
     weights_memory: str = "device"  # where the layers' weights and gradients wait for their chunk's turn: device | host
@@ -302,8 +297,8 @@ class OptimizerConfig(Checked, prefix="config.optimizer."):
 
     @property
     def rule(self) -> str:
-        """The name of the update rule; of a function of the user's its name alone, since its file may be moved."""
-        return source_of(self.name).function if is_function(self.name) else self.name
+        """The name of the update rule; of a function of the user's without its folder, since its file may move."""
+        return f"PATH.py:{source_of(self.name).function}" if is_function(self.name) else self.name
 
     @property
     def momentum_field(self) -> str:

@@ -12,7 +12,6 @@ from fiddlex.schedules.resolve import resolve
 
 BERT = "model.family=bert"
 CLASSES = ("model.objective=classification", "data.source=tsv:a", "data.labels=yes,no")
-ONE_RANK = 'mesh.pipe=1 and pipeline.semantics=sync and pipeline.semantics_schedule=""'
 
 STASH = (
     "pipeline.stash_memory=host changes nothing with pipeline.schedule=1f1b, pipeline.num_chunks=1, "
@@ -39,8 +38,8 @@ ORDER = (
         (["pipeline.stash_memory=host", "mesh.pipe=4"], []),
         (["pipeline.stash_memory=host", "mesh.pipe=4", "pipeline.semantics=2bw"], []),
         (["pipeline.stash_memory=host", "mesh.pipe=2", "pipeline.schedule=gpipe"], []),
-        (["pipeline.order=strict", "mesh.pipe=2"], []),
-        (["pipeline.order=strict", "mesh.pipe=2", "pipeline.schedule=zb_h1"], [ORDER]),
+        (["pipeline.order=strict"], []),
+        (["pipeline.order=strict", "pipeline.schedule=zb_h1"], [ORDER]),
         (["pipeline.recompute=gelu,masks"], [MASKS]),
         (["pipeline.recompute=gelu,masks", "model.dropout=0.1"], []),
         (["pipeline.recompute=full"], []),
@@ -83,9 +82,6 @@ def test_fields_that_change_nothing_are_named(fields: list[str], expected: list[
         ("data.truncate=true", "model.objective=lm", [BERT, *CLASSES]),
         ("data.skip_bad_lines=true", 'model.objective=lm and data.eval_source=""', ["data.eval_source=jsonl:a"]),
         ("data.num_choices=3", "model.objective=lm", [BERT, "model.objective=multiple_choice", "data.source=jsonl:a"]),
-        ("pipeline.order=strict", ONE_RANK, ["mesh.pipe=2"]),
-        ("pipeline.order=strict", ONE_RANK, ["pipeline.semantics=2bw"]),
-        ("pipeline.order=strict", ONE_RANK, ["pipeline.semantics_schedule=sync:0.5,2bw"]),
         ("pipeline.switch_window=9", 'pipeline.semantics_schedule=""', ["pipeline.semantics_schedule=auto"]),
         ("pipeline.prediction_order=2", "pipeline.prediction=none", ["pipeline.prediction=extrapolate"]),
         ("pipeline.prediction_scale=1.5", "pipeline.prediction=none", ["pipeline.prediction=momentum"]),

@@ -192,6 +192,7 @@ PLAIN = "optax.scale_by_adam()"
             r"the function has moments=-1 for each weight, an integer from 0\. ",
         ),
         (RULE.format(PLAIN, 1.5), r"the function has moments=1\.5"),
+        (RULE.format("optax.scale_by_lbfgs(memory_size=5)", 12), r"an array of shape \(5, .*, which no weight has"),
         (RULE.format(PLAIN, 1), "says moments = 1, and the state of its rule has 2 float32 numbers for each weight"),
         (RULE.format("1", 1), "it returned 1; it must return an optax.GradientTransformation"),
         (RULE.format("1 / 0", 1), "rules.py, line 6: ZeroDivisionError"),

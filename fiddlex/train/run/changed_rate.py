@@ -21,8 +21,9 @@ def changed_rate(saved: Config, config: Config, updates: int) -> str:
     if not updates or math.isclose(rate, expected, rel_tol=_LEAST):
         return ""
     length = saved.optimizer.decay_steps or saved.train.num_steps
+    decay = "" if saved.optimizer.schedule == "constant" else f"optimizer.decay_steps={length} and "
     return (
         f"The learning rate changes from {float(former(updates - 1)):.3g} in update {updates} to {rate:.3g} in the "
         f"next one, for which the run's former schedule has {expected:.3g}: train.num_steps or the optimizer's fields "
-        f"have changed. optimizer.decay_steps={length} with the former fields of the optimizer keeps that schedule."
+        f"have changed. To keep that schedule, set {decay}the other fields of the optimizer as they were."
     )

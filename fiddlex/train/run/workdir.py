@@ -297,7 +297,10 @@ def check_same_run(
     """
     saved, config = absolute_paths(saved), absolute_paths(config)
     kept = _kept_digests(workdir)
-    fixed = [name for name in FIXED_FIELDS if name not in digests or digests[name] != kept.get(name)]
+    same = {name for name, digest in digests.items() if digest == kept.get(name)}
+    if not config.data.eval_source and "data.eval_source" not in same:
+        same.discard("data.source")  # what it holds out is not what the run is evaluated on
+    fixed = [name for name in FIXED_FIELDS if name not in same]
     if config.train.init_from:
         fixed.append("train.init_from")
     if different := described_differences(fixed, saved, config):

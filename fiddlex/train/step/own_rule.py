@@ -93,9 +93,18 @@ def _plain(stacked: Weights) -> Weights:
 
 
 def _kept(rule: optax.GradientTransformation, weights: Weights) -> int:
-    """How many float32 numbers the rule keeps for each weight, rounded up."""
-    sizes = {x.shape for x in jax.tree.leaves(weights)}
-    state = [x for x in jax.tree.leaves(jax.eval_shape(rule.init, weights)) if x.shape in sizes]
+    """How many float32 numbers the rule keeps for each weight, rounded up.
+
+    Raises:
+      ConfigError: when it keeps an array of a shape that no weight has.
+    """
+    shapes = {x.shape for x in jax.tree.leaves(weights)}
+    state = [x for x in jax.tree.leaves(jax.eval_shape(rule.init, weights)) if x.shape]
+    if other := [x.shape for x in state if x.shape not in shapes]:
+        raise ConfigError(
+            f"its state has an array of shape {other[0]}, which no weight has: fiddlex divides the state among devices "
+            "as it divides the weights. A rule may keep arrays of the weights' shapes, and scalars."
+        )
     weight_bytes = sum(x.nbytes for x in jax.tree.leaves(weights))
     return -(-sum(x.size * x.dtype.itemsize for x in state) // weight_bytes)
 

@@ -84,9 +84,13 @@ def test_two_ways_to_write_a_path_are_one_run_and_a_workdir_keeps_the_absolute_o
 def test_data_under_another_path_are_those_of_the_run_by_their_digest(field: str, tmp_path: pathlib.Path) -> None:
     was, now = ("/d/a", "/d/b") if field == "data.tokenizer" else ("text:/d/a", "text:/d/b")
     saved, config = replaced(Config(), {field: was}), replaced(Config(), {field: now})
+    digests = dict.fromkeys(["data.source", "data.eval_source", "data.tokenizer"], "text 1234")
     schedule = make_schedule("1f1b", pipe=1, num_microbatches=1)
-    write_config(tmp_path, saved, schedule=schedule, digests={field: "text 1234"})
-    check_same_run(saved, config, tmp_path, {field: "text 1234"})
-    for digests in ({field: "text 5678"}, {}):
+    write_config(tmp_path, saved, schedule=schedule, digests=digests)
+    check_same_run(saved, config, tmp_path, digests)
+    others = [digests | {field: "text 5678"}, {}]
+    if field == "data.source":  # which also holds out what the run is evaluated on
+        others.append(digests | {"data.eval_source": "text 5678"})
+    for other in others:
         with pytest.raises(CheckpointError, match=f"{field} is '{now}', was '{was}'"):
-            check_same_run(saved, config, tmp_path, digests)
+            check_same_run(saved, config, tmp_path, other)
