@@ -34,7 +34,7 @@ from fiddlex.config.whole_files import write_output, write_whole
 from fiddlex.errors import ConfigError, DeviceError
 from fiddlex.planner.auto_plans import with_auto
 from fiddlex.planner.layouts import HEADROOM, OBJECTIVES, SEMANTICS, Layout, Problem
-from fiddlex.planner.no_plan import why_none
+from fiddlex.planner.no_plan import too_little, why_none
 from fiddlex.planner.report import GIB, as_json, as_python, as_text, describe, further_text, layout_text
 from fiddlex.planner.search import Found, Plan, search, search_further
 from fiddlex.planner.unequal_stages import report as unequal_report
@@ -118,6 +118,8 @@ def main(argv: list[str]) -> None:
         return
     if _WRITE.value is not None and pathlib.Path(_WRITE.value).exists():
         raise ConfigError(f"--write={_WRITE.value} is there already. Name another file, or remove it.")
+    if told := too_little(problem):
+        raise DeviceError(told)
     asked = problem
     with phase("Searching the layouts"):
         problem, found = search_further(asked, keep=_KEEP.value)

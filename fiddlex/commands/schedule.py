@@ -95,7 +95,7 @@ _ORDER = flags.DEFINE_enum(
     "auto",
     list(ORDERS),
     "in lockstep: strict: one action per tick, in the schedule's order; ahead: F and B share ticks, and F runs ahead "
-    "of B; auto: strict for a table or a function in a file, ahead for a name",
+    "of B; auto: strict for a table or a function in a file, and what a schedule by name does by itself",
 )
 _STASH_MEMORY = flags.DEFINE_enum(
     "stash_memory",

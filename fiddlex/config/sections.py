@@ -217,7 +217,7 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
     num_chunks: int = 1  # stages on each pipe rank
     num_microbatches: int = 1  # microbatches in one replica's batch
     layers_per_stage: str = ""  # layers of each stage, as in 3,2,3 | balanced: the fastest | empty: as even as possible
-    order: str = "auto"  # strict: one action a tick, in order | ahead: F and B share ticks | auto: strict for files
+    order: str = "auto"  # strict: one action a tick, in order | ahead: F and B share ticks | auto: the schedule's own
     recompute: str = "none"  # some of attention,gelu,norms,masks | none | selective (= attention) | full (whole layers)
     stash_memory: str = "device"  # where what a forward saves waits for its backward: device | host (TPUs and GPUs)
     weights_memory: str = "device"  # where the layers' weights and gradients wait for their chunk's turn: device | host

@@ -20,7 +20,7 @@ from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.pipeline_spec import make_spec
 from fiddlex.schedules.schedule import Kind, Schedule
 from fiddlex.schedules.semantics import make_semantics
-from fiddlex.schedules.ticks import place
+from fiddlex.schedules.ticks import fills_pairs, place
 from fiddlex.schedules.traits import NO_TRAITS, Generator, Traits, traits_of
 from fiddlex.schedules.weight_stream import transfer_of
 from fiddlex.schedules.windows import Windows, unroll
@@ -68,6 +68,11 @@ def stage_ranks(shape: Shape) -> tuple[int, ...]:
     """The rank of each stage."""
     traits = shape.traits  # with them, the placement does not depend on the microbatches
     return _schedule(shape, None if traits is NO_TRAITS else traits.period(shape.pipe)).placement
+
+
+def shares_ticks(shape: Shape) -> bool:
+    """Whether a forward and a backward may share a tick in the order that the generator gives."""
+    return fills_pairs(_schedule(shape, shape.traits.period(shape.pipe)))
 
 
 def batch_seconds(shape: Shape, costs: Costs) -> float:

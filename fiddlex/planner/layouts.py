@@ -183,25 +183,31 @@ def planned_prediction(config: Config, semantics: str) -> dict[str, Any]:
 
 def layouts(problem: Problem) -> Iterator[Layout]:
     """All layouts of the space, from the divisors of the devices, the heads and the batch."""
-    model, batch = problem.config.model, problem.config.data.global_batch_size
-    flash = backend_of(problem.topology.compiler).flash_kernel(model).name
+    batch = problem.config.data.global_batch_size
+    flash = backend_of(problem.topology.compiler).flash_kernel(problem.config.model).name
     modes = recompute_choices(problem.config, flash=bool(flash))
+    for data, pipe, tensor in meshes(problem):
+        parallel = (False, True) if splits_sequence(problem, tensor) else (False,)
+        outermost_choices = outermost_axes(problem, data, pipe, tensor)
+        for number, sequence in itertools.product(_divisors(batch // data), parallel):
+            matmuls = matmul_choices(problem, sequence, tensor, batch // data // number)
+            for schedule, chunks, semantics in _pipelines(problem, pipe, number):
+                for recompute, outermost, matmul in itertools.product(modes, outermost_choices, matmuls):
+                    pipeline = schedule, chunks, number, semantics, recompute
+                    yield Layout(data, pipe, tensor, sequence, *pipeline, outermost, matmul)
+
+
+def meshes(problem: Problem) -> Iterator[tuple[int, int, int]]:
+    """The numbers of data, pipe and tensor ranks of all meshes that the model can be cut for."""
+    model, batch = problem.config.model, problem.config.data.global_batch_size
     for devices in _numbers_of_devices(problem):
         for tensor in _divisors(math.gcd(math.gcd(model.num_heads, model.mlp_size), devices)):
+            if model.kv_heads % tensor and tensor % model.kv_heads:
+                continue
             for pipe in _divisors(devices // tensor):
                 data = devices // tensor // pipe
-                if pipe > model.num_layers or batch % data:
-                    continue
-                if model.kv_heads % tensor and tensor % model.kv_heads:
-                    continue
-                parallel = (False, True) if splits_sequence(problem, tensor) else (False,)
-                outermost_choices = outermost_axes(problem, data, pipe, tensor)
-                for number, sequence in itertools.product(_divisors(batch // data), parallel):
-                    matmuls = matmul_choices(problem, sequence, tensor, batch // data // number)
-                    for schedule, chunks, semantics in _pipelines(problem, pipe, number):
-                        for recompute, outermost, matmul in itertools.product(modes, outermost_choices, matmuls):
-                            pipeline = schedule, chunks, number, semantics, recompute
-                            yield Layout(data, pipe, tensor, sequence, *pipeline, outermost, matmul)
+                if pipe <= model.num_layers and batch % data == 0:
+                    yield data, pipe, tensor
 
 
 def _pipelines(problem: Problem, pipe: int, num_microbatches: int) -> Iterator[tuple[str, int, str]]:

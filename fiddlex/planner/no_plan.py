@@ -1,16 +1,53 @@
 """Explains why no layout fits, and which changes would help."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from fiddlex.config.progress import phase
 from fiddlex.config.readable import gib
+from fiddlex.config.recompute import FULL
+from fiddlex.costs.backend import backend_of
+from fiddlex.costs.layer_memory import LayerMemory
+from fiddlex.costs.weight_memory import weight_bytes
 from fiddlex.errors import ConfigError
-from fiddlex.planner.layouts import Problem, layouts
+from fiddlex.planner.layouts import Layout, Problem, layouts, meshes, splits_sequence
 from fiddlex.planner.report import layout_text, parts_text
 from fiddlex.planner.search import Need, further_problems, search
 
 DOUBLINGS = 7  # how often to double the number of devices in search of enough memory
+
+
+def too_little(problem: Problem) -> str:
+    """A message for the user where no layout can fit, even on more devices, found without a search; else empty."""
+    if any(map(_may_fit, [*_problems(problem), *itertools.chain(*map(_problems, _with_more_devices(problem)))])):
+        return ""
+    least = min(map(least_bytes, _problems(problem)), default=0)
+    return (
+        f"No layout on {problem.num_devices} {problem.topology.chip.name} fits {gib(problem.limit)} GiB a device: "
+        f"gradients, weights and what stages send take {gib(least)} GiB at least, and too much on up to "
+        f"{2**DOUBLINGS} times the devices, too. Allow more memory (--hbm_gib), or plan for a smaller model."
+    )
+
+
+def least_bytes(problem: Problem) -> int:
+    """A number of bytes that every layout of the problem takes on a device at least.
+
+    The master weights and the optimizer state follow from the mesh. A device has gradients of its layers, or of one
+    layer where they wait on the host, and three values of the residual stream of an example: what comes from the stage
+    before, what comes from the stage behind, and what goes out (`fiddlex.costs.memory.device_memory`).
+    """
+    backend, batch = backend_of(problem.topology.compiler), problem.config.data.global_batch_size
+    least = []
+    for data, pipe, tensor in meshes(problem):
+        splits = splits_sequence(problem, tensor)
+        config = Layout(data, pipe, tensor, splits, "1f1b", 1, batch // data, "sync", FULL).applied(problem.config)
+        rows = -(-config.model.num_layers // pipe)
+        weights, layer = weight_bytes(config, rows, backend), LayerMemory.of(config, backend)
+        gradients = weights.outer + weights.layers // (rows if config.pipeline.streams else 1)
+        least.append(weights.master + weights.optimizer + gradients + 3 * layer.residual * layer.itemsize)
+    return min(least, default=0)
 
 
 def why_none(problem: Problem, least: Need) -> str:
@@ -60,17 +97,29 @@ def _host_shortage(problem: Problem, least: Need) -> str:
 
 def _enough_devices(problem: Problem) -> int | None:
     """The problem's number of devices times the smallest power of two for which a layout fits; None: none does."""
+    return next((more.num_devices for more in _with_more_devices(problem) if _fits(more)), None)
+
+
+def _with_more_devices(problem: Problem) -> Iterator[Problem]:
     for doublings in range(1, DOUBLINGS + 1):
-        more = dataclasses.replace(problem, num_devices=problem.num_devices << doublings)
-        if _fits(more):
-            return more.num_devices
-    return None
+        yield dataclasses.replace(problem, num_devices=problem.num_devices << doublings)
+
+
+def _problems(problem: Problem) -> Iterator[Problem]:
+    """The problem, and the problems with more on the hosts than the config says, as in `search_further`."""
+    yield problem
+    yield from further_problems(problem)
 
 
 def _fits(problem: Problem) -> bool:
-    """Whether a layout fits, with more on the hosts than the config says if need be, as in `search_further`."""
-    needs = map(_smallest_need, (problem, *further_problems(problem)))
+    """Whether a layout fits, with more on the hosts than the config says if need be."""
+    needs = map(_smallest_need, filter(_may_fit, _problems(problem)))
     return any(need is not None and need <= problem.limit for need in needs)
+
+
+def _may_fit(problem: Problem) -> bool:
+    """Whether a layout may fit; where not, no search is needed, which takes far longer."""
+    return least_bytes(problem) <= problem.limit
 
 
 def _remedies(problem: Problem, need: int) -> Iterator[str]:
@@ -106,7 +155,8 @@ def _smallest_need(problem: Problem) -> int | None:
     if not any(layouts(problem)):
         return None
     try:
-        found = search(dataclasses.replace(problem, objective="memory", memory_bytes=2**62), keep=1)
+        with phase(f"Searching what would fit on {problem.num_devices:,} devices"):
+            found = search(dataclasses.replace(problem, objective="memory", memory_bytes=2**62), keep=1)
     except ConfigError:  # no link joins that many devices
         return None
     return found.plans[0].memory.peak if found.plans else None  # no plans: the hosts have too little memory for any

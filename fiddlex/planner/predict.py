@@ -8,7 +8,7 @@ from fiddlex.config import Config, MeshConfig
 from fiddlex.costs.backend import Backend
 from fiddlex.costs.memory import Memory, device_memory
 from fiddlex.costs.weight_memory import device_parameters
-from fiddlex.planner.closed_forms import Shape, batch_seconds, sizes, stage_ranks
+from fiddlex.planner.closed_forms import Shape, batch_seconds, shares_ticks, sizes, stage_ranks
 from fiddlex.planner.cost_model import MicrobatchTimes, StepTimes
 from fiddlex.schedules.buffers import Sizes
 from fiddlex.schedules.columns import Columns
@@ -16,6 +16,7 @@ from fiddlex.schedules.generators import GENERATORS
 from fiddlex.schedules.lowering import lower
 from fiddlex.schedules.placement import LayerPlacement, place_layers
 from fiddlex.schedules.resolve import Pipeline, resolve, schedule_of, semantics_of, stream_of
+from fiddlex.schedules.ticks import fills_pairs
 from fiddlex.schedules.traits import traits_of
 from fiddlex.simulate.clock import Costs
 from fiddlex.simulate.lockstep import TickWork
@@ -151,7 +152,7 @@ def pipeline_of(config: Config) -> PredictedPipeline:
     """
     pipe, pipeline = config.mesh.pipe, config.pipeline
     traits = traits_of(GENERATORS.get(pipeline.schedule))
-    if traits is None or pipeline.semantics_schedule or pipeline.order == "strict":
+    if traits is None or pipeline.semantics_schedule:
         return _Whole(resolve(config))
     m, short = pipeline.num_microbatches, traits.onset(pipe)
     whole_periods = m > short and (m - short) % traits.period(pipe) == 0
@@ -159,6 +160,8 @@ def pipeline_of(config: Config) -> PredictedPipeline:
     semantics = semantics_of(config, pipeline.semantics, num_stages=pipe * pipeline.num_chunks)
     name = pipeline.semantics if any(semantics.delays) else "sync"
     shape = Shape(pipeline.schedule, pipe, pipeline.num_chunks, m, name, pipeline.spills)
+    if fills_pairs(schedule) != shares_ticks(shape):  # `pipeline.order` asks for another order than the generator's
+        return _Whole(resolve(config))
     placement = place_layers(stage_ranks(shape), config.model.num_layers, pipeline.layers_per_stage)
     if pipeline.streams:
         stream_of(config, lower(schedule), placement)  # raises if there is none

@@ -10,6 +10,9 @@ The published bubble, (p−1)(F&B + B − 3W) with B = I+W, is larger where F&B 
 the next rank gets the forward's output only when the backward is done, too. With fewer microbatches the bubble grows by
 2W for each microbatch down to p, and then by F+I for each. Invariant: for any number of microbatches, a rank never
 holds more activations than p + 1/2 microbatches of the whole rank.
+
+The ticks keep the order (`Schedule.strict`). If a forward and a backward shared a tick, each of the 4p − 2 ticks in
+which a microbatch goes there and back would take as long as both, so that a batch would be slower and hold as much.
 """
 
 import collections
@@ -25,13 +28,12 @@ def _most_split(pipe: int, num_microbatches: int) -> int:
     return max(pipe - 2 * missing, (pipe - missing + 1) // 2, 1)
 
 
-# Not searched: on 2026-11-26 it was in none of the three best plans for eleven pairs of a GPT (1.7 to 1,008 billion
-# parameters) and a cluster, and for 34 small problems, each under seven limits of memory, never faster than all others.
 @with_traits(
     Traits(
-        slots=lambda p, v, m: Slots(2 + (m > 1), 2 + (m > p), min(2 * m, 2 * p + 1), _most_split(p, m)),
+        slots=lambda p, v, m: Slots(2 + (m > 1), 2 + (m > 1), min(2 * m, 2 * p + 1), _most_split(p, m)),
         splits_backward=True,
         chunks=(2,),
+        searched=("sync",),  # under 2BW, 1F1B has no bubble either and holds less
     )
 )
 def dual_pipe_v(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedule:
@@ -50,7 +52,7 @@ def dual_pipe_v(*, pipe: int, chunks: int = 2, num_microbatches: int) -> Schedul
         )
         for rank in range(pipe)
     ]
-    return Schedule("dual_pipe_v", tuple(rows), (*range(pipe), *reversed(range(pipe))))
+    return Schedule("dual_pipe_v", tuple(rows), (*range(pipe), *reversed(range(pipe))), strict=True)
 
 
 def _order(rank: int, pipe: int, num_microbatches: int) -> list[Action]:

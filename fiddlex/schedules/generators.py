@@ -25,8 +25,8 @@ when the caller gives none. `make_schedule` proves the schedule legal or shows w
 simulates and runs like the built-in ones. If the function has traits (`fiddlex.schedules.traits`), the planner's search
 includes it and predicts long pipelines without simulating them whole. A table in a file needs no function:
 `file:PATH.csv`. In files, as a table or as a function, a schedule keeps its order unless told otherwise; by a name of
-the table here, forwards run ahead (`pipeline.order`). Invariant: a schedule that `make_schedule` returns is legal and
-has the requested sizes.
+the table here, forwards run ahead unless its function says `strict` (`pipeline.order`). Invariant: a schedule that
+`make_schedule` returns is legal and has the requested sizes.
 """
 
 import dataclasses
@@ -181,7 +181,8 @@ def make_schedule(
         generator's default.
       num_microbatches: microbatches in the batch of one replica, `pipeline.num_microbatches`; None: the number in the
         table.
-      order: `strict` or `ahead`, see `Schedule.strict`; `auto`: strict for files of the user's, ahead for a name.
+      order: `strict` or `ahead`, see `Schedule.strict`; `auto`: strict for files of the user's, and what the function
+        of a name gives.
       words: the names of these three sizes in error messages: config fields, or flags.
 
     Raises:
@@ -207,8 +208,8 @@ def make_schedule(
                 f"more; it can have {MOST_ACTIONS:,}. Use fewer ranks or microbatches."
             )
         schedule = generator(**sizes)
-    strict = order == "strict" or (order == "auto" and source.is_own)
-    schedule = validate(dataclasses.replace(schedule, strict=strict))
+    own = schedule.strict or source.is_own
+    schedule = validate(dataclasses.replace(schedule, strict=own if order == "auto" else order == "strict"))
     _check_sizes(name, schedule, asked, words)
     return schedule
 

@@ -30,6 +30,6 @@ def overrides(line: str) -> list[str]:
     return [f"{path}={quoted or plain}" for path, quoted, plain in found if is_field(path)]
 
 
-@pytest.mark.parametrize("line", filter(is_ours, COMMANDS))
+@pytest.mark.parametrize("line", [*filter(is_ours, COMMANDS)])
 def test_the_config_takes_the_overrides(line: str) -> None:
     override(load_config(spec_of(line)), *overrides(line)).validate()

@@ -360,6 +360,16 @@ MUTATIONS = (
         tests=("tests/schedules/test_generators.py::test_order_of_dual_pipe_v",),
     ),
     Mutation(
+        "dual-pipe-v-runs-ahead-unasked",
+        "fiddlex/schedules/dual_pipe_v.py",
+        old="reversed(range(pipe))), strict=True)",
+        new="reversed(range(pipe))))",
+        tests=(
+            "tests/simulate/test_lockstep.py::test_no_other_order_of_the_ticks_is_faster_than_that_of_the_name",
+            "tests/simulate/test_lockstep.py::test_dual_pipe_v_is_faster_in_its_own_order_and_holds_as_much",
+        ),
+    ),
+    Mutation(
         "overlapped-pair-is-read-backward-first",
         "fiddlex/schedules/text.py",
         old="return [forward, backward]",
@@ -397,8 +407,8 @@ MUTATIONS = (
     Mutation(
         "function-runs-ahead-unasked",
         "fiddlex/schedules/generators.py",
-        old='(order == "auto" and source.is_own)',
-        new='(order == "auto" and source.kind is From.TABLE)',
+        old="own = schedule.strict or source.is_own",
+        new="own = schedule.strict and not source.is_own",
         tests=(
             "tests/schedules/test_functions.py::test_a_function_makes_a_schedule_of_any_sizes_that_keeps_its_order",
         ),

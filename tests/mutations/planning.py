@@ -197,6 +197,13 @@ MUTATIONS = (
         tests=("tests/planner/test_search.py::test_a_plan_with_rings_says_so_and_counts_what_they_hide",),
     ),
     Mutation(
+        "bound-of-memory-has-all-layers-that-wait-on-the-host",
+        "fiddlex/planner/no_plan.py",
+        old="weights.layers // (rows if config.pipeline.streams else 1)",
+        new="2 * weights.layers",
+        tests=("tests/planner/test_search.py::test_it_finds_what_looking_at_every_layout_finds",),
+    ),
+    Mutation(
         "single-blocks-searched",
         "fiddlex/planner/layouts.py",
         old="return (False,) if in_blocks and num_blocks(sequences, length, tensor) == 1 else (False, True)",

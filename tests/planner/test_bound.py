@@ -14,7 +14,7 @@ from fiddlex.planner.search import _Space, score
 from tests.schedules.strategies import IN_A_V
 
 ROUNDING = 1 + 1e-9
-NAMES = ("1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "zb_v", "v_half", "v_min")
+NAMES = ("1f1b", "interleaved_1f1b", "breadth_first", "zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "dual_pipe_v")
 PIPELINES = [(name, "sync") for name in NAMES] + [("1f1b", "2bw")]
 
 

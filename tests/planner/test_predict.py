@@ -47,11 +47,14 @@ def peak(config):
 
 
 @pytest.mark.parametrize("order", ["ahead", "strict"])
-@pytest.mark.parametrize("semantics", ["sync", "2bw"])
-def test_a_table_in_a_file_takes_what_its_generator_does(semantics, order, tmp_path):
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "semantics"), [("1f1b", 1, "sync"), ("1f1b", 1, "2bw"), ("dual_pipe_v", 2, "sync")]
+)
+def test_a_table_in_a_file_takes_what_its_generator_does(schedule, chunks, semantics, order, tmp_path):
     path = tmp_path / "table.csv"
-    path.write_text(to_csv(make_schedule("1f1b", pipe=4, num_microbatches=M)))
-    known, table = (make_config(schedule=name, semantics=semantics, order=order) for name in ("1f1b", f"file:{path}"))
+    path.write_text(to_csv(make_schedule(schedule, pipe=4, num_microbatches=M)))
+    same = {"num_chunks": chunks, "semantics": semantics, "order": order}
+    known, table = (make_config(schedule=name, **same) for name in (schedule, f"file:{path}"))
     if semantics == "sync":
         assert seconds(table) == pytest.approx(seconds(known), rel=1e-12)
         assert peak(table) == peak(known)

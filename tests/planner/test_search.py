@@ -10,8 +10,9 @@ from fiddlex.cluster.pieces import LEAST_ROWS
 from fiddlex.cluster.topology import catalogue, load_topology
 from fiddlex.config import OptimizerConfig
 from fiddlex.errors import ConfigError
+from fiddlex.planner import no_plan
 from fiddlex.planner.layouts import OBJECTIVES, Layout, layouts
-from fiddlex.planner.no_plan import why_none
+from fiddlex.planner.no_plan import least_bytes, too_little, why_none
 from fiddlex.planner.report import as_json, as_python, as_text, layout_text
 from fiddlex.planner.search import Found, _Space, evaluate, score, search
 from fiddlex.schedules.resolve import resolve
@@ -57,6 +58,7 @@ def test_it_finds_what_looking_at_every_layout_finds(
         return
     assert {plan.layout.schedule == "breadth_first" for plan in every} == {bool(kind)}
     peaks = sorted(plan.memory.peak for plan in every)
+    assert 0 < least_bytes(problem) <= peaks[0]
     problem = dataclasses.replace(problem, memory_bytes=peaks[int(share * (len(peaks) - 1))])
     fitting = [plan for plan in every if plan.memory.peak <= problem.limit]
     found = search(problem, keep=3)
@@ -261,6 +263,17 @@ def test_what_would_help_is_told_where_more_devices_cannot_be_had():
         message = why_none(problem, search(problem).least)
         assert message.startswith("No layout on 8 A100-SXM4-80GB fits ")
         assert "What would help: none of up to 128 times the devices is enough" in message
+
+
+def test_no_search_tells_what_a_bound_of_memory_rules_out(monkeypatch):
+    searched = []
+    monkeypatch.setattr(no_plan, "search", lambda problem, **_: searched.append(problem) or search(problem, **_))
+    problem = a_problem(num_devices=2, memory_bytes=2**10)
+    assert too_little(problem).startswith("No layout on 2 A100-SXM4-80GB fits 9.5e-07 GiB a device: gradients, ")
+    assert not too_little(dataclasses.replace(problem, memory_bytes=2**30))
+    assert not searched
+    assert "none of up to 128 times the devices is enough" in why_none(problem, search(problem).least)
+    assert {each.num_devices for each in searched} == {2}  # what each remedy saves; no number of devices is enough
 
 
 def test_a_prime_batch_gets_devices_that_its_heads_fill():

@@ -174,9 +174,12 @@ def test_v_half_and_v_min_take_as_many_ticks_as_units_of_time(pipe):
 
 
 @pytest.mark.parametrize("pipe", range(1, 9))
-def test_dual_pipe_v_has_2_ticks_for_a_microbatch_and_a_way_there_and_back(pipe):
-    for m in (1, pipe, pipe + 1, 2 * pipe, 5 * pipe):
-        assert num_ticks("dual_pipe_v", pipe, m, chunks=2) == 2 * m + 4 * pipe - 2 - (m <= pipe)
+def test_dual_pipe_v_has_4_ticks_for_a_microbatch_or_2_for_pairs_and_a_longer_way_there_and_back(pipe):
+    for m in {1, max(pipe - 1, 1), pipe, pipe + 1, 2 * pipe - 1, 2 * pipe, 5 * pipe}:
+        idle = max(4 * pipe - 2 - m, 2 * pipe - 1) - (m < pipe)
+        assert num_ticks("dual_pipe_v", pipe, m, chunks=2) == 4 * m + idle
+        pairs = make_schedule("dual_pipe_v", pipe=pipe, num_microbatches=m, order="ahead")
+        assert 1 + max(map(max, place(pairs))) == 2 * m + 4 * pipe - 2 - (m <= pipe)
 
 
 def test_a_forward_schedule_passes_all_microbatches_through_all_stages():

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fiddlex.config.sections import ORDERS
 from fiddlex.errors import ScheduleError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
@@ -69,6 +70,23 @@ def test_1f1b_in_strict_order_takes_as_much_longer_as_b_is_longer_than_f_in_all_
         assert timeline.makespan == pipe + (2 * m + pipe - 2) * backward
         assert timeline.makespan == (m + pipe - 1) * (1 + backward) + (m - 1) * (backward - 1)
         assert timeline.peak_inflight == tuple(min(pipe - rank, m) for rank in range(pipe))
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_no_other_order_of_the_ticks_is_faster_than_that_of_the_name(name):
+    for pipe, inputs, weights in itertools.product((2, 3, 4, 8), (0.75, 1.0, 2.0), (0.5, 1.0)):
+        for m in {2, pipe, 2 * pipe, 5 * pipe}:
+            if name == "interleaved_1f1b" and m % pipe:
+                continue
+            orders = [lower(make_schedule(name, pipe=pipe, num_microbatches=m, order=order)) for order in ORDERS]
+            own, *others = (lockstep(lowered, Costs(1.0, inputs, weights)).makespan for lowered in orders)
+            assert own <= min(others) * (1 + 1e-12)
+
+
+def test_dual_pipe_v_is_faster_in_its_own_order_and_holds_as_much():
+    for order, units in (("auto", 54), ("strict", 54), ("ahead", 68)):
+        lowered = lower(make_schedule("dual_pipe_v", pipe=4, num_microbatches=8, order=order))
+        assert (lockstep(lowered, UNIT).makespan, lowered.stash_slots) == (units, 9)
 
 
 @PIPES

@@ -150,7 +150,7 @@ mesh  model         schedule         v m layers  sp recompute optimizer zero1 dr
 1x2x2 llama,tied    dual_pipe_v      2 4 2,1,1,1 sp gelu,norms muon     zero1 -       2bw
 2x2x1 mlm_nsp,post  dual_pipe_v      2 4 -       -  full      lamb      -     dropout stash
 2x2x2 mlm,pre       overlapped,ahead 2 4 -       sp masks     adamw     zero1 dropout 2bw
-1x2x2 gpt           dual_pipe_v,strict 2 4 -     -  none      adamw     zero1 dropout 2bw
+1x2x2 gpt           dual_pipe_v,ahead 2 4 -     -  none      adamw     zero1 dropout 2bw
 """)
 
 FURTHER_LLAMA = cases("""

@@ -239,7 +239,7 @@ mesh  model         schedule         v m layers  sp recompute        optimizer z
 # both orders of the ticks.
 PAIRED = cases("""
 mesh  model         schedule         v m layers  sp recompute optimizer zero1 dropout semantics
-1x2x1 gpt           dual_pipe_v      2 2 -       -  selective adamw     -     dropout sync
+1x2x1 gpt           dual_pipe_v,ahead 2 2 -       -  selective adamw     -     dropout sync
 1x2x1 gpt           overlapped       2 4 -       -  none      sgd       zero1 -       sync
 """)
 

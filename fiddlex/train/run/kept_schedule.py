@@ -13,14 +13,17 @@ import re
 from pathlib import Path
 
 from fiddlex.cluster import processes
-from fiddlex.config import Config
+from fiddlex.config import Config, PipelineConfig
 from fiddlex.config.every import AUTO
 from fiddlex.config.overrides import replaced
 from fiddlex.config.readable import counted
 from fiddlex.config.schedule_source import Kind, source_of
 from fiddlex.config.small_files import read_small
-from fiddlex.config.whole_files import unused, write_whole
+from fiddlex.config.unused import unused
+from fiddlex.config.whole_files import unused as unused_path
+from fiddlex.config.whole_files import write_whole
 from fiddlex.schedules.generators import BUILT_IN, GENERATORS
+from fiddlex.schedules.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +38,22 @@ def with_table(config: Config, workdir: Path) -> Config:
         return replaced(config, own)
     if not _is_unknown(pipeline.schedule) or not table.is_file():
         return config
-    if pipeline.order == "auto" and _has_whole(table):  # by a name, forwards run ahead
-        own["pipeline.order"] = "ahead"
+    if pipeline.order == "auto" and _has_whole(table):  # by a name, forwards run ahead unless its function is strict
+        return _ordered(replaced(config, own), "strict" if _saved(workdir).order == "strict" else "ahead")
     return replaced(config, own)
+
+
+def with_order(config: Config, schedule: Schedule) -> Config:
+    """`config`, which names `schedule`, with the order that `with_table` could not know without the name's function."""
+    strict = schedule.strict and schedule.has_whole and config.pipeline.schedule not in BUILT_IN
+    by_name = source_of(config.pipeline.schedule).kind is Kind.NAME
+    return _ordered(config, "strict") if strict and by_name else config
+
+
+def _ordered(config: Config, order: str) -> Config:
+    """`config` with an order of the ticks, where that changes something: elsewhere `Config.validate` refuses it."""
+    ordered = replaced(config, {"pipeline.order": order})
+    return config if "pipeline.order" in dict(unused(ordered)) else ordered
 
 
 def _has_whole(table: Path) -> bool:
@@ -60,7 +76,7 @@ def with_kept_schedule(config: Config, workdir: Path) -> Config:
     schedule = config.pipeline.schedule
 
     def is_needed() -> bool:
-        source, saved = source_of(schedule), _saved_schedule(workdir)
+        source, saved = source_of(schedule), _saved(workdir).schedule
         own = saved == schedule or source.kind is source_of(saved).kind is Kind.TABLE
         if not own or not (workdir / TABLE).is_file() or not (source.is_missing or _is_unknown(schedule)):
             return False
@@ -82,12 +98,12 @@ def keep_other_table(workdir: Path, table: str) -> None:
     A table that its name gives in every process is not kept: the log tells of changed fields anyway.
     """
     path = workdir / TABLE
-    if not path.exists() or _saved_schedule(workdir) in BUILT_IN:
+    if not path.exists() or _saved(workdir).schedule in BUILT_IN:
         return
     earlier = path.read_text(encoding="utf-8", errors="replace")
     if earlier.split() == table.split():
         return
-    copy = unused(workdir, f"{path.stem}-{{}}.csv")
+    copy = unused_path(workdir, f"{path.stem}-{{}}.csv")
     write_whole(copy, earlier)
     logger.warning(
         "The schedule's table has changed since this run was last started: %s. The run goes on with the new table. To "
@@ -108,12 +124,12 @@ def _first_difference(earlier: list[str], later: list[str]) -> str:
     return f"position {position} of rank {rank} is {now}, and was {was}"
 
 
-def _saved_schedule(workdir: Path) -> str:
-    """`pipeline.schedule` as the workdir's config has it; empty where there is none."""
+def _saved(workdir: Path) -> PipelineConfig:
+    """The pipeline as the workdir's config has it; one whose schedule is empty where there is none."""
     try:
-        return Config.from_json(read_small(workdir / "config.json")).pipeline.schedule
+        return Config.from_json(read_small(workdir / "config.json")).pipeline
     except (OSError, ValueError):
-        return ""
+        return PipelineConfig(schedule="")
 
 
 def _is_unknown(schedule: str) -> bool:

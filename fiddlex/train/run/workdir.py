@@ -38,7 +38,7 @@ from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.folder import check_window
 from fiddlex.schedules.schedule import Schedule
 from fiddlex.schedules.text import to_csv
-from fiddlex.train.run.kept_schedule import TABLE, keep_other_table, with_table
+from fiddlex.train.run.kept_schedule import TABLE, keep_other_table, with_order, with_table
 from fiddlex.train.run.kept_steps import check_keeps
 
 logger = logging.getLogger(__name__)
@@ -242,6 +242,7 @@ def write_config(
         write_whole(workdir / TABLE, table)
         if source_of(config.pipeline.schedule).kind is Kind.TABLE:
             config = replaced(config, {"pipeline.schedule": f"file:{TABLE}"})
+        config = with_order(config, schedule)
         if digests:
             write_whole(workdir / DIGESTS, json.dumps(dict(digests), indent=2) + "\n")
         write_whole(workdir / "config.json", absolute_paths(config).to_json())
