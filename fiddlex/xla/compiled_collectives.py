@@ -156,7 +156,7 @@ def _count(
         inner: float | None = times
         if instruction.opcode == "while":
             if (trips := program.trips(instruction)) is None:
-                inner = runs.get(instruction.scope)
+                inner = runs.get(program.loop_scope(instruction))
             else:
                 inner = None if times is None else times * trips
         elif instruction.opcode == "conditional" and instruction.scope in runs:

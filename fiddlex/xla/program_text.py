@@ -92,12 +92,24 @@ class ProgramText:
         known = re.search(r'"known_trip_count":\{"n":"?(\d+)', loop.attributes)
         if known:
             return int(known[1])
-        condition = {each.name: each for each in self.computations[loop.called("condition")[0]]}
-        root = next(each for each in condition.values() if each.is_root)
+        root, condition = self._condition(loop)
         bound = condition.get(root.operands[-1].name) if root.operands else None
         if root.opcode != "compare" or "direction=LT" not in root.attributes or not bound or bound.opcode != "constant":
             return None
         return int(bound.attributes) if re.fullmatch(r"\d+", bound.attributes) else None
+
+    def loop_scope(self, loop: Instruction) -> str:
+        """The innermost `jax.named_scope` around a `while`, from the name of its condition; else from its own.
+
+        XLA may give the loop the name of an instruction of its body: libtpu 0.0.46 gives it that of a kernel.
+        """
+        path = re.search(r'op_name="([^"]*)/while/cond/', self._condition(loop)[0].attributes)
+        return path[1].split("/")[-1] if path else loop.scope
+
+    def _condition(self, loop: Instruction) -> tuple[Instruction, dict[str, Instruction]]:
+        """The root of the condition of a `while`, and all its instructions by name."""
+        condition = {each.name: each for each in self.computations[loop.called("condition")[0]]}
+        return next(each for each in condition.values() if each.is_root), condition
 
     def products(self, instruction: Instruction) -> int:
         """Matrix products that an instruction runs: in the largest branch of a conditional, in one trip of a loop.

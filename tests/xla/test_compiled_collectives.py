@@ -244,6 +244,18 @@ def test_counts(bound, runs, hops, scatters, gathers):
     assert found == {"collective-permute": hops, "reduce-scatter": scatters, "all-gather": gathers}
 
 
+def test_a_loop_with_the_name_of_a_kernel_is_known_by_its_condition():
+    """As libtpu 0.0.46 names the loop over the layers of a stage where attention runs in a kernel."""
+    kernel = "jit(step)/shard_map/splash_mha_fwd_residuals/pallas_call"
+    text = LOOP.replace("ticks/forward/while", kernel).replace(
+        "direction=LT\n}}\n\n%body",
+        'direction=LT, metadata={{op_name="jit(step)/shard_map/while/body/forward/while/cond/lt"}}\n}}\n\n%body',
+    )
+    loop = "%loop = f32[8,8] while(%x), condition=%less, body=%body"
+    found = collectives(entry(loop).replace("ENTRY", text.format(bound="constant(10)")), MESH, {"forward": 24})
+    assert {each.kind: each.count for each in found}["all-gather"] == 24
+
+
 def test_leaves_out_what_moves_nothing():
     alone = "%sum = f32[8,8] all-reduce(%x), replica_groups={{0},{1},{2},{3}}, to_apply=%add"
     itself = "%hop = f32[8,8] collective-permute(%x), source_target_pairs={{0,0},{1,1}}"
