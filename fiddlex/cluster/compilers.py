@@ -29,7 +29,11 @@ def missing_compiler(topology: str) -> str:
 
 def libtpu_version() -> str:
     """The version of the libtpu that compiles for TPUs: the installed package's, or the file that the user has set."""
-    return os.environ.get("TPU_LIBRARY_PATH") or importlib.metadata.version("libtpu")
+    file, package = os.environ.get("TPU_LIBRARY_PATH"), importlib.util.find_spec("libtpu")
+    # The package, once imported, sets the variable to its own library.
+    if file and not (package and package.origin and os.path.dirname(package.origin) == os.path.dirname(file)):
+        return file
+    return importlib.metadata.version("libtpu")
 
 
 def libtpu_that_jax_names() -> str:

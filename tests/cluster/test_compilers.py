@@ -1,6 +1,8 @@
 """Which libtpu compiles, and which one the installed jax names."""
 
+import importlib.machinery
 import importlib.metadata
+import importlib.util
 
 import pytest
 
@@ -40,3 +42,11 @@ def test_another_libtpu_is_named_beside_that_of_jax(used):
 def test_a_library_that_the_user_has_set_is_the_one_that_compiles(monkeypatch):
     monkeypatch.setenv("TPU_LIBRARY_PATH", "/mine/libtpu.so")
     assert libtpu_version() == "/mine/libtpu.so"
+
+
+def test_the_library_that_the_package_itself_sets_has_the_packages_version(monkeypatch):
+    package = importlib.machinery.ModuleSpec("libtpu", None, origin="/site-packages/libtpu/__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", {"libtpu": package}.get)
+    monkeypatch.setattr(importlib.metadata, "version", {"libtpu": "0.0.52"}.get)
+    monkeypatch.setenv("TPU_LIBRARY_PATH", "/site-packages/libtpu/libtpu.so")
+    assert libtpu_version() == "0.0.52"
