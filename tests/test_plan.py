@@ -6,6 +6,7 @@ import io
 import json
 import re
 import statistics
+import subprocess
 import time
 import types
 
@@ -176,6 +177,27 @@ def test_where_the_compiler_fails_plans_are_not_verified(tmp_path, monkeypatch):
     with pytest.raises(DeviceError, match=message):
         planned([NOT_COMPILED, NOT_COMPILED], monkeypatch, write=f"{tmp_path}/planned.py")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("status", "stderr", "why"),
+    [
+        (1, "Compiling  15 s\nfiddlex compile: libtpu does not compile it.\nmore\n", "libtpu does not compile it."),
+        (
+            1,
+            'Traceback (most recent call last):\n  File "a.py"\njax.errors.JaxRuntimeError: INTERNAL: a check\n\n'
+            "Suspected Python Code Location:\n  <frozen runpy>:88:4 [_run_code]\n",
+            "INTERNAL: a check",
+        ),
+        (-6, "*** Check failure stack trace: ***\n    @ 0x7f0c\n", "the compiler crashed (SIGABRT)"),
+        (1, "some words\nthe last\n", "the last"),
+        (1, "", "it said nothing"),
+    ],
+)
+def test_a_plan_that_does_not_compile_says_why_in_one_line(status, stderr, why, monkeypatch):
+    done = subprocess.CompletedProcess([], status, stdout="", stderr=stderr)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    assert plan.compile_plan(get_config("1.7b"), "tpu:v5e:2x2") == {"topology": "tpu:v5e:2x2", "error": why}
 
 
 def planned(results, monkeypatch, *, hbm_gib=None, write=None, missing=""):

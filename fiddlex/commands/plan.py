@@ -15,6 +15,8 @@ import datetime
 import json
 import logging
 import pathlib
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -317,9 +319,18 @@ def compile_plan(config: Config, name: str) -> dict[str, Any]:
         command += [f"--config={path}", f"--topology={name}", "--format=json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"topology": name, "error": (done.stderr.strip().splitlines() or ["it said nothing"])[-1]}
+        return {"topology": name, "error": _why(done.stderr, done.returncode)}
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def _why(stderr: str, status: int) -> str:
+    """Why `fiddlex compile` failed, in one line: its own message, or else the exception of its traceback."""
+    if said := re.findall(r"^(?:fiddlex compile|[\w.]*(?:Error|Exception)): (.+)", stderr, re.MULTILINE):
+        return str(said[-1])
+    if status < 0:
+        return f"the compiler crashed ({signal.Signals(-status).name})"
+    return (stderr.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:

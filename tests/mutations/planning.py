@@ -374,6 +374,22 @@ MUTATIONS = (
             "tests/xla/test_compiled_collectives.py::test_a_fusion_that_scatters_a_sum_is_a_reduce_scatter_of_what_it_leaves",
         ),
     ),
+    Mutation(
+        "a-loop-known-by-its-own-name-alone",
+        "fiddlex/xla/compiled_collectives.py",
+        old="runs.get(program.loop_scope(instruction))",
+        new="runs.get(instruction.scope)",
+        tests=(
+            "tests/xla/test_compiled_collectives.py::test_a_loop_with_the_name_of_a_kernel_is_known_by_its_condition",
+        ),
+    ),
+    Mutation(
+        "the-last-line-of-a-compiler-taken-for-its-reason",
+        "fiddlex/commands/plan.py",
+        old="    if said := re.findall(",
+        new="    if False and re.findall(",
+        tests=("tests/test_plan.py::test_a_plan_that_does_not_compile_says_why_in_one_line",),
+    ),
     # Facts.
     Mutation(
         "bandwidth-in-gigabits",
