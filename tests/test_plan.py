@@ -290,6 +290,7 @@ def test_unequal_stages_are_told_for_a_config_and_for_a_profile(profile):
             "--verify, --objective: --partition",
         ),
         (["--config=gpt_tiny", "--num_microbatches=4"], 2, "--num_microbatches=4 is of --profile_graph."),
+        (["--config=gpt_tiny", "--verify=6"], 2, "--verify=6 with --keep=5: no more plans than these are there"),
         (["--config=gpt_tiny", "--auto=2", "--semantics=2bw"], 2, "--auto=2 with --semantics=2bw: schedules are"),
         (["--config=gpt_tiny", "--partition", "--num_devices=12"], 2, "--num_devices=12 are not whole groups of the 8"),
         (["PROFILE"], 2, "graph.txt needs --partition"),

@@ -376,6 +376,9 @@ def test_bubbles_of_semantics_are_of_the_sizes_that_flags_give():
     assert [(row["chunks"], row["microbatches"]) for row in facts["rows"]] == [(3, 8)]
     done = call("--semantics=2bw", "--schedule=zb_h1", "--chunks=3", "--microbatches=7", program="bubbles", status=2)
     assert "schedule zb_h1 has other sizes: set --chunks=1 (not 3)." in done.stderr
+    for unused in (["--schedule=zb_h1", "--chunks=3"], ["--schedule=zb_h2", "--pipe=8", "--microbatches=2"]):
+        done = call(*unused, program="bubbles", status=2)
+        assert f"{unused[0]}: its formula holds for none of these sizes" in done.stderr
 
 
 def test_bubbles_of_what_is_found_lie_between_the_bound_and_the_names():

@@ -80,6 +80,23 @@ def test_help_has_the_flags_and_no_config():
             [*sizes("1f1b", 2, 1, 2), "--semantics=2bw", "--clock=free_running", "--output=a.svg"],
             "--clock=free_running with --semantics=2bw: pictures of one batch after another are in lockstep.",
         ),
+        ([*sizes("1f1b", 2, 1, 2), "--costs=spill=1"], "--costs: spill changes nothing without --stash_memory=host"),
+        *(
+            ([*sizes("1f1b", 2, 1, 2), "--clock=free_running", flag], f"{flag} changes nothing without the lockstep")
+            for flag in ("--order=ahead", "--order=strict")
+        ),
+        (
+            [*sizes("1f1b", 2, 1, 2), "--clock=free_running", "--costs=sharing=1:1.5"],
+            "sharing of --costs changes nothing without the lockstep clock: leave it or --clock out.",
+        ),
+        (
+            ["--compare=1f1b@1,zb_v@2", "--chunks=2", "--pipe=2", "--microbatches=2"],
+            "--chunks=2 changes nothing: all of --compare=1f1b@1,zb_v@2 have a number of their own.",
+        ),
+        (
+            ["--compare=auto@1,auto@2", "--order=strict", "--pipe=2", "--microbatches=2"],
+            "an order of their own: leave out --order=strict",
+        ),
         (["--pipe=four"], "four"),
     ],
 )

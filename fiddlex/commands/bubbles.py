@@ -149,7 +149,7 @@ def _rows() -> Iterator[Row]:
     """The rows of the table.
 
     Raises:
-      ScheduleError: at the end, when a schedule of --schedule exists for none of the sizes.
+      ConfigError, ScheduleError: at the end, when a schedule of --schedule has a row for none of the sizes.
     """
     missing: dict[str, list[ScheduleError]] = {}
     seen = set()
@@ -163,6 +163,12 @@ def _rows() -> Iterator[Row]:
         if key not in seen:  # as a table is, whose sizes are always the same
             seen.add(key)
             yield _row(name, schedule, FORMULAS[name][0](*key[1:]) if name in FORMULAS else None)
+    for name in dict.fromkeys(_SCHEDULES.value):
+        if name not in missing and name not in {name for name, *_ in seen}:
+            raise ConfigError(
+                f"--schedule={name}: its formula holds for none of these sizes, so that it has no row. Give "
+                "others with --pipe, --chunks and --microbatches, as the schedule takes them."
+            )
     for name, errors in missing.items():
         if name not in {name for name, *_ in seen}:
             raise errors[-1]

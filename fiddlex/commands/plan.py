@@ -173,6 +173,11 @@ def _check_flags() -> None:
     }
     if given := [name for name, value in of_plans.items() if value and _PARTITION.value]:
         raise ConfigError(f"{', '.join(given)}: --partition only prints the fastest pipelines. Leave it out.")
+    if _VERIFY.value > _KEEP.value:
+        raise ConfigError(
+            f"--verify={_VERIFY.value} with --keep={_KEEP.value}: no more plans than these are there to compile. Keep "
+            f"as many (--keep={_VERIFY.value}), or verify fewer."
+        )
     if _AUTO.value and "sync" not in _SEMANTICS.value:
         raise ConfigError(
             f"--auto={_AUTO.value} with --semantics={','.join(_SEMANTICS.value)}: schedules are searched for batches "

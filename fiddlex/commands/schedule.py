@@ -46,12 +46,12 @@ from fiddlex.simulate.page import (
     CLOCKS,
     page,
     schedule_facts,
-    semantics_title,
     stream_facts,
     timeline_facts,
     unflushed_page,
+    unflushed_run,
 )
-from fiddlex.simulate.steady import first_steps, steady
+from fiddlex.simulate.steady import steady
 from fiddlex.simulate.timeline import Timeline, bubble_in
 from fiddlex.synthesis.anywhere import find_anywhere
 from fiddlex.synthesis.report import facts as of_search
@@ -141,6 +141,7 @@ def main(argv: list[str]) -> None:
     if output:
         check_output("--output", output)
     costs = Costs.parse(_COSTS.value or "")
+    _check_clock(costs)
     words = ("--pipe", "--chunks", "--microbatches")
     make = functools.partial(make_schedule, pipe=_PIPE.value, chunks=_CHUNKS.value, order=_ORDER.value, words=words)
     _check_search([_NAME.value or "", *(_COMPARE.value or [])])
@@ -159,6 +160,14 @@ def main(argv: list[str]) -> None:
         logger.info("%s is written.", output)
 
 
+def _check_clock(costs: Costs) -> None:
+    """Raises ConfigError when a flag is given that changes nothing but the lockstep clock, which is not shown."""
+    used = {f"--order={_ORDER.value}": _ORDER.value != "auto", "sharing of --costs": costs.sharing}
+    given = [name for name, value in used.items() if value]
+    if given and _CLOCK.value == "free_running" and not _SEMANTICS.value:
+        raise ConfigError(f"{given[0]} changes nothing without the lockstep clock: leave it or --clock out.")
+
+
 def _check_search(names: list[str]) -> None:
     """Raises ConfigError when flags contradict the search of a schedule, or are about a search that there is not."""
     searches = any(name.partition("@")[0] == AUTO for name in names)
@@ -168,7 +177,8 @@ def _check_search(names: list[str]) -> None:
         f"--semantics={_SEMANTICS.value}": _SEMANTICS.value,
         "--stash_memory=host": _STASH_MEMORY.value == "host",
         "--weights_memory=host": _WEIGHTS_MEMORY.value == "host",
-        f"--order={_ORDER.value}": _ORDER.value != "auto" and _NAME.value == AUTO,
+        f"--order={_ORDER.value}": _ORDER.value != "auto"
+        and all(name.partition("@")[0] == AUTO for name in names if name),
     }
     wrong = [name for name, given in contradictions.items() if given]
     if searches and wrong:
@@ -252,6 +262,8 @@ def _check_comparison(names: list[str], costs: Costs, form: str) -> None:
             f"--compare is about batches that are flushed, with everything on the devices: leave out {wrong[0]}, or "
             "show one schedule with --name."
         )
+    if _CHUNKS.value is not None and all(re.search(r"@\d+$", name, re.ASCII) for name in names):
+        raise ConfigError(f"--chunks={_CHUNKS.value} changes nothing: all of {together} have a number of their own.")
     if form == "csv":
         raise ConfigError("csv is the format of one schedule: give --name instead of --compare, or another format.")
 
@@ -344,6 +356,8 @@ def _stream(lowered: Lowered, costs: Costs) -> WeightStream | None:
             raise ConfigError("--layers_per_chunk changes nothing without --weights_memory=host: leave it out.")
         if costs.load or costs.store:
             raise ConfigError("--costs: load and store change nothing without --weights_memory=host: leave them out.")
+        if costs.spill and _STASH_MEMORY.value == "device":
+            raise ConfigError("--costs: spill changes nothing without --stash_memory=host: leave it out.")
         return None
     if _SEMANTICS.value:
         raise ConfigError(
@@ -375,24 +389,12 @@ def _windows(schedule: Schedule, make: Callable[..., Schedule], num_steps: int =
 
 
 def _draw(
-    shown: dict[str, Timeline],
-    windows: dict[str, Windows],
-    steps: int,
-    costs: Costs,
-    output: pathlib.Path,
-    form: str,
+    shown: dict[str, Timeline], windows: dict[str, Windows], steps: int, costs: Costs, output: pathlib.Path, form: str
 ) -> None:
     """Draws the clocks one below the other or, with --semantics, the lockstep clock over several batches."""
     from fiddlex.simulate.plots import draw, save  # matplotlib is an extra, and slow to import
 
-    named = {CLOCKS[clock]: run for clock, run in shown.items()}
-    if windows:
-        bubbles = {
-            name: f"bubble {steady(each, costs).bubble_fraction:.1%} of the work" for name, each in windows.items()
-        }
-        named = {
-            f"{semantics_title(name, each)}, {bubbles[name]}; {steps} steps": first_steps(each, steps, costs)
-            for name, each in windows.items()
-        }
+    named = dict(unflushed_run(*item, steps, costs) for item in windows.items())
+    named = named or {CLOCKS[clock]: run for clock, run in shown.items()}
     semantics = {name: each.semantics for name, each in zip(named, windows.values(), strict=False)}
     save(draw(named, semantics), output, format=form)

@@ -9,7 +9,7 @@ from fiddlex.schedules.ticks import order_facts
 from fiddlex.schedules.weight_stream import CHUNKS_HELD, WeightStream
 from fiddlex.schedules.windows import Windows
 from fiddlex.simulate.clock import Costs
-from fiddlex.simulate.steady import no_gain, steady
+from fiddlex.simulate.steady import first_steps, no_gain, steady
 from fiddlex.simulate.timeline import Timeline, bubble_in
 
 CLOCKS = {"free_running": "free-running", "lockstep": "lockstep"}  # each with its name for people
@@ -90,6 +90,12 @@ def unflushed_page(name: str, windows: Windows, costs: Costs) -> str:
 def _on_host(windows: Windows) -> str:
     number = windows.lowered.host_stash_slots
     return f"; on the host: {number}" if number else ""
+
+
+def unflushed_run(name: str, windows: Windows, steps: int, costs: Costs) -> tuple[str, Timeline]:
+    """The title of a pipeline that is not flushed, for a picture, and its first steps in lockstep."""
+    bubble = f"bubble {steady(windows, costs).bubble_fraction:.1%} of the work"
+    return f"{semantics_title(name, windows)}, {bubble}; {steps} steps", first_steps(windows, steps, costs)
 
 
 def semantics_title(name: str, windows: Windows) -> str:

@@ -137,6 +137,7 @@ def test_a_registered_name_may_be_missing_in_another_process(
     assert trainer.evaluate()["eval_loss"] > 0
     config.train.num_steps = 3
     assert loop.train(config, run).step == 3
+    assert read_config(run).pipeline.order == order  # that of the earlier steps, though the config has `auto`
     assert (
         f"pipeline.schedule={NAME}: no schedule has this name here. The run goes on with the table that it has kept, "
         f"{run}/schedule.csv."
