@@ -14,7 +14,12 @@ from fiddlex.config.small_files import read_object
 from fiddlex.interop.options import Json
 
 _END_OF_TEXT = "<|endoftext|>"  # which GPT-2 and Qwen2 take for the end, if no other is named
-_OF_MODELS = {"gpt2": "GPT2Tokenizer", "qwen3": "Qwen2Tokenizer", "bert": "BertTokenizer"}  # where no file names one
+_OF_MODELS = {  # where no file names one
+    "gpt2": "GPT2Tokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "bert": "BertTokenizer",
+}
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )

@@ -335,9 +335,10 @@ def test_options_of_gpt2s_vocabulary(tmp_path: pathlib.Path) -> None:
         read_tokenizer(tmp_path / "hf")
 
 
-def test_qwen2s_vocabulary_has_other_words_than_gpt2s(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("model", ["qwen2", "qwen3"])
+def test_qwen2s_vocabulary_has_other_words_than_gpt2s(model: str, tmp_path: pathlib.Path) -> None:
     trained = write_gpt2s_vocabulary(tmp_path / "hf")
-    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": model}))
     assert (made := read_tokenizer(tmp_path / "hf")) is not None
     assert made.encode("1234").ids == [trained.token_to_id(digit) for digit in "1234"]  # a digit is a word
     assert made.encode("e\u0301").ids == trained.encode("\u00e9").ids
@@ -359,6 +360,7 @@ GPT2, QWEN2 = "GPT2Tokenizer", "Qwen2Tokenizer"
         ("llama", {"tokenizer_class": "LlamaTokenizer"}, True, []),  # bytes: transformers 5 takes the file as it is
         ("mistral", {"tokenizer_class": GPT2}, True, []),
         ("gpt2", {"tokenizer_class": "PreTrainedTokenizerFast"}, True, []),
+        ("qwen2", {}, False, [f"{QWEN2} puts another normalizer and pre_tokenizer in place of the file's"]),
         ("qwen3", {}, False, [f"{QWEN2} puts another normalizer and pre_tokenizer in place of the file's"]),
         ("gpt2", {"add_prefix_space": True}, False, [f"{GPT2} puts another pre_tokenizer in place of the file's"]),
         ("gpt2", {"add_bos_token": True, "bos_token": "<|endoftext|>"}, False, []),
