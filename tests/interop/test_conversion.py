@@ -342,9 +342,42 @@ def test_qwen2s_vocabulary_has_other_words_than_gpt2s(model: str, tmp_path: path
     assert (made := read_tokenizer(tmp_path / "hf")) is not None
     assert made.encode("1234").ids == [trained.token_to_id(digit) for digit in "1234"]  # a digit is a word
     assert made.encode("e\u0301").ids == trained.encode("\u00e9").ids
-    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
-    with pytest.raises(CheckpointError, match=r"tokenizer_class=RobertaTokenizer: save its tokenizer\.json with"):
+
+
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "tokenizer_config.json",
+            '{"tokenizer_class": "RobertaTokenizer"}',
+            "hf has no tokenizer.json, and tokenizer_class='RobertaTokenizer': fiddlex makes one from vocab.json and "
+            "merges.txt for GPT2Tokenizer and Qwen2Tokenizer alone. Save tokenizer.json with transformers' save_pret",
+        ),
+        ("tokenizer_config.json", "[]", "hf/tokenizer_config.json cannot be read: it is not a JSON object. Copy it ag"),
+        ("tokenizer_config.json", '{"a": ', "hf/tokenizer_config.json cannot be read: Expecting value"),
+        ("added_tokens.json", '{"a": ', "hf/added_tokens.json cannot be read: Expecting value"),
+        (
+            "tokenizer_config.json",
+            '{"do_lower_case": "x", "added_tokens_decoder": {"x": {"content": "<Y>"}}}',
+            "hf: tokenizer_config.json, special_tokens_map.json or added_tokens.json does not fit its vocabulary (",
+        ),
+    ],
+)
+def test_the_file_that_spoils_a_tokenizer_is_told(
+    name: str, text: str, message: str, words: bool, tmp_path: pathlib.Path
+) -> None:
+    write_gpt2s_vocabulary(tmp_path / "hf")
+    if words:  # BERT's file, for which fiddlex reads neither the class nor the added tokens
+        (tmp_path / "hf" / "merges.txt").unlink()
+        (tmp_path / "hf" / "vocab.txt").write_text("[UNK]\n[SEP]\n[CLS]\na\n")
+    (tmp_path / "hf" / name).write_text(text)
+    if words and (name == "added_tokens.json" or "class" in text):
+        assert read_tokenizer(tmp_path / "hf") is not None
+        return
+    with pytest.raises(CheckpointError) as error:
         read_tokenizer(tmp_path / "hf")
+    assert message in str(error.value)
 
 
 GPT2, QWEN2 = "GPT2Tokenizer", "Qwen2Tokenizer"
