@@ -19,7 +19,7 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.data import JsonTokenizer
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.architectures import config_json, model_of, settings_of
+from fiddlex.interop.architectures import config_json, model_of, settings_of, sliding_window
 from fiddlex.interop.folder_tokenizer import copy_tokenizer, read_tokenizer
 from fiddlex.interop.starting import starting_config
 from fiddlex.train import loop
@@ -81,6 +81,7 @@ def test_a_converted_run_evaluates_and_trains_on_any_data(
     make_folder(tmp_path / "hf", "LlamaForCausalLM")
     import_folder(tmp_path / "hf", tmp_path / "run")
     assert f"{tmp_path / 'hf'} has no tokenizer" in caplog.text
+    refused_today(tmp_path / "run")
     # Rotary positions are in no weight, so that texts may be longer.
     longer = functools.partial(replaced, values={"model.seq_len": 2 * read_config(tmp_path / "run").model.seq_len})
     generator, _ = load_generator(tmp_path / "run", longer)
@@ -105,6 +106,13 @@ def test_a_converted_run_evaluates_and_trains_on_any_data(
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(CheckpointError, match=r"optimizer\.name is 'adamw', was 'lion'"):
         loop.train(replaced(config, {"optimizer.name": "adamw"}), tmp_path / "run")
+
+
+def refused_today(workdir: pathlib.Path) -> None:
+    """Gives the `config.json` that a workdir keeps options that earlier versions of fiddlex ignored."""
+    path = workdir / "huggingface" / "config.json"
+    described = json.loads(path.read_text()) | {"attention_dropout": 0.1, "transformers_weights": "a.safetensors"}
+    path.write_text(json.dumps(described))
 
 
 def imported(parent: pathlib.Path, folder: pathlib.Path) -> Any:
@@ -165,6 +173,7 @@ def test_a_sequence_is_not_longer_than_the_sliding_window(tmp_path: pathlib.Path
                 import_folder(tmp_path / "hf", tmp_path / "no", change)
     # What reads the workdir, under another config, and what starts from it.
     message = r"model\.seq_len=9 is above the 8 positions that attention spans in .*huggingface"
+    refused_today(tmp_path / "run")
     for read in (load_generator, load_trainer):
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path / "run", change)
@@ -188,6 +197,21 @@ def test_a_model_of_another_size_is_not_started_from(tmp_path: pathlib.Path) -> 
 def test_a_window_bounds_the_sequence() -> None:
     described = {"architectures": ["MistralForCausalLM"], **LLAMA, "sliding_window": 16}
     assert model_of(described).seq_len == 16
+
+
+@pytest.mark.parametrize(
+    ("described", "window"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, 4096),  # transformers' default
+        ({"model_type": "mistral", "sliding_window": 2**20}, 2**20),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 8}, None),
+        ({"architectures": ["BertForMaskedLM"]}, None),
+        ({}, None),
+    ],
+)
+def test_the_window_is_that_of_a_mistral(described: dict[str, Any], window: int | None) -> None:
+    assert sliding_window(described) == window
 
 
 def test_a_run_without_a_folder_gets_a_config_of_its_own() -> None:
