@@ -59,9 +59,8 @@ class HarnessTokenizer:
         if prefix is None or not 0 <= prefix < tokenizer.vocab_size:
             raise ConfigError(
                 f"prefix_token_id={prefix_token_id}: data.tokenizer={spec} has "
-                f"{counted(tokenizer.vocab_size, 'token')} and "
-                f"{'no' if prefix is None else 'a'} token that begins or ends a text. Name the id of the token to put "
-                "before a text of which all tokens are scored."
+                f"{counted(tokenizer.vocab_size, 'token')} and {'no' if prefix is None else 'a'} token that begins or "
+                "ends a text. Name the id of the token to put before a text of which all tokens are scored."
             )
         self.prefix = prefix
         self._prefix_text = tokenizer.decode([prefix])
