@@ -197,7 +197,7 @@ def require_packages(name: str, known: Known, python: str) -> None:
     """
     program = "import importlib.util, sys; print(*(n for n in sys.argv[1:] if importlib.util.find_spec(n) is None))"
     remedy = (
-        f"Install what it needs in an environment of its own:\n  python -m venv ENV && ENV/bin/pip install "
+        "Install what it needs in an environment of its own:\n  python -m venv ENV && ENV/bin/pip install "
         f"{known.install}\nthen add --python={known.environment}=ENV/bin/python."
     )
     try:

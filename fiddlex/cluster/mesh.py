@@ -99,8 +99,8 @@ def make_mesh(config: MeshConfig) -> Mesh:
     if jax.process_count() > 1 and len(devices) != needed:
         raise ConfigError(
             f"{sizes(config)} needs {counted(needed, 'device')}; the {jax.process_count()} processes have "
-            f"{len(devices)}, and "
-            f"none may be idle. Choose mesh.data, mesh.pipe and mesh.tensor with a product of {len(devices)}."
+            f"{len(devices)}, and none may be idle. Choose mesh.data, mesh.pipe and mesh.tensor with a product of "
+            f"{len(devices)}."
         )
     if len(devices) < needed:
         raise DeviceError(
@@ -140,8 +140,7 @@ def make_topology_mesh(config: MeshConfig, topology: str) -> Mesh:
     if len(devices) != config.num_devices:
         raise DeviceError(
             f"{sizes(config)} needs {counted(config.num_devices, 'device')}; {topology} has {len(devices)}. Choose "
-            f"mesh.data, "
-            f"mesh.pipe and mesh.tensor with a product of {len(devices)}, or another topology."
+            f"mesh.data, mesh.pipe and mesh.tensor with a product of {len(devices)}, or another topology."
         )
     return _mesh(config, devices)
 

@@ -183,7 +183,7 @@ def _check_search(names: list[str]) -> None:
     wrong = [name for name, given in contradictions.items() if given]
     if searches and wrong:
         raise ConfigError(
-            f"--name=auto finds schedules that are flushed after each batch, with everything on the devices and an "
+            "--name=auto finds schedules that are flushed after each batch, with everything on the devices and an "
             f"order of their own: leave out {wrong[0]}, or give another name."
         )
 

@@ -244,8 +244,7 @@ def _continued(context: np.ndarray, whole: np.ndarray, *, tokenizer: Tokenizer, 
         raise BadLineError(
             "too long",
             f"a continuation takes {counted(num_tokens, 'token')}, more than model.seq_len={seq_len}, and only "
-            f"contexts are cut. "
-            "Raise model.seq_len.",
+            "contexts are cut. Raise model.seq_len.",
         )
     if prefix:
         return whole, num_tokens

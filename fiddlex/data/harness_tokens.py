@@ -34,6 +34,8 @@ class HarnessTokenizer:
       prefix: the token before a text of which all tokens are scored.
       end: the token that ends a text; None if the vocabulary has none.
       ends: the tokens at which generation ends: `end`, and those that `generation_config.json` or `config.json` name.
+        Where a file names another `eos_token` than the separator, the separator is none of them, unlike in
+        `Tokenizer.ends`: transformers goes on after it, and a task must score the text that the model `hf` makes.
       end_text: the text of `end`; empty without it.
     """
 
@@ -57,9 +59,8 @@ class HarnessTokenizer:
         if prefix is None or not 0 <= prefix < tokenizer.vocab_size:
             raise ConfigError(
                 f"prefix_token_id={prefix_token_id}: data.tokenizer={spec} has "
-                f"{counted(tokenizer.vocab_size, 'token')} and "
-                f"{'no' if prefix is None else 'a'} token that begins or ends a text. Name the id of the token to put "
-                "before a text of which all tokens are scored."
+                f"{counted(tokenizer.vocab_size, 'token')} and {'no' if prefix is None else 'a'} token that begins or "
+                "ends a text. Name the id of the token to put before a text of which all tokens are scored."
             )
         self.prefix = prefix
         self._prefix_text = tokenizer.decode([prefix])

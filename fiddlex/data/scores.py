@@ -38,8 +38,7 @@ def score_continuations(
     if not num_lines:
         raise DataError(
             f"Evaluated: {counted(len(log_likelihoods), 'example')}, and the first line takes {rows.first[1]}, one "
-            f"for each "
-            "choice. Raise data.eval_batches."
+            "for each choice. Raise data.eval_batches."
         )
     first, labels = rows.first[: num_lines + 1], rows.labels[:num_lines]
     answers = first[:-1] + labels  # the examples of the right continuations

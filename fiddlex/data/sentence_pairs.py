@@ -75,8 +75,7 @@ class SentencePairExamples(StagedExamples):
         if not len(self):
             raise DataError(
                 f"no document has the two tokens that a pair takes ({counted(len(stream.bounds), 'document')}). Use "
-                f"more data, or "
-                "model.objective=mlm."
+                "more data, or model.objective=mlm."
             )
         if not self._swaps and len(self) == 1:
             raise DataError(

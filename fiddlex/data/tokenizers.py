@@ -45,7 +45,10 @@ class Tokenizer(Protocol):
 
     @property
     def ends(self) -> frozenset[int]:
-        """The tokens that end a text that is generated: `separator`, and those that the tokenizer's files name."""
+        """The tokens that end a text that is generated: `separator`, and those that the tokenizer's files name.
+
+        Training puts the separator after each document, so a text ends there even where a file names another token.
+        """
 
     @property
     def unknown(self) -> int | None:

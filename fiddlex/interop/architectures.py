@@ -74,16 +74,17 @@ def model_of(json: Json) -> ModelConfig:
 def sliding_window(json: Json) -> int | None:
     """The sliding window of a model's attention, in tokens; None where attention spans the whole sequence.
 
-    In sequences that are no longer, attention is the same with and without the window.
+    In sequences that are no longer, attention is the same with and without the window. No other option is checked: a
+    workdir may keep a `config.json` that an earlier version of fiddlex took and `model_of` refuses.
 
     Raises:
-      ConfigError: when `model_of` would raise it.
+      ConfigError: when the window is no valid value.
     """
-    name, unbounded = "max_position_embeddings", 2**30
-    if name in architecture_of(json).aliases:  # learned positions, under another name
+    mistral = ARCHITECTURES["MistralForCausalLM"]  # the only one that fiddlex computes within its window
+    names = json.get("architectures")
+    if names != [mistral.name] and (names is not None or json.get("model_type") != mistral.model_type):
         return None
-    length = model_of(json | {name: unbounded}).seq_len
-    return None if length == unbounded else length
+    return Options(json, mistral.defaults).optional_size("sliding_window")
 
 
 def settings_of(json: Json) -> dict[str, Any]:

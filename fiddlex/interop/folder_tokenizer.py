@@ -1,16 +1,17 @@
 """The tokenizer of a folder of Hugging Face's transformers: its files, and the `tokenizer.json` made from them."""
 
+import contextlib
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import tokenizers
 
 from fiddlex.config.whole_files import write_whole
 from fiddlex.errors import CheckpointError, is_failure
-from fiddlex.interop.messages import shortened
-from fiddlex.interop.options import Json
+from fiddlex.interop.messages import shortened, shown
 from fiddlex.interop.tokenizer_classes import built_class, class_options, differences, pipeline, with_tokens
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
+_BAD_OPTIONS = "tokenizer_config.json, special_tokens_map.json or added_tokens.json does not fit its vocabulary"
 _TEMPLATES = "additional_chat_templates"  # a folder of NAME.jinja
 
 
@@ -43,22 +45,25 @@ def read_tokenizer(folder: Path) -> tokenizers.Tokenizer | None:
       CheckpointError: when the files are not those of a tokenizer, or one is a directory or a broken link.
     """
     there = {name for name in TOKENIZER_FILES if _is_there(folder / name)}
-    path, vocab, merges, words = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt"))
+    if "tokenizer.json" in there:
+        with _failures(folder, "tokenizer.json is no tokenizer"):
+            return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if {"vocab.json", "merges.txt"} <= there:
+        return _byte_pairs(folder)
+    return _word_pieces(folder) if "vocab.txt" in there else None
+
+
+@contextlib.contextmanager
+def _failures(folder: Path, problem: str) -> Iterator[None]:
+    """Turns what a library raises into a CheckpointError: plain Exceptions, and panics."""
     try:
-        if path.name in there:
-            return tokenizers.Tokenizer.from_file(str(path))
-        if {vocab.name, merges.name} <= there:
-            return _byte_pairs(folder)
-        return _word_pieces(words, class_options(folder)) if words.name in there else None
+        yield
+    except CheckpointError:
+        raise
     except BaseException as error:
         if not is_failure(error):
             raise
-        names = "vocab.txt is no WordPiece vocabulary"
-        if path.name in there:
-            names = "tokenizer.json is no tokenizer"
-        elif {vocab.name, merges.name} <= there:
-            names = "vocab.json and merges.txt are no byte-pair encoding"
-        raise CheckpointError(f"{folder}: {names} ({shortened(str(error))}). Copy the files again.") from error
+        raise CheckpointError(f"{folder}: {problem} ({shortened(str(error))}). Copy the files again.") from error
 
 
 def _is_there(path: Path) -> bool:
@@ -74,28 +79,40 @@ def _is_there(path: Path) -> bool:
 
 
 def _byte_pairs(folder: Path) -> tokenizers.Tokenizer:
-    said = class_options(folder)
-    kind = built_class(folder) or "GPT2Tokenizer"
+    said, kind = class_options(folder), built_class(folder) or "GPT2Tokenizer"
     if kind not in ("GPT2Tokenizer", "Qwen2Tokenizer"):
-        raise ValueError(f"tokenizer_class={kind}: save its tokenizer.json with transformers' save_pretrained")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    made.normalizer, made.pre_tokenizer = pipeline(kind, said) or (None, None)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    return with_tokens(made, folder)
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json, and tokenizer_class={shown(kind)}: fiddlex makes one from vocab.json and "
+            "merges.txt for GPT2Tokenizer and Qwen2Tokenizer alone. Save tokenizer.json with transformers' "
+            "save_pretrained."
+        )
+    with _failures(folder, "vocab.json and merges.txt are no byte-pair encoding"):
+        model = tokenizers.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    made = tokenizers.Tokenizer(model)
+    with _failures(folder, _BAD_OPTIONS):
+        made.normalizer, made.pre_tokenizer = pipeline(kind, said) or (None, None)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        return with_tokens(made, folder)
 
 
-def _word_pieces(words: Path, said: Json) -> tokenizers.Tokenizer:
-    vocabulary = tokenizers.models.WordPiece.read_file(str(words))
+def _word_pieces(folder: Path) -> tokenizers.Tokenizer:
+    problem = "vocab.txt is no WordPiece vocabulary"
+    with _failures(folder, problem):
+        vocabulary = tokenizers.models.WordPiece.read_file(str(folder / "vocab.txt"))
     lacking = [name for name in ("[UNK]", "[SEP]", "[CLS]") if name not in vocabulary]
     if lacking:
-        raise ValueError(f"it has no line {' and no line '.join(lacking)}")
-    made = tokenizers.BertWordPieceTokenizer(
-        vocabulary,
-        lowercase=said.get("do_lower_case", True),
-        strip_accents=said.get("strip_accents"),
-        handle_chinese_chars=said.get("tokenize_chinese_chars", True),
-    )
-    return tokenizers.Tokenizer.from_str(made.to_str())
+        raise CheckpointError(
+            f"{folder}: {problem} (it has no line {' and no line '.join(lacking)}). Copy the files again."
+        )
+    said = class_options(folder)
+    with _failures(folder, _BAD_OPTIONS):
+        made = tokenizers.BertWordPieceTokenizer(
+            vocabulary,
+            lowercase=said.get("do_lower_case", True),
+            strip_accents=said.get("strip_accents"),
+            handle_chinese_chars=said.get("tokenize_chinese_chars", True),
+        )
+        return tokenizers.Tokenizer.from_str(made.to_str())
 
 
 def warn_of_other_ids(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:

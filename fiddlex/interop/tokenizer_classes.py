@@ -11,22 +11,36 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from fiddlex.config.small_files import read_object
+from fiddlex.errors import CheckpointError
 from fiddlex.interop.options import Json
 
 _END_OF_TEXT = "<|endoftext|>"  # which GPT-2 and Qwen2 take for the end, if no other is named
-_OF_MODELS = {"gpt2": "GPT2Tokenizer", "qwen3": "Qwen2Tokenizer", "bert": "BertTokenizer"}  # where no file names one
+_OF_MODELS = {  # where no file names one
+    "gpt2": "GPT2Tokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "bert": "BertTokenizer",
+}
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 def class_options(folder: Path) -> Json:
-    """What `tokenizer_config.json` of a folder says; empty without it."""
+    """What `tokenizer_config.json` of a folder says; empty without it.
+
+    Raises:
+      CheckpointError: when it cannot be read.
+    """
     return _object(folder / "tokenizer_config.json")
 
 
 def built_class(folder: Path) -> str | None:
-    """The class that a folder names for its tokenizer, or that the class of its model has; None: no class is known."""
+    """The class that a folder names for its tokenizer, or that the class of its model has; None: no class is known.
+
+    Raises:
+      CheckpointError: when `tokenizer_config.json` or `config.json` cannot be read.
+    """
     config = _object(folder / "config.json")
     named = class_options(folder).get("tokenizer_class") or config.get("tokenizer_class")
     model = config.get("model_type")
@@ -63,6 +77,7 @@ def with_tokens(made: Tokenizer, folder: Path) -> Tokenizer:
     The files are `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`.
 
     Raises:
+      CheckpointError: when one of the files cannot be read.
       ValueError: when a token would get another id than the files give it.
     """
     said = class_options(folder)
@@ -142,4 +157,12 @@ def _text(token: Any) -> str | None:
 
 
 def _object(path: Path) -> Json:
-    return read_object(path) if path.is_file() else {}
+    """The object in a file, empty without the file.
+
+    Raises:
+      CheckpointError: when the file holds anything else.
+    """
+    try:
+        return read_object(path) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. Copy it again.") from error

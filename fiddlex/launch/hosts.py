@@ -25,7 +25,7 @@ def check_hosts(hosts: Sequence[str], job: Job) -> None:
     if len(hosts) != job.num_hosts:
         raise ConfigError(
             f"--hosts names {counted(len(hosts), 'host')}, and the job needs {job.num_hosts}: {job.title}. Name so "
-            f"many."
+            "many."
         )
 
 

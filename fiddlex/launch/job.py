@@ -169,8 +169,7 @@ def _check_mesh(config: Config, num_devices: int) -> None:
         remedy = f"Choose sizes with a product of {num_devices}, or --num_devices={mesh.num_devices}"
     raise ConfigError(
         f"mesh data={mesh.data} × pipe={mesh.pipe} × tensor={mesh.tensor} has {counted(mesh.num_devices, 'device')}, "
-        f"and "
-        f"--num_devices={num_devices}. {remedy}."
+        f"and --num_devices={num_devices}. {remedy}."
     )
 
 

@@ -407,8 +407,7 @@ def _uncuttable(problem: Problem) -> str:
             )
         return (
             f"{counted(problem.num_devices, 'device')} and data.global_batch_size={batch} have no layout with "
-            f"semantics "
-            f"{', '.join(problem.semantics)} alone: these need at least two ranks and as many "
+            f"semantics {', '.join(problem.semantics)} alone: these need at least two ranks and as many "
             "microbatches as ranks. Allow sync too (--semantics)."
         )
     if problem.config.pipeline.streams:

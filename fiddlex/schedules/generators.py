@@ -93,7 +93,7 @@ def interleaved_1f1b(*, pipe: int, chunks: int = 1, num_microbatches: int) -> Sc
         below = num_microbatches // pipe * pipe
         raise ScheduleError(
             f"interleaved_1f1b with pipe={pipe}, num_microbatches={num_microbatches}: the microbatches must be a "
-            f"multiple of the ranks, since they pass the chunks in groups of one for each rank. "
+            "multiple of the ranks, since they pass the chunks in groups of one for each rank. "
             f"Use {f'{below} or ' if below else ''}{below + pipe} microbatches; 1f1b and zb_v take any number."
         )
     rows = []

@@ -221,8 +221,7 @@ def _check_reach(trainer: Trainer) -> None:
     if "rollback" in (config.on_nonfinite, config.on_spike) and (config.keep_last - 1) * every <= delay:
         raise ConfigError(
             f"A rollback takes a checkpoint from more than {counted(delay, 'step')} before the newest, since steps "
-            f"compute with "
-            f"weights up to {counted(delay, 'update')} old. With train.keep_last={config.keep_last} and "
+            f"compute with weights up to {counted(delay, 'update')} old. With train.keep_last={config.keep_last} and "
             f"train.checkpoint_every={Every(config.checkpoint_every)} the run may keep none. Set train.keep_last to at "
             f"least {delay // every + 2}."
         )

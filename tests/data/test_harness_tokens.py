@@ -71,6 +71,7 @@ def test_tokens_that_end_a_generated_text(spec, tmp_path, generation, config, en
     assert harness(spec).ends & set(range(6)) == ends
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "b"}))
     assert make_tokenizer(spec).ends == ends | {3}
+    assert harness(spec).ends & set(range(6)) == ends - {1} | {3}  # as in transformers, not at the separator
 
 
 def test_tokens_that_are_not_there(spec, tmp_path):

@@ -6,7 +6,6 @@
 import functools
 import json
 import pathlib
-import resource
 from typing import Any
 
 import jax
@@ -19,8 +18,7 @@ from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
 from fiddlex.data import JsonTokenizer
 from fiddlex.errors import CheckpointError, ConfigError
-from fiddlex.interop.architectures import config_json, model_of, settings_of
-from fiddlex.interop.folder_tokenizer import copy_tokenizer, read_tokenizer
+from fiddlex.interop.architectures import config_json, model_of, settings_of, sliding_window
 from fiddlex.interop.starting import starting_config
 from fiddlex.train import loop
 from fiddlex.train.run.conversion import export_workdir, import_folder
@@ -81,6 +79,7 @@ def test_a_converted_run_evaluates_and_trains_on_any_data(
     make_folder(tmp_path / "hf", "LlamaForCausalLM")
     import_folder(tmp_path / "hf", tmp_path / "run")
     assert f"{tmp_path / 'hf'} has no tokenizer" in caplog.text
+    refused_today(tmp_path / "run")
     # Rotary positions are in no weight, so that texts may be longer.
     longer = functools.partial(replaced, values={"model.seq_len": 2 * read_config(tmp_path / "run").model.seq_len})
     generator, _ = load_generator(tmp_path / "run", longer)
@@ -105,6 +104,13 @@ def test_a_converted_run_evaluates_and_trains_on_any_data(
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(CheckpointError, match=r"optimizer\.name is 'adamw', was 'lion'"):
         loop.train(replaced(config, {"optimizer.name": "adamw"}), tmp_path / "run")
+
+
+def refused_today(workdir: pathlib.Path) -> None:
+    """Gives the `config.json` that a workdir keeps options that earlier versions of fiddlex ignored."""
+    path = workdir / "huggingface" / "config.json"
+    described = json.loads(path.read_text()) | {"attention_dropout": 0.1, "transformers_weights": "a.safetensors"}
+    path.write_text(json.dumps(described))
 
 
 def imported(parent: pathlib.Path, folder: pathlib.Path) -> Any:
@@ -165,6 +171,7 @@ def test_a_sequence_is_not_longer_than_the_sliding_window(tmp_path: pathlib.Path
                 import_folder(tmp_path / "hf", tmp_path / "no", change)
     # What reads the workdir, under another config, and what starts from it.
     message = r"model\.seq_len=9 is above the 8 positions that attention spans in .*huggingface"
+    refused_today(tmp_path / "run")
     for read in (load_generator, load_trainer):
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path / "run", change)
@@ -188,6 +195,21 @@ def test_a_model_of_another_size_is_not_started_from(tmp_path: pathlib.Path) -> 
 def test_a_window_bounds_the_sequence() -> None:
     described = {"architectures": ["MistralForCausalLM"], **LLAMA, "sliding_window": 16}
     assert model_of(described).seq_len == 16
+
+
+@pytest.mark.parametrize(
+    ("described", "window"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, 4096),  # transformers' default
+        ({"model_type": "mistral", "sliding_window": 2**20}, 2**20),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 8}, None),
+        ({"architectures": ["BertForMaskedLM"]}, None),
+        ({}, None),
+    ],
+)
+def test_the_window_is_that_of_a_mistral(described: dict[str, Any], window: int | None) -> None:
+    assert sliding_window(described) == window
 
 
 def test_a_run_without_a_folder_gets_a_config_of_its_own() -> None:
@@ -280,112 +302,3 @@ def save_tokenizer(path: pathlib.Path, word: str) -> None:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: 0}, unk_token=word))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(path))
-
-
-def write_gpt2s_vocabulary(folder: pathlib.Path, **said: Any) -> tokenizers.ByteLevelBPETokenizer:
-    """Writes `vocab.json` and `merges.txt` of a new tokenizer, and `tokenizer_config.json`; returns the tokenizer."""
-    folder.mkdir()
-    trained = tokenizers.ByteLevelBPETokenizer()
-    texts = ["import os", "def f(): return 1234"] * 3
-    trained.train_from_iterator(texts, vocab_size=290, special_tokens=["<|endoftext|>"])
-    trained.save_model(str(folder))
-    (folder / "tokenizer_config.json").write_text(json.dumps(said))
-    return trained
-
-
-def test_gpt2s_vocabulary_becomes_a_tokenizer(tmp_path: pathlib.Path) -> None:
-    trained = write_gpt2s_vocabulary(tmp_path / "hf")
-    (tmp_path / "run").mkdir()
-    path = copy_tokenizer(tmp_path / "hf", tmp_path / "run")
-    made = tokenizers.Tokenizer.from_file(str(path))
-    for text in ("import os", " naïve\n\n"):
-        assert made.encode(text).ids == trained.encode(text).ids
-        assert made.decode(made.encode(text).ids) == text
-    path.unlink()
-    limits, most = resource.getrlimit(resource.RLIMIT_FSIZE), (tmp_path / "hf" / "vocab.json").stat().st_size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))  # as a full disk, it ends the write of a larger file
-    try:
-        with pytest.raises(OSError, match=rf"File too large: '{path}'"):
-            copy_tokenizer(tmp_path / "hf", tmp_path / "run")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    (tmp_path / "hf" / "merges.txt").write_text("no merge at all here\n")
-    with pytest.raises(CheckpointError, match="are no byte-pair encoding"):
-        copy_tokenizer(tmp_path / "hf", tmp_path / "run")
-
-
-def test_options_of_gpt2s_vocabulary(tmp_path: pathlib.Path) -> None:
-    """The ids are those of transformers 5.24, where all these folders were read too."""
-    trained = write_gpt2s_vocabulary(tmp_path / "hf", add_prefix_space=True, add_bos_token=True, pad_token="<X>")
-    made = read_tokenizer(tmp_path / "hf")
-    assert made is not None
-    assert made.encode("import os<X>").ids == [0, *trained.encode(" import os").ids, trained.get_vocab_size()]
-    number = trained.get_vocab_size()
-    token = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
-    for name, described in (
-        ("added_tokens.json", {"<X>": number, "<Y>": number + 1}),
-        ("tokenizer_config.json", {"added_tokens_decoder": {str(number + 1): token | {"content": "<Y>"}}}),
-    ):
-        (tmp_path / "hf" / "tokenizer_config.json").write_text("{}")
-        (tmp_path / "hf" / name).write_text(json.dumps(described))
-        assert (made := read_tokenizer(tmp_path / "hf")) is not None
-        assert made.encode("1<Y>").ids == [*trained.encode("1").ids, number + 1]
-    (tmp_path / "hf" / "added_tokens.json").write_text(json.dumps({"<Y>": number + 7}))
-    with pytest.raises(CheckpointError, match=rf"'<Y>' is token {number}, and by the added tokens {number + 1}"):
-        read_tokenizer(tmp_path / "hf")
-
-
-def test_qwen2s_vocabulary_has_other_words_than_gpt2s(tmp_path: pathlib.Path) -> None:
-    trained = write_gpt2s_vocabulary(tmp_path / "hf")
-    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    assert (made := read_tokenizer(tmp_path / "hf")) is not None
-    assert made.encode("1234").ids == [trained.token_to_id(digit) for digit in "1234"]  # a digit is a word
-    assert made.encode("e\u0301").ids == trained.encode("\u00e9").ids
-    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
-    with pytest.raises(CheckpointError, match=r"tokenizer_class=RobertaTokenizer: save its tokenizer\.json with"):
-        read_tokenizer(tmp_path / "hf")
-
-
-GPT2, QWEN2 = "GPT2Tokenizer", "Qwen2Tokenizer"
-
-
-@pytest.mark.parametrize(
-    ("model", "said", "lower", "found"),
-    [
-        ("gpt2", {"tokenizer_class": GPT2}, False, []),
-        ("gpt2", {}, True, [f"{GPT2} puts another normalizer in place of the file's"]),
-        ("llama", {"tokenizer_class": f"{GPT2}Fast"}, True, [f"{GPT2} puts another normalizer in place of the file's"]),
-        ("llama", {}, True, []),
-        ("llama", {"tokenizer_class": "LlamaTokenizer"}, True, []),  # bytes: transformers 5 takes the file as it is
-        ("mistral", {"tokenizer_class": GPT2}, True, []),
-        ("gpt2", {"tokenizer_class": "PreTrainedTokenizerFast"}, True, []),
-        ("qwen3", {}, False, [f"{QWEN2} puts another normalizer and pre_tokenizer in place of the file's"]),
-        ("gpt2", {"add_prefix_space": True}, False, [f"{GPT2} puts another pre_tokenizer in place of the file's"]),
-        ("gpt2", {"add_bos_token": True, "bos_token": "<|endoftext|>"}, False, []),
-        ("gpt2", {"pad_token": {"content": "<X>"}}, False, ["tokenizer_config.json adds '<X>'"]),
-        ("gpt2", {"split_special_tokens": True}, False, ["split_special_tokens=True takes special tokens in a text"]),
-        ("gpt2", {"tokenizer_class": "BertTokenizer", "do_lower_case": "x"}, False, ["what else its files say cannot"]),
-    ],
-)
-def test_other_ids_than_those_of_transformers_are_told(
-    model: str,
-    said: dict[str, Any],
-    lower: bool,
-    found: list[str],
-    tmp_path: pathlib.Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The cases with differences are those in which transformers 5.24 made other ids of a text."""
-    write_gpt2s_vocabulary(tmp_path / "hf", **said)
-    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": model}))
-    made = tokenizers.Tokenizer(
-        tokenizers.models.BPE.from_file(str(tmp_path / "hf" / "vocab.json"), str(tmp_path / "hf" / "merges.txt"))
-    )
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.normalizer = tokenizers.normalizers.Lowercase() if lower else None
-    made.add_special_tokens(["<|endoftext|>"])
-    made.save(str(tmp_path / "hf" / "tokenizer.json"))
-    (tmp_path / "run").mkdir()
-    copy_tokenizer(tmp_path / "hf", tmp_path / "run")
-    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (tmp_path / "hf" / "tokenizer.json").read_bytes()
-    assert [record.getMessage().split("as it is: ")[1][: len(found[0])] for record in caplog.records] == found

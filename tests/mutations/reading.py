@@ -3,6 +3,7 @@
 from tests.mutations.mutation import Mutation
 
 CONVERSION = "tests/interop/test_conversion.py"
+FOLDER_TOKENIZER = "tests/interop/test_folder_tokenizer.py"
 HOSTILE = "tests/fuzz/test_hostile_files.py"
 GOODPUT = "tests/train/run/test_goodput.py::test_a_line_that_no_run_writes_does_no_harm"
 METRICS = "tests/train/run/test_metrics.py::test_a_line_that_no_run_writes_is_left_out"
@@ -49,14 +50,14 @@ MUTATIONS = (
         "fiddlex/interop/tokenizer_classes.py",
         old="return None, pre_tokenizers.ByteLevel(add_prefix_space=bool(space))",
         new="return None, pre_tokenizers.ByteLevel(add_prefix_space=False)",
-        tests=(f"{CONVERSION}::test_options_of_gpt2s_vocabulary",),
+        tests=(f"{FOLDER_TOKENIZER}::test_options_of_gpt2s_vocabulary",),
     ),
     Mutation(
         "other-ids-than-transformers-untold",
         "fiddlex/interop/tokenizer_classes.py",
         old="if kind is not None and not as_it_is and (own := pipeline(kind, said)):",
         new="if False and (own := pipeline(str(kind), said)):",
-        tests=(f"{CONVERSION}::test_other_ids_than_those_of_transformers_are_told",),
+        tests=(f"{FOLDER_TOKENIZER}::test_other_ids_than_those_of_transformers_are_told",),
     ),
     Mutation(
         "chat-templates-left-behind",

@@ -132,10 +132,9 @@ def load_megatron(config: DataConfig, *, vocab_size: int, seq_len: int, by_seque
         if len(part.train) < seq_len + 1:
             raise DataError(
                 f"megatron:{prefix} has {len(part.train):,} tokens for training in {counted(edges[1], part.unit)}, "
-                f"and one "
-                f"example takes {f'model.seq_len+1={seq_len + 1}' if seq_len > 1 else 'at least 2'}. Use more data, "
-                f"another data.split (now {config.split}) or a smaller model.seq_len. To evaluate on all of it, name "
-                "it as data.eval_source."
+                f"and one example takes {f'model.seq_len+1={seq_len + 1}' if seq_len > 1 else 'at least 2'}. Use more "
+                f"data, another data.split (now {config.split}) or a smaller model.seq_len. To evaluate on all of it, "
+                "name it as data.eval_source."
             )
         parts.append(part)
     if shares[1] and not any(len(part.heldout) > 1 for part in parts):
@@ -143,9 +142,8 @@ def load_megatron(config: DataConfig, *, vocab_size: int, seq_len: int, by_seque
             f"data.split={config.split} of {config.source} holds out "
             f"{sum(part.edges[2] - part.edges[1] for part in parts)} of "
             f"{counted(sum(part.edges[-1] for part in parts), parts[0].unit)}, and an evaluation takes at least 2 "
-            f"tokens. Use a "
-            "larger second share, set data.eval_source (megatron:PREFIX evaluates on all of a dataset), or train "
-            "without an evaluation: data.split=1,0,0 and train.eval_every=0."
+            "tokens. Use a larger second share, set data.eval_source (megatron:PREFIX evaluates on all of a dataset), "
+            "or train without an evaluation: data.split=1,0,0 and train.eval_every=0."
         )
     return MegatronCorpus(config.source, tuple(parts))
 
