@@ -78,6 +78,13 @@ MUTATIONS = (
         tests=(f"{RUN}::test_slurm_requeues_a_job_that_has_saved",),
     ),
     Mutation(
+        "a-run-that-saved-after-sigusr1-not-requeued",
+        "fiddlex/launch/slurm.py",
+        old="@(138|143)",
+        new="143",
+        tests=(f"{RUN}::test_slurm_requeues_a_job_that_has_saved",),
+    ),
+    Mutation(
         "a-whole-array-requeued-for-one-of-its-runs",
         "fiddlex/launch/slurm.py",
         old="job=${job:-$SLURM_JOB_ID}",
