@@ -35,9 +35,12 @@ from fiddlex.config.unused import reset_unused, unused
 from fiddlex.errors import ConfigError, DataError, FiddlexError, ScheduleError
 
 USAGE_STATUS = 2  # the command line, the config or the data are wrong; `launch` does not try again
-FAILURE_STATUS = 1  # any other FiddlexError
+FAILURE_STATUS = 1  # any other FiddlexError, and a DataError whose cause may pass
 INTERRUPTED_STATUS = 130  # Ctrl-C, the status that shells report
 _MISTAKES = (ConfigError, DataError, ScheduleError)
+# Reasons of the system that remain until somebody mends the path or its permissions. A full disk or a failed read may
+# pass.
+_LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 _OF_WORKDIR = (
@@ -167,8 +170,9 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     """Parses the flags, calls `main` and exits like `absl.app.run`, but prints messages instead of tracebacks.
 
     The exit status is `USAGE_STATUS` for flags that cannot be parsed and for every ConfigError, DataError or
-    ScheduleError. It is `FAILURE_STATUS` for any other FiddlexError that `main` raises, and when standard output cannot
-    be written. A standard error that cannot be written changes nothing. The module that defines `main` may say in
+    ScheduleError, except for a DataError whose cause is an OSError that may pass, such as a full disk. It is
+    `FAILURE_STATUS` for these and any other FiddlexError that `main` raises, and when standard output cannot be
+    written. A standard error that cannot be written changes nothing. The module that defines `main` may say in
     `ARGUMENT` what the first positional argument is, which must then be given; in `MORE_ARGUMENTS` how many may follow
     it, by default none; and with `TAKES_PROGRAM` that `--` and another program's command line may follow. Further
     positional arguments are an error, whose message proposes the flag that the module names in `STRAY_ARGUMENT`.
@@ -213,7 +217,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             sys.stdout.flush()
             finished(0)
         except FiddlexError as error:
-            end(str(error), USAGE_STATUS if isinstance(error, _MISTAKES) else FAILURE_STATUS)
+            end(str(error), _status(error))
         except BrokenPipeError:  # the reader of our output, such as `head`, has exited
             _leave_output()
             sys.exit(FAILURE_STATUS)
@@ -243,6 +247,16 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     except SystemExit as ended:
         interrupts.leave_if_interrupted(ended.code)
         raise
+
+
+def _status(error: FiddlexError) -> int:
+    """The status of a program that `error` ends."""
+    cause: BaseException | None = error
+    while isinstance(cause, DataError):  # one may add to the message of another
+        cause = cause.__cause__
+    # An OSError without a number is a library's, such as gzip's of a damaged file.
+    may_pass = isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, _LASTING)
+    return USAGE_STATUS if isinstance(error, _MISTAKES) and not may_pass else FAILURE_STATUS
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -85,7 +85,7 @@ class Job:
 
     @property
     def runs_on_gpus(self) -> bool:
-        """Whether the devices are GPUs."""
+        """Whether the devices are GPUs of NVIDIA."""
         return self.topology is not None and not self.runs_on_tpus
 
     @property
@@ -97,13 +97,15 @@ class Job:
     def title(self) -> str:
         """One line for people about the job."""
         devices = self.num_processes * self.devices_per_process
+        per_chip = self.topology.chip.devices_per_chip if self.topology else 1
+        of_chips = f" ({counted(devices, 'device')})" if per_chip > 1 else ""
         processes = (
             "one process" if self.options.processes_per_host == 1 else f"{self.options.processes_per_host} processes"
         )
         hosts = "one host" if self.num_hosts == 1 else f"{self.num_hosts} hosts"
         name = self.topology.chip.name if self.topology else "CPU device"
         chip = " ".join(name.split())  # a comment in a job file has one line
-        return f"{devices} × {chip} on {hosts}, {processes} per host"
+        return f"{devices // per_chip} × {chip}{of_chips} on {hosts}, {processes} per host"
 
     def task(self, *flags: str, train_flags: Sequence[str] = (), python: str = "") -> list[str]:
         """The command line of a process: `launch task`, with flags for itself and for the train command."""
@@ -122,15 +124,21 @@ def make_job(
     Args:
       config: the config of the run, validated.
       train: the train command after `fiddlex`.
-      topology: the devices; None: CPU devices.
+      topology: the devices, TPUs or GPUs of NVIDIA; None: CPU devices.
       num_devices: how many devices the run has.
       workdir: the run's directory.
       options: what the user has chosen.
 
     Raises:
-      ConfigError: when the devices do not fill the mesh, hosts, processes or slices; or for a name, workdir or variable
-        that job files cannot have.
+      ConfigError: when the devices do not fill the mesh, hosts, processes or slices; for a topology without [compiler];
+        or for a name, workdir or variable that job files cannot have.
     """
+    if topology and topology.compiler is None:
+        raise ConfigError(
+            f"--topology={topology.name} has no [compiler], so that its {topology.chip.name} are neither TPUs nor GPUs "
+            "of NVIDIA to fiddlex, for which alone there are job files. If they are such GPUs, copy its file and add "
+            'a [compiler] with platform = "gpu" and a name.'
+        )
     _check_mesh(config, num_devices)
     if not os.path.isabs(workdir):
         raise ConfigError(

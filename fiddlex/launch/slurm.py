@@ -1,9 +1,10 @@
 """Job files for Slurm: a script for `sbatch` that starts the tasks with one `srun`.
 
 jax finds the processes by the variables of `srun`. The supervisor in each task restarts the program; Slurm starts the
-job again when it was preempted, lost a node or came near its time limit. Then SIGTERM reaches the tasks, all of them
-save at one step and end with status 143, and the script asks Slurm to requeue the job. The task of rank 0 leaves its
-status in a file of this job and restart, from which the script learns that the run has saved.
+job again when it was preempted, lost a node or came near its time limit. Then SIGTERM reaches the tasks, or SIGUSR1
+where `sbatch --signal` says so; all of them save at one step and end with status 143 or 138, and the script asks Slurm
+to requeue the job. The task of rank 0 leaves its status in a file of this job and restart, from which the script learns
+that the run has saved.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ if [[ -s $FIDDLEX_STATUS_FILE ]]; then status=$(<"$FIDDLEX_STATUS_FILE"); fi
 rm -f "$FIDDLEX_STATUS_FILE"
 job=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID} # the other id may be that of a whole array
 job=${job:-$SLURM_JOB_ID}
-if [[ $status == 143 && $(squeue --noheader --job="$job" --format=%T) == RUNNING ]]; then
+if [[ $status == @(138|143) && $(squeue --noheader --job="$job" --format=%T) == RUNNING ]]; then
     scontrol requeue "$job" # the run has saved, because of a preemption or the time limit
 fi
 exit "$status"

@@ -48,8 +48,9 @@ def test_a_host_has_more_memory_than_its_devices_and_less_bandwidth(name):
         assert topology.links[0].devices % host.devices == 0
     assert topology.chip.memory_bytes < host.bytes_per_device < 8 * topology.chip.memory_bytes
     assert 1e9 < host.bandwidth < topology.links[0].bandwidth
-    assert host.pinned_gib == (0 if name.startswith("t") else 64)
-    assert host.limit == (host.bytes_per_device if name.startswith("t") else min(host.bytes_per_device, 64 * 2**30))
+    pins_any_amount = name.startswith(("tpu_", "trainium"))
+    assert host.pinned_gib == (0 if pins_any_amount else 64)
+    assert host.limit == (host.bytes_per_device if pins_any_amount else min(host.bytes_per_device, 64 * 2**30))
     if topology.compiler:
         assert host_for(topology.compile_name(8)) == host
     assert topology.host_memory == host

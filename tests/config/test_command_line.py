@@ -1,6 +1,8 @@
 import contextlib
 import dataclasses
+import errno
 import gc
+import gzip
 import itertools
 import os
 import pathlib
@@ -12,10 +14,10 @@ import threading
 import pytest
 
 from fiddlex.config import Config, MeshConfig, ModelConfig, PipelineConfig
-from fiddlex.config.command_line import _interrupt, _memory_advice, load_config
+from fiddlex.config.command_line import _interrupt, _memory_advice, _status, load_config
 from fiddlex.config.memory_advice import memory_remedies
 from fiddlex.config.overrides import override
-from fiddlex.errors import ConfigError, ScheduleError
+from fiddlex.errors import CheckpointError, ConfigError, DataError, FiddlexError, ScheduleError
 from fiddlex.schedules.generators import GENERATORS, make_schedule
 from fiddlex.schedules.lowering import lower
 from tests.programs import Ended, started
@@ -259,6 +261,31 @@ def test_message_of_a_broken_config_file_reaches_the_user(folder):
 def test_error_of_the_program_itself_has_status_1(folder):
     done = run(folder, "train.py", "--config=tiny.py", "--error=checkpoint")
     assert (done.returncode, done.stderr) == (1, "train.py: the checkpoint is gone.\n")
+
+
+def caused(error: FiddlexError, cause: Exception) -> FiddlexError:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (DataError(), 2),
+        (caused(DataError(), ValueError()), 2),
+        *[
+            (caused(DataError(), OSError(number, "")), 2)
+            for number in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM)
+        ],
+        *[(caused(DataError(), OSError(number, "")), 1) for number in (errno.EIO, errno.ENOSPC, errno.ESTALE)],
+        (caused(DataError(), caused(DataError(), OSError(errno.EIO, ""))), 1),
+        (caused(DataError(), gzip.BadGzipFile("Not a gzipped file")), 2),
+        (caused(ConfigError(), OSError(errno.EIO, "")), 2),
+        (CheckpointError(), 1),
+    ],
+)
+def test_data_that_cannot_be_read_or_written_now_is_no_mistake(error: FiddlexError, status: int) -> None:
+    assert _status(error) == status
 
 
 @pytest.mark.parametrize(

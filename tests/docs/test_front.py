@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import subprocess
 import tomllib
 from typing import Any
 
@@ -64,6 +65,47 @@ def test_the_workflow_runs_ci_on_the_oldest_and_the_newest(workflow: dict[Any, A
     assert [*steps][:2] == ["echo '${{ matrix.jax }}' > constraints.txt", ".ci/run"]
     assert steps[".ci/run"]["env"]["PIP_CONSTRAINT"] == "${{ github.workspace }}/constraints.txt"
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+SKIPPED = "SKIPPED [4] {}: it is not installed"
+# Makes an environment whose programs print what pytest reports.
+VENV = """#!/usr/bin/env bash
+mkdir -p "$3/bin"
+for name in python pip pytest; do
+    printf '#!/usr/bin/env bash\\necho "$REPORT"\\n' >"$3/bin/$name"
+    chmod +x "$3/bin/$name"
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("skipped", "status"),
+    [
+        ("tests/launch/test_slurm.py", 1),
+        ("tests/interop/test_transformers.py:61", 1),
+        ("tests/launch/test_job_files.py:41", 0),
+    ],
+)
+def test_the_weekly_tier_fails_where_its_comparisons_are_skipped(
+    skipped: str, status: int, tmp_path: pathlib.Path
+) -> None:
+    assert (ROOT / skipped.partition(":")[0]).exists()
+    (tmp_path / "python3").write_text(VENV)
+    (tmp_path / "python3").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    environment["REPORT"] = f"{SKIPPED.format(skipped)}\njax==0.11.2"
+    done = subprocess.run([ROOT / ".ci" / "weekly", "peers"], env=environment, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    assert ("these tests must not be skipped" in done.stderr) == bool(status)
+
+
+def test_the_weekly_workflow_is_root_for_slurm() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text(encoding="utf-8"))
+    runs = {step["run"]: step.get("if") for step in workflow["jobs"]["weekly"]["steps"] if "run" in step}
+    (as_root,) = (command for command in runs if command.endswith(".ci/weekly peers"))
+    assert as_root.startswith("sudo -E env ")
+    assert runs[as_root] == "matrix.part == 'peers'"
+    assert runs[".ci/weekly ${{ matrix.part }}"] == "matrix.part != 'peers'"
 
 
 def test_ci_builds_the_site():

@@ -41,6 +41,14 @@ LOCAL = ("local", "--processes=2", "--devices_per_process=2")
             "8 devices cannot fill hosts of 3 devices. Use a multiple of 3, or give an",
         ),
         (["slurm", *TPU], "launch slurm is for GPUs and CPUs. Start slices of TPUs with launch jobset or launch ssh."),
+        (
+            ["jobset", *RUN, *POD, "--topology=trainium2"],
+            "--topology=trainium2 has no [compiler], so that its Trainium2 are neither TPUs nor GPUs of NVIDIA to fid",
+        ),
+        (
+            ["slurm", *RUN, "--topology=mi300x"],
+            "its MI300X are neither TPUs nor GPUs of NVIDIA to fiddlex, for which alone there are job files. If they",
+        ),
         (["mpi", *RUN, "--hosts=a,b"], "--hosts names 2 hosts, and the job needs 1: 8 × H100-SXM5-80GB on one host, "),
         (["mpi", *RUN, "--hosts=a", "--elastic"], "--elastic: mpirun ends all processes with the first."),
         (["ssh", *RUN, "--hosts=-oProxyCommand=x"], "--hosts: '-oProxyCommand=x' is no name of a host."),

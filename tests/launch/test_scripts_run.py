@@ -177,7 +177,14 @@ def test_the_status_of_a_task_that_fails_comes_back(kind: str, start: Start) -> 
 
 @pytest.mark.parametrize(
     ("status", "state", "requeued"),
-    [("143", "RUNNING", True), ("143", "COMPLETING", False), ("1", "RUNNING", False), ("0", "RUNNING", False)],
+    [
+        ("143", "RUNNING", True),
+        ("138", "RUNNING", True),
+        ("143", "COMPLETING", False),
+        ("130", "RUNNING", False),
+        ("1", "RUNNING", False),
+        ("0", "RUNNING", False),
+    ],
 )
 def test_slurm_requeues_a_job_that_has_saved(status: str, state: str, requeued: bool, start: Start) -> None:
     with start(["slurm"], {"STATUS": status, "STATE": state}) as script:

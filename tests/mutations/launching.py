@@ -15,6 +15,20 @@ MUTATIONS = (
         tests=(f"{FILES}::test_a_pod_asks_for_chips_of_which_jax_makes_two_devices",),
     ),
     Mutation(
+        "chips-of-a-title-counted-as-devices",
+        "fiddlex/launch/job.py",
+        old="{devices // per_chip} ×",
+        new="{devices} ×",
+        tests=(f"{FILES}::test_a_pod_asks_for_chips_of_which_jax_makes_two_devices",),
+    ),
+    Mutation(
+        "chips-of-any-maker-taken-for-those-of-nvidia",
+        "fiddlex/launch/job.py",
+        old="if topology and topology.compiler is None:",
+        new="if False:",
+        tests=("tests/launch/test_mistakes.py::test_mistakes",),
+    ),
+    Mutation(
         "variables-of-a-command-replaced-by-kubernetes",
         "fiddlex/launch/jobset.py",
         old='return text.replace("$", "$$")',
@@ -61,6 +75,13 @@ MUTATIONS = (
         "fiddlex/launch/slurm.py",
         old=' && $(squeue --noheader --job="$job" --format=%T) == RUNNING',
         new="",
+        tests=(f"{RUN}::test_slurm_requeues_a_job_that_has_saved",),
+    ),
+    Mutation(
+        "a-run-that-saved-after-sigusr1-not-requeued",
+        "fiddlex/launch/slurm.py",
+        old="@(138|143)",
+        new="143",
         tests=(f"{RUN}::test_slurm_requeues_a_job_that_has_saved",),
     ),
     Mutation(
