@@ -19,9 +19,7 @@ from fiddlex.config.overrides import replaced
 from fiddlex.config.readable import counted
 from fiddlex.config.schedule_source import Kind, source_of
 from fiddlex.config.small_files import read_small
-from fiddlex.config.unused import unused
-from fiddlex.config.whole_files import unused as unused_path
-from fiddlex.config.whole_files import write_whole
+from fiddlex.config.whole_files import unused, write_whole
 from fiddlex.schedules.generators import BUILT_IN, GENERATORS
 from fiddlex.schedules.schedule import Schedule
 
@@ -39,7 +37,7 @@ def with_table(config: Config, workdir: Path) -> Config:
     if not _is_unknown(pipeline.schedule) or not table.is_file():
         return config
     if pipeline.order == "auto" and _has_whole(table):  # by a name, forwards run ahead unless its function is strict
-        return _ordered(replaced(config, own), "strict" if _saved(workdir).order == "strict" else "ahead")
+        own["pipeline.order"] = "strict" if _saved(workdir).order == "strict" else "ahead"
     return replaced(config, own)
 
 
@@ -47,13 +45,7 @@ def with_order(config: Config, schedule: Schedule) -> Config:
     """`config`, which names `schedule`, with the order that `with_table` could not know without the name's function."""
     strict = schedule.strict and schedule.has_whole and config.pipeline.schedule not in BUILT_IN
     by_name = source_of(config.pipeline.schedule).kind is Kind.NAME
-    return _ordered(config, "strict") if strict and by_name else config
-
-
-def _ordered(config: Config, order: str) -> Config:
-    """`config` with an order of the ticks, where that changes something: elsewhere `Config.validate` refuses it."""
-    ordered = replaced(config, {"pipeline.order": order})
-    return config if "pipeline.order" in dict(unused(ordered)) else ordered
+    return replaced(config, {"pipeline.order": "strict"}) if strict and by_name else config
 
 
 def _has_whole(table: Path) -> bool:
@@ -103,7 +95,7 @@ def keep_other_table(workdir: Path, table: str) -> None:
     earlier = path.read_text(encoding="utf-8", errors="replace")
     if earlier.split() == table.split():
         return
-    copy = unused_path(workdir, f"{path.stem}-{{}}.csv")
+    copy = unused(workdir, f"{path.stem}-{{}}.csv")
     write_whole(copy, earlier)
     logger.warning(
         "The schedule's table has changed since this run was last started: %s. The run goes on with the new table. To "
