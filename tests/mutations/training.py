@@ -407,8 +407,8 @@ MUTATIONS = (
     Mutation(
         "other-data-under-another-path-taken",
         "fiddlex/train/run/workdir.py",
-        old="if name not in digests or digests[name] != kept.get(name)]",
-        new="if name not in digests or name not in kept]",
+        old="if digest == kept.get(name)}",
+        new="if name in kept}",
         tests=("tests/train/run/test_workdir.py::test_data_under_another_path_are_those_of_the_run_by_their_digest",),
     ),
     Mutation(

@@ -19,8 +19,7 @@ from fiddlex.config.overrides import replaced
 from fiddlex.config.readable import counted
 from fiddlex.config.schedule_source import Kind, source_of
 from fiddlex.config.small_files import read_small
-from fiddlex.config.whole_files import unused as unused_path
-from fiddlex.config.whole_files import write_whole
+from fiddlex.config.whole_files import unused, write_whole
 from fiddlex.schedules.generators import BUILT_IN, GENERATORS
 from fiddlex.schedules.schedule import Schedule
 
@@ -96,7 +95,7 @@ def keep_other_table(workdir: Path, table: str) -> None:
     earlier = path.read_text(encoding="utf-8", errors="replace")
     if earlier.split() == table.split():
         return
-    copy = unused_path(workdir, f"{path.stem}-{{}}.csv")
+    copy = unused(workdir, f"{path.stem}-{{}}.csv")
     write_whole(copy, earlier)
     logger.warning(
         "The schedule's table has changed since this run was last started: %s. The run goes on with the new table. To "
