@@ -10,10 +10,10 @@ from tests.programs import ROOT
 from tests.test_schedule_binaries import BINARY, COMPARE, call, sizes
 
 
-def test_help_has_the_flags_and_no_config():
+def test_help_has_the_flags_and_no_fields_of_a_config():
     text = call("--help").stdout
     assert "\n  --microbatches " in text
-    assert "config" not in text
+    assert "mesh.pipe" not in text
 
 
 @pytest.mark.parametrize(

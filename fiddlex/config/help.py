@@ -25,7 +25,7 @@ def help_text(module: str) -> str:
     if names := own_flags(module):
         width = max(_NAME_WIDTH, *(len(f"--{name}") for name in names))
         lines += ["\nFlags:", *(_line(f"--{name}", _describe(flags.FLAGS[name]), width) for name in names)]
-    if "config" in flags.FLAGS:
+    if "config" in flags.FLAGS and hasattr(flags.FLAGS["config"], "override_values"):  # not a file's name alone
         lines.append("\nFields of the config with their defaults; --config.section.field=value sets one:")
         config = flags.FLAGS["config"].default or Config()
         for section in dataclasses.fields(config):

@@ -87,9 +87,8 @@ BERT_TASKS = {
 def bert(task, *, post_norm=False, **data):
     model = dataclasses.replace(ODD, family="bert", objective=task, seq_len=20, post_norm=post_norm)
     source = "text:x" if task.startswith("mlm") else "tsv:x"
-    return Config(
-        model=model, data=DataConfig(source=source, global_batch_size=2, mask_fraction=0.2, **data)
-    ).validate()
+    config = Config(model=model, data=DataConfig(source=source, global_batch_size=2, mask_fraction=0.2, **data))
+    return config.without_unused().validate()
 
 
 def traced_flops(config):
