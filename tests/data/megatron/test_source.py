@@ -34,7 +34,7 @@ def config_of(source, **data):
     config = Config()
     config.model.seq_len, config.model.vocab_size = LENGTH, VOCABULARY
     config.data = dataclasses.replace(config.data, source=source, global_batch_size=4, split="80,15,5", **data)
-    return config.validate()
+    return config.without_unused().validate()
 
 
 def loader_of(config):
@@ -209,7 +209,7 @@ def test_a_bad_id_that_samples_miss_is_found_in_its_batch(tmp_path, monkeypatch)
 
     monkeypatch.setattr(token_stream.TokenStream, "pieces", lambda self: iter(()))
     plain.write(tmp_path / "a", [[[1] * 9 + [-7] + [1] * 9]], "int16")
-    config = config_of(f"megatron:{tmp_path / 'a'}", eval_fraction=0.0)
+    config = config_of(f"megatron:{tmp_path / 'a'}")
     config.data.split = "1"
     with pytest.raises(DataError, match="outside the vocabulary"):
         loader_of(config).batch(0)
