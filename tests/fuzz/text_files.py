@@ -21,6 +21,7 @@ from fiddlex.data.labelled_texts import read_classification, read_multiple_choic
 from fiddlex.data.preparation.encoding import part_path, read_counts
 from fiddlex.data.preparation.inputs import cut, find_files, read_piece
 from fiddlex.data.tokenizers import JsonTokenizer
+from fiddlex.interop.architectures import ARCHITECTURES
 from fiddlex.interop.folder import read_settings
 from fiddlex.interop.folder_tokenizer import read_tokenizer
 from fiddlex.interop.safetensors_files import SINGLE
@@ -304,6 +305,4 @@ READERS = (
 
 
 def _described(name: str) -> dict[str, Any]:
-    types = {"GPT2": "gpt2", "Llama": "llama", "Mistral": "mistral", "Bert": "bert", "Qwen3": "qwen3"}
-    kind = next(kind for start, kind in types.items() if name.startswith(start))
-    return {"architectures": [name], "model_type": kind} | CONFIGS[name]
+    return {"architectures": [name], "model_type": ARCHITECTURES[name].model_type} | CONFIGS[name]
