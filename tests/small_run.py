@@ -11,6 +11,7 @@ import sys
 from fiddlex.config import Config
 from fiddlex.config.command_line import load_config
 from fiddlex.config.overrides import replaced
+from fiddlex.config.unused import reset_unused
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = ROOT / "configs/gpt_tiny.py"
@@ -52,7 +53,9 @@ def train_line(workdir: pathlib.Path, values: dict[str, object]) -> list[str]:
 
 def config_of(values: dict[str, object]) -> Config:
     """The config of a run with these values."""
-    return replaced(load_config(str(CONFIG)), values).validate()
+    config = replaced(load_config(str(CONFIG)), values)
+    reset_unused(config, by=values)
+    return config.validate()
 
 
 def steps(workdir: pathlib.Path) -> list[int]:

@@ -92,7 +92,7 @@ def test_train_evaluate_generate(tmp_path: pathlib.Path, text_file: pathlib.Path
     assert f"metrics.jsonl, checkpoints/ in {workdir}" in summary
     assert label == "Sample after 4 steps (temperature 0.7):"
     assert done.stdout.startswith(outcome["sample"] + "\n")
-    files = {"config.json", "schedule.csv", "metrics.jsonl", "goodput.jsonl", "checkpoints", "tensorboard"}
+    files = {"config.json", "data.json", "schedule.csv", "metrics.jsonl", "goodput.jsonl", "checkpoints", "tensorboard"}
     assert files == {p.name for p in workdir.glob("[!.]*")}
     assert steps(workdir) == [1, 2, 2, 3, 4, 4]
     assert list((workdir / "tensorboard").glob("events.*"))
@@ -207,7 +207,7 @@ def test_stopped_and_resumed(number: int, tmp_path: pathlib.Path, text_file: pat
             2,
             "data.global_batch_size=7 is not a multiple of mesh.data=2",
         ),
-        ("train", ["--config.data.source=text:/nowhere"], 1, "/nowhere"),
+        ("train", ["--config.data.source=text:/nowhere"], 2, "/nowhere"),
         (
             "train",
             ["--config.mesh.pipe=4"],

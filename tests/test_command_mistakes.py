@@ -236,10 +236,11 @@ WRONG = {f"{TRAIN}{options}": message for options, message in OF_TRAIN.items()} 
     ),
     "compile --config=gpt_tiny --memory --plot=x.jpg": ("--plot=x.jpg: the name of a picture ends in .svg or .png."),
     "compile --config=gpt_tiny --topology=v5e": (
-        "topology 'v5e' is not known. Use cpu; a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4, "
-        "tpu:v6e:4x4, tpu:v5p:2x2x1, tpu:v4:2x2x1, or several slices as tpu:NAME:SHAPE:SLICES, such as "
-        "tpu:v5e:2x4:2; or GPUs as gpu:NAME:HOSTSxPER_HOST, such as gpu:h100:2x8, of a100_40, a100, b200, h100, "
-        "h200, v100."
+        "topology 'v5e' is not known. Use cpu; a topology of the catalogue, a100_40, a100_80, b200, gb200, h100, h20, "
+        "h200, mi300x, tpu_7x, tpu_v4, tpu_v5e, tpu_v5p, tpu_v6e, trainium2, v100_16; a topology file, whose name ends "
+        "in .toml; a whole slice of TPUs as tpu:NAME:SHAPE, such as tpu:v5e:2x4 or tpu:v5p:2x2x1, or several slices as "
+        "tpu:NAME:SHAPE:SLICES, such as tpu:v5e:2x4:2, of v2, v3, v4, v5e, v5p, v6e, tpu7x; or GPUs as "
+        "gpu:NAME:HOSTSxPER_HOST, such as gpu:h100:2x8, of a100_40, a100, b200, gb200, h100, h200, v100."
     ),
     "benchmark --config=gpt_tiny --seconds=-1": "--seconds=-1 must be at least 0.",
     "benchmark --config=gpt_tiny --profile=folder": (
