@@ -274,7 +274,11 @@ def test_a_model_that_sees_both_ways_writes_no_text(config: Config) -> None:
             {"model.objective": "classification", "data.source": "tsv:x", "data.labels": "a"},
             "data.labels='a' with model.objective=classification: name at least two classes",
         ),
-        ({"data.labels": "a,a"}, "each class has a name of its own"),
+        ({"data.labels": "a,b"}, "data.labels=a,b with model.objective=mlm_nsp: it changes nothing"),
+        (
+            {"model.objective": "classification", "data.source": "tsv:x", "data.labels": "a,a"},
+            "each class has a name of its own",
+        ),
         ({"data.mask_fraction": 0.0}, "data.mask_fraction=0.0 must be greater than 0"),
         ({"train.patience": 2}, "train.patience=2 with train.eval_every=0"),
         ({"train.sample_tokens": 2}, "train.sample_tokens=2 with model.objective=mlm_nsp"),

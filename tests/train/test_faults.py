@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from fiddlex.config import Config
+from fiddlex.config import Config, OptimizerConfig
 from fiddlex.data import Batch, Loader
 from fiddlex.errors import CheckpointError, ConfigError, FaultError, NonFiniteError, SpikeError
 from fiddlex.train import loop
@@ -146,7 +146,8 @@ def test_a_resumed_run_finds_the_same_faults(
     after: int, action: str, config: Config, tmp_path: pathlib.Path, poison: set[int]
 ) -> None:
     poison.add(NONFINITE)
-    config.train.on_nonfinite, config.optimizer.name = action, "adamw"
+    config.optimizer.name, config.optimizer.momentum = "adamw", OptimizerConfig().momentum
+    config.train.on_nonfinite = action
     config.optimizer.learning_rate = 1e-3
     loop.train(config, tmp_path / "whole")
     interrupted_run(config, tmp_path / "parts", after=after)
@@ -288,7 +289,8 @@ def test_a_rollback_to_weights_alone_starts_the_optimizer_afresh(
     config: Config, tmp_path: pathlib.Path, poison: set[int]
 ) -> None:
     """As in a workdir that `fiddlex convert` has made, whose checkpoint is that of step 0."""
-    config.optimizer.name, config.train.on_nonfinite, config.train.checkpoint_every = "adamw", "rollback", 100
+    config.optimizer.name, config.optimizer.momentum = "adamw", OptimizerConfig().momentum
+    config.train.on_nonfinite, config.train.checkpoint_every = "rollback", 100
     trainer = Trainer(copy.deepcopy(config))
     with workdirs.claimed(tmp_path, config):
         workdirs.write_config(tmp_path, config, schedule=trainer.layout.pipeline.lowered.schedule)
