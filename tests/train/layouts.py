@@ -119,7 +119,8 @@ class Case:
         model.num_kv_heads, model.head_dim, model.qk_norm = (1, 0, False) if tied else (2, 10, True)
         model.qkv_bias = tied
         model.rope_base, model.rope_scaling, model.rope_factor = 100.0, "linear" if tied else "llama3", 2.0
-        model.rope_original_len = 16
+        if not tied:
+            model.rope_original_len = 16
 
     def trainer(self, config: Config) -> Trainer:
         """Its trainer, on the text of `config` or on examples made up for BERT."""
