@@ -3,6 +3,7 @@
 Invariant: no order of a batch's work takes less time in the lockstep clock.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fiddlex.planner.closed_forms import Shape, copies_of, sizes, stage_ranks
@@ -47,8 +48,8 @@ class Cut(NamedTuple):
         return cls(placement, placement.rows_per_rank, busiest, sum(busiest), min(layers), sum(work[last]), before)
 
 
-def least_seconds(shape: Shape, cut: Cut, times: MicrobatchTimes) -> float:
-    """A lower bound on the seconds of a batch, for any order of its work.
+def least_seconds(shape: Shape, cut: Cut) -> Callable[[MicrobatchTimes], float]:
+    """A lower bound on the seconds of a batch, for any order of its work, as a function of a microbatch's times.
 
     The rank with most layers processes all microbatches, and all ranks take part in the embedding and head of each. In
     a pipeline that is flushed, the rank that a microbatch reaches last is also idle until then, and from the end of
@@ -56,19 +57,22 @@ def least_seconds(shape: Shape, cut: Cut, times: MicrobatchTimes) -> float:
     backward passes, W fills this second gap. In ticks in which the rank with most layers runs nothing, another one runs
     an action.
     """
-    m = shape.num_microbatches
-    least = m * (cut.most * times.layer + times.edges)
-    if shape.semantics == "sync":
-        traits = shape.traits
-        whole = not traits.splits_backward
-        idle = times.forward + (times.backward_input + times.backward_weight) * whole
-        shortest = cut.fewest * min(times.forward, times.backward_input, times.backward_weight)
-        least += traits.idle_ticks(shape.pipe, shape.chunks, m) * shortest
-        least = max(least, m * (cut.last * times.layer + times.head) + cut.before * idle)
-    if not shape.streamed:
-        return least
-    costs = times.costs(cut.placement)
-    return max(least, _least_copying(shape, cut, times, costs)) + sum(copies_of(shape).ends(costs))
+    m, traits, flushes = shape.num_microbatches, shape.traits, shape.semantics == "sync"
+    idle_ticks = traits.idle_ticks(shape.pipe, shape.chunks, m) if flushes else 0
+    whole = not traits.splits_backward
+
+    def seconds(times: MicrobatchTimes) -> float:
+        least = m * (cut.most * times.layer + times.edges)
+        if flushes:
+            idle = times.forward + (times.backward_input + times.backward_weight) * whole
+            least += idle_ticks * cut.fewest * min(times.forward, times.backward_input, times.backward_weight)
+            least = max(least, m * (cut.last * times.layer + times.head) + cut.before * idle)
+        if not shape.streamed:
+            return least
+        costs = times.costs(cut.placement)
+        return max(least, _least_copying(shape, cut, times, costs)) + sum(copies_of(shape).ends(costs))
+
+    return seconds
 
 
 def _least_copying(shape: Shape, cut: Cut, times: MicrobatchTimes, costs: Costs) -> float:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -293,23 +294,26 @@ class _Space:
 
     def entries(self) -> Iterator[_Entry]:
         """All layouts with their lower bounds."""
-        for layout in layouts(self.problem):
-            yield _Entry(self._least(layout), layout)
+        for _, alike in itertools.groupby(layouts(self.problem), key=lambda layout: layout[:8]):  # all but the last 3
+            first, *others = alike
+            cut = self.cut(first)
+            seconds = least_seconds(self.shape(first), cut)
+            for layout in (first, *others):
+                yield _Entry(self._least(layout, cut, seconds), layout)
 
-    def _least(self, layout: Layout) -> Score:
+    def _least(self, layout: Layout, cut: Cut, seconds: Callable[[MicrobatchTimes], float]) -> Score:
         if self.problem.objective == "memory":
             return float(self.memory(layout).peak), 0.0
-        cut, (times, step) = self.cut(layout), self.times(layout)
+        times, step = self.times(layout, cut)
         devices = layout.num_devices if self.problem.objective == "cost" else 1
-        least = least_seconds(self.shape(layout), cut, times) + sum(step)
-        return least * (1 - _ROUNDING) * devices, 0.0
+        return (seconds(times) + sum(step)) * (1 - _ROUNDING) * devices, 0.0
 
-    def times(self, layout: Layout) -> tuple[MicrobatchTimes, StepTimes]:
+    def times(self, layout: Layout, cut: Cut) -> tuple[MicrobatchTimes, StepTimes]:
         """Seconds of a layout's microbatch, and of its step outside the pipeline."""
         outermost = layout.outermost
         return self._microbatch_once(
             *layout[:4], layout.num_microbatches, layout.recompute, outermost, layout.collective_matmul
-        ), self._step_once(*layout[:3], self.cut(layout).rows, layout.semantics, outermost)
+        ), self._step_once(*layout[:3], cut.rows, layout.semantics, outermost)
 
     def memory(self, layout: Layout) -> Memory:
         """Bytes that a layout takes on each device, whichever axis is outermost."""
@@ -338,7 +342,7 @@ class _Space:
         """The predictions for a layout that takes `memory`."""
         config, cut = layout.applied(self.problem.config), self.cut(layout)
         seconds, model = functools.partial(batch_seconds, self.shape(layout)), self._models[layout.semantics]
-        return plan_of(self.problem, layout, config, cut.placement, *self.times(layout), memory, seconds, model)
+        return plan_of(self.problem, layout, config, cut.placement, *self.times(layout, cut), memory, seconds, model)
 
     def _cost_model(self, semantics: str) -> CostModel:
         config = self.problem.config

@@ -103,16 +103,17 @@ def repeated(
         for k in range(num_microbatches):
             rows[placement[stage]].append((start + block.period * k, Action(stage, kind, k)))
     ordered = [[action for _, action in sorted(row)] for row in rows]
-    return Schedule(name, _with_weights(ordered, room=room, amounts=amounts), tuple(placement))
+    return Schedule(name, _with_weights(ordered, placement, room=room, amounts=amounts), tuple(placement))
 
 
 def _with_weights(
-    rows: Sequence[Sequence[Action]], *, room: Sequence[float], amounts: Sequence[float]
+    rows: Sequence[Sequence[Action]], placement: Sequence[int], *, room: Sequence[float], amounts: Sequence[float]
 ) -> tuple[tuple[Action, ...], ...]:
     """Adds the W of every I, and runs the actions of each rank in the order of the module's docstring.
 
     Args:
       rows: the F and I of each rank, in order; together they can run to their end.
+      placement: the rank of each stage.
       room: the most that each rank may hold.
       amounts: what one microbatch of each stage takes from its F to the end of its W.
 
@@ -121,13 +122,16 @@ def _with_weights(
     """
     ranks = [_Rank(row, most, amounts) for row, most in zip(rows, room, strict=True)]
     full: list[list[Action]] = [[] for _ in rows]
-    done = set[Action]()
+    done, awake = set[Action](), set(range(len(rows)))
     while any(rank.left or rank.weights for rank in ranks):
-        ran = [rank.run(done) for rank in ranks]
-        assert any(ran), "the F and I can run to their end"
-        for row, action in zip(full, ran, strict=True):
-            row.extend([action] if action else [])
-        done.update(filter(None, ran))
+        ran = {rank: action for rank in awake if (action := ranks[rank].run(done))}
+        assert ran, "the F and I can run to their end"
+        for rank, action in ran.items():
+            full[rank].append(action)
+        done.update(ran.values())
+        # A rank that waits can go on only when a stage beside one of its own has run.
+        beside = (stage for action in ran.values() for stage in (action.stage - 1, action.stage + 1))
+        awake = {*ran, *(placement[stage] for stage in beside if 0 <= stage < len(placement))}
     return tuple(map(tuple, full))
 
 

@@ -50,7 +50,7 @@ def test_no_pipeline_is_faster_than_its_bound(pipeline):
     streamed = cut.placement.rows_per_chunk * (layout.schedule == "breadth_first")
     shape = layout.shape._replace(spills=spills, streamed=streamed)
     simulated = batch_seconds(shape, times.costs(cut.placement))
-    assert least_seconds(shape, cut, times) <= simulated * ROUNDING
+    assert least_seconds(shape, cut)(times) <= simulated * ROUNDING
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -73,4 +73,4 @@ def test_the_bound_of_layers_that_are_alike_is_the_time_itself(schedule, chunks,
     layout = Layout(1, 4, 1, False, schedule, chunks, 8, "sync", "none")
     times = MicrobatchTimes(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, (0.0,) * 4)
     cut = Cut.of(schedule, 4, chunks, 8)
-    assert least_seconds(layout.shape, cut, times) == batch_seconds(layout.shape, times.costs(cut.placement)) == seconds
+    assert least_seconds(layout.shape, cut)(times) == batch_seconds(layout.shape, times.costs(cut.placement)) == seconds

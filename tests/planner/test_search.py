@@ -81,9 +81,10 @@ def test_it_finds_what_looking_at_every_layout_finds(
 def test_no_layout_takes_less_than_its_bound(layers, per_server, name, kind):
     problem = a_problem(layers=layers, topology=servers_of(per_server, name))
     problem = problem.streaming if kind else problem
-    space = _Space(problem)
-    for layout in layouts(problem):
-        assert space._least(layout)[0] <= evaluate(problem, layout).step_time_s * (1 + 1e-12), layout
+    entries = list(_Space(problem).entries())
+    assert [entry.layout for entry in entries] == list(layouts(problem))
+    for (least, _), layout in entries:
+        assert least <= evaluate(problem, layout).step_time_s * (1 + 1e-12), layout
 
 
 @settings(max_examples=15, deadline=None)
@@ -352,9 +353,8 @@ def test_the_best_layout_with_a_function_is_what_looking_at_every_layout_finds(o
     problem = a_problem(layers=6, batch=8, objective=objective, schedules=schedules)
     every = [evaluate(problem, layout) for layout in layouts(problem)]
     assert {plan.layout.schedule for plan in every} == set(schedules)
-    space = _Space(problem)
-    for plan in every:
-        assert space._least(plan.layout)[0] <= score(objective, plan)[0]
+    for entry, plan in zip(_Space(problem).entries(), every, strict=True):
+        assert entry.least[0] <= score(objective, plan)[0]
     best = min(score(objective, plan) for plan in every)
     assert score(objective, search(problem, keep=1).plans[0])[0] == pytest.approx(best[0], rel=1e-9)
 

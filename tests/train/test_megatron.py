@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from fiddlex.config import Config
+from fiddlex.config import Config, DataConfig
 from fiddlex.data.megatron.builder import indexed_builder
 from fiddlex.train import loop
 from fiddlex.train.trainer import Trainer
@@ -46,7 +46,7 @@ def test_training_equals_that_on_a_flat_file(
     np.concatenate([documents[each] for each in order]).astype("<u2").tofile(tmp_path / "train.bin")
     np.concatenate(documents[48:]).astype("<u2").tofile(tmp_path / "val.bin")
     flat = copy.deepcopy(config)
-    flat.data.source = f"tokens:{tmp_path}"
+    flat.data.source, flat.data.split = f"tokens:{tmp_path}", DataConfig.split
     assert losses(config) == losses(flat)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from experiments.stability import largest_stable, predictions
 from fiddlex.config import Config, OptimizerConfig
+from fiddlex.config.unused import reset_unused
 from fiddlex.data import Loader
 from fiddlex.errors import ConfigError
 from fiddlex.schedules.prediction import stage_factors
@@ -156,19 +157,14 @@ def test_what_is_saved_and_evaluated_are_the_true_weights(config: Config, tmp_pa
             "with semantics sync, delay:0: every batch runs with the newest weights",
         ),
         (
-            {"pipeline.prediction": "momentum", "optimizer.name": "adafactor", "optimizer.epsilon": 1e-8},
-            "prediction=momentum and pipeline.prediction_order=1 with optimizer.name=adafactor: this optimizer has no "
-            "momentum, from which the next update could be predicted. Use another optimizer, or use",
+            {"pipeline.prediction": "momentum", "optimizer.name": "adafactor"},
+            "prediction=momentum and pipeline.prediction_order=1 with optimizer.name=adafactor: no momentum of "
+            "this optimizer is known, from which the next update could be predicted. Use another optimizer, or use",
         ),
         (
-            {
-                "pipeline.prediction_order": 2,
-                "optimizer.name": "sgd",
-                "optimizer.momentum": 0.0,
-                "optimizer.epsilon": 1e-8,
-            },
-            "prediction_order=2 with optimizer.name=sgd and optimizer.momentum=0: this optimizer has no momentum, from "
-            "which the next update could be predicted. Set optimizer.momentum above 0, or use",
+            {"pipeline.prediction_order": 2, "optimizer.name": "sgd", "optimizer.momentum": 0.0},
+            "prediction_order=2 with optimizer.name=sgd and optimizer.momentum=0: no momentum of this optimizer is "
+            "known, from which the next update could be predicted. Set optimizer.momentum above 0, or use",
         ),
         ({"optimizer.offload": True}, "optimizer.offload=true with pipeline.prediction=extrapolate: a prediction of"),
         (
@@ -185,6 +181,7 @@ def test_what_cannot_be_predicted_is_told(changes: dict[str, Any], message: str,
     for path, value in changes.items():
         section, _, name = path.partition(".")
         setattr(getattr(config, section), name, value)
+    reset_unused(config, by=[path for path in changes if path != "pipeline.prediction"])
     with pytest.raises(ConfigError) as raised:
         Trainer(config)
     assert message in str(raised.value)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fiddlex.config import Config
+from fiddlex.config.unused import reset_unused
 from fiddlex.errors import ConfigError
 from fiddlex.schedules.semantics import make_phases
 from fiddlex.train import loop
@@ -88,6 +89,7 @@ def test_a_run_decides_as_it_goes_and_trains_as_those_phases_do(config: Config, 
     schedule = ",".join([f"{n}:{k}" for n, k in zip(names[:-1], lengths, strict=True)] + names[-1:])
     fixed = copy.deepcopy(config)
     fixed.pipeline.semantics_schedule = schedule
+    reset_unused(fixed)
     records = list(Trainer(fixed).steps(30))
     lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [record["loss"] for record in map(json.loads, lines) if "loss" in record]
@@ -136,6 +138,7 @@ def test_what_cannot_be_decided_is_told(field: str, value: Any, message: str, co
     if field == "semantics" and value == "auto":
         config.pipeline.semantics_schedule = ""
     setattr(config.pipeline, field, value)
+    reset_unused(config, by=[f"pipeline.{field}", "pipeline.semantics_schedule"])
     with pytest.raises(ConfigError) as raised:
         Trainer(config)
     assert message in str(raised.value)

@@ -265,7 +265,7 @@ def test_a_backend_that_tells_nothing_is_reported_as_such(tiny_config: Config, m
 
 
 def test_no_more_devices_are_faked_than_a_machine_can_hold() -> None:
-    with pytest.raises(DeviceError, match=r"needs 100000 devices; .* at most 4,096 fake devices are made"):
+    with pytest.raises(DeviceError, match=r"needs 100,000 devices; .* at most 4,096 fake devices are made"):
         make_mesh(MeshConfig(data=100_000))
 
 

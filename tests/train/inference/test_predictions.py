@@ -70,7 +70,7 @@ def test_a_file_left_from_other_data_is_told(config: Config, tmp_path: pathlib.P
     write(of_task(config, "classification"), tmp_path / "task.jsonl", [json.dumps({"text": "x", "label": "a"})])
     path = tmp_path / "eval.jsonl"
     path.write_text('{"sentence": "x", "verdict": "a"}\n' * 3)
-    config.data.eval_source = f"jsonl:{path}"
+    config.data.eval_source, config.data.text_fields = f"jsonl:{path}", "text"
     for config.data.skip_bad_lines, start in ((False, "line 1: there is no key"), (True, "no line is left of 3")):
         with pytest.raises(DataError) as told:
             Trainer(config)
