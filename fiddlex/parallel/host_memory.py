@@ -74,7 +74,8 @@ def map_whole(rule: Rule, changed: Tree, read: Tree, other: Tree) -> tuple[Tree,
     # XLA does not know that the loop has one turn. From outside a loop it would fetch the arrays as early as it can,
     # and the devices would hold them beside all that is between.
     one = lax.optimization_barrier(jnp.int32(1))
-    return lax.fori_loop(0, one, turn, (changed, other))
+    with jax.named_scope("map_whole"):
+        return lax.fori_loop(0, one, turn, (changed, other))
 
 
 def map_rows(rule: Rule, changed: Tree, read: Tree, other: Tree, *, mesh: Mesh) -> tuple[Tree, Tree]:

@@ -277,9 +277,9 @@ def places(mesh: Mesh) -> Places:
 
 
 def runs(layout: WeightLayout) -> dict[str, float]:
-    """How often a step runs each scope that the executor names, on the rank that runs it most (for `collectives`).
+    """How often a step runs each scope that the executor or the update names, on the rank that runs it most.
 
-    A slot of a tick runs once for each layer of its chunk.
+    `collectives` takes these numbers. A slot of a tick runs once for each layer of its chunk.
     """
     lowered, placement = layout.pipeline.lowered, layout.placement
     sizes = np.asarray(placement.chunk_sizes())  # [rank, chunk]
@@ -303,6 +303,7 @@ def runs(layout: WeightLayout) -> dict[str, float]:
         "weights": layers("weight_chunk"),
         "backward_finish": busiest("backward_finishes") * placement.rows_per_chunk,
         "weight_finish": busiest("weight_finishes") * placement.rows_per_chunk,
+        "map_whole": 1,
         "periods": len(layout.pipeline.stream.loads) if layout.pipeline.stream else 0,
         "ticks": max((windows.period for windows in layout.pipeline.windows.values()), default=lowered.num_ticks),
     }

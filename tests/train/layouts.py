@@ -15,6 +15,8 @@ import numpy as np
 from fiddlex.config import Config, ModelConfig
 from fiddlex.data import Loader
 from fiddlex.train.trainer import Trainer
+from fiddlex.xla.ahead_of_time import places, runs
+from fiddlex.xla.compiled_collectives import collectives
 from tests import reference, reference_bert, reference_llama
 from tests.train.bert import random_dataset
 
@@ -262,6 +264,9 @@ def check_layout(case: Case, config: Config) -> None:
             continue  # it scales by the whole tensor's size and has no epsilon to damp the noise of the keys' bias
         difference = np.linalg.norm(weight - wanted) / np.linalg.norm(wanted)
         assert difference < TOLERANCE, f"{jax.tree_util.keystr(path)}: relative difference {difference:.2e}"
+    assert trainer._compiled is not None
+    found = collectives(trainer._compiled.as_text() or "", places(trainer.mesh), runs(trainer.layout))
+    assert not [each for each in found if each.count is None]
 
 
 def _expected_training(case: Case, trainer: Trainer, initial: Any) -> dict[str, Any]:
