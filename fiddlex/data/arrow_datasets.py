@@ -1,7 +1,8 @@
 """The source `hf:PATH`: a local dataset of Hugging Face's `datasets`, by the libraries `datasets` and `pyarrow`.
 
-PATH is a folder that `save_to_disk` wrote, or a folder (or one file) of Parquet, Arrow or JSON Lines files. Invariants:
-nothing is downloaded and nothing is written, not even a cache; a batch of rows is in memory at a time.
+PATH is a folder that `save_to_disk` wrote, or a folder (or one file) of Parquet, Arrow or JSON Lines files, the last of
+which may be compressed. Invariants: nothing is downloaded and nothing is written, not even a cache; a batch of rows is
+in memory at a time.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fiddlex.config.small_files import is_own_name, read_object
+from fiddlex.data.compressed import lines, opened
 from fiddlex.data.tables import decode_line, json_object, numbered_lines
 from fiddlex.data.text_rows import TextRows, files_by_split, json_text
 from fiddlex.data.values import BadLineError
@@ -55,14 +57,15 @@ def read_dataset(path: Path, column: str) -> dict[str, list[TextRows]]:
             saved = datasets.load_from_disk(str(path), keep_in_memory=False)
         splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
         return {str(name): [_saved_rows(split, path, str(name), column)] for name, split in splits.items()}
-    files = files_by_split(path, lambda name: name.endswith(tuple(_READERS)))
-    if not files or (path.is_file() and path.suffix not in _READERS):
+    files = files_by_split(path, lambda name: _reader(name) is not None)
+    reader = _reader(f"{path.name}l" if path.suffix == ".json" else path.name)
+    if not files or (path.is_file() and reader is None):
         raise DataError(
             f"hf:{path}: {'there is no dataset in the folder' if path.is_dir() else 'the file is no dataset'}. Give a "
             f"folder that save_to_disk of the library datasets wrote, or a folder of {', '.join(_READERS)} files."
         )
     return {
-        split: [_READERS[file.suffix](name, file, column) for name, file in of_split]
+        split: [(_reader(file.name) or _json_rows)(name, file, column) for name, file in of_split]
         for split, of_split in files.items()
     }
 
@@ -159,12 +162,12 @@ def _arrow_rows(name: str, path: Path, column: str) -> TextRows:
 def _json_rows(name: str, path: Path, column: str) -> TextRows:
     """The lines of a JSON Lines file that are not blank."""
 
-    def lines() -> Iterator[tuple[int, bytes]]:
-        with path.open("rb") as file:
-            yield from numbered_lines(file, blank=b" \t\r\n")
+    def numbered() -> Iterator[tuple[int, bytes]]:
+        with opened(str(path)) as file:
+            yield from numbered_lines(lines(file, str(path)), blank=b" \t\r\n")
 
     def read(keep: np.ndarray) -> Iterator[tuple[int, str]]:
-        for row, (number, line) in enumerate(lines()):
+        for row, (number, line) in enumerate(numbered()):
             if keep[row]:
                 where = f"{path}, line {number}"
                 try:
@@ -172,7 +175,7 @@ def _json_rows(name: str, path: Path, column: str) -> TextRows:
                 except BadLineError as error:
                     raise DataError(f"{where}: {error} Mend the line.") from error
 
-    num_rows = sum(1 for _ in lines())
+    num_rows = sum(1 for _ in numbered())
     if num_rows:
         list(read(np.arange(num_rows) == 0))  # tells of a wrong column before anything is tokenized
     return TextRows(name, num_rows, read)
@@ -182,7 +185,14 @@ _READERS: dict[str, Callable[[str, Path, str], TextRows]] = {
     ".parquet": _parquet_rows,
     ".arrow": _arrow_rows,
     ".jsonl": _json_rows,
+    ".jsonl.gz": _json_rows,
+    ".jsonl.zst": _json_rows,
 }
+
+
+def _reader(name: str) -> Callable[[str, Path, str], TextRows] | None:
+    """What reads a file of this name; None where it is no data file."""
+    return next((reader for end, reader in _READERS.items() if name.endswith(end)), None)
 
 
 def _texts(

@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fiddlex.config.readable import counted
 from fiddlex.data.values import MISSING_KEY, BadLineError, nearest, shown
@@ -138,7 +138,7 @@ def _collect(
     return Table(source=source, lines=lines, rows=rows, skip_bad_lines=skip_bad_lines, skipped=counts)
 
 
-def numbered_lines(file: BinaryIO, *, blank: bytes) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(file: Iterable[bytes], *, blank: bytes) -> Iterator[tuple[int, bytes]]:
     """Lines with their numbers, without line ends; lines of nothing but `blank` characters are left out."""
     for number, line in enumerate(file, 1):
         if number == 1:

@@ -3,6 +3,7 @@
 They need the extra `hf`, which the extra `test` does not bring (docs/tests.md).
 """
 
+import gzip
 import json
 import pathlib
 import random
@@ -71,14 +72,35 @@ def arrow_file(path: pathlib.Path, texts: list[str | None], kind: str = "string"
     return "a.arrow"
 
 
-def json_lines(path: pathlib.Path, texts: list[str | None]) -> str:
+def json_lines(path: pathlib.Path, texts: list[str | None], name: str = "a.jsonl") -> str:
     path.mkdir(parents=True)
     lines = [json.dumps({"id": i, "text": text}) + "\n" * (1 + i % 2) for i, text in enumerate(texts)]
-    (path / "a.jsonl").write_text("".join(lines))
-    return "a.jsonl"
+    with (gzip.open if name.endswith(".gz") else open)(path / name, "wb") as file:
+        file.write("".join(lines).encode())
+    return name
 
 
-WRITERS: list[Callable[..., str]] = [save, parquet, arrow_stream, arrow_file, json_lines]
+def json_lines_in_gzip(path: pathlib.Path, texts: list[str | None]) -> str:
+    return json_lines(path, texts, "a.jsonl.gz")
+
+
+def json_lines_in_zstd(path: pathlib.Path, texts: list[str | None]) -> str:
+    name = json_lines(path, texts)
+    zstandard = pytest.importorskip("zstandard")
+    (path / f"{name}.zst").write_bytes(zstandard.compress((path / name).read_bytes()))
+    (path / name).unlink()
+    return f"{name}.zst"
+
+
+WRITERS: list[Callable[..., str]] = [
+    save,
+    parquet,
+    arrow_stream,
+    arrow_file,
+    json_lines_in_gzip,
+    json_lines_in_zstd,
+    json_lines,
+]
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -187,8 +209,14 @@ def test_what_is_no_dataset(tmp_path):
     with pytest.raises(DataError, match=r"there is no dataset in the folder\. Give a folder that save_to_disk"):
         load(tmp_path)
     (tmp_path / "a.csv").write_text("text\n")
-    with pytest.raises(DataError, match=r"a\.csv: the file is no dataset\. Give .* \.parquet, \.arrow, \.jsonl files"):
+    with pytest.raises(
+        DataError, match=r"a\.csv: the file is no dataset\. Give .* \.arrow, \.jsonl, .* files"
+    ):
         load(tmp_path / "a.csv")
+    (tmp_path / "a.json").write_text('{"text": "some text"}\n')
+    assert streams(load(tmp_path / "a.json", eval_fraction=0.0))[0] == ["some text"]
+    with pytest.raises(DataError, match=r"there is no dataset in the folder"):  # it may describe a dataset
+        load(tmp_path)
     (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n[1]\n')
     with pytest.raises(DataError, match=r"a\.jsonl, line 2: .* is not an object\."):
         load(tmp_path, eval_fraction=0.0)

@@ -14,7 +14,7 @@ from tokenizers import models
 
 from fiddlex.config import Config
 from fiddlex.config.small_files import MOST_BYTES, json_object, read_small
-from fiddlex.data import arrow_datasets, token_cache
+from fiddlex.data import arrow_datasets, compressed, token_cache
 from fiddlex.data.megatron.index_file import IndexedTokens, open_indexed
 from fiddlex.data.megatron.order import document_order
 from fiddlex.data.preparation import inputs
@@ -175,7 +175,7 @@ def test_a_saved_dataset_names_files_of_its_folder(name: object, tmp_path: pathl
 def test_a_text_that_grows_beyond_measure_is_refused(
     name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "MOST_TEXT", 2**16)
+    monkeypatch.setattr(compressed, "MOST_TEXT", 2**16)
     text = b"a" * 2**16
     whole = text if name == "a.txt.gz" else b'{"text": "' + text[12:] + b'"}'
 

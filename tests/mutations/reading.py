@@ -68,8 +68,8 @@ MUTATIONS = (
     ),
     Mutation(
         "compressed-texts-of-any-size",
-        "fiddlex/data/preparation/inputs.py",
-        old="return max(MOST_TEXT, MOST_RATIO * os.path.getsize(file)) if _form(file)[1] else -1",
+        "fiddlex/data/compressed.py",
+        old="return max(MOST_TEXT, MOST_RATIO * os.path.getsize(file)) if is_compressed(file) else -1",
         new="return -1",
         tests=(f"{HOSTILE}::test_a_text_that_grows_beyond_measure_is_refused",),
     ),

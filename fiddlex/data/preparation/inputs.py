@@ -8,17 +8,15 @@ Invariant: the pieces, in their order, have every document of the files once, in
 
 import dataclasses
 import glob
-import gzip
-import io
 import itertools
 import json
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from fiddlex.config import rules
+from fiddlex.data.compressed import is_compressed, lines, opened, read_text
 from fiddlex.data.documents import files_below, is_hidden
 from fiddlex.errors import DataError
 
@@ -32,9 +30,6 @@ _JSON_NAMES = {
     bool: "true or false",
     type(None): "null",
 }
-MOST_TEXT = 2**28  # bytes of a text in a compressed file, or if that is more, so many times the file's:
-MOST_RATIO = 64
-_CHUNK = 2**20  # bytes that are decompressed at once
 _PROBE = 8192  # bytes at the start of a file that tell whether it is text
 
 
@@ -101,24 +96,27 @@ def cut(files: Sequence[tuple[str, bool]]) -> list[Piece]:
     size = max(_LEAST_PIECE, sum(sizes.values()) // _MOST_PIECES)
     pieces: list[Piece] = []
     for file, passes_over in files:
-        form, compressed = _form(file)
-        if compressed and not sizes[file]:
+        form = _form(file)
+        if is_compressed(file) and not sizes[file]:
             raise DataError(f"{file} is truncated: it has 0 bytes, and a compressed file has a header. Copy it again.")
         if form == "text":
             _add_text(pieces, file, sizes[file], most=size, passes_over=passes_over)
         elif form == "jsonl":
-            edges = [*range(0, sizes[file], sizes[file] if compressed else size), sizes[file]] if sizes[file] else []
+            edges = (
+                [*range(0, sizes[file], sizes[file] if is_compressed(file) else size), sizes[file]]
+                if sizes[file]
+                else []
+            )
             pieces += [Piece((file,), form, a, b, b - a) for a, b in itertools.pairwise(edges)]
         else:
             pieces += _row_groups(file, sizes[file], size)
     return pieces
 
 
-def _form(file: str) -> tuple[str, bool]:
+def _form(file: str) -> str:
     stem, end = os.path.splitext(file.lower())
-    compressed = end in (".gz", ".zst")
-    end = os.path.splitext(stem)[1] if compressed else end
-    return {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}.get(end, "text"), compressed
+    end = os.path.splitext(stem)[1] if is_compressed(file) else end
+    return {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}.get(end, "text")
 
 
 def _add_text(pieces: list[Piece], file: str, size: int, *, most: int, passes_over: bool) -> None:
@@ -156,9 +154,8 @@ def read_piece(piece: Piece, key: str) -> Iterator[str | None]:
 
 
 def _read_text(file: str, passes_over: bool) -> str | None:
-    with _opened(file) as stream:
-        data = _read_most(stream, _most_text(file))
-        _check_end(file, data, stream)
+    with opened(file) as stream:
+        data = read_text(stream, file)
     try:
         if passes_over and b"\0" in data[:_PROBE]:
             return None
@@ -174,20 +171,15 @@ def _read_text(file: str, passes_over: bool) -> str | None:
 
 def _read_lines(piece: Piece, key: str) -> Iterator[str]:
     (file,) = piece.files
-    whole, most = _form(file)[1], _most_text(file)
-    with _opened(file) as stream:
+    whole = is_compressed(file)
+    with opened(file) as stream:
         position = piece.first
         if position:  # the line that begins before the piece belongs to the piece before
             stream.seek(position - 1)
             position += len(stream.readline()) - 1
-        number = 0
-        while whole or position < piece.last:
-            line = stream.readline(most)
-            if not line:
+        for number, line in enumerate(lines(stream, file), 1):
+            if not whole and position >= piece.last:
                 break
-            if not line.endswith(b"\n"):
-                _check_end(file, line, stream)
-            number += 1
             if line.strip():
                 try:
                     yield _text_of(line, key)
@@ -198,31 +190,6 @@ def _read_lines(piece: Piece, key: str) -> Iterator[str]:
                         f"{key!r} (--json_key)."
                     ) from error
             position += len(line)
-
-
-def _most_text(file: str) -> int:
-    """The most bytes that a text of a compressed file may have; no limit (-1) where the file itself has the bytes."""
-    return max(MOST_TEXT, MOST_RATIO * os.path.getsize(file)) if _form(file)[1] else -1
-
-
-def _read_most(stream: IO[bytes], most: int) -> bytes:
-    """At most `most` bytes; all, if it is negative. Python would allocate that many at once, whatever the file has."""
-    if most < 0:
-        return stream.read()
-    pieces, left = list[bytes](), most
-    while left and (piece := stream.read(min(left, _CHUNK))):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
-
-
-def _check_end(file: str, data: bytes, stream: IO[bytes]) -> None:
-    """Raises DataError when a text of a compressed file goes on after `data`."""
-    if len(data) == _most_text(file) and stream.read(1):
-        raise DataError(
-            f"{file} has {os.path.getsize(file):,} bytes, and a text of more than {len(data):,} once it is "
-            "decompressed: hardly any text becomes so much smaller. If it is one, decompress it and name that file."
-        )
 
 
 def _text_of(line: bytes, key: str) -> str:
@@ -273,38 +240,6 @@ def _read_rows(piece: Piece, key: str) -> Iterator[str]:
                             f"{text!r:.40} and not a text. Set --json_key to a column of strings."
                         )
                     yield text
-
-
-class _opened:  # noqa: N801  # reads as a function
-    """Opens a file, decompressed, and turns errors of its compression into DataErrors. A context manager."""
-
-    def __init__(self, file: str):
-        self._file = file
-
-    def __enter__(self) -> IO[bytes]:
-        self._stream: IO[bytes]
-        if self._file.lower().endswith(".gz"):
-            self._stream = cast(IO[bytes], gzip.open(self._file, "rb"))
-        elif self._file.lower().endswith(".zst"):
-            self._stream = _open_zst(self._file)
-        else:
-            self._stream = open(self._file, "rb")
-        return self._stream
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: object) -> None:
-        self._stream.close()
-        compression = isinstance(value, EOFError | gzip.BadGzipFile | zlib.error) or (kind and "Zstd" in kind.__name__)
-        if compression:
-            raise DataError(f"{self._file} is truncated or damaged: {value}. Copy it again.") from value
-
-
-def _open_zst(file: str) -> IO[bytes]:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise DataError(f"{file}: to read .zst install the extra zstd (pip install 'fiddlex[zstd]').") from error
-    reader = zstandard.ZstdDecompressor().stream_reader(open(file, "rb"), read_across_frames=True, closefd=True)  # noqa: SIM115
-    return io.BufferedReader(cast(Any, reader), 2**20)
 
 
 class _parquet:  # noqa: N801  # reads as a function
