@@ -3,10 +3,11 @@
 import dataclasses
 
 from fiddlex.config import rules
+from fiddlex.config.fields import NOT_EXAMPLES, NOT_SAMPLES, RUN, SHAPES, field
 from fiddlex.config.megatron_source import parse_source, parse_split
 from fiddlex.config.records import Checked
 from fiddlex.config.source_hints import source_meant
-from fiddlex.config.unused import Other, used
+from fiddlex.config.unused import Other
 from fiddlex.errors import ConfigError
 
 SOURCE_KINDS = ("text", "hf", "array_record", "tokens", "megatron", "tsv", "jsonl")  # each with a path
@@ -31,33 +32,47 @@ CACHED = {"data.sample_cache_gib": (Other(4),)}
 class DataConfig(Checked, prefix="config.data."):
     """Where examples come from and how many make a batch."""
 
-    source: str = "stdlib"  # stdlib, or text:, hf:, array_record:, tokens:, megatron: and a path; labels: tsv:, jsonl:
-    eval_source: str = ""  # like source; empty: a held-out share of source; for lm also jsonl:PATH of continuations
-    eval_fraction: float = used(0.05, HELD_OUT, DIVIDED)  # held-out share of source; not with eval_source or megatron:
-    split: str = used("969,30,1", HELD_OUT, MEGATRON)  # of megatron:PREFIX: shares to train on, hold out and leave out
-    text_column: str = used("text", COLUMNS)  # column of hf:PATH that holds the text; key in array_record:PATH's JSON
-    tokenizer: str = "bytes"  # bytes | path of a JSON file of the `tokenizers` library
-    token_dtype: str = used("uint16", TOKENS)  # type in files of tokens:PATH; uint16 | uint32
-    cache: str = ""  # folder that keeps the tokens of text, shared by all hosts; empty: several processes, the workdir
-    sample_cache_gib: float = 0.0  # GiB of fetched samples to keep, which are never evicted; 0: none are kept
-    sample_cache_folder: str = used("", CACHED)  # folder of these, for all runs of a machine; empty: in memory
-    share: str = ""  # folder, best in /dev/shm, by which runs of a machine prepare each batch once for all; empty: none
-    num_threads: int = 2  # threads of each process that prepare batches
-    log_samples: bool = False  # writes which samples each step trains on to WORKDIR/samples
-    global_batch_size: int = 32  # examples per step, over all replicas and microbatches
-    eval_batches: int = 0  # batches per evaluation; 0: all held-out data
-    seed: int = 0  # seed of the order of examples and of the masks
-    mask_fraction: float = used(0.15, MASKED)  # share of an example's tokens to predict; for mlm, mlm_nsp and mlm_sop
-    whole_words: bool = used(False, MASKED)  # masks either all tokens of a word or none
-    pack: bool = used(True, MLM)  # mlm: packs short documents, each attending only to itself; else pads each
-    text_fields: str = used("sentence1,sentence2", LABELLED)  # columns or keys of the one or two texts of a task
-    choices_fields: str = used("choices", CHOICES)  # multiple_choice: a key with a list, or a column for each choice
-    num_choices: int = used(4, CHOICES)  # answers to choose from, for multiple_choice
-    label_field: str = used("label", LABELLED)  # column or key of the right answer
-    labels: str = used("", CLASSES)  # classification: the classes in order, as in entailment,neutral,contradiction
-    truncate: bool = used(False, LABELLED)  # cuts a task's texts that are longer than model.seq_len; else an error
-    skip_bad_lines: bool = used(False, LINES)  # skips and counts bad lines of a task; else they are an error
-    eval_stride: int = 0  # for lm: tokens from one evaluation window to the next; 0: model.seq_len, no overlap
+    # stdlib, or text:, hf:, array_record:, tokens:, megatron: and a path; labels: tsv:, jsonl:
+    source: str = field("stdlib", RUN)
+    # like source; empty: a held-out share of source; for lm also jsonl:PATH of continuations
+    eval_source: str = field("", RUN | NOT_EXAMPLES)
+    # held-out share of source; not with eval_source or megatron:
+    eval_fraction: float = field(0.05, RUN, HELD_OUT, DIVIDED)
+    # of megatron:PREFIX: shares to train on, hold out and leave out
+    split: str = field("969,30,1", RUN, HELD_OUT, MEGATRON)
+    # column of hf:PATH that holds the text; key in array_record:PATH's JSON
+    text_column: str = field("text", RUN, COLUMNS)
+    tokenizer: str = field("bytes", RUN)  # bytes | path of a JSON file of the `tokenizers` library
+    token_dtype: str = field("uint16", RUN, TOKENS)  # type in files of tokens:PATH; uint16 | uint32
+    # folder that keeps the tokens of text, shared by all hosts; empty: several processes, the workdir
+    cache: str = field("", NOT_EXAMPLES)
+    # GiB of fetched samples to keep, which are never evicted; 0: none are kept
+    sample_cache_gib: float = field(0.0, NOT_EXAMPLES)
+    # folder of these, for all runs of a machine; empty: in memory
+    sample_cache_folder: str = field("", NOT_EXAMPLES, CACHED)
+    # folder, best in /dev/shm, by which runs of a machine prepare each batch once for all; empty: none
+    share: str = field("", NOT_EXAMPLES)
+    num_threads: int = field(2, NOT_EXAMPLES)  # threads of each process that prepare batches
+    log_samples: bool = field(False, NOT_SAMPLES)  # writes which samples each step trains on to WORKDIR/samples
+    global_batch_size: int = field(32, RUN | NOT_SAMPLES)  # examples per step, over all replicas and microbatches
+    eval_batches: int = field(0, NOT_EXAMPLES)  # batches per evaluation; 0: all held-out data
+    seed: int = field(0, RUN)  # seed of the order of examples and of the masks
+    # share of an example's tokens to predict; for mlm, mlm_nsp and mlm_sop
+    mask_fraction: float = field(0.15, RUN | NOT_SAMPLES, MASKED)
+    whole_words: bool = field(False, RUN | NOT_SAMPLES, MASKED)  # masks either all tokens of a word or none
+    pack: bool = field(True, RUN, MLM)  # mlm: packs short documents, each attending only to itself; else pads each
+    text_fields: str = field("sentence1,sentence2", RUN, LABELLED)  # columns or keys of the one or two texts of a task
+    # multiple_choice: a key with a list, or a column for each choice
+    choices_fields: str = field("choices", RUN, CHOICES)
+    num_choices: int = field(4, RUN, CHOICES)  # answers to choose from, for multiple_choice
+    label_field: str = field("label", RUN, LABELLED)  # column or key of the right answer
+    # classification: the classes in order, as in entailment,neutral,contradiction
+    labels: str = field("", SHAPES, CLASSES, value="classes")
+    # cuts a task's texts that are longer than model.seq_len; else an error
+    truncate: bool = field(False, RUN, LABELLED)
+    skip_bad_lines: bool = field(False, RUN, LINES)  # skips and counts bad lines of a task; else they are an error
+    # for lm: tokens from one evaluation window to the next; 0: model.seq_len, no overlap
+    eval_stride: int = field(0, NOT_EXAMPLES)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ ROTARY_FIELDS = (
     "rope_original_len",
 )
 HEAD_FIELDS = ("num_kv_heads", "head_dim", "qk_norm", "qkv_bias")
-FAMILY_FIELDS = ("post_norm", "gelu", "tied_embeddings", *HEAD_FIELDS, *ROTARY_FIELDS)
 OBJECTIVES = ("lm", "mlm", "mlm_nsp", "mlm_sop", "classification", "multiple_choice")
 
 
@@ -36,7 +35,8 @@ class Family:
         of such a function, as in `fiddlex.models.descriptions:gpt`.
       model: a function from a config to the model that computes the network (`fiddlex.models.model.Model`), or the name
         of such a function.
-      fields: the fields of `config.model` that the family reads, of those in `FAMILY_FIELDS`.
+      fields: the fields of `config.model` that the family reads, of those with the role `FAMILY`
+        (`fiddlex.config.fields`).
       sequence_parallel: whether a layer computes the right result where it has a part of the sequence
         (`mesh.sequence_parallel`), as it does with `fiddlex.models.layers`.
       dropout: whether a layer drops what `fiddlex.models.context.Context.dropout` says (`model.dropout`).

@@ -5,27 +5,18 @@ by ml_collections (`fiddlex.config.command_line`).
 """
 
 import copy
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 from fiddlex.config.config import Config, check_field
-from fiddlex.config.sections import PipelineConfig
+from fiddlex.config.fields import UPDATES, paths
 from fiddlex.config.unused import reset_unused
 from fiddlex.errors import ConfigError
 
 # The settings of a run that flushes its pipeline and has its weights on the devices, for uses of a run's weights that
 # update none.
-FLUSHED: Mapping[str, Any] = {
-    f"pipeline.{name}": getattr(PipelineConfig(), name)
-    for name in (
-        "semantics",
-        "semantics_schedule",
-        "prediction",
-        "prediction_order",
-        "prediction_scale",
-        "weights_memory",
-    )
-} | {"optimizer.offload": False}
+FLUSHED: Mapping[str, Any] = {path: operator.attrgetter(path)(Config()) for path in paths(Config, UPDATES)}
 
 _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}  # as on the command line
 

@@ -10,13 +10,14 @@ import math
 
 from fiddlex.config import rules
 from fiddlex.config.every import AUTO
-from fiddlex.config.families import FAMILIES, FAMILY_FIELDS, family
+from fiddlex.config.families import FAMILIES, family
+from fiddlex.config.fields import FAMILY, MEANING, RUN, SHAPES, UPDATES, WEIGHTS, facts_of, field
 from fiddlex.config.recompute import FULL, check_recompute, recomputed
 from fiddlex.config.records import Checked
 from fiddlex.config.schedule_source import is_function, source_of
 from fiddlex.config.stages import check_layers_per_stage
 from fiddlex.config.stash import SAME, STASH_DTYPES
-from fiddlex.config.unused import OWN, used
+from fiddlex.config.unused import OWN
 from fiddlex.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -52,32 +53,42 @@ FLOAT16 = {"model.dtype": ("float16",)}
 class ModelConfig(Checked, prefix="config.model."):
     """Shape of the network, in the field's standard terms."""
 
-    family: str = "gpt"  # kind of network: gpt | llama | bert, or another of fiddlex.config.families.FAMILIES
-    objective: str = ""  # lm; bert: mlm | mlm_nsp | mlm_sop | classification | multiple_choice; empty: lm or mlm
-    num_layers: int = 4  # layers of the transformer, in all stages together
-    hidden_size: int = 128  # width of the activations between layers
-    num_heads: int = 4  # attention heads of a layer
-    ffn_size: int = 0  # width of the MLP's hidden layer; 0: four times the hidden size
-    vocab_size: int = 256  # tokens of the vocabulary, at least as many as the tokenizer has
-    seq_len: int = 128  # tokens of a sequence
+    # kind of network: gpt | llama | bert, or another of fiddlex.config.families.FAMILIES
+    family: str = field("gpt", WEIGHTS)
+    # lm; bert: mlm | mlm_nsp | mlm_sop | classification | multiple_choice; empty: lm or mlm
+    objective: str = field("", SHAPES, value="task")
+    num_layers: int = field(4, WEIGHTS)  # layers of the transformer, in all stages together
+    hidden_size: int = field(128, WEIGHTS)  # width of the activations between layers
+    num_heads: int = field(4, WEIGHTS)  # attention heads of a layer
+    # width of the MLP's hidden layer; 0: four times the hidden size
+    ffn_size: int = field(0, WEIGHTS, value="mlp_size")
+    vocab_size: int = field(256, WEIGHTS)  # tokens of the vocabulary, at least as many as the tokenizer has
+    seq_len: int = field(128, SHAPES)  # tokens of a sequence
     dropout: float = 0.0  # rate of dropout for embeddings, attention probabilities and both residual branches
     dtype: str = "float32"  # float32 | bfloat16 | float16: of activations and products; master weights stay float32
-    post_norm: bool = False  # LayerNorm after each residual sum (published BERT) instead of before each branch (GPT-2)
-    layer_norm_epsilon: float = 1e-5  # added to the variance in LayerNorm and RMSNorm
-    gelu: str = "tanh"  # formula of the activation in the MLP: tanh (GPT-2) | erf (published BERT)
+    # LayerNorm after each residual sum (published BERT) instead of before each branch (GPT-2)
+    post_norm: bool = field(False, WEIGHTS | FAMILY)
+    layer_norm_epsilon: float = field(1e-5, MEANING)  # added to the variance in LayerNorm and RMSNorm
+    # formula of the activation in the MLP: tanh (GPT-2) | erf (published BERT)
+    gelu: str = field("tanh", MEANING | FAMILY)
     init_std: float = 0.02  # standard deviation of the initial weights
     vocab_multiple: int = 1  # each shard of the vocabulary is padded to a multiple of this (128 suits matrix units)
-    num_kv_heads: int = 0  # heads of keys and values, each for num_heads / num_kv_heads queries; 0: num_heads
-    head_dim: int = 0  # width of a head; 0: hidden_size / num_heads
-    qk_norm: bool = False  # RMSNorm of each head's queries and keys
-    qkv_bias: bool = False  # the products for queries, keys and values have a bias
-    tied_embeddings: bool = True  # the table of the embedding also scores the vocabulary
-    rope_base: float = 10000.0  # base of the wavelengths of rotary positions
-    rope_scaling: str = "none"  # none | linear | llama3: how rope_factor lengthens the wavelengths
-    rope_factor: float = used(1.0, SCALED)  # factor of the lengthening; 1: none
-    rope_low_frequency: float = used(1.0, LLAMA3)  # llama3: wavelengths above rope_original_len / this are lengthened
-    rope_high_frequency: float = used(4.0, LLAMA3)  # llama3: wavelengths below rope_original_len / this stay
-    rope_original_len: int = used(8192, LLAMA3)  # llama3: length of the sequences before the lengthening
+    # heads of keys and values, each for num_heads / num_kv_heads queries; 0: num_heads
+    num_kv_heads: int = field(0, WEIGHTS | FAMILY, value="kv_heads")
+    head_dim: int = field(0, WEIGHTS | FAMILY, value="head_size")  # width of a head; 0: hidden_size / num_heads
+    qk_norm: bool = field(False, WEIGHTS | FAMILY)  # RMSNorm of each head's queries and keys
+    qkv_bias: bool = field(False, WEIGHTS | FAMILY)  # the products for queries, keys and values have a bias
+    tied_embeddings: bool = field(True, WEIGHTS | FAMILY)  # the table of the embedding also scores the vocabulary
+    rope_base: float = field(10000.0, MEANING | FAMILY)  # base of the wavelengths of rotary positions
+    # none | linear | llama3: how rope_factor lengthens the wavelengths
+    rope_scaling: str = field("none", MEANING | FAMILY)
+    rope_factor: float = field(1.0, MEANING | FAMILY, SCALED)  # factor of the lengthening; 1: none
+    # llama3: wavelengths above rope_original_len / this are lengthened
+    rope_low_frequency: float = field(1.0, MEANING | FAMILY, LLAMA3)
+    # llama3: wavelengths below rope_original_len / this stay
+    rope_high_frequency: float = field(4.0, MEANING | FAMILY, LLAMA3)
+    # llama3: length of the sequences before the lengthening
+    rope_original_len: int = field(8192, MEANING | FAMILY, LLAMA3)
 
     @property
     def task(self) -> str:
@@ -136,14 +147,14 @@ class ModelConfig(Checked, prefix="config.model."):
 
     def _validate_family(self) -> None:
         """Checks the fields that only some families read."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in FAMILY_FIELDS:
-            value = getattr(self, name)
-            if name not in family(self.family).fields and value != defaults[name]:
+        for each in dataclasses.fields(self):
+            name, value = each.name, getattr(self, each.name)
+            has = FAMILY not in facts_of(each).roles or name in family(self.family).fields
+            if not has and value != each.default:
                 having = ", ".join(each for each, entry in FAMILIES.items() if name in entry.fields)
                 raise ConfigError(
                     f"model.{name}={value!r} with model.family={self.family}: this family does not have it. Use "
-                    f"{defaults[name]!r}, or a family that has it ({having})."
+                    f"{each.default!r}, or a family that has it ({having})."
                 )
         rules.choice("model.gelu", self.gelu, GELUS)
         for name in ("num_kv_heads", "head_dim"):
@@ -213,22 +224,29 @@ class MeshConfig(Checked, prefix="config.mesh."):
 class PipelineConfig(Checked, prefix="config.pipeline."):
     """How the model is cut into stages and a replica's batch into microbatches, and in which order they run."""
 
-    schedule: str = "1f1b"  # a name that `fiddlex schedule --help` lists | file:PATH.csv | PATH.py:FUNCTION | auto
+    # a name that `fiddlex schedule --help` lists | file:PATH.csv | PATH.py:FUNCTION | auto
+    schedule: str = field("1f1b", short="schedule")
     num_chunks: int = 1  # stages on each pipe rank
     num_microbatches: int = 1  # microbatches in one replica's batch
     layers_per_stage: str = ""  # layers of each stage, as in 3,2,3 | balanced: the fastest | empty: as even as possible
     order: str = "auto"  # strict: one action a tick, in order | ahead: F and B share ticks | auto: the schedule's own
     recompute: str = "none"  # some of attention,gelu,norms,masks | none | selective (= attention) | full (whole layers)
     stash_memory: str = "device"  # where what a forward saves waits for its backward: device | host (TPUs and GPUs)
-    weights_memory: str = "device"  # where the layers' weights and gradients wait for their chunk's turn: device | host
+    # where the layers' weights and gradients wait for their chunk's turn: device | host
+    weights_memory: str = field("device", UPDATES)
     stash_dtype: str = "same"  # of activations saved for the backward pass: same | float8_e4m3fn | int8 (both lossy)
-    semantics: str = "sync"  # delays of the weights: sync | 2bw | stash | vertical_sync | delay:K | PATH.py:FUNCTION
-    semantics_schedule: str = ""  # replaces semantics=sync: phases and their lengths, as in sync:0.2,2bw; or auto
-    switch_window: int = used(25, SWITCHED)  # for auto: steps over whose mean loss it decides
-    switch_threshold: float = used(0.01, SWITCHED)  # for auto: share of the loss; a window that falls by less ends sync
-    prediction: str = "none"  # of delayed weights: none | extrapolate (past updates) | momentum (the optimizer's)
-    prediction_order: int = used(1, PREDICTED)  # 1 | 2: 2 also uses what the last gradient added to the momentum
-    prediction_scale: float = used(1.0, PREDICTED)  # multiplies the predicted update
+    # delays of the weights: sync | 2bw | stash | vertical_sync | delay:K | PATH.py:FUNCTION
+    semantics: str = field("sync", UPDATES)
+    # replaces semantics=sync: phases and their lengths, as in sync:0.2,2bw; or auto
+    semantics_schedule: str = field("", UPDATES)
+    switch_window: int = field(25, SWITCHED)  # for auto: steps over whose mean loss it decides
+    # for auto: share of the loss; a window that falls by less ends sync
+    switch_threshold: float = field(0.01, SWITCHED)
+    # of delayed weights: none | extrapolate (past updates) | momentum (the optimizer's)
+    prediction: str = field("none", UPDATES)
+    # 1 | 2: 2 also uses what the last gradient added to the momentum
+    prediction_order: int = field(1, UPDATES, PREDICTED)
+    prediction_scale: float = field(1.0, UPDATES, PREDICTED)  # multiplies the predicted update
 
     @property
     def recomputed(self) -> frozenset[str]:
@@ -277,23 +295,24 @@ class PipelineConfig(Checked, prefix="config.pipeline."):
 class OptimizerConfig(Checked, prefix="config.optimizer."):
     """The update rule, its learning-rate schedule, clipping, and whether its state is sharded."""
 
-    name: str = "adamw"  # rule: adamw | nadamw | adam | adan | lion | muon | lamb | adafactor | sgd | PATH.py:FUNCTION
+    # rule: adamw | nadamw | adam | adan | lion | muon | lamb | adafactor | sgd | PATH.py:FUNCTION
+    name: str = field("adamw", RUN, value="rule", short="optimizer")
     learning_rate: float = 1e-3  # highest learning rate, reached at the end of the warm-up
     schedule: str = "cosine"  # shape after the warm-up: cosine | linear | constant
     warmup_steps: int = 0  # steps in which the learning rate rises from 0
-    decay_steps: int = used(0, DECAYED)  # steps of the whole schedule, warm-up included; 0: train.num_steps
-    final_learning_rate: float = used(0.0, DECAYED)  # learning rate at decay_steps and from then on
+    decay_steps: int = field(0, DECAYED)  # steps of the whole schedule, warm-up included; 0: train.num_steps
+    final_learning_rate: float = field(0.0, DECAYED)  # learning rate at decay_steps and from then on
     weight_decay: float = 0.0  # decay of matrices in each step, times the learning rate; norms and biases have none
     clip_norm: float = 0.0  # largest global norm of the gradient, which is scaled down to it; 0: no clipping
-    beta1: float = used(0.9, MOMENTS)  # decay of the mean of the gradients
-    beta2: float = used(0.95, MOMENTS)  # decay of the mean of their squares; lion: of the momentum
-    epsilon: float = used(1e-8, SQUARES)  # added to the denominator of an update
-    beta3: float = used(0.99, ADAN)  # decay of the mean of squares, for adan alone
-    momentum: float = used(0.9, MOMENTUM)  # decay of the momentum, for sgd and, of matrices, for muon
+    beta1: float = field(0.9, MOMENTS)  # decay of the mean of the gradients
+    beta2: float = field(0.95, MOMENTS)  # decay of the mean of their squares; lion: of the momentum
+    epsilon: float = field(1e-8, SQUARES)  # added to the denominator of an update
+    beta3: float = field(0.99, ADAN)  # decay of the mean of squares, for adan alone
+    momentum: float = field(0.9, MOMENTUM)  # decay of the momentum, for sgd and, of matrices, for muon
     zero1: bool = True  # shards master weights and optimizer state over `data`
-    offload: bool = False  # keeps matrices and tables of weights and state on the host between steps
-    loss_scale: float = used(65536.0, FLOAT16)  # initial loss scale of float16; halved when gradients overflow
-    loss_scale_window: int = used(1000, FLOAT16)  # steps without an overflow after which the loss scale doubles
+    offload: bool = field(False, UPDATES)  # keeps matrices and tables of weights and state on the host between steps
+    loss_scale: float = field(65536.0, FLOAT16)  # initial loss scale of float16; halved when gradients overflow
+    loss_scale_window: int = field(1000, FLOAT16)  # steps without an overflow after which the loss scale doubles
 
     @property
     def rule(self) -> str:

@@ -4,9 +4,10 @@ import dataclasses
 
 from fiddlex.config import rules
 from fiddlex.config.every import AUTO, Every, EveryField
+from fiddlex.config.fields import RUN, field
 from fiddlex.config.profiled import parse_ranks, parse_steps
 from fiddlex.config.records import Checked
-from fiddlex.config.unused import Other, used
+from fiddlex.config.unused import Other
 from fiddlex.errors import ConfigError
 
 ON_FAULT = ("stop", "skip", "rollback")
@@ -28,18 +29,18 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     """Length of the run and its periodic actions. `*_every` fields count steps; 0 turns the action off."""
 
     num_steps: int = 100  # steps of the run, each an update of the weights
-    seed: int = 0  # seed of initial weights and dropout
+    seed: int = field(0, RUN)  # seed of initial weights and dropout
     log_every: int = 10  # steps from one line of the log to the next; 0: none
     eval_every: int = 0  # steps from one evaluation to the next; the run also ends with one, unless this is 0
     checkpoint_every: EveryField = 0  # steps from one checkpoint to the next | auto; the last step has one, unless 0
-    checkpoint_overhead: float = used(0.035, INTERVAL, NO_FAILURES)  # auto: largest share of time that saving may add
-    mean_time_to_failure_h: float = used(0.0, INTERVAL)  # auto: hours between two failures; 0: the overhead counts
-    keep_last: int = used(2, CHECKPOINTS)  # checkpoints to keep; the next step tells whether the newest is good
-    keep_every: int = used(0, CHECKPOINTS)  # keep the first checkpoint of every so many steps, however old; 0: none
+    checkpoint_overhead: float = field(0.035, INTERVAL, NO_FAILURES)  # auto: largest share of time that saving may add
+    mean_time_to_failure_h: float = field(0.0, INTERVAL)  # auto: hours between two failures; 0: the overhead counts
+    keep_last: int = field(2, CHECKPOINTS)  # checkpoints to keep; the next step tells whether the newest is good
+    keep_every: int = field(0, CHECKPOINTS)  # keep the first checkpoint of every so many steps, however old; 0: none
     on_nonfinite: str = "stop"  # what a loss or gradient that is not finite does: stop | skip (the update) | rollback
     spike_bound: float = 0.0  # loss or gradient this many times as large as usual is a spike, never an update; 0: off
-    on_spike: str = used("skip", SPIKES)  # what a spike does: stop | skip | rollback (and drop the batch)
-    max_faults: int = used(10, FAULTS)  # steps that may be skipped or rolled back in a run before it ends
+    on_spike: str = field("skip", SPIKES)  # what a spike does: stop | skip | rollback (and drop the batch)
+    max_faults: int = field(10, FAULTS)  # steps that may be skipped or rolled back in a run before it ends
     init_from: str = ""  # workdir, or hf:DIR, whose weights this run starts from; a head of another kind is initialised
     patience: int = 0  # evaluations without a better one after which the run ends; its best checkpoint is saved
     sample_tokens: int = 0  # tokens of the text sampled at the end of the run; 0: none
@@ -48,7 +49,7 @@ class TrainConfig(Checked, prefix="config.train.", former=FORMER):
     topology: str = ""  # whose chip's peak is that of `mfu`: a name or a .toml path; empty: by the kind of the devices
     compilation_cache: str = AUTO  # folder for compiled programs; auto: one of the user's; empty: none
     profile_steps: str = ""  # first and last step of a profile for TensorBoard, as in 10:13; empty: none
-    profile_ranks: str = used("0", PROFILE)  # processes that write the profile, as in 0,3; or all
+    profile_ranks: str = field("0", PROFILE)  # processes that write the profile, as in 0,3; or all
     wandb_project: str = ""  # project at Weights & Biases to log to as well; takes the extra wandb
 
     def validate(self) -> None:

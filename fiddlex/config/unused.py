@@ -1,23 +1,24 @@
 """Fields of a config that change nothing, given the values of other fields.
 
-A field that another field may make the run ignore says so where it is declared, with `used`. `Config.validate` refuses
-such a field if it is set all the same, since whoever sets it expects it to do something. `unused_fields` names the
-fields that change nothing in a config's schedule and are legitimate: `pipeline.stash_memory=host` depends on the
-schedule, which a plan may replace, and one list of `pipeline.recompute` may serve models with dropout and without.
+A field that another field may make the run ignore says so where it is declared (`fiddlex.config.fields`).
+`Config.validate` refuses such a field if it is set all the same, since whoever sets it expects it to do something.
+`unused_fields` names the fields that change nothing in a config's schedule and are legitimate:
+`pipeline.stash_memory=host` depends on the schedule, which a plan may replace, and one list of `pipeline.recompute` may
+serve models with dropout and without.
 """
 
 import dataclasses
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
+from fiddlex.config.fields import facts_of
 from fiddlex.config.schedule_source import is_function
 
 if typing.TYPE_CHECKING:
     from fiddlex.config.config import Config
 
 OWN = "PATH.py:FUNCTION"  # stands for all functions of the user's
-_NEEDS = "needs"  # the key of a field's metadata
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,20 +26,6 @@ class Other:
     """Stands for all values of a field but its default; `example` is one of them, for messages."""
 
     example: Any
-
-
-Need = Mapping[str, tuple[Any, ...]]
-
-
-def used(default: Any, *needs: Need) -> Any:
-    """Declares a field that changes something only while other fields have certain values.
-
-    Args:
-      default: the field's default.
-      *needs: paths of other fields and the values that use this one: a value, `Other`, `OWN`, or a kind of source
-        such as `tokens:PATH`, which stands for all sources of the kind. Of each need, one path must have such a value.
-    """
-    return dataclasses.field(default=default, metadata={_NEEDS: needs})
 
 
 class Unused(NamedTuple):
@@ -61,7 +48,7 @@ def unused(config: "Config") -> Iterator[Unused]:
         holder = getattr(config, section.name)
         for field in dataclasses.fields(holder):
             value, name = getattr(holder, field.name), f"{section.name}.{field.name}"
-            for need in field.metadata.get(_NEEDS, ()) if value != field.default else ():
+            for need in facts_of(field).needs if value != field.default else ():
                 if not any(_is_one(config, path, values) for path, values in need.items()):
                     having = " and ".join(f"{path}={_shown(_value(config, path))}" for path in need)
                     remedies = [f"{path} to {_listed(values)}" for path, values in need.items()]

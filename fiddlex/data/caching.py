@@ -10,6 +10,7 @@ from typing import Any
 
 import fiddlex
 from fiddlex.config import Config
+from fiddlex.config.fields import NOT_EXAMPLES, NOT_SAMPLES, paths
 from fiddlex.config.megatron_source import parse_source
 from fiddlex.data.counts import DataCounts
 from fiddlex.data.documents import file_states
@@ -19,18 +20,6 @@ from fiddlex.data.stages import StagedExamples
 from fiddlex.data.tokenizers import tokenizer_digest
 
 _GIB = 2**30
-# Fields that decide nothing about the examples to train on, and those that decide only what is made of samples.
-_NOT_OF_BATCHES = (
-    "cache",
-    "sample_cache_gib",
-    "sample_cache_folder",
-    "share",
-    "num_threads",
-    "eval_source",
-    "eval_batches",
-    "eval_stride",
-)
-_NOT_OF_SAMPLES = (*_NOT_OF_BATCHES, "global_batch_size", "mask_fraction", "whole_words", "log_samples")
 
 
 def keep_samples(config: Config, sources: Sequence[ExampleSource], *, fingerprint: str, counts: DataCounts) -> None:
@@ -88,7 +77,9 @@ def samples_digest(config: Config, fingerprint: str) -> str:
       config: the config.
       fingerprint: that of the training data.
     """
-    without = _NOT_OF_SAMPLES if config.data.source.startswith("megatron:") else (*_NOT_OF_SAMPLES, "seed")
+    without = [*paths(Config, NOT_EXAMPLES | NOT_SAMPLES)]
+    if not config.data.source.startswith("megatron:"):
+        without.append("data.seed")
     return _digest(config, fingerprint, without=without)
 
 
@@ -101,11 +92,13 @@ def batches_digest(config: Config, fingerprint: str, *, rows: Sequence[int], lef
       rows: the rows of each batch that this process makes.
       left_out: the numbers of the batches that the run leaves out.
     """
-    return _digest(config, fingerprint, without=_NOT_OF_BATCHES, rows=list(rows), left_out=list(left_out))
+    return _digest(
+        config, fingerprint, without=[*paths(Config, NOT_EXAMPLES)], rows=list(rows), left_out=list(left_out)
+    )
 
 
 def _digest(config: Config, fingerprint: str, *, without: Sequence[str], **more: Any) -> str:
-    data = {name: value for name, value in dataclasses.asdict(config.data).items() if name not in without}
+    data = {name: value for name, value in dataclasses.asdict(config.data).items() if f"data.{name}" not in without}
     facts = {
         "data": data,
         "fingerprint": fingerprint,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fiddlex.cluster.topology import Topology, load_topology
 from fiddlex.config import Config, rules
 from fiddlex.config.config import check_field
+from fiddlex.config.fields import short_names
 from fiddlex.config.overrides import is_field, override
 from fiddlex.costs.backend import backend_of
 from fiddlex.costs.weight_memory import num_moments
@@ -25,24 +26,7 @@ from fiddlex.planner.profile import Profile, ProfiledCostModel
 from fiddlex.planner.settle import settle
 
 _FORM = re.compile(r"(?P<name>[a-z0-9_.]+)(?:(?P<sign>[=*])(?P<value>.*))?")
-_SHORT = {
-    "data": "mesh.data",
-    "pipe": "mesh.pipe",
-    "tensor": "mesh.tensor",
-    "outermost": "mesh.outermost",
-    "global_batch_size": "data.global_batch_size",
-    "recompute": "pipeline.recompute",
-    "schedule": "pipeline.schedule",
-    "semantics": "pipeline.semantics",
-    "num_chunks": "pipeline.num_chunks",
-    "num_microbatches": "pipeline.num_microbatches",
-    "layers_per_stage": "pipeline.layers_per_stage",
-    "sequence_parallel": "mesh.sequence_parallel",
-    "collective_matmul": "mesh.collective_matmul",
-    "optimizer": "optimizer.name",
-    "zero1": "optimizer.zero1",
-    "dtype": "model.dtype",
-}
+_SHORT = short_names(Config)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -209,9 +209,7 @@ def test_what_is_no_dataset(tmp_path):
     with pytest.raises(DataError, match=r"there is no dataset in the folder\. Give a folder that save_to_disk"):
         load(tmp_path)
     (tmp_path / "a.csv").write_text("text\n")
-    with pytest.raises(
-        DataError, match=r"a\.csv: the file is no dataset\. Give .* \.arrow, \.jsonl, .* files"
-    ):
+    with pytest.raises(DataError, match=r"a\.csv: the file is no dataset\. Give .* \.arrow, \.jsonl, .* files"):
         load(tmp_path / "a.csv")
     (tmp_path / "a.json").write_text('{"text": "some text"}\n')
     assert streams(load(tmp_path / "a.json", eval_fraction=0.0))[0] == ["some text"]

@@ -421,7 +421,7 @@ MUTATIONS = (
     Mutation(
         "fields-that-no-optimizer-uses-taken",
         "fiddlex/config/sections.py",
-        old="momentum: float = used(0.9, MOMENTUM)",
+        old="momentum: float = field(0.9, MOMENTUM)",
         new="momentum: float = 0.9",
         tests=("tests/config/test_unused.py",),
     ),

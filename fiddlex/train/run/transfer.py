@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from fiddlex.config import Config
 from fiddlex.config.families import family
+from fiddlex.config.fields import MEANING, paths
 from fiddlex.config.overrides import FLUSHED, replaced
 from fiddlex.errors import CheckpointError
 from fiddlex.models.model import Model
@@ -28,31 +29,6 @@ from fiddlex.train.step.program import Program
 from fiddlex.train.step.state import WeightLayout
 
 logger = logging.getLogger(__name__)
-
-# These fields must be equal in both runs; otherwise their weights differ in shape or meaning.
-SAME_FIELDS = (
-    "model.family",
-    "model.num_layers",
-    "model.hidden_size",
-    "model.num_heads",
-    "model.kv_heads",
-    "model.head_size",
-    "model.qk_norm",
-    "model.qkv_bias",
-    "model.tied_embeddings",
-    "model.rope_base",
-    "model.rope_scaling",
-    "model.rope_factor",
-    "model.rope_low_frequency",
-    "model.rope_high_frequency",
-    "model.rope_original_len",
-    "model.mlp_size",
-    "model.vocab_size",
-    "model.post_norm",
-    "model.layer_norm_epsilon",
-    "model.gelu",
-)
-
 
 CLASSIFIERS = ("classifier", "score")  # of the label's head, which only a run of the same task takes over
 
@@ -118,7 +94,7 @@ def pretrained(workdir: Path, config: Config, mesh: Mesh, fresh: Callable[[], We
 
 def check_fits(saved: Config, config: Config, workdir: Path) -> None:
     """Raises CheckpointError, listing every difference, when weights of `saved` do not fit the model of `config`."""
-    different = described_differences(SAME_FIELDS, saved, config)
+    different = described_differences(paths(Config, MEANING), saved, config)
     if not _same_tokenizer(saved.data.tokenizer, config.data.tokenizer):
         different.append(f"data.tokenizer is {config.data.tokenizer!r}, was {saved.data.tokenizer!r}")
     if config.model.seq_len > saved.model.seq_len and "rope_base" not in family(saved.model.family).fields:

@@ -29,6 +29,7 @@ from fiddlex.cluster.shared_files import not_seen_by
 from fiddlex.config import Config
 from fiddlex.config.every import AUTO
 from fiddlex.config.families import family
+from fiddlex.config.fields import RUN, SHAPES, WEIGHTS, paths
 from fiddlex.config.overrides import replaced
 from fiddlex.config.paths import absolute_paths
 from fiddlex.config.schedule_source import Kind, source_of
@@ -49,61 +50,7 @@ PROBE = ".probe"  # file by which the processes of a run find out whether they s
 ORIGINAL = "huggingface"  # subdirectory with what is kept of the folder of transformers that the weights came from
 OWN_TOKENIZER = f"{ORIGINAL}/tokenizer.json"
 
-# Changing one of these fields would change the shapes of the weights.
-SHAPE_FIELDS = (
-    "model.family",
-    "model.task",
-    "model.post_norm",
-    "model.num_layers",
-    "model.hidden_size",
-    "model.num_heads",
-    "model.kv_heads",
-    "model.head_size",
-    "model.qk_norm",
-    "model.qkv_bias",
-    "model.tied_embeddings",
-    "model.mlp_size",
-    "model.vocab_size",
-    "model.seq_len",
-    "data.classes",
-)
-
-# Compared values that are not config fields themselves, and the field that each is derived from.
-_FIELDS = {
-    "model.task": "model.objective",
-    "model.mlp_size": "model.ffn_size",
-    "model.kv_heads": "model.num_kv_heads",
-    "model.head_size": "model.head_dim",
-    "optimizer.rule": "optimizer.name",
-    "data.classes": "data.labels",
-}
-
 _PROGRAMS = "train.compilation_cache"  # which belongs to the machine: a workdir must not name a folder of machine code
-
-# Changing one of these fields would train another model, or use another order of data; others may change on resume.
-FIXED_FIELDS = (
-    *SHAPE_FIELDS,
-    "optimizer.rule",
-    "data.source",
-    "data.text_column",
-    "data.tokenizer",
-    "data.token_dtype",
-    "data.eval_source",
-    "data.eval_fraction",
-    "data.split",
-    "data.mask_fraction",
-    "data.whole_words",
-    "data.pack",
-    "data.text_fields",
-    "data.choices_fields",
-    "data.num_choices",
-    "data.label_field",
-    "data.truncate",
-    "data.skip_bad_lines",
-    "data.global_batch_size",
-    "data.seed",
-    "train.seed",
-)
 
 
 @contextlib.contextmanager
@@ -118,8 +65,8 @@ def claimed(workdir: Path, config: Config, *, digests: Mapping[str, str] = Mappi
       digests: `Dataset.digests`. Data with the digest of the run's former data may have another path.
 
     Raises:
-      CheckpointError: when the directory cannot be written, the run in it differs in one of `FIXED_FIELDS`, a file in
-        it is a link, a pipe or a device, or some processes of this run do not see its files.
+      CheckpointError: when the directory cannot be written, the run in it differs in a field with the role RUN or
+        SHAPES, a file in it is a link, a pipe or a device, or some processes of this run do not see its files.
       ConfigError: when another process is training in it, or the run would delete what `train.keep_every` has kept.
     """
     if not processes.is_first():
@@ -301,7 +248,7 @@ def check_same_run(
     same = {name for name, digest in digests.items() if digest == kept.get(name)}
     if not config.data.eval_source and "data.eval_source" not in same:
         same.discard("data.source")  # what it holds out is not what the run is evaluated on
-    fixed = [name for name in FIXED_FIELDS if name not in same]
+    fixed = [path for path in paths(Config, RUN | SHAPES) if path not in same]
     if config.train.init_from:
         fixed.append("train.init_from")
     if different := described_differences(fixed, saved, config):
@@ -329,7 +276,7 @@ def _kept_digests(workdir: Path) -> dict[str, str]:
 def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
     """Raises CheckpointError, listing every difference, when weights of `saved` do not fit the model of `config`."""
     rotary = "rope_base" in family(saved.model.family).fields  # no weight depends on the length of sequences
-    fields = [name for name in SHAPE_FIELDS if not (rotary and name == "model.seq_len")]
+    fields = [path for path in paths(Config, SHAPES) if not (rotary and path == "model.seq_len")]
     if different := described_differences(fields, saved, config):
         remedy = "Leave these fields as they are there."
         if (saved.model.task, saved.data.classes) != (config.model.task, config.data.classes):
@@ -354,17 +301,18 @@ def check_original_window(workdir: Path, config: Config) -> None:
 
 
 def described_differences(names: Iterable[str], saved: Config, config: Config) -> list[str]:
-    """'model.num_layers is 4, was 2' for each of the fields `names` that differs between the two configs.
+    """'model.num_layers is 4, was 2' for each of the fields with these paths that differs between the two configs.
 
     The list leaves out a derived size that differs only because the size it is derived from differs.
     """
-    same_rule = saved.model.ffn_size == config.model.ffn_size
-    different = _differences([name for name in names if name != "model.mlp_size" or not same_rule], saved, config)
-    described = []
-    for name, old, new in different:
-        if name == "data.classes":
+    compared, described = paths(Config, RUN | WEIGHTS), list[str]()
+    for path in names:
+        old, new = map(operator.attrgetter(compared.get(path, path)), (saved, config))
+        if old == new or (path == "model.ffn_size" and saved.model.ffn_size == config.model.ffn_size):
+            continue
+        if path == "data.labels":
             old, new = saved.data.labels, config.data.labels
-        described.append(f"{_FIELDS.get(name, name)} is {new!r}, was {old!r}")
+        described.append(f"{path} is {new!r}, was {old!r}")
     return described
 
 
