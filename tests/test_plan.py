@@ -118,6 +118,22 @@ def test_a_plan_whose_weights_lag_is_written_with_predicted_weights(optimizer, o
     assert load_config(str(path)).pipeline == best.config.pipeline
 
 
+def test_a_plan_with_a_schedule_that_a_config_file_registers_is_written_with_that_file(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from fiddlex.config import Config, DataConfig\n"
+        "from fiddlex.schedules.generators import GENERATORS\n"
+        "GENERATORS['mine'] = GENERATORS['zb_h1']\n"
+        "def get_config():\n"
+        "    return Config(data=DataConfig(global_batch_size=8))\n"
+    )
+    config, planned = tmp_path / "mine.py", tmp_path / "planned.py"
+    call_program(
+        *("plan", f"--config={config}", "--topology=a100_80", "--num_devices=2", "--schedule=mine"),
+        f"--write={planned}",
+    )
+    call_program("schedule", f"--config={planned}", "--name=mine", "--pipe=2", "--microbatches=2")
+
+
 FITS = {"fits": True, "needed_bytes": 2**30, "memory_limit_bytes": 2**31}
 DOES_NOT = {"fits": False, "needed_bytes": 2**32, "memory_limit_bytes": 2**31}
 SAYS_NOTHING = {"fits": False, "needed_bytes": None, "memory_limit_bytes": None}

@@ -14,6 +14,7 @@ import dataclasses
 import datetime
 import json
 import logging
+import os
 import pathlib
 import re
 import signal
@@ -28,7 +29,7 @@ from ml_collections import config_flags
 
 from fiddlex.cluster.compilers import missing_compiler
 from fiddlex.cluster.topology import Topology, load_topology
-from fiddlex.config import Config, rules
+from fiddlex.config import Config, families, rules
 from fiddlex.config.command_line import define_config, define_path
 from fiddlex.config.progress import phase
 from fiddlex.config.readable import readable_size, readable_time
@@ -42,7 +43,8 @@ from fiddlex.planner.search import Found, Plan, search, search_further
 from fiddlex.planner.unequal_stages import report as unequal_report
 from fiddlex.planner.unequal_stages.answers import Answers, answers_for_model, answers_for_profile
 from fiddlex.planner.unequal_stages.profile_graph import read_profile
-from fiddlex.schedules.generators import require_schedule
+from fiddlex.schedules import generators
+from fiddlex.schedules.generators import GENERATORS, require_schedule
 from fiddlex.synthesis.search import NAME as AUTO
 
 logger = logging.getLogger("fiddlex.plan")
@@ -319,7 +321,7 @@ def compile_plan(config: Config, name: str) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "planned.py"
-        write_whole(path, as_python(config, "A plan."))
+        write_whole(path, as_python(config, "A plan.", registering=_registering(config)))
         command = [sys.executable, "-P", "-m", "fiddlex", "compile"]
         command += [f"--config={path}", f"--topology={name}", "--format=json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -341,7 +343,17 @@ def _why(stderr: str, status: int) -> str:
 def _write(path: pathlib.Path, problem: Problem, config: Config) -> None:
     title = f"{describe(problem)}: planned for {problem.topology.name} on {datetime.date.today()} by fiddlex plan."
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_output(path, as_python(config, title))
+    write_output(path, as_python(config, title, registering=_registering(config)))
     logger.info("wrote %s", path)
-    place = f"--topology={problem.topology.name} --num_devices={config.mesh.num_devices} --workdir=DIR"
-    logger.info("fiddlex launch slurm --config=%s %s makes a job file of it (also jobset, mpi, ssh).", path, place)
+    if compiler := problem.topology.compiler:
+        form, others = ("jobset", "ssh") if compiler.platform == "tpu" else ("slurm", "jobset, mpi, ssh")
+        place = f"--topology={problem.topology.name} --num_devices={config.mesh.num_devices} --workdir=DIR"
+        logger.info("fiddlex launch %s --config=%s %s makes a job file of it (also %s).", form, path, place, others)
+
+
+def _registering(config: Config) -> str:
+    """The config file of the command line if that registers the family or the schedule of `config`; else empty."""
+    if config.model.family in families.BUILT_IN and config.pipeline.schedule not in {*GENERATORS} - generators.BUILT_IN:
+        return ""
+    file, colon, argument = str(config_flags.get_config_filename(flags.FLAGS["config"])).partition(":")
+    return f"{os.path.abspath(file)}{colon}{argument}"

@@ -7,6 +7,7 @@ tokens, no padding, no truncation. `corpus` joins documents and puts `separator`
 import contextlib
 import functools
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -130,7 +131,8 @@ class JsonTokenizer:
         if not os.path.isfile(file):
             raise DataError(
                 f"data.tokenizer={str(path)!r}: {file} {'is a folder' if os.path.isdir(file) else 'does not exist'}. "
-                "Use 'bytes' or the path of a tokenizer.json of the tokenizers library."
+                "Use 'bytes' or the path of a tokenizer.json of the tokenizers library; name one that was moved with "
+                "--config.data.tokenizer=PATH."
             )
         self._path = str(path)
         with self._library("is not a JSON file of the tokenizers library"):
@@ -214,16 +216,27 @@ def make_tokenizer(spec: str) -> Tokenizer:
 
 
 def tokenizer_digest(spec: str) -> str:
-    """A text that differs for tokenizers that differ: 'bytes', or a hash of the file that `data.tokenizer` names.
+    """A text that differs for tokenizers that differ: 'bytes', or a hash of the JSON in the file of `data.tokenizer`.
 
     A file that cannot be read has the reason in place of a hash; `make_tokenizer` raises an error for it.
     """
     if spec == "bytes":
         return spec
+    path = os.path.expanduser(spec)
     try:
-        return hashlib.sha256(Path(os.path.expanduser(spec)).read_bytes()).hexdigest()[:16]
+        state = os.stat(path)
+        return _json_digest(path, state.st_mtime_ns, state.st_size)
     except OSError as error:
         return error.strerror or type(error).__name__
+
+
+@functools.lru_cache(maxsize=8)
+def _json_digest(path: str, *state: int) -> str:
+    """A hash of the JSON in a file of some state, however it is indented; of its bytes where it has none."""
+    text = Path(path).read_bytes()
+    with contextlib.suppress(ValueError, RecursionError):
+        text = json.dumps(json.loads(text)).encode()
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def require_special(tokenizer: Tokenizer | None) -> SpecialTokens:

@@ -302,12 +302,13 @@ def exchange_text(mesh: Layout | MeshConfig) -> str:
     return "+sp" * mesh.sequence_parallel + "+cm" * mesh.collective_matmul
 
 
-def as_python(config: Config, title: str) -> str:
+def as_python(config: Config, title: str, *, registering: str = "") -> str:
     """A config file that gives `config`.
 
     Args:
       config: the config to write; the file leaves out fields with their default values.
       title: first line of the file's docstring.
+      registering: a config file that registers a name that `config` uses, which the file runs; empty: none.
     """
     title = title.replace("\\", "\\\\").replace('"', '\\"')  # a topology's path or chip may contain these characters
     names = [type(getattr(config, section.name)).__name__ for section in dataclasses.fields(config)]
@@ -321,8 +322,7 @@ def as_python(config: Config, title: str) -> str:
         ]
         body = f"\n{''.join(fields)}        " if fields else ""
         sections.append(f"        {section.name}={type(values).__name__}({body}),\n")
-    imported = ", ".join(sorted(["Config", *names]))
-    return (
-        f'"""{title}"""\n\nfrom fiddlex.config import {imported}\n\n\n'
-        f"def get_config() -> Config:\n    return Config(\n{''.join(sections)}    )\n"
-    )
+    imported = f"from fiddlex.config import {', '.join(sorted(['Config', *names]))}\n"
+    if registering:
+        imported += f"from fiddlex.config.files import load_config\n\nload_config({registering!r})  # for its names\n"
+    return f'"""{title}"""\n\n{imported}\n\ndef get_config() -> Config:\n    return Config(\n{"".join(sections)}    )\n'

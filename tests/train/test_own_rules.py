@@ -180,6 +180,7 @@ def test_phases_have_semantics_of_ones_own(file: pathlib.Path) -> None:
 
 
 PLAIN = "optax.scale_by_adam()"
+COUNT = "lambda w: jnp.zeros((), jnp.int32)"
 
 
 @pytest.mark.parametrize(
@@ -207,6 +208,15 @@ PLAIN = "optax.scale_by_adam()"
         (RULE.format("optax.stateless(lambda g, w: jax.tree.map(lambda x: x / x.std(), g))", 0), "stacked over layers"),
         (RULE.format("optax.stateless(lambda g, w: 1 / 0)", 0), "rules.py, line 6: ZeroDivisionError"),
         (RULE.format("optax.add_noise(0.1, 0.1, jax.random.key(0))", 0), "or random numbers. A rule must treat each"),
+        (RULE.format("optax.stateless(lambda g, w: jax.tree.map(lambda x: x * jnp.nan, g))", 0), "are not finite"),
+        (
+            RULE.format(f"optax.GradientTransformation({COUNT}, lambda g, s, w: (g, s + 0.5))", 0),
+            r"turns its state int32\[\] into float32\[\]\. A rule's state must keep its structure, shapes and dtypes",
+        ),
+        (
+            RULE.format(f"optax.GradientTransformation({COUNT}, lambda g, s, w: (g, (s, s)))", 0),
+            r"turns its state int32\[\] into \('int32\[\]', 'int32\[\]'\)\. A rule's state must keep",
+        ),
     ],
 )
 def test_mistakes_in_a_rule_are_told(text: str, message: str, file: pathlib.Path, config: Config) -> None:
@@ -214,6 +224,13 @@ def test_mistakes_in_a_rule_are_told(text: str, message: str, file: pathlib.Path
     config.optimizer.name = f"{file}:mine"
     with pytest.raises(ConfigError, match=rf"(?s)^optimizer\.name {file}:mine: .*{message}"):
         check_own_rule(config.optimizer)
+
+
+def test_a_rule_cannot_change_the_config(file: pathlib.Path, config: Config) -> None:
+    written(file, "def mine(*, config):\n    config.learning_rate = 0.0\n    return optax.identity()\nmine.moments = 0")
+    config.optimizer.name = f"{file}:mine"
+    check_own_rule(config.optimizer)
+    assert config.optimizer.learning_rate == 1e-3
 
 
 def test_a_rule_over_all_weights_is_refused_only_where_weights_are_updated_one_by_one(

@@ -326,7 +326,7 @@ def _tell_settings(path: Path, meta: Meta) -> None:
 def _other_arrays(path: Path, different: list[str]) -> str:
     """The error message for arrays that either the checkpoint or the state lacks."""
     weights = [name for name in different if name.startswith("weights.")]
-    what, remedy = "another kind of optimizer state", "Set the optimizer's fields back"
+    what, remedy = "another kind of optimizer state", "Set the optimizer's fields, or a rule of your own, back"
     if weights:
         what, remedy = "another network, whose description has changed since", "Use the description it was trained with"
     names = (weights or different)[:4]

@@ -29,12 +29,13 @@ from fiddlex.cluster.shared_files import not_seen_by
 from fiddlex.config import Config
 from fiddlex.config.every import AUTO
 from fiddlex.config.families import family
-from fiddlex.config.fields import RUN, SHAPES, WEIGHTS, paths
+from fiddlex.config.fields import RUN, WEIGHTS, paths
 from fiddlex.config.overrides import replaced
 from fiddlex.config.paths import absolute_paths
 from fiddlex.config.schedule_source import Kind, source_of
-from fiddlex.config.small_files import read_small
+from fiddlex.config.small_files import read_object, read_small
 from fiddlex.config.whole_files import write_whole
+from fiddlex.data.tokenizers import tokenizer_digest
 from fiddlex.errors import CheckpointError, ConfigError
 from fiddlex.interop.folder import check_window
 from fiddlex.schedules.schedule import Schedule
@@ -248,7 +249,7 @@ def check_same_run(
     same = {name for name, digest in digests.items() if digest == kept.get(name)}
     if not config.data.eval_source and "data.eval_source" not in same:
         same.discard("data.source")  # what it holds out is not what the run is evaluated on
-    fixed = [path for path in paths(Config, RUN | SHAPES) if path not in same]
+    fixed = [path for path in paths(Config, RUN | WEIGHTS) if path not in same]
     if config.train.init_from:
         fixed.append("train.init_from")
     if different := described_differences(fixed, saved, config):
@@ -256,6 +257,15 @@ def check_same_run(
             f"--workdir={workdir} holds checkpoints of another run:\n  "
             + "\n  ".join(different)
             + "\nSet these fields back to go on with it, or choose a new --workdir to start another."
+        )
+    held_out = "data.eval_source names" if config.data.eval_source else "data.source holds out"
+    what = {"data.tokenizer": "data.tokenizer names", "data.eval_source": held_out}
+    if other := [
+        text for name, text in what.items() if name in digests and digests[name] != kept.get(name, digests[name])
+    ]:
+        raise CheckpointError(
+            f"--workdir={workdir} holds checkpoints of a run with other data: what {' and what '.join(other)} has "
+            "changed since. Put the former content back to go on with it, or choose a new --workdir to start another."
         )
     names = [f"{section}.{field}" for section, fields in dataclasses.asdict(config).items() for field in fields]
     names.remove(_PROGRAMS)
@@ -265,18 +275,21 @@ def check_same_run(
 
 
 def _kept_digests(workdir: Path) -> dict[str, str]:
-    """What `DIGESTS` has; nothing where it cannot be read, as in workdirs of earlier versions."""
-    try:
-        kept = json.loads(read_small(workdir / DIGESTS))
-    except (OSError, ValueError):
+    """What `DIGESTS` has; nothing in workdirs of earlier versions, nor where it is damaged, which is logged."""
+    path = workdir / DIGESTS
+    if not path.exists():
         return {}
-    return kept if isinstance(kept, dict) else {}
+    try:
+        return {str(name): str(digest) for name, digest in read_object(path).items()}
+    except (OSError, ValueError) as error:
+        logger.warning("%s cannot be read (%s): data that have changed or moved are not known again.", path, error)
+        return {}
 
 
 def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
     """Raises CheckpointError, listing every difference, when weights of `saved` do not fit the model of `config`."""
     rotary = "rope_base" in family(saved.model.family).fields  # no weight depends on the length of sequences
-    fields = [path for path in paths(Config, SHAPES) if not (rotary and path == "model.seq_len")]
+    fields = [path for path in paths(Config, WEIGHTS) if not (rotary and path == "model.seq_len")]
     if different := described_differences(fields, saved, config):
         remedy = "Leave these fields as they are there."
         if (saved.model.task, saved.data.classes) != (config.model.task, config.data.classes):
@@ -288,6 +301,12 @@ def check_same_shapes(saved: Config, config: Config, workdir: Path) -> None:
         listed = "\n  ".join(different)
         raise CheckpointError(f"The weights in --workdir={workdir} are those of another model:\n  {listed}\n{remedy}")
     check_original_window(workdir, config)
+    kept, tokenizer = _kept_digests(workdir).get("data.tokenizer"), config.data.tokenizer
+    if kept and tokenizer == saved.data.tokenizer and kept != tokenizer_digest(tokenizer) and os.path.exists(tokenizer):
+        raise CheckpointError(
+            f"The run in --workdir={workdir} was trained on tokens of another tokenizer: what data.tokenizer="
+            f"{tokenizer} names has changed since. Put the former file back, or name it with --config.data.tokenizer."
+        )
 
 
 def check_original_window(workdir: Path, config: Config) -> None:

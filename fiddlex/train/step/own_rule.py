@@ -5,6 +5,7 @@ with zeros, and with `optimizer.offload` each weight is updated by itself. Invar
 weights otherwise then is refused.
 """
 
+import copy
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ def own_rule(config: OptimizerConfig) -> optax.GradientTransformation:
     """
     source, (function, _) = source_of(config.name), rule_function(config.name)
     with OWN.naming(config.name):
-        rule = OWN.call(function, source.path, {"config": config})
+        rule = OWN.call(function, source.path, {"config": copy.deepcopy(config)})  # it may change the copy
         if not isinstance(rule, optax.GradientTransformation):
             raise ConfigError(f"it returned {rule!r}; it must return an optax.GradientTransformation.")
     return rule
@@ -49,7 +50,7 @@ def check_own_rule(config: OptimizerConfig) -> None:
     weights = _random(random)
     grads = [_random(random) for _ in range(3)]
     with OWN.naming(config.name), errors_of(source_of(config.name).path):
-        found = _kept(rule, weights)
+        found = _kept(rule, weights, grads[0])
         plain = _updates(rule, weights, grads)
         stacked = _plain(_updates(rule, _stacked(weights), [_stacked(each) for each in grads]))
         alone = {}
@@ -62,6 +63,11 @@ def check_own_rule(config: OptimizerConfig) -> None:
         raise ConfigError(
             f"optimizer.name {config.name}: the function says moments = {moments}, and the state of its rule has "
             f"{found} float32 numbers for each weight. Set moments to that: memory is predicted from it."
+        )
+    if not all(np.isfinite(x).all() for x in jax.tree.leaves(plain)):
+        raise ConfigError(
+            f"optimizer.name {config.name}: in a trial with random weights and gradients the rule gives updates that "
+            "are not finite. Mend what divides by zero or takes the root of a negative number."
         )
     for how, updates in ({"that are stacked over layers and padded with zeros": stacked} | alone).items():
         if not all(map(_close, *map(jax.tree.leaves, (updates, plain)))):
@@ -92,14 +98,20 @@ def _plain(stacked: Weights) -> Weights:
     return rows | {"layers": layers}
 
 
-def _kept(rule: optax.GradientTransformation, weights: Weights) -> int:
+def _kept(rule: optax.GradientTransformation, weights: Weights, grads: Weights) -> int:
     """How many float32 numbers the rule keeps for each weight, rounded up.
 
     Raises:
-      ConfigError: when it keeps an array of a shape that no weight has.
+      ConfigError: when it keeps an array of a shape that no weight has, or an update makes another kind of state.
     """
     shapes = {x.shape for x in jax.tree.leaves(weights)}
-    state = [x for x in jax.tree.leaves(jax.eval_shape(rule.init, weights)) if x.shape]
+    before = jax.eval_shape(rule.init, weights)
+    _, after = jax.eval_shape(rule.update, grads, before, weights)
+    if (was := _form(before)) != (now := _form(after)):
+        raise ConfigError(
+            f"an update turns its state {was} into {now}. A rule's state must keep its structure, shapes and dtypes."
+        )
+    state = [x for x in jax.tree.leaves(before) if x.shape]
     if other := [x.shape for x in state if x.shape not in shapes]:
         raise ConfigError(
             f"its state has an array of shape {other[0]}, which no weight has: fiddlex divides the state among devices "
@@ -107,6 +119,12 @@ def _kept(rule: optax.GradientTransformation, weights: Weights) -> int:
         )
     weight_bytes = sum(x.nbytes for x in jax.tree.leaves(weights))
     return -(-sum(x.size * x.dtype.itemsize for x in state) // weight_bytes)
+
+
+def _form(state: Any) -> str:
+    """The structure of a state with the type of each array."""
+    leaves, structure = jax.tree.flatten(state)
+    return str(jax.tree.unflatten(structure, [f"{x.dtype}{list(x.shape)}" for x in leaves]))
 
 
 def _updates(rule: optax.GradientTransformation, weights: Weights, grads: list[Weights]) -> Weights:

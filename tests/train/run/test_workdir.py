@@ -3,14 +3,23 @@
 import logging
 import os
 import pathlib
+from typing import Any
 
 import pytest
 
 from fiddlex.config import Config
 from fiddlex.config.overrides import replaced
+from fiddlex.data.tokenizers import tokenizer_digest
 from fiddlex.errors import CheckpointError
 from fiddlex.schedules.generators import make_schedule
-from fiddlex.train.run.workdir import check_same_run, claimed, read_config, write_config
+from fiddlex.train.run.workdir import (
+    DIGESTS,
+    check_same_run,
+    check_same_shapes,
+    claimed,
+    read_config,
+    write_config,
+)
 
 
 @pytest.mark.parametrize("lost", ["config.json", "schedule.csv"])
@@ -94,3 +103,51 @@ def test_data_under_another_path_are_those_of_the_run_by_their_digest(field: str
     for other in others:
         with pytest.raises(CheckpointError, match=f"{field} is '{now}', was '{was}'"):
             check_same_run(saved, config, tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("field", "what"),
+    [
+        ({"data.tokenizer": "/d/t.json"}, "data.tokenizer names"),
+        ({"data.eval_source": "text:/d/e"}, "data.eval_source names"),
+        ({}, "data.source holds out"),
+    ],
+)
+def test_data_that_have_changed_under_the_same_path_are_those_of_another_run(
+    field: dict[str, str], what: str, tmp_path: pathlib.Path
+) -> None:
+    config = replaced(Config(), field)
+    digests = dict.fromkeys(["data.source", "data.eval_source", "data.tokenizer"], "text 1234")
+    write_config(tmp_path, config, schedule=make_schedule("1f1b", pipe=1, num_microbatches=1), digests=digests)
+    changed = next(iter(field), "data.eval_source")
+    check_same_run(config, config, tmp_path, digests)
+    with pytest.raises(CheckpointError, match=f"of a run with other data: what {what} has changed since"):
+        check_same_run(config, config, tmp_path, digests | {changed: "text 5678"})
+
+
+def test_digests_that_cannot_be_read_are_told(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / DIGESTS).write_text("{")
+    check_same_run(Config(), Config(), tmp_path, {"data.tokenizer": "bytes"})
+    assert "data.json cannot be read" in caplog.text
+
+
+def test_weights_are_not_used_with_another_tokenizer_at_its_path(tmp_path: pathlib.Path) -> None:
+    """Neither spaces nor line ends in its JSON make another one."""
+    file = tmp_path / "t.json"
+    file.write_text('{"a": [1, 2]}')
+    config = replaced(Config(), {"data.tokenizer": str(file)})
+    digests = {"data.tokenizer": tokenizer_digest(str(file))}
+    write_config(tmp_path, config, schedule=make_schedule("1f1b", pipe=1, num_microbatches=1), digests=digests)
+    file.write_text('{\n "a": [1,   2]}\n')
+    check_same_shapes(config, config, tmp_path)
+    file.write_text('{"a": [2, 1, 3]}')
+    with pytest.raises(CheckpointError, match=r"tokens of another tokenizer: what data\.tokenizer=.*t\.json names has"):
+        check_same_shapes(config, config, tmp_path)
+    check_same_shapes(config, replaced(config, {"data.tokenizer": "bytes"}), tmp_path)
+
+
+@pytest.mark.parametrize("check", [check_same_run, check_same_shapes])
+def test_weights_are_not_used_in_a_model_that_computes_something_else(check: Any, tmp_path: pathlib.Path) -> None:
+    check(Config(), replaced(Config(), {"model.init_std": 1e-3}), tmp_path)
+    with pytest.raises(CheckpointError, match=r"model\.layer_norm_epsilon is 0\.001, was 1e-05"):
+        check(Config(), replaced(Config(), {"model.layer_norm_epsilon": 1e-3}), tmp_path)
