@@ -15,6 +15,27 @@ MUTATIONS = (
         tests=(f"{MEETING}::test_a_lost_process_is_reported_by_one_of_the_others",),
     ),
     Mutation(
+        "gloo-at-the-address-of-the-hosts-name",
+        "fiddlex/cluster/addresses.py",
+        old="_jax.make_gloo_tcp_collectives(client, hostname=address)",
+        new="_jax.make_gloo_tcp_collectives(client, hostname=None)",
+        tests=("tests/cluster/test_addresses.py::test_gloo_listens_at_the_address",),
+    ),
+    Mutation(
+        "a-host-that-was-cut-off-refused",
+        "fiddlex/cluster/coordinator.py",
+        old="there.heard_s > SUSPECTED_S",
+        new="there.heard_s > SUSPECTED_S + 60",
+        tests=(f"{MEETING}::test_a_host_that_was_cut_off_comes_back_before_it_counts_as_lost",),
+    ),
+    Mutation(
+        "ranks-of-an-elastic-run-taken-for-process-ids",
+        "fiddlex/cluster/coordinator.py",
+        old="each.process_id == process.process_id",
+        new="each.rank == process.process_id",
+        tests=(f"{MEETING}::test_a_host_that_comes_back_waits_though_others_have_new_ranks",),
+    ),
+    Mutation(
         "stop-after-the-first-proposal",
         "fiddlex/cluster/coordinator.py",
         old="if len(known) == len(steps):",
