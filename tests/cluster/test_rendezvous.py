@@ -134,6 +134,17 @@ def test_strangers_at_the_port_change_nothing(text: bytes) -> None:
         close(each)
 
 
+def test_no_attempt_to_connect_lasts_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TCP tries a host that does not answer ever less often, so it would notice late that the host is back."""
+
+    def connect(place: tuple[str, int], *, timeout: float) -> socket.socket:
+        raise RuntimeError(f"{place}, {timeout:g} s")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(RuntimeError, match=r"\('far', 7\), 10 s"):
+        meet("far:7", 2, 1, timeout_s=300)
+
+
 def test_fewer_processes_start_under_new_ranks_where_that_is_allowed() -> None:
     members = join([(0, 4), (2, 4), (3, 4)], timeout_s=2, sizes=(3,))
     assert [(each.rank, each.number, each.missing) for each in members if isinstance(each, Membership)] == [

@@ -22,6 +22,13 @@ MUTATIONS = (
         tests=("tests/cluster/test_addresses.py::test_gloo_listens_at_the_address",),
     ),
     Mutation(
+        "one-attempt-to-connect-for-the-whole-time",
+        "fiddlex/cluster/rendezvous.py",
+        old="min(deadline - time.monotonic(), _SILENT_S)",
+        new="deadline - time.monotonic()",
+        tests=(f"{MEETING}::test_no_attempt_to_connect_lasts_long",),
+    ),
+    Mutation(
         "a-host-that-was-cut-off-refused",
         "fiddlex/cluster/coordinator.py",
         old="there.heard_s > SUSPECTED_S",
